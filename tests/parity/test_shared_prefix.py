@@ -18,9 +18,11 @@ from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.memory import arrays, leaves, profile
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
+from mlx_provider.engine.speculation.speculation import Speculation
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of, run
+from mlx_provider.testing.oracle import Eager, Oracle
 from mlx_provider.upstream import mlx_lm, shared_attention
 from mlx_provider.upstream.cache_classes import KVCache, QuantizedKVCache
 from mlx_provider.upstream.shared_kv import Prefix, SharedBatchKV, prefix_of
@@ -76,9 +78,7 @@ def quantised(model: LoadedModel, bits: int | None) -> Callable[[], list[Any]] |
     return None if bits is None else lambda: mlx_lm.quantised(model.make_cache(), bits, 32)
 
 
-def check_as_alone(
-    model: LoadedModel, request: Request, *, whole: bool = True, bits: int | None = None
-) -> None:
+def alone(model: LoadedModel, request: Request, bits: int | None = None) -> Request:
     twin = new_request(
         request.prompt.tokens, max_tokens=request.max_tokens, logprobs=1, n=len(request.rows)
     )
@@ -86,6 +86,13 @@ def check_as_alone(
     engine = new_engine(model, layout="solo", max_chunk=4096, make_cache=quantised(model, bits))
     engine.submit(twin)
     run(engine)
+    return twin
+
+
+def check_as_alone(
+    model: LoadedModel, request: Request, *, whole: bool = True, bits: int | None = None
+) -> None:
+    twin = alone(model, request, bits)
     for row in request.rows:
         got, want = output_of(request, row.index), output_of(twin, row.index)
         assert got.tokens == (want.tokens if whole else want.tokens[: len(got.tokens)])
@@ -271,6 +278,34 @@ def test_a_storm_of_forks(tiny: Tiny, family: str) -> None:
 def test_a_storm_of_forks_behind_an_image(seeing: Seeing) -> None:
     model, item = seeing("qwen3_vl")
     assert storm(model, lambda i: looking(model, item, f"Is it {i}{'?' * i}", REPLY), STORM)
+
+
+def test_drafts_are_verified_over_a_shared_prefix(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows with drafts and a row without: one product over the prefix in each layer."""
+    model, oracle = tiny("qwen3"), Oracle(0.7)
+    requests = [branch(i) for i in range(3)]
+    for request in requests:
+        oracle.learn([*request.prompt.tokens, *output_of(alone(model, request)).tokens])
+    speculation = Speculation(oracle, vocab=model.info.vocab_size, policy=Eager())
+    engine, _ = sharing(model, speculation=speculation, clock=lambda: 0.0)
+    counts: list[int] = []
+    attended = shared_attention.attend_apart
+
+    def counted(calls: Any, scale: float) -> Any:
+        counts.extend(call.queries.shape[2] for call in calls)
+        return attended(calls, scale)
+
+    monkeypatch.setattr("mlx_provider.upstream.attention.attend_apart", counted)
+    for request in requests:
+        decoding(engine, request, 2)
+    assert prefixes(engine)
+    counts.clear()  # of short chunks
+    run(engine)
+    assert max(counts) > 2, "drafts are among the queries"
+    for request in requests:
+        check_as_alone(model, request)
 
 
 def test_the_probe_lets_quantised_rows_share(tiny: Tiny) -> None:
