@@ -37,13 +37,17 @@ def init(
         str | None,
         typer.Option(help="redis://host:port that several proxies share. Only with --engine."),
     ] = None,
+    stock: Annotated[
+        bool,
+        typer.Option("--stock", help="For a LiteLLM without this package. Only with --engine."),
+    ] = False,
 ) -> None:
     """Write config.yaml and .env for a LiteLLM proxy. Downloads nothing but the model's config."""
     if engine:
-        _write_fleet(context, model, tokens, folder, force, engine, fallback, redis)
+        _write_fleet(context, model, tokens, folder, force, engine, fallback, redis, stock)
         return
-    if fallback or redis:
-        raise typer.BadParameter("--fallback and --redis are of several engines: add --engine")
+    if fallback or redis or stock:
+        raise typer.BadParameter("--fallback, --redis and --stock need engines: add --engine")
     from ..gateway.files import START, write_pair
     from ..gateway.models import chosen, device_memory, size
 
@@ -64,6 +68,7 @@ def _write_fleet(
     engines: list[str],
     fallbacks: list[str] | None,
     redis: str | None,
+    stock: bool,
 ) -> None:
     """The same for engines on other machines.
 
@@ -76,7 +81,7 @@ def _write_fleet(
 
     if model is None:
         raise typer.BadParameter("name the model that the engines serve")
-    fleet = Fleet(tuple(engines), tuple(fallbacks or ()), redis)
+    fleet = Fleet(tuple(engines), tuple(fallbacks or ()), redis, stock)
     registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
     found = candidate(model, registry, sys.maxsize, tokens)
     length = tokens or found.own_context or found.context

@@ -32,6 +32,8 @@ class Fleet:
     """LiteLLM's names of fallback models, in order."""
     redis: str | None = None
     """The Redis that several proxies share."""
+    stock: bool = False
+    """Whether the proxy has no package of ours: it reaches engines by LiteLLM's own providers."""
 
     def __post_init__(self) -> None:
         for address in self.engines:
@@ -61,8 +63,10 @@ class Fleet:
 def fleet_config(served: Served, fleet: Fleet, names: tuple[str, ...] = AGENTS) -> dict[str, Any]:
     """A proxy's config for one model on several engines, without keys."""
     config = served_config(served, names)
+    if fleet.stock:
+        del config["litellm_settings"]["custom_provider_map"]
     config["model_list"] = [
-        _on_engine(entry, address, variable)
+        _on_engine(entry, address, variable, served.model if fleet.stock else None)
         for entry in config["model_list"]
         for variable, address in fleet.keys.items()
     ] + [_other(name) for name in fleet.fallbacks]
@@ -70,19 +74,33 @@ def fleet_config(served: Served, fleet: Fleet, names: tuple[str, ...] = AGENTS) 
     return config
 
 
-def _on_engine(entry: Mapping[str, Any], address: str, variable: str) -> dict[str, Any]:
-    """An entry of a model for this engine.
+def _on_engine(
+    entry: Mapping[str, Any], address: str, variable: str, stock: str | None
+) -> dict[str, Any]:
+    """An entry of a model for this engine. `stock`: the model, if LiteLLM's own provider serves it.
 
     It has an id of its own, because two proxies must use the same id for an engine, and LiteLLM's
     default depends on the key, too.
     """
     place = {"api_base": address, "api_key": f"os.environ/{variable}"}
     own = {"id": f"{entry['model_name']} on {urlsplit(address).netloc}"}
+    info = {**own, **entry["model_info"]}
+    if stock is not None:
+        place |= _by_stock(entry["model_name"], stock, address)
+        info.pop("mlx", None)
     return {
         **entry,
         "litellm_params": {**entry["litellm_params"], **place},
-        "model_info": {**own, **entry["model_info"]},
+        "model_info": info,
     }
+
+
+def _by_stock(name: str, model: str, address: str) -> dict[str, str]:
+    """The API in which clients of this name speak, so that LiteLLM passes it on as it is."""
+    address = address.rstrip("/")
+    if name.startswith("claude"):
+        return {"model": f"anthropic/{model}", "api_base": address}
+    return {"model": f"hosted_vllm/{model}", "api_base": f"{address}/v1"}
 
 
 def _other(name: str) -> dict[str, Any]:

@@ -76,6 +76,20 @@ def test_the_file_for_people_says_what_the_mapping_says() -> None:
         assert yaml.safe_load(config_text(served, fleet)) == fleet_config(served, fleet)
 
 
+def test_a_stock_proxy_needs_nothing_of_ours(tmp_path: Path) -> None:
+    named = [word for engine in ENGINES for word in ("--engine", engine)]
+    code, told = init("demo", "--stock", "--context", "1024", "--folder", str(tmp_path), *named)
+    assert code == 0, told
+    text = (tmp_path / "config.yaml").read_text()
+    assert "mlx" not in text.partition("\n")[2]
+    reached = {
+        (entry["model_name"], entry["litellm_params"]["model"], entry["litellm_params"]["api_base"])
+        for entry in yaml.safe_load(text)["model_list"]
+    }
+    chat = {(n, "hosted_vllm/demo", f"{e}/v1") for n in ("demo", "gpt-*") for e in ENGINES}
+    assert reached == chat | {("claude-*", "anthropic/demo", each) for each in ENGINES}
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -85,6 +99,7 @@ def test_the_file_for_people_says_what_the_mapping_says() -> None:
         (["demo", "--engine", ENGINES[0], "--fallback", "gpt"], "provider/model"),
         (["demo", "--engine", ENGINES[0], "--redis", "r:6379"], "redis://host:port"),
         (["demo", "--fallback", CLOUD], "add --engine"),
+        (["demo", "--stock"], "add --engine"),
         (["--engine", ENGINES[0]], "name the model"),
     ],
 )
