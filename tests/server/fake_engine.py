@@ -70,6 +70,8 @@ class FakeService:
 
     def submit(self, request: GenerateRequest, queue: EventQueue) -> Accepted:
         prompt = request.prompt or (request.messages or [{}])[-1].get("content")
+        if isinstance(prompt, list):
+            prompt = prompt[0]["text"]
         assert isinstance(prompt, str)
         if self.closing.is_set():
             raise EngineUnavailable("closing")
