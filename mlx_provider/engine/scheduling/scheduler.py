@@ -277,9 +277,11 @@ class Scheduler:
         if not self._shares.several:
             return ()
         present = {row.request.account for row in self._live()}
-        absent = (j for j in self._in_order(now) if j.request.account not in present)
-        job = next((j for j in absent if not j.restoring), None)
-        if job is None or not present or self._fits(job):
+        absent = {j for j in self.waiting if j.request.account not in present and not j.restoring}
+        if not absent or not present:
+            return ()
+        job = next(job for job in self._in_order(now) if job in absent)
+        if self._fits(job):
             return ()
         rows: list[Row] = []
         for row in above_share(self.running):
