@@ -90,6 +90,8 @@ class Engine:
             fixed=fixed,
             replica=replica or Replica(),
         )
+        if prefix_cache is not None:
+            scheduler.claim = prefix_cache.claim
         state.batch.shows_hidden = state.drafting.shows_hidden
         self._start = Start(state)
         self._commit = Commit(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -10,9 +11,11 @@ import pytest
 
 from allocator_replay import StandIn
 from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.memory import profile
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
 from mlx_provider.families.text import TextModel
+from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from references import alone
 from turns import TOKEN_BYTES, counted, measured
@@ -142,6 +145,41 @@ def test_nothing_of_a_failed_row_is_an_entry(qwen3: TextModel) -> None:
     assert again.cached == 0
     check(qwen3, again)
     stored.check_integrity()
+
+
+def test_memory_for_one_prefix_and_eight_tails_admits_eight_rows(qwen3: TextModel) -> None:
+    """In the ledger and in the order of admission: what rows share counts once."""
+    prefix, tail, reply = [20 + i * i % 300 for i in range(700)], 6, 12
+    row = qwen3.make_cache()
+    qwen3.prefill(PrefillChunk(Prompt(prefix[:64]), 0, 64, row))
+    each = profile(row, 64).token_bytes
+    room = each * (len(prefix) + 8 * (tail + reply + 8))
+    stored = PrefixCache(budget=lambda: max(0, room - engine.scheduler.live_bytes))
+    engine = new_engine(
+        qwen3, prefix_cache=stored, max_chunk=512, reserve=reply, least=256,
+        row_bytes=lambda tokens: tokens * each, available=lambda: room - stored.in_use,
+    )  # fmt: skip
+    admission = engine.scheduler.admission
+    admission.budget = replace(
+        admission.budget,
+        alone=lambda: room,
+        reclaim=lambda need: stored.evict_to(room - need) and None,
+    )
+    requests = [
+        new_request([*prefix, *(40 + (i * 31 + j) % 200 for j in range(tail))], max_tokens=reply)
+        for i in range(8)
+    ]
+    for request in requests:
+        engine.submit(request)
+    most, bytes_of_all = 0, 0
+    while not engine.idle:
+        engine.step()
+        most = max(most, engine.scheduler.active_rows)
+        bytes_of_all = max(bytes_of_all, engine.scheduler.live_bytes + stored.in_use)
+    assert most == 8
+    assert bytes_of_all <= 1.3 * each * (len(prefix) + tail + reply)
+    assert min(request.cached for request in requests[1:]) >= len(prefix) - 1
+    check(qwen3, *requests)
 
 
 @pytest.mark.parametrize("cancelled", [False, True])

@@ -190,6 +190,24 @@ class Holding:
         return own
 
 
+class Claim(Holding):
+    """The buffers that a prompt will use if it is admitted. They stay while memory is made."""
+
+    def __init__(self, claimed: Sequence[RowBuffers], nbytes: int) -> None:
+        """`nbytes`: of the tokens that it will use in them."""
+        self._claimed = tuple(claimed)
+        self._nbytes = nbytes
+        super().__init__(None)
+
+    @property
+    def buffers(self) -> tuple[RowBuffers, ...]:
+        return self._claimed
+
+    @property
+    def stored(self) -> int:
+        return self._nbytes
+
+
 def own_layers(cache: Sequence[Any]) -> dict[int, Any]:
     """The layers of a row cache that keep every token, by leaf index."""
     every = enumerate(leaves(cache))

@@ -21,7 +21,7 @@ from ...protocol.figures import PrefixCacheFigures
 from ..heterogeneous import Heterogeneous
 from ..memory import MemoryProfile
 from ..row_cache import grow_by
-from .buffers import Holding, RowBuffers, own_layers
+from .buffers import Claim, Holding, RowBuffers, own_layers
 from .charges import parts_over, snapshot_over
 from .disk import DiskTier
 from .disk_lookup import DiskLookup
@@ -154,6 +154,11 @@ class PrefixCache:
         """Cut the entry where a row with this match will leave it. Returns whether the match must
         be found again. `least`: fewest tokens to share with other rows; `None`: none."""
         return Reuse(self._store, least).prepare(match)
+
+    def claim(self, match: Match, *, least: int | None) -> Claim | None:
+        """The buffers that a row with this match will use. Nothing is evicted from them as long as
+        the claim exists."""
+        return Reuse(self._store, least).claim(match) if self.holds(match) else None
 
     def resume(
         self,

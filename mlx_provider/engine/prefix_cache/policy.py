@@ -94,6 +94,15 @@ class PrefixCachePolicy:
         """The longest stored prefix that may be used."""
         return self._cache.match(key, ids, limit=len(ids) - 1)
 
+    def claim(self, job: PrefillJob) -> None:
+        """Let a queued prompt hold what it will use of the prefix cache in place."""
+        if not self._in_place or not job.uses_prefix_cache or job.match is None:
+            return
+        if not self._cache.holds(job.match):
+            self.look_up(job)
+        if job.estimated_cached == job.match.length:  # else more of it comes from disk, as copies
+            job.rows[0].holding = self._cache.claim(job.match, least=self._least)
+
     def begin(self, job: PrefillJob, room: int) -> Match | None:
         """Give the job a cache for `room` tokens that holds the longest stored prefix.
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from ...isolation import Isolation
 from ...upstream.shared_kv import SHAREABLE, start
-from .buffers import Holding, RowBuffers, own_layers
+from .buffers import Claim, Holding, RowBuffers, own_layers
 from .match import Match
 from .segments import segment_of
 from .store import Store
@@ -61,6 +61,23 @@ class Reuse:
         self._store.know(own)
         return Holding(own, base), dict.fromkeys(base.layers, length)
 
+    def claim(self, match: Match) -> Claim | None:
+        """What a row with this match will use without a copy."""
+        own = _last(match)
+        if own is not None and self._may_take(own, match):
+            tokens = match.length
+            claimed = [each for each in (own.base, own) if each is not None]
+        else:
+            first = segment_of(match.path[0]).held if match.path else None
+            if self._least is None or first is None or first.first:
+                return None
+            tokens = _end(first, match) if first.common else self._divisible(first, match)
+            claimed = [first]
+        if tokens < max(1, self._least or 0) and claimed[-1] is not own:
+            return None
+        each = segment_of(match.path[0]).token_bytes
+        return Claim(claimed, tokens * each)
+
     def _may_take(self, own: RowBuffers, match: Match) -> bool:
         """Whether a row can take buffers over that hold the end of its match."""
         if own.common or own.needed or not own.intact:
@@ -94,15 +111,21 @@ class Reuse:
             return None
         return base
 
-    def _divide(self, row: RowBuffers, match: Match) -> bool:
-        """Divide the buffers of a row, which copies them once."""
+    def _divisible(self, row: RowBuffers, match: Match) -> int:
+        """The first tokens of a row that others can share. 0: none, or too few for the copy."""
         layers = row.layers.values()
         if not all(type(layer) in SHAREABLE for layer in layers):
-            return False
+            return 0
         held = min(int(layer.offset) for layer in layers)
         at = min(_end(row, match), held - 1)  # one token at least stays the row's own
-        if at < max(1, self._least or 0) or held > 2 * at:
+        return 0 if at < max(1, self._least or 0) or held > 2 * at else at
+
+    def _divide(self, row: RowBuffers, match: Match) -> bool:
+        """Divide the buffers of a row, which copies them once."""
+        at = self._divisible(row, match)
+        if not at:
             return False
+        layers = row.layers.values()
         with Isolation() as tried:  # a failed pass of that row must not fail this one
             mx.eval([layer.keys for layer in layers])
             prefix = row.divided(at)

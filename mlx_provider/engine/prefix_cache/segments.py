@@ -40,6 +40,11 @@ class Segment:
         return own + self.slack
 
     @property
+    def token_bytes(self) -> int:
+        """Bytes of one of its tokens."""
+        return (self.nbytes - self.slack) // self.length
+
+    @property
     def buffers(self) -> int:
         return self.pack.buffers if self.charge is None else self.charge.buffers
 

@@ -11,7 +11,7 @@ in efficient passes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from ..fixed_shapes import FixedShapes
@@ -29,6 +29,8 @@ AGING = 0.1
 """One second of waiting counts as this many seconds of prefill work."""
 PATIENCE_SECONDS = 30.0
 """After this time, a prompt that does not fit stops later prompts from overtaking it."""
+CLAIMS_PER_STEP = 4
+"""Prompts whose use of the prefix cache is looked up again in a step that admits one of them."""
 
 
 class Scheduler:
@@ -53,6 +55,8 @@ class Scheduler:
         """The rows that decode, in the order in which they joined. This is the only such list."""
         self.reclaimed = 0
         """The bytes of the last reclaim request. The reader may reset it."""
+        self.claim: Callable[[PrefillJob], None] = lambda job: None
+        """Lets a prompt hold what it will use of the prefix cache in place."""
         self._shares = FairShares()
         self._invited: PrefillJob | None = None
         """The prompt for which rows of other accounts have given way."""
@@ -91,7 +95,7 @@ class Scheduler:
 
         Reclaims memory for it and reserves it. `None`: no prompt is admitted.
         """
-        invited, self._invited = self._invited, None
+        invited, self._invited, tried = self._invited, None, 0
         for job in (*filter(None, (invited,)), *self._in_order(now)):
             if job.restoring:
                 continue
@@ -99,8 +103,10 @@ class Scheduler:
                 return None
             if awaits(job, self.waiting):
                 continue
+            claims = tried < CLAIMS_PER_STEP
+            tried += 1
             # `fits_ahead` has found its memory free
-            if job.request.ahead or self._fits(job):
+            if job.request.ahead or self._fits(job, claims=claims):
                 job.aged = now - job.arrived
                 return self.let_in(job)
             if now - job.arrived > PATIENCE_SECONDS:
@@ -300,8 +306,9 @@ class Scheduler:
         """See `Admission.reservation`."""
         return self.admission.reservation(rows)
 
-    def _fits(self, job: PrefillJob, without: Sequence[Row] = ()) -> bool:
+    def _fits(self, job: PrefillJob, without: Sequence[Row] = (), *, claims: bool = True) -> bool:
         """Whether a prompt fits beside the live rows, `without` some. Reclaims memory first.
+        `claims`: what it will use of the prefix cache is no part of its need, and stays.
 
         Images are temporary, and may belong to the prompt itself, so they do not block a prompt
         that would run alone.
@@ -309,9 +316,14 @@ class Scheduler:
         rows = [row for row in self._live() if row not in without]
         if len(rows) + len(job.rows) > self.admission.limits.max_rows:
             return False
+        if claims:
+            self.claim(job)
         need, images = self.reservation([*rows, *job.rows]), self.admission.budget.image_bytes()
         self._reclaim(need + images)
-        return self.admission.fits(need, images if rows else 0)
+        fits = self.admission.fits(need, images if rows else 0)
+        for row in job.rows:  # if it is admitted, it begins at once and holds more
+            row.holding = None
+        return fits
 
     # -- what is here
 
