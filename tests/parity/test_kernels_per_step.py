@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from buffer_count import DEFAULT, OURS, Real, buffers, operations
 from kernel_count import (
     ALIKE,
     EIGHT_GROUPS,
@@ -54,6 +56,54 @@ def test_rows_apart_launch_little_more_than_rows_together(
     eight = filled(deep, ALIKE)
     assert len(eight.passes()) == 1
     assert kernels(deep, eight) <= EIGHT_GROUPS * together
+
+
+DENSE = Real(weights=8.2e9, token=1024, wider=128)
+UNLIKE = (25, 50, 100, 200, 400, 800, 1600, 3000)
+"""Tokens of 8 rows, a twentieth of 500 to 60,000."""
+BUFFERS = {
+    "one row of 60,000": ((3000,), 110, 18),
+    "eight alike of 8,000": ((400,) * 8, 110, 19),
+    "eight of 500 to 60,000": (UNLIKE, 254, 36),
+    "eight of 60,000": ((3000,) * 8, 866, 97),
+}
+"""Of a step of a dense 8B model, with MLX's limits and with ours, at the most. The last has 36e9
+elements of keys and values, of which a buffer takes 0.42e9."""
+
+
+@pytest.mark.parametrize(
+    "rows", [*list(BUFFERS)[:3], pytest.param([*BUFFERS][3], marks=pytest.mark.sweep)]
+)
+def test_a_step_takes_few_command_buffers(rows: str, deep: TextModel, fusing: Replaced) -> None:
+    lengths, usual, most = BUFFERS[rows]
+    if len(set(lengths)) > 1 or lengths == (3000,) * 8:
+        rows_apart(fusing)
+    found = operations(deep, filled(deep, lengths), DENSE)
+    assert buffers(found, OURS) <= most
+    assert 0.9 * usual <= buffers(found, DEFAULT) <= usual
+
+
+SPARSE = (
+    ("gpt_oss", ["sliding_attention", "full_attention"] * 12, Real(20.9e9, 512, 45), 9),
+    ("qwen3_5_text", (["linear_attention"] * 3 + ["full_attention"]) * 8, Real(9e9, 1024, 64), 8),
+)
+"""A mixture of experts and a hybrid, with the buffers of a step of one, or of eight rows of 5,000
+tokens, alike or not."""
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("name", "layers", "real", "most"), SPARSE)
+def test_so_does_a_step_of_experts_and_of_recurrent_layers(
+    name: str, layers: list[str], real: Real, most: int, tmp_path: Path, fusing: Replaced
+) -> None:
+    fusing.setattr(mx, "contiguous", mx.abs)  # one operation, too, and it can be exported
+    sizes: dict[str, Any] = {"num_hidden_layers": len(layers), "layer_types": layers}
+    folder = build(tmp_path / "model", name, dtype="float32", **sizes)
+    model = load_text(folder, LoadOptions(dtype="float32"))
+    for rows in (1, 8):
+        assert buffers(operations(model, prefilled(model, rows), real), OURS) <= most
+    rows_apart(fusing)
+    assert buffers(operations(model, prefilled(model, 8), real), OURS) <= most
 
 
 LAUNCHES = {"qwen3": (60, 68, 127), "gpt_oss": (139, 156, 228), "qwen3_5_text": (107, 114, 152)}
