@@ -27,7 +27,7 @@ STREAM = 8_000
 HOST = 0.002
 """Seconds in which a step is launched."""
 WIDTHS = (1, 4, 8, 16, 32, 64, 256)
-DEEP_WIDTHS = (1, 4, 8, 16, 64, 128, 256, 1024)
+DEEP_WIDTHS = (1, 4, 5, 8, 16, 64, 128, 256, 1024)
 DEPTH = 8192
 """Of the deep cache over which a device is measured."""
 WIDE = 2**50

@@ -23,9 +23,10 @@ log = logging.getLogger(__name__)
 
 WIDTHS = (1, 4, 8, 16, 32, 64, 256)
 """Tokens of the timed passes: one stream, a few streams, parts of a tile, and whole tiles."""
-DEEP_WIDTHS = (1, 4, 8, 16, 64, 128, 256, 1024)
+DEEP_WIDTHS = (1, 4, 5, 8, 16, 64, 128, 256, 1024)
 """Widths that are also timed over a deep cache. On Metal (mlx 0.32.4), attention has kernels for up
-to 8 tokens (4 if 8 heads share keys). The other kernels take as long for 9 tokens as for 64."""
+to 8 tokens (4 if 8 heads share keys, so that 5 are timed). The other kernels take as long for 9
+tokens as for 64."""
 FLAT = 64
 """Widest pass, in tokens, with this flat cost."""
 DEPTHS = (8192, 4096, 2048, 1024)
@@ -37,7 +38,7 @@ SHALLOW = 8
 """A timed pass has at most this fraction (1/n) of the tokens of the deep cache."""
 REPEATS = 2
 """Passes per width. The faster one counts, because the first may compile kernels."""
-DEEP_ENOUGH = 3.5
+DEEP_ENOUGH = 4.5
 """After this many seconds, no wider pass over the deep cache is timed. A pass that is expected to
 take longer than a chunk may is not timed either."""
 MOSTLY = 4.0
