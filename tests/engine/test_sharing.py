@@ -13,7 +13,7 @@ from mlx_provider.engine.scheduling.costs import Curve
 
 CURVE = Curve([(1, 0.001), (8, 0.002)], [(1, 1e-9)])
 COPIED = 2 * 1e-9
-DEPTH = sharing.DEPTH
+DEPTH = sharing.SLOW_DEPTH
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,13 @@ def test_a_shared_prefix_pays_from_where_it_saves_more_than_it_costs(
 
 def test_it_is_timed_in_passes_of_two_rows(qwen3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds by number of the pass: rows apart, with a short and with a deep prefix."""
-    clock = iter(at + end for at in range(9) for end in (0.0, [1e-6, 3e-6, 5.05e-6][at // 3]))
+    clock = iter(at + end for at in range(6) for end in (0.0, [1e-6, 3e-6, 4.05e-6][at // 2]))
     monkeypatch.setattr("mlx_provider.engine.execution.sharing.perf_counter", clock.__next__)
     model = qwen3
-    monkeypatch.setattr(sharing, "DEPTH", DEPTH)
+    monkeypatch.setattr(sharing, "SLOW_DEPTH", DEPTH)
     before = mx.get_active_memory()
     found = least_shared(model, model.make_cache, CURVE, lambda nbytes: nbytes > 2**20)
-    assert found == round(2e-6 / (COPIED - 2.05e-6 / DEPTH))
+    assert found == round(2e-6 / (COPIED - 1.05e-6 / DEPTH))
     assert mx.get_active_memory() <= before + 2**16
 
 
@@ -49,7 +49,7 @@ def test_without_memory_or_measurements_it_is_a_constant(
     qwen3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = qwen3
-    monkeypatch.setattr(sharing, "DEPTH", DEPTH)
+    monkeypatch.setattr(sharing, "SLOW_DEPTH", DEPTH)
     assert least_shared(model, model.make_cache, CURVE, lambda nbytes: False) == UNMEASURED
     unmeasured = Curve(CURVE.widths)
     assert least_shared(model, model.make_cache, unmeasured, lambda nbytes: True) == UNMEASURED

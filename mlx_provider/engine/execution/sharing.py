@@ -30,11 +30,11 @@ UNMEASURED = 2048
 as long as the additional kernels (by arithmetic for 400 GB/s)."""
 FEWEST, MOST = 256, 8192
 """Limits of what a measurement may choose. Below, a copy is nothing; above, memory counts more."""
-DEPTH = 2048
-"""Tokens of the prefix in the timed passes."""
+DEPTH, SLOW_DEPTH = 4096, 1024
+"""Tokens of the prefix in the timed passes, on a GPU and on a CPU."""
 TAIL = 16
 """Own tokens of each of the two rows in them."""
-PASSES = 3
+PASSES = 2
 """Passes of each kind. The fastest counts."""
 
 
@@ -45,17 +45,18 @@ def least_shared(
 
     `reserve`: whether so many bytes are free.
     """
-    if not curve.depths or model.info.context_length < DEPTH + TAIL + PASSES:
+    depth = DEPTH if mx.default_device() == mx.gpu else SLOW_DEPTH
+    if not curve.depths or model.info.context_length < depth + TAIL + PASSES:
         return UNMEASURED
     with Isolation() as tried:
         short = deep_cache(model, make_cache, 2 * TAIL, PASSES)
         # the row, a divided layer, and the tails
-        if not reserve(2 * profile(short, 2 * TAIL).row_bytes(DEPTH + 2 * TAIL)):
+        if not reserve(2 * profile(short, 2 * TAIL).row_bytes(depth + 2 * TAIL)):
             return UNMEASURED
         apart = _step(model, short, 0)
         divided = _step(model, short, TAIL)
-        deep = _step(model, deep_cache(model, make_cache, DEPTH + TAIL, PASSES), DEPTH)
-        return least_tokens(divided - apart, (deep - divided) / DEPTH, 2 * curve.per_key(1))
+        deep = _step(model, deep_cache(model, make_cache, depth + TAIL, PASSES), depth)
+        return least_tokens(divided - apart, (deep - divided) / depth, 2 * curve.per_key(1))
     if tried.fault is not None:
         log.info("a shared prefix could not be timed: %s", tried.fault.summary)
     return UNMEASURED
