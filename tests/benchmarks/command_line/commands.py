@@ -6,6 +6,7 @@ import typer
 
 from mlx_provider_bench.group import LongGroup
 
+from .agents import agent_turn
 from .behind_proxy import gateway
 from .checkouts import checkouts
 from .drafting import drafts, sparse, speculation
@@ -20,6 +21,7 @@ ANOTHER_COMMAND = {"allow_interspersed_args": False, "ignore_unknown_options": T
 
 benchmarks = typer.Typer(cls=LongGroup, no_args_is_help=True, help=__doc__)
 for command in (
+    agent_turn,
     scheduling,
     accounts,
     traffic,

@@ -1,0 +1,301 @@
+"""From a tool's result to the next call: what each part of the engine saves of an agent's turn.
+
+Recorded sessions give system text, tools and results; a model with random weights thinks a few
+tokens and writes a call whose grammar is that of the tools. Counted on this machine: tokens that
+are prefilled after a result has arrived, and passes of the call. The curves of other devices give
+the times of so many tokens and passes behind a long prefix.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from device_curves import CHIPS, HOST, MODELS, Estimate
+from mlx_provider.client.in_process import InProcessClient
+from mlx_provider.config import EngineSettings
+from mlx_provider.protocol.events import Delta, Done, Event, Failed, Usage
+from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.protocol.requests import GenerateRequest
+from mlx_provider.protocol.sampling import Sampling
+from mlx_provider.serving.service import ChatService
+from mlx_provider.testing.tiny.tokenizers import QWEN
+from mlx_provider.wire.anthropic.messages import chat_messages
+from mlx_provider_bench.models.random_weights import write_model
+from mlx_provider_bench.report import Result, surroundings
+
+RECORDED = Path(__file__).parents[1] / "data" / "requests"
+THOUGHT = 24
+"""Tokens of a thought."""
+VALUE = 24
+"""Most characters of a text in a call."""
+SYSTEM = 3000
+"""Characters of the system text, so that a CPU can prefill it."""
+TURNS = 4
+DEPTH = 32_000
+"""Cached tokens on the devices that are not here."""
+DEVICES = (("M3 Max", "dense 8B"), ("M5 Max", "dense 8B"), ("M5 Max", "hybrid 9B"))
+OPENS_THOUGHTS = QWEN.template.replace(
+    "{{ '<|im_start|>assistant\\n' }}\n{%- if enable",
+    "{{ '<|im_start|>assistant\\n<think>\\n' }}\n{%- if enable",
+)
+PATIENCE = 600
+
+
+@dataclass(frozen=True)
+class Plan:
+    template: Path | None = None
+    """A chat template, in place of a short one that opens a thought."""
+    family: str = "qwen3"
+    hidden: int = 256
+    layers: int = 4
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a client sends."""
+
+    system: str
+    asked: str
+    tools: list[dict[str, Any]]
+    results: list[str]
+
+
+@dataclass
+class Turn:
+    """A reply to a result."""
+
+    arrived: float
+    first_byte: float = 0.0
+    """Seconds from the result to the first byte of the call,"""
+    ended: float = 0.0
+    """and to its end."""
+    reasoning: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    usage: Usage | None = None
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, Failed):
+            raise RuntimeError(event.error.message)
+        if isinstance(event, Done):
+            self.usage, self.ended = event.usage, time.perf_counter() - self.arrived
+        elif isinstance(event, Delta):
+            self.reasoning += event.reasoning
+            for piece in event.tool_calls:
+                self.first_byte = self.first_byte or time.perf_counter() - self.arrived
+                if piece.index == len(self.calls):
+                    made = {"name": piece.name, "arguments": ""}
+                    self.calls.append({"id": piece.id, "type": "function", "function": made})
+                self.calls[piece.index]["function"]["arguments"] += piece.arguments
+
+
+@dataclass(frozen=True)
+class Medians:
+    """Of the turns of a session that begin with a result."""
+
+    session: str
+    thoughts: str
+    """Whether the client returns them."""
+    without: str
+    """The part that is off."""
+    result: int
+    """Tokens of a result."""
+    prefilled: int
+    """Tokens that are computed after it has arrived."""
+    passes: int
+    """Passes of the reply."""
+    tokens: int
+    first_byte: float
+    ended: float
+    devices: dict[str, dict[str, float]]
+    """Seconds to the first token and to the end, by device."""
+
+
+def bench(plan: Plan) -> Result:
+    with tempfile.TemporaryDirectory() as root:
+        folder = write_model(Path(root) / "m", plan.family, "float32", plan.hidden, plan.layers)
+        template = plan.template.read_text() if plan.template else OPENS_THOUGHTS
+        (folder / "chat_template.jinja").write_text(template)
+        service = ChatService(EngineSettings(measurements="off"))
+        try:
+            found = list(_measured(service, str(folder)))
+        finally:
+            service.close()
+    return {
+        "benchmark": "agent_turn",
+        **{name: str(value) for name, value in asdict(plan).items()},
+        **surroundings("float32"),
+        "turns": [asdict(each) for each in found],
+    }
+
+
+def _measured(service: ChatService, folder: str) -> Iterator[Medians]:
+    client = InProcessClient(service)
+    for name, recorded in sessions().items():
+        for returned in (True, False):
+            for without in ("", "forced text", "early prefill", "both"):
+                drafts = without in ("", "early prefill")
+                ahead = without in ("", "forced text")
+                with _prefilling(service, on=ahead):
+                    played = _play(service, client, folder, recorded, returned, drafts, without)
+                yield _medians(service, folder, recorded, played, name, returned, without)
+
+
+def sessions() -> dict[str, Recorded]:
+    """Recorded sessions by client, with what the results of the longest one hold."""
+    chat = _body("08b_chat_long_history_turn_n_plus_1")
+    results = [m["content"] for m in chat["messages"] if m["role"] == "tool"]
+    message = _body("03_messages_claude_code")
+    claude = chat_messages(message["system"], message["messages"])
+    named = [each for each in message["tools"] if each.get("input_schema")]
+    tools = [_tool(each["name"], each["input_schema"]) for each in named]
+    functions = [each["function"] for each in chat["tools"]]
+    return {
+        "OpenCode": _recorded(
+            chat["messages"], [_tool(f["name"], f["parameters"]) for f in functions], results
+        ),
+        "Claude Code": _recorded(claude, tools, results),
+    }
+
+
+def _body(name: str) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads((RECORDED / f"{name}.json").read_text())["body"]
+    return body
+
+
+def _recorded(messages: Any, tools: list[dict[str, Any]], results: list[str]) -> Recorded:
+    texts = {
+        role: _text(next(m["content"] for m in messages if m["role"] == role))
+        for role in ("system", "user")
+    }
+    return Recorded(texts["system"][:SYSTEM], texts["user"], tools, results)
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "\n".join(p.get("text", "") for p in content)
+
+
+def _tool(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """A tool whose texts are short, because a random model ends none, with what it requires."""
+    needed = schema.get("required", [])
+    properties = {
+        key: {"type": "string", "maxLength": VALUE} if kind.get("type") == "string" else kind
+        for key, kind in schema["properties"].items()
+        if key in needed
+    }
+    parameters = {"type": "object", "properties": properties, "required": needed}
+    parameters["additionalProperties"] = False
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+@contextmanager
+def _prefilling(service: ChatService, *, on: bool) -> Iterator[None]:
+    prompts = service._next_prompts
+    kept = prompts.await_results
+    if not on:
+        prompts.await_results = lambda turn: None  # type: ignore[method-assign]
+    yield
+    prompts.await_results = kept  # type: ignore[method-assign]
+
+
+def _play(
+    service: ChatService,
+    client: InProcessClient,
+    folder: str,
+    recorded: Recorded,
+    returned: bool,
+    drafts: bool,
+    tenant: str,
+) -> list[Turn]:
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": recorded.system},
+        {"role": "user", "content": recorded.asked},
+    ]
+    turns: list[Turn] = []
+    for at in range(TURNS):
+        request = GenerateRequest(
+            model=folder,
+            messages=messages,
+            tools=recorded.tools,
+            tool_choice="required",
+            parallel_tool_calls=False,
+            thinking_budget=THOUGHT,
+            max_tokens=400,
+            drafts=drafts,
+            sampling=Sampling(temperature=1, seed=at),
+            session="agent",
+            tenant=f"{recorded.asked[:20]} {returned} {tenant}",
+        )
+        turn = Turn(time.perf_counter())
+        generation = client.submit(request)
+        while events := generation.get(PATIENCE):
+            for event in events:
+                turn.take(event)
+        turns.append(turn)
+        said: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": turn.calls}
+        if returned:
+            said["reasoning_content"] = turn.reasoning
+        result = recorded.results[at]
+        told = [{"role": "tool", "tool_call_id": c["id"], "content": result} for c in turn.calls]
+        messages = [*messages, said, *told]
+        _run_tools(service, folder)
+    return turns
+
+
+def _run_tools(service: ChatService, folder: str) -> None:
+    """Until what is computed meanwhile is computed: a tool may take longer."""
+    worker = service._worker
+    with service._models.use(folder, ModelOptions()) as lease:
+        engine = lease.view.engine
+
+    def busy() -> bool:
+        return bool(worker._idle_calls) or not engine.idle
+
+    for _ in range(2):
+        while worker.call(busy).result(PATIENCE):
+            time.sleep(0.001)
+        service._next_prompts._pool.submit(int).result(PATIENCE)
+
+
+def _medians(
+    service: ChatService,
+    folder: str,
+    recorded: Recorded,
+    played: list[Turn],
+    name: str,
+    returned: bool,
+    without: str,
+) -> Medians:
+    with service._models.use(folder, ModelOptions()) as lease:
+        encode = lease.view.model.tokenizer.encode_plain
+        results = [len(encode(each)) for each in recorded.results[: TURNS - 1]]
+    used = [turn.usage for turn in played[1:] if turn.usage is not None]
+    prefilled = [each.prompt_tokens - each.cached_tokens for each in used]
+    passes = round(median(each.completion_tokens - each.accepted_tokens for each in used))
+    new = round(median(prefilled))
+    return Medians(
+        name,
+        "returned" if returned else "dropped",
+        without or "-",
+        round(median(results)),
+        new,
+        passes,
+        round(median(each.completion_tokens for each in used)),
+        round(median(turn.first_byte for turn in played[1:]), 3),
+        round(median(turn.ended for turn in played[1:]), 3),
+        {f"{chip}, {model}": _estimate(chip, model, new, passes) for chip, model in DEVICES},
+    )
+
+
+def _estimate(chip: str, model: str, prefilled: int, passes: int) -> dict[str, float]:
+    device = Estimate(CHIPS[chip], MODELS[model])
+    first = HOST + device.seconds(0, 0, prefilled, DEPTH)
+    each = max(HOST, device.seconds(1, DEPTH))
+    return {"first_token": round(first, 3), "ended": round(first + passes * each, 3)}
