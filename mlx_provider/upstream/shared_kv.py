@@ -149,13 +149,14 @@ def start(layer: Any, prefix: Prefix) -> None:
 
 
 def unite(layer: Any) -> None:
-    """Make a row with tokens of its own one buffer again, in place and lazily."""
+    """Make a row with tokens of its own one buffer again, in place."""
     prefix = layer.prefix
     layer.keys = Shared(prefix.keys, layer.keys).whole()
     layer.values = Shared(prefix.values, layer.values).whole()
     prefix.holders.discard(layer)
     del layer.prefix, layer.skipped
     layer.__class__ = KVCache if isinstance(layer, KVCache) else QuantizedKVCache
+    mx.eval(layer.keys, layer.values)  # layer by layer, as above
 
 
 def arrays_of(layer: Any) -> list[Any]:

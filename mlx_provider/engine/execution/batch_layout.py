@@ -12,11 +12,13 @@ the last row of the group.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
+from ...isolation import Isolation
 from ...upstream.batch_caches import RowCache
 from ...upstream.shared_kv import prefix_of, unite
 from ..memory import leaves
@@ -24,6 +26,8 @@ from ..request import Row
 from .grouped_kv import joined, split, with_wide_rows
 from .mixed_chunk import MixedChunk, Turned
 from .row_groups import Group, Groups, Joining
+
+log = logging.getLogger(__name__)
 
 LAYOUTS = ("grouped", "merged", "solo")
 """Best first."""
@@ -228,10 +232,13 @@ class GroupedLayout:
         if self._passes % REUNITED:
             return
         lone = {group.rows[0]: group.cache for group in self.rows.groups if group.holds_alone}
-        for row in lone.keys() & self._lone:
-            for layer in leaves(lone[row]):
-                if prefix_of(layer) is not None:
-                    unite(layer)
+        with Isolation() as tried:  # an earlier pass may fail here, which its tokens tell again
+            for row in lone.keys() & self._lone:
+                for layer in leaves(lone[row]):
+                    if prefix_of(layer) is not None:
+                        unite(layer)
+        if tried.fault is not None:
+            log.warning("a row keeps its prefix apart: %s", tried.fault.summary)
         self._lone = lone.keys() - self._lone
 
     def _reunite(self, widths: Widths) -> None:
