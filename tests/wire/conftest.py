@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,6 +82,21 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     process.wait(300)
     reading.join()
     process.stderr.close()
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`installed(*packages)`: the programs of an environment that has these alone."""
+
+    def install(*packages: str) -> Path:
+        folder = tmp_path_factory.mktemp("environment")
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        free = {n: v for n, v in os.environ.items() if n not in ("PIP_CONSTRAINT", "PYTHONPATH")}
+        pip = [str(folder / "bin" / "pip"), "install", "-q", *packages]
+        subprocess.run(pip, check=True, env=free)
+        return folder / "bin"
+
+    return install
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -71,16 +71,12 @@ class Proxy:
 
 
 @pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment in which pip has installed LiteLLM alone."""
-    folder = tmp_path_factory.mktemp("stock")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    pip, package = str(folder / "bin" / "pip"), f"litellm[proxy]=={version('litellm')}"
-    subprocess.run([pip, "install", "-q", package], check=True)
-    listed = subprocess.run([pip, "list"], check=True, capture_output=True, text=True).stdout
-    assert "litellm" in listed
-    assert "mlx" not in listed
-    return folder / "bin"
+def stock(installed: Callable[..., Path]) -> Path:
+    folder = installed(f"litellm[proxy]=={version('litellm')}")
+    listed = subprocess.run([folder / "pip", "list"], check=True, capture_output=True, text=True)
+    assert "litellm" in listed.stdout
+    assert "mlx" not in listed.stdout
+    return folder
 
 
 @pytest.fixture(scope="module")

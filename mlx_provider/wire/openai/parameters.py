@@ -20,6 +20,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
     "context_management": (),
     "output_config": (),
     "prediction": (),
+    "return_token_ids": (False,),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "web_search_options": (),
