@@ -112,6 +112,7 @@ class EngineBuilder:
         policy = PrefixCachePolicy(
             prefixes, model, kv, make_cache, heterogeneous, in_place=in_place,
             least=measured.least_shared if in_place and found.shares else None,
+            memory=None if heterogeneous else found.memory,
         )  # fmt: skip
         drafts = Drafts()
         if options.reproducible:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from ..engine.engine import Engine
 from ..engine.fixed_shapes import FixedShapes
+from ..engine.memory import MemoryProfile
 from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.prefix_cache.whole_passes import WholePasses
@@ -101,16 +102,17 @@ def new_engine(
     prefix_cache: PrefixCache | None = None,
     in_place: bool = True,
     least: int | None = None,
+    memory: MemoryProfile | None = None,
     **more: Any,
 ) -> Engine:
     """An engine with its own scheduler; `max_chunk` small so that prompts take several steps.
 
-    `in_place`, `least`: see `PrefixCachePolicy`.
+    `in_place`, `least`, `memory`: see `PrefixCachePolicy`.
     """
     fresh = make_cache or model.make_cache
     if prefix_cache is not None and fixed is None:
         more["prefix_cache"] = PrefixCachePolicy(
-            prefix_cache, model, "", fresh, in_place=in_place, least=least
+            prefix_cache, model, "", fresh, in_place=in_place, least=least, memory=memory
         )
     elif prefix_cache is not None and fixed is not None:
         more["prefix_cache"] = WholePasses(prefix_cache, model, "", fresh, fixed)

@@ -13,7 +13,7 @@ from allocator_replay import StandIn
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.memory import profile
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.request import Request
+from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
@@ -147,16 +147,20 @@ def test_nothing_of_a_failed_row_is_an_entry(qwen3: TextModel) -> None:
     stored.check_integrity()
 
 
-def test_memory_for_one_prefix_and_eight_tails_admits_eight_rows(qwen3: TextModel) -> None:
-    """In the ledger and in the order of admission: what rows share counts once."""
-    prefix, tail, reply = [20 + i * i % 300 for i in range(700)], 6, 12
-    row = qwen3.make_cache()
-    qwen3.prefill(PrefillChunk(Prompt(prefix[:64]), 0, 64, row))
-    each = profile(row, 64).token_bytes
-    room = each * (len(prefix) + 8 * (tail + reply + 8))
+PREFIX, TAIL, REPLY = [20 + i * i % 300 for i in range(700)], 6, 12
+ROW = len(PREFIX) + TAIL + REPLY
+
+
+def tight(model: TextModel) -> tuple[Engine, PrefixCache, int]:
+    """Memory for one prefix and eight tails. Returns the bytes of a token, too."""
+    row = model.make_cache()
+    model.prefill(PrefillChunk(Prompt(PREFIX[:64]), 0, 64, row))
+    memory = profile(row, 64)
+    each = memory.token_bytes
+    room = each * (len(PREFIX) + 8 * (TAIL + REPLY + 8))
     stored = PrefixCache(budget=lambda: max(0, room - engine.scheduler.live_bytes))
     engine = new_engine(
-        qwen3, prefix_cache=stored, max_chunk=512, reserve=reply, least=256,
+        model, prefix_cache=stored, max_chunk=512, reserve=REPLY, least=256, memory=memory,
         row_bytes=lambda tokens: tokens * each, available=lambda: room - stored.in_use,
     )  # fmt: skip
     admission = engine.scheduler.admission
@@ -165,21 +169,49 @@ def test_memory_for_one_prefix_and_eight_tails_admits_eight_rows(qwen3: TextMode
         alone=lambda: room,
         reclaim=lambda need: stored.evict_to(room - need) and None,
     )
+    return engine, stored, each
+
+
+def most_of(engine: Engine, stored: PrefixCache) -> tuple[int, int]:
+    """The most rows at a time, and the most bytes of rows and of what they use."""
+    rows = nbytes = 0
+    while not engine.idle:
+        engine.step()
+        rows = max(rows, engine.scheduler.active_rows)
+        nbytes = max(nbytes, engine.scheduler.live_bytes + stored.in_use)
+    return rows, nbytes
+
+
+def test_memory_for_one_prefix_and_eight_tails_admits_eight_rows(qwen3: TextModel) -> None:
+    """In the ledger and in the order of admission: what rows share counts once."""
+    engine, stored, each = tight(qwen3)
     requests = [
-        new_request([*prefix, *(40 + (i * 31 + j) % 200 for j in range(tail))], max_tokens=reply)
+        new_request([*PREFIX, *(40 + (i * 31 + j) % 200 for j in range(TAIL))], max_tokens=REPLY)
         for i in range(8)
     ]
     for request in requests:
         engine.submit(request)
-    most, bytes_of_all = 0, 0
-    while not engine.idle:
-        engine.step()
-        most = max(most, engine.scheduler.active_rows)
-        bytes_of_all = max(bytes_of_all, engine.scheduler.live_bytes + stored.in_use)
-    assert most == 8
-    assert bytes_of_all <= 1.3 * each * (len(prefix) + tail + reply)
-    assert min(request.cached for request in requests[1:]) >= len(prefix) - 1
+    rows, nbytes = most_of(engine, stored)
+    assert rows == 8
+    assert nbytes <= 1.3 * each * ROW
+    assert min(request.cached for request in requests[1:]) >= len(PREFIX) - 1
     check(qwen3, *requests)
+
+
+def test_eight_choices_take_the_memory_of_one_prompt(qwen3: TextModel) -> None:
+    engine, stored, each = tight(qwen3)
+    params = SamplingParams(temperature=1.0, seed=3)
+    request = new_request([*PREFIX, *range(40, 40 + TAIL)], max_tokens=REPLY, n=8, params=params)
+    engine.scheduler.check(request)
+    engine.submit(request)
+    mx.synchronize()
+    rows, nbytes = most_of(engine, stored)
+    assert rows == 8
+    assert nbytes <= 1.3 * each * ROW
+    twin = alone(qwen3, request)
+    for i in range(8):
+        assert output_of(request, i).tokens == output_of(twin, i).tokens
+    stored.check_integrity()
 
 
 @pytest.mark.parametrize("cancelled", [False, True])

@@ -178,6 +178,12 @@ class PrefixCache:
         self.used(match)
         return cache, holding
 
+    def fork(
+        self, holding: Holding, cache: list[Any], *, least: int | None
+    ) -> tuple[list[Any], Holding | None]:
+        """Another row with the tokens of a row, see `Reuse.fork`."""
+        return Reuse(self._store, least).fork(holding, cache)
+
     def hold(self, cache: list[Any]) -> Holding:
         """Let entries refer to the buffers of a row cache that was filled otherwise."""
         own = RowBuffers(own_layers(cache))

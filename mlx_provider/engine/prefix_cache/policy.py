@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ...records import LoadedModel, Prompt
+from ...upstream.shared_kv import SHAREABLE
 from ..heterogeneous import Heterogeneous
 from ..memory import MemoryProfile, profile
 from ..request import PrefillJob, Request, Row
-from .buffers import Holding, shares
+from .buffers import Claim, Holding, own_layers, shares
 from .cache import CacheKey, Match, PrefixCache, key_tokens
 from .disk_lookup import DiskLookup
 from .insertion import NEAR
@@ -42,12 +44,14 @@ class PrefixCachePolicy:
         *,
         in_place: bool = False,
         least: int | None = None,
+        memory: MemoryProfile | None = None,
     ) -> None:
         """`heterogeneous`: processes that keep different parts of a row. `in_place`: rows use the
         buffers of entries. `least`: fewest tokens that several rows share; `None`: they share
-        none."""
+        none. `memory`: that of the model's rows, if it is known."""
         self._in_place = in_place
         self._least = least
+        self._forks = all(type(each) in SHAREABLE for each in own_layers(make_cache()).values())
         self._cache = cache
         self._model = model
         self._kv = kv
@@ -59,7 +63,7 @@ class PrefixCachePolicy:
         self._grid = 1
         """A prefix is used only up to a multiple of this."""
         self._exact = False
-        self._memory: MemoryProfile | None = None
+        self._memory = memory
         """Memory of the model's rows. `None` before the first row, or if processes differ."""
 
     def look_up(self, job: PrefillJob) -> None:
@@ -102,6 +106,33 @@ class PrefixCachePolicy:
             self.look_up(job)
         if job.estimated_cached == job.match.length:  # else more of it comes from disk, as copies
             job.rows[0].holding = self._cache.claim(job.match, least=self._least)
+        self._claim_forks(job)
+
+    def _claim_forks(self, job: PrefillJob) -> None:
+        """Count what the further rows of a prompt will share with the first."""
+        first, nbytes = job.rows[0].holding, self.fork_bytes(len(job.tokens))
+        if first is not None and first.base is not None:
+            nbytes = min(nbytes, first.base.stored)
+        for row in job.rows[1:]:
+            row.holding = Claim((), nbytes) if nbytes else None
+
+    def fork_bytes(self, tokens: int) -> int:
+        """Bytes that each further row of a prompt shares with the first. Any thread may ask."""
+        if self._least is None or self._memory is None or not self._forks or tokens <= self._least:
+            return 0
+        return (tokens - 1) * self._memory.token_bytes
+
+    def fork(self, rows: Sequence[Row], cache: list[Any]) -> list[list[Any]]:
+        """The caches of all rows of a prompt. `cache`: that of the first row, which is complete."""
+        first, caches = rows[0].holding, [cache]
+        for row in rows[1:]:
+            if first is None:
+                row.holding = None
+                caches.append(deepcopy(cache))
+            else:
+                copied, row.holding = self._cache.fork(first, cache, least=self._least)
+                caches.append(copied)
+        return caches
 
     def begin(self, job: PrefillJob, room: int) -> Match | None:
         """Give the job a cache for `room` tokens that holds the longest stored prefix.
@@ -135,6 +166,7 @@ class PrefixCachePolicy:
             )
         else:
             job.cache = self._cache.restore(match, self._make_cache, room=room - match.length)
+        self._claim_forks(job)
         job.done = match.length
         if len(job.tokens) != len(job.request.prompt.tokens):
             return None

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import mlx.core as mx
 
 from ...isolation import Isolation
-from ...upstream.shared_kv import SHAREABLE, start
+from ...upstream.shared_kv import SHAREABLE, prefix_of, start
+from ..memory import leaves
 from .buffers import Claim, Holding, RowBuffers, own_layers
 from .match import Match
 from .segments import segment_of
 from .store import Store
-from .tree import set_segment, split
+from .tree import Node, set_segment, split
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +38,8 @@ class Reuse:
         first = segment_of(match.path[0]).held if match.path else None
         if self._least is None or first is None or first.common or first.first:
             return False
-        return self._divide(first, match)
+        at = self._divisible(first, match)
+        return bool(at) and self._divide(first, at, match.path)
 
     def begin(
         self, match: Match, cache: list[Any], room: int, spare: int
@@ -60,6 +64,24 @@ class Reuse:
         own = RowBuffers(layers, length, base) if layers.keys() == base.layers.keys() else None
         self._store.know(own)
         return Holding(own, base), dict.fromkeys(base.layers, length)
+
+    def fork(self, holding: Holding, cache: list[Any]) -> tuple[list[Any], Holding | None]:
+        """Another row with the tokens of a row whose prompt is complete. Both share them, if there
+        are enough. Each has one token at least of its own."""
+        own = holding.own
+        if own is not None and self._least is not None and own.is_of(cache) and own.base is None:
+            held = min(int(layer.offset) for layer in own.layers.values())
+            if held > self._least and all(type(each) in SHAREABLE for each in own.layers.values()):
+                self._divide(own, held - 1, self._store.nodes_in(own))
+        copied = deepcopy(cache)
+        for layer in leaves(copied):
+            if (prefix := prefix_of(layer)) is not None:
+                prefix.holders.add(layer)
+        if own is None or own.base is None or not own.is_of(cache):
+            return copied, None
+        other = RowBuffers(own_layers(copied), own.first, own.base)
+        self._store.know(other)
+        return copied, Holding(other, own.base)
 
     def claim(self, match: Match) -> Claim | None:
         """What a row with this match will use without a copy."""
@@ -120,17 +142,14 @@ class Reuse:
         at = min(_end(row, match), held - 1)  # one token at least stays the row's own
         return 0 if at < max(1, self._least or 0) or held > 2 * at else at
 
-    def _divide(self, row: RowBuffers, match: Match) -> bool:
-        """Divide the buffers of a row, which copies them once."""
-        at = self._divisible(row, match)
-        if not at:
-            return False
+    def _divide(self, row: RowBuffers, at: int, path: Sequence[Node]) -> bool:
+        """Divide the buffers of a row, which copies them once. `path`: the nodes in them."""
         layers = row.layers.values()
         with Isolation() as tried:  # a failed pass of that row must not fail this one
             mx.eval([layer.keys for layer in layers])
             prefix = row.divided(at)
             self._store.know(prefix)
-            for node in [n for n in match.path if n.start < at]:
+            for node in [n for n in path if n.start < at]:
                 upper = split(node, at - node.start) if node.stop > at else node
                 set_segment(upper, segment_of(upper).moved_to(prefix))
             self._store.recount()

@@ -48,6 +48,8 @@ class Admission:
     def __init__(self, limits: Limits, budget: Budget) -> None:
         self.limits = limits
         self.budget = budget
+        self.fork_bytes: Callable[[int], int] = lambda tokens: 0
+        """Bytes that each further row of a prompt of so many tokens shares with the first."""
 
     def check(self, request: Request, queued: int, *, first: bool = False) -> None:
         """Check whether a request may queue behind `queued` others.
@@ -64,6 +66,7 @@ class Admission:
         if queued >= self.limits.max_queue * (1.25 if first else 1.0):
             raise Overloaded(f"{queued} requests are waiting, the limit; try again later")
         need, limit = self.reservation(request.rows), self.budget.alone()
+        need -= (len(request.rows) - 1) * self.fork_bytes(len(request.prompt.tokens))
         if need > limit:
             raise BadRequest(
                 f"the prompt ({len(request.prompt.tokens)} tokens) needs {need} bytes of cache; "

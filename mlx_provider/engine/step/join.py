@@ -54,7 +54,10 @@ class Join:
             cache = whole_windows(cache)
         grow_by(cache, state.scheduler.admission.kv_growth(job))
         state.scheduler.join(job)
-        caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
+        if state.prefix_cache is not None:
+            caches = state.prefix_cache.fork(job.rows, cache)
+        else:
+            caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
         for row, own in zip(job.rows, caches, strict=True):
             if row.held > len(job.tokens):
                 state.scheduler.decode(row)
