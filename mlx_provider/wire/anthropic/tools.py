@@ -38,8 +38,8 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
         )
     if not isinstance(schema, Mapping):
         raise BadRequest(f"{where}.input_schema must be an object", param=where)
-    function = {"name": tool["name"], "parameters": schema}
-    function |= {name: tool[name] for name in ("description", "strict") if name in tool}
+    given = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
+    function = {**given, "parameters": schema}  # models know this order
     return {"type": "function", "function": function}
 
 
