@@ -93,14 +93,15 @@ class RowBuffers:
         found = 0
         for layer in self.layers.values():
             for each in _own_arrays(layer):
-                unused = each.shape[-2] - (length - self.first)
+                unused = each.shape[-2] - (length - _before(layer))
                 found += each.nbytes // max(1, each.shape[-2]) * max(0, unused)
         return found
 
     def trim(self, length: int) -> None:
         """Free the capacity behind the first `length` tokens. Copies layer by layer."""
         for layer in self.layers.values():
-            cut = [mx.contiguous(a[..., : length - self.first, :]) for a in _own_arrays(layer)]
+            own = length - _before(layer)
+            cut = [mx.contiguous(a[..., :own, :]) for a in _own_arrays(layer)]
             mx.eval(cut)
             _set_arrays(layer, cut)
 
@@ -131,6 +132,8 @@ class RowBuffers:
         Copies layer by layer, if there is less. Returns the bytes of what was not asked for.
         """
         own = length - self.first
+        if any(_before(layer) != self.first for layer in self.layers.values()):
+            return 0  # some layers were united with the prefix: each grows by itself
         arrays = [a for layer in self.layers.values() for a in _own_arrays(layer)]
         each: int = sum(a.nbytes // max(1, a.shape[-2]) for a in arrays)
         if all(a.shape[-2] >= own + room for a in arrays):
@@ -217,6 +220,12 @@ def own_layers(cache: Sequence[Any]) -> dict[int, Any]:
 def shares(cache: Sequence[Any]) -> bool:
     """Whether a row has a prefix in common with others."""
     return any(prefix_of(layer) is not None for layer in leaves(cache))
+
+
+def _before(layer: Any) -> int:
+    """Tokens of a row before those in the layer's own arrays."""
+    prefix = prefix_of(layer)
+    return 0 if prefix is None else prefix.length
 
 
 def _own_arrays(layer: Any) -> list[Any]:
