@@ -214,6 +214,17 @@ def test_eight_choices_take_the_memory_of_one_prompt(qwen3: TextModel) -> None:
     stored.check_integrity()
 
 
+def test_a_row_that_never_fits_alone_does_not_wait_for_ever(qwen3: TextModel) -> None:
+    engine, _, _ = tight(qwen3)
+    requests = [
+        new_request([*PREFIX, *range(40 + i, 40 + i + TAIL)], max_tokens=120) for i in range(8)
+    ]
+    for request in requests:
+        engine.submit(request)
+    run(engine, max_steps=2000)
+    assert {request.rows[0].finish for request in requests} == {"length"}
+
+
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_rows_use_what_the_cache_counts(qwen3: TextModel, *, cancelled: bool) -> None:
     """While a row decodes, its prompt counts once: as a part of the cache that stays."""

@@ -91,7 +91,8 @@ class Admission:
 
     def may_wait(self, row: Row, active_rows: int) -> bool:
         """Whether a row that has outgrown the memory can continue later."""
-        if self.reservation([row]) > self.budget.alone():
+        shared = 0 if row.holding is None else row.holding.stored  # alone it holds all of that
+        if self.reservation([row]) + shared > self.budget.alone():
             return False
         return active_rows > 1 or self.budget.others_go_on()
 
