@@ -23,6 +23,7 @@ from ..protocol.options import ModelOptions
 from ..protocol.requests import ModelRequest
 from ..serving.interface import Service
 from ..upstream.heap import give_back
+from ..wire import sse
 from ..wire.asked import Asked, Read, Reply
 from ..wire.warnings import HEADER, header_text
 from .access import error_response
@@ -115,6 +116,7 @@ class _Answer:
         self._why = why
         self._ids = [request.id for request in asked.requests]
         self._reply, self._joined = asked.reply, asked.joined
+        self._refusal = asked.refusal
         self._unsent: tuple[list[ModelRequest], Ticket] | None = (list(asked.requests), ticket)
         self._submitting = anyio.CancelScope()
         self._submitted = 0
@@ -140,8 +142,14 @@ class _Answer:
             if generation is not None:
                 generation.close()
         if failure is not None:
-            closing = {"connection": "close"} if self._stopping.is_set() else None
-            await error_response(failure, closing, scope["path"])(scope, receive, send)
+            await self._refused(failure, scope["path"])(scope, receive, send)
+
+    def _refused(self, error: MLXProviderError, path: str) -> Response:
+        told = self._refusal(error) if self._refusal is not None else b""
+        if told:
+            return Response(told, media_type=sse.MEDIA_TYPE)
+        closing = {"connection": "close"} if self._stopping.is_set() else None
+        return error_response(error, closing, path)
 
     async def _watch_client(self, receive: Receive, group: TaskGroup) -> None:
         while (await receive())["type"] != "http.disconnect":

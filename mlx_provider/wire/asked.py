@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from pydantic_core import to_json
 
+from ..errors import MLXProviderError
 from ..protocol.events import Accepted, Event
 from ..protocol.requests import ModelRequest
 
@@ -35,6 +36,9 @@ class Asked:
     requests: Sequence[ModelRequest]
     """One, or one for each prompt of a text completion."""
     reply: Callable[[Accepted], Reply]
+    refusal: Callable[[MLXProviderError], bytes] | None = None
+    """A stream that tells an error before acceptance, to clients that read none elsewhere; empty:
+    the error is answered with its HTTP status, as always without this."""
     joined: bool = True
     """Whether the events are those of one reply, with the echo of its prompts; else a client of
     ours joins them."""

@@ -11,12 +11,17 @@ from .anthropic import routes as anthropic
 from .asked import Read
 from .openai import errors as openai_errors
 from .openai import routes as openai
+from .responses import routes as responses
 
-GENERATE: Mapping[str, Read] = {**openai.GENERATE, **anthropic.GENERATE}
+GENERATE: Mapping[str, Read] = {
+    **openai.GENERATE,
+    **responses.ROUTES,
+    **anthropic.GENERATE,
+}
 """Routes that answer with what a model makes."""
-ROUTES: Mapping[str, Read] = {**openai.ROUTES, **anthropic.ROUTES}
+ROUTES: Mapping[str, Read] = {**openai.ROUTES, **responses.ROUTES, **anthropic.ROUTES}
 ERRORS: Mapping[str, Callable[[MLXProviderError], dict[str, Any]]] = {
-    **dict.fromkeys(openai.ROUTES, openai_errors.error_body),
+    **dict.fromkeys((*openai.ROUTES, *responses.ROUTES), openai_errors.error_body),
     **dict.fromkeys(anthropic.ROUTES, anthropic_errors.error_body),
 }
 """The body of an error on each route."""

@@ -64,6 +64,8 @@ FIELDS = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     "/v1/completions": {"prompt": "x"},
     "/v1/embeddings": {"input": "x"},
+    "/v1/responses": {"input": "x", "max_output_tokens": 1},
+    "/v1/responses/compact": {"input": "x", "max_output_tokens": 1},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [5]},
     "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},

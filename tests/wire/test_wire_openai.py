@@ -160,10 +160,18 @@ for provider in ("openai/", "hosted_vllm/"):
         message = reply.choices[0].message
         calls = [call.function.arguments for call in message.tool_calls]
         print(json.dumps([message.content, message.reasoning_content, *calls]))
-    try:
-        litellm.completion(**{**given, "messages": long})
-    except litellm.ContextWindowExceededError:
-        print(json.dumps("too long"))
+    tools = [{"type": "function", **tool["function"]} for tool in asked["tools"]]
+    asks = {key: given[key] for key in ("model", "api_base", "api_key")}
+    asks |= {"input": asked["messages"], "tools": tools}
+    *_, last = litellm.responses(**asks, stream=True)
+    for reply in (litellm.responses(**asks), last.response):
+        print(json.dumps([item.type for item in reply.output]))
+    given["messages"] = asks["input"] = long
+    for ask, params in ((litellm.completion, given), (litellm.responses, asks)):
+        try:
+            ask(**params)
+        except litellm.ContextWindowExceededError:
+            print(json.dumps("too long"))
 """
 """A process of its own: those providers leave their connections to the collector of garbage."""
 
@@ -185,7 +193,9 @@ def test_litellms_own_providers(engine: Any) -> None:
     )
     said = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith(("[", '"'))]
     reply = ["Here it is.", "Hm.", '{"at": "a"}', '{"at": "b"}']
-    assert said == [reply, reply, "too long"] * 2, ran.stderr
+    items = ["reasoning", "message", "function_call", "function_call"]
+    each = [reply, reply, items, items, "too long", "too long"]
+    assert said == each * 2, ran.stderr
 
 
 def test_a_prompt_is_cached_for_the_next_request(engine: Any, client: openai.OpenAI) -> None:

@@ -29,9 +29,16 @@ WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
 
 
 class Parameters:
-    def __init__(self, values: Mapping[str, Any], settled: Iterable[str] = ()) -> None:
-        """`settled`: names that other code handles, besides `TRANSPORT`."""
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        settled: Iterable[str] = (),
+        ignored: Iterable[str] = (),
+    ) -> None:
+        """`settled`: names that other code handles, besides `TRANSPORT`. `ignored`: what else needs
+        a warning."""
         self._settled = (*TRANSPORT, *settled)
+        self._ignored = ignored
         self._left = {name: value for name, value in values.items() if value is not None}
 
     def take(self, name: str, default: Any = None) -> Any:
@@ -62,7 +69,7 @@ class Parameters:
         """Take parameters without effect. Returns the names that need a warning."""
         for name in self._settled:
             self.take(name)
-        return [
+        return [*self._ignored] + [
             name
             for name, nothing in WITHOUT_EFFECT.items()
             if (value := self.take(name)) is not None and value not in nothing

@@ -1,0 +1,82 @@
+"""`/v1/responses/compact`: a conversation as its user messages and a summary by the model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ...protocol.events import Accepted, Event
+from ..asked import json_bytes
+from ..objects import objects
+from ..openai.collected import Collected
+from ..openai.form import AnswerForm
+from .conversation import sealed
+from .reply import response_usage
+
+DEMAND = (
+    "Summarise this conversation for an assistant that continues it without having seen it: the "
+    "goal, what was done and found, decisions and constraints of the user, names of files and "
+    "values that are still needed, and the next steps. Write the summary alone."
+)
+
+
+def with_demand(given: Any) -> Any:
+    """The input of the request for the summary."""
+    turn = {"role": "user", "content": DEMAND}
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}, turn]
+    return [*given, turn] if isinstance(given, list) else given
+
+
+def kept(given: Any) -> list[dict[str, Any]]:
+    """The user messages of a checked input, in the form of output items."""
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    messages = [item for _, item in objects(given, "input") if _is_users(item)]
+    return [_as_output(item, index) for index, item in enumerate(messages)]
+
+
+def _is_users(item: Any) -> bool:
+    return (item.get("type") or "message") == "message" and (item.get("role") or "user") == "user"
+
+
+def _as_output(item: Any, index: int) -> dict[str, Any]:
+    content = item.get("content")
+    parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+    head = {"id": item.get("id") or f"msg_{index}", "type": "message", "role": "user"}
+    return {**head, "status": "completed", "content": parts or []}
+
+
+class Compacted:
+    """See `asked.Reply`."""
+
+    media_type = "application/json"
+    heartbeat = b""
+    streamed = False
+
+    def __init__(self, accepted: Accepted, items: list[dict[str, Any]]) -> None:
+        self._id = accepted.id
+        self._items = items
+        self._collected = Collected(AnswerForm())
+
+    def feed(self, events: Sequence[Event]) -> bytes:
+        self._collected.feed(events)
+        done = self._collected.done
+        if done is None:
+            return b""
+        texts = [text for answer in self._collected.answers() for text in answer.content]
+        item = {
+            "id": f"cmp_{self._id}",
+            "type": "compaction",
+            "encrypted_content": sealed("".join(texts)),
+        }
+        return json_bytes(
+            {
+                "id": f"resp_{self._id}",
+                "object": "response.compaction",
+                "created_at": int(time.time()),
+                "output": [*self._items, item],
+                "usage": response_usage(done),
+            }
+        )

@@ -1,0 +1,182 @@
+"""The engine's events as a response, whole or streamed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ...errors import MLXProviderError
+from ...protocol.events import Accepted, Delta, Done, Event, Failed, Finish
+from .. import sse
+from ..asked import json_bytes
+from ..openai.answer import finish_reason, usage_of
+from ..openai.errors import error_body
+from ..openai.stream import DONE
+from .output import Output
+from .tools import ChatTools
+
+ECHOED: Mapping[str, Any] = {
+    "background": False,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "service_tier": "default",
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": None,
+    "truncation": "disabled",
+    "user": None,
+}
+"""Parameters that a response repeats, and their values where the request has none."""
+
+
+def echo_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: body[name] for name in ECHOED if body.get(name) is not None}
+    return {**ECHOED, **given, "store": False}
+
+
+def response_usage(done: Done) -> dict[str, Any]:
+    usage = usage_of(done)
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    details = {"cached_tokens": cached, "cache_write_tokens": 0}  # storing costs nothing
+    reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": details,
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "total_tokens": usage["total_tokens"],
+    }
+
+
+def _head(name: str, model: str, echo: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": f"resp_{name}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": model,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+        **echo,
+    }
+
+
+class _Response:
+    """The state of one response."""
+
+    def __init__(self, accepted: Accepted, tools: ChatTools, echo: Mapping[str, Any]) -> None:
+        self.output = Output(accepted.id, tools)
+        self.fields = _head(accepted.id, accepted.model, echo)
+        self.fields["output"] = self.output.items
+
+    def take(self, event: Event) -> Iterator[dict[str, Any]]:
+        """The stream's events for one of the engine. Raises the error of a `Failed` one."""
+        if isinstance(event, Delta):
+            yield from self.output.add(event)
+        elif isinstance(event, Finish):
+            cut = finish_reason(event, legacy=False) == "length"
+            self.fields["status"] = "incomplete" if cut else "completed"
+            if cut:
+                self.fields["incomplete_details"] = {"reason": "max_output_tokens"}
+            yield from self.output.end(self.fields["status"])
+        elif isinstance(event, Done):
+            self.fields["usage"] = response_usage(event)
+            yield self.whole(self.fields["status"])
+        elif isinstance(event, Failed):
+            raise event.error.exception()
+
+    def whole(self, what: str) -> dict[str, Any]:
+        return {"type": f"response.{what}", "response": self.fields}
+
+
+class Whole:
+    """See `asked.Reply`."""
+
+    media_type = "application/json"
+    heartbeat = b""
+    streamed = False
+
+    def __init__(self, accepted: Accepted, tools: ChatTools, echo: Mapping[str, Any]) -> None:
+        self._response = _Response(accepted, tools, echo)
+
+    def feed(self, events: Sequence[Event]) -> bytes:
+        for event in events:
+            for _ in self._response.take(event):
+                pass
+        fields = self._response.fields
+        return b"" if fields["usage"] is None else json_bytes(fields)
+
+
+class Stream:
+    """See `asked.Reply`."""
+
+    media_type = sse.MEDIA_TYPE
+    heartbeat = sse.COMMENT
+    streamed = True
+
+    def __init__(self, accepted: Accepted, tools: ChatTools, echo: Mapping[str, Any]) -> None:
+        self._response = _Response(accepted, tools, echo)
+        self._numbered = _Numbered()
+        self._ended = False
+
+    def feed(self, events: Sequence[Event]) -> bytes:
+        out: list[bytes] = []
+        try:
+            for event in events:
+                if self._ended:
+                    break
+                if isinstance(event, Accepted):
+                    out += map(self._numbered, _opening(self._response))
+                out += map(self._numbered, self._response.take(event))
+                if isinstance(event, Done):
+                    out.append(DONE)
+        except MLXProviderError as error:
+            self._ended = True
+            out += map(self._numbered, _failure(self._response.fields, error))
+            out.append(DONE)
+        return b"".join(out)
+
+
+def failed_stream(name: str, model: str, error: MLXProviderError, echo: Mapping[str, Any]) -> bytes:
+    """A stream of a request that was not accepted."""
+    fields, numbered = _head(name, model, echo), _Numbered()
+    created = {"type": "response.created", "response": fields}
+    return b"".join(map(numbered, (created, *_failure(fields, error)))) + DONE
+
+
+def _opening(response: _Response) -> Iterator[dict[str, Any]]:
+    yield response.whole("created")
+    yield response.whole("in_progress")
+
+
+def _failure(fields: dict[str, Any], error: MLXProviderError) -> Iterator[dict[str, Any]]:
+    told = error_body(error)["error"]
+    code = "server_error" if error.status >= 500 else told["code"]
+    told = {"code": code, "message": told["message"]}
+    fields = {**fields, "status": "failed", "error": told}
+    yield {"type": "response.failed", "response": fields}
+
+
+class _Numbered:
+    """Writes events with their numbers in the stream."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def __call__(self, event: dict[str, Any]) -> bytes:
+        out = sse.named({**event, "sequence_number": self._number})
+        self._number += 1
+        return out

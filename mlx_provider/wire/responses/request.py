@@ -1,0 +1,87 @@
+"""Parameters of the Responses API as those of chat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import BadRequest
+from ...invalid import shown
+from ...protocol.requests import GenerateRequest
+from ..openai.form import AnswerForm
+from ..openai.parameters import Parameters
+from ..openai.request import generate_requests
+from .conversation import messages_of
+from .shape import ABSENT, ITEMS, check_input
+from .tools import ChatTools
+
+STORED = {
+    **ABSENT,
+    "previous_response_id": "answers are not stored: send the whole conversation as input",
+    "conversation": "conversations are not stored: send the whole conversation as input",
+}
+KNOWN = (*ITEMS, "compaction")
+OWN = ("model", "input", "instructions", "text", "reasoning", "include", "tools", "tool_choice")
+SETTLED = ("client_metadata", "prompt_cache_options", *STORED)
+"""Parameters that change no answer, or whose value asks for nothing."""
+UNUSED: Mapping[str, tuple[object, ...]] = {
+    "max_tool_calls": (),
+    "moderation": (),
+    "truncation": ("disabled",),
+}
+"""Parameters without effect, and the values that ask for nothing."""
+LOGPROBS = "message.output_text.logprobs"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request, and the tools whose calls its reply may have."""
+
+    request: GenerateRequest
+    tools: ChatTools
+
+
+def question(body: Mapping[str, Any], sender: Mapping[str, Any]) -> Question:
+    """Raises `BadRequest` that names the parameter, item or part at fault."""
+    check_input(body, STORED, KNOWN)
+    instructions = body.get("instructions")
+    if not isinstance(instructions, str | None):
+        raise BadRequest(
+            f"instructions must be a text, got {shown(instructions)}", param="instructions"
+        )
+    tools = ChatTools.read(body.get("tools"))
+    values = {name: value for name, value in body.items() if name not in OWN}
+    values |= _text(body) | _logprobs(body)
+    values |= {"reasoning_effort": body.get("reasoning"), "tools": tools.tools}
+    values["tool_choice"] = tools.choice(body.get("tool_choice"))
+    values["max_tokens"] = values.pop("max_output_tokens", None)
+    ignored = [*tools.ignored]
+    for name, nothing in UNUSED.items():
+        value = values.pop(name, None)
+        if value is not None and value not in nothing:
+            ignored.append(name)
+    params = Parameters(values, SETTLED, ignored)
+    params.choice("n", (1,), "send the request again for another answer")
+    messages = messages_of(body.get("input"), instructions)
+    fields = {**sender, "model": body.get("model")}
+    (request,) = generate_requests(params, fields, messages, AnswerForm())
+    return Question(request, tools)
+
+
+def _text(body: Mapping[str, Any]) -> dict[str, Any]:
+    text = Parameters(body).mapping("text")
+    form = text.get("format")
+    wanted = {"verbosity": text.get("verbosity")}
+    if isinstance(form, dict) and form.get("type") == "json_schema":
+        wanted["response_format"] = {"type": "json_schema", "json_schema": form}
+    elif form is not None:
+        wanted["response_format"] = form
+    return wanted
+
+
+def _logprobs(body: Mapping[str, Any]) -> dict[str, Any]:
+    include = body.get("include")
+    if not isinstance(include, list | None):
+        raise BadRequest(f"include must be a list, got {shown(include)}", param="include")
+    return {"logprobs": True} if LOGPROBS in (include or []) or body.get("top_logprobs") else {}

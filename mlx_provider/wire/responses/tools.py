@@ -1,0 +1,142 @@
+"""Tools of the Responses API as tools of chat, and the calls of a reply under their own names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_core import from_json
+
+from ...errors import BadRequest
+from ..objects import objects
+
+HOSTED = (
+    "apply_patch",
+    "code_interpreter",
+    "computer",
+    "file_search",
+    "image_generation",
+    "local_shell",
+    "mcp",
+    "programmatic_tool_calling",
+    "shell",
+    "tool_search",
+    "web_search",
+)
+"""Beginnings of the types of tools that a server runs itself; they have no effect here."""
+TEXT = "content"
+"""The parameter of a custom tool, as LiteLLM's bridge names it (1.106.2, `custom_tools.py`)."""
+
+
+@dataclass(frozen=True)
+class Called:
+    """A tool as its client knows it."""
+
+    name: str
+    namespace: str | None = None
+    custom: bool = False
+    """It takes a text in place of arguments."""
+
+    @property
+    def chat_name(self) -> str:
+        return self.name if self.namespace is None else f"{self.namespace}__{self.name}"
+
+
+@dataclass(frozen=True)
+class ChatTools:
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    called: dict[str, Called] = field(default_factory=dict)
+    """By the name in chat."""
+    ignored: list[str] = field(default_factory=list)
+    """Tools without effect."""
+
+    @classmethod
+    def read(cls, given: Any) -> ChatTools:
+        """Raises `BadRequest` that names the tool at fault."""
+        made = cls()
+        for where, tool in objects(given or [], "tools"):
+            made._add(tool, where)
+        return made
+
+    def choice(self, given: Any) -> Any:
+        """A `tool_choice` in the form of chat."""
+        if not isinstance(given, Mapping):
+            return given
+        if given.get("type") in ("function", "custom"):
+            return _named(given)
+        if isinstance(given.get("tools"), list):
+            return {**given, "tools": [_named(tool) for tool in given["tools"]]}
+        return dict(given)
+
+    def _add(
+        self, tool: Mapping[str, Any], where: str, space: Mapping[str, Any] | None = None
+    ) -> None:
+        kind = tool.get("type")
+        if kind == "namespace" and space is None:
+            for at, member in objects(tool.get("tools"), f"{where}.tools"):
+                self._add(member, at, tool)
+        elif kind in ("function", "custom"):
+            self._add_callable(tool, where, space or {}, custom=kind == "custom")
+        elif isinstance(kind, str) and kind.startswith(HOSTED):
+            self.ignored.append(f"{where} ({kind})")
+        else:
+            raise BadRequest(f"{where}.type is {kind!r}, which is not supported", param=where)
+
+    def _add_callable(
+        self, tool: Mapping[str, Any], where: str, space: Mapping[str, Any], *, custom: bool
+    ) -> None:
+        name = tool.get("name")
+        if not isinstance(name, str) or not name:
+            raise BadRequest(f"{where}.name must be a text", param=where)
+        called = Called(name, space.get("name"), custom)
+        if called.chat_name in self.called:
+            raise BadRequest(f"{where}: there is another tool {called.chat_name}", param=where)
+        self.called[called.chat_name] = called
+        texts = [each.get("description") for each in (space, tool)]
+        function: dict[str, Any] = {
+            "name": called.chat_name,
+            "description": "\n\n".join(text for text in texts if isinstance(text, str) and text),
+        }
+        if custom:
+            function |= _of_text(name, tool.get("format"), function["description"])
+        else:
+            function |= {
+                key: tool[key] for key in ("parameters", "strict") if tool.get(key) is not None
+            }
+        self.tools.append({"type": "function", "function": function})
+
+
+def _named(tool: Any) -> Any:
+    if not isinstance(tool, Mapping) or not isinstance(tool.get("name"), str):
+        return tool
+    name = Called(tool["name"], tool.get("namespace")).chat_name
+    return {"type": "function", "function": {"name": name}}
+
+
+def _of_text(name: str, form: Any, description: str) -> dict[str, Any]:
+    """The function of a custom tool: one text, whose format the description tells."""
+    told = ""
+    if isinstance(form, Mapping) and form.get("type") == "grammar":
+        told = f"\n\nFormat:\n```{form.get('syntax')}\n{form.get('definition')}\n```"
+    text = {"type": "string", "description": f"The {name} content following the specified format"}
+    return {
+        "description": description + told,
+        "parameters": {"type": "object", "properties": {TEXT: text}, "required": [TEXT]},
+    }
+
+
+def wrapped(text: str) -> str:
+    """The text of a custom tool as arguments."""
+    return json.dumps({TEXT: text}, ensure_ascii=False)
+
+
+def unwrapped(arguments: str) -> str:
+    """The text in the arguments of a custom tool, which may be cut."""
+    try:
+        found = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        return arguments
+    text = found.get(TEXT, "") if isinstance(found, dict) else arguments
+    return text if isinstance(text, str) else json.dumps(text)

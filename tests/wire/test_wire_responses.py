@@ -1,0 +1,332 @@
+"""The Responses API of an engine, read by OpenAI's SDK."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
+
+from mlx_provider.errors import EngineUnavailable
+from mlx_provider.protocol.events import Accepted, Delta, Failed, Finish
+from mlx_provider.testing.scripted import Call, Step, script
+from mlx_provider.wire.responses.reply import Stream, echo_of
+from mlx_provider.wire.responses.tools import ChatTools
+
+CODEX = Path(__file__).parents[1] / "data" / "requests" / "02_responses_codex_developer.json"
+EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
+LOOK: Any = {
+    "type": "function",
+    "name": "look",
+    "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+}
+PATCH: Any = {"type": "custom", "name": "patch", "description": "Change files."}
+SPACE: Any = {"type": "namespace", "name": "agents", "description": "Helpers", "tools": [LOOK]}
+TEXT = 'first "line"\nsecond'
+ALL = script(
+    Step(
+        "Here it is.",
+        (
+            Call("look", {"at": "a"}),
+            Call("agents__look", {"at": "b"}),
+            Call("patch", {"content": TEXT}),
+        ),
+        think="Hm.",
+    )
+)
+EVERY: dict[str, Any] = {"input": ALL, "tools": [LOOK, SPACE, PATCH]}
+
+
+def events(text: str) -> list[Any]:
+    """The events of a stream, each as the SDK's own type."""
+    *frames, done, rest = text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    found = []
+    for number, frame in enumerate(each for each in frames if not each.startswith(":")):
+        name, data = frame.split("\n")
+        event = EVENT.validate_json(data.removeprefix("data: "), strict=True)
+        assert name == f"event: {event.type}"
+        assert event.sequence_number == number
+        found.append(event)
+    return found
+
+
+def said(response: Any) -> list[Any]:
+    """The items of a response without their ids."""
+    items = [item.model_dump(exclude_none=True) for item in response.output]
+    return [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in items]
+
+
+def ask(engine: Any, **more: Any) -> Any:
+    body = {"model": engine.scripted, "temperature": 0, **more}
+    return engine.http.post("/v1/responses", json=body)
+
+
+def test_thoughts_text_and_calls_whole_and_streamed(engine: Any) -> None:
+    whole = Response.model_validate_json(ask(engine, **EVERY).raise_for_status().text)
+    assert whole.status == "completed"
+    assert said(whole) == [
+        {
+            "type": "reasoning",
+            "status": "completed",
+            "summary": [{"type": "summary_text", "text": "Hm."}],
+        },
+        {
+            "type": "message",
+            "role": "assistant",
+            "status": "completed",
+            "content": [
+                {"type": "output_text", "text": "Here it is.", "annotations": [], "logprobs": []}
+            ],
+        },
+        {
+            "type": "function_call",
+            "name": "look",
+            "arguments": '{"at": "a"}',
+            "status": "completed",
+        },
+        {
+            "type": "function_call",
+            "name": "look",
+            "namespace": "agents",
+            "arguments": '{"at": "b"}',
+            "status": "completed",
+        },
+        {"type": "custom_tool_call", "name": "patch", "input": TEXT, "status": "completed"},
+    ]
+    calls = [item.call_id for item in whole.output if hasattr(item, "call_id")]
+    assert len(set(calls)) == 3
+    assert whole.usage is not None
+    assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens
+    assert 0 < whole.usage.output_tokens_details.reasoning_tokens < whole.usage.output_tokens
+
+    found = events(ask(engine, **EVERY, stream=True).raise_for_status().text)
+    assert [event.type for event in found[:2]] == ["response.created", "response.in_progress"]
+    last = found[-1]
+    assert last.type == "response.completed"
+    assert said(last.response) == said(whole)
+    grown = [""] * len(whole.output)
+    for event in found:
+        if event.type.endswith(".delta"):
+            assert event.item_id == last.response.output[event.output_index].id
+            grown[event.output_index] += event.delta
+    assert grown == ["Hm.", "Here it is.", '{"at": "a"}', '{"at": "b"}', TEXT]
+    done = [event.item for event in found if event.type == "response.output_item.done"]
+    assert done == last.response.output
+
+
+def test_the_sdks_own_accumulator(engine: Any, client: openai.OpenAI) -> None:
+    with client.responses.stream(model=engine.scripted, input=ALL, tools=[LOOK]) as stream:
+        reply = stream.get_final_response()
+    assert reply.output_text == "Here it is."
+    assert [item.type for item in reply.output][:3] == ["reasoning", "message", "function_call"]
+
+
+class Answer(BaseModel):
+    """Only one answer fits."""
+
+    number: int
+
+    model_config = {"json_schema_extra": {"properties": {"number": {"enum": [17]}}}}
+
+
+def test_a_schema_is_enforced_and_parsed(engine: Any, client: openai.OpenAI) -> None:
+    reply = client.responses.parse(
+        model=engine.scripted, input="x", text_format=Answer, max_output_tokens=200
+    )
+    assert reply.output_parsed == Answer(number=17)
+
+
+def test_a_reply_that_was_cut_is_incomplete(engine: Any, client: openai.OpenAI) -> None:
+    text = script(Step("one two three four five"))
+    reply = client.responses.create(model=engine.scripted, input=text, max_output_tokens=2)
+    assert reply.status == "incomplete"
+    assert reply.incomplete_details is not None
+    assert reply.incomplete_details.reason == "max_output_tokens"
+    assert [item.status for item in reply.output if item.type == "message"] == ["incomplete"]
+    found = events(ask(engine, input=text, max_output_tokens=2, stream=True).text)
+    assert found[-1].type == "response.incomplete"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_custom_call_that_was_cut_is_incomplete(engine: Any, stream: bool) -> None:
+    text = script(Step(calls=(Call("patch", {"content": TEXT * 9}),)))
+    asked = {"input": text, "tools": [PATCH], "max_output_tokens": 30, "stream": stream}
+    answer = ask(engine, **asked)
+    reply = (
+        events(answer.text)[-1].response if stream else Response.model_validate_json(answer.text)
+    )
+    assert reply.status == "incomplete"
+    (item,) = reply.output
+    assert item.type == "custom_tool_call"
+    assert item.status == "incomplete"
+    assert len(item.input) > 9
+    assert (TEXT * 9).startswith(item.input)
+
+
+def test_the_body_of_codex(engine: Any) -> None:
+    body = json.loads(CODEX.read_text())["body"]
+    turns = body["input"]
+    turns[3]["content"] = [{"type": "input_text", "text": script(Step("Done."))}]
+    asked = {**body, "model": engine.scripted}
+    answer = engine.http.post("/v1/responses", json=asked).raise_for_status()
+    assert "web_search" in answer.headers["x-mlx-warnings"]
+    last = events(answer.text)[-1].response
+    assert last.output_text == "Done."
+    again = engine.http.post("/v1/responses", json=asked).raise_for_status()
+    usage = events(again.text)[-1].response.usage
+    assert usage.input_tokens_details.cached_tokens > 0.9 * usage.input_tokens
+
+
+def test_a_history_is_the_chat_that_it_was(engine: Any) -> None:
+    """The same prompt as the messages of chat, and so the same prefix."""
+    items = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "input_text", "text": "look"}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": "a"}'},
+        {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": TEXT},
+        {"type": "function_call_output", "call_id": "c1", "output": "seen"},
+        {
+            "type": "custom_tool_call_output",
+            "call_id": "c2",
+            "output": [{"type": "input_text", "text": "done"}],
+        },
+        {"role": "assistant", "content": "I saw."},
+        {"role": "user", "content": "go on"},
+    ]
+    calls = [
+        ("c1", "look", '{"at": "a"}'),
+        ("c2", "patch", json.dumps({"content": TEXT})),
+    ]
+    messages = [
+        {"role": "system", "content": "Obey."},
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "look"},
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "reasoning_content": "Hm.",
+            "tool_calls": [
+                {"id": i, "type": "function", "function": {"name": n, "arguments": a}}
+                for i, n, a in calls
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "seen"},
+        {"role": "tool", "tool_call_id": "c2", "content": "done"},
+        {"role": "assistant", "content": "I saw."},
+        {"role": "user", "content": "go on"},
+    ]
+    chat = {"model": engine.scripted, "messages": messages, "max_tokens": 1}
+    first = engine.http.post("/v1/chat/completions", json=chat).raise_for_status().json()
+    reply = ask(engine, instructions="Obey.", input=items, max_output_tokens=1).json()
+    used = first["usage"]["prompt_tokens"]
+    assert reply["usage"]["input_tokens"] == used
+    assert reply["usage"]["input_tokens_details"]["cached_tokens"] == used - 1
+
+
+def test_a_compaction_is_read_back(engine: Any, client: openai.OpenAI) -> None:
+    given: Any = [
+        {"role": "user", "content": "a question"},
+        {"role": "assistant", "content": "an answer"},
+        {"role": "user", "content": script(Step("no"), Step("the summary"))},
+    ]
+    made = client.responses.compact(model=engine.scripted, input=given)
+    assert made.object == "response.compaction"
+    *users, item = made.output
+    assert [user.content[0].text for user in users] == ["a question", given[2]["content"]]  # type: ignore[union-attr]
+    assert item.type == "compaction"
+    assert made.usage.input_tokens > 0
+    back = [each.model_dump() for each in made.output]
+    turn = {"role": "user", "content": script(Step("and on"))}
+    assert ask(engine, input=[*back, turn]).json()["status"] == "completed"
+    foreign = {"type": "compaction", "encrypted_content": "gAAAA"}
+    error = ask(engine, input=[foreign]).json()["error"]
+    assert error["param"] == "input[0].encrypted_content"
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, 400, "previous_response_id"),
+        ({"conversation": "conv_1"}, 400, "conversation"),
+        ({"background": True}, 400, "background"),
+        ({"input": [{"type": "item_reference", "id": "m"}]}, 400, "input[0].type"),
+        ({"input": []}, 400, "messages"),
+        ({"instructions": 3}, 400, "instructions"),
+        ({"text": 3}, 400, "text"),
+        ({"text": {"format": {"type": "x"}}}, 400, "text.format.type"),
+        ({"include": "x"}, 400, "include"),
+        ({"n": 2}, 400, "n"),
+        ({"reasoning": {"effort": 3}}, 400, "reasoning_effort"),
+        ({"tools": [{"type": "x"}]}, 400, "tools[0]"),
+        ({"tools": [{"type": "function"}]}, 400, "tools[0]"),
+        ({"tools": [LOOK, LOOK]}, 400, "tools[1]"),
+        ({"tool_choice": {"type": "function", "name": "x"}}, 400, "tool_choice"),
+        ({"max_output_tokens": 0}, 400, "max_tokens"),
+        ({"messages": []}, 400, "messages"),
+        ({"tenant": "other"}, 400, "tenant"),
+    ],
+)
+def test_a_refusal_names_the_parameter(
+    engine: Any, fields: dict[str, Any], status: int, param: str
+) -> None:
+    for stream in (False, True):
+        answer = ask(engine, **{"input": "x", "stream": stream, **fields})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (status, param), error
+        assert error["type"] == "invalid_request_error"
+
+
+def test_a_conversation_that_is_too_long(engine: Any, client: openai.OpenAI) -> None:
+    """Codex reads the code of a stream alone."""
+    asked: Any = {"model": engine.scripted, "input": "ab " * 4000}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(**asked)
+    assert caught.value.code == "context_length_exceeded"
+    created, failed = client.responses.create(**asked, stream=True)
+    assert (created.type, failed.type) == ("response.created", "response.failed")
+    assert failed.response.error.code == "context_length_exceeded"
+
+
+def test_what_has_no_effect_is_told_in_a_header(engine: Any) -> None:
+    more = {"store": True, "truncation": "auto", "max_tool_calls": 3, "metadata": {"a": "b"}}
+    hosted = {"tools": [{"type": "web_search_preview"}, {"type": "mcp", "server_label": "s"}]}
+    answer = ask(engine, input="x", max_output_tokens=1, **more, **hosted).raise_for_status()
+    told = answer.headers["x-mlx-warnings"]
+    for name in ("store", "truncation", "max_tool_calls", "tools[0] (web_search_preview)", "(mcp)"):
+        assert name in told
+    assert answer.json()["metadata"] == {"a": "b"}
+    quiet = {"store": False, "truncation": "disabled", "include": ["reasoning.encrypted_content"]}
+    answer = ask(engine, input="x", max_output_tokens=1, **quiet).raise_for_status()
+    assert "x-mlx-warnings" not in answer.headers
+
+
+def test_log_probabilities(engine: Any) -> None:
+    text = script(Step("one two"))
+    asked = {"input": text, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    reply = ask(engine, **asked).json()
+    (part,) = reply["output"][-1]["content"]
+    assert "".join(token["token"] for token in part["logprobs"]) == part["text"]
+    assert all(len(token["top_logprobs"]) == 2 for token in part["logprobs"])
+    found = events(ask(engine, **asked, stream=True).text)
+    deltas = [event for event in found if event.type == "response.output_text.delta"]
+    tokens = [token.token for event in deltas for token in event.logprobs]
+    assert tokens == [token["token"] for token in part["logprobs"]]
+
+
+def test_nothing_follows_an_error_in_a_stream() -> None:
+    accepted = Accepted(id="r", model="m", prompt_tokens=1, max_tokens=1)
+    for failed in (Failed.of(EngineUnavailable("gone")), Finish(reason="cancelled")):
+        stream = Stream(accepted, ChatTools(), echo_of({}))
+        out = stream.feed([accepted, Delta(content="a"), failed])
+        assert stream.feed([Delta(content="b")]) == b""
+        *_, delta, last = events(out.decode())
+        assert delta.delta == "a"
+        assert (last.type, last.response.status) == ("response.failed", "failed")
+        assert last.response.error.code == "server_error"
