@@ -138,6 +138,8 @@ def test_the_next_request_computes_its_result_alone(own: Any, family: str, templ
         assert [each.logprob for each in then.only.logprobs] == pytest.approx(
             [each.logprob for each in cold.only.logprobs], abs=1e-4
         )
+    await_heads(model)
+    ahead = figures(model).ahead_tokens
     assert (
         f"mlx_provider_prompt_tokens_ahead_total {float(ahead)}" in model.service.metrics().decode()
     )

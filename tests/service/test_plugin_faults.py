@@ -229,7 +229,7 @@ def test_kernels_and_detection_that_fail_are_noted(
 ) -> None:
     registry = toys.registry
     assert registry.detect_tool_parser("<none>") is None
-    registry.kernels_for("metal", "low")
+    registry.kernels_for("cuda", "low")
     (plugin,) = [each for each in registry.plugins if each.name == "mlx_provider_toy"]
     notes = "\n".join(plugin.notes)
     assert f"tool parser 'toy': detect failed: ValueError: who knows ({FILE}" in notes

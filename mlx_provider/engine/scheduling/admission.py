@@ -91,8 +91,8 @@ class Admission:
 
     def may_wait(self, row: Row, active_rows: int) -> bool:
         """Whether a row that has outgrown the memory can continue later."""
-        shared = 0 if row.holding is None else row.holding.stored  # alone it holds all of that
-        if self.reservation([row]) + shared > self.budget.alone():
+        whole = self.budget.row_bytes(self._tokens_reserved(row))  # also what others hold now
+        if whole + self.budget.passing(self._tokens_to_run(row), 1) > self.budget.alone():
             return False
         return active_rows > 1 or self.budget.others_go_on()
 
