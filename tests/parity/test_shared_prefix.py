@@ -249,7 +249,7 @@ def storm(model: LoadedModel, ask: Callable[[int], Request], what: list[Operatio
         elif each == "evict":
             cache.evict_to(0)
         else:
-            room = memory.row_bytes(500) if each == "shrink" else 2**30
+            room = memory.row_bytes(900) if each == "shrink" else 2**30
         for _ in range(steps):
             engine.step()
             most = max(most, len(prefixes(engine)))
