@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -226,16 +227,22 @@ WHAT = st.sampled_from(["fork", "fork", "fork", "cancel", "evict", "shrink", "gr
 STORMS = st.lists(st.tuples(WHAT, st.integers(0, 8), st.integers(0, 6)), min_size=6, max_size=48)
 
 
-def storm(model: LoadedModel, ask: Callable[[int], Request], what: list[Operation]) -> int:
+def storm(
+    model: LoadedModel, ask: Callable[[int], Request], what: list[Operation]
+) -> tuple[int, int]:
     """One prompt, many branches; cancels, preemption and eviction between. Each gets what it gets
-    alone. Returns the most layers with a shared prefix."""
-    room, most = 2**30, 0
+    alone. Returns the most layers with a shared prefix, and the most rows that waited for memory.
+    """
+    room, most, waited = 2**30, 0, 0
     row = model.make_cache()
     model.prefill(PrefillChunk(Prompt(COMMON), 0, len(COMMON), row))
     memory = profile(row, len(COMMON))
+    longest = max(len(ask(which).prompt.tokens) for which in range(9)) + REPLY
     engine, cache = sharing(
         model, available=lambda: room - cache.in_use, row_bytes=memory.row_bytes
     )
+    admission = engine.scheduler.admission
+    admission.budget = replace(admission.budget, alone=lambda: room)
     requests: list[Request] = []
     cancelled: set[str] = set()
     for each, which, steps in [("fork", 0, 6), *what]:
@@ -249,16 +256,17 @@ def storm(model: LoadedModel, ask: Callable[[int], Request], what: list[Operatio
         elif each == "evict":
             cache.evict_to(0)
         else:
-            room = memory.row_bytes(900) if each == "shrink" else 2**30
+            room = memory.row_bytes(longest) if each == "shrink" else 2**30
         for _ in range(steps):
             engine.step()
+            waited = max(waited, engine.scheduler.queued if each == "shrink" else 0)
             most = max(most, len(prefixes(engine)))
     room = 2**30
     run(engine)
     for request in requests:
         check_as_alone(model, request, whole=request.id not in cancelled)
     cache.check_integrity()
-    return most
+    return most, waited
 
 
 def looking(model: Any, item: MediaItem, question: str, reply: int) -> Request:
@@ -272,12 +280,12 @@ def looking(model: Any, item: MediaItem, question: str, reply: int) -> Request:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_storm_of_forks(tiny: Tiny, family: str) -> None:
-    assert storm(tiny(family), branch, STORM)
+    assert all(storm(tiny(family), branch, STORM))
 
 
 def test_a_storm_of_forks_behind_an_image(seeing: Seeing) -> None:
     model, item = seeing("qwen3_vl")
-    assert storm(model, lambda i: looking(model, item, f"Is it {i}{'?' * i}", REPLY), STORM)
+    assert all(storm(model, lambda i: looking(model, item, f"Is it {i}{'?' * i}", REPLY), STORM))
 
 
 def test_drafts_are_verified_over_a_shared_prefix(

@@ -8,7 +8,7 @@ from .calibration import Reserve
 from .deep_cache import MakeCache
 from .pass_memory import taken
 
-ROWS = 12
+ROWS = 15
 """Caches of the longest row that are in memory together, at most: of every row, its copies, and
 copies that share a pass."""
 
