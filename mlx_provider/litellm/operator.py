@@ -114,8 +114,8 @@ class Caller:
 
 def _tier(slot: Mapping[str, Any]) -> str | None:
     """The tier in what the proxy tells of a key and its team."""
-    told = (slot.get(f"user_api_key_{of}metadata") for of in ("", "team_"))
-    found = (each.get("service_tier") for each in told if isinstance(each, Mapping))
+    details = (slot.get(f"user_api_key_{of}metadata") for of in ("", "team_"))
+    found = (each.get("service_tier") for each in details if isinstance(each, Mapping))
     return next((tier for tier in found if isinstance(tier, str)), None)
 
 

@@ -145,9 +145,9 @@ class _Answer:
             await self._refused(failure, scope["path"])(scope, receive, send)
 
     def _refused(self, error: MLXProviderError, path: str) -> Response:
-        told = self._refusal(error) if self._refusal is not None else b""
-        if told:
-            return Response(told, media_type=sse.MEDIA_TYPE)
+        stream = self._refusal(error) if self._refusal is not None else b""
+        if stream:
+            return Response(stream, media_type=sse.MEDIA_TYPE)
         closing = {"connection": "close"} if self._stopping.is_set() else None
         return error_response(error, closing, path)
 

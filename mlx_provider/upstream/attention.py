@@ -22,6 +22,7 @@ import mlx.core as mx
 from ..records import Function, Parts, Run
 from .patching import namespaces, patch
 from .shared_attention import Call, attend_apart, calls_of
+from .shared_kv import Shared
 
 __all__ = ["Parts", "Run", "Watched", "route", "routed"]
 
@@ -54,7 +55,10 @@ def routed(original: Function) -> Function:
         queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, **kwargs: Any
     ) -> mx.array:
         named = dict(zip(PARAMETERS, args, strict=False)) | kwargs
-        calls = calls_of(queries, keys, values, named.pop("mask", None), cache)
+        mask = named.pop("mask", None)
+        if not isinstance(keys, (Parts, Shared)):  # the usual call, in each layer of each step
+            return one(Call(queries, keys, values, mask, cache), named)
+        calls = calls_of(queries, keys, values, mask, cache)
         plain = named.get("sinks") is None
         apart = {i: call for i, call in enumerate(calls) if plain and call.apart}
         joint = dict(zip(apart, attend_apart(list(apart.values()), named["scale"]), strict=True))

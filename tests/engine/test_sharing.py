@@ -8,7 +8,12 @@ import mlx.core as mx
 import pytest
 
 from mlx_provider.engine.execution import sharing
-from mlx_provider.engine.execution.sharing import FEWEST, MOST, UNMEASURED, least_shared
+from mlx_provider.engine.execution.sharing import (
+    FEWEST_TOKENS,
+    MOST_TOKENS,
+    UNMEASURED,
+    least_shared,
+)
 from mlx_provider.engine.scheduling.costs import Curve
 
 CURVE = Curve([(1, 0.001), (8, 0.002)], [(1, 1e-9)])
@@ -21,10 +26,10 @@ DEPTH = sharing.SLOW_DEPTH
     [
         (1e-6, 1e-9, 1000),
         (4e-6, 1e-9, 4000),
-        (1e-7, 1e-9, FEWEST),
-        (1e-3, 1e-9, MOST),
-        (-1e-6, 1e-9, FEWEST),
-        (1e-6, 2e-9, MOST),
+        (1e-7, 1e-9, FEWEST_TOKENS),
+        (1e-3, 1e-9, MOST_TOKENS),
+        (-1e-6, 1e-9, FEWEST_TOKENS),
+        (1e-6, 2e-9, MOST_TOKENS),
     ],
 )
 def test_a_shared_prefix_pays_from_where_it_saves_more_than_it_costs(

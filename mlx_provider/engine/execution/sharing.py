@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 UNMEASURED = 2048
 """Tokens from which on rows share without a measurement: reading so many keys of an 8B model takes
 as long as the additional kernels (by arithmetic for 400 GB/s)."""
-FEWEST, MOST = 256, 8192
+FEWEST_TOKENS, MOST_TOKENS = 256, 8192
 """Limits of what a measurement may choose. Below, a copy is nothing; above, memory counts more."""
 DEPTH, SLOW_DEPTH = 4096, 1024
 """Tokens of the prefix in the timed passes, on a GPU and on a CPU."""
@@ -68,8 +68,8 @@ def least_tokens(overhead: float, shared: float, copied: float) -> int:
     overhead: additional seconds of the step. shared, copied: seconds for each token of the prefix.
     """
     if shared >= copied:
-        return MOST
-    return round(min(MOST, max(FEWEST, overhead / (copied - shared))))
+        return MOST_TOKENS
+    return round(min(MOST_TOKENS, max(FEWEST_TOKENS, overhead / (copied - shared))))
 
 
 def _step(model: LoadedModel, cache: RowCache, prefix: int) -> float:

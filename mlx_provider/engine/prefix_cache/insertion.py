@@ -127,8 +127,10 @@ def refers(source: LivePath, path: Sequence[Node], length: int, *, complete: boo
 def refer(source: LivePath, path: Sequence[Node]) -> None:
     """Let stored nodes refer to the row's buffers, in place of copies."""
     own = source.buffers
-    for node in path if own is not None else ():
-        if own is not None and node.start >= own.first:
+    if own is None:
+        return
+    for node in path:
+        if node.start >= own.first:
             set_segment(node, source.row.within(own, node.start, node.stop))
 
 

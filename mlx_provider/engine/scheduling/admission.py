@@ -42,6 +42,10 @@ class Budget:
     """Bytes of a running pass of this many prompt tokens and rows."""
 
 
+OTHER_ACCOUNTS = 0.25
+"""Places in the queue for accounts without a request in it, as a share of the others."""
+
+
 class Admission:
     """Bytes to reserve for rows. Every method is read-only, so any thread may call it."""
 
@@ -54,8 +58,7 @@ class Admission:
     def check(self, request: Request, queued: int, *, first: bool = False) -> None:
         """Check whether a request may queue behind `queued` others.
 
-        `first`: none of these is of its account, so one place in five that the others cannot take
-        is left for it.
+        `first`: none of these is of its account, for which the queue has more places.
 
         Raises `Overloaded` if the queue is full, and `BadRequest` if the request can never fit.
         """
@@ -63,7 +66,7 @@ class Admission:
             raise BadRequest(
                 f"n={len(request.rows)} is not within 1 .. {self.limits.max_rows} rows", param="n"
             )
-        if queued >= self.limits.max_queue * (1.25 if first else 1.0):
+        if queued >= self.limits.max_queue * (1 + OTHER_ACCOUNTS * first):
             raise Overloaded(f"{queued} requests are waiting, the limit; try again later")
         need, limit = self.reservation(request.rows), self.budget.alone()
         need -= (len(request.rows) - 1) * self.fork_bytes(len(request.prompt.tokens))

@@ -106,7 +106,7 @@ class Scheduler:
             claims = tried < CLAIMS_PER_STEP
             tried += 1
             # `fits_ahead` has found its memory free
-            if job.request.ahead or self._fits(job, claims=claims):
+            if job.request.ahead or self._make_room(job, claims=claims):
                 job.aged = now - job.arrived
                 return self.let_in(job)
             if now - job.arrived > PATIENCE_SECONDS:
@@ -287,12 +287,12 @@ class Scheduler:
         if not absent or not present:
             return ()
         job = next(job for job in self._in_order(now) if job in absent)
-        if self._fits(job):
+        if self._make_room(job):
             return ()
         rows: list[Row] = []
         for row in above_share(self.running):
             rows.append(row)
-            if self._fits(job, rows):
+            if self._make_room(job, rows):
                 self._invited = job
                 return rows
         return ()
@@ -306,9 +306,11 @@ class Scheduler:
         """See `Admission.reservation`."""
         return self.admission.reservation(rows)
 
-    def _fits(self, job: PrefillJob, without: Sequence[Row] = (), *, claims: bool = True) -> bool:
-        """Whether a prompt fits beside the live rows, `without` some. Reclaims memory first.
-        `claims`: what it will use of the prefix cache is no part of its need, and stays.
+    def _make_room(
+        self, job: PrefillJob, without: Sequence[Row] = (), *, claims: bool = True
+    ) -> bool:
+        """Reclaim memory for a prompt beside the live rows, `without` some. Returns whether it
+        fits. `claims`: what it will use of the prefix cache is no part of its need, and stays.
 
         Images are temporary, and may belong to the prompt itself, so they do not block a prompt
         that would run alone.

@@ -11,6 +11,7 @@ from ..asked import json_bytes
 from ..objects import objects
 from ..openai.collected import Collected
 from ..openai.form import AnswerForm
+from ..openai.whole import JSON
 from .conversation import sealed
 from .reply import response_usage
 
@@ -51,7 +52,7 @@ def _as_output(item: Any, index: int) -> dict[str, Any]:
 class Compacted:
     """See `asked.Reply`."""
 
-    media_type = "application/json"
+    media_type = JSON
     heartbeat = b""
     streamed = False
 

@@ -13,6 +13,7 @@ from ..asked import json_bytes
 from ..openai.answer import finish_reason, usage_of
 from ..openai.errors import error_body
 from ..openai.stream import DONE
+from ..openai.whole import JSON
 from .output import Output
 from .tools import ChatTools
 
@@ -105,7 +106,7 @@ class _Response:
 class Whole:
     """See `asked.Reply`."""
 
-    media_type = "application/json"
+    media_type = JSON
     heartbeat = b""
     streamed = False
 
@@ -163,10 +164,10 @@ def _opening(response: _Response) -> Iterator[dict[str, Any]]:
 
 
 def _failure(fields: dict[str, Any], error: MLXProviderError) -> Iterator[dict[str, Any]]:
-    told = error_body(error)["error"]
-    code = "server_error" if error.status >= 500 else told["code"]
-    told = {"code": code, "message": told["message"]}
-    fields = {**fields, "status": "failed", "error": told}
+    named = error_body(error)["error"]
+    code = "server_error" if error.status >= 500 else named["code"]
+    shown = {"code": code, "message": named["message"]}
+    fields = {**fields, "status": "failed", "error": shown}
     yield {"type": "response.failed", "response": fields}
 
 

@@ -24,8 +24,9 @@ def _respond(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
 
     def refusal(error: MLXProviderError) -> bytes:
         # Codex shortens a conversation only if a stream says that it is too long.
-        told = isinstance(error, ContextTooLong)
-        return failed_stream(request.id, request.model, error, echo) if told else b""
+        if not isinstance(error, ContextTooLong):
+            return b""
+        return failed_stream(request.id, request.model, error, echo)
 
     return Asked([request], reply, refusal=refusal)
 

@@ -117,12 +117,12 @@ def _named(tool: Any) -> Any:
 
 def _of_text(name: str, form: Any, description: str) -> dict[str, Any]:
     """The function of a custom tool: one text, whose format the description tells."""
-    told = ""
+    syntax = ""
     if isinstance(form, Mapping) and form.get("type") == "grammar":
-        told = f"\n\nFormat:\n```{form.get('syntax')}\n{form.get('definition')}\n```"
+        syntax = f"\n\nFormat:\n```{form.get('syntax')}\n{form.get('definition')}\n```"
     text = {"type": "string", "description": f"The {name} content following the specified format"}
     return {
-        "description": description + told,
+        "description": description + syntax,
         "parameters": {"type": "object", "properties": {TEXT: text}, "required": [TEXT]},
     }
 
