@@ -12,11 +12,14 @@ import pytest
 from allocator_replay import StandIn
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.memory import profile
+from mlx_provider.engine.prefix_cache.buffers import RowBuffers
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from mlx_provider.upstream.cache_classes import KVCache
+from mlx_provider.upstream.shared_kv import unite
 from references import alone
 from turns import TOKEN_BYTES, counted, measured
 
@@ -248,3 +251,19 @@ def test_rows_use_what_the_cache_counts(qwen3: TextModel, *, cancelled: bool) ->
     assert stored.evict_to(0) > 0
     assert stored.nbytes == 0
     check(qwen3, asked(engine, COMMON))
+
+
+def test_a_layer_that_was_united_is_cut_at_its_own_length() -> None:
+    """Where another layer of the row could not be."""
+    layers = {leaf: KVCache() for leaf in range(2)}
+    for layer in layers.values():
+        layer.update_and_fetch(*[mx.arange(24.0).reshape(1, 1, 24, 1)] * 2)
+    row = RowBuffers(dict(layers))
+    row.divided(16)
+    unite(layers[0])
+    layers[0].update_and_fetch(*[mx.zeros((1, 1, 1, 1))] * 2)
+    assert row.grow(24, 500, 0) == 0
+    assert row.slack(24) == 2 * 256 * 4, "one step of capacity of the layer that grew"
+    row.trim(24)
+    assert [layer.keys.shape[2] for layer in layers.values()] == [24, 8]
+    assert row.arrays(0, 14, 18)[0].tolist() == row.arrays(1, 14, 18)[0].tolist()

@@ -546,3 +546,12 @@ def test_the_prefix_cache_is_told_and_emptied(
     assert any(model.client.cache_report().values())
     model.client.cache_clear()
     assert model.ask(text, max_tokens=2).usage.cached_tokens == 0
+
+
+@pytest.mark.parametrize("retain", [True, False])
+def test_the_cache_knows_a_session_that_comes_back(qwen: Any, retain: bool) -> None:
+    qwen.ask(
+        "It comes back, however late. " * 4, session=f"s {retain}", retain=retain, max_tokens=2
+    )
+    nodes = list(qwen.service._models.prefixes.cache()._store.nodes())
+    assert any(node.sessions.get(f"s {retain}") is retain for node in nodes)
