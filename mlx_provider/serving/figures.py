@@ -121,7 +121,7 @@ def _engine(model: str, kind: str, instance: EngineInstance, now: float) -> Engi
         kind=kind,
         layout=engine.batch.layout.name,
         mixes=engine.mixes,
-        queued=engine.scheduler.queued + instance.arriving,
+        queued=engine.scheduler.queued + len(instance.arriving),
         rows=engine.scheduler.active_rows,
         steps=[_step(step, now) for step in steps[-STEPS_TOLD:]],
         step_median=median(spent) if spent else 0.0,

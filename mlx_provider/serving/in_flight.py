@@ -86,14 +86,14 @@ class InFlight:
         with self._lock:
             entry.check_wanted()
             instance.engine.scheduler.check(request, instance.arriving)
-            instance.arriving += 1
+            instance.arriving.append(request.account)
             entry.active = Active(request, lease, instance)
             return entry.active
 
     def reached(self, active: Active) -> None:
         """The engine thread has the request."""
         with self._lock:
-            active.instance.arriving -= 1
+            active.instance.arriving.remove(active.request.account)
 
     def cancel(self, name: str) -> Entry | None:
         """Cancel the request of this id. One that is still in preparation will not be admitted."""

@@ -308,7 +308,7 @@ class ChatService:
         self._worker.call(function).add_done_callback(_log_failure)
 
     def _queued(self) -> int:
-        return sum(e.engine.scheduler.queued + e.arriving for e in self._models.engines())
+        return sum(e.engine.scheduler.queued + len(e.arriving) for e in self._models.engines())
 
     def _running(self) -> int:
         return sum(e.engine.scheduler.active_rows for e in self._models.engines())

@@ -32,8 +32,8 @@ class EngineInstance:
     """Bytes of the drafter's own weights."""
     learned: Callable[[], None] = lambda: None
     """Stores the costs that its passes have refined, for the next load."""
-    arriving: int = 0
-    """Admitted requests that have not reached the engine thread."""
+    arriving: list[str] = field(default_factory=list)
+    """The accounts of admitted requests that have not reached the engine thread."""
 
     @property
     def notes(self) -> list[str]:

@@ -81,7 +81,9 @@ def test_a_full_queue_has_room_for_an_account_that_waits_for_nothing() -> None:
     with pytest.raises(Overloaded):
         run.scheduler.check(new_request([1], account="a"))
     with pytest.raises(Overloaded):
-        run.scheduler.check(new_request([1], account="b"), arriving=250)
+        run.scheduler.check(new_request([1], account="b"), arriving=["a"] * 250)
+    with pytest.raises(Overloaded):  # its own are on their way
+        run.scheduler.check(new_request([1], account="b"), arriving=["b"])
 
 
 @pytest.mark.parametrize("full", ["rows", "memory"])

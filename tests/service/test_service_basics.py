@@ -286,7 +286,7 @@ def test_a_request_is_told_why_the_engine_thread_died_before_it_was_reached(
     def entered(entry: Entry, request: Request, lease: Lease) -> Active:
         active = Active(request, lease, lease.view.instance)
         dies(model, held, fault)
-        active.instance.arriving += 1
+        active.instance.arriving.append(request.account)
         entry.active = active
         return active
 

@@ -70,14 +70,14 @@ class Scheduler:
 
     # -- coming and going
 
-    def check(self, request: Request, arriving: int = 0) -> None:
+    def check(self, request: Request, arriving: Sequence[str] = ()) -> None:
         """Check whether a request may queue. Read-only, so any thread may call it.
 
-        `arriving`: accepted requests that are not queued yet. Raises the errors of
-        `Admission.check`.
+        `arriving`: the accounts of accepted requests that are not queued yet. Raises the errors
+        of `Admission.check`.
         """
-        queued = [job.request.account for job in self._queued()]
-        self.admission.check(request, len(queued) + arriving, first=request.account not in queued)
+        queued = [*(job.request.account for job in self._queued()), *arriving]
+        self.admission.check(request, len(queued), first=request.account not in queued)
 
     def submit(self, request: Request, now: float) -> PrefillJob:
         """Queue a request that passed `check`."""
