@@ -100,7 +100,7 @@ def await_heads(model: Any) -> None:
     worker, engine = model.service._worker, model.served().engine
 
     def await_rest() -> None:
-        while worker.call(lambda: worker._idle_calls or not engine.idle).result(PATIENCE):
+        while worker.call(lambda: bool(worker._idle_calls) or not engine.idle).result(PATIENCE):
             pass
 
     await_rest()
