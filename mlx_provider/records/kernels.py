@@ -22,7 +22,8 @@ class Replacement:
     """(original) -> a function with the same arguments and result, up to rounding.
 
     It calls the original for everything else: other dtypes, quantised keys, arrays that are too
-    small. The keys of an attention may be `Parts`, see `records.attention`.
+    small. The keys of an attention may be `Parts`, see `records.attention`. If it returns the
+    original, nothing is replaced.
     """
     at_home: bool = False
     """Its callers are in the module that defines it, not in those of a model's layers."""

@@ -30,7 +30,7 @@ def device_kind() -> str:
 def equip(loaded: LoadedModel, registry: PluginRegistry) -> str | None:
     """Install the best kernels for `loaded` (engine thread). Returns their name.
 
-    `None`: there are none, and upstream's own functions are called. Kernels that fail here are
+    `None`: none fit or pay, and upstream's own functions are called. Kernels that fail here are
     logged and removed completely.
     """
     model: Any = getattr(loaded, "model", None)
@@ -41,7 +41,8 @@ def equip(loaded: LoadedModel, registry: PluginRegistry) -> str | None:
         return None
     name, replacements = chosen
     with Isolation() as trying:
-        install(name, replacements, model)
+        if not install(name, replacements, model):
+            return None
         log.info("it computes with kernels %s", name)
         return name
     remove(name, replacements, model)
@@ -51,12 +52,16 @@ def equip(loaded: LoadedModel, registry: PluginRegistry) -> str | None:
     return None
 
 
-def install(name: str, replacements: Iterable[Replacement], model: nn.Module) -> None:
-    """Put replacements into the modules from which `model`'s layers call them. Idempotent."""
-    for each in replacements:
+def install(name: str, replacements: Iterable[Replacement], model: nn.Module) -> bool:
+    """Put replacements into the modules from which `model`'s layers call them. Idempotent. Returns
+    whether there is any."""
+    found = [
         patch(
             _modules(each, model), each.name, functools.partial(_made, each), key=(name, each.name)
         )
+        for each in replacements
+    ]
+    return any(found)
 
 
 def remove(name: str, replacements: Iterable[Replacement], model: nn.Module) -> None:
@@ -66,13 +71,14 @@ def remove(name: str, replacements: Iterable[Replacement], model: nn.Module) -> 
 
 
 def _made(each: Replacement, original: Function) -> Function | None:
-    """`None` for a different function of that name."""
+    """`None` for a different function of that name, or if the original is better."""
     if (getattr(original, "__module__", ""), getattr(original, "__name__", "")) != (
         each.module,
         each.name,
     ):
         return None
-    return functools.wraps(original)(each.make(original))
+    made = each.make(original)
+    return None if made is original else functools.wraps(original)(made)
 
 
 def _modules(each: Replacement, model: nn.Module) -> list[ModuleType]:

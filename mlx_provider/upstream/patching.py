@@ -19,19 +19,21 @@ def patch(
     """Put `make(original)` in the place of each function `name` of the modules.
 
     Where `make` gives `None` the original stays. A patch may lie over another; one of the same
-    `key` (unset: `make` itself) is put in once. Returns whether there was any such function.
+    `key` (unset: `make` itself) is put in once. Returns whether there is any patch of it.
     """
     key = make if key is None else key
-    found = [module for module in modules if callable(getattr(module, name, None))]
-    for module in found:
+    patched = False
+    for module in [each for each in modules if callable(getattr(each, name, None))]:
         original = getattr(module, name)
         if any(layer.patch == key for layer in _patches(original)):
+            patched = True
             continue
         ours: Any = make(original)
         if ours is not None:
             ours.original, ours.patch = original, key
             setattr(module, name, ours)
-    return bool(found)
+            patched = True
+    return patched
 
 
 def unpatch(modules: Iterable[ModuleType], key: Hashable) -> None:

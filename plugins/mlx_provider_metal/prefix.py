@@ -10,6 +10,7 @@ import mlx.core as mx
 from mlx_provider import Function, Replacement
 
 from .kernel import LANES, QUERIES, Launch, compiled, pairs
+from .trial import better
 
 LARGEST_WIDTH = 256
 """Largest size of a head: a lane keeps 16 queries times an eighth of the columns at most."""
@@ -41,8 +42,13 @@ def partial(
 
 
 def make(original: Function) -> Function:
-    """`attend_prefix` of the core, but for quantised prefixes and uncommon heads."""
-    launch = functools.cache(compiled)
+    """`attend_prefix` of the core, but for quantised prefixes and uncommon heads.
+
+    The original, if a trial does not find the kernel better. Raises any error of the compiler.
+    """
+    ours = functools.partial(partial, compiled())
+    if not better(ours, lambda *given: original(*given, None)):
+        return original
 
     def attend_prefix(
         queries: mx.array, keys: Any, values: Any, scale: float, cache: Any
@@ -50,7 +56,7 @@ def make(original: Function) -> Function:
         if not _fits(queries, keys, values):
             found: tuple[mx.array, mx.array] = original(queries, keys, values, scale, cache)
             return found
-        return partial(launch(), queries, keys, values, scale)
+        return ours(queries, keys, values, scale)
 
     return attend_prefix
 

@@ -6,6 +6,7 @@ compiler takes it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import re
@@ -13,9 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 
+from mlx_provider.serving.kernels import install
 from mlx_provider.upstream import shared_attention
 from mlx_provider_metal import kernel, matches, prefix, trial
 from mlx_provider_metal.kernel import QUERIES
@@ -120,6 +123,14 @@ KEYS = 64
 SOURCE = kernel.SOURCE.replace("mem_flags::mem_threadgroup", "0")
 
 
+def plain(*asked: Any) -> tuple[mx.array, mx.array]:
+    return shared_attention.attend_prefix(*asked, None)
+
+
+def kernel_of(source: str) -> trial.Attention:
+    return functools.partial(prefix.partial, Emulated(source))
+
+
 def given(queries: int, keys: int, width: int = 64) -> tuple[mx.array, mx.array, mx.array, float]:
     mx.random.seed(queries)
     arrays = (mx.random.normal((1, 2, n, width)) for n in (queries, keys, keys))
@@ -135,7 +146,7 @@ def test_the_kernel_gives_what_plain_operations_give(
     asked = given(queries, keys, width)
     launch = Emulated(SOURCE)
     found = prefix.partial(launch, *asked)
-    for ours, theirs in zip(found, trial.plain(*asked), strict=True):
+    for ours, theirs in zip(found, plain(*asked), strict=True):
         assert ours.shape == theirs.shape
         assert ours.dtype == theirs.dtype
         assert mx.abs(ours - theirs).max().item() < 2e-5
@@ -149,13 +160,14 @@ def test_the_kernel_gives_what_plain_operations_give(
 def test_a_view_of_a_longer_prefix_is_read_where_it_is() -> None:
     asked = given(3, 40)
     found = prefix.partial(Emulated(SOURCE, views=True), *asked)
-    for ours, theirs in zip(found, trial.plain(*asked), strict=True):
+    for ours, theirs in zip(found, plain(*asked), strict=True):
         assert mx.abs(ours - theirs).max().item() < 2e-5
 
 
 def test_the_core_calls_the_kernel_for_heads_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = Emulated(SOURCE)
     monkeypatch.setattr(prefix, "compiled", lambda: launch)
+    monkeypatch.setattr(prefix, "better", lambda ours, usual: True)
     original = shared_attention.attend_prefix
     (replacement,) = prefix.REPLACEMENTS
     assert getattr(shared_attention, replacement.name) is original
@@ -168,6 +180,9 @@ def test_the_core_calls_the_kernel_for_heads_that_fit(monkeypatch: pytest.Monkey
     launch.memory.clear()
     ours(*given(4, 30, width=48), None)
     assert not launch.memory
+    monkeypatch.setattr(prefix, "better", lambda ours, usual: False)
+    assert not install("metal", prefix.REPLACEMENTS, nn.Module())
+    assert shared_attention.attend_prefix is original
 
 
 def test_a_trial_refuses_a_kernel_that_is_wrong_or_slower(
@@ -181,11 +196,11 @@ def test_a_trial_refuses_a_kernel_that_is_wrong_or_slower(
     caplog.set_level(logging.INFO)
     times = iter([0.0, 1.0] * trial.REPEATS + [0.0, 0.5] * trial.REPEATS)
     monkeypatch.setattr(trial, "perf_counter", times.__next__)
-    assert trial.better(Emulated(SOURCE))
+    assert trial.better(kernel_of(SOURCE), plain)
     times = iter([0.0, 0.5] * trial.REPEATS + [0.0, 1.0] * trial.REPEATS)
     monkeypatch.setattr(trial, "perf_counter", times.__next__)
-    assert not trial.better(Emulated(SOURCE))
-    assert not trial.better(Emulated(SOURCE.replace("stop - 1)", "stop - 2)")))
+    assert not trial.better(kernel_of(SOURCE), plain)
+    assert not trial.better(kernel_of(SOURCE.replace("stop - 1)", "stop - 2)")), plain)
     assert "differs by" in caplog.text
 
 
