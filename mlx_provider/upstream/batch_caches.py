@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from .cache_classes import ArraysCache, BatchKVCache, BatchRotatingKVCache, KVCache
-from .shared_kv import SharedBatchKV, SharedKV, prefix_of
+from .shared_kv import SharedBatchKV, SharedKV, prefix_of, start
 from .sparse_cache import SparseKVCache, cache_list, held
 
 RowCache = list[Any]
@@ -124,13 +124,12 @@ def _row(layer: Any, index: int) -> Any:
 
 def _kv_row(batch: BatchKVCache, index: int) -> KVCache:
     paddings: list[int] = batch.left_padding.tolist()
-    start, skipped = paddings[index], getattr(batch, "skipped", {index: 0})[index]
+    first, skipped = paddings[index], getattr(batch, "skipped", {index: 0})[index]
     prefix = prefix_of(batch)
+    row = SparseKVCache(skipped) if skipped and prefix is None else KVCache()
     if prefix is not None:
-        row = SharedKV(prefix, skipped)
-    else:
-        row = SparseKVCache(skipped) if skipped else KVCache()
-    row.keys = batch.keys[index : index + 1, :, start : batch._idx]
-    row.values = batch.values[index : index + 1, :, start : batch._idx]
-    row.offset = batch._idx - start + skipped
+        start(row, prefix)
+    row.keys = batch.keys[index : index + 1, :, first : batch._idx]
+    row.values = batch.values[index : index + 1, :, first : batch._idx]
+    row.offset = batch._idx - first + skipped
     return row

@@ -65,37 +65,35 @@ class Shared:
         return _each(_concatenated, self.prefix, self.tail)
 
 
-class SharedRow(Skipping):
-    """One row: only the tokens after the prefix are its own. Masks are those of its own tokens."""
+class Behind:
+    """Before an attention cache among the bases of a class: its own tokens follow a prefix."""
 
     prefix: Prefix
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
-        return _shared(self.prefix, super().update_and_fetch(keys, values))
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Shared, Shared]:
+        inner: Any = super()
+        own = inner.update_and_fetch(keys, values)
+        return Shared(self.prefix.keys, own[0]), Shared(self.prefix.values, own[1])
+
+
+class SharedRow(Behind, Skipping):
+    """One row. Masks are those of its own tokens. `divide` and `start` make it."""
 
 
 class SharedKV(SharedRow, KVCache):
     """A row with keys and values as they are."""
 
-    def __init__(self, prefix: Prefix, skipped: int) -> None:
-        super().__init__()
-        self.skipped = skipped
-        _hold(self, prefix)
-
 
 class SharedQuantisedKV(SharedRow, QuantizedKVCache):
-    """A row with quantised keys and values. `divide` and `start` make it."""
+    """A row with quantised keys and values."""
 
 
-class SharedBatchKV(BatchKVCache):
+class SharedBatchKV(Behind, BatchKVCache):
     """Several rows with one prefix."""
 
     def __init__(self, prefix: Prefix, left_padding: list[int]) -> None:
         super().__init__(left_padding)
         _hold(self, prefix)
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
-        return _shared(self.prefix, super().update_and_fetch(keys, values))
 
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
@@ -196,10 +194,6 @@ def _become_shared(layer: Any, prefix: Prefix) -> None:
 def _hold(cache: Any, prefix: Prefix) -> None:
     cache.prefix = prefix
     prefix.holders.add(cache)
-
-
-def _shared(prefix: Prefix, own: tuple[Any, Any]) -> tuple[Shared, Shared]:
-    return Shared(prefix.keys, own[0]), Shared(prefix.values, own[1])
 
 
 def _arrays(stored: Any) -> list[mx.array]:
