@@ -90,9 +90,6 @@ class Engine:
             fixed=fixed,
             replica=replica or Replica(),
         )
-        if prefix_cache is not None:
-            scheduler.claim = prefix_cache.claim
-            scheduler.admission.fork_bytes = prefix_cache.fork_bytes
         state.batch.shows_hidden = state.drafting.shows_hidden
         self._start = Start(state)
         self._commit = Commit(state)

@@ -129,12 +129,14 @@ class EngineBuilder:
         passes = PassMemory.of(each, curve, longest, limits.max_chunk)
         passing = fixed.passing(passes, found.memory.state_bytes) if fixed else passes
         shapes = fixed.shapes if fixed else None
+        budget = self._budgets.budget(weights, kind, found.memory, passing)
         scheduler = Scheduler(
             limits,
-            self._budgets.budget(weights, kind, found.memory, passing),
+            replace(budget, fork_bytes=policy.fork_bytes),
             Costs(curve),
             grid=GRID if found.memory.recurrent else 1,
             fixed=shapes,
+            claim=policy.claim,
         )
         engine = Engine(
             model,

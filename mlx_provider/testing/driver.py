@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from ..engine.engine import Engine
@@ -110,22 +110,26 @@ def new_engine(
     `in_place`, `least`, `memory`: see `PrefixCachePolicy`.
     """
     fresh = make_cache or model.make_cache
+    policy, how = None, dict[str, Any]()
     if prefix_cache is not None and fixed is None:
-        more["prefix_cache"] = PrefixCachePolicy(
+        policy = PrefixCachePolicy(
             prefix_cache, model, "", fresh, in_place=in_place, least=least, memory=memory
         )
     elif prefix_cache is not None and fixed is not None:
-        more["prefix_cache"] = WholePasses(prefix_cache, model, "", fresh, fixed)
+        policy = WholePasses(prefix_cache, model, "", fresh, fixed)
     limits = Limits(max_rows, 1000, stall_target=0.1, max_chunk=max_chunk, output_reserve=reserve)
     budget = Budget(row_bytes, available, lambda need: None, alone=available)
+    if policy is not None:
+        budget, how = replace(budget, fork_bytes=policy.fork_bytes), {"claim": policy.claim}
     return Engine(
         model,
-        scheduler(limits, budget, costs, grid=grid, fixed=fixed),
+        scheduler(limits, budget, costs, grid=grid, fixed=fixed, **how),
         layout=layout,
         fixed=fixed,
         mixes=mixes,
         make_cache=fresh,
         recorder=Recorder(),
+        prefix_cache=policy,
         **more,
     )
 

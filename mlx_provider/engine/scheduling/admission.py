@@ -40,6 +40,8 @@ class Budget:
     model."""
     passing: Callable[[int, int], int] = lambda tokens, rows: 0
     """Bytes of a running pass of this many prompt tokens and rows."""
+    fork_bytes: Callable[[int], int] = lambda tokens: 0
+    """Bytes that each further row of a prompt of so many tokens shares with the first."""
 
 
 OTHER_ACCOUNTS = 0.25
@@ -52,8 +54,6 @@ class Admission:
     def __init__(self, limits: Limits, budget: Budget) -> None:
         self.limits = limits
         self.budget = budget
-        self.fork_bytes: Callable[[int], int] = lambda tokens: 0
-        """Bytes that each further row of a prompt of so many tokens shares with the first."""
 
     def check(self, request: Request, queued: int, *, first: bool = False) -> None:
         """Check whether a request may queue behind `queued` others.
@@ -69,7 +69,7 @@ class Admission:
         if queued >= self.limits.max_queue * (1 + OTHER_ACCOUNTS * first):
             raise Overloaded(f"{queued} requests are waiting, the limit; try again later")
         need, limit = self.reservation(request.rows), self.budget.alone()
-        need -= (len(request.rows) - 1) * self.fork_bytes(len(request.prompt.tokens))
+        need -= (len(request.rows) - 1) * self.budget.fork_bytes(len(request.prompt.tokens))
         if need > limit:
             raise BadRequest(
                 f"the prompt ({len(request.prompt.tokens)} tokens) needs {need} bytes of cache; "

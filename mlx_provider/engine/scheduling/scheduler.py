@@ -44,8 +44,10 @@ class Scheduler:
         *,
         grid: int = 1,
         fixed: FixedShapes | None = None,
+        claim: Callable[[PrefillJob], None] = lambda job: None,
     ) -> None:
-        """`grid`, `fixed`: see `Chunking`."""
+        """`grid`, `fixed`: see `Chunking`. `claim`: lets a prompt hold what it will use of the
+        prefix cache in place."""
         self.admission = Admission(limits, budget)
         self.chunking = Chunking(limits, costs or Costs(), grid=grid, fixed=fixed)
         self.costs = self.chunking.costs
@@ -55,8 +57,7 @@ class Scheduler:
         """The rows that decode, in the order in which they joined. This is the only such list."""
         self.reclaimed = 0
         """The bytes of the last reclaim request. The reader may reset it."""
-        self.claim: Callable[[PrefillJob], None] = lambda job: None
-        """Lets a prompt hold what it will use of the prefix cache in place."""
+        self._claim = claim
         self._shares = FairShares()
         self._invited: PrefillJob | None = None
         """The prompt for which rows of other accounts have given way."""
@@ -319,7 +320,7 @@ class Scheduler:
         if len(rows) + len(job.rows) > self.admission.limits.max_rows:
             return False
         if claims:
-            self.claim(job)
+            self._claim(job)
         need, images = self.reservation([*rows, *job.rows]), self.admission.budget.image_bytes()
         self._reclaim(need + images)
         fits = self.admission.fits(need, images if rows else 0)
