@@ -126,12 +126,9 @@ def test_rows_in_use_hold_one_prefix(tiny: Tiny, family: str) -> None:
     cache.check_integrity()
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_quantised_rows_read_their_prefix_once(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, bits: int
-) -> None:
+def test_quantised_rows_read_their_prefix_once(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their caches stay apart, and a step has one product over the prefix in each layer."""
-    model = tiny("qwen3", head_dim=32)
+    model, bits = tiny("qwen3", head_dim=32), 8
     engine, cache = sharing(model, make_cache=quantised(model, bits))
     requests = [branch(i) for i in range(4)]
     for request in requests:
@@ -223,29 +220,43 @@ STORM: list[Operation] = [
     ("fork", 4, 2), ("shrink", 0, 4), ("fork", 1, 1), ("cancel", 3, 0), ("grow", 0, 3),
     ("fork", 5, 2),
 ]  # fmt: skip
+BETWEEN = [("cancel", 7, 1), ("evict", 0, 0), ("shrink", 0, 3), ("fork", 0, 1), ("grow", 0, 0)]
+WIDE: list[Operation] = [
+    each
+    for i in range(32)
+    for each in [("fork", i, i % 3), *([BETWEEN[i // 2 % len(BETWEEN)]] if i % 2 else [])]
+]
+"""32 branches, and as many operations between as half of that."""
 WHAT = st.sampled_from(["fork", "fork", "fork", "cancel", "evict", "shrink", "grow"])
 STORMS = st.lists(st.tuples(WHAT, st.integers(0, 8), st.integers(0, 6)), min_size=6, max_size=48)
 
 
 def storm(
-    model: LoadedModel, ask: Callable[[int], Request], what: list[Operation]
+    model: LoadedModel,
+    ask: Callable[[int], Request],
+    what: list[Operation],
+    bits: int | None = None,
 ) -> tuple[int, int]:
     """One prompt, many branches; cancels, preemption and eviction between. Each gets what it gets
     alone. Returns the most layers with a shared prefix, and the most rows that waited for memory.
     """
     room, most, waited = 2**30, 0, 0
-    row = model.make_cache()
+    what = [("fork", 0, 6), *what]
+    make_cache = quantised(model, bits) or model.make_cache
+    row = make_cache()
     model.prefill(PrefillChunk(Prompt(COMMON), 0, len(COMMON), row))
     memory = profile(row, len(COMMON))
-    longest = max(len(ask(which).prompt.tokens) for which in range(9)) + REPLY
+    asked = {which for each, which, _ in what if each == "fork"}
+    longest = max(len(ask(which).prompt.tokens) for which in asked) + REPLY
     engine, cache = sharing(
-        model, available=lambda: room - cache.in_use, row_bytes=memory.row_bytes
-    )
+        model, available=lambda: room - cache.in_use, row_bytes=memory.row_bytes,
+        make_cache=make_cache,
+    )  # fmt: skip
     admission = engine.scheduler.admission
     admission.budget = replace(admission.budget, alone=lambda: room)
     requests: list[Request] = []
     cancelled: set[str] = set()
-    for each, which, steps in [("fork", 0, 6), *what]:
+    for each, which, steps in what:
         if each == "fork":
             requests.append(ask(which))
             engine.submit(requests[-1])
@@ -264,7 +275,7 @@ def storm(
     room = 2**30
     run(engine)
     for request in requests:
-        check_as_alone(model, request, whole=request.id not in cancelled)
+        check_as_alone(model, request, whole=request.id not in cancelled, bits=bits)
     cache.check_integrity()
     return most, waited
 
@@ -283,9 +294,17 @@ def test_a_storm_of_forks(tiny: Tiny, family: str) -> None:
     assert all(storm(tiny(family), branch, STORM))
 
 
-def test_a_storm_of_forks_behind_an_image(seeing: Seeing) -> None:
+def test_a_storm_of_quantised_forks(tiny: Tiny) -> None:
+    assert all(storm(tiny("qwen3", head_dim=32), branch, STORM, bits=4))
+
+
+def behind_an_image(seeing: Seeing) -> tuple[Any, Callable[[int], Request]]:
     model, item = seeing("qwen3_vl")
-    assert all(storm(model, lambda i: looking(model, item, f"Is it {i}{'?' * i}", REPLY), STORM))
+    return model, lambda i: looking(model, item, f"Is it {i}{'?' * (i % 9)}", REPLY)
+
+
+def test_a_storm_of_forks_behind_an_image(seeing: Seeing) -> None:
+    assert all(storm(*behind_an_image(seeing), STORM))
 
 
 def test_drafts_are_verified_over_a_shared_prefix(
@@ -320,6 +339,17 @@ def test_the_probe_lets_quantised_rows_share(tiny: Tiny) -> None:
     model = tiny("qwen3", head_dim=32)
     found = probe(model, lambda: mlx_lm.quantised(model.make_cache(), 8, 32), ("grouped",))
     assert found.shares, found.notes
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_storm_of_32_forks(tiny: Tiny, family: str) -> None:
+    assert all(storm(tiny(family), branch, WIDE))
+
+
+@pytest.mark.sweep
+def test_a_storm_of_32_forks_behind_an_image(seeing: Seeing) -> None:
+    assert all(storm(*behind_an_image(seeing), WIDE))
 
 
 @pytest.mark.sweep
