@@ -35,6 +35,9 @@ def launch(
     show: Annotated[
         bool, typer.Option("--print", help="Show environment, files and command; run nothing.")
     ] = False,
+    direct: Annotated[
+        bool, typer.Option("--direct", help="Ask the engine itself, without a LiteLLM proxy.")
+    ] = False,
 ) -> None:
     """Run a coding agent on a local model. What follows `--` goes to the agent.
 
@@ -58,7 +61,7 @@ def launch(
     _tell(console, "model", found.summary)
     if not found.here:
         found = _downloaded(found, registry, tokens)
-    launched = Launch(chosen, found.served(), context.args, dict(os.environ))
+    launched = Launch(chosen, found.served(), context.args, dict(os.environ), direct)
     try:
         code = launched.run(lambda phase, what: _tell(console, phase, what))
     except Ended as ended:

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
+import h11
 from pydantic import ValidationError
 
 from ..errors import EngineUnavailable
@@ -25,13 +26,11 @@ ATTACH_SECONDS = 60.0
 
 
 @dataclass
-class Attachment:
+class Held:
     """A long-lived connection by which engine and client each detect the end of the other."""
 
-    health: Health
-    """State of the engine at the connection."""
     connection: StreamConnection
-    gone: threading.Event = field(default_factory=threading.Event)
+    gone: threading.Event = field(default_factory=threading.Event, kw_only=True)
     """Set once either side has ended it."""
 
     def __post_init__(self) -> None:
@@ -48,6 +47,14 @@ class Attachment:
                 pass
         self.gone.set()
         self.connection.close()
+
+
+@dataclass
+class Attachment(Held):
+    """By which the engine counts a client."""
+
+    health: Health
+    """State of the engine at the connection."""
 
 
 class ControlConnection:
@@ -69,8 +76,16 @@ class ControlConnection:
         with self._guarded(connection):
             line = next(_lines(connection), b"")
             connection.socket.settimeout(None)
-            self.attachment = Attachment(parse_health(line), connection)
+            self.attachment = Attachment(connection, parse_health(line))
         return self.attachment
+
+    def open_door(self, body: bytes) -> tuple[str, Held]:
+        """Ask for a door: its URL, and the connection that keeps it open. Raises typed errors."""
+        connection = self._asked("POST", "/v1/door", body)
+        with self._guarded(connection):
+            if not (url := next(_lines(connection), b"")):
+                raise h11.RemoteProtocolError("the reply was cut off")
+            return url.decode(), Held(connection)
 
     def send(self, path: str, body: bytes) -> Generation:
         """Send a request and wait until it is accepted. Raises typed errors and `NotTaken`."""

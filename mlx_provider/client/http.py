@@ -18,7 +18,7 @@ from ..protocol.figures import Figures
 from ..protocol.health import Health
 from ..protocol.requests import STARTS_ENGINES, GenerateRequest, ModelRequest
 from .address import Address
-from .control_connection import Attachment, ControlConnection
+from .control_connection import Attachment, ControlConnection, Held
 from .generation import Generation
 from .identity import OWN, PYTHON, differences, is_left_behind, summary
 from .retry import NotTaken, last_try, patiently
@@ -122,6 +122,15 @@ class HttpClient:
         """
         self.health()
         return _gives_way(self._control, reason, when)
+
+    def open_door(self, request: Mapping[str, Any]) -> tuple[str, Held]:
+        """Open a port of the owner's engine (`server.door.DoorRequest`).
+
+        Returns its URL, and the connection that keeps it open. Starts no engine. Raises typed
+        errors.
+        """
+        body = json.dumps(request).encode()
+        return last_try(lambda: self._control.open_door(body))
 
     def close(self) -> None:
         """Cancel running requests and close the connections. A later call opens new ones."""

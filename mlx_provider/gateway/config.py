@@ -51,6 +51,10 @@ class Served:
             "stream_timeout": TIMEOUT,
         }
 
+    def options(self) -> dict[str, Any]:
+        """Options of the model in the engine."""
+        return {} if self.own_context == self.context else {"context_length": self.context}
+
     def model_info(self) -> dict[str, Any]:
         info: dict[str, Any] = {
             "mode": "chat",
@@ -62,8 +66,8 @@ class Served:
             "supports_vision": self.images,
             "supports_reasoning": self.thinks,
         }
-        if self.own_context != self.context:
-            info["mlx"] = {"context_length": self.context}
+        if options := self.options():
+            info["mlx"] = options
         return info
 
     def entries(self, names: tuple[str, ...]) -> list[dict[str, Any]]:

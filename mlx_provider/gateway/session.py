@@ -17,7 +17,7 @@ from .launch_folder import first_folder, launch_folder
 from .prefill_progress import prefill_shown
 from .profile import executable, prepare, shown, write_files
 from .proxy import Proxy, free_port, master_key, require_proxy, start_proxy
-from .start import Tell, own_engine, start_both
+from .start import Tell, open_door, own_engine, start_both
 
 PROFILE = "profile"
 """The client's subfolder in the folder of a launch."""
@@ -31,17 +31,20 @@ class Launch:
     served: Served
     arguments: Sequence[str]
     environ: Mapping[str, str]
+    direct: bool = False
+    """The client asks the engine itself."""
 
     def run(self, tell: Tell) -> int:
         """Start engine and proxy if necessary, run the client, end the proxy. Returns the client's
         exit code.
 
-        The engine is this user's and ends by itself when it is idle. Folder and proxy are always
-        removed. Raises `NotInstalled`, `EngineUnavailable` and the errors of loading the model;
-        `foreground.Ended` for a signal before the client runs.
+        The engine is this user's and ends by itself when it is idle. Folder and proxy, or the
+        engine's door, are always removed. Raises `NotInstalled`, `EngineUnavailable` and the
+        errors of loading the model; `foreground.Ended` for a signal before the client runs.
         """
         program = executable(self.client, self.environ)
-        require_proxy()
+        if not self.direct:
+            require_proxy()
         with ExitStack() as ending:
             ending.enter_context(foreground.ending_by_signal())
             folder = ending.enter_context(
@@ -49,8 +52,12 @@ class Launch:
             )
             (folder / PROFILE).mkdir(mode=0o700)
             engine = own_engine(self.environ, ending)
-            proxy = self._start(engine, folder, ending, tell)
-            gateway = gateway_for(self.served, proxy.url, proxy.key, folder / PROFILE)
+            place = (
+                open_door(self.served, engine, ending, tell)
+                if self.direct
+                else self._start(engine, folder, ending, tell)
+            )
+            gateway = gateway_for(self.served, place.url, place.key, folder / PROFILE)
             prepared = prepare(self.client, gateway, self.arguments, self.environ, program=program)
             write_files(prepared, gateway.folder)
             tell("client", f"{self.client.serves or self.client.name}, {self.client.api} API")

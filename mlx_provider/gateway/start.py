@@ -1,17 +1,20 @@
-"""Starts engine and proxy in parallel."""
+"""Starts an engine, and what its clients reach: a proxy, or a door of its own."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 from ..client.connection import Connections
 from ..client.generation import EngineClient
+from ..client.http import HttpClient
+from ..errors import EngineUnavailable
 from ..protocol.health import Health
 from .config import Served
-from .engine import warm_up_in_thread
-from .proxy import Proxy
+from .engine import warm_up, warm_up_in_thread
+from .proxy import Proxy, master_key
 
 Tell = Callable[[str, str], None]
 """(phase, message) for the user."""
@@ -32,14 +35,37 @@ def start_both(
     Raises the errors of the load and of the proxy.
     """
     begun = time.monotonic()
-    options = served.model_info().get("mlx", {})
-    warm = warm_up_in_thread(engine, served.model, options.get("context_length"))
+    warm = warm_up_in_thread(engine, served.model, served.options().get("context_length"))
     proxy = start()
     warm.result()
     tell("engine", f"{_engine_line(engine, served)}, {time.monotonic() - begun:.1f} s")
     proxy.wait_ready()
     tell("proxy", f"{proxy.url}, {time.monotonic() - begun:.1f} s")
     return proxy
+
+
+@dataclass(frozen=True)
+class OpenDoor:
+    """An address of the engine itself, for one client."""
+
+    url: str
+    key: str = field(repr=False)
+
+
+def open_door(served: Served, engine: EngineClient, ending: ExitStack, tell: Tell) -> OpenDoor:
+    """Load the model and open a door to it, which `ending` closes.
+
+    Raises the errors of the load, and `EngineUnavailable` for an engine in this process.
+    """
+    if not isinstance(engine, HttpClient):
+        raise EngineUnavailable("an engine in this process has no port for another program")
+    begun, key = time.monotonic(), master_key()
+    warm_up(engine, served.model, served.options().get("context_length"))
+    wanted = {"key": key, "model": served.model, "max_tokens": served.output}
+    url, held = engine.open_door(wanted | {"options": served.options()})
+    ending.callback(held.end)
+    tell("engine", f"{_engine_line(engine, served)}, {time.monotonic() - begun:.1f} s")
+    return OpenDoor(url, key)
 
 
 def _engine_line(engine: EngineClient, served: Served) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterable
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import anyio
@@ -14,6 +13,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Scope
 
 from ..client.identity import identity
 from ..config import EngineSettings
@@ -22,12 +22,13 @@ from ..protocol.health import Health
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
 from ..serving.interface import Service
 from ..wire.routes import GENERATE, ROUTES
-from .access import Gate, error_response
+from .access import Gate, error_response, own_names
 from .activity import Activity
 from .body import Bodies
 from .count import Count
+from .door import Door, DoorRequest
 from .figures import FiguresRoute
-from .generate import Generate, foreign, own
+from .generate import Generate, Reader, foreign, own
 from .handover import Handover
 from .incoming import Incoming
 from .ndjson import NDJSON
@@ -38,6 +39,7 @@ HEARTBEAT = 10.0
 """Seconds between two empty lines to an attached client, which detect a lost connection."""
 KINDS: tuple[type[ModelRequest], ...] = (GenerateRequest, EmbedRequest)
 COUNT_TOKENS = "/v1/messages/count_tokens"
+EMBEDDINGS = "/v1/embeddings"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -72,6 +74,7 @@ class EngineApp:
         self.stopping = anyio.Event()
         """Set when the process ends: attached clients are disconnected, and no request is
         accepted."""
+        self.door = Door(self._behind_door, self.stopping)
         self.asgi = Starlette(
             routes=self._routes(remote=key is not None),
             middleware=[Middleware(Gate, key=key, hosts=hosts)] if key else [],
@@ -79,33 +82,61 @@ class EngineApp:
         )
 
     def _routes(self, *, remote: bool) -> list[Route]:
-        owners = [] if remote else [Route("/v1/stop", self.handover.__call__, methods=["POST"])]
-        incoming = Incoming(self.activity, self._bodies, remote, self.handover.admit)
-        answer = partial(Generate, self._service, incoming, self.stopping, why=self._why)
+        owners = [
+            Route("/v1/stop", self.handover.__call__, methods=["POST"]),
+            Route("/v1/door", self.door.__call__, methods=["POST"]),
+        ]
+        marks = {"origin": "remote"} if remote else {}
+        incoming = self._incoming(lambda scope: marks)
         return [
-            *owners,
-            *(Route(kind.path, answer(read=own(kind)), methods=["POST"]) for kind in KINDS),
+            *([] if remote else owners),
             *(
-                Route(path, answer(read=foreign(read)), methods=["POST"])
-                for path, read in GENERATE.items()
+                Route(kind.path, self._answer(incoming, own(kind)), methods=["POST"])
+                for kind in KINDS
             ),
+            *self._foreign_routes(incoming, GENERATE),
             *(
                 Route(path, Count(incoming, read, reply), methods=["POST"])
                 for path, read, reply in (
                     ("/v1/count", own(GenerateRequest), self._count),
                     ("/tokenize", foreign(ROUTES["/tokenize"]), self._tokenize),
                     ("/detokenize", foreign(ROUTES["/detokenize"]), self._detokenize),
-                    (COUNT_TOKENS, foreign(ROUTES[COUNT_TOKENS]), self._count_tokens),
                 )
             ),
             Route("/v1/attach", self._attach),
-            Route("/v1/models", self._models),
             Route("/health", self._health),
             Route("/v1/figures", FiguresRoute(self._service, self.stopping).__call__),
             Route("/metrics", self._metrics),
             Route("/cache", self._cache),
             Route("/cache", self._clear, methods=["DELETE"]),
         ]
+
+    def _incoming(self, marks: Callable[[Scope], dict[str, Any]]) -> Incoming:
+        return Incoming(self.activity, self._bodies, marks, self.handover.admit)
+
+    def _answer(self, incoming: Incoming, read: Reader) -> Generate:
+        return Generate(self._service, incoming, self.stopping, read=read, why=self._why)
+
+    def _foreign_routes(self, incoming: Incoming, paths: Iterable[str]) -> list[Route]:
+        """What clients of other APIs need: answers, the tokens of a prompt, the models."""
+        count = Count(incoming, foreign(ROUTES[COUNT_TOKENS]), self._count_tokens)
+        return [
+            *(
+                Route(path, self._answer(incoming, foreign(ROUTES[path])), methods=["POST"])
+                for path in paths
+            ),
+            Route(COUNT_TOKENS, count, methods=["POST"]),
+            Route("/v1/models", self._models),
+        ]
+
+    def _behind_door(self, asked: DoorRequest) -> ASGIApp:
+        """The app of a door: for the agent behind it, every name is that of its model."""
+        incoming = self._incoming(lambda scope: asked.fields())
+        return Starlette(
+            routes=self._foreign_routes(incoming, GENERATE.keys() - {EMBEDDINGS}),
+            middleware=[Middleware(Gate, key=asked.key, hosts=own_names("localhost"))],
+            exception_handlers={MLXProviderError: _typed, Exception: _unforeseen},
+        )
 
     def stop(self) -> None:
         """Accept nothing new. Disconnect attached clients, and end bodies that wait for memory."""

@@ -55,9 +55,11 @@ def foreign(read_body: Read) -> Reader:
     """The reader of requests of another API."""
 
     async def read(incoming: Incoming, scope: Scope, receive: Receive) -> tuple[Asked, Ticket]:
-        sender = {"options": ModelOptions(), **incoming.marks}
+        marks = incoming.marks(scope)
+        model = {"model": marks["model"]} if "model" in marks else {}
+        sender = {"options": ModelOptions(), **marks}
         return await incoming.read_as(
-            scope, receive, lambda data: read_body(parse_object(data), sender)
+            scope, receive, lambda data: read_body(parse_object(data) | model, sender)
         )
 
     return read

@@ -8,16 +8,19 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from weakref import WeakSet
 
 import anyio
 import anyio.to_thread
 import uvicorn
+from starlette.types import ASGIApp
 
 from ..errors import EngineUnavailable
 from ..serving.interface import Put, Service
 from .app import EngineApp
 from .connections import ConnectionLimits, WatchedProtocol, WatchedState, accepted_at_once
-from .listen import BACKLOG, Listener
+from .door import OpenDoor
+from .listen import BACKLOG, Listener, listen_tcp
 from .macos import MemoryPressure, StayAwake
 
 logger = logging.getLogger(__name__)
@@ -62,20 +65,7 @@ class EngineServer(uvicorn.Server):
         drain: float = 0.0,
     ) -> None:
         """`drain`: seconds that requests in flight may take to end after the stop."""
-        super().__init__(
-            uvicorn.Config(
-                app.asgi,
-                http=WatchedProtocol,
-                loop="asyncio",
-                lifespan="off",
-                ws="none",
-                log_config=None,
-                access_log=False,
-                backlog=accepted_at_once(),
-                timeout_keep_alive=KEEP_ALIVE,
-                timeout_graceful_shutdown=WRITE_LIMIT + 1,
-            )
-        )
+        super().__init__(_configured(app.asgi))
         self.server_state: WatchedState = WatchedState(limits or ConnectionLimits())
         self._app = app
         self._service = service
@@ -84,6 +74,7 @@ class EngineServer(uvicorn.Server):
         self._drain = drain
         self._hurry = False
         app.handover.stop = self._stop
+        app.door.listen = self._listen
 
     async def run_until_stopped(self, idle_limit: float | None) -> None:
         """Serve until a signal, until `idle_limit` seconds without clients, or until the socket
@@ -103,6 +94,27 @@ class EngineServer(uvicorn.Server):
         # # it accepts in one turn
         self._listener.socket.listen(BACKLOG)
         self._ready()
+
+    async def _listen(self, app: ASGIApp) -> OpenDoor:
+        """Serve another app on a free port of loopback, within the same limits."""
+        config, made = _configured(app), WeakSet[WatchedProtocol]()
+        config.load()
+
+        def connection() -> WatchedProtocol:
+            protocol = WatchedProtocol(config, self.server_state, app_state={})
+            made.add(protocol)
+            return protocol
+
+        listener = listen_tcp("127.0.0.1", 0)
+        server = await asyncio.get_running_loop().create_server(connection, sock=listener.socket)
+
+        def close() -> None:
+            server.close()
+            for protocol in made:
+                if protocol.transport is not None:
+                    protocol.transport.abort()
+
+        return OpenDoor(listener.address, close)
 
     async def _drained(self) -> None:
         """Wait for the requests in flight, up to the drain time or a second signal."""
@@ -187,3 +199,18 @@ class EngineServer(uvicorn.Server):
             elif not self._listener.findable() and not activity.requests:
                 logger.warning("%s is gone: the engine ends", self._listener.path)
                 self._stop()
+
+
+def _configured(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=WatchedProtocol,
+        loop="asyncio",
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        backlog=accepted_at_once(),
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=WRITE_LIMIT + 1,
+    )

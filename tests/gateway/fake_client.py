@@ -97,12 +97,13 @@ def answer(command):
     data = json.dumps({**body, "model": model, "temperature": 0}).encode()
     request = urllib.request.Request(url + path, data, headers)
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as reply:
-        return reply.read().decode()
+        return url, reply.read().decode()
 
 
 def main():
     command = Path(sys.argv[0]).name
-    seen = {"arguments": sys.argv[1:], "answer": answer(command)}
+    url, reply = answer(command)
+    seen = {"arguments": sys.argv[1:], "url": url, "answer": reply}
     seen["environment"] = dict(os.environ)
     seen["tty"] = sys.stdin.isatty()
     found = [path for path in Path(os.environ["LAUNCHES"]).rglob("*") if path.is_file()]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,6 +72,32 @@ def test_a_client_reaches_its_api_and_leaves_nothing(
     assert list((runtime / "launch").iterdir()) == []
     assert list((tmp_path / "tmp").iterdir()) == []
     assert list((tmp_path / "home").iterdir()) == []
+
+
+def ask_until_closed(url: str) -> None:
+    """The engine closes a door when it notices that its owner has gone."""
+    for _ in range(1200):
+        assert httpx.get(url, trust_env=False).status_code == 401
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("name", ["claude", "codex", "opencode"])
+def test_a_client_reaches_the_engine_itself(
+    name: str, stand_in: Callable[[str], Path], runtime: Path
+) -> None:
+    client = OURS.clients[name]
+    seen, phases = stand_in(client.command), []
+    served = candidate("demo", OURS, 2**33).served()
+    launched = Launch(client, served, ["-p", "hi"], os.environ, direct=True)
+    assert launched.run(lambda phase, what: phases.append(phase)) == 7
+    told = json.loads(seen.read_text())
+    assert "Paris" in told["answer"]
+    assert phases == ["engine", "client"]
+    url = re.search(r"http://127\.0\.0\.1:\d+", told["url"])
+    assert url is not None
+    with pytest.raises(httpx.TransportError):
+        ask_until_closed(url[0])
+    assert list((runtime / "launch").iterdir()) == []
 
 
 def test_a_real_launch_ends_with_its_client(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 
 
@@ -177,3 +179,69 @@ def test_attach_says_who_is_there_and_stays_open(engine: Any) -> None:
         client.setblocking(False)
         with pytest.raises(BlockingIOError):
             client.recv(1)
+
+
+KEY = "k" * 32
+DOOR = {"key": KEY, "model": "fake", "max_tokens": 5}
+
+
+@pytest.fixture
+def door(engine: Any) -> Iterator[tuple[httpx.Client, httpx.Response]]:
+    """A client of the door, and the reply that holds it open."""
+    with engine.http.stream("POST", "/v1/door", json=DOOR) as held:
+        lines = held.iter_lines()  # httpx closes the reply of an iterator that is gone
+        url = next(lines)
+        headers = {"authorization": f"Bearer {KEY}"}
+        with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=120) as http:
+            yield http, held
+
+
+def asked(http: httpx.Client, said: str, **more: Any) -> httpx.Response:
+    messages = [{"role": "user", "content": said}]
+    return http.post("/v1/chat/completions", json={"messages": messages, **more})
+
+
+def test_every_name_is_that_of_a_doors_model(door: Any) -> None:
+    http, _ = door
+    for name in ("fake", "gpt-x", "/etc", None):
+        reply = asked(http, "count 1 0", model=name)
+        assert reply.json()["model"] == "fake", reply.text
+    assert http.get("/v1/models").json()["data"][0]["id"] == "fake"
+
+
+def test_a_door_needs_its_own_key(door: Any) -> None:
+    http, _ = door
+    for headers, status in (
+        ({"authorization": "Bearer " + "l" * 32}, 401),
+        ({"authorization": ""}, 401),
+        ({"origin": "http://localhost"}, 403),
+        ({"host": "page.example"}, 403),
+    ):
+        reply = http.post("/v1/messages", headers=headers, json={})
+        assert (reply.status_code, reply.json()["type"]) == (status, "error")
+
+
+def test_nothing_of_the_owner_is_behind_a_door(door: Any) -> None:
+    http, _ = door
+    for path in ("stop", "door", "generate", "embed", "embeddings", "count", "attach"):
+        assert http.post(f"/v1/{path}", json={}).status_code == 404, path
+    assert http.delete("/cache").status_code == 404
+
+
+def test_a_door_closes_with_the_connection_that_opened_it(engine: Any, door: Any) -> None:
+    http, held = door
+    body = {"messages": [{"role": "user", "content": "wait"}], "stream": True}
+    with http.stream("POST", "/v1/chat/completions", json=body) as reply:
+        held.close()
+        with pytest.raises(httpx.TransportError):
+            reply.read()
+    engine.await_seen("cancelled", engine.seen()["submitted"][-1])
+    with pytest.raises(httpx.ConnectError):
+        http.get("/v1/models")
+
+
+def test_a_wrong_request_for_a_door_is_refused_without_the_key(engine: Any) -> None:
+    for fault in ({"key": "short"}, {"key": KEY + " "}, {"more": 1}):
+        refused = engine.http.post("/v1/door", json=DOOR | fault)
+        assert refused.status_code == 400
+        assert KEY not in refused.text
