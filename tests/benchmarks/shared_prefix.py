@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
 
+from allocator_replay import TOKEN_ROW_BYTES
 from mlx_provider import LoadOptions
 from mlx_provider.engine.execution.batch_layout import GroupedLayout
 from mlx_provider.engine.execution.decode_batch import run_pass
@@ -19,8 +21,11 @@ from mlx_provider.engine.execution.probe import stand_in
 from mlx_provider.engine.memory import arrays, leaves
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.testing.tiny import build
-from mlx_provider.upstream.shared_kv import divide, prefix_of
+from mlx_provider.upstream.mlx_lm import quantised
+from mlx_provider.upstream.shared_kv import divide, prefix_of, start
 
+GROUP = 32
+"""Values that share a scale, if keys and values are quantised."""
 TAIL = 128
 """Own tokens of each row."""
 STEPS = 5
@@ -30,10 +35,18 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
+UNLIKE = range(128, 1025, 128)
+"""Own tokens of eight rows."""
+PADDED_AT = 512
+"""Prefix of the rows whose padding is counted: it does not depend on that."""
+
+
 @dataclass(frozen=True)
 class Measured:
     """Rows that decode."""
 
+    bits: int | None
+    """Of keys and values."""
     rows: int
     prefix: int
     shared: bool
@@ -43,19 +56,49 @@ class Measured:
     """Bytes of their caches; a shared prefix counts once."""
 
 
-def run(rows: int = 8, prefixes: Iterable[int] = (4096, 16384)) -> list[Measured]:
+def run(
+    rows: int = 8, prefixes: Iterable[int] = (4096, 16384), bits: int | None = None
+) -> list[Measured]:
     with tempfile.TemporaryDirectory() as folder:
         model = load_text(build(Path(folder) / "qwen3", "qwen3", **SIZES), LoadOptions())
     return [
-        _measured(model, rows, prefix, shared=shared)
+        _measured(model, rows, prefix, bits, shared=shared)
         for prefix in prefixes
         for shared in (False, True)
     ]
 
 
-def _measured(model: TextModel, rows: int, prefix: int, *, shared: bool) -> Measured:
+def read_bytes(prefix: int = 20_000, tails: Iterable[int] = UNLIKE) -> int:
+    """Bytes of keys and values that a step of a model of 8B in 16 bits reads, with the padding of
+    rows in one group."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = load_text(build(Path(folder) / "qwen3", "qwen3", **SIZES), LoadOptions())
+    layout = GroupedLayout()
+    filled = _filled(model, PADDED_AT + 1, None)
+    held = [divide(layer, PADDED_AT) for layer in filled]
+    for tail in tails:
+        cache = model.make_cache()
+        for layer, each in zip(cache, held, strict=True):
+            start(layer, each)
+            shape = (1, SIZES["num_key_value_heads"], tail, SIZES["head_dim"])
+            layer.update_and_fetch(mx.zeros(shape), mx.zeros(shape))
+        layout.add(stand_in([1] * (PADDED_AT + tail), 0), cache)
+    groups = layout.rows.groups
+    padded = sum(len(each.rows) * max(row.held for row in each.rows) for each in groups)
+    own = padded - PADDED_AT * sum(len(each.rows) for each in groups)
+    return (prefix + own) * TOKEN_ROW_BYTES
+
+
+def made_cache(model: TextModel, bits: int | None) -> list[Any]:
+    """A fresh row cache."""
+    return model.make_cache() if bits is None else quantised(model.make_cache(), bits, GROUP)
+
+
+def _measured(
+    model: TextModel, rows: int, prefix: int, bits: int | None, *, shared: bool
+) -> Measured:
     layout, held = GroupedLayout(), prefix + TAIL
-    filled = _filled(model, held)
+    filled = _filled(model, held, bits)
     for layer in filled if shared else ():
         divide(layer, prefix)
     for _ in range(rows):
@@ -65,17 +108,16 @@ def _measured(model: TextModel, rows: int, prefix: int, *, shared: bool) -> Meas
     caches = [layer for group in layout.rows.groups for layer in leaves(group.cache)]
     once = {each for layer in caches if (each := prefix_of(layer)) is not None}
     nbytes = sum(a.nbytes for a in arrays(caches))
-    nbytes += sum(each.keys.nbytes + each.values.nbytes for each in once)
-    return Measured(rows, prefix, shared, best, nbytes)
+    nbytes += sum(a.nbytes for _, a in tree_flatten([[p.keys, p.values] for p in once]))
+    return Measured(bits, rows, prefix, shared, best, nbytes)
 
 
-def _filled(model: TextModel, tokens: int) -> list[Any]:
+def _filled(model: TextModel, tokens: int, bits: int | None) -> list[Any]:
     """A row of random keys and values."""
-    cache = model.make_cache()
+    cache = made_cache(model, bits)
     shape = (1, SIZES["num_key_value_heads"], tokens, SIZES["head_dim"])
     for layer in cache:
-        layer.keys, layer.values = mx.random.normal(shape), mx.random.normal(shape)
-        layer.offset = tokens
+        layer.update_and_fetch(mx.random.normal(shape), mx.random.normal(shape))
     mx.eval(arrays(cache))
     return cache
 
@@ -83,7 +125,7 @@ def _filled(model: TextModel, tokens: int) -> list[Any]:
 def _copied(cache: list[Any], *, shared: bool) -> list[Any]:
     found = deepcopy(cache)
     for layer in () if shared else found:
-        layer.keys, layer.values = layer.keys + 0, layer.values + 0
+        layer.keys, layer.values = tree_map(lambda a: a + 0, (layer.keys, layer.values))
     mx.eval(arrays(found))
     return found
 

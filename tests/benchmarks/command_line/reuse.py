@@ -64,10 +64,14 @@ def turns() -> None:
 
 
 def shared() -> None:
-    """Memory and step time of 8 rows with one prefix of 4k and 16k, each with its own or shared."""
+    """8 rows with one prefix: memory and copies at 20k; step time at 4k, 16k, shared or not."""
     running.preload()
     from dataclasses import asdict
 
-    from shared_prefix import run
+    import shared_memory
+    import shared_prefix
 
-    running.show({"measured": [asdict(each) for each in run()]})
+    running.show({"read_bytes_of_8b": shared_prefix.read_bytes()})
+    for bits in (None, 4):
+        running.show({"held": asdict(shared_memory.run(20_000, bits))})
+        running.show({"steps": [asdict(each) for each in shared_prefix.run(bits=bits)]})
