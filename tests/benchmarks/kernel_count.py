@@ -22,6 +22,7 @@ from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import LoadOptions
 from mlx_provider.testing.driver import new_request
 from mlx_provider.testing.tiny import build
+from mlx_provider.upstream.shared_kv import divide
 from replaced import Replaced
 
 LAYERS = 36
@@ -75,13 +76,18 @@ def rows_apart(patch: Replaced) -> None:
     patch.setattr(batch_layout, "MERGED_BYTES", 0)
 
 
-def filled(model: TextModel, lengths: Sequence[int], layout: str = "grouped") -> Layout:
-    """Rows of these lengths that joined one after another, a step between."""
+def filled(
+    model: TextModel, lengths: Sequence[int], layout: str = "grouped", prefix: int = 0
+) -> Layout:
+    """Rows of these lengths that joined one after another, a step between. `prefix`: tokens of each
+    that are in another buffer."""
     rows = make_layout(layout)
     for length in lengths:
         cache = model.make_cache()
         for layer in cache:  # what it holds does not matter
             layer.update_and_fetch(*(mx.zeros((1, 2, length, 16), mx.bfloat16) for _ in range(2)))
+            if prefix:
+                divide(layer, prefix)
         rows.add(new_request([30] * length).rows[0], cache)
         for _ in range(2):
             mx.eval(step(model, rows))

@@ -58,6 +58,19 @@ def test_rows_apart_launch_little_more_than_rows_together(
     assert kernels(deep, eight) <= EIGHT_GROUPS * together
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize(("rows", "most"), [(1, 700), (8, 1500)])
+def test_a_row_in_two_buffers_launches_more_than_a_copy_is_worth(
+    rows: int, most: int, deep: TextModel, fusing: Replaced
+) -> None:
+    """By 28 in each layer for each row; with fewer, an entry could grow by a second buffer."""
+    rows_apart(fusing)
+    whole, apart = (filled(deep, (600,) * rows, prefix=prefix) for prefix in (0, 500))
+    one = kernels(deep, whole)
+    assert one <= most
+    assert kernels(deep, apart) - one == 28 * rows * LAYERS
+
+
 DENSE = Real(weights=8.2e9, token=1024, wider=128)
 UNLIKE = (25, 50, 100, 200, 400, 800, 1600, 3000)
 """Tokens of 8 rows, a twentieth of 500 to 60,000."""
