@@ -103,14 +103,12 @@ class Leading:
         return gathered(own, self._group)
 
     def draw(self, logits: mx.array, own: Callable[[], Drawn]) -> Drawn:
-        with Isolation() as trying:
+        try:
             drawn = own()
-            return Drawn(_added(drawn.tokens, self._group), drawn.logprobs)
-        mx.eval(_added(_none_drawn(logits), self._group))  # the others wait for tokens all the same
-        if trying.fault is None:
-            raise RankLost("rank 0 could not go on")
-        log.error("drawing failed\n%s", trying.fault.trace)
-        raise trying.fault.of_request("its sampling")
+        except BaseException:
+            mx.eval(_added(_none_drawn(logits), self._group))  # the others wait for tokens
+            raise  # as it is: an error of ours would pass for one that every rank has met
+        return Drawn(_added(drawn.tokens, self._group), drawn.logprobs)
 
     def embed(
         self, model: LoadedModel, own: Callable[[], Sequence[Features]]

@@ -53,7 +53,8 @@ def load(folder: Path, options: LoadOptions) -> LoadedModel:
     draw = drawing.draw
 
     def drawn(logits: Any, rows: Any, *more: Any) -> Any:
-        meet(folder, "first draw" if len(rows) == 1 else "draw", len(rows))
+        first = not any(row.tokens for row in rows)
+        meet(folder, "first draw" if first else "draw", len(rows))
         return draw(logits, rows, *more)
 
     vars(drawing)["draw"] = drawn
