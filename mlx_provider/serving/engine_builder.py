@@ -116,7 +116,8 @@ class EngineBuilder:
         )  # fmt: skip
         drafts = Drafts()
         if options.reproducible:
-            fixed = Reproducible.of(model, make_cache, found, limits)
+            with self._budgets.measuring(weights, self._ranks.replication) as reserve:
+                fixed = Reproducible.of(model, make_cache, found, limits, reserve)
             limits = fixed.limits(limits)
             # a stored prefix must be computed here, by this software on this device
             policy = WholePasses(prefixes, model, f"{kind}, {key}", make_cache, fixed.shapes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ..engine.execution.calibration import Reserve
 from ..engine.execution.exactness import exact_rows
 from ..engine.execution.probe import Probe
 from ..engine.fixed_shapes import FixedShapes
@@ -26,11 +27,18 @@ class Reproducible:
 
     @classmethod
     def of(
-        cls, model: LoadedModel, make_cache: MakeCache, found: Probe, limits: Limits
+        cls,
+        model: LoadedModel,
+        make_cache: MakeCache,
+        found: Probe,
+        limits: Limits,
+        reserve: Reserve,
     ) -> Reproducible:
-        """The passes with the most rows that give equal bits (engine thread)."""
+        """The passes with the most rows that give equal bits (engine thread). `reserve`: see
+        `exact_rows`."""
         shapes = FixedShapes.within(limits.max_rows, limits.max_chunk)
-        exact = exact_rows(model, make_cache, shapes.rows if found.layout == "grouped" else 1)
+        wanted = shapes.rows if found.layout == "grouped" else 1
+        exact = exact_rows(model, make_cache, wanted, reserve)
         return cls(replace(shapes, rows=exact.rows), exact.cost, exact.note)
 
     def limits(self, limits: Limits) -> Limits:

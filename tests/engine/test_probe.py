@@ -226,5 +226,5 @@ def test_all_that_the_probe_holds_is_reserved(
     assert found.layout == "grouped"
     assert max(*peaks, mx.get_peak_memory()) - before <= asked[-1]
     less = probed(asked[-1] // 2)
-    assert (less.layout, less.notes, less.conclusive) == ("solo", (probe.NO_ROOM,), False)
+    assert (less.layout, less.notes, less.conclusive) == ("solo", (probe.ALONE,), False)
     assert less.memory == found.memory

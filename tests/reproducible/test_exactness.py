@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from mlx_provider import LoadedModel
+from mlx_provider import LoadedModel, LoadOptions
 from mlx_provider.engine.execution.exactness import exact_rows
+from mlx_provider.engine.execution.probe_memory import NO_ROOM
+from mlx_provider.engine.fixed_shapes import ROWS
+from mlx_provider.families.text import load_text
+from mlx_provider.testing.tiny import build
 
 
 class Uneven:
@@ -50,3 +55,25 @@ def test_else_each_row_has_a_pass_of_its_own(
     assert found.rows == 1
     assert found.note.startswith("each row decodes in a pass of its own: ")
     assert told in found.note
+
+
+@pytest.mark.parametrize("family", ["qwen3", pytest.param("gpt_oss", marks=pytest.mark.sweep)])
+def test_all_that_the_trial_holds_is_reserved(family: str, tmp_path: Path) -> None:
+    model = load_text(build(tmp_path / "m", family), LoadOptions())
+    exact_rows(model, model.make_cache, 2)  # weights are read at their first use
+    asked: list[int] = []
+
+    def reserve(nbytes: int) -> bool:
+        asked.append(nbytes)
+        mx.reset_peak_memory()
+        return True
+
+    before = mx.get_active_memory()
+    assert exact_rows(model, model.make_cache, ROWS, reserve).rows == ROWS
+    assert mx.get_peak_memory() - before <= asked[-1]
+
+
+def test_without_that_memory_nothing_is_tried(load: Callable[..., LoadedModel]) -> None:
+    model: Any = Uneven(load("qwen3"), 0.0, fails=True)  # fails if several rows run
+    found = exact_rows(model, model.make_cache, 5, lambda nbytes: False)
+    assert (found.rows, found.note) == (1, f"each row decodes in a pass of its own: {NO_ROOM}")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.engine.execution.exactness import Exact
+from mlx_provider.engine.execution.exactness import ALONE
+from mlx_provider.engine.execution.probe_memory import NO_ROOM
 from mlx_provider.litellm.operator import engine_options, operator_options
 from mlx_provider.protocol.options import ModelOptions
-from mlx_provider.serving import reproducible
 from mlx_provider.serving.decoding_text import decoding
 
 SAME = ModelOptions(reproducible=True)
@@ -82,13 +82,18 @@ def test_rows_that_cannot_share_a_pass_have_one_each(
     assert ["sampling" in note for note in status.notes] == [True]
 
 
-def test_a_note_tells_why(
-    make_service: Any, tiny_class: Any, build_tiny: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_note_tells_that_memory_for_the_trial_is_missing(
+    make_service: Any, tiny_class: Any, build_tiny: Any, tmp_path: Path
 ) -> None:
-    uneven = Exact(1, note="places differ")
-    monkeypatch.setattr(reproducible, "exact_rows", lambda *args: uneven)
-    service, client = make_service()
-    model = tiny_class(client, service, str(build_tiny("qwen3")))
-    model.ask(max_tokens=2, options=SAME)
-    (status,) = client.health().models
-    assert status.notes[1:] == ["places differ"]
+    """The measurements of the model are known, so only this trial needs the memory."""
+    folder, known = build_tiny("qwen3"), str(tmp_path / "measurements.json")
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    rows = []
+    for limit in (100 * size, size + 2_000_000):
+        service, client = make_service(measurements=known, memory_limit=limit, max_chunk=16)
+        tiny_class(client, service, str(folder)).ask(max_tokens=2, options=SAME)
+        (status,) = client.health().models
+        rows.append(status.reproducible.rows)
+        service.close()
+    assert rows == [8, 1]
+    assert status.notes[1:] == [f"{ALONE}: {NO_ROOM}"]

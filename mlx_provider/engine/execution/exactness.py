@@ -19,12 +19,16 @@ from ...isolation import Isolation
 from ...records import LoadedModel
 from ..request import Row
 from . import solo_rows
+from .calibration import Reserve, unlimited
 from .fixed_rows import FixedLayout
 from .probe import one_step, stand_in
+from .probe_memory import NO_ROOM, has_room
 from .solo_rows import STEPS, ByStep, MakeCache, SoloRow
 
 KINDS = ((11, 0), (270, 9))
 """Prompt lengths of the tested rows, with their rotary deltas."""
+LONGEST = KINDS[-1][0] + STEPS
+"""Tokens of the longest of them at the end."""
 ALONE = "each row decodes in a pass of its own"
 
 
@@ -40,11 +44,18 @@ class Exact:
     """Why there are fewer rows than requested."""
 
 
-def exact_rows(model: LoadedModel, make_cache: MakeCache, wanted: int) -> Exact:
-    """`wanted` rows, or one. Runs on the engine thread. Never raises."""
+def exact_rows(
+    model: LoadedModel, make_cache: MakeCache, wanted: int, reserve: Reserve = unlimited
+) -> Exact:
+    """`wanted` rows, or one. Runs on the engine thread. Never raises.
+
+    `reserve`: if it returns `False` for the memory of the passes, none is run.
+    """
     if wanted == 1:
         return Exact(1)
     with Isolation() as tried:
+        if not has_room(model, make_cache, LONGEST, reserve):
+            return Exact(1, note=f"{ALONE}: {NO_ROOM}")
         rows = [
             solo_rows.decoding(model, make_cache, solo_rows.some_tokens(model, *kind), kind[1])
             for kind in KINDS

@@ -31,7 +31,7 @@ from .batch_layout import Layout, make_layout
 from .calibration import Reserve, unlimited
 from .decode_batch import run_pass
 from .mixed_chunk import MixedChunk, can_share_a_pass
-from .probe_memory import has_room
+from .probe_memory import NO_ROOM, has_room
 from .solo_rows import CHUNK_ENDS, CHUNK_START, CHUNKED_LENGTH, STEPS, ByStep, MakeCache, SoloRow
 
 LENGTHS = (5, 11, 270, 283)
@@ -46,7 +46,7 @@ CHUNK = FEW + 1
 """Tokens of a chunk after a shared prefix, which sees that and its own tokens in one product."""
 SHARING_STEPS = 2
 """Tokens that rows with a shared prefix decode."""
-NO_ROOM = "rows decode alone: too little memory is free to try them together"
+ALONE = f"rows decode alone: {NO_ROOM}"
 APART = 1
 """The step before which one row of each group leaves. It rejoins after the step."""
 
@@ -91,7 +91,7 @@ def probe(
     room = has_room(model, make_cache, LENGTHS[-1] + STEPS, reserve)
     if not room or not together:
         longest = solo_rows.prefilled(model, make_cache, prompts[-1])
-        why = () if room else (NO_ROOM,)
+        why = () if room else (ALONE,)
         return Probe("solo", _memory(longest, heterogeneous), why, conclusive=room)
     rows = [
         solo_rows.decoding(model, make_cache, tokens, delta)
