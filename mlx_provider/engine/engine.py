@@ -90,7 +90,7 @@ class Engine:
             fixed=fixed,
             replica=replica or Replica(),
         )
-        state.batch.shows_hidden = state.drafting.shows_hidden
+        state.batch.shows = state.drafting.shows
         self._start = Start(state)
         self._commit = Commit(state)
         draws = Draws(state, self._commit)

@@ -17,6 +17,7 @@ here whatever upstream's model does not do differently:
 | `attention` | `route`: rows of any length decode in one call |
 | `recurrent` | `route`: chunks of a prompt in the pass of rows that decode, of hybrid models |
 | `logits` | the output matrix for the tokens whose logits are wanted, and no others |
+| `layers` | the outputs of single layers, for drafters that read them |
 | `caches` | a row's cache by mlx-lm or mlx-vlm, and the classes that it may consist of |
 | `sharding` | `shard`: a text model split over ranks; `parted`, `refused`, `settle` |
 | `expand` | weights in the dtype that the operator or the core chose |

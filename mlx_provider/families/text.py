@@ -14,7 +14,7 @@ from ..errors import BadRequest
 from ..records import Features, LoadOptions, MediaItem, MediaSpan, ModelInfo, PrefillChunk, Prompt
 from ..upstream import mlx_lm
 from ..upstream.ssm import one_step_size
-from . import logits, recurrent
+from . import layers, logits, recurrent
 from .attention import route
 from .caches import text_cache
 from .embedding import NO_STATES
@@ -96,9 +96,53 @@ class TextModel:
         found: mx.array = self.model(_tokens(chunk), cache=chunk.cache)
         return found[0]
 
+    def showing(self, indices: Sequence[int]) -> TextLayers:
+        shown = TextLayers(self.model, self.backbone, tuple(indices))
+        part = layers.at(self.model, self.backbone)
+        layers.check_layers(part, indices, shown.tried)
+        return shown
+
     def _prefill(self, chunk: PrefillChunk, keep: logits.Keep) -> mx.array:
         narrowed = logits.narrowed(self.model, self.backbone, keep)
         return narrowed(_tokens(chunk), cache=chunk.cache)[0, -1]
+
+
+@dataclass(frozen=True)
+class TextLayers:
+    """A text model whose hidden states are the outputs of some layers; see `ShowsLayers`."""
+
+    model: Any
+    backbone: logits.Path | None
+    indices: tuple[int, ...]
+
+    @property
+    def shows_hidden(self) -> bool:
+        return self.backbone is not None
+
+    def decode_hidden(
+        self,
+        tokens: mx.array,
+        cache: list[Any],
+        positions: mx.array,
+        logits_at: mx.array | None = None,
+    ) -> tuple[mx.array, mx.array]:
+        outputs, keep = layers.Outputs(self.indices), logits.rows_at(logits_at)
+        found = self._watched(outputs, keep)(tokens[:, None], cache=cache)
+        return found[:, -1], keep(outputs.joined())[:, -1]
+
+    def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:
+        outputs = layers.Outputs(self.indices)
+        found = self._watched(outputs, logits.last_token)(_tokens(chunk), cache=chunk.cache)
+        return found[0, -1], outputs.joined()[0, -last:]
+
+    def tried(self, outputs: layers.Outputs) -> None:
+        """Run a token."""
+        one = mx.array([[1]])
+        mx.eval(self._watched(outputs, logits.last_token)(one, cache=text_cache(self.model)))
+
+    def _watched(self, outputs: layers.Outputs, keep: logits.Keep) -> Callable[..., mx.array]:
+        part = layers.watched(layers.at(self.model, self.backbone), outputs)
+        return logits.narrowed(self.model, self.backbone, keep, part=part)
 
 
 def _tokens(chunk: PrefillChunk) -> mx.array:

@@ -25,6 +25,7 @@ from .model import (
     Prompt,
     SamplingDefaults,
     ShowsHidden,
+    ShowsLayers,
     ShowsLogits,
     Tokenizer,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "ScoresPrompts",
     "Scoring",
     "ShowsHidden",
+    "ShowsLayers",
     "ShowsLogits",
     "SpreadsFeatures",
     "TaggedArguments",

@@ -28,7 +28,8 @@ class DraftRow:
     """
     hidden: mx.array | None = None
     """(fresh, hidden size), if the drafter asks for them: the states from which the model drew
-    those tokens. A token between two calls is missing if no row had a draft then."""
+    those tokens. With `Drafter.layers`, the outputs of these layers side by side. A token between
+    two calls is missing if no row had a draft then. Gone after the call."""
     state: Any = None
     """Kept for the drafter from one call to the next."""
     salt: str = ""
@@ -103,6 +104,13 @@ class Drafter:
     """Maximum bytes that it keeps for rows, in addition to what `start` has loaded."""
     hidden: bool = False
     """It needs hidden states: the model must be a `ShowsHidden`."""
+    layers: Callable[[Drafting], Sequence[int]] = field(default=lambda drafting: ())
+    """Indices of the layers whose outputs are its hidden states: the model must be a `ShowsLayers`.
+    None: the states are those before the output matrix."""
+    context: int = 64
+    """Maximum number of a prompt's last tokens whose states it gets. It gets fewer if the others
+    came from the prefix cache, ran beside rows that decode, or stand before an image. The engine
+    stores states of at most 4,096 tokens, or of one prompt, for all rows; `keeps` counts them."""
     media: bool = True
     """It can draft for prompts with images."""
     automatic: int = 0

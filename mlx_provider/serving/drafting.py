@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from ..engine.speculation.speculation import Speculation
+from ..engine.speculation.speculation import Speculation, speculation_of
 from ..errors import MLXProviderError, wrong_option
 from ..fault_origin import of_the_machine
 from ..isolation import Fault, Isolation
@@ -135,13 +135,7 @@ def _started(
     nbytes = max(0, mx.get_active_memory() - before) + drafter.keeps(drafting)
     if given.room is not None and nbytes > given.room:
         raise Unfit(f"it takes {nbytes} bytes beside the model, which leaves {given.room}")
-    speculation = Speculation(
-        drafting,
-        vocab=model.info.vocab_size,
-        hidden=drafter.hidden,
-        media=drafter.media,
-    )
-    return Drafts(speculation, drafter.name, nbytes)
+    return Drafts(speculation_of(drafter, drafting, model), drafter.name, nbytes)
 
 
 def _problem(drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptions) -> str:

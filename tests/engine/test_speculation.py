@@ -368,7 +368,7 @@ def test_a_drafter_that_is_shown_states_drafts_in_every_pass(qwen3: TextModel) -
     drafting = Shown(1.0)
     drafting.learn([*PROMPTS[1], *output_of(alone(qwen3, request)).tokens])
     vocab = qwen3.info.vocab_size
-    speculation = Speculation(drafting, vocab=vocab, hidden=True, policy=Always())
+    speculation = Speculation(drafting, vocab=vocab, shows=qwen3, policy=Always())
     serve(new_engine(qwen3, speculation=speculation), [request])
     assert_as_alone(qwen3, [request])
     # one comes with the prompt, one is the last

@@ -95,7 +95,7 @@ def served(
 ) -> list[Request]:
     if drafting is not None:
         more["speculation"] = Speculation(
-            drafting, vocab=model.info.vocab_size, hidden=True, policy=Eager()
+            drafting, vocab=model.info.vocab_size, shows=model, policy=Eager()
         )
     engine = new_engine(model, scheduler=Alternating, **more)
     requests = [request_of(model, arrival) for arrival in arrivals]
@@ -173,7 +173,7 @@ def test_most_guesses_of_the_demo_hold() -> None:
     request = new_request([1], max_tokens=60)
     request.prompt = model.prepare(messages, tools=[], media=[], variables={})
     drafting = start(folder, model, DraftOptions())
-    speculation = Speculation(drafting, vocab=model.info.vocab_size, hidden=True, policy=Eager())
+    speculation = Speculation(drafting, vocab=model.info.vocab_size, shows=model, policy=Eager())
     engine = new_engine(model, speculation=speculation)
     engine.submit(request)
     run(engine)

@@ -85,8 +85,8 @@ class DecodeBatch:
     def __init__(self, model: LoadedModel, layout: Layout) -> None:
         self.model = model
         self.layout = layout
-        self.shows_hidden = False
-        """Whether passes return the hidden states behind their logits."""
+        self.shows: ShowsHidden | None = None
+        """The model, if passes return hidden states: those behind their logits, or others."""
         self._pending: dict[Row, Pending] = {}
 
     @property
@@ -166,7 +166,7 @@ class DecodeBatch:
             tokens.append(mx.array(own, dtype=mx.int32))
             first = row.length - 1 + row.request.prompt.rope_delta
             at += range(first, first + len(own))
-        return run_pass(self.model, each, _joined(tokens), at, hidden=self.shows_hidden)
+        return run_pass(self.model, each, _joined(tokens), at, shows=self.shows)
 
     def read(self) -> list[Read]:
         """Wait for the pending tokens and return them, one per row.
@@ -246,10 +246,10 @@ def run_pass(
     tokens: mx.array,
     positions: Iterable[int],
     *,
-    hidden: bool = False,
+    shows: ShowsHidden | None = None,
 ) -> Output:
     """Run a pass. Logits follow the rows' tokens and drafts, then the chunk if it ends its
-    prompt."""
+    prompt. `shows`: the same model, if hidden states are wanted."""
     at, chunk, wanted = list(positions), each.chunk, None
     if each.fillers:
         first = [0] * each.fillers
@@ -262,8 +262,8 @@ def run_pass(
         at += chunk.positions
         wanted = mx.array([*range(rows), *([len(at) - 1] if chunk.ends_prompt else [])])
     places = mx.array(at, dtype=mx.int32)
-    if hidden and isinstance(model, ShowsHidden):
-        return Output(*model.decode_hidden(tokens, each.cache, places, wanted))
+    if shows is not None:
+        return Output(*shows.decode_hidden(tokens, each.cache, places, wanted))
     if wanted is None:
         return Output(model.decode(tokens, each.cache, places))
     return Output(model.decode(tokens, each.cache, places, wanted))

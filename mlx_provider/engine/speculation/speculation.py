@@ -10,8 +10,17 @@ from itertools import islice, takewhile
 
 import mlx.core as mx
 
+from ...errors import BadRequest
 from ...isolation import Isolation
-from ...records import Drafting, DraftRow, Prompt
+from ...records import (
+    Drafter,
+    Drafting,
+    DraftRow,
+    LoadedModel,
+    Prompt,
+    ShowsHidden,
+    ShowsLayers,
+)
 from ..execution.circuit_breaker import CircuitBreaker
 from ..request import Row
 from .policy import Policy, RowOdds
@@ -20,6 +29,9 @@ log = logging.getLogger(__name__)
 
 KEPT = 64
 """States per row that are kept for a drafter that is not asked, so that it can continue later."""
+UNASKED = 4096
+"""States of prompts that are kept for all rows until the drafter is asked about them. One row
+always has its own."""
 
 
 @dataclass
@@ -43,14 +55,17 @@ class Speculation:
         drafting: Drafting,
         *,
         vocab: int,
-        hidden: bool = False,
+        shows: ShowsHidden | None = None,
+        context: int = KEPT,
         media: bool = True,
         policy: Policy | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`vocab`: size of the model's vocabulary; `hidden`, `media`: see `Drafter`."""
+        """`vocab`: size of the model's vocabulary; `shows`: what shows the hidden states that the
+        drafter needs; `context`, `media`: see `Drafter`."""
         self._vocab = vocab
-        self.hidden = hidden
+        self.shows = shows
+        self._context = context
         self.policy = policy or Policy()
         self.drafting = drafting
         self._media = media
@@ -98,6 +113,8 @@ class Speculation:
             self._breaker.failed()
             self._rows.clear()
             return {}
+        for each in asked:
+            each.hidden = None
         self._breaker.passed(used=True)
         for row, own in drafts.items():
             if not own:
@@ -120,12 +137,17 @@ class Speculation:
         """Number of prompt tokens after which the drafter gets hidden states: the text at its
         end."""
         media = max((span.end for span in prompt.spans), default=0)
-        return max(media, len(prompt.tokens) - KEPT) if self.hidden else len(prompt.tokens)
+        if self.shows is None:
+            return len(prompt.tokens)
+        return max(media, len(prompt.tokens) - self._context)
 
     def begin(self, row: Row, hidden: Sequence[mx.array]) -> None:
         """A row has drawn its first token. `hidden`: states of its prompt, each (n, hidden)."""
-        if self._may(row):
-            self._rows[row] = Followed(shown=list(hidden))
+        if not self._may(row):
+            return
+        before = sum(_count(own.shown) for own in self._rows.values())
+        more = not before or before + _count(hidden) <= UNASKED
+        self._rows[row] = Followed(shown=list(hidden) if more else [hidden[-1][-1:]])
 
     def show(self, row: Row, hidden: mx.array) -> None:
         """Add the states (1 + drafts, hidden) from which a row's next tokens are drawn."""
@@ -177,7 +199,7 @@ class Speculation:
         """Whether the drafter has its inputs for the row, or will have them after tokens are
         read."""
         own = self._rows[row]
-        return not self.hidden or bool(own.shown) or own.drawn_from is not None
+        return self.shows is None or bool(own.shown) or own.drawn_from is not None
 
     def _asked(self, row: Row, count: int) -> DraftRow:
         own = self._rows[row]
@@ -190,6 +212,34 @@ class Speculation:
         seen.fresh = 0 if seen.hidden is None else seen.hidden.shape[0]
         own.shown, own.drawn_from = [], None
         return seen
+
+
+def speculation_of(
+    drafter: Drafter, drafting: Drafting, model: LoadedModel, *, policy: Policy | None = None
+) -> Speculation:
+    """The speculation of a started drafter. Raises `BadRequest` if the model does not show the
+    states that the drafter needs."""
+    return Speculation(
+        drafting,
+        vocab=model.info.vocab_size,
+        shows=_shows(drafter, drafting, model),
+        context=drafter.context,
+        media=drafter.media,
+        policy=policy,
+    )
+
+
+def _shows(drafter: Drafter, drafting: Drafting, model: LoadedModel) -> ShowsHidden | None:
+    layers = drafter.layers(drafting)
+    if not layers:
+        return model if drafter.hidden and isinstance(model, ShowsHidden) else None
+    if isinstance(model, ShowsLayers):
+        return model.showing(layers)
+    raise BadRequest("the model does not show the outputs of its layers", param="drafter")
+
+
+def _count(hidden: Sequence[mx.array]) -> int:
+    return sum(each.shape[0] for each in hidden)
 
 
 def _keep(own: Followed, hidden: mx.array) -> None:

@@ -42,18 +42,18 @@ class DraftStep:
         """How many of the drafts of a row its grammar forces: the first ones."""
 
     @property
-    def shows_hidden(self) -> bool:
-        """Whether the drafter needs hidden states."""
-        return self._speculation is not None and self._speculation.hidden
+    def shows(self) -> ShowsHidden | None:
+        """The model, if the drafter needs hidden states."""
+        return None if self._speculation is None else self._speculation.shows
 
     def prefilled(self, model: LoadedModel, job: PrefillJob, chunk: PrefillChunk) -> mx.array:
         """Logits (vocab,) after a chunk. The job keeps the hidden states for the drafter."""
         shown = 0
         if self._speculation is not None:
             shown = chunk.stop - max(chunk.start, self._speculation.first_of(chunk.prompt))
-        if shown <= 0 or not isinstance(model, ShowsHidden):
+        if shown <= 0 or self.shows is None:
             return model.prefill(chunk)
-        logits, hidden = model.prefill_hidden(chunk, shown)
+        logits, hidden = self.shows.prefill_hidden(chunk, shown)
         job.hidden.append(mx.contiguous(hidden))
         return logits
 

@@ -7,7 +7,7 @@ and features for its first layers (deepstack) for exactly the media tokens of a 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from math import prod
@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...records import Features, LoadOptions, MediaItem, MediaSpan, PrefillChunk, Prompt
-from .. import attention, recurrent
+from .. import attention, layers, recurrent
 from ..caches import row_cache
 from ..checkpoint import read_json
 from ..logits import rows_at
@@ -77,24 +77,17 @@ class PatchVisionModel(VisionModel):
         return True
 
     def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:
-        hidden = self._states(chunk)
+        hidden = _states(self.model.language_model.model, chunk)
         return head(self.model.language_model, hidden[:, -1:])[0, 0], hidden[0, -last:]
 
     def prefill_logits(self, chunk: PrefillChunk) -> mx.array:
-        return head(self.model.language_model, self._states(chunk))[0]
+        return head(self.model.language_model, _states(self.model.language_model.model, chunk))[0]
 
-    def _states(self, chunk: PrefillChunk) -> mx.array:
-        """Append the chunk. Returns (1, length, hidden)."""
+    def showing(self, indices: Sequence[int]) -> PatchLayers:
         language = self.model.language_model
-        parts = pieces(chunk)
-        hidden: mx.array = language.model(
-            None,
-            inputs_embeds=embeddings(chunk, parts, language.model.embed_tokens),
-            cache=chunk.cache,
-            position_ids=chunk_positions(chunk),
-            **_deepstack(chunk, parts),
-        )
-        return hidden
+        shown = PatchLayers(language, tuple(indices))
+        layers.check_layers(language.model, indices, shown.tried)
+        return shown
 
     def decode(
         self,
@@ -113,11 +106,64 @@ class PatchVisionModel(VisionModel):
         logits_at: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
         language = self.model.language_model
-        states = language.model(
-            tokens[:, None], cache=cache, position_ids=step_positions(positions)
-        )
-        kept = rows_at(logits_at)(states)
+        kept = rows_at(logits_at)(_next_states(language.model, tokens, cache, positions))
         return head(language, kept)[:, -1], kept[:, -1]
+
+
+@dataclass(frozen=True)
+class PatchLayers:
+    """A text model whose hidden states are the outputs of some layers; see `ShowsLayers`."""
+
+    language: Any
+    indices: tuple[int, ...]
+
+    @property
+    def shows_hidden(self) -> bool:
+        return True
+
+    def decode_hidden(
+        self,
+        tokens: mx.array,
+        cache: list[Any],
+        positions: mx.array,
+        logits_at: mx.array | None = None,
+    ) -> tuple[mx.array, mx.array]:
+        outputs, keep = layers.Outputs(self.indices), rows_at(logits_at)
+        part = layers.watched(self.language.model, outputs)
+        states = keep(_next_states(part, tokens, cache, positions))
+        return head(self.language, states)[:, -1], keep(outputs.joined())[:, -1]
+
+    def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:
+        outputs = layers.Outputs(self.indices)
+        states = _states(layers.watched(self.language.model, outputs), chunk)
+        return head(self.language, states[:, -1:])[0, 0], outputs.joined()[0, -last:]
+
+    def tried(self, outputs: layers.Outputs) -> None:
+        """Run a token."""
+        part, one = layers.watched(self.language.model, outputs), mx.array([1])
+        mx.eval(_next_states(part, one, row_cache(self.language), one))
+
+
+def _states(part: Any, chunk: PrefillChunk) -> mx.array:
+    """Append the chunk to the row's cache. Returns (1, length, hidden).
+
+    part: mlx-vlm's text model below its output matrix.
+    """
+    parts = pieces(chunk)
+    hidden: mx.array = part(
+        None,
+        inputs_embeds=embeddings(chunk, parts, part.embed_tokens),
+        cache=chunk.cache,
+        position_ids=chunk_positions(chunk),
+        **_deepstack(chunk, parts),
+    )
+    return hidden
+
+
+def _next_states(part: Any, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
+    """Append a token (B,) to each row's cache. Returns (B, 1, hidden)."""
+    hidden: mx.array = part(tokens[:, None], cache=cache, position_ids=step_positions(positions))
+    return hidden
 
 
 def _together(spans: Sequence[MediaSpan]) -> Iterator[list[MediaSpan]]:
