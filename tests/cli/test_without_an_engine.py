@@ -10,44 +10,46 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from mlx_provider.cli.app import build
+from mlx_provider.registry import PluginRegistry
 
 RUN = "from mlx_provider.cli import main; main()"
 TOLD = "no engine runs in {}: the first request starts one\n"
+NO_PLUGINS = {"MLX_PROVIDER_PLUGINS": ""}
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    own = {**os.environ, "MLX_PROVIDER_RUNTIME_DIR": str(folder), "MLX_PROVIDER_PLUGINS": ""}
-    return subprocess.run(
-        [sys.executable, "-c", RUN, *words],
-        env=own,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def run(folder: Path, *words: str) -> Result:
+    registry = PluginRegistry.discover(NO_PLUGINS)
+    own = {**NO_PLUGINS, "MLX_PROVIDER_RUNTIME_DIR": str(folder)}
+    return CliRunner(env=own).invoke(build(registry), [*words], obj=registry)
 
 
 @pytest.mark.parametrize("words", ["engine status", "cache", "cache --clear", "top --once"])
 def test_each_command_answers_as_engine_status_does(words: str, tmp_path: Path) -> None:
     done = run(tmp_path / "none", *words.split())
-    assert (done.returncode, done.stdout, done.stderr) == (3, TOLD.format(tmp_path / "none"), "")
+    assert (done.exit_code, done.stdout, done.stderr) == (3, TOLD.format(tmp_path / "none"), "")
 
 
 @pytest.mark.parametrize("words", ["engine status --json", "cache --json", "top --once --json"])
 def test_a_program_is_told_in_json(words: str, tmp_path: Path) -> None:
     done = run(tmp_path / "none", *words.split())
-    assert (done.returncode, json.loads(done.stdout)["engine"]) == (3, "none")
+    assert (done.exit_code, json.loads(done.stdout)["engine"]) == (3, "none")
 
 
 def test_metrics_keep_what_is_no_metric_from_standard_output(tmp_path: Path) -> None:
-    done = run(tmp_path / "none", "metrics")
+    own = {**os.environ, **NO_PLUGINS, "MLX_PROVIDER_RUNTIME_DIR": str(tmp_path / "none")}
+    command = [sys.executable, "-c", RUN, "metrics"]
+    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == TOLD.format(tmp_path / "none")
 
 
 def test_there_is_no_log_of_an_engine_that_never_ran(tmp_path: Path) -> None:
     done = run(tmp_path / "none", "engine", "logs")
-    assert (done.returncode, done.stdout) == (3, TOLD.format(tmp_path / "none"))
+    assert (done.exit_code, done.stdout) == (3, TOLD.format(tmp_path / "none"))
 
 
 def test_parse_says_in_a_terminal_what_it_waits_for() -> None:
