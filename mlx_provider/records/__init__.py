@@ -4,7 +4,15 @@ from .attention import Part, Parts, Run, parts_of
 from .blocks import read_block, scan_block
 from .claims import claimed, through
 from .client import Client, ClientServer, ClientSettings, Gateway, Profile
-from .drafter import Drafter, Drafting, DraftOptions, DraftRow, ScoresPrompts, Scoring
+from .drafter import (
+    DeviceTokens,
+    Drafter,
+    Drafting,
+    DraftOptions,
+    DraftRow,
+    ScoresPrompts,
+    Scoring,
+)
 from .embedding import Embedding, Pooling
 from .features import SpreadsFeatures
 from .grammar import CallGrammar, MessageGrammar, TaggedArguments
@@ -41,6 +49,7 @@ __all__ = [
     "Client",
     "ClientServer",
     "ClientSettings",
+    "DeviceTokens",
     "DraftOptions",
     "DraftRow",
     "Drafter",

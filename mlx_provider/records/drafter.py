@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -13,6 +13,34 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .model import LoadedModel
+
+
+class DeviceTokens(Sequence[int]):
+    """Drafts on the device, read when one of them is asked for.
+
+    The engine gives them to the model unread, so that the device need not wait for the host.
+    """
+
+    def __init__(self, array: mx.array) -> None:
+        """`array`: (n,) of integers; it may still be computed."""
+        self.array = array.reshape(-1)
+        self._read: list[int] | None = None
+
+    def __len__(self) -> int:
+        return self.array.size
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        if self._read is None:
+            self._read = self.array.tolist()  # type: ignore[assignment]
+        return self._read[at]  # type: ignore[index]
+
+    def first(self, count: int) -> DeviceTokens:
+        """At most so many of them, unread."""
+        return self if len(self) <= count else DeviceTokens(self.array[:count])
 
 
 @dataclass(eq=False)
@@ -45,8 +73,9 @@ class Drafting(Protocol):
         """Tokens that may follow each row's last one, in the order of `rows`; at most `wanted`.
 
         An empty list: the row is asked for again later, after a rest that grows. `None`: it is
-        asked for again at the next step. Compute no longer than a step takes: read a long prompt in
-        pieces. A wrong guess costs only time, and a fault costs only the drafts.
+        asked for again at the next step. `DeviceTokens` need not be computed yet. Compute no longer
+        than a step takes: read a long prompt in pieces. A wrong guess costs only time, and a fault
+        costs only the drafts.
         """
 
 

@@ -18,7 +18,7 @@ from mlx_provider import PrefillChunk, Prompt
 from mlx_provider.families.caches import KVCache, RotatingKVCache
 from mlx_provider.families.text import TextModel
 from mlx_provider.families.trial import failure
-from mlx_provider.records import DraftRow
+from mlx_provider.records import DeviceTokens, DraftRow
 
 from .packed_rows import packed_rows
 from .prompt_scoring import ScoringModel, token_bytes
@@ -87,13 +87,13 @@ class DraftModel(ScoringModel):
             own.known += count
         return count
 
-    def _guesses(self, ready: Sequence[Followed]) -> dict[int, list[int]]:
+    def _guesses(self, ready: Sequence[Followed]) -> dict[int, DeviceTokens]:
         """Of each row, by its id."""
         if self._together:
             return self._guess(sorted(ready, key=lambda each: -each[0].wanted))
         return {name: own for each in ready for name, own in self._guess([each]).items()}
 
-    def _guess(self, ready: Sequence[Followed]) -> dict[int, list[int]]:
+    def _guess(self, ready: Sequence[Followed]) -> dict[int, DeviceTokens]:
         """For rows in one pass, those that want most drafts first."""
         if not ready:
             return {}
@@ -104,12 +104,11 @@ class DraftModel(ScoringModel):
             going = [own for row, own in ready if row.wanted > done]
             ones = [1] * len(going)
             guesses.append(self._best(going, guesses[-1][: len(going)], ones))
-        mx.eval(guesses)
-        summary: list[list[int]] = [each.tolist() for each in guesses]  # type: ignore[misc]
         found = {}
         for i, (row, own) in enumerate(ready):
-            drafts = found[id(row)] = [summary[at][i] for at in range(row.wanted)]
-            own.known, own.guessed = len(row.tokens), drafts[:-1]
+            drafts = mx.concatenate([each[i : i + 1] for each in guesses[: row.wanted]])
+            found[id(row)] = DeviceTokens(drafts)
+            own.known, own.guessed = len(row.tokens), found[id(row)].first(row.wanted - 1)
         return found
 
     def _best(
@@ -117,7 +116,9 @@ class DraftModel(ScoringModel):
     ) -> mx.array:
         """What most likely follows each row's tokens, (rows,) int32."""
         logits = self._pass([own.cache for own in owns], tokens, counts)
-        return mx.argmax(logits[:, : self._shared], axis=-1).astype(mx.int32)
+        best = mx.argmax(logits[:, : self._shared], axis=-1).astype(mx.int32)
+        mx.async_eval(best)  # type: ignore[no-untyped-call]
+        return best
 
     def _pass(
         self, caches: Sequence[list[Any]], tokens: mx.array, counts: Sequence[int]

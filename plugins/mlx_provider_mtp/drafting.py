@@ -1,4 +1,6 @@
-"""Guesses for all rows at once: the head sees what was said since, then its own guesses."""
+"""Guesses for all rows at once: the head sees what was said since, then its own guesses.
+
+Nothing waits for the device: the model gets the guesses unread."""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from weakref import WeakSet
 
 import mlx.core as mx
 
-from mlx_provider.records import DraftRow
+from mlx_provider.records import DeviceTokens, DraftRow
 
 from .head import BoundHead
 from .row_states import LONGEST, RowStates, States
@@ -32,29 +34,36 @@ class Known:
     """What is kept of a row from one call to the next."""
 
     states: RowStates = field(default_factory=RowStates)
-    guess: tuple[int, int] | None = None
-    """Where the first of its last guesses stands, and what it was."""
+    guess: tuple[int, DeviceTokens] | None = None
+    """Where its last guesses stand, and what they were."""
 
 
 @dataclass
 class Judged:
-    """How many first guesses held, to tell a head that is of no use."""
+    """How many of the first guesses held, to tell a head that is of no use."""
 
     name: str
     tried: int = 0
-    held: int = 0
+    guesses: list[tuple[DeviceTokens, int]] = field(default_factory=list)
+    """Until there are enough: each guess, and the token that came."""
 
-    def add(self, held: bool) -> None:
+    def add(self, guess: DeviceTokens, token: int) -> None:
         """One more; says so once where they hold as seldom as by chance."""
         self.tried += 1
-        self.held += held
-        if self.tried == TRIED and self.held < CHANCE * TRIED:
+        if self.tried > TRIED:
+            return
+        self.guesses.append((guess.first(1), token))
+        if self.tried < TRIED:
+            return
+        held = sum(guess[0] == token for guess, token in self.guesses)
+        self.guesses.clear()
+        if held < CHANCE * TRIED:
             log.warning(
                 "the MTP head of %s drafts at chance: %d of %d first guesses held; it was not "
                 "trained, or not with these weights. Set drafter: off, or another one",
                 self.name,
-                self.held,
-                self.tried,
+                held,
+                TRIED,
             )
 
 
@@ -70,13 +79,13 @@ class HeadDrafting:
         self._followed: WeakSet[RowStates] = WeakSet()
         """Of the rows that the engine still knows."""
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
-        """Greedy guesses, by one pass of the head for each; the device is waited for once."""
+    def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
+        """Greedy guesses, by one pass of the head for each; nothing is waited for."""
         able = [row for row in rows if row.fresh and row.hidden is not None and self._room(row)]
         if not able:
             return [[] for _ in rows]
         guesses = dict(zip(map(id, able), self._guess(able), strict=True))
-        return [guesses.get(id(row), []) for row in rows]
+        return [guesses.get(id(row), ()) for row in rows]
 
     def _room(self, row: DraftRow) -> bool:
         """Whether the row is followed, from now on if need be."""
@@ -85,12 +94,13 @@ class HeadDrafting:
             self._followed.add(row.state.states)
         return row.state is not None
 
-    def _guess(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+    def _guess(self, rows: Sequence[DraftRow]) -> list[DeviceTokens]:
         known = [self._known(row) for row in rows]
         hidden = self._take_in(rows, known)
         at, drawn = list(range(len(rows))), []
         for step in range(1, 1 + max(row.wanted for row in rows)):
             tokens = mx.argmax(self.head.logits(hidden), axis=-1)
+            mx.async_eval(tokens)  # type: ignore[no-untyped-call]
             drawn.append((at, tokens))
             stay = [i for i, which in enumerate(at) if rows[which].wanted > step]
             if not stay:
@@ -107,13 +117,16 @@ class HeadDrafting:
             )
         for row, own in zip(rows, known, strict=True):
             own.states.forget(row.wanted - 1)
-        return _read(rows, known, drawn)
+        guesses = _by_row(len(rows), drawn)
+        for row, own, each in zip(rows, known, guesses, strict=True):
+            own.guess = len(row.tokens), each
+        return guesses
 
     def _known(self, row: DraftRow) -> Known:
         known: Known = row.state
         if known.guess is not None and known.guess[0] < len(row.tokens):
-            place, token = known.guess
-            self.judged.add(row.tokens[place] == token)
+            place, guesses = known.guess
+            self.judged.add(guesses, row.tokens[place])
         known.states.bound()
         return known
 
@@ -143,14 +156,10 @@ class HeadDrafting:
         return self.head.after(tokens, hidden, states)
 
 
-def _read(
-    rows: Sequence[DraftRow], known: Sequence[Known], drawn: list[tuple[list[int], mx.array]]
-) -> list[list[int]]:
-    """Wait for the guesses of all rounds at once."""
-    flat: list[int] = mx.concatenate([tokens for _, tokens in drawn]).tolist()  # type: ignore[assignment]
-    guesses: list[list[int]] = [[] for _ in rows]
-    for which, token in zip((w for at, _ in drawn for w in at), flat, strict=True):
-        guesses[which].append(token)
-    for row, own, each in zip(rows, known, guesses, strict=True):
-        own.guess = len(row.tokens), each[0]
-    return guesses
+def _by_row(rows: int, drawn: list[tuple[list[int], mx.array]]) -> list[DeviceTokens]:
+    """The guesses of all rounds, row by row."""
+    flat = mx.concatenate([tokens for _, tokens in drawn])
+    places: list[list[int]] = [[] for _ in range(rows)]
+    for place, which in enumerate(which for at, _ in drawn for which in at):
+        places[which].append(place)
+    return [DeviceTokens(flat[mx.array(own)]) for own in places]

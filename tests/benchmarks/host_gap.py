@@ -1,7 +1,8 @@
 """Host work between two passes, and how long a device waits for it.
 
-The device is imagined: each pass of the model takes a fixed time on it, a draw takes none. The host
-is real: its time is the CPU time of the engine thread, and it waits where it reads tokens.
+The device is imagined: each pass of the model takes a fixed time on it, a draw takes none, and so
+does each guess of a head. The host is real: its time is the CPU time of the engine thread, and it
+waits where it reads tokens.
 """
 
 from __future__ import annotations
@@ -17,19 +18,35 @@ from typing import Any
 import mlx.core as mx
 
 from imagined_device import without_device
-from kernel_count import deep_model
+from kernel_count import LAYERS, deep_model
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution import draws as drawing
 from mlx_provider.engine.execution.decode_batch import DecodeBatch
+from mlx_provider.engine.execution.grouped_kv import EarlyStart
 from mlx_provider.engine.request import SamplingParams
+from mlx_provider.engine.speculation.policy import Policy, RowOdds
+from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.families.text import load_text
+from mlx_provider.records import Drafting, DraftOptions, LoadedModel, LoadOptions
 from mlx_provider.testing.driver import new_engine, new_request
+from mlx_provider.testing.tiny import build
 from mlx_provider_bench.report import Result
-from replaced import Replaced
+from mlx_provider_mtp import start as start_head
+from replaced import Patch, Replaced, wrap
 
 SAMPLING = {
     "greedy": SamplingParams(temperature=0),
     "temperature, top-p": SamplingParams(temperature=0.7, top_p=0.9, seed=1),
 }
+
+
+class Three(Policy):
+    """Three drafts for each row in each step."""
+
+    def wanted(self, rows: Sequence[RowOdds], others: int, seconds: object) -> list[int]:
+        return [3] * len(rows)
+
+
 WARM = 8
 """Steps before those that count."""
 
@@ -48,20 +65,31 @@ class ImaginedDevice:
     drawn: float = 0.0
     """End of the last pass whose tokens are drawn."""
     gaps: list[float] = field(default_factory=list)
-    """Seconds without work before each pass."""
+    """Seconds without work for each pass: before it, or in it."""
+    gap: float = 0.0
+    """The same since the last pass."""
+    begun: float = 0.0
+    """Share of the pass that is built now which is launched already."""
 
     @property
     def now(self) -> float:
         return self.host() + self.waited
+
+    def works(self, seconds: float) -> None:
+        """It gets work for this long."""
+        self.gap += max(0.0, self.now - self.busy)
+        self.busy = max(self.busy, self.now) + seconds
 
     def runs(self, batch: Any) -> None:
         """Run the passes of `batch` from now on."""
         forward, drawn, read = batch.forward, batch.drawn, batch._read
 
         def launched(*args: Any) -> Any:
+            self.begun = 0.0
             made = forward(*args)
-            self.gaps.append(max(0.0, self.now - self.busy))
-            self.busy = max(self.busy, self.now) + self.seconds
+            self.works((1 - self.begun) * self.seconds)
+            self.gaps.append(self.gap)
+            self.gap = 0.0
             return made
 
         def drew(*args: Any) -> None:
@@ -75,9 +103,50 @@ class ImaginedDevice:
         batch.forward, batch.drawn, batch._read = launched, drew, reads
 
 
-def decoding(model: Any, rows: int, params: SamplingParams, steps: int) -> Engine:
+def guesses(engine: Engine, device: ImaginedDevice, seconds: float, patch: Patch) -> None:
+    """Run the guesses of the engine's drafter on the device, for so long each, and begin passes as
+    early as the engine does."""
+    drafting: Any = engine.state.drafting._speculation.drafting
+    attention = sum(hasattr(layer, "update_and_fetch") for layer in engine.model.make_cache())
+
+    def guessing(propose: Callable[..., Any]) -> Callable[..., Any]:
+        def proposed(*args: Any) -> Any:
+            with Replaced() as meanwhile:
+                wrap(meanwhile, mx, "async_eval", starting(lambda: device.works(seconds)))
+                return propose(*args)
+
+        return proposed
+
+    def starting(work: Callable[[], None]) -> Callable[..., Any]:
+        def with_work(original: Callable[..., Any]) -> Callable[..., Any]:
+            def started(*args: Any) -> Any:
+                work()
+                return original(*args)
+
+            return started
+
+        return with_work
+
+    def reaching(reached: Callable[..., None]) -> Callable[..., None]:
+        def reach(early: Any, keys: mx.array) -> None:
+            share = early._layers / attention
+            with Replaced() as meanwhile:
+                wrap(meanwhile, mx, "async_eval", starting(lambda: began(share)))
+                reached(early, keys)
+
+        return reach
+
+    def began(share: float) -> None:
+        device.works((share - device.begun) * device.seconds)
+        device.begun = share
+
+    wrap(patch, drafting, "propose", guessing)
+    wrap(patch, EarlyStart, "reached", reaching)
+
+
+def decoding(model: Any, rows: int, params: SamplingParams, steps: int, **more: Any) -> Engine:
     """An engine with rows that decode for at least this many steps."""
-    engine = new_engine(model, max_chunk=64)
+    engine = new_engine(model, max_chunk=64, **more)
     for at in range(rows):
         engine.submit(new_request(range(5, 15 + at), max_tokens=steps + 100, params=params))
     while len(engine.scheduler.running) < rows:
@@ -137,17 +206,48 @@ class Plan:
     rows: Sequence[int] = (1, 8, 32)
     pass_ms: Sequence[float] = (10, 20, 40)
     steps: int = 40
+    drafting_rows: Sequence[int] = (1, 4)
+    guess_ms: float = 1
+    """Of each guess of a head, for all rows."""
 
 
 def bench(plan: Plan) -> Result:
     """Milliseconds, by rows and sampling: a step on the host, parts of it, and the wait
-    of devices with passes of several lengths."""
-    with tempfile.TemporaryDirectory() as folder:
-        model = deep_model(Path(folder))
-    with Replaced() as patch:
+    of devices with passes of several lengths; the wait for each pass with drafts of a head."""
+    with tempfile.TemporaryDirectory() as scratch, Replaced() as patch:
         patch.setattr(drawing, "compiles", lambda: True)  # as on the device that is imagined
-        found = measured(model, plan)
-    return {"benchmark": "gap", **asdict(plan), **without_device("imagined"), "ms": found}
+        found = measured(deep_model(Path(scratch) / "plain"), plan)
+        drafting = drafted(hybrid_with_head(Path(scratch) / "head"), plan)
+    about = {"benchmark": "gap", **asdict(plan), **without_device("imagined")}
+    return {**about, "ms": found, "ms with drafts": drafting}
+
+
+def hybrid_with_head(folder: Path) -> tuple[LoadedModel, Drafting]:
+    """A model of as many layers, three of four recurrent, with its MTP head."""
+    more = {"num_hidden_layers": LAYERS, "full_attention_interval": 4, "mtp_num_hidden_layers": 1}
+    build(folder, "qwen3_5_text", dtype="bfloat16", foreseeable=True, **more)
+    model = load_text(folder, LoadOptions())
+    return model, start_head(folder, model, DraftOptions())
+
+
+def drafted(pair: tuple[LoadedModel, Drafting], plan: Plan) -> dict[str, dict[str, float]]:
+    """Milliseconds that a device waits for each pass whose rows all have three drafts."""
+    model, drafting = pair
+    found: dict[str, dict[str, float]] = {}
+    for rows in plan.drafting_rows:
+        for name, params in SAMPLING.items():
+            own = found[f"{rows} rows, {name}"] = {}
+            for each in plan.pass_ms:
+                speculation = Speculation(
+                    drafting, vocab=model.info.vocab_size, shows=model, policy=Three()
+                )
+                engine = decoding(model, rows, params, 8 * plan.steps, speculation=speculation)
+                device = ImaginedDevice(each / 1000)
+                with Replaced() as patch:
+                    guesses(engine, device, plan.guess_ms / 1000, patch)
+                    waits = gaps(engine, device, plan.steps)
+                own[f"wait for a pass of {each} ms"] = round(1000 * median(waits), 2)
+    return found
 
 
 def measured(model: Any, plan: Plan) -> dict[str, dict[str, float]]:

@@ -22,7 +22,7 @@ from mlx_provider.engine.speculation.policy import Policy, RowOdds
 from mlx_provider.engine.speculation.speculation import Speculation
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.protocol.events import Failed
-from mlx_provider.records import DraftRow
+from mlx_provider.records import DeviceTokens, DraftRow
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run, steps_of
 from mlx_provider.testing.oracle import Eager, Oracle
 from mlx_provider.testing.tiny import build
@@ -85,8 +85,19 @@ def test_a_drafter_that_raises_costs_nobody_an_answer(qwen3: TextModel) -> None:
         lambda row: np.array([383, 384, 385]),
         lambda row: itertools.repeat(7),
         lambda row: [],
+        lambda row: DeviceTokens(mx.array([[-1, 2**30], [7, 7]] * 5)),
+        lambda row: DeviceTokens(mx.array([385.5, 384.0, float("nan")])),
     ],
-    ids=["no tokens", "too many", "wrong", "beyond the vocabulary", "without end", "none"],
+    ids=[
+        "no tokens",
+        "too many",
+        "wrong",
+        "beyond the vocabulary",
+        "without end",
+        "none",
+        "no tokens on the device",
+        "no integers on the device",
+    ],
 )
 def test_what_a_drafter_says_is_not_believed(
     qwen3: TextModel, guess: Callable[[DraftRow], Any]

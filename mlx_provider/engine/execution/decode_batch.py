@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...isolation import Fault, Isolation
-from ...records import LoadedModel, ShowsHidden
+from ...records import DeviceTokens, LoadedModel, ShowsHidden
 from ...upstream.batch_caches import RowCache
 from ..request import Row
 from .batch_layout import Layout, Pass
@@ -162,11 +162,17 @@ class DecodeBatch:
         ]
         tokens = [_tokens(pending)] if pending else []
         for row in each.drafting:
-            own = [row.tokens[-1], *drafts[row]]
-            tokens.append(mx.array(own, dtype=mx.int32))
+            tokens += self._with_drafts(row.tokens[-1], drafts[row])
             first = row.length - 1 + row.request.prompt.rope_delta
-            at += range(first, first + len(own))
+            at += range(first, first + 1 + len(drafts[row]))
         return run_pass(self.model, each, _joined(tokens), at, shows=self.shows)
+
+    def _with_drafts(self, token: int, drafts: Sequence[int]) -> list[mx.array]:
+        """The token and its drafts, int32. Drafts on the device are not read."""
+        if not isinstance(drafts, DeviceTokens):
+            return [mx.array([token, *drafts], dtype=mx.int32)]
+        known = mx.clip(drafts.array.astype(mx.int32), 0, self.model.info.vocab_size - 1)
+        return [mx.array([token], dtype=mx.int32), known]
 
     def read(self) -> list[Read]:
         """Wait for the pending tokens and return them, one per row.

@@ -41,9 +41,10 @@ def with_wide_rows(
     pass."""
     layers = zip(*caches, *(each.cache for each in turned), strict=True)
     first = together if together is not None else [None] * len(turned[0].cache)
+    early = EarlyStart() if any(each.drafts for each in turned) else None
+    counted = Offsets(early)
     return [
         _wide_layer(layer, parts, sizes, turned, counted)
-        for counted in [Offsets()]
         for layer, parts in zip(first, layers, strict=True)
     ]
 
@@ -66,6 +67,23 @@ def _grouped(layer: Any) -> bool:
     return isinstance(layer, GroupedKV)
 
 
+class EarlyStart:
+    """Lets the device begin a pass while the host still builds it.
+
+    A pass with drafts is built while the device has nothing else to do. It begins with each layer
+    whose number is a power of two, so that it has as many layers to run as the host has built.
+    """
+
+    def __init__(self) -> None:
+        self._layers = 0
+
+    def reached(self, keys: mx.array) -> None:
+        """The host has built the pass up to the keys of the next layer with attention."""
+        self._layers += 1
+        if self._layers & (self._layers - 1) == 0:
+            mx.async_eval(keys)  # type: ignore[no-untyped-call]
+
+
 class Offsets:
     """Rotary offsets of all rows, computed once per step for all layers with equal counts.
 
@@ -73,7 +91,8 @@ class Offsets:
     the arrays of one layer are reused for the next. The sum of each part is then never computed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, early: EarlyStart | None = None) -> None:
+        self.early = early
         self._made: tuple[list[Count], mx.array] | None = None
         self._followed: tuple[list[Count], list[Count]] | None = None
         """Counts before and after a layer's tokens."""
@@ -144,6 +163,8 @@ class GroupedKV:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
         """Append each group's rows to its cache. Returns keys and values per group."""
+        if self._counted.early is not None:
+            self._counted.early.reached(keys)
         before = self._counts()
         pairs = [
             part.update_and_fetch(keys[run.rows], values[run.rows])

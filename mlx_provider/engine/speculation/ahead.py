@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +14,37 @@ from ..request import Row, RowConstraint
 Mask = NDArray[np.uint32]
 
 
-def ahead(row: Row, drafts: Sequence[int]) -> Row:
-    """A copy of `row` with these tokens, for one draw. `row` does not change."""
-    if not drafts:
+class TokensAhead(Sequence[int]):
+    """The tokens of a row, then the first `count` of its drafts. Neither is copied, and drafts on
+    the device are read only if they are asked for."""
+
+    def __init__(self, tokens: Sequence[int], drafts: Sequence[int], count: int) -> None:
+        self._tokens = tokens
+        self._drafts = drafts
+        self._count = count
+
+    def __len__(self) -> int:
+        return len(self._tokens) + self._count
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        places = range(len(self))[at]
+        return [*map(self._at, places)] if isinstance(places, range) else self._at(places)
+
+    def _at(self, place: int) -> int:
+        known = len(self._tokens)
+        return self._tokens[place] if place < known else self._drafts[place - known]
+
+
+def ahead(row: Row, drafts: Sequence[int], count: int) -> Row:
+    """A copy of `row` with the first `count` of its drafts, for one draw. `row` does not change."""
+    if not count:
         return row
     twin = copy.copy(row)
-    twin.tokens = [*row.tokens, *drafts]
+    twin.tokens = TokensAhead(row.tokens, drafts, count)  # type: ignore[assignment]
     twin.history = copy.copy(row.history)
     return twin
 

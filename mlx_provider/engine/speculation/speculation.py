@@ -13,6 +13,7 @@ import mlx.core as mx
 from ...errors import BadRequest
 from ...isolation import Isolation
 from ...records import (
+    DeviceTokens,
     Drafter,
     Drafting,
     DraftRow,
@@ -188,8 +189,11 @@ class Speculation:
             return False
         return self._media or not request.prompt.spans
 
-    def _checked(self, guesses: Sequence[int], count: int) -> list[int]:
-        """At most `count` guesses, up to the first invalid token."""
+    def _checked(self, guesses: Sequence[int], count: int) -> Sequence[int]:
+        """At most `count` guesses, up to the first invalid token. Those on the device are not
+        read; the pass replaces invalid ones, and these are not accepted."""
+        if isinstance(guesses, DeviceTokens):
+            return guesses.first(count)
         return list(takewhile(self._known, map(int, islice(guesses, count))))
 
     def _known(self, token: int) -> bool:

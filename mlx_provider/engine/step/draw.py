@@ -28,7 +28,7 @@ class Draws:
         rows, batch = [row for row, _ in places], self._state.batch
         masks = [self._mask(row, at, drafts) for row, at in places]
         if self._state.fixed is None:
-            drawn = [ahead(row, drafts[row][:at]) if at else row for row, at in places]
+            drawn = [ahead(row, drafts.get(row, ()), at) for row, at in places]
             batch.drawn(rows, self._drawn(logits, drawn, masks), drafts)
             return
         for i, row in enumerate(rows):
