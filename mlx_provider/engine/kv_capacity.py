@@ -23,7 +23,8 @@ def whole_steps(tokens: int) -> int:
 def kv_growth(first: int, longest: int) -> int:
     """Growth in tokens of a row with first capacity `first`, which ends at `longest` tokens."""
     wanted = max(LEAST_GROWTH_TOKENS, first // GROWTH_SHARE)
-    return whole_steps(max(1, min(wanted, longest - first)))
+    left = longest - whole_steps(first)  # the first capacity is allocated in whole steps
+    return whole_steps(max(1, min(wanted, left)))
 
 
 def kv_capacity(first: int, longest: int, needed: int) -> int:

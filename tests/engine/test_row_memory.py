@@ -92,6 +92,7 @@ def test_growth_is_bounded_by_what_may_still_come() -> None:
     assert kv_capacity(1000, 9000, 1000) == 1000
     assert kv_capacity(1000, 9000, 1025) == 2048
     assert kv_capacity(1000, 1000, 1001) == 1024
+    assert kv_capacity(60, 345, 257) == 512  # not 768
 
 
 def appended(cache: Any, tokens: int) -> Any:
