@@ -58,17 +58,19 @@ def _serve(
 ) -> None:
     from ..config import engine_settings
     from ..server.access import own_names
-    from ..server.engine_key import kept_key, own_key_file, read_key
+    from ..server.engine_key import kept_key, own_key_file
+    from ..server.keys import Key, read_key
     from ..server.metrics_page import MetricsPage
     from ..server.side_server import run_side_server
 
     if keyless and not _loopback(host):
         raise BadRequest(f"on {host} metrics need a key: leave --no-key away", param="no_key")
-    key, summary = None, "no key"
+    keys, summary = None, "no key"
     if not keyless:
         file = key_file or own_key_file(name="metrics.key")
         key, summary = (read_key(file) if key_file else kept_key(file)), f"key: {file}"
-    page = MetricsPage(client, key, own_names(host) | set(engine_settings().allowed_hosts))
+        keys = (Key(key),)
+    page = MetricsPage(client, keys, own_names(host) | set(engine_settings().allowed_hosts))
     with run_side_server(page.asgi, host, port) as (address, wait):
         typer.echo(f"metrics on {address}/metrics · {summary}")
         wait()

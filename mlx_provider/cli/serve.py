@@ -22,8 +22,8 @@ def serve(
     api_key_file: Annotated[
         Path | None,
         typer.Option(
-            help=f"File with the key that clients must send; else {PREFIX}API_KEY is taken, else "
-            "one is made and kept."
+            help="File with the key that clients must send, or lines NAME KEY for several tenants; "
+            f"else {PREFIX}API_KEY is taken, else one is made and kept."
         ),
     ] = None,
     drain: Annotated[

@@ -100,6 +100,10 @@ class Health(Wire):
     rank_fault: RankStatus | None = None
     """For which the group of ranks was last started again."""
 
+    def without_load(self) -> Health:
+        """The same without what tells how much others ask for."""
+        return self.model_copy(update={"queued": 0, "running": 0, "active_memory": 0})
+
     @model_serializer(mode="wrap")
     def _for_any_client(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """An older client of the same protocol, which knows no ranks, meets none where none are."""

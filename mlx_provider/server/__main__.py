@@ -36,8 +36,8 @@ def options_parser(prog: str, description: str | None) -> argparse.ArgumentParse
     parser.add_argument(
         "--api-key-file",
         type=Path,
-        help=f"file with the key that clients on TCP must send (else {PREFIX}API_KEY, else one "
-        "is made and kept)",
+        help="file with the key that clients on TCP must send, or lines NAME KEY for several "
+        f"tenants (else {PREFIX}API_KEY, else one is made and kept)",
     )
     parser.add_argument(
         "--drain",

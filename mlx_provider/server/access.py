@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import socket
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..errors import Forbidden, MLXProviderError, Unauthorized, WrongContentType
 from ..protocol.events import ErrorBody
 from ..wire.routes import ERRORS
+from .keys import FOUND, Key, Keys, is_named
 
 JSON = "application/json"
 
@@ -28,25 +28,34 @@ class Gate:
     """
 
     def __init__(
-        self, app: ASGIApp, key: str | None, hosts: Iterable[str], open_paths: Iterable[str] = ()
+        self,
+        app: ASGIApp,
+        keys: Iterable[Key] | None,
+        hosts: Iterable[str],
+        open_paths: Iterable[str] = (),
     ) -> None:
-        """`key`: required for every request except on `open_paths`; `None`: not required. `hosts`:
+        """`keys`: every request except on `open_paths` must send one; `None`: need not. `hosts`:
         host names by which clients may address this server, besides plain IP addresses."""
         self._app = app
-        self._expected = None if key is None else f"Bearer {key}".encode()
+        self._keys = None if keys is None else Keys(keys)
         self._open = frozenset(open_paths)
         self._hosts = frozenset(map(str.lower, hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            refused = self._refused(scope["method"], scope["path"], Headers(scope=scope))
+            headers = Headers(scope=scope)
+            key = None if self._keys is None else self._keys.sent(headers)
+            needs = self._keys is not None and scope["path"] not in self._open
+            refused = self._refused(scope["method"], headers, known=key is not None or not needs)
             if refused is not None:
                 answer = error_response(refused, {"connection": "close"}, scope["path"])
                 await answer(scope, receive, send)
                 return
+            if key is not None:
+                scope[FOUND] = key
         await self._app(scope, receive, send)
 
-    def _refused(self, method: str, path: str, headers: Headers) -> MLXProviderError | None:
+    def _refused(self, method: str, headers: Headers, *, known: bool) -> MLXProviderError | None:
         if not self._known_host(headers.get("host", "")):
             return Forbidden(
                 "this Host is not the engine's: address it by IP, or let its owner list the name "
@@ -55,21 +64,30 @@ class Gate:
             )
         if "origin" in headers:
             return Forbidden("requests of web pages are refused (header Origin)", param="origin")
-        if not (path in self._open or self._has_key(headers)):
+        if not known:
             return Unauthorized("the engine's key is missing or wrong: set api_key")
         if method == "POST" and _media_type(headers) != JSON:
             return WrongContentType(f"send the body as content-type: {JSON}", param="content-type")
         return None
 
-    def _has_key(self, headers: Headers) -> bool:
-        given = (headers.get("authorization", ""), f"Bearer {headers.get('x-api-key', '')}")
-        return self._expected is None or any(
-            hmac.compare_digest(each.encode("latin-1"), self._expected) for each in given
-        )
-
     def _known_host(self, header: str) -> bool:
         name = host_of(header)
         return name in self._hosts or _is_address(name)
+
+
+class OperatorsAlone:
+    """ASGI middleware of routes that tell about the requests of all tenants, or concern them."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if is_named(scope):
+            raise Forbidden(
+                "a named key may not use this route: send the engine's key without a name (a line "
+                "KEY in its key file)"
+            )
+        await self._app(scope, receive, send)
 
 
 def own_names(host: str) -> set[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 import anyio
@@ -22,7 +22,7 @@ from ..protocol.health import Health
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
 from ..serving.interface import Service
 from ..wire.routes import GENERATE, ROUTES
-from .access import Gate, error_response, own_names
+from .access import Gate, OperatorsAlone, error_response, own_names
 from .activity import Activity
 from .body import Bodies
 from .count import Count
@@ -31,6 +31,7 @@ from .figures import FiguresRoute
 from .generate import Generate, Reader, foreign, own
 from .handover import Handover
 from .incoming import Incoming
+from .keys import Key, is_named, key_of
 from .ndjson import NDJSON
 from .out_of_date import OutOfDate
 from .rank_group import RankGroup
@@ -46,8 +47,8 @@ PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 class EngineApp:
     """Endpoints of one service.
 
-    `blas` replaces the value of the service. `key` and `hosts`: for an engine on TCP, see
-    `access.Gate`; without a key it listens on its owner's socket. `body_bytes`: limit for all
+    `blas` replaces the value of the service. `keys` and `hosts`: for an engine on TCP, see
+    `access.Gate`; without keys it listens on its owner's socket. `body_bytes`: limit for all
     bodies that are read or prepared at once. `out_of_date`: reports changes since the start.
     `ranks`: the ranks that the service leads, if any.
     """
@@ -57,7 +58,7 @@ class EngineApp:
         service: Service,
         *,
         blas: str = "",
-        key: str | None = None,
+        keys: Sequence[Key] = (),
         hosts: Iterable[str] = (),
         body_bytes: int = EngineSettings.body_bytes,
         out_of_date: OutOfDate | None = None,
@@ -68,16 +69,16 @@ class EngineApp:
         self._blas = blas
         self.activity = Activity()
         self._ranks = ranks or RankGroup()
-        self.handover = Handover(self.activity, out_of_date, remote=key is not None, lost=self.lost)
-        self._identity = {} if key else identity()
+        self.handover = Handover(self.activity, out_of_date, remote=bool(keys), lost=self.lost)
+        self._identity = {} if keys else identity()
         self._started = int(time.time())
         self.stopping = anyio.Event()
         """Set when the process ends: attached clients are disconnected, and no request is
         accepted."""
         self.door = Door(self._behind_door, self.stopping)
         self.asgi = Starlette(
-            routes=self._routes(remote=key is not None),
-            middleware=[Middleware(Gate, key=key, hosts=hosts)] if key else [],
+            routes=self._routes(remote=bool(keys)),
+            middleware=[Middleware(Gate, keys=keys, hosts=hosts)] if keys else [],
             exception_handlers={MLXProviderError: _typed, Exception: _unforeseen},
         )
 
@@ -86,8 +87,7 @@ class EngineApp:
             Route("/v1/stop", self.handover.__call__, methods=["POST"]),
             Route("/v1/door", self.door.__call__, methods=["POST"]),
         ]
-        marks = {"origin": "remote"} if remote else {}
-        incoming = self._incoming(lambda scope: marks)
+        incoming = self._incoming(_sender if remote else lambda scope, tenant: {})
         return [
             *([] if remote else owners),
             *(
@@ -105,13 +105,21 @@ class EngineApp:
             ),
             Route("/v1/attach", self._attach),
             Route("/health", self._health),
-            Route("/v1/figures", FiguresRoute(self._service, self.stopping).__call__),
-            Route("/metrics", self._metrics),
-            Route("/cache", self._cache),
-            Route("/cache", self._clear, methods=["DELETE"]),
+            *self._operators_routes(),
         ]
 
-    def _incoming(self, marks: Callable[[Scope], dict[str, Any]]) -> Incoming:
+    def _operators_routes(self) -> list[Route]:
+        """What tells about the requests of all tenants, or concerns them."""
+        figures = FiguresRoute(self._service, self.stopping)
+        alone = [Middleware(OperatorsAlone)]
+        return [
+            Route("/v1/figures", figures.__call__, middleware=alone),
+            Route("/metrics", self._metrics, middleware=alone),
+            Route("/cache", self._cache, middleware=alone),
+            Route("/cache", self._clear, methods=["DELETE"], middleware=alone),
+        ]
+
+    def _incoming(self, marks: Callable[[Scope, str | None], dict[str, Any]]) -> Incoming:
         return Incoming(self.activity, self._bodies, marks, self.handover.admit)
 
     def _answer(self, incoming: Incoming, read: Reader) -> Generate:
@@ -131,10 +139,10 @@ class EngineApp:
 
     def _behind_door(self, asked: DoorRequest) -> ASGIApp:
         """The app of a door: for the agent behind it, every name is that of its model."""
-        incoming = self._incoming(lambda scope: asked.fields())
+        incoming = self._incoming(lambda scope, tenant: asked.fields())
         return Starlette(
             routes=self._foreign_routes(incoming, GENERATE.keys() - {EMBEDDINGS}),
-            middleware=[Middleware(Gate, key=asked.key, hosts=own_names("localhost"))],
+            middleware=[Middleware(Gate, keys=(Key(asked.key),), hosts=own_names("localhost"))],
             exception_handlers={MLXProviderError: _typed, Exception: _unforeseen},
         )
 
@@ -163,19 +171,24 @@ class EngineApp:
             own["blas"] = self._blas
         return self._service.health().model_copy(update=own)
 
-    async def _attach(self, request: Request) -> Response:
-        return StreamingResponse(self._attached(), media_type=NDJSON)
+    def _state_for(self, scope: Scope) -> Health:
+        """The state without what the requests of other tenants would show in, for a named key."""
+        state = self.state()
+        return state.without_load() if is_named(scope) else state
 
-    async def _attached(self) -> AsyncIterator[bytes]:
+    async def _attach(self, request: Request) -> Response:
+        return StreamingResponse(self._attached(request.scope), media_type=NDJSON)
+
+    async def _attached(self, scope: Scope) -> AsyncIterator[bytes]:
         with self.activity.attached():
-            yield self.state().model_dump_json().encode() + b"\n"
+            yield self._state_for(scope).model_dump_json().encode() + b"\n"
             while not self.stopping.is_set():
                 with anyio.move_on_after(HEARTBEAT):
                     await self.stopping.wait()
                 yield b"\n"
 
     async def _health(self, request: Request) -> Response:
-        health = self.state()
+        health = self._state_for(request.scope)
         return JSONResponse(health.model_dump(), status_code=200 if health.ok else 503)
 
     async def _models(self, request: Request) -> Response:
@@ -215,6 +228,11 @@ class EngineApp:
     async def _clear(self, request: Request) -> Response:
         await anyio.to_thread.run_sync(self._service.cache_clear)
         return JSONResponse({"cleared": True})
+
+
+def _sender(scope: Scope, tenant: str | None) -> dict[str, Any]:
+    """What every request on TCP says of its sender."""
+    return {"origin": "remote", **key_of(scope).marks(tenant)}
 
 
 async def _typed(request: Request, error: Exception) -> Response:

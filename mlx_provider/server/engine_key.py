@@ -1,4 +1,4 @@
-"""The key of an engine that listens on TCP: given, or generated and stored for its owner only."""
+"""The keys of an engine that listens on TCP: given, or one generated and stored for its owner."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..config import PREFIX
-from ..errors import BadRequest, EngineUnavailable
-from ..safe_open import read_trusted
-
-LONGEST = 4096
+from ..errors import EngineUnavailable
+from .keys import Key, read_key, read_keys
 
 
-def engine_key(file: Path | None, environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
-    """The key, and where a person finds it.
+def engine_keys(
+    file: Path | None, environ: Mapping[str, str] = os.environ
+) -> tuple[tuple[Key, ...], str]:
+    """The keys, and where a person finds them.
 
-    From `file` if given, else from `MLX_PROVIDER_API_KEY`, else from the owner's key file, which is
-    created if missing. Raises `BadRequest` for a file that others can read, `EngineUnavailable` if
-    no key file can be created.
+    From `file` if given, else one from `MLX_PROVIDER_API_KEY`, else one from the owner's key file,
+    which is created if missing. Raises `BadRequest` as `read_keys`, `EngineUnavailable` if no key
+    file can be created.
     """
     if file is not None:
-        return read_key(file), str(file)
+        return read_keys(file), str(file)
     given = environ.get(PREFIX + "API_KEY", "").strip()
     if given:
-        return given, PREFIX + "API_KEY"
+        return (Key(given),), PREFIX + "API_KEY"
     own = own_key_file(environ)
-    return kept_key(own, f"set {PREFIX}API_KEY, or name a file with --api-key-file"), str(own)
+    kept = kept_key(own, f"set {PREFIX}API_KEY, or name a file with --api-key-file")
+    return (Key(kept),), str(own)
 
 
 def own_key_file(environ: Mapping[str, str] = os.environ, name: str = "engine.key") -> Path:
@@ -41,25 +42,13 @@ def own_key_file(environ: Mapping[str, str] = os.environ, name: str = "engine.ke
 def kept_key(file: Path, remedy: str = "name a file that holds one") -> str:
     """The key in a file of this user, which is created if missing.
 
-    Raises `BadRequest` for a file that others can read, `EngineUnavailable` with the remedy if it
-    cannot be created.
+    Raises `BadRequest` as `read_key`, `EngineUnavailable` with the remedy if it cannot be created.
     """
     try:
         return _made(file)
     except OSError as error:
         summary = f"no key can be kept in {file} ({error.strerror}): {remedy}"
         raise EngineUnavailable(summary) from None
-
-
-def read_key(file: Path) -> str:
-    """The key in a file. Raises `BadRequest` for a file that others can read, or without a key."""
-    try:
-        key = read_trusted(file, LONGEST, closed_to=0o077).decode("ascii", "replace").strip()
-    except OSError as error:
-        raise BadRequest(f"key file {file}: {error.strerror}", param="api_key_file") from None
-    if not key.isprintable() or not key.isascii() or not key:
-        raise BadRequest(f"key file {file} holds no key (one line of text)", param="api_key_file")
-    return key
 
 
 def _made(file: Path) -> str:

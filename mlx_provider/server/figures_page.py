@@ -22,6 +22,7 @@ from starlette.routing import Route
 from ..client.http import HttpClient
 from ..errors import MLXProviderError
 from .access import Gate, error_response
+from .keys import Key
 from .ndjson import NDJSON
 
 LOOPBACK = "127.0.0.1"
@@ -46,7 +47,7 @@ class FiguresPage:
             "referrer-policy": "no-referrer",
             "x-content-type-options": "nosniff",
         }
-        gate = Middleware(Gate, key=self.key, hosts=("localhost",), open_paths=("/",))
+        gate = Middleware(Gate, keys=(Key(self.key),), hosts=("localhost",), open_paths=("/",))
         self.asgi = Starlette(
             routes=[Route("/", self._shown), Route("/figures", self._figures)],
             middleware=[gate],

@@ -55,7 +55,7 @@ def foreign(read_body: Read) -> Reader:
     """The reader of requests of another API."""
 
     async def read(incoming: Incoming, scope: Scope, receive: Receive) -> tuple[Asked, Ticket]:
-        marks = incoming.marks(scope)
+        marks = incoming.marks(scope, None)
         model = {"model": marks["model"]} if "model" in marks else {}
         sender = {"options": ModelOptions(), **marks}
         return await incoming.read_as(

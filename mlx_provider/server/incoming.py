@@ -33,15 +33,15 @@ class Incoming:
 
     activity: Activity
     bodies: Bodies
-    marks: Callable[[Scope], dict[str, Any]]
-    """The fields of a request that its client cannot choose."""
+    marks: Callable[[Scope, str | None], dict[str, Any]]
+    """(scope, tenant that the request names) -> the fields that its client cannot choose."""
     admit: Callable[[Scope], None]
     """Raises if another engine must serve the request."""
 
     async def read(self, scope: Scope, receive: Receive, kind: type[T]) -> tuple[T, Ticket]:
         """A request of this kind. See `read_as`."""
         request, ticket = await self.read_as(scope, receive, partial(parse_request, kind))
-        return request.model_copy(update=self.marks(scope)), ticket
+        return request.model_copy(update=self.marks(scope, request.tenant)), ticket
 
     async def read_as(
         self, scope: Scope, receive: Receive, parse: Callable[[bytearray], R]

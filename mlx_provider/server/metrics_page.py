@@ -15,6 +15,7 @@ from ..client.http import HttpClient
 from ..errors import EngineUnavailable, MLXProviderError
 from .access import Gate, error_response
 from .app import PROMETHEUS
+from .keys import Key
 
 UP = """\
 # HELP mlx_provider_up Whether an engine answers; without one there are no other metrics.
@@ -27,12 +28,14 @@ class MetricsPage:
     """`/metrics`, read from the engine at every scrape. It never starts an engine or keeps one
     running."""
 
-    def __init__(self, client: HttpClient, key: str | None, hosts: Iterable[str]) -> None:
-        """`key`: required for every request; `None`: not required. `hosts`: see `access.Gate`."""
+    def __init__(
+        self, client: HttpClient, keys: Iterable[Key] | None, hosts: Iterable[str]
+    ) -> None:
+        """`keys`, `hosts`: see `access.Gate`."""
         self._client = client
         self.asgi = Starlette(
             routes=[Route("/metrics", self._metrics)],
-            middleware=[Middleware(Gate, key=key, hosts=hosts)],
+            middleware=[Middleware(Gate, keys=keys, hosts=hosts)],
             exception_handlers={MLXProviderError: _typed},
         )
 

@@ -28,7 +28,7 @@ from ..upstream.installed import require_mlx
 from ..upstream.quiet import quiet_transformers
 from .access import own_names
 from .app import EngineApp
-from .engine_key import engine_key
+from .engine_key import engine_keys
 from .listen import Listener, listen_tcp, listen_unix
 from .open_files import raise_file_limit
 from .out_of_date import OutOfDate
@@ -51,7 +51,7 @@ class ServeOptions:
     host: str | None = None
     port: int | None = None
     api_key_file: Path | None = None
-    """File with the key that every client on TCP needs. Unset: see `engine_key`."""
+    """File with the keys of clients on TCP. Unset: see `engine_keys`."""
     drain: float = 0.0
     """Seconds that requests in flight may take to end after the stop. Only on TCP."""
     lock_fd: int | None = None
@@ -148,10 +148,10 @@ def _serve_unix(options: ServeOptions, settings: EngineSettings, build: BuildSer
 
 def _serve_tcp(options: ServeOptions, settings: EngineSettings, build: BuildService) -> None:
     host, port = options.host or "127.0.0.1", options.port if options.port is not None else 8080
-    key, place = engine_key(options.api_key_file)
+    keys, place = engine_keys(options.api_key_file)
     listener = listen_tcp(host, port)
     names = own_names(host) | set(settings.allowed_hosts)
-    door = partial(EngineApp, key=key, hosts=names)
+    door = partial(EngineApp, keys=keys, hosts=names)
     asyncio.run(_run(options, settings, build, None, lambda: listener, door, f" · key: {place}"))
 
 

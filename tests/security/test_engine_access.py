@@ -22,7 +22,8 @@ from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.server import owner_socket
 from mlx_provider.server.access import host_of
-from mlx_provider.server.engine_key import engine_key, own_key_file
+from mlx_provider.server.engine_key import engine_keys, own_key_file
+from mlx_provider.server.keys import Key, read_key, read_keys
 from mlx_provider.server.listen import listen_unix
 from mlx_provider.serving.grants import Grants, read_grants
 from mlx_provider.serving.service import ChatService
@@ -297,20 +298,56 @@ def test_a_file_that_others_can_write_grants_nothing(tmp_path: Path) -> None:
 
 def test_keys(tmp_path: Path) -> None:
     environ = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
-    made, place = engine_key(None, environ)
-    assert engine_key(None, environ) == (made, place)
+    made, place = engine_keys(None, environ)
+    assert engine_keys(None, environ) == (made, place)
     assert Path(place) == own_key_file(environ)
     assert stat.S_IMODE(Path(place).parent.stat().st_mode) == 0o700
-    assert engine_key(None, {**environ, "MLX_PROVIDER_API_KEY": "given"})[0] == "given"
+    assert engine_keys(None, {**environ, "MLX_PROVIDER_API_KEY": "given"})[0] == (Key("given"),)
     mine = tmp_path / "key"
     mine.write_text("mine\n")
     with pytest.raises(BadRequest, match="chmod 600"):
-        engine_key(mine, environ)
+        engine_keys(mine, environ)
     mine.chmod(0o600)
-    assert engine_key(mine, environ) == ("mine", str(mine))
-    mine.write_text("\n")
-    with pytest.raises(BadRequest, match="holds no key"):
-        engine_key(mine, environ)
+    assert engine_keys(mine, environ) == ((Key("mine"),), str(mine))
+    assert read_key(mine) == "mine"
+    mine.write_text(f"mine\n\nalice {'a' * 16}\nbob\t{'b' * 16}\n")
+    assert engine_keys(mine, environ)[0] == (
+        Key("mine"),
+        Key("a" * 16, "alice"),
+        Key("b" * 16, "bob"),
+    )
+    assert "aaa" not in repr(read_keys(mine))
+    with pytest.raises(BadRequest, match="several keys"):
+        read_key(mine)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("\n", "holds no key"),
+        ("secret-secret-secret-1 is my key", "line 1: more than two words"),
+        ("secret-a\nsecret-b", "line 2: line 1 has no name either"),
+        (
+            "a secret-secret-secret-1\n\na secret-secret-secret-2",
+            "line 3: the name is that of line 1",
+        ),
+        ("a secret-secret-secret-1\nb secret-secret-secret-1", "line 2: the key is that of line 1"),
+        ("a secret", "line 1: the key after the name needs at least 16 characters"),
+        ("secret-secret/secret-1 alice", "line 1: the name before the key must be"),
+        ("a secret-secret-secret-\xe4", "line 1: a character is not printable ASCII"),
+        ("a secret-secret-secret-\x1b", "line 1: a character is not printable ASCII"),
+    ],
+)
+def test_a_wrong_key_file_is_named_with_the_line_but_no_key(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    file = tmp_path / "keys"
+    file.touch(0o600)
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(BadRequest) as caught:
+        read_keys(file)
+    assert told in caught.value.message
+    assert "secret" not in caught.value.message
 
 
 def test_the_socket_knows_whose_process_connects() -> None:

@@ -20,7 +20,7 @@ from mlx_provider.engine.prefix_cache.disk import DiskTier
 from mlx_provider.errors import BadRequest, EngineUnavailable
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.safe_open import open_own, read_bounded, read_trusted
-from mlx_provider.server.engine_key import read_key
+from mlx_provider.server.keys import read_key
 from mlx_provider.serving.grants import read_grants
 from mlx_provider.serving.hub import folder_of
 from mlx_provider.testing.driver import Calls

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from mlx_provider.server.__main__ import run_process
 run_process({"body_bytes": 4 * 2**20})
 """
 SERVER = (sys.executable, "-P", "-c", PROGRAM, "--port", "0")
-KEY = "the-key"
+KEY, ALICE, BOB = "the-key", "key-of-alice-1234", "key-of-bob-123456"
 HERE = Path(__file__).parent
 
 
@@ -47,7 +48,10 @@ class Engine:
     outside: str
     """The same in a folder that clients on TCP may not name."""
     http: httpx.Client
-    """With the key."""
+    """With the operator's key."""
+    alice: httpx.Client
+    """With a named key."""
+    bob: httpx.Client
 
 
 @pytest.fixture(scope="session")
@@ -61,9 +65,12 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     (vectors / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
     environ = environment(folder / "site", {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
     outside = shutil.copytree(vectors, folder / "outside")
-    variables = {"API_KEY": KEY, "MODEL_ROOTS": str(roots)}
+    variables = {"MODEL_ROOTS": str(roots)}
+    keys = folder / "keys"
+    keys.touch(0o600)
+    keys.write_text(f"{KEY}\nalice {ALICE}\nbob {BOB}\n")
     process = subprocess.Popen(
-        SERVER,
+        [*SERVER, "--api-key-file", str(keys)],
         stderr=subprocess.PIPE,
         text=True,
         cwd=folder,
@@ -75,9 +82,19 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     assert url is not None
     reading = threading.Thread(target=process.stderr.read)
     reading.start()
-    headers = {"authorization": f"Bearer {KEY}"}
-    with httpx.Client(base_url=url[1], headers=headers, trust_env=False, timeout=300) as http:
-        yield Engine(url[1], str(scripted), str(vectors), str(outside), http)
+    with ExitStack() as clients:
+        http, alice, bob = (
+            clients.enter_context(
+                httpx.Client(
+                    base_url=url[1],
+                    headers={"authorization": f"Bearer {key}"},
+                    trust_env=False,
+                    timeout=300,
+                )
+            )
+            for key in (KEY, ALICE, BOB)
+        )
+        yield Engine(url[1], str(scripted), str(vectors), str(outside), http, alice, bob)
     process.terminate()
     process.wait(300)
     reading.join()

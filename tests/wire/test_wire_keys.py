@@ -1,0 +1,112 @@
+"""An engine with several keys: what the holder of a named one sees and does."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import httpx
+import pytest
+
+from mlx_provider.server.keys import Key
+
+
+def cached(client: httpx.Client, model: str, said: str) -> int:
+    body = {"model": model, "max_tokens": 4, "messages": [{"role": "user", "content": said}]}
+    answer = client.post("/v1/chat/completions", json={**body, "timings": True})
+    assert answer.status_code == 200, answer.text
+    return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def read(client: httpx.Client, model: str, said: str) -> int:
+    body = {"model": model, "max_tokens": 4, "messages": [{"role": "user", "content": said}]}
+    answer = client.post("/v1/messages", json=body)
+    return int(answer.json()["usage"]["cache_read_input_tokens"])
+
+
+def generated(client: httpx.Client, model: str, said: str, **more: Any) -> int:
+    """Cached tokens of a request in the protocol of our gateway."""
+    body = {"model": model, "max_tokens": 4, "messages": [{"role": "user", "content": said}]}
+    answer = client.post("/v1/generate", json={**body, **more})
+    assert answer.status_code == 200, answer.text
+    return int(answer.text.partition('"cached_tokens":')[2].partition(",")[0].rstrip("}] \n"))
+
+
+def prompt() -> str:
+    """One that no test has sent. Prompts of one model share the first words of its template."""
+    return uuid.uuid4().hex + " word" * 200
+
+
+def test_a_prompt_of_one_key_is_no_hit_of_another(engine: Any) -> None:
+    said = prompt()
+    assert cached(engine.alice, engine.scripted, said) < 20
+    assert cached(engine.bob, engine.scripted, said) < 20
+    assert cached(engine.http, engine.scripted, said) < 20
+    assert cached(engine.alice, engine.scripted, said) > 200
+    said = prompt()
+    assert read(engine.alice, engine.scripted, said) < 20
+    assert read(engine.bob, engine.scripted, said) < 20
+    assert read(engine.alice, engine.scripted, said) > 200
+
+
+def test_a_named_key_names_no_tenant_of_another(engine: Any) -> None:
+    said = prompt()
+    assert generated(engine.alice, engine.scripted, said, tenant="gateway's") < 20
+    for forged in ("gateway's", "key alice:gateway's", "remote:key alice:gateway's"):
+        assert generated(engine.bob, engine.scripted, said, tenant=forged) < 20
+    assert generated(engine.alice, engine.scripted, said) < 20
+    assert generated(engine.alice, engine.scripted, said, tenant="gateway's") > 200
+
+
+def test_a_named_key_is_one_account_with_one_share() -> None:
+    marks = Key("x" * 16, "alice").marks("of a gateway")
+    assert marks == {"tenant": "key alice:of a gateway", "account": "key alice:", "share": 1.0}
+    assert Key("x").marks("of a gateway") == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("DELETE", "/cache"),
+        ("GET", "/cache"),
+        ("GET", "/metrics"),
+        ("GET", "/v1/figures"),
+        ("GET", "/v1/figures?stream=1"),
+    ],
+)
+def test_a_named_key_neither_sees_nor_touches_what_is_of_all(
+    engine: Any, method: str, path: str
+) -> None:
+    with engine.alice.stream(method, path) as answer:
+        assert answer.status_code == 403
+        assert "a named key may not use this route" in answer.read().decode()
+    with engine.http.stream(method, path) as answer:
+        assert answer.status_code == 200
+
+
+def test_a_named_key_does_not_see_the_load(engine: Any) -> None:
+    seen, known = (client.get("/health").json() for client in (engine.alice, engine.http))
+    assert seen["active_memory"] == seen["running"] == seen["queued"] == 0
+    assert known["active_memory"] > 0
+    assert seen["models"] == known["models"]
+    with engine.alice.stream("GET", "/v1/attach") as attached:
+        assert '"active_memory":0,' in next(attached.iter_lines())
+
+
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [
+        ({"options": {"trust_remote_code": True}}, 403),
+        ({"options": {"adapter": "/tmp/adapter"}}, 403),
+        ({"options": {"keep_alive": -1}}, 403),
+        ({"options": {"context_length": 10**12}}, 400),
+        ({"template": {"chat_template": "x"}}, 400),
+        ({"model": "/etc", "origin": "owner"}, 404),
+    ],
+)
+def test_a_named_key_chooses_what_any_key_on_tcp_may(
+    engine: Any, more: dict[str, Any], status: int
+) -> None:
+    body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    for client in (engine.http, engine.alice):
+        assert client.post("/v1/generate", json={**body, **more}).status_code == status
