@@ -51,7 +51,7 @@ def read(folder: Path, dtype: mx.Dtype) -> Tensors:
     found: Tensors = {}
     for path, names in _files(folder).items():
         stored: Any = mx.load(str(path))
-        found |= {short: _cast(stored[name], dtype) for name, short in names.items()}
+        found |= {short: cast(stored[name], dtype) for name, short in names.items()}
     return _together(_gains(found))
 
 
@@ -69,7 +69,8 @@ def _names(path: Path) -> dict[str, str]:
         return {}  # loading the model has told what is wrong with it, or it is not of the model
 
 
-def _cast(value: mx.array, dtype: mx.Dtype) -> mx.array:
+def cast(value: mx.array, dtype: mx.Dtype) -> mx.array:
+    """In this dtype if it is a float of another."""
     return value.astype(dtype) if mx.issubdtype(value.dtype, mx.floating) else value
 
 

@@ -8,13 +8,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Protocol
 from weakref import WeakSet
 
 import mlx.core as mx
 
 from mlx_provider.records import DeviceTokens, DraftRow
 
-from .head import BoundHead
 from .row_states import LONGEST, RowStates, States
 
 log = logging.getLogger(__name__)
@@ -23,17 +23,42 @@ KV_BYTES = 2**29
 """That keys and values of all rows may take; one row is always followed."""
 KV_SHARE = 4
 """Part of the room for a head and its rows that they may take at most."""
+UNASKED = 4096
+"""States of tokens that the engine keeps for all rows (`Drafter.context`)."""
 TRIED = 500
 """First guesses after which a head is judged."""
 CHANCE = 0.02
 """Share of them below which it knows nothing of the text."""
 
 
+class GuessingHead(Protocol):
+    """What guesses the token after each pair of a state and the token that was drawn from it."""
+
+    @property
+    def layers(self) -> int:
+        """Its layers, which have keys and values."""
+
+    @property
+    def shown(self) -> Sequence[int]:
+        """Layers of the model whose outputs are the states; none: those before its logits."""
+
+    def after(self, tokens: mx.array, hidden: mx.array, states: Sequence[States]) -> mx.array:
+        """States (T, width) after T tokens, each drawn from the state beside it. `hidden`: from
+        the model, or from an earlier call. `states`: of each layer. What comes out is right for
+        the last token of each row."""
+
+    def best(self, hidden: mx.array) -> mx.array:
+        """The tokens (T,) that most likely follow such states."""
+
+    def blank(self) -> mx.array:
+        """One state of the model, (1, width of its states), of zeros."""
+
+
 @dataclass
 class Known:
     """What is kept of a row from one call to the next."""
 
-    states: RowStates = field(default_factory=RowStates)
+    states: RowStates
     guess: tuple[int, DeviceTokens] | None = None
     """Where its last guesses stand, and what they were."""
 
@@ -59,7 +84,7 @@ class Judged:
         self.guesses.clear()
         if held < CHANCE * TRIED:
             log.warning(
-                "the MTP head of %s drafts at chance: %d of %d first guesses held; it was not "
+                "%s drafts at chance: %d of %d first guesses held; it was not "
                 "trained, or not with these weights. Set drafter: off, or another one",
                 self.name,
                 held,
@@ -68,14 +93,17 @@ class Judged:
 
 
 class HeadDrafting:
-    def __init__(self, head: BoundHead, name: str, *, kv_bytes: int = KV_BYTES) -> None:
-        """`name`: of the checkpoint; `kv_bytes`: for keys and values of all rows."""
+    def __init__(self, head: GuessingHead, name: str, *, kv_bytes: int = KV_BYTES) -> None:
+        """`name`: what it is, and of which checkpoint; `kv_bytes`: for keys and values of all
+        rows."""
         self.head = head
         self.judged = Judged(name)
-        each = LONGEST * head.token_bytes()
+        each = LONGEST * _token_bytes(head)
         self._places = max(1, kv_bytes // each)
         self.kv_bytes = self._places * each
         """That keys and values of all followed rows take at most."""
+        self.kept_bytes = self.kv_bytes + UNASKED * head.blank().nbytes
+        """The same, and states that the engine keeps until it asks."""
         self._followed: WeakSet[RowStates] = WeakSet()
         """Of the rows that the engine still knows."""
 
@@ -90,7 +118,7 @@ class HeadDrafting:
     def _room(self, row: DraftRow) -> bool:
         """Whether the row is followed, from now on if need be."""
         if row.state is None and len(self._followed) < self._places:
-            row.state = Known()
+            row.state = Known(RowStates(self.head.layers))
             self._followed.add(row.state.states)
         return row.state is not None
 
@@ -99,7 +127,7 @@ class HeadDrafting:
         hidden = self._take_in(rows, known)
         at, drawn = list(range(len(rows))), []
         for step in range(1, 1 + max(row.wanted for row in rows)):
-            tokens = mx.argmax(self.head.logits(hidden), axis=-1)
+            tokens = self.head.best(hidden)
             mx.async_eval(tokens)  # type: ignore[no-untyped-call]
             drawn.append((at, tokens))
             stay = [i for i, which in enumerate(at) if rows[which].wanted > step]
@@ -152,8 +180,31 @@ class HeadDrafting:
         tokens: mx.array,
         hidden: mx.array,
     ) -> mx.array:
-        states = States([each.states for each in known], sizes, positions)
-        return self.head.after(tokens, hidden, states)
+        return _after(self.head, [each.states for each in known], sizes, positions, tokens, hidden)
+
+
+def kv_bytes(room: int | None) -> int:
+    """For keys and values, of the room for a head and its rows."""
+    return KV_BYTES if room is None else min(KV_BYTES, room // KV_SHARE)
+
+
+def _after(
+    head: GuessingHead,
+    rows: Sequence[RowStates],
+    sizes: Sequence[int],
+    positions: Sequence[int],
+    tokens: mx.array,
+    hidden: mx.array,
+) -> mx.array:
+    layers = zip(*(row.caches for row in rows), strict=True)
+    return head.after(tokens, hidden, [States(each, sizes, positions) for each in layers])
+
+
+def _token_bytes(head: GuessingHead) -> int:
+    """Of the keys and values of a row's token."""
+    seen = RowStates(head.layers)
+    mx.eval(_after(head, [seen], [1], [0], mx.array([0]), head.blank()))
+    return seen.token_bytes
 
 
 def _by_row(rows: int, drawn: list[tuple[list[int], mx.array]]) -> list[DeviceTokens]:

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
 from mlx_provider import BadRequest
-from mlx_provider.families.attention import route
-from mlx_provider.families.expand import expand
 from mlx_provider.families.vision.language import head as output_matrix
 from mlx_provider.families.vision.positions import step_positions
 
-from .checkpoint import Tensors, read
-from .row_states import RowStates, States
-
-MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
-"""Of quantised weights without biases, by bits and group size (mlx 0.32.4)."""
-
+from .checkpoint import read
+from .row_states import States
+from .weights import Named, load_into
 
 NO_ATTENTION = "no layer of the model is known to have attention, of which its head has one"
 
@@ -62,22 +55,24 @@ class Head(nn.Module):  # type: ignore[misc]
 class BoundHead:
     """A head with the embedding and the output matrix of the model that it was trained with."""
 
+    layers = 1
+    shown: Sequence[int] = ()
+    """It reads the states before the output matrix."""
+
     def __init__(self, head: Head, language: Any) -> None:
         self.module = head
         self._language = language
 
-    def after(self, tokens: mx.array, hidden: mx.array, states: States) -> mx.array:
-        """States (T, hidden) after T tokens, each drawn from the state beside it."""
-        return self.module(self._language.model.embed_tokens(tokens), hidden, states)
+    def after(self, tokens: mx.array, hidden: mx.array, states: Sequence[States]) -> mx.array:
+        (own,) = states
+        return self.module(self._language.model.embed_tokens(tokens), hidden, own)
 
-    def token_bytes(self) -> int:
-        """Of one row's keys and values."""
-        seen = RowStates()
+    def blank(self) -> mx.array:
         norm = self.module.norm.weight
-        state = mx.zeros((1, norm.shape[0]), norm.dtype)
-        mx.eval(self.after(mx.array([0]), state, States([seen], [1], [0])))
-        keys, values = seen.cache.keys, seen.cache.values
-        return int((keys.nbytes + values.nbytes) // keys.shape[2])
+        return mx.zeros((1, norm.shape[0]), norm.dtype)
+
+    def best(self, hidden: mx.array) -> mx.array:
+        return mx.argmax(self.logits(hidden), axis=-1)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """(T, vocab)"""
@@ -108,16 +103,8 @@ def load_head(folder: Path, model: Any) -> BoundHead:
     """
     language = language_of(model)
     head = _blank(language)
-    dtype = language.model.norm.weight.dtype
-    tensors = read(folder, dtype)
-    _quantise_like(head, tensors)
-    _check(head, tensors)
-    head.load_weights(list(tensors.items()))
-    if dtype == mx.float32 and not _quantised(language):
-        expand(head, "float32")
-    head.eval()
-    mx.eval(head.parameters())
-    route(head)
+    tensors = read(folder, language.model.norm.weight.dtype)
+    load_into(head, tensors, language, Named("the MTP head", "mtp.", "drafter"))
     return BoundHead(head, language)
 
 
@@ -131,40 +118,3 @@ def _blank(language: Any) -> Head:
         raise BadRequest(NO_ATTENTION, param="drafter")
     args = language.args
     return Head(type(language.model.layers[at])(args, at), args.hidden_size, args.rms_norm_eps)
-
-
-def _quantise_like(head: Head, tensors: Tensors) -> None:
-    """Make those layers quantised that are stored so, in the form that their shapes tell.
-
-    A config's quantisation, layer by layer or for all, gives the same, and is not always kept with
-    a head that was added later.
-    """
-    nn.quantize(head, class_predicate=partial(_form, tensors))
-
-
-def _form(tensors: Tensors, name: str, layer: Any) -> dict[str, Any] | bool:
-    """How a layer is quantised; `False`: it is not."""
-    weight, scales = tensors.get(f"{name}.weight"), tensors.get(f"{name}.scales")
-    if weight is None or scales is None or not hasattr(layer, "to_quantized"):
-        return False
-    inputs = layer.weight.shape[-1]
-    bits, group = 32 * weight.shape[-1] // inputs, inputs // scales.shape[-1]
-    affine = f"{name}.biases" in tensors
-    mode = "affine" if affine else MODES.get((bits, group), "affine")
-    return {"group_size": group, "bits": bits, "mode": mode}
-
-
-def _quantised(language: Any) -> bool:
-    return any(name.endswith(".scales") for name, _ in tree_flatten(language.parameters()))
-
-
-def _check(head: Head, tensors: Mapping[str, mx.array]) -> None:
-    """Raises `BadRequest` for the first tensor that is missing, left over or of another shape."""
-    wanted = {name: value.shape for name, value in tree_flatten(head.parameters())}
-    for name in sorted(wanted.keys() | tensors.keys()):
-        have = tensors[name].shape if name in tensors else None
-        if have != wanted.get(name):
-            summary = (
-                f"mtp.{name} is {have or 'missing'}, and should be {wanted.get(name) or 'absent'}"
-            )
-            raise BadRequest(f"the MTP head does not fit its model: {summary}", param="drafter")

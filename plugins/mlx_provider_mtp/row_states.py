@@ -1,9 +1,10 @@
-"""Keys and values of the head's layer: of each row its own, seen by the layer as one cache."""
+"""Keys and values of a head's layers: of each row its own, seen by a layer as one cache."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
+from typing import Any
 
 import mlx.core as mx
 
@@ -20,40 +21,58 @@ LONGEST = 2 * WINDOW
 class RowStates:
     """What the head has seen of one row, at true positions."""
 
-    def __init__(self) -> None:
-        self.cache = KVCache()
+    def __init__(self, layers: int = 1) -> None:
+        self.caches = [KVCache() for _ in range(layers)]
+
+    @property
+    def token_bytes(self) -> int:
+        """Of a token; 0: it has seen none."""
+        known = [cache for cache in self.caches if cache.keys is not None]
+        return sum(int((c.keys.nbytes + c.values.nbytes) // c.keys.shape[2]) for c in known)
 
     def forget(self, tokens: int) -> None:
         """Drop the last tokens, which were guesses."""
-        self.cache.trim(tokens)
+        for cache in self.caches:
+            cache.trim(tokens)
 
     def bound(self) -> None:
         """Drop what is outside the window."""
-        if self.cache.offset <= LONGEST:
-            return
-        last = slice(self.cache.offset - WINDOW, self.cache.offset)
-        keys, values = (each[..., last, :] for each in (self.cache.keys, self.cache.values))
-        self.cache = KVCache()
-        self.cache.update_and_fetch(keys, values)
+        self.caches = [_bounded(cache) for cache in self.caches]
+
+
+def _bounded(cache: KVCache) -> KVCache:
+    if cache.offset <= LONGEST:
+        return cache
+    last = slice(cache.offset - WINDOW, cache.offset)
+    keys, values = (each[..., last, :] for each in (cache.keys, cache.values))
+    window = KVCache()
+    window.update_and_fetch(keys, values)
+    return window
 
 
 class States:
-    """Of some rows, for one call of the layer; each takes one token or several.
+    """Of some rows, for one call of a layer; each takes one token or several.
 
-    To the layer each token is a row of its own, as where the model itself checks drafts. All see
-    all of their row: what comes out is right for the last of them, which is all that is used.
+    To the layer each token is a row of its own, as where the model itself checks drafts. Without
+    the masks, all see all of their row: what comes out is right for the last of them, which is all
+    that is used of the last layer.
     """
 
     def __init__(
-        self, rows: Sequence[RowStates], sizes: Sequence[int], positions: Iterable[int]
+        self, caches: Sequence[KVCache], sizes: Sequence[int], positions: Iterable[int]
     ) -> None:
         """`sizes`: tokens of each row; `positions`: of all of them, one row after the other."""
         edges = pairwise(accumulate(sizes, initial=0))
         self.runs = [
-            Run(row.cache, slice(*at), turned=True) for row, at in zip(rows, edges, strict=True)
+            Run(cache, slice(*at), turned=True) for cache, at in zip(caches, edges, strict=True)
         ]
         self.offset = mx.array(list(positions), dtype=mx.int32)
         """(T,), under the name by which mlx-lm's layers ask for it."""
+
+    def masks(self) -> list[Any]:
+        """Of each row, so that a token sees none behind it. Ask before the tokens are appended."""
+        whole = {"return_array": False, "window_size": None}
+        return [run.cache.make_mask(run.rows.stop - run.rows.start, **whole) for run in self.runs]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
         """Append (T, heads, 1, D); keys and values of each row, (1, heads, S, D)."""

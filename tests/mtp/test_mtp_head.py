@@ -137,7 +137,7 @@ def test_what_is_kept_of_a_row_is_bounded(tiny: TinyModels) -> None:
     given, sizes = row(rng, 200, 100), []
     for _ in range(60):
         assert len(drafting.propose([given])[0]) == 3
-        cache = given.state.states.cache
+        (cache,) = given.state.states.caches
         sizes.append(cache.keys.shape[2])
         more = row(rng, 100, 100)
         given.tokens, given.hidden = given.tokens + more.tokens, more.hidden
