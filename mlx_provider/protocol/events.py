@@ -46,6 +46,10 @@ class Accepted(Wire):
     """Whether this model sees; `None`: not told."""
     reasoning: bool | None = None
     """Whether its thoughts are told from its answers."""
+    temperature: float | None = Field(None, exclude=True)
+    """By which tokens are drawn, the model's own if the request has none. Not sent: only replies in
+    the engine's process repeat it."""
+    top_p: float | None = Field(None, exclude=True)
     echo: str = ""
     warnings: list[str] = Field(default_factory=list)
 

@@ -56,6 +56,8 @@ def make_prepared(
         context_length=view.info.context_length,
         vision="image" in taken_media(view.info, wire.options).kinds,
         reasoning=view.reasoning_parser is not None,
+        temperature=request.params.temperature,
+        top_p=request.params.top_p,
         echo=prompt_text(view, prompt) if wire.echo else "",
         warnings=[
             *rendered.warnings,

@@ -21,6 +21,7 @@ JUDGES = ("llm-comply==0.5.0", "llama-benchy==0.4.0", "tool-eval-bench==3.0.0")
 NAME = "o3-claude-opus"
 """llm-comply asks models of such names alone for thoughts."""
 REFUSED = {
+    "open-responses": set[str](),
     "anthropic": set[str](),
     "openai-chat": {"chat-reasoning-summary"},  # `reasoning` is of the Responses API
 }

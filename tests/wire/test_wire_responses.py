@@ -69,6 +69,8 @@ def ask(engine: Any, **more: Any) -> Any:
 def test_thoughts_text_and_calls_whole_and_streamed(engine: Any) -> None:
     whole = Response.model_validate_json(ask(engine, **EVERY).raise_for_status().text)
     assert whole.status == "completed"
+    assert whole.completed_at >= whole.created_at
+    assert (whole.temperature, whole.top_p) == (0, 0.95)  # the model's own, since none was asked
     assert said(whole) == [
         {
             "type": "reasoning",

@@ -32,8 +32,6 @@ from mlx_provider.testing.scripted import Call, Step, script
 pytestmark = pytest.mark.stock
 
 PROVIDERS = ("openai", "hosted_vllm", "anthropic")
-OF_MESSAGES = ("hosted_vllm", "anthropic")
-"""LiteLLM sends messages for `openai/` to the Responses API."""
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 CALLS = (Call("look", {"at": "a"}), Call("look", {"at": "b"}))
 ALL = Step("Here it is.", CALLS, think="Hm.")
@@ -193,7 +191,7 @@ def test_chat_with_tools(proxy: Proxy, provider: str, stream: bool) -> None:
     assert usage.completion_tokens > 5
 
 
-@pytest.mark.parametrize("provider", OF_MESSAGES)
+@pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_messages_with_tools(proxy: Proxy, provider: str, stream: bool) -> None:
     body: Any = {
@@ -234,7 +232,7 @@ def test_an_image_reaches_the_model(proxy: Proxy, provider: str) -> None:
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_errors_keep_their_class(proxy: Proxy, provider: str) -> None:
     with proxy.http as http:
-        for path in (CHAT, MESSAGES)[: 1 + (provider in OF_MESSAGES)]:
+        for path in (CHAT, MESSAGES):
             long, busy = (
                 http.post(
                     path,

@@ -19,11 +19,13 @@ from .tools import ChatTools
 
 ECHOED: Mapping[str, Any] = {
     "background": False,
+    "frequency_penalty": 0.0,
     "instructions": None,
     "max_output_tokens": None,
     "max_tool_calls": None,
     "metadata": {},
     "parallel_tool_calls": True,
+    "presence_penalty": 0.0,
     "previous_response_id": None,
     "prompt_cache_key": None,
     "reasoning": {"effort": None, "summary": None},
@@ -39,11 +41,18 @@ ECHOED: Mapping[str, Any] = {
     "user": None,
 }
 """Parameters that a response repeats, and their values where the request has none."""
+OF_FUNCTIONS: Mapping[str, Any] = {"description": None, "parameters": None, "strict": None}
+"""Fields that a function has in a response, and their values where the request has none."""
 
 
 def echo_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a checked request as its response repeats them."""
     given = {name: body[name] for name in ECHOED if body.get(name) is not None}
-    return {**ECHOED, **given, "store": False}
+    tools = [
+        {**OF_FUNCTIONS, **tool} if tool.get("type") == "function" else tool
+        for tool in given.get("tools", [])
+    ]
+    return {**ECHOED, **given, "tools": tools, "store": False}
 
 
 def response_usage(done: Done) -> dict[str, Any]:
@@ -65,6 +74,7 @@ def _head(name: str, model: str, echo: Mapping[str, Any]) -> dict[str, Any]:
         "id": f"resp_{name}",
         "object": "response",
         "created_at": int(time.time()),
+        "completed_at": None,
         "model": model,
         "status": "in_progress",
         "error": None,
@@ -82,6 +92,9 @@ class _Response:
         self.output = Output(accepted.id, tools)
         self.fields = _head(accepted.id, accepted.model, echo)
         self.fields["output"] = self.output.items
+        for name in ("temperature", "top_p"):
+            if self.fields[name] is None:
+                self.fields[name] = getattr(accepted, name)
 
     def take(self, event: Event) -> Iterator[dict[str, Any]]:
         """The stream's events for one of the engine. Raises the error of a `Failed` one."""
@@ -92,6 +105,8 @@ class _Response:
             self.fields["status"] = "incomplete" if cut else "completed"
             if cut:
                 self.fields["incomplete_details"] = {"reason": "max_output_tokens"}
+            else:
+                self.fields["completed_at"] = int(time.time())
             yield from self.output.end(self.fields["status"])
         elif isinstance(event, Done):
             self.fields["usage"] = response_usage(event)
