@@ -142,6 +142,9 @@ class Drafter:
     stores states of at most 4,096 tokens, or of one prompt, for all rows; `keeps` counts them."""
     media: bool = True
     """It can draft for prompts with images."""
+    reads_draft_model: bool = False
+    """It drafts with the folder of `DraftOptions.model`. If the operator names a folder that no
+    such drafter takes, the log shows the reasons of all of them."""
     automatic: int = 0
     """Rank of the drafter if the operator names none; 0: never taken."""
     serves: str = ""

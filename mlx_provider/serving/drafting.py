@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def drafts_of(
     draft_model = None if options.draft_model is None else _folder(options.draft_model)
     given = DraftOptions(draft_model, room, options.extra, options.sparse_prefill is not None)
     if options.drafter == AUTO:
-        able = (d for d in registry.automatic_drafters() if whole or not d.hidden)
+        able = [d for d in registry.automatic_drafters() if whole or not d.hidden]
         return _first(able, folder, model, given, options)
     drafter = registry.drafter(options.drafter)
     if drafter.hidden and not whole:
@@ -90,21 +90,41 @@ class Unfit(Exception):
 
 
 def _first(
-    drafters: Iterable[Drafter],
+    drafters: Sequence[Drafter],
     folder: Path,
     model: LoadedModel,
     given: DraftOptions,
     options: ModelOptions,
 ) -> Drafts:
+    given_one = [d for d in drafters if d.reads_draft_model and given.model is not None]
+    others = [d for d in drafters if d not in given_one]
+    found, refusals = _try(given_one, folder, model, given, options)
+    if found is None and refusals:
+        log.warning("draft_model %s is not used: %s", given.model, "; ".join(refusals))
+    if found is None:
+        found, _ = _try(others, folder, model, given, options)
+    return found or Drafts()
+
+
+def _try(
+    drafters: Sequence[Drafter],
+    folder: Path,
+    model: LoadedModel,
+    given: DraftOptions,
+    options: ModelOptions,
+) -> tuple[Drafts | None, list[str]]:
+    """The first that starts, and why those before it do not support the model."""
+    refusals: list[str] = []
     for drafter in drafters:
         with Isolation() as tried:
-            return _started(drafter, folder, model, given, options)
+            return _started(drafter, folder, model, given, options), refusals
         fault = tried.fault
         if fault is not None and isinstance(fault.error, Unfit):
-            log.log(_loudness(given), "drafter %s is not used: %s", drafter.name, fault.error)
+            refusals.append(f"drafter {drafter.name}: {fault.error}")
+            log.info("drafter %s is not used: %s", drafter.name, fault.error)
         elif fault is not None:
             log.warning("%s%s", _why(drafter, fault), Trace(f"\n{fault.trace}"))
-    return Drafts()
+    return None, refusals
 
 
 def _why(drafter: Drafter, fault: Fault) -> str:
@@ -115,11 +135,6 @@ def _why(drafter: Drafter, fault: Fault) -> str:
     if of_the_machine(fault.error):
         cause = "its files, or memory or device of this machine"
     return f"drafter {drafter.name} is left out: it failed while it started ({cause})"
-
-
-def _loudness(given: DraftOptions) -> int:
-    """The log level: an operator who gave a draft model needs to know why it is not used."""
-    return logging.INFO if given.model is None else logging.WARNING
 
 
 def _started(

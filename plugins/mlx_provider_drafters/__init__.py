@@ -20,6 +20,7 @@ def mlx_drafters() -> Iterator[Drafter]:
         start_model,
         keeps=kept_by_model,
         media=False,
+        reads_draft_model=True,
         automatic=3,
         serves="any model, by a smaller one of the same vocabulary",
     )

@@ -101,6 +101,7 @@ def mlx_drafters() -> Iterable[Drafter]:
         hidden=True,
         layers=shown,
         context=CONTEXT,
+        reads_draft_model=True,
         automatic=NAMED_RANK,
         serves="any text model, by an EAGLE-3 head that was trained for it",
     )

@@ -26,6 +26,8 @@ NAME = "eagle3"
 NONE_GIVEN = "it needs an EAGLE-3 checkpoint for this model: name its folder (draft_model)"
 NO_LAYERS = "the model is not one of mlx-lm's or mlx-vlm's"
 FIRST = ("midlayer.", "layers.0.")
+MOST_LAYERS = 8
+"""Of the head itself. Published ones have one."""
 READ = 3
 """Layers of the model that it reads."""
 
@@ -63,6 +65,9 @@ def _unlike(config: Any, language: Any, vocab: int) -> str:
     for what, (own, models) in pairs.items():
         if own != models:
             return f"it was trained for another model: its {what} is {own}, here it is {models}"
+    if not 1 <= text.num_hidden_layers <= MOST_LAYERS:
+        return f"it has {text.num_hidden_layers} layers, at most {MOST_LAYERS} are supported"
+    _module(config)
     wrong = [layer for layer in config.capture_layer_ids if not 0 <= layer < count]
     return f"it reads layer {wrong[0]} of a model that has {count}" if wrong else ""
 
@@ -83,6 +88,17 @@ def _config(folder: Path, language: Any) -> Any:
         given.setdefault("draft_vocab_size", text["vocab_size"])
         return ModelConfig.from_dict(given)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BadRequest(f"its config cannot be read: {error!r}", param="draft_model") from error
+
+
+def _module(config: Any) -> Any:
+    """mlx-vlm's head without weights; nothing is computed. Raises `BadRequest` for sizes that no
+    head can have."""
+    from mlx_vlm.speculative.drafters.eagle3 import Model
+
+    try:
+        return Model(config)
+    except (ArithmeticError, TypeError, ValueError) as error:
         raise BadRequest(f"its config cannot be read: {error!r}", param="draft_model") from error
 
 
@@ -124,11 +140,9 @@ def load_eagle3(folder: Path, model: Any) -> EagleHead:
     It shares the model's embedding if its own is a copy of that one. Raises `BadRequest` where its
     weights do not fit.
     """
-    from mlx_vlm.speculative.drafters.eagle3 import Model
-
     language = language_of(model)
     config = _config(folder, language)
-    module = Model(config)
+    module = _module(config)
     tensors = module.sanitize(_read(folder, language.model.norm.weight.dtype))
     own = config.embed_requires_grad or module.hidden_size != config.target_hidden_size
     if not own:

@@ -33,7 +33,7 @@ def start(folder, model, options):
 @hookimpl
 def mlx_drafters():
     yield Drafter("{name}", lambda folder, model, options: "{refuses}", start, hidden={hidden},
-                  automatic={automatic}, keeps=lambda drafting: {keeps})
+                  automatic={automatic}, reads_draft_model={reads}, keeps=lambda drafting: {keeps})
 """
 ROOM = 1000
 
@@ -45,9 +45,16 @@ def drafter(
     before: str = "pass",
     hidden: bool = False,
     keeps: int | str = 0,
+    reads: bool = False,
 ) -> str:
     return DRAFTER.format(
-        name=name, automatic=automatic, refuses=refuses, before=before, hidden=hidden, keeps=keeps
+        name=name,
+        automatic=automatic,
+        refuses=refuses,
+        before=before,
+        hidden=hidden,
+        keeps=keeps,
+        reads=reads,
     )
 
 
@@ -144,3 +151,20 @@ def test_a_model_that_cannot_show_its_states_has_no_drafter_that_needs_them(
         state.shows_hidden = shows
         found = drafts_of(registry, Path(), state, ModelOptions(), ROOM)
         assert found.drafter == ("deep" if shows else "")
+
+
+def test_a_folder_that_the_operator_gives_goes_to_those_that_read_it(
+    install_plugin: Install, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They go before all others, and only if nobody takes it, all their reasons are warned of."""
+    (tmp_path / "config.json").write_text("{}")
+    head = install_plugin("aaa", drafter("head", 2, refuses="no head here", reads=True))
+    own = install_plugin("bbb", drafter("own", 3, refuses="none in the checkpoint"))
+    last = install_plugin("ccc", drafter("last", 4))
+    taker = install_plugin("ddd", drafter("taker", 1, reads=True))
+    with caplog.at_level(logging.WARNING):
+        assert chosen(discover(head, own, last, taker), draft_model=str(tmp_path)) == "taker"
+        assert chosen(discover(head, own, last, taker)) == "last"
+        assert caplog.messages == []
+        assert chosen(discover(head, own, last), draft_model=str(tmp_path)) == "last"
+    assert caplog.messages == [f"draft_model {tmp_path} is not used: drafter head: no head here"]
