@@ -1,4 +1,4 @@
-"""Freed arrays stay with an engine process on Linux: their pages are not paid for again."""
+"""Freed memory of an engine process on Linux is ready for its next arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-PROGRAM = """
+ARRAYS = """
 import resource, sys
 from mlx_provider.upstream.heap import keep_freed
 if sys.argv[1] == "keep":
@@ -33,9 +33,39 @@ def test_arrays_as_large_as_freed_ones_cost_no_new_pages() -> None:
     pages = {}
     for choice in ("keep", "default"):
         result = subprocess.run(
-            [sys.executable, "-c", PROGRAM, choice], capture_output=True, text=True, timeout=300
+            [sys.executable, "-c", ARRAYS, choice], capture_output=True, text=True, timeout=300
         )
         assert result.returncode == 0, result.stderr
         pages[choice] = int(result.stdout)
     # 5 rows of 24 arrays of 4 MiB are 120 thousand pages
     assert pages["keep"] < 2_000 < 20_000 < pages["default"]
+
+
+BLOCKS = """
+import ctypes, sys
+from mlx_provider.upstream.heap import keep_freed
+if sys.argv[1] == "keep":
+    assert keep_freed()
+libc = ctypes.CDLL(None)
+
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int) for name in
+        "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()]
+
+libc.malloc.restype, libc.mallinfo.restype = ctypes.c_void_p, Info
+blocks = [ctypes.c_void_p(libc.malloc(48)) for _ in range(1000)]
+for each in blocks:
+    libc.free(each)
+print(libc.mallinfo().smblks)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc has fast bins")
+def test_no_small_free_block_waits_for_a_large_one() -> None:
+    found = {}
+    for choice in ("keep", "default"):
+        command = [sys.executable, "-c", BLOCKS, choice]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0, result.stderr
+        found[choice] = int(result.stdout)
+    assert found["keep"] == 0 < 900 < found["default"]
