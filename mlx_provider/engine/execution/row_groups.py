@@ -36,12 +36,12 @@ class Group:
 
     def nbytes(self, *more: Row) -> int:
         """Bytes of its cache if these rows joined, without a shared prefix."""
-        rows = [*self.rows, *more]
-        return len(rows) * self.memory.row_bytes(max(map(self._own_tokens, rows)))
+        lengths = self._own_tokens(*self.rows, *more)
+        return len(lengths) * self.memory.row_bytes(max(lengths))
 
     def resembles(self, row: Row) -> bool:
         """Whether `row` has a similar length."""
-        lengths = [self._own_tokens(each) for each in (row, *self.rows)]
+        lengths = self._own_tokens(row, *self.rows)
         return max(lengths) <= max(SHORT, MAX_RATIO * min(lengths))
 
     @property
@@ -50,9 +50,10 @@ class Group:
         prefix = shared_prefix(self.cache)
         return len(self.rows) == 1 and prefix is not None and len(prefix.holders) == 1
 
-    def _own_tokens(self, row: Row) -> int:
+    def _own_tokens(self, *rows: Row) -> list[int]:
         prefix = shared_prefix(self.cache)
-        return row.held - (0 if prefix is None else prefix.length)
+        shared = 0 if prefix is None else prefix.length
+        return [row.held - shared for row in rows]
 
     def caches(self, rows: Sequence[Row]) -> list[RowCache]:
         """Row caches of some of its rows. The cache of the group does not change."""

@@ -148,7 +148,7 @@ def _keys(rows: Sequence[Row]) -> mx.array:
     """(R, 2) uint32: one counter-based key per row and position."""
     mixed = [_mixed(row.request.params.seed, row.index) for row in rows]
     pairs = [(n >> 32, (n + len(row.tokens)) % 2**32) for n, row in zip(mixed, rows, strict=True)]
-    return mx.array(np.array(pairs, dtype=np.uint32))
+    return mx.array(pairs, dtype=mx.uint32)
 
 
 @lru_cache(maxsize=1024)
