@@ -396,6 +396,12 @@ def test_what_was_measured(whole: Path, subject: Make) -> None:
         "measured.prompts",
         "measured.reproducible",
     ]
+    # a token takes 10 ms: 12 of the prompt beside the streams' 4, then a step of these alone
+    assert found[2].what == (
+        "4 streams of 8,000 tokens beside a prompt at token 16,000: by the stall target of 0.1 s "
+        "a token of each takes 0.1 s (0.04 s without the prompt), the longest 0.16 s, and the "
+        "prompt has 60% of its rate"
+    )
     other = Measured(kept(whole, [(1, 9.0)]).probe, Curve([(1, 9.0)]), None, str(whole), "4 bits")
     assert speculation.last_measured(with_kept(here, kept(whole, [(1, 0.01)]), other)) != other
     old = replace(kept(whole, [(1, 0.01)]), software="mlx-provider 0.0.1")

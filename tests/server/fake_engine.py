@@ -1,7 +1,8 @@
 """An engine process over a scripted service: `python fake_engine.py [server options]`.
 
 The prompt is the script: `count N GAP`, `flood N`, `wait`, `until PATH N GAP`, `slow SECONDS`,
-`gate`, `fail CODE [RETRY_AFTER]`, `bug`, `text WORDS`, `slowexit`. `until` says one word and counts
+`gate`, `fail CODE [RETRY_AFTER]`, `bug`, `text WORDS`, `switch`, `slowexit`. `switch` says the
+switch interval of threads. `until` says one word and counts
 to N once the file PATH exists. FAKE_CLOCK names a file whose time of change is the clock by which
 the engine is idle. `/cache` tells what the service saw, DELETE opens the gate at which
 `gate` waits to be accepted; `FAKE_START` makes the start fail.
@@ -10,6 +11,7 @@ the engine is idle. `/cache` tells what the service saw, DELETE opens the gate a
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from functools import partial
@@ -113,6 +115,8 @@ class FakeService:
                     break
         elif word == "text":
             post(Delta(content=values[0]))
+        elif word == "switch":
+            post(Delta(content=str(sys.getswitchinterval())))
         elif word == "wait":
             while not cancelled.is_set() and not self.closing.is_set():
                 cancelled.wait(0.02)

@@ -18,6 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
+from mlx_provider.server.run import SWITCH
+
 Spawn = Callable[..., Any]
 PATIENCE = 120.0
 
@@ -27,6 +29,11 @@ def test_socket_and_lock_are_the_owners_alone(engine: Any) -> None:
         mode = stat.S_IMODE((engine.folder / name).lstat().st_mode)
         assert mode & 0o077 == 0, name
     assert (engine.folder / "engine.lock").read_text().strip() == str(engine.process.pid)
+
+
+def test_other_threads_give_way_to_the_engine_thread_soon(engine: Any) -> None:
+    said = [event.get("content") for line in engine.lines("switch") for event in line]
+    assert [float(text) for text in said if text] == [pytest.approx(SWITCH)]
 
 
 def test_a_second_engine_of_the_same_folder_is_refused(engine: Any, spawn: Spawn) -> None:

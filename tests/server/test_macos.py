@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -57,6 +59,25 @@ def test_memory_goes_back_at_intervals_while_it_is_short() -> None:
         kept.append(pressure.share_to_keep())
         seconds += 6
     assert kept == [None, 0.5, None, 0.5, None, None, 0.0]
+
+
+@pytest.mark.parametrize(("failed", "told"), [(0, 2), (-1, macos.NORMAL)])
+def test_the_kernel_tells_the_pressure(
+    failed: int, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `int sysctlbyname(name, old value, its size, new value, its size)`."""
+    asked = []
+
+    def sysctlbyname(name: bytes, old: Any, size: Any, new: None, length: int) -> int:
+        asked.append((name, size._obj.value, new, length))
+        old._obj.value = 2
+        return failed
+
+    libc = SimpleNamespace(sysctlbyname=sysctlbyname)
+    monkeypatch.setattr(macos.sys, "platform", "darwin")
+    monkeypatch.setattr(macos.ctypes, "CDLL", {None: libc}.__getitem__)
+    assert pressure_level() == told
+    assert asked == [(b"kern.memorystatus_vm_pressure_level", 4, None, 0)]
 
 
 @pytest.mark.skipif(macos.sys.platform == "darwin", reason="macOS tells the level")
