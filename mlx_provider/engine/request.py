@@ -68,6 +68,16 @@ class RowConstraint(Protocol):
         """An independent copy in the same state. `None`: the constraint cannot be copied."""
 
 
+class RowForecast(Protocol):
+    """Foretells the text of one choice. It restricts nothing."""
+
+    def likely(self) -> Sequence[int]:
+        """Tokens that probably follow; empty: nothing is known."""
+
+    def advance(self, token: int) -> None:
+        """Push the drawn token."""
+
+
 class Restore(Protocol):
     """Brings a prefix from disk (`prefix_cache/restore.py`)."""
 
@@ -127,6 +137,7 @@ class Row:
     index: int
     output: RowOutput
     constraint: RowConstraint | None = None
+    forecast: RowForecast | None = None
     tokens: list[int] = field(default_factory=list)
     """Committed tokens: drawn, read back, and pushed to `output`."""
     finish: FinishReason | None = None

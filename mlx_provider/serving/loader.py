@@ -60,6 +60,7 @@ class Loader:
         *,
         feature_bytes: int,
         mask_pool: Executor,
+        grammar_pool: Executor,
         shrink_prefix_cache: Callable[[], None],
         limit: Callable[[], int],
         wired: WiredWeights,
@@ -70,7 +71,7 @@ class Loader:
         self._registry = registry
         self._worker = worker
         self._feature_bytes = feature_bytes
-        self._mask_pool = mask_pool
+        self._pools = mask_pool, grammar_pool
         self._shrink_prefix_cache = shrink_prefix_cache
         self._limit = limit
         self._wired = wired
@@ -212,15 +213,21 @@ class Loader:
             stranger=stranger_of(plugin),
             taken=taken,
             features=FeatureCache(remembered),
-            grammar=_grammar_of(made, self._mask_pool),
+            grammar=_grammar_of(made, *self._pools),
             _model=made,
         )
 
 
-def _grammar_of(made: LoadedModel, pool: Executor | None) -> GrammarCompiler:
-    fast, info = made.tokenizer.fast, made.info
-    spaces = spaces_of(info.chat_template)
-    compiler = GrammarCompiler(fast, info.stop_tokens, info.vocab_size, pool=pool, spaces=spaces)
+def _grammar_of(made: LoadedModel, masks: Executor, grammars: Executor) -> GrammarCompiler:
+    info = made.info
+    compiler = GrammarCompiler(
+        made.tokenizer.fast,
+        info.stop_tokens,
+        info.vocab_size,
+        pool=masks,
+        background=grammars,
+        spaces=spaces_of(info.chat_template),
+    )
     if info.vocab_size >= LARGE_VOCABULARY:
         compiler.prepare()
     return compiler

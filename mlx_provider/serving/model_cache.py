@@ -85,6 +85,7 @@ class ModelCache:
         self._ranks = ranks
         self._pool_before = mx.set_cache_limit(pool)
         self._mask_pool = ThreadPoolExecutor(MASK_THREADS, thread_name_prefix="mlx-masks")
+        self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="mlx-grammars")
         self._aliases = Aliases(registry)
         self.ledger = MemoryLedger(
             lambda: limit - pool, media=media, prefix_bytes=settings.prefix_bytes
@@ -104,6 +105,7 @@ class ModelCache:
             worker,
             feature_bytes=settings.feature_bytes,
             mask_pool=self._mask_pool,
+            grammar_pool=self._grammar_pool,
             shrink_prefix_cache=self.prefixes.shrink,
             limit=lambda: self.ledger.limit,
             wired=self._wired,
@@ -188,6 +190,7 @@ class ModelCache:
         if self._ranks.size > 1 and self._worker.alive:
             self._worker.call(partial(self._ranks.replication.announce, "end", dict)).result()
         self._mask_pool.shutdown(wait=False)
+        self._grammar_pool.shutdown(wait=False, cancel_futures=True)
         mx.set_cache_limit(self._pool_before)
 
     def forget(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..chat.constraints.forecast import CallForecast
 from ..chat.output.reply import Reply
 from ..engine.detokenizer import Detokenizer, marker_tokens
 from ..engine.request import Request, Row, RowConstraint
@@ -25,7 +26,9 @@ def make_row(
         budget = ThinkingBudget(wire.thinking_budget, end, view.model.info.vocab_size, constraint)
         budget.reply = reply
         constraint = budget
-    return Row(request, index, reply, constraint)
+    calls = form.calls
+    forecast = CallForecast(calls) if calls is not None and calls.marker else None
+    return Row(request, index, reply, constraint, forecast)
 
 
 def _reply(index: int, wire: GenerateRequest, form: Form, view: ModelView) -> Reply:

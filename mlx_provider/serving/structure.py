@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..chat.constraints.forecast import CallMatchers
 from ..chat.constraints.readable import check_readable
 from ..chat.constraints.thoughts import Thoughts
 from ..chat.output.turn_layout import NO_LAYOUT, TurnLayout
@@ -31,6 +32,8 @@ class Form:
     reasoning_open: bool
     """Whether the prompt ends inside a thought."""
     structure: Structure | None
+    calls: CallMatchers | None = None
+    """Foretells calls that the model writes as it likes."""
     thought_end: str = ""
     """Text that ends a thought. Empty: the model has none that can be forced."""
     warnings: tuple[str, ...] = ()
@@ -64,7 +67,8 @@ def form_of(view: ModelView, request: GenerateRequest, text: str) -> Form:
         warnings.append("thinking_budget has no effect: the model's thoughts are not marked off")
     openers = reasoning.openers() if reasoning else ()
     layout = view.layout.behind(text, openers, begins=_begins(request))
-    return Form(tools, reasoning, opened, structure, end, tuple(warnings), layout)
+    foretold = CallMatchers(view.grammar, request, tools) if tools and request.drafts else None
+    return Form(tools, reasoning, opened, structure, foretold, end, tuple(warnings), layout)
 
 
 def _tool_parser(view: ModelView, request: GenerateRequest) -> ToolParser | None:

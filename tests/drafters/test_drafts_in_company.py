@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import pytest
 
 from mlx_provider import LoadOptions
@@ -16,12 +14,14 @@ from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.speculation.speculation import Speculation
 from mlx_provider.families.text import TextModel, load_text
-from mlx_provider.records import Drafting, PrefillChunk
+from mlx_provider.records import Drafting
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.testing.oracle import Eager
 from mlx_provider_drafters.draft_model import DraftModel
 from mlx_provider_drafters.lookup import Lookup
 from references import alone
+
+from .reciting import Reciting
 
 VOCAB = 384
 FILE = [20 + (i * i * 31 + i // 7) % 300 for i in range(150)]
@@ -31,33 +31,9 @@ SENT = len(FILE) + 2
 """Tokens of the text that are the prompt of whoever has the whole file rewritten."""
 
 
-@dataclass(frozen=True)
-class Reciting:
-    """A model that mostly says `TEXT`: at each position the token that stands there is likelier."""
-
-    inner: TextModel
-    likelier: float = 12.0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def prefill(self, chunk: PrefillChunk) -> mx.array:
-        return self._pulled(self.inner.prefill(chunk), mx.array(chunk.stop))
-
-    def decode(
-        self, tokens: mx.array, cache: list[Any], positions: mx.array, at: mx.array | None = None
-    ) -> mx.array:
-        next_ones = positions + 1 if at is None else positions[at] + 1
-        return self._pulled(self.inner.decode(tokens, cache, positions, at), next_ones)
-
-    def _pulled(self, logits: mx.array, positions: mx.array) -> mx.array:
-        said = mx.array(TEXT)[mx.minimum(positions, len(TEXT) - 1)]
-        return logits + self.likelier * (mx.arange(VOCAB) == said[..., None])
-
-
 @pytest.fixture(scope="module")
 def reciting(qwen3: TextModel) -> Any:
-    return Reciting(qwen3)
+    return Reciting(qwen3, TEXT)
 
 
 @pytest.fixture(params=["lookup", "same model", "other model"])

@@ -205,8 +205,10 @@ def test_certain_drafts_of_one_row_pay_only_if_other_rows_lose_less() -> None:
     def seconds(drafts: int) -> float:
         return 0.020 * (1 + 0.01 * drafts)
 
-    assert policy.pays(4, 1, seconds)
-    assert policy.pays(4, 8, seconds)
-    assert not policy.pays(4, 30, seconds)
+    certain = [1.0] * 4
+    assert policy.worthwhile(certain, 1, seconds) == 4
+    assert policy.worthwhile(certain, 8, seconds) == 4
+    assert policy.worthwhile(certain, 30, seconds) == 0
+    assert policy.worthwhile([1.0, 0.001], 1, seconds) == 1, "what is uncertain costs more"
     policy.timed(0.060, 0.0, 0)
-    assert not policy.pays(1, 1, seconds)
+    assert policy.worthwhile([1.0], 1, seconds) == 0

@@ -168,7 +168,8 @@ class GrammarCompiler:
 
     fast: the model's `tokenizers.Tokenizer`. eos: tokens that end a reply. vocab_size: rows of the
     output matrix. capacity, letters: most grammars in the cache, and most characters of all of
-    them. spaces: white space of JSON.
+    them. spaces: white space of JSON. background: compiles what no request waits for; `None`: the
+    thread that needs it does.
     """
 
     def __init__(
@@ -178,17 +179,19 @@ class GrammarCompiler:
         vocab_size: int,
         *,
         pool: Executor | None = None,
+        background: Executor | None = None,
         capacity: int = 128,
         letters: int = KEPT_LETTERS,
         spaces: Spaces = ONE_LINE,
     ) -> None:
-        self._fast = fast
+        self.fast = fast
+        self.spaces = spaces
+        self.background = background
         self._eos = frozenset(eos)
         self._vocab_size = vocab_size
         self._pool = pool
         self._capacity = capacity
         self._letters = letters
-        self._spaces = spaces
         self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
         self._tokenizer: LLTokenizer | None = None
         self._special: tuple[re.Pattern[str], dict[str, int]] | None = None
@@ -217,7 +220,7 @@ class GrammarCompiler:
             self.split,
             lambda lark: self._made(lark, allowance).wrong,
             preface,
-            self._spaces,
+            self.spaces,
         )
         if form is None:
             return None
@@ -239,7 +242,28 @@ class GrammarCompiler:
         constraint = Constraint(matcher, self._vocab_size, self._eos, self._pool, made.packed)
         if thoughts is None:
             return constraint
-        return AfterThoughts.over(constraint, thoughts, self._fast, self._eos, self._vocab_size)
+        return AfterThoughts.over(constraint, thoughts, self.fast, self._eos, self._vocab_size)
+
+    def calls(
+        self, request: GenerateRequest, calls: CallGrammar, spaces: Spaces
+    ) -> LLMatcher | None:
+        """A matcher at the beginning of the calls that a request demands, to copy. `None`: they
+        cannot be enforced.
+
+        Schemas are first compiled together only, because each one alone would take a place in the
+        cache.
+        """
+        allowance = Allowance()
+        for apart in (False, True):
+
+            def wrong(lark: str, *, apart: bool = apart) -> str:
+                whole = lark.startswith("start: calls")
+                return self._made(lark, allowance).wrong if apart or whole else ""
+
+            with suppress(BadRequest):
+                form = request_form(request, calls, self.split, wrong, spaces=spaces)
+                return form and self._made(form.lark, allowance).matcher
+        return None
 
     def split(self, text: str) -> list[str | int]:
         """Text cut at the vocabulary's special tokens, without tokens that end a reply."""
@@ -249,7 +273,7 @@ class GrammarCompiler:
 
     def _specials(self) -> tuple[re.Pattern[str], dict[str, int]]:
         if self._special is None:
-            added = self._fast.get_added_tokens_decoder()
+            added = self.fast.get_added_tokens_decoder()
             ids = {
                 token.content: number
                 for number, token in added.items()
@@ -308,7 +332,7 @@ class GrammarCompiler:
 
     def _build_tokenizer(self) -> LLTokenizer:
         try:
-            return grammar_tokenizer(self._fast, self._eos, self._vocab_size)
+            return grammar_tokenizer(self.fast, self._eos, self._vocab_size)
         except ValueError as unsupported:
             raise BadRequest(
                 "this model's tokenizer cannot be constrained; leave out response_format, "

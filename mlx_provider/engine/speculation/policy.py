@@ -147,6 +147,8 @@ class Policy:
     beside_prompts: bool = False
     """Whether a step that prefills may have drafts. They delay the first token of the prompt."""
     everyone: Odds = field(default_factory=lambda: Odds(LASTING))
+    foretold: Odds = field(default_factory=lambda: Odds(LASTING))
+    """The same for tokens that rows' forecasts foretell, whether they are drafts or not."""
     per_draft: float = 0.0
     """Seconds of one drafting round."""
     aside: float = 0.0
@@ -188,14 +190,33 @@ class Policy:
         tokens = sum(held**each for each in range(drafts + 1))
         return drafts, tokens * step.plain / step.took(drafts, drafts)
 
-    def pays(self, certain: int, rows: int, seconds: Callable[[int], float]) -> bool:
-        """Whether drafts of one row that hold with certainty gain more than all rows lose.
+    def worthwhile(
+        self, chances: Sequence[float], rows: int, seconds: Callable[[int], float]
+    ) -> int:
+        """How many drafts of one row gain more than all rows lose. 0: none.
 
-        rows: rows of the pass; seconds: duration of a pass by the number of its extra tokens.
+        chances: of each draft to hold if those before it do; rows: rows of the pass; seconds:
+        duration of a pass by the number of its extra tokens.
         """
         step = Step(rows, self._measured(rows, seconds), self.aside, 0.0)
-        longer = step.took(certain, 0) / step.plain
-        return log1p(certain) > rows * (log(longer) + MARGIN)
+        best, most = 0, 0.0
+        held, tokens = 1.0, 1.0
+        for drafts, chance in enumerate(chances[: self.most], 1):
+            held *= chance
+            tokens += held
+            gained = log(tokens) - rows * (log(step.took(drafts, 0) / step.plain) + MARGIN)
+            if gained > most:
+                best, most = drafts, gained
+        return best
+
+    def foresees(self, row: Odds) -> float:
+        """Chance of a token that the forecast of a row foretells. `row`: its own results."""
+        return row.share(self.foretold.share(HOPE))
+
+    def learn_forecast(self, row: Odds, *, right: bool) -> None:
+        """Add a token that a row's forecast has foretold."""
+        row.learn(int(right), 1)
+        self.foretold.learn(int(right), 1)
 
     def _with_tries(
         self, rows: Sequence[RowOdds], shares: Sequence[float], best: list[int], step: Step

@@ -24,7 +24,7 @@ from ...records import (
 )
 from ..execution.circuit_breaker import CircuitBreaker
 from ..request import Row
-from .policy import Policy, RowOdds
+from .policy import Odds, Policy, RowOdds
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,8 @@ class Followed:
     """A row that may have drafts."""
 
     odds: RowOdds = field(default_factory=RowOdds)
+    foretold: Odds = field(default_factory=Odds)
+    """Results of its forecast."""
     seen: DraftRow | None = None
     """The drafter's view of the row, from its first drafts on."""
     shown: list[mx.array] = field(default_factory=list)
@@ -99,6 +101,9 @@ class Speculation:
 
     def propose(self, wanted: Mapping[Row, int]) -> dict[Row, Sequence[int]]:
         """The drafter's guesses. Rows without a guess are left out. Never raises."""
+        self._guessing = 0.0, 0
+        if not wanted:
+            return {}
         began = self.clock()
         rows = [row for row in wanted if row.finish is None]
         asked = [self._asked(row, wanted[row]) for row in rows]
@@ -160,16 +165,16 @@ class Speculation:
         else:
             _keep(own, hidden)
 
-    def held(self, row: Row, drafts: int, held: int, *, forced: int = 0) -> None:
-        """The first `held` of a row's drafts held. `forced`: of these, its grammar forces the
-        first ones, so that they show nothing about the drafter."""
+    def held(self, row: Row, drafts: int, held: int, *, known: int = 0) -> None:
+        """The first `held` of a row's drafts held. `known`: so many, the first ones, come from its
+        grammar or its forecast, so that they show nothing about the drafter."""
         row.request.drafted += drafts
         row.request.accepted += held
         own = self._rows.get(row)
         if own is None:
             return
-        if drafts > forced:
-            self.policy.learn(own.odds, drafts - forced, max(0, held - forced))
+        if drafts > known and held >= known:
+            self.policy.learn(own.odds, drafts - known, held - known)
         if own.drawn_from is not None:
             _keep(own, own.drawn_from[: held + 1])
             own.drawn_from = None
@@ -178,6 +183,15 @@ class Speculation:
         """These rows decode no more, or start again."""
         for row in rows:
             self._rows.pop(row, None)
+
+    def chance(self, row: Row) -> float:
+        """Of a token that the row's forecast foretells."""
+        return self.policy.foresees(self._rows[row].foretold)
+
+    def foretold(self, row: Row, *, right: bool) -> None:
+        """The row's forecast has foretold its next token."""
+        if row in self._rows:
+            self.policy.learn_forecast(self._rows[row].foretold, right=right)
 
     def drafts_for(self, row: Row) -> bool:
         """Whether a row may have drafts that are not the drafter's."""

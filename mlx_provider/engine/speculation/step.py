@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import mlx.core as mx
 
-from ...isolation import Isolation
+from ...isolation import Fault, Isolation
 from ...records import LoadedModel, PrefillChunk, ShowsHidden
 from ..execution.decode_batch import NO_DRAFTS, Drafts, Forward
 from ..recent import Recent
@@ -19,9 +21,24 @@ from .ahead import masks_ahead
 from .policy import MOST_DRAFTS
 from .speculation import Speculation
 
+log = logging.getLogger(__name__)
+
 Place = tuple[Row, int]
 """A row, and the number of its drafts before a position."""
 Isolated = Callable[[Row, str], Isolation]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a step should draft."""
+
+    asked: Mapping[Row, int] = field(default_factory=dict)
+    """How many tokens the drafter should guess for a row."""
+    known: bool = False
+    """Whether drafts of known text are worth their place."""
+
+    def __bool__(self) -> bool:
+        return bool(self.asked) or self.known
 
 
 class DraftStep:
@@ -38,8 +55,10 @@ class DraftStep:
         self._scheduler = scheduler
         self._recorder = recorder
         self._recent = recent
-        self._forced: dict[Row, int] = {}
-        """How many of the drafts of a row its grammar forces: the first ones."""
+        self._known: dict[Row, int] = {}
+        """How many of the drafts of a row, the first ones, are not the drafter's."""
+        self._possible = True
+        """Whether passes of the batch can check drafts."""
 
     @property
     def shows(self) -> ShowsHidden | None:
@@ -63,33 +82,60 @@ class DraftStep:
         if self._speculation is not None and job.hidden and follows:
             self._speculation.begin(row, job.hidden)
 
-    def wanted(self, plan: StepPlan, *, possible: bool) -> dict[Row, int]:
-        """The number of drafts for each row that should have some in this step."""
-        if self._speculation is None or not possible:
-            return {}
-        if plan.chunk is not None and not self._speculation.policy.beside_prompts:
-            return {}
-        seconds = partial(self._wider, plan)
-        wanted = self._speculation.wanted(plan.rows, seconds)
-        for row in filter(self._speculation.drafts_for, plan.rows):
-            certain = len(_forced_run(row)) - 1  # the first one is drawn already
-            if certain > 0 and self._speculation.policy.pays(certain, len(plan.rows), seconds):
-                wanted[row] = max(certain, wanted.get(row, 0))
-        return wanted
+    def allowed(self, plan: StepPlan, *, possible: bool) -> bool:
+        """Whether a step may have drafts. `possible`: whether passes can check them."""
+        self._possible = possible
+        if self._speculation is None or not plan.rows or not possible:
+            return False
+        return plan.chunk is None or self._speculation.policy.beside_prompts
 
-    def guessed(self, wanted: Mapping[Row, int], isolated: Isolated) -> Drafts:
-        """Drafts of the rows, as far as their grammars allow them.
+    def wanted(self, plan: StepPlan) -> Wanted:
+        """The drafts that rows should have in a step that may have some."""
+        if self._speculation is None:
+            return Wanted()
+        asked = self._speculation.wanted(plan.rows, partial(self._wider, plan))
+        # the first token of a run is drawn already
+        known = {row: self._worthwhile(plan, row, drawn=1) for row in plan.rows}
+        return Wanted(asked, any(known.values()))
 
-        `isolated`: wraps a row's own work. An error in it ends only its request.
+    def guessed(self, plan: StepPlan, asked: Mapping[Row, int], isolated: Isolated) -> Drafts:
+        """Drafts of the rows, as far as their grammars allow them, once all their tokens are read.
+
+        `asked`: how many the drafter should guess for a row. `isolated`: wraps a row's own work.
+        An error in it ends only its request.
         """
-        if self._speculation is None or not wanted:
+        if self._speculation is None:
             return NO_DRAFTS
-        runs = {row: _forced_run(row) for row in wanted if row.finish is None}
-        guessed = self._speculation.propose(wanted)
-        guessed |= {row: after_run(run, guessed.get(row, ())) for row, run in runs.items() if run}
-        self._forced = {row: len(run) for row, run in runs.items()}
+        known = {row: self._worthwhile(plan, row) for row in plan.rows if row.finish is None}
+        guessed = self._speculation.propose(asked)
+        guessed |= {row: after_run(run, guessed.get(row, ())) for row, run in known.items() if run}
+        self._known = {row: len(run) for row, run in known.items()}
         let_through = {row: _let_through(row, own, isolated) for row, own in guessed.items()}
         return {row: drafts for row, drafts in let_through.items() if drafts}
+
+    def follow(self, row: Row, token: int) -> None:
+        """The forecast of a row sees its next token. A fault in it costs only the forecast."""
+        if self._speculation is None or row.forecast is None or not self._possible:
+            return
+        with Isolation(partial(_no_more_forecasts, row)):
+            foretold = row.forecast.likely()
+            row.forecast.advance(token)
+            if foretold:
+                self._speculation.foretold(row, right=foretold[0] == token)
+
+    def _worthwhile(self, plan: StepPlan, row: Row, *, drawn: int = 0) -> Sequence[int]:
+        """Known text of a row that is worth its place in the pass. `drawn`: so many of its tokens
+        are no drafts any more."""
+        if self._speculation is None or not self._speculation.drafts_for(row):
+            return ()
+        run, certain = _known_run(row)
+        if len(run) <= drawn:
+            return ()
+        chance = self._speculation.chance(row)
+        chances = [1.0 if at < certain else chance for at in range(drawn, len(run))]
+        seconds = partial(self._wider, plan)
+        worth = self._speculation.policy.worthwhile(chances, len(plan.rows), seconds)
+        return run[drawn : drawn + worth]
 
     def seconds(self, plan: StepPlan, drafts: Drafts) -> float:
         """Expected seconds of a step's pass with these drafts."""
@@ -117,7 +163,7 @@ class DraftStep:
     def held(self, row: Row, drafts: int, held: int) -> None:
         """The first `held` of a row's drafts held."""
         if drafts and self._speculation is not None:
-            self._speculation.held(row, drafts, held, forced=self._forced.get(row, 0))
+            self._speculation.held(row, drafts, held, known=self._known.get(row, 0))
             self._recorder.drafts(drafts, held)
             self._recent.drafted += drafts
             self._recent.accepted += held
@@ -144,14 +190,24 @@ def after_run(run: Sequence[int], guess: Sequence[int]) -> Sequence[int]:
     return guess if list(guess[: len(run)]) == list(run) else run
 
 
-def _forced_run(row: Row) -> Sequence[int]:
-    """Tokens that the grammar of a row forces behind its last committed token."""
-    if row.constraint is None:
-        return ()
-    left = min(MOST_DRAFTS, row.request.max_tokens - len(row.tokens) - 1)
-    with Isolation():  # a grammar that fails reports it with its next mask
-        return row.constraint.forced()[: max(0, left)]
-    return ()
+def _known_run(row: Row) -> tuple[Sequence[int], int]:
+    """Tokens that follow the last committed one: those that the grammar of a row forces, then
+    those that its forecast foretells; and how many of them are certain."""
+    left = max(0, min(MOST_DRAFTS + 1, row.request.max_tokens - len(row.tokens) - 1))
+    forced: Sequence[int] = ()
+    if row.constraint is not None:
+        with Isolation():  # a grammar that fails reports it with its next mask
+            forced = row.constraint.forced()[:left]
+    foretold: Sequence[int] = ()
+    if row.forecast is not None:
+        with Isolation(partial(_no_more_forecasts, row)):
+            foretold = row.forecast.likely()[:left]
+    return after_run(forced, foretold), len(forced)
+
+
+def _no_more_forecasts(row: Row, fault: Fault) -> None:
+    log.error("request %s: its forecast failed\n%s", row.request.id, fault.trace)
+    row.forecast = None
 
 
 def _let_through(row: Row, drafts: Sequence[int], isolated: Isolated) -> Sequence[int]:

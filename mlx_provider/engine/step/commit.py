@@ -97,6 +97,7 @@ class Commit:
             return _last(row, "stop")
         if row.constraint is not None:
             row.constraint.advance(token)
+        self._state.drafting.follow(row, token)
         described = None
         if logprob is not None:
             described = self._state.token_names.described(token, logprob)

@@ -6,15 +6,14 @@ preempted, one prompt is admitted. Then the plan is made, and drafts are request
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from math import inf
 
 from ...errors import RequestTimedOut
 from ..execution.decode_batch import NO_DRAFTS
 from ..request import Phase, PrefillJob, Request, Row
 from ..scheduling.plan import StepPlan
+from ..speculation.step import Wanted
 from .commit import Commit
 from .decisions import Admitted, CaughtUp, Cut, Opening, Preempted
 from .decode import Decode
@@ -70,14 +69,16 @@ class Schedule:
             state.prefix_cache.settle(state.scheduler.running, state.batch.layout.cache_of)
         preempted, cut = self._make_room(now)
         admitted = self._admit(now)
-        plan, wanted = self._plan(now)
+        plan = self._plan(now)
         self._decoded = bool(plan.rows)
+        may_draft = state.drafting.allowed(plan, possible=state.batching.drafts)
+        wanted = state.drafting.wanted(plan) if may_draft else Wanted()
         drafts, caught_up = NO_DRAFTS, bool(wanted) or (bool(plan.rows) and state.batch.drafted)
         if caught_up:
             state.replica.note(CaughtUp())
             readable = self._decode.catch_up()
-            guess = partial(state.drafting.guessed, wanted, self._commit.fails_next)
-            drafts = guess() if wanted and readable else NO_DRAFTS
+            if may_draft and readable:
+                drafts = state.drafting.guessed(plan, wanted.asked, self._commit.fails_next)
             plan = self._as_it_stands(plan, readable=readable)
         state.scheduler.ran(plan)
         ended, state.ended = tuple(state.ended), []
@@ -130,17 +131,14 @@ class Schedule:
             with self._commit.isolated(job.request, "its prefill"):
                 self._start.begin(job)
 
-    def _plan(self, now: float) -> tuple[StepPlan, Mapping[Row, int]]:
-        """The plan of the step, and the number of drafts for each row."""
+    def _plan(self, now: float) -> StepPlan:
         state = self._state
-        plan = state.scheduler.plan(
+        return state.scheduler.plan(
             now,
             mixes=state.batching.mixes,
             stalled=now - state.advanced + sum(state.behind),
             passes=state.batch.passes,
         )
-        possible = state.batching.drafts
-        return plan, state.drafting.wanted(plan, possible=possible) if plan.rows else {}
 
     def _as_it_stands(self, plan: StepPlan, *, readable: bool) -> StepPlan:
         """The plan without rows and chunks that ended with the tokens that were read after it was

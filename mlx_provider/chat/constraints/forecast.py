@@ -1,0 +1,206 @@
+"""Foretells the text of calls that a model may write as it likes.
+
+With `tool_choice: auto`, no grammar restricts a reply. From the marker of a call on, its text is
+nearly as forced: the grammar that `required` would enforce follows what the model writes, and
+the text that it forces are drafts. The model checks them like any other drafts, so they change no
+token. Nothing is compiled before the first marker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ...isolation import Isolation
+from ...protocol.requests import GenerateRequest
+from ...records import ToolParser
+from ...records.grammar import CallGrammar
+from .literal import ONE_LINE, Spaces
+from .request import demanded
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from .compiler import GrammarCompiler
+
+LEAST_MARKER = 4
+"""Fewest characters of a marker. Shorter ones, such as a brace, begin other text more often."""
+REPLAYED = 256
+"""Most tokens of a call that another spelling may follow again, in less than a millisecond."""
+SPACED: Spaces = {**ONE_LINE, "item_separator": ", ", "key_separator": ": "}
+"""As `json.dumps` writes JSON."""
+COMPACT: Spaces = {**ONE_LINE, "item_separator": ",", "key_separator": ":"}
+"""Without spaces."""
+_SPECIAL = b"\xff"
+"""Begins a special token in llguidance's bytes (toktrie 1.9.1, `TokTrie.SPECIAL_TOKEN_MARKER`)."""
+_PLACES = ("{name}", "{digits}", "{id}")
+
+Spelling = tuple[CallGrammar, Spaces]
+"""A way to write calls: the text around arguments, and the white space inside."""
+
+
+def call_marker(parser: ToolParser) -> str:
+    """Text by which a call of this format is known before its tool is named. Empty: there is none.
+
+    It is the opener with which the grammar's text begins, or the grammar's text up to the name.
+    """
+    grammar = parser.call_grammar()
+    text = grammar.open + grammar.before
+    fixed = text[: min((text.find(place) for place in _PLACES if place in text), default=len(text))]
+    openers = [each for each in parser.openers() if fixed.startswith(each)]
+    marker = max(openers, key=len, default="")
+    found = marker if len(marker) >= LEAST_MARKER else fixed
+    return found if len(found) >= LEAST_MARKER else ""
+
+
+def spellings(grammar: CallGrammar, spaces: Spaces) -> list[Spelling]:
+    """The ways to write calls that are tried in turn. `spaces`: the model's own."""
+    compact = replace(
+        grammar,
+        open=_tight(grammar.open),
+        before=_tight(grammar.before),
+        between="," if grammar.between == ", " else grammar.between,
+    )
+    own = [] if spaces == ONE_LINE else [(grammar, spaces)]
+    return [(grammar, SPACED), (compact, COMPACT), *own]
+
+
+def _tight(text: str) -> str:
+    return text.replace('": ', '":').replace('", "', '","')
+
+
+class CallMatchers:
+    """The grammars of one request's calls, each compiled when a choice first needs it."""
+
+    def __init__(
+        self, compiler: GrammarCompiler, request: GenerateRequest, parser: ToolParser
+    ) -> None:
+        self.fast = compiler.fast
+        self.marker = call_marker(parser)
+        self._request = GenerateRequest.model_construct(  # without messages, which hold images
+            model=request.model,
+            tools=request.tools,
+            tool_choice="required" if demanded(request) is None else request.tool_choice,
+            parallel_tool_calls=request.parallel_tool_calls,
+        )
+        self._compiler = compiler
+        self._spellings = spellings(parser.call_grammar(), compiler.spaces)
+        self._made: dict[int, Future[LLMatcher | None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._spellings)
+
+    def made(self, number: int) -> Future[LLMatcher | None]:
+        """A matcher at the beginning of the calls in one spelling, to copy (engine thread). `None`:
+        there is none for these tools."""
+        if number not in self._made:
+            grammar, spaces = self._spellings[number]
+            make = partial(self._compiler.calls, self._request, grammar, spaces)
+            self._made[number] = _begun(self._compiler.background, make)
+        return self._made[number]
+
+
+def _begun(pool: Executor | None, make: Callable[[], LLMatcher | None]) -> Future[LLMatcher | None]:
+    if pool is not None:
+        return pool.submit(make)
+    done: Future[LLMatcher | None] = Future()
+    done.set_result(make())
+    return done
+
+
+class CallForecast:
+    """Foretells the calls of one choice. Belongs to the engine thread."""
+
+    def __init__(self, matchers: CallMatchers) -> None:
+        self._matchers = matchers
+        self._marker = matchers.marker
+        self._tail: list[int] = []
+        """The last tokens, in which the marker may stand."""
+        self._call: list[int] | None = None
+        """Tokens from the marker on. `None`: no call is followed."""
+        self._matcher: Any = None
+        """After the first `_taken` of them. `None`: not compiled yet."""
+        self._taken = 0
+        self._spelling = 0
+        """The one that is followed; the next call begins with it."""
+        self._left = 0
+        """Spellings that may still be tried for this call."""
+        self._likely: list[int] | None = None
+
+    def likely(self) -> Sequence[int]:
+        """Tokens that follow if the model writes what the grammar forces. They are a guess, as are
+        their borders: the last one may be written with what comes behind it."""
+        if self._likely is None:
+            current = self._matcher is not None and self._taken == len(self._call or ())
+            self._likely = self._forced() if current else []
+        return self._likely
+
+    def _forced(self) -> list[int]:
+        sure: list[int] = list(self._matcher.compute_ff_tokens())
+        text = self._matcher.compute_ff_bytes().partition(_SPECIAL)[0].decode(errors="ignore")
+        shown = self._decoded(sure)
+        open_end = text[len(shown) :] if text.startswith(shown) else ""
+        return [*sure, *self._encoded(open_end)] if open_end else sure
+
+    def advance(self, token: int) -> None:
+        """Follow the next token of the choice."""
+        self._likely = None
+        self._tail = [*self._tail, token][-len(self._marker) - 1 :]
+        if self._call is not None:
+            self._call.append(token)
+            self._follow()
+        if self._call is None:
+            self._look()
+
+    def _look(self) -> None:
+        """Begin a call whose marker stands in the last tokens."""
+        text = self._decoded(self._tail)
+        at = text.rfind(self._marker)
+        if at >= 0:
+            self._call, self._left, self._tail = self._encoded(text[at:]), len(self._matchers), []
+            self._restart()
+            self._follow()
+
+    def _follow(self) -> None:
+        """Let the matcher take all tokens of the call; where it cannot, try the next spelling."""
+        call = self._call
+        while call is not None and self._left:
+            if self._matcher is None and not self._started():
+                return
+            if self._matcher is not None:
+                taken = self._matcher.try_consume_tokens(call[self._taken :])
+                self._taken += taken
+                fits = self._taken == len(call) and not self._matcher.is_error()
+                if fits and not self._matcher.is_stopped():
+                    return
+                if fits or len(call) > REPLAYED:
+                    break
+            self._left -= 1
+            self._spelling = (self._spelling + 1) % len(self._matchers)
+            self._restart()
+        self._call = None
+        self._restart()
+
+    def _started(self) -> bool:
+        """Whether the grammar of the spelling is compiled; `_matcher` is `None` if it failed."""
+        made = self._matchers.made(self._spelling)
+        if not made.done():
+            return False
+        with Isolation():
+            matcher = made.result()
+            self._matcher = matcher and matcher.deep_copy()
+        return True
+
+    def _restart(self) -> None:
+        self._matcher, self._taken = None, 0
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        text: str = self._matchers.fast.decode(tokens, skip_special_tokens=False)
+        return text
+
+    def _encoded(self, text: str) -> list[int]:
+        ids: list[int] = self._matchers.fast.encode(text, add_special_tokens=False).ids
+        return ids
