@@ -26,6 +26,8 @@ MAX_INPUTS = 2048
 """Texts of one embedding request, as OpenAI's API takes them."""
 MAX_INPUT_TOKENS = 2**22
 """Tokens of all of them."""
+MAX_DOCUMENTS = 1000
+"""Documents of one request for scores; each is rendered with the chat template."""
 MAX_WARM = 64
 """Warm prompts of one model: each is prefilled for every tenant."""
 MAX_VALUES = 200_000
@@ -122,6 +124,10 @@ def _few_inputs(values: Any) -> Any:
     return _at_most(MAX_INPUTS, values)
 
 
+def _few_documents(values: Any) -> Any:
+    return _at_most(MAX_DOCUMENTS, values)
+
+
 def _at_most(limit: int, values: Any) -> Any:
     """Refuse too many entries before each of them is looked at, and complained about."""
     if isinstance(values, Sized) and isinstance(values, Iterable) and len(values) > limit:
@@ -145,6 +151,9 @@ Tokens = Annotated[list[int], Field(fail_fast=True)]
 Ignored = Annotated[list[str], Field(max_length=MAX_FIELDS, fail_fast=True)]
 Inputs = Annotated[
     list[str | Tokens], BeforeValidator(_few_inputs), Field(min_length=1, max_length=MAX_INPUTS)
+]
+Documents = Annotated[
+    list[str], BeforeValidator(_few_documents), Field(min_length=1, max_length=MAX_DOCUMENTS)
 ]
 TokenIds = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS)]
 TokenBias = Annotated[dict[int, float], BeforeValidator(_few)]

@@ -96,7 +96,7 @@ class Engine:
         draws = Draws(state, self._commit)
         recovery = Recovery(state, self._commit, self._start, draws)
         join = Join(state, self._commit, draws, recovery)
-        self._prefill = Prefill(state, self._commit, join)
+        self._prefill = Prefill(state, self._commit, self._start, join)
         self._decode = Decode(state, self._commit, draws, join, self._prefill, recovery)
         self._schedule = Schedule(state, self._commit, self._start, self._decode)
         self._waits_for_disk = False

@@ -201,7 +201,7 @@ class Request:
     prompt_logprobs_sent: int = 0
     """Prompt tokens whose log-probabilities are sent."""
     inputs: Inputs | None = None
-    """Texts to embed, in place of a reply. The prompt is then the longest of them."""
+    """Texts to embed or to score, in place of a reply. The prompt is then the longest of them."""
     deadline: float | None = None
     """Monotonic time after which the request ends in `RequestTimedOut`."""
 
@@ -261,8 +261,8 @@ class PrefillJob:
     """Tokens to prefill before `rows` can decode.
 
     A new request has one job for all its rows. After a device failure, each row has its own job,
-    which includes the row's committed tokens. An embedding request has one job, which runs its
-    inputs in turn.
+    which includes the row's committed tokens. A request with inputs has one job, which runs them in
+    turn.
     """
 
     request: Request
@@ -309,11 +309,6 @@ class PrefillJob:
         return self.restore is not None and not self.restore.ended
 
     @property
-    def embeds(self) -> bool:
-        """Whether vectors are wanted, so that no row decodes."""
-        return self.request.inputs is not None
-
-    @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether log-probabilities of the prompt's tokens are wanted, so that all tokens must
         run."""
@@ -322,8 +317,8 @@ class PrefillJob:
 
     @property
     def own_pass(self) -> bool:
-        """Whether it shares no work: it uses no stored prefix and no pass of the rows."""
-        return self.embeds or self.wants_prompt_logprobs
+        """Whether it shares no pass of the rows."""
+        return self.request.inputs is not None or self.wants_prompt_logprobs
 
     @property
     def remaining(self) -> int:
@@ -359,15 +354,23 @@ class PrefillJob:
     @property
     def prompt(self) -> Prompt:
         """The request's prompt with the committed tokens to run again, or the current input."""
-        if self.embeds:
-            return Prompt(self.tokens)
-        prompt = self.request.prompt
+        inputs, prompt = self.request.inputs, self.request.prompt
+        if inputs is not None:
+            return inputs.prompt(self.tokens)
         return prompt.followed_by(self.tokens[len(prompt.tokens) :])
 
     @property
     def uses_prefix_cache(self) -> bool:
         """Whether it uses the prefix cache, which needs every token of a prompt to be computed."""
-        return not self.own_pass and self.places is None and self.scoring is None
+        if self.wants_prompt_logprobs or self.places is not None or self.scoring is not None:
+            return False
+        return self.request.inputs is None or self.request.inputs.shared > 0
+
+    @property
+    def lasting(self) -> int:
+        """Tokens that the prefix cache may store."""
+        inputs = self.request.inputs
+        return len(self.tokens) if inputs is None else inputs.shared
 
     def restart(self) -> None:
         """Discard the computed tokens, because a device failure corrupted them or they are not
@@ -379,7 +382,7 @@ class PrefillJob:
             self.restore = None
         self.scoring, self.pieces, self.tower = None, 0, None
         if self.request.inputs is not None:
-            self.request.inputs.pooled = None
+            self.request.inputs.found = None
 
     def drop_cache(self) -> None:
         """Free its cache."""
@@ -404,7 +407,8 @@ class PrefillJob:
     def go_on_with(self, tokens: Sequence[int]) -> None:
         """Begin the next input of the request."""
         self.restart()
-        self.tokens = tokens
+        self.tokens, self.ids, self.match = tokens, None, None
+        self.cuts, self.keeps, self.estimated_cached = (), (), 0
 
     def held(self) -> list[Any]:
         """The cache. Raises `RuntimeError` before the prefill has begun."""

@@ -37,6 +37,20 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def read_modules(folder: Path) -> list[Mapping[str, Any]]:
+    """The modules of sentence-transformers that a folder lists, the model first. Raises
+    `BadRequest`."""
+    path = folder / "modules.json"
+    try:
+        content = from_json(read_bounded(path, LARGEST_JSON))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"{path} cannot be read: {error}", param="model") from error
+    listed = content if isinstance(content, list) else []
+    return [each for each in listed if isinstance(each, Mapping)]
+
+
 def context_length(text: Mapping[str, Any], options: LoadOptions) -> int:
     """Most tokens of prompt and reply: the operator's choice, else the config's."""
     return options.context_length or named_context(text) or DEFAULT_CONTEXT

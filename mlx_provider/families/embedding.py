@@ -10,12 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic_core import from_json
-
 from ..errors import BadRequest
 from ..records import Embedding, Pooling
-from ..safe_open import read_bounded
-from .checkpoint import LARGEST_JSON, read_json
+from .checkpoint import read_json, read_modules
 
 MODES: Mapping[str, Pooling] = {"lasttoken": "last", "mean_tokens": "mean", "cls_token": "cls"}
 """Supported modes by their names without the prefix `pooling_mode_`."""
@@ -38,7 +35,7 @@ def embedding_of(folder: Path, config: Mapping[str, Any]) -> Embedding:
 
 def _read(folder: Path, config: Mapping[str, Any]) -> Embedding:
     prompts = read_json(folder / "config_sentence_transformers.json")
-    modules = _modules(folder / "modules.json")
+    modules = _modules(folder)
     pooling, refusal = _pooling(read_json(folder / "1_Pooling" / "config.json"))
     both_sides = config.get("use_bidirectional_attention") or config.get("is_causal") is False
     others = [each for each in modules if each not in FOLLOWS]
@@ -64,17 +61,9 @@ def _width(config: Mapping[str, Any]) -> int:
     return next((config[name] for name in WIDTHS if type(config.get(name)) is int), 0)
 
 
-def _modules(path: Path) -> list[str]:
+def _modules(folder: Path) -> list[str]:
     """Class names of the modules, without their packages, which differ between releases."""
-    try:
-        content = from_json(read_bounded(path, LARGEST_JSON))
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError) as error:
-        raise BadRequest(f"{path} cannot be read: {error}", param="model") from error
-    listed = content if isinstance(content, list) else []
-    types = (each.get("type") for each in listed if isinstance(each, Mapping))
-    return [str(each).rpartition(".")[2] for each in types]
+    return [str(each.get("type")).rpartition(".")[2] for each in read_modules(folder)]
 
 
 def _pooling(config: Mapping[str, Any]) -> tuple[Pooling | None, str]:

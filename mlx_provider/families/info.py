@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 from ..records import LoadOptions, ModelInfo
 from .checkpoint import context_length, fingerprint, read_json, sampling_defaults
 from .embedding import embedding_of
+from .reranking import reranking_of
 from .tokenizer import HFTokenizer
 from .tokenizer.dialect import dialect
 
@@ -45,6 +46,7 @@ def describe(
         "chat_template": tokenizer.chat_template,
         "sampling": sampling_defaults(generation),
         "embedding": embedding_of(folder, text),
+        "reranking": reranking_of(folder, tokenizer),
         "notes": tokenizer.notes,
         **dialect(tokenizer),
     }

@@ -74,6 +74,15 @@ class Embedded(Wire):
     """float32, the lowest byte first, in base64."""
 
 
+class Scored(Wire):
+    """How well one document answers its query."""
+
+    type: Literal["scored"] = "scored"
+    index: int
+    score: float
+    """From 0 to 1."""
+
+
 class Finish(Wire):
     """One choice has ended."""
 
@@ -150,7 +159,9 @@ class Failed(Wire):
         return cls(error=ErrorBody.of(error))
 
 
-Event = Annotated[Accepted | Delta | Embedded | Finish | Done | Failed, Field(discriminator="type")]
+Event = Annotated[
+    Accepted | Delta | Embedded | Scored | Finish | Done | Failed, Field(discriminator="type")
+]
 
 EVENT_BATCH: TypeAdapter[list[Event]] = TypeAdapter(list[Event])
 """One line of the stream: the events of one engine step for one request."""

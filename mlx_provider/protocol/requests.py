@@ -14,6 +14,7 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from ..bounds import (
+    Documents,
     Ignored,
     Inputs,
     JsonObject,
@@ -93,6 +94,19 @@ class EmbedRequest(ModelRequest):
     """The first so many numbers of each vector, of length 1 again."""
     prompt_name: Label | None = None
     """One of the model's own prompts, which stands before each text; `None`: its default."""
+
+
+class ScoreRequest(ModelRequest):
+    """Documents, of which it is wanted how well each answers its query: a `Scored` for each.
+
+    A part of the engine's server makes it, so it has no path of its own.
+    """
+
+    queries: Documents
+    """One for all documents, or one for each."""
+    documents: Documents
+    instruction: str | None = None
+    """What answers a query, in words for the model; `None`: the model's own."""
 
 
 class GenerateRequest(ModelRequest):

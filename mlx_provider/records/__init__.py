@@ -40,6 +40,7 @@ from .model import (
 from .parameters import listed_parameters, resolved, type_of, value_types
 from .parsing import ReasoningParser, ToolCall, ToolParser, Tools
 from .reading import Emit, NotACall, Reading, Rest, TextEnded, TextReader
+from .reranking import Judge, Reranking
 from .template import TemplateForm
 from .turn_ends import read_turn_ends
 from .upstream import UpstreamPatch
@@ -60,6 +61,7 @@ __all__ = [
     "Features",
     "Function",
     "Gateway",
+    "Judge",
     "Kernels",
     "LoadOptions",
     "LoadedModel",
@@ -79,6 +81,7 @@ __all__ = [
     "Reading",
     "ReasoningParser",
     "Replacement",
+    "Reranking",
     "Rest",
     "Run",
     "SamplingDefaults",

@@ -10,7 +10,8 @@
 | `Opening`, `Preempted`, `Cut`, `Admitted`, `CaughtUp` | decisions that come before that record |
 | `Outcome` | what a token does to its row |
 | `StepRecord`, `StepPlan`, `Chunk` | the record |
-| `Scheduler`, `Request`, `Phase`, `Row`, `PrefillJob`, `Inputs` | what decisions are about |
+| `Scheduler`, `Request`, `Phase`, `Row`, `PrefillJob` | what decisions are about |
+| `Inputs`, `Vectors`, `Scores` | texts of which vectors or scores are wanted |
 | `RowConstraint`, `SamplingParams`, `Drawn` | how tokens are drawn |
 | `EventQueue`, `Delta`, `FinishReason`, `TokenLogprob` | what readers of requests get |
 | `Types`, `leaves`, `outline`, `rebuilt` | features of images, taken apart and put together |
@@ -19,7 +20,7 @@
 
 from ..engine.engine import Engine
 from ..engine.execution.sampler import Drawn
-from ..engine.inputs import Inputs
+from ..engine.inputs import Inputs, Scores, Vectors
 from ..engine.memory import memory_limit
 from ..engine.replication import Replica
 from ..engine.request import Phase, PrefillJob, Request, Row, RowConstraint, SamplingParams
@@ -80,11 +81,13 @@ __all__ = [
     "RowConstraint",
     "SamplingParams",
     "Scheduler",
+    "Scores",
     "StepPlan",
     "StepRecord",
     "Submitted",
     "TokenLogprob",
     "Types",
+    "Vectors",
     "Weights",
     "device_name",
     "engine_name",

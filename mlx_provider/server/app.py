@@ -21,7 +21,7 @@ from ..errors import EngineUnavailable, MLXProviderError
 from ..protocol.health import Health
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
 from ..serving.interface import Service
-from ..wire.routes import GENERATE, ROUTES
+from ..wire.routes import AGENTS, GENERATE, ROUTES
 from .access import Gate, OperatorsAlone, error_response, own_names
 from .activity import Activity
 from .body import Bodies
@@ -40,7 +40,6 @@ HEARTBEAT = 10.0
 """Seconds between two empty lines to an attached client, which detect a lost connection."""
 KINDS: tuple[type[ModelRequest], ...] = (GenerateRequest, EmbedRequest)
 COUNT_TOKENS = "/v1/messages/count_tokens"
-EMBEDDINGS = "/v1/embeddings"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -141,7 +140,7 @@ class EngineApp:
         """The app of a door: for the agent behind it, every name is that of its model."""
         incoming = self._incoming(lambda scope, tenant: asked.fields())
         return Starlette(
-            routes=self._foreign_routes(incoming, GENERATE.keys() - {EMBEDDINGS}),
+            routes=self._foreign_routes(incoming, AGENTS),
             middleware=[Middleware(Gate, keys=(Key(asked.key),), hosts=own_names("localhost"))],
             exception_handlers={MLXProviderError: _typed, Exception: _unforeseen},
         )

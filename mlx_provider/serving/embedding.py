@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..bounds import MAX_INPUT_TOKENS
-from ..engine.inputs import Inputs
+from ..engine.inputs import Inputs, Vectors
 from ..engine.request import Request, Row, SamplingParams
 from ..errors import BadRequest, ContextTooLong
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Accepted, Delta, FinishReason, TokenLogprob
-from ..protocol.requests import EmbedRequest
+from ..protocol.requests import EmbedRequest, ModelRequest
 from ..records import Embedding, Pooling, ShowsHidden
 from .grants import account, namespace
 from .model_view import ModelView
@@ -50,7 +50,14 @@ def make_embedding(
     how, pooling = _way(view)
     before = _prompt(how, wire.prompt_name)
     tokens = [array("i", each) for each in _tokens(wire.input, view, before, check_wanted)]
-    inputs = Inputs(tokens, pooling, _dimensions(how, wire.dimensions), how.normalise)
+    inputs = Vectors(tokens, pooling, _dimensions(how, wire.dimensions), how.normalise)
+    return prepared_inputs(wire, view, queue, arrived, inputs)
+
+
+def prepared_inputs(
+    wire: ModelRequest, view: ModelView, queue: EventQueue, arrived: float, inputs: Inputs
+) -> Prepared:
+    """A request that runs inputs in place of a prompt with a reply."""
     request = Request(
         id=wire.id,
         prompt=inputs.longest,
@@ -61,6 +68,7 @@ def make_embedding(
         account=account(wire),
         share=wire.share,
         drafts=False,
+        may_skip=False,
         inputs=inputs,
         deadline=arrived + wire.timeout if wire.timeout else None,
         arrived=arrived,

@@ -12,6 +12,8 @@ from ..errors import MLXProviderError
 from ..protocol.events import Accepted, Event
 from ..protocol.requests import ModelRequest
 
+JSON = "application/json"
+
 
 class Reply(Protocol):
     """Writes the events of one request."""

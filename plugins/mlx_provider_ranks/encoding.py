@@ -32,10 +32,12 @@ from mlx_provider.replicas.engine import (
     RowConstraint,
     SamplingParams,
     Scheduler,
+    Scores,
     StepPlan,
     StepRecord,
     Submitted,
     TokenLogprob,
+    Vectors,
 )
 
 
@@ -131,16 +133,19 @@ def decode_request(encoded: Mapping[str, Any]) -> Request:
 def _encode_inputs(inputs: Inputs | None) -> dict[str, Any] | None:
     if inputs is None:
         return None
-    return {
-        "tokens": [list(each) for each in inputs.tokens],
-        "pooling": inputs.pooling,
-        "dimensions": inputs.dimensions,
-        "normalise": inputs.normalise,
-    }
+    tokens = [list(each) for each in inputs.tokens]
+    if isinstance(inputs, Scores):
+        return {"tokens": tokens, "shared": inputs.shared, "yes": inputs.yes, "no": inputs.no}
+    if isinstance(inputs, Vectors):
+        names = ("pooling", "dimensions", "normalise")
+        return {"tokens": tokens, **{name: getattr(inputs, name) for name in names}}
+    raise TypeError(type(inputs).__name__)
 
 
 def _decode_inputs(encoded: Mapping[str, Any] | None) -> Inputs | None:
-    return None if encoded is None else Inputs(**encoded)
+    if encoded is None:
+        return None
+    return Scores(**encoded) if "yes" in encoded else Vectors(**encoded)
 
 
 def _pack(positions: NDArray[np.int32]) -> list[Any]:

@@ -86,6 +86,11 @@ def embed(name: str, model: Path, given: list[str], **more: Any) -> Step:
     return {"do": "ask", "id": name, "request": {"model": str(model), "input": given} | more}
 
 
+def score(name: str, model: Path, query: str, documents: list[str]) -> Step:
+    given = {"queries": [query], "documents": documents}
+    return {"do": "ask", "id": name, "request": {"model": str(model)} | given}
+
+
 def read(name: str, tokens: int | None = None) -> Step:
     return {"do": "read", "id": name} | ({} if tokens is None else {"tokens": tokens})
 

@@ -31,7 +31,7 @@ from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.errors import MLXProviderError
 from mlx_provider.isolation import Isolation
 from mlx_provider.protocol.event_queue import EventQueue
-from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest
+from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest, ScoreRequest
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.loader import Loader
 from mlx_provider.serving.metrics import EngineMetrics
@@ -97,6 +97,9 @@ class Reader:
     def _embedded(self, event: Any) -> None:
         self.got.setdefault("vectors", []).append(event.vector)
 
+    def _scored(self, event: Any) -> None:
+        self.got.setdefault("scores", []).append(event.score)
+
     def _finish(self, event: Any) -> None:
         self.got["finish"][str(event.index)] = event.reason
 
@@ -137,7 +140,8 @@ class Client:
     def _ask(self, step: dict[str, Any]) -> None:
         reader = self._readers[step["id"]] = Reader()
         body = step["request"]
-        kind = EmbedRequest if "input" in body else GenerateRequest
+        kinds = {"input": EmbedRequest, "documents": ScoreRequest}
+        kind = next((kinds[name] for name in kinds if name in body), GenerateRequest)
         try:
             self._service.submit(kind(id=step["id"], **body), reader.queue)
         except MLXProviderError as error:

@@ -69,9 +69,7 @@ class PrefixCachePolicy:
     def look_up(self, job: PrefillJob) -> None:
         """Find the longest stored prefix of a job's tokens."""
         if job.ids is None:
-            prompt = job.request.prompt
-            after = job.tokens[len(prompt.tokens) :]
-            job.ids = as_ids([*key_tokens(prompt), *after])
+            job.ids = as_ids(key_tokens(job.prompt))
         key = self._key(job.request)
         job.match = self._match(key, job.ids)
         on_disk = self._on_disk(key, job.ids)
@@ -168,12 +166,13 @@ class PrefixCachePolicy:
             job.cache = self._cache.restore(match, self._make_cache, room=room - match.length)
         self._claim_forks(job)
         job.done = match.length
-        if len(job.tokens) != len(job.request.prompt.tokens):
+        inputs = job.request.inputs
+        if inputs is None and len(job.tokens) != len(job.request.prompt.tokens):
             return None
         self._plan_snapshots(job, match.length, match.branch)
         if any(row.tokens for row in job.rows):
             return None
-        job.request.cached = match.length
+        job.request.cached = match.length + (0 if inputs is None else inputs.cached)
         job.request.explanation = self._explained(job, match)
         return match
 
@@ -189,7 +188,7 @@ class PrefixCachePolicy:
     def _places(self, job: PrefillJob, start: int, branch: int, grid: int) -> tuple[int, ...]:
         """The positions of the snapshots: in memory as far as it holds the prompt, on disk for all
         of it."""
-        prompt, fits = job.request.prompt, self._fits(job)
+        prompt, fits = job.prompt, self._fits(job)
         found = places(prompt, start, branch, grid=grid, fits=fits)
         if fits is None or fits >= len(prompt.tokens) or not self._cache.on_disk_too:
             return found
@@ -205,12 +204,12 @@ class PrefixCachePolicy:
         """Take the planned snapshots of the pass that started at `start`."""
         if self._memory is None and self._strictest is not Kind.APPEND:
             self._plan_again(job)
-        if job.ids is not None:
+        if job.ids is not None and job.done <= job.lasting:
             ids = job.ids[: self._whole(job.done)]
             self._cache.save_head(self._key(job.request), ids, job.held(), start)
         for at in job.keeps:
             if start < at <= job.done:
-                inside = at not in self._ends(job.request.prompt)
+                inside = at not in self._ends(job.prompt)
                 within = None if at == job.done else at
                 snapshot = self._cache.snapshot(
                     job.held(), within, inside=inside, heterogeneous=self._heterogeneous
@@ -239,11 +238,13 @@ class PrefixCachePolicy:
 
         If tokens were left out, the tokens after them differ from those of other prompts.
         """
-        whole = job.ids is not None and job.places is None
-        if job.cache is not None and whole and job.done >= WORTH_KEEPING:
+        whole, kept = job.ids is not None and job.places is None, min(job.done, job.lasting)
+        if job.cache is not None and whole and kept >= WORTH_KEEPING:
+            # an entry in the row's buffers would take the memory of a whole input
+            holding = job.rows[0].holding if job.request.inputs is None else None
             self._insert(
-                job.request, job.ids[: job.done], job.cache, job.snapshots,
-                holding=job.rows[0].holding,
+                job.request, job.ids[:kept], job.cache, job.snapshots, beyond=kept < job.done,
+                holding=holding,
             )  # fmt: skip
 
     def keep_row(self, row: Row, tokens: Sequence[int], cache: list[Any]) -> None:

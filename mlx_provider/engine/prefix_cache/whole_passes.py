@@ -40,7 +40,7 @@ class WholePasses(PrefixCachePolicy):
 
     def keep_prefill(self, job: PrefillJob) -> None:
         """Store the tokens that whole passes have computed."""
-        whole = self._shapes.whole(job.done)
+        whole = self._shapes.whole(min(job.done, job.lasting))
         if job.cache is not None and whole:
             beyond = job.done > whole
             self._insert(job.request, job.ids[:whole], job.cache, job.snapshots, beyond=beyond)
@@ -68,7 +68,7 @@ class WholePasses(PrefixCachePolicy):
         """Plan snapshots at the ends of passes. No pass ends for a snapshot."""
         if self._strictest is Kind.APPEND:
             return
-        prompt, grid = job.request.prompt, self._shapes.tokens
+        prompt, grid = job.prompt, self._shapes.tokens
         every = self._places(job, start, branch, grid)
         wanted = {self._shapes.whole(at) for at in every}
         wanted.add(self._last(prompt))

@@ -10,7 +10,8 @@ from ...errors import MLXProviderError
 from ...isolation import Fault, Isolation
 from ...protocol.events import Delta, Finish, FinishReason
 from ..execution.decode_batch import Logprob, Read
-from ..request import Phase, Request, Row
+from ..prefix_cache.policy import PrefixCachePolicy
+from ..request import Phase, PrefillJob, Request, Row
 from .decisions import GOES_ON, Ended, Outcome
 from .state import State
 
@@ -175,8 +176,17 @@ class Commit:
                 state.prefix_cache.give_back([row])
             for job in state.scheduler.waiting:
                 if job.request is request and not request.unfinished:
-                    state.prefix_cache.keep_prefill(job)
-                    state.prefix_cache.give_back(job.rows)
+                    self._keep_prefill(job, state.prefix_cache)
+
+    def keep_input(self, job: PrefillJob) -> None:
+        """Store what the inputs of a request share."""
+        if self._state.prefix_cache is not None:
+            with Isolation(partial(not_kept, job.request)):
+                self._keep_prefill(job, self._state.prefix_cache)
+
+    def _keep_prefill(self, job: PrefillJob, prefixes: PrefixCachePolicy) -> None:
+        prefixes.keep_prefill(job)
+        prefixes.give_back(job.rows)
 
 
 def _last(row: Row, reason: FinishReason, deltas: Sequence[Delta] = ()) -> Outcome:

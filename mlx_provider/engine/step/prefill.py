@@ -9,7 +9,7 @@ from functools import partial
 import mlx.core as mx
 
 from ...isolation import Fault, Isolation
-from ...protocol.events import Delta, Embedded
+from ...protocol.events import Delta
 from ...records import PrefillChunk
 from ..execution.mixed_batch import mixed_chunk
 from ..inputs import Inputs
@@ -23,6 +23,7 @@ from ..tower import Tower
 from .commit import Commit
 from .join import LONG_PREFILL_TOKENS, Join
 from .record import StepRecord
+from .start import Start
 from .state import State
 
 log = logging.getLogger(__name__)
@@ -41,9 +42,10 @@ class Prefilled:
 class Prefill:
     """Every method belongs to the engine thread."""
 
-    def __init__(self, state: State, commit: Commit, join: Join) -> None:
+    def __init__(self, state: State, commit: Commit, start: Start, join: Join) -> None:
         self._state = state
         self._commit = commit
+        self._start = start
         self._join = join
 
     def run(self, record: StepRecord) -> Prefilled | None:
@@ -167,24 +169,26 @@ class Prefill:
         return after
 
     def _run_input(self, chunk: Chunk, plan: StepPlan, inputs: Inputs) -> None:
-        """Append the chunk to the input's cache. The last chunk makes its vector."""
+        """Append the chunk to the input's cache. The last chunk makes its result."""
         state, job = self._state, chunk.job
         load = state.scheduler.chunking.load((), chunk)
         state.timer.launched(plan.chunk_seconds, state.clock(), load)
         inputs.run(state.model, PrefillChunk(job.prompt, chunk.start, chunk.stop, job.held()))
-        pooled = [] if inputs.pooled is None else [inputs.pooled]
+        found = [] if inputs.found is None else [inputs.found]
         last = chunk.stop == len(job.tokens)
-        self._settle(chunk, plan, pooled if last else [*arrays(job.held()), *pooled], wait=last)
+        self._settle(chunk, plan, found if last else [*arrays(job.held()), *found], wait=last)
         if last:
-            at = inputs.at
-            state.output.post(job.request, [Embedded(index=at, vector=inputs.finish())])
+            state.output.post(job.request, [inputs.finish()])
             self._next_input(job, inputs)
 
     def _next_input(self, job: PrefillJob, inputs: Inputs) -> None:
         """Continue with the next input, or end the request."""
         request = job.request
         if inputs.left:
+            self._commit.keep_input(job)
+            inputs.cached = request.cached
             job.go_on_with(inputs.tokens[inputs.at])
+            self._start.begin(job)  # before the next decision, which may come from another process
             return
         for row in request.rows:
             row.finish = "stop"

@@ -31,7 +31,8 @@ class Start:
     def begin(self, job: PrefillJob) -> None:
         """Give an admitted prompt its row cache, or start a restore from disk."""
         state = self._state
-        capacity = len(job.tokens) if job.embeds else state.scheduler.admission.kv_capacity(job)
+        inputs = job.request.inputs
+        capacity = len(job.tokens) if inputs else state.scheduler.admission.kv_capacity(job)
         if state.prefix_cache is not None and job.uses_prefix_cache:
             with Isolation(partial(_not_cached, job.request)):
                 self._looked_up(job.request, state.prefix_cache.begin(job, capacity))
@@ -46,6 +47,8 @@ class Start:
             grow_by(job.cache, capacity)
         if job.places is not None:
             job.cache = sparse(job.cache)
+        if inputs is not None and inputs.shared:  # the same passes, stored prefix or not
+            job.cuts = sorted({*job.cuts, inputs.shared})
         if not job.request.ahead:
             state.recorder.tokens(prefilled=0, cached=job.done, decoded=0)
 

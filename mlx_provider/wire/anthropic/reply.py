@@ -8,9 +8,8 @@ from typing import Any
 from ...errors import EngineUnavailable, MLXProviderError
 from ...protocol.events import Accepted, Delta, Done, Event, Failed, Finish
 from .. import sse
-from ..asked import json_bytes
+from ..asked import JSON, json_bytes
 from ..openai.answer import usage_of
-from ..openai.whole import JSON
 from .blocks import Blocks, Content
 from .errors import error_body
 

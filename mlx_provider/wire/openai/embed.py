@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 from array import array
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
 from ...errors import BadRequest
 from ...invalid import bad_request
-from ...protocol.events import Embedded
+from ...protocol.events import Accepted, Done, Embedded
 from ...protocol.requests import EmbedRequest
+from .answer import usage_of
 from .parameters import Parameters
 from .prompts import listed
 
@@ -45,6 +46,19 @@ def embed_request(
         return EmbedRequest.model_validate(fields), wanted
     except ValidationError as error:
         raise bad_request(error, EmbedRequest) from None
+
+
+def embeddings(
+    accepted: Accepted, found: Sequence[Any], done: Done, *, form: str
+) -> dict[str, Any]:
+    """The list of vectors."""
+    usage = usage_of(done)
+    return {
+        "object": "list",
+        "model": accepted.model,
+        "data": [embedding_of(each, form) for each in found],
+        "usage": {name: usage[name] for name in ("prompt_tokens", "total_tokens")},
+    }
 
 
 def embedding_of(event: Embedded, form: str) -> dict[str, Any]:

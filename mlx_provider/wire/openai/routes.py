@@ -7,13 +7,14 @@ from functools import partial
 from typing import Any
 
 from ..asked import Asked, Read
-from .embed import embed_request
+from ..results import Results
+from .embed import embed_request, embeddings
 from .form import AnswerForm
 from .parameters import Parameters
 from .prompts import listed
 from .request import generate_requests
 from .stream import Stream
-from .whole import Vectors, Whole
+from .whole import Whole
 
 ALWAYS = ("add_special_tokens", "add_generation_prompt")
 
@@ -49,7 +50,7 @@ def _detokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
 def _embeddings(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
     given = body.pop("input", None)
     request, form = embed_request(_parameters(body), _named(body, sender), given)
-    return Asked([request], partial(Vectors, form=form))
+    return Asked([request], partial(Results, body=partial(embeddings, form=form)))
 
 
 def _parameters(body: Mapping[str, Any]) -> Parameters:

@@ -1,4 +1,4 @@
-"""The engine's events as one `chat.completion`, `text_completion` or list of embeddings."""
+"""The engine's events as one `chat.completion` or `text_completion`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ...protocol.events import Accepted, Done, Embedded, Event, Failed
-from ..asked import json_bytes
+from ...protocol.events import Accepted, Event
+from ..asked import JSON, json_bytes
 from .answer import Answer, logprobs_of, text_logprobs, usage_of
 from .collected import Collected
-from .embed import embedding_of
 from .form import AnswerForm
-
-JSON = "application/json"
 
 
 def head(accepted: Accepted, form: AnswerForm, *, chunk: bool = False) -> dict[str, Any]:
@@ -57,38 +54,3 @@ class Whole:
             message |= {"refusal": None, "annotations": []}  # OpenAI's schema requires the first
             said = {"message": message, "logprobs": logprobs_of(answer.logprobs)}
         return {"index": index, **said, "finish_reason": answer.reason(legacy=legacy)}
-
-
-class Vectors:
-    """See `asked.Reply`."""
-
-    media_type = JSON
-    heartbeat = b""
-    streamed = False
-
-    def __init__(self, accepted: Accepted, form: str) -> None:
-        self._model = accepted.model
-        self._form = form
-        self._found: list[Embedded] = []
-
-    def feed(self, events: Sequence[Event]) -> bytes:
-        for event in events:
-            if isinstance(event, Embedded):
-                self._found.append(event)
-            elif isinstance(event, Failed):
-                raise event.error.exception()
-            elif isinstance(event, Done):
-                return self._body(event)
-        return b""
-
-    def _body(self, done: Done) -> bytes:
-        found = sorted(self._found, key=lambda each: each.index)
-        usage = usage_of(done)
-        return json_bytes(
-            {
-                "object": "list",
-                "model": self._model,
-                "data": [embedding_of(each, self._form) for each in found],
-                "usage": {name: usage[name] for name in ("prompt_tokens", "total_tokens")},
-            }
-        )

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...protocol.events import Accepted, Event
-from ..asked import json_bytes
+from ..asked import JSON, json_bytes
 from ..objects import objects
 from ..openai.collected import Collected
 from ..openai.form import AnswerForm
-from ..openai.whole import JSON
 from .conversation import sealed
 from .reply import response_usage
 

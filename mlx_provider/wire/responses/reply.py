@@ -9,11 +9,10 @@ from typing import Any
 from ...errors import MLXProviderError
 from ...protocol.events import Accepted, Delta, Done, Event, Failed, Finish
 from .. import sse
-from ..asked import json_bytes
+from ..asked import JSON, json_bytes
 from ..openai.answer import finish_reason, usage_of
 from ..openai.errors import error_body
 from ..openai.stream import DONE
-from ..openai.whole import JSON
 from .output import Output
 from .tools import ChatTools
 
