@@ -117,6 +117,8 @@ class CallForecast:
     def __init__(self, matchers: CallMatchers) -> None:
         self._matchers = matchers
         self._marker = matchers.marker
+        self._reach = len(self._marker.encode()) + 1
+        """Last tokens in which the marker can stand: each has a byte at least."""
         self._tail: list[int] = []
         """The last tokens, in which the marker may stand."""
         self._call: list[int] | None = None
@@ -148,7 +150,7 @@ class CallForecast:
     def advance(self, token: int) -> None:
         """Follow the next token of the choice."""
         self._likely = None
-        self._tail = [*self._tail, token][-len(self._marker) - 1 :]
+        self._tail = [*self._tail, token][-self._reach :]
         if self._call is not None:
             self._call.append(token)
             self._follow()

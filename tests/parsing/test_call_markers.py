@@ -1,0 +1,91 @@
+"""What marks a call before its tool is named, in every format, and that the call is foretold."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlx_provider.chat.constraints.compiler import GrammarCompiler
+from mlx_provider.chat.constraints.forecast import CallForecast, CallMatchers, call_marker
+from mlx_provider.chat.constraints.written import written_call
+from mlx_provider.protocol.requests import GenerateRequest
+from mlx_provider.testing.byte_model import ENDS, byte_tokenizer
+
+from .conftest import TOOL_PARSERS
+
+MARKERS = {
+    "apertus": "<|tools_prefix|>",
+    "auto": "<tool_call>",
+    "deepseek_v3": "<｜tool▁calls▁begin｜>",
+    "deepseek_v31": "<｜tool▁calls▁begin｜>",
+    "deepseek_v32": "<｜DSML｜function_calls>",
+    "deepseek_v4": "<｜DSML｜tool_calls>",
+    "dots": "<dots_function_call>",
+    "functionary_v3_1": "<function=",
+    "functiongemma": "<start_function_call>",
+    "gemma4": "<|tool_call>",
+    "gigachat3": "<|function_call|>",
+    "glm47": "<tool_call>",
+    "granite": "<|tool_call|>",
+    "granite_20b_fc": "<function_call>",
+    "harmony": "<|channel|>commentary to=functions.",
+    "hermes": "<tool_call>",
+    "hy_v3": "<tool_calls>",
+    "hy_v3_opensource": "<tool_calls:opensource>",
+    "internlm": "<|action_start|><|plugin|>",
+    "jamba": "<tool_calls>",
+    "kimi_k2": "<|tool_calls_section_begin|>",
+    "lfm2": "<|tool_call_start|>",
+    "llama3_json": '{"name": "',
+    "longcat": "<longcat_tool_call>",
+    "minicpm5": "<function name=",
+    "minimax_m2": "<minimax:tool_call>",
+    "minimax_m3": "]<]minimax[>[<tool_call>",
+    "mistral": "[TOOL_CALLS]",
+    "mistral_args": "[TOOL_CALLS]",
+    "mistral_call_id": "[TOOL_CALLS]",
+    "mistral_ids": "[TOOL_CALLS]",
+    "muse": "<atem:function_calls>",
+    "nemotron": "<tool_call>",
+    "nemotron_json": "<TOOLCALL>",
+    "olmo3": "<function_calls>",
+    "phi4_mini_json": "functools[",
+    "poolside_v1": "<tool_call>",
+    "qwen": "<tool_call>",
+    "qwen3_coder": "<tool_call>",
+    "seed_oss": "<seed:tool_call>",
+    "step3": "<｜tool_calls_begin｜>",
+    "ui_tars": "Action:",
+    "xlam": '[{"name": "',
+}
+UNMARKED = {"functionary", "llama4_pythonic"}
+"""Their calls begin with the tool's name, or with one bracket."""
+TOKENIZER = byte_tokenizer()
+COMPILER = GrammarCompiler(TOKENIZER, [TOKENIZER.token_to_id(end) for end in ENDS], 384)
+SCHEMA = {
+    "type": "object",
+    "properties": {"path": {"type": "string"}, "lines": {"type": "integer"}},
+    "required": ["path", "lines"],
+}
+TOOL = {"type": "function", "function": {"name": "read_file", "parameters": SCHEMA}}
+
+
+def test_every_format_marks_its_calls_or_is_known_not_to() -> None:
+    found = {parser.name: call_marker(parser) for parser in TOOL_PARSERS.values()}
+    assert {name for name, marker in found.items() if not marker} == UNMARKED
+    assert {name: marker for name, marker in found.items() if marker} == MARKERS
+
+
+@pytest.mark.parametrize("name", MARKERS)
+def test_a_call_of_each_format_is_foretold(name: str) -> None:
+    parser = TOOL_PARSERS[name]
+    asked = GenerateRequest(model="m", tools=[TOOL])
+    forecast = CallForecast(CallMatchers(COMPILER, asked, parser))
+    grammar = parser.call_grammar()
+    text = written_call(grammar, "read_file", {"path": "a.py", "lines": 12}, SCHEMA)
+    ids = TOKENIZER.encode(f"I read. {text}", add_special_tokens=False).ids
+    right = 0
+    for token in ids:
+        right += forecast.likely()[:1] == [token]
+        forecast.advance(token)
+    written = TOKENIZER.encode(text.partition(MARKERS[name])[2], add_special_tokens=False).ids
+    assert right > 0.6 * len(written)
