@@ -51,8 +51,17 @@ def read(folder: Path, dtype: mx.Dtype) -> Tensors:
     found: Tensors = {}
     for path, names in _files(folder).items():
         stored: Any = mx.load(str(path))
-        found |= {short: cast(stored[name], dtype) for name, short in names.items()}
+        found |= {short: _cast(stored[name], dtype) for name, short in names.items()}
     return _together(_gains(found))
+
+
+def read_all(folder: Path, dtype: mx.Dtype) -> Tensors:
+    """All tensors of a folder; those in float are of `dtype`."""
+    found: Tensors = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        stored: Any = mx.load(str(path))
+        found |= {name: _cast(value, dtype) for name, value in stored.items()}
+    return found
 
 
 def _files(folder: Path) -> dict[Path, dict[str, str]]:
@@ -69,8 +78,7 @@ def _names(path: Path) -> dict[str, str]:
         return {}  # loading the model has told what is wrong with it, or it is not of the model
 
 
-def cast(value: mx.array, dtype: mx.Dtype) -> mx.array:
-    """In this dtype if it is a float of another."""
+def _cast(value: mx.array, dtype: mx.Dtype) -> mx.array:
     return value.astype(dtype) if mx.issubdtype(value.dtype, mx.floating) else value
 
 

@@ -17,14 +17,13 @@ from mlx_provider import BadRequest
 from mlx_provider.errors import MLXProviderError
 from mlx_provider.families.checkpoint import read_json
 
-from .checkpoint import Tensors, cast
-from .head import language_of
+from .checkpoint import read_all
+from .head import NO_LANGUAGE, language_of
 from .row_states import States
 from .weights import Named, load_into
 
 NAME = "eagle3"
 NONE_GIVEN = "it needs an EAGLE-3 checkpoint for this model: name its folder (draft_model)"
-NO_LAYERS = "the model is not one of mlx-lm's or mlx-vlm's"
 FIRST = ("midlayer.", "layers.0.")
 MOST_LAYERS = 8
 """Of the head itself. Published ones have one."""
@@ -49,7 +48,7 @@ def problem(folder: Path | None, model: Any) -> str:
             return f"{folder} holds no EAGLE-3 head"
         language = language_of(model.model)
         if language is None:
-            return NO_LAYERS
+            return NO_LANGUAGE
         return _unlike(_config(folder, language), language, model.info.vocab_size)
     except MLXProviderError as error:
         return error.message
@@ -143,22 +142,14 @@ def load_eagle3(folder: Path, model: Any) -> EagleHead:
     language = language_of(model)
     config = _config(folder, language)
     module = _module(config)
-    tensors = module.sanitize(_read(folder, language.model.norm.weight.dtype))
+    stored = read_all(folder, language.model.norm.weight.dtype)
+    tensors = module.sanitize({_name(name): each for name, each in stored.items()})
     own = config.embed_requires_grad or module.hidden_size != config.target_hidden_size
     if not own:
         module.pop("embed_tokens")
         tensors = {name: each for name, each in tensors.items() if "embed_tokens" not in name}
     load_into(module, tensors, language, Named("the EAGLE-3 head", "", "draft_model"))
     return EagleHead(module, module.embed_tokens if own else language.model.embed_tokens)
-
-
-def _read(folder: Path, dtype: mx.Dtype) -> Tensors:
-    """All tensors of a folder, under mlx-vlm's names; those in float are of `dtype`."""
-    found: Tensors = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        stored: Any = mx.load(str(path))
-        found |= {_name(name): cast(value, dtype) for name, value in stored.items()}
-    return found
 
 
 def _name(name: str) -> str:

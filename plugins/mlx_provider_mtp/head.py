@@ -18,6 +18,7 @@ from .checkpoint import read
 from .row_states import States
 from .weights import Named, load_into
 
+NO_LANGUAGE = "the model is not one of mlx-lm's or mlx-vlm's"
 NO_ATTENTION = "no layer of the model is known to have attention, of which its head has one"
 
 

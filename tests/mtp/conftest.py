@@ -21,6 +21,8 @@ from mlx_provider.families.checkpoint import read_json
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.tiny import build, family_named
 
+from .company import target
+
 GROUP = 32
 
 
@@ -82,3 +84,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
         return known[key]
 
     return get
+
+
+@pytest.fixture
+def tiny_target(tiny: Callable[..., Tiny]) -> Any:
+    return target(tiny)

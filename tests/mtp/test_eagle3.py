@@ -30,7 +30,10 @@ from .company import (
     check,
     check_steady,
     drafted,
+    drawn,
+    plain,
     served,
+    target,
 )
 
 TinyModels = Callable[..., Any]
@@ -77,19 +80,10 @@ def made(folder: Path, *, layers: int = 1, draft_vocab: int = DRAFT_VOCAB, **mor
     } | more
     module = eagle3.Model(eagle3.ModelConfig.from_dict(config))
     rng = np.random.default_rng(7)
-    module.update(_drawn(module.parameters(), rng))
+    module.update(drawn(module.parameters(), rng))
     if module.d2t is not None:
         module.d2t = mx.arange(draft_vocab, dtype=mx.int32) * 3
     return write(folder, module, config)
-
-
-def _drawn(tree: Any, rng: np.random.Generator) -> Any:
-    if isinstance(tree, dict):
-        return {name: _drawn(each, rng) for name, each in tree.items()}
-    if isinstance(tree, list):
-        return [_drawn(each, rng) for each in tree]
-    scale = 1.0 if tree.ndim == 1 else 2.0 * tree.shape[-1] ** -0.5
-    return mx.array((scale * rng.standard_normal(tree.shape)).astype(np.float32))
 
 
 def seeing(folder: Path, found: Any) -> Head:
@@ -110,22 +104,9 @@ def seeing(folder: Path, found: Any) -> Head:
     for norm in (layer.input_layernorm, layer.hidden_norm):
         norm.weight = mx.ones((HIDDEN,))
     module.norm.weight = language.model.norm.weight.astype(mx.float32)
-    matrix = language.lm_head
-    weight = matrix.weight
-    if isinstance(matrix, nn.QuantizedLinear):
-        weight = mx.dequantize(weight, matrix.scales, matrix.biases, matrix.group_size, matrix.bits)
-    module.lm_head.weight = weight.astype(mx.float32)
+    module.lm_head.weight = plain(language.lm_head)
     config = json.loads((folder / "config.json").read_text())
     return write(folder, module, config)
-
-
-def target(tiny: TinyModels, family: str = "qwen3", **more: Any) -> Any:
-    return tiny(family, mtp_num_hidden_layers=0, **{"num_hidden_layers": 4} | more)
-
-
-@pytest.fixture
-def tiny_target(tiny: TinyModels) -> Any:
-    return target(tiny)
 
 
 def states(rng: np.random.Generator, tokens: int) -> mx.array:
