@@ -55,7 +55,7 @@ def sparse_prefill_of(
         raise wrong_option(NAME, f"it needs rows that share passes; here {_how(found)}")
     if not isinstance(drafting, ScoresPrompts):
         who = f"drafter {drafter} cannot score" if drafter else "no drafter scores"
-        raise wrong_option(NAME, f"{who} prompts: name a draft_model")
+        raise wrong_option(NAME, f"{who} prompts: name a draft_model that is a whole model")
     _check_scorer(drafting, found)
     return SparsePrefill(drafting, share=share, least=LONG)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,10 @@ from mlx_vlm.speculative.drafters import DFlashDraftModel, dflash2
 
 from mlx_provider import BadRequest
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.records import DraftOptions, DraftRow
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.drafting import drafts_of
 from mlx_provider_mtp import mlx_drafters
 from mlx_provider_mtp.dflash2 import LONGEST, BlockDrafting
 
@@ -239,3 +243,18 @@ def test_weights_that_do_not_fit_are_told(tiny_target: Any, tmp_path: Path) -> N
     write(tmp_path / "d", module, json.loads((tmp_path / "d" / "config.json").read_text()))
     with pytest.raises(BadRequest, match=r"fc.weight is \(5, 5\), and should be \(64, 128\)"):
         started(tiny_target, tmp_path / "d")
+
+
+def test_auto_takes_the_drafter_in_the_folder_that_the_operator_names(
+    tiny_target: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others that read such folders refuse it, which nobody need know."""
+    made(tmp_path / "d")
+    registry = PluginRegistry.discover({})
+    with caplog.at_level(logging.WARNING):
+        options = ModelOptions(draft_model=str(tmp_path / "d"))
+        found = drafts_of(registry, tiny_target.folder, tiny_target.model, options)
+    assert found.drafter == "dflash2"
+    assert found.speculation is not None
+    assert found.speculation.shows is not None
+    assert caplog.messages == []

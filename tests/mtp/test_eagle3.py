@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,10 @@ from mlx_vlm.speculative.drafters import eagle3
 
 from mlx_provider import BadRequest
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.records import DraftOptions, DraftRow
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.drafting import drafts_of
 from mlx_provider_mtp import mlx_drafters
 from mlx_provider_mtp.drafting import HeadDrafting
 
@@ -286,3 +290,18 @@ def test_the_models_embedding_is_not_stored_twice(tiny_target: Any, tmp_path: Pa
     names = [name for name, _ in tree_flatten(ours.head.module.parameters())]  # type: ignore[attr-defined]
     assert not any("embed_tokens" in name for name in names)
     assert EAGLE.keeps(ours) >= ours.kv_bytes + 4096 * 3 * HIDDEN * 4
+
+
+def test_auto_takes_the_head_in_the_folder_that_the_operator_names(
+    tiny_target: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A head of another model is warned of in one line, with the reason of each drafter."""
+    options = ModelOptions(draft_model=str(tmp_path / "eagle"))
+    registry, found = PluginRegistry.discover({}), []
+    for changes in ({}, {"target_hidden_size": 128}):
+        made(tmp_path / "eagle", **changes)
+        with caplog.at_level(logging.WARNING):
+            found += [drafts_of(registry, tiny_target.folder, tiny_target.model, options).drafter]
+    assert found == ["eagle3", "lookup"]
+    (line,) = caplog.messages
+    assert "drafter eagle3: it was trained for another model" in line

@@ -61,6 +61,7 @@ class Guessing:
 
     @cached_property
     def subject(self) -> Subject:
+        self.refusals.clear()
         for subject in self.subjects():
             refusal = self.refusal(subject)
             if not refusal:
