@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,15 @@ class EngineProcess:
     def stream(self, prompt: str, **fields: Any) -> Any:
         body = {"model": "fake", "prompt": prompt, **fields}
         return self.http.stream("POST", "/v1/generate", json=body)
+
+    def connected(self, method: str, path: str, **fields: Any) -> socket.socket:
+        """A connection over which a request was sent, of which nothing was read."""
+        body = json.dumps(fields).encode()
+        head = f"{method} {path} HTTP/1.1\r\nhost: engine\r\ncontent-length: {len(body)}\r\n\r\n"
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(str(self.folder / "engine.sock"))
+        client.sendall(head.encode() + body)
+        return client
 
     def seen(self) -> Any:
         return self.http.get("/cache").json()

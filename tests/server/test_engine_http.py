@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -107,20 +106,10 @@ def test_a_client_that_leaves_cancels_its_request_only(engine: Any) -> None:
 
 def test_a_client_that_leaves_during_submit_cancels_too(spawn: Any) -> None:
     engine = spawn()
-    with connected(engine, "POST", "/v1/generate", model="fake", prompt="gate", id="impatient"):
+    with engine.connected("POST", "/v1/generate", model="fake", prompt="gate", id="impatient"):
         engine.await_seen("submitted", "impatient")
     engine.http.delete("/cache")
     engine.await_seen("cancelled", "impatient")
-
-
-def connected(engine: Any, method: str, path: str, **fields: Any) -> socket.socket:
-    """A connection over which a request was sent, of which nothing was read."""
-    body = json.dumps(fields).encode()
-    head = f"{method} {path} HTTP/1.1\r\nhost: engine\r\ncontent-length: {len(body)}\r\n\r\n"
-    client = socket.socket(socket.AF_UNIX)
-    client.connect(str(engine.folder / "engine.sock"))
-    client.sendall(head.encode() + body)
-    return client
 
 
 def test_a_refused_request_cancels_nobody_of_the_same_id(engine: Any) -> None:
@@ -171,7 +160,7 @@ def test_attach_says_who_is_there_and_stays_open(engine: Any) -> None:
     with engine.http.stream("GET", "/v1/attach") as response:
         first = next(response.iter_raw())
         assert json.loads(first)["pid"] == engine.process.pid
-    with connected(engine, "GET", "/v1/attach") as client:
+    with engine.connected("GET", "/v1/attach") as client:
         told = b""
         while b'"pid"' not in told or not told.endswith(b"\r\n"):
             told += client.recv(65536)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -25,13 +25,19 @@ from mlx_provider.wire.sse import COMMENT
 
 PATH = "/v1/completions"
 MESSAGES = "/v1/messages"
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
 PATHS = (PATH, MESSAGES)
 
 
 def body_of(path: str, prompt: Any, **more: Any) -> dict[str, Any]:
-    said: dict[str, Any] = {"prompt": prompt}
-    if path == MESSAGES:
-        said = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 9}
+    messages = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 9}
+    said: dict[str, Any] = {
+        PATH: {"prompt": prompt},
+        CHAT: messages,
+        MESSAGES: messages,
+        RESPONSES: {"input": prompt},
+    }[path]
     return {"model": "fake", **said, **more}
 
 
@@ -65,20 +71,35 @@ def test_an_unforeseen_error_has_the_form_of_its_api(engine: Any, path: str, kin
     assert "scripted bug" not in answer.text
 
 
+@pytest.fixture(scope="module")
+def left(spawn: Any) -> Iterator[Any]:
+    """An engine whose gate opens in the end."""
+    engine = spawn()
+    yield engine
+    engine.http.delete("/cache")
+
+
 @pytest.mark.parametrize(
-    ("path", "prompt"), [(PATH, "wait"), (PATH, ["wait", "wait"]), (MESSAGES, "wait")]
+    ("path", "prompts"),
+    [
+        *((path, [word]) for path in (CHAT, RESPONSES, MESSAGES) for word in ("wait", "gate")),
+        (PATH, ["wait", "gate"]),
+    ],
 )
 def test_a_client_that_leaves_a_stream_cancels_every_prompt(
-    spawn: Any, path: str, prompt: Any
+    left: Any, wait_until: Any, path: str, prompts: list[str]
 ) -> None:
-    engine = spawn()
-    body = body_of(path, prompt, stream=True)
-    count = len(prompt) if isinstance(prompt, list) else 1
-    with engine.http.stream("POST", path, json=body) as response:
-        assert response.status_code == 200
-    for name in engine.seen()["submitted"]:
-        engine.await_seen("cancelled", name)
-    assert len(set(engine.seen()["cancelled"])) == count
+    """Also one that is not accepted yet (`gate`), and those before it, which are."""
+    before = len(left.seen()["submitted"])
+    body = body_of(path, prompts if path == PATH else prompts[0], stream=True)
+    with left.connected("POST", path, **body) as client:
+        wait_until(lambda: len(left.seen()["submitted"]) == before + len(prompts))
+        if "gate" not in prompts:
+            assert client.recv(12) == b"HTTP/1.1 200"
+    for name in left.seen()["submitted"][before:]:
+        left.await_seen("cancelled", name)
+    names = left.seen()["cancelled"]
+    assert len(names) == len(set(names))
 
 
 def test_the_end_of_the_engine_ends_streams_with_an_error(spawn: Any) -> None:

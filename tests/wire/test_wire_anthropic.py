@@ -23,6 +23,7 @@ from mlx_provider.protocol.events import (
 )
 from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.testing.scripted import Call, Step, script
+from mlx_provider.wire.anthropic.messages import chat_messages
 from mlx_provider.wire.anthropic.reply import Whole
 from mlx_provider.wire.anthropic.request import message_request
 
@@ -41,6 +42,12 @@ CASES: dict[str, tuple[Step, dict[str, Any], list[Any], tuple[str, str | None]]]
         {"tools": [TOOL], "thinking": {"type": "enabled", "budget_tokens": 1024}},
         ["Hm.", "Here it is.", {"at": "a"}, {}],
         ("tool_use", None),
+    ),
+    "omitted thoughts": (
+        Step(WORDS, think="Hm."),
+        {"thinking": {"type": "adaptive", "display": "omitted"}},
+        ["", WORDS],
+        ("end_turn", None),
     ),
     "stop": (Step(WORDS), {"stop_sequences": ["x", " two"]}, ["one"], ("stop_sequence", " two")),
     "end": (Step(WORDS), {}, [WORDS], ("end_turn", None)),
@@ -152,6 +159,19 @@ def test_a_conversation_goes_on(engine: Any, claude: anthropic.Anthropic) -> Non
     assert usage.input_tokens < first.usage.input_tokens / 2
 
 
+def test_a_result_that_is_an_error_says_so() -> None:
+    text = [{"type": "text", "text": "no file"}]
+    for content, shown in (
+        ("no file", "Error: no file"),
+        (None, "Error:"),
+        (text, [{"type": "text", "text": "Error:"}, *text]),
+    ):
+        block = {"type": "tool_result", "tool_use_id": "a", "content": content}
+        for failed, wanted in ((True, shown), (False, content)):
+            turn = {"role": "user", "content": [block | {"is_error": failed}]}
+            assert [each["content"] for each in chat_messages(None, [turn])] == [wanted]
+
+
 def test_a_prefilled_reply_is_continued(engine: Any, claude: anthropic.Anthropic) -> None:
     messages: list[Any] = [
         {"role": "user", "content": script(Step(WORDS))},
@@ -174,6 +194,8 @@ def test_a_prefilled_reply_is_continued(engine: Any, claude: anthropic.Anthropic
         ({"stop": ["x"]}, 400, "invalid_request_error", "stop="),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400,
          "invalid_request_error", "tools[0].type"),
+        ({"thinking": {"type": "adaptive", "display": "some"}}, 400, "invalid_request_error",
+         "thinking.display"),
         ({"tool_choice": {"type": "some"}}, 400, "invalid_request_error", "tool_choice.type"),
         ({"output_config": {"format": {"type": "grammar"}}}, 400, "invalid_request_error",
          "output_config.format"),

@@ -17,7 +17,9 @@ Part = dict[str, Any]
 class Blocks:
     """Turns deltas into the events of blocks, of which one is open at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, thoughts: bool = True) -> None:
+        """`thoughts`: whether their text is shown, or only that there are some."""
+        self._thoughts = thoughts
         self._kind: object = None
         """Of the open block: its type, or the number of its call."""
         self._index = -1
@@ -29,7 +31,8 @@ class Blocks:
                 "thinking", {"type": "thinking", "thinking": "", "signature": ""}
             )
             self._signature.update(delta.reasoning.encode())
-            yield self._delta({"type": "thinking_delta", "thinking": delta.reasoning})
+            if self._thoughts:
+                yield self._delta({"type": "thinking_delta", "thinking": delta.reasoning})
         if delta.content:
             yield from self._begin("text", {"type": "text", "text": "", "citations": None})
             yield self._delta({"type": "text_delta", "text": delta.content})

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Message = dict[str, Any]
+FAILED = "Error: "
 
 
 def chat_messages(system: Any, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -31,11 +32,13 @@ def _turns(message: Mapping[str, Any]) -> Iterator[Message]:
 
 
 def _result(block: Mapping[str, Any]) -> Message:
-    return {
-        "role": "tool",
-        "tool_call_id": block.get("tool_use_id"),
-        "content": block.get("content"),
-    }
+    """Chat has no mark for an error, so its text begins with one."""
+    content = block.get("content")
+    if block.get("is_error") is True:
+        parts = content if isinstance(content, list) else []
+        first = FAILED + content if isinstance(content, str) else FAILED.rstrip()
+        content = [{"type": "text", "text": first}, *parts] if parts else first
+    return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
 
 
 def _call(block: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,9 +19,10 @@ PING = sse.named({"type": "ping"})
 class _Message:
     """The events of a reply as those of a message's stream."""
 
-    def __init__(self, accepted: Accepted, wanted: int | None) -> None:
-        """`wanted`: `max_tokens` of the request, of which the context may leave less."""
-        self._blocks = Blocks()
+    def __init__(self, accepted: Accepted, wanted: int | None, *, thoughts: bool) -> None:
+        """`wanted`: `max_tokens` of the request, of which the context may leave less. `thoughts`:
+        whether their text is shown."""
+        self._blocks = Blocks(thoughts=thoughts)
         self._accepted = accepted
         self._clipped = wanted is not None and accepted.max_tokens < wanted
         self._end: dict[str, Any] = {}
@@ -97,8 +98,8 @@ class Stream:
     heartbeat = PING
     streamed = True
 
-    def __init__(self, accepted: Accepted, wanted: int | None) -> None:
-        self._message = _Message(accepted, wanted)
+    def __init__(self, accepted: Accepted, wanted: int | None, *, thoughts: bool = True) -> None:
+        self._message = _Message(accepted, wanted, thoughts=thoughts)
         self._ended = False
 
     def feed(self, events: Sequence[Event]) -> bytes:
@@ -122,8 +123,8 @@ class Whole:
     heartbeat = b""
     streamed = False
 
-    def __init__(self, accepted: Accepted, wanted: int | None) -> None:
-        self._message = _Message(accepted, wanted)
+    def __init__(self, accepted: Accepted, wanted: int | None, *, thoughts: bool = True) -> None:
+        self._message = _Message(accepted, wanted, thoughts=thoughts)
         self._content = Content()
 
     def feed(self, events: Sequence[Event]) -> bytes:

@@ -7,16 +7,23 @@ from functools import partial
 from typing import Any
 
 from ..asked import Asked, Read
+from ..objects import check_known
 from ..openai.parameters import Parameters
 from .reply import Stream, Whole
 from .request import message_request
 
+DISPLAYS = ("summarized", "omitted")
+"""Of thoughts: a local model's are shown whole, in place of a summary."""
+
 
 def _messages(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
-    reply = Stream if Parameters(body).flag("stream") else Whole
+    params = Parameters(body)
+    reply, thinking = Stream if params.flag("stream") else Whole, params.mapping("thinking")
+    if thinking.get("display") is not None:
+        check_known(thinking["display"], DISPLAYS, "thinking.display")
     request = message_request(body, sender)
-    wanted = body["max_tokens"]
-    return Asked([request], partial(reply, wanted=wanted))
+    thoughts = thinking.get("display") != "omitted"
+    return Asked([request], partial(reply, wanted=body["max_tokens"], thoughts=thoughts))
 
 
 def _count(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
