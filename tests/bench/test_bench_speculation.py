@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import call_forecasts
 import speculation
 from mlx_provider.testing.tiny import build
 from speculation import Clock, Dictated, Plan
@@ -67,3 +68,11 @@ def test_a_text_that_is_dictated() -> None:
     ]
     ahead.advance(40)
     assert (grammar.finished, ahead.finished) == (False, True)
+
+
+def test_calls_are_foretold() -> None:
+    rows = call_forecasts.bench(call_forecasts.Plan(most=1))["rows"]
+    rates = {(row["choice"], row["foretold"], row["looked_up"]): row["per_pass"] for row in rows}
+    assert rates["auto", False, False] == 1
+    assert rates["auto", True, False] > 2
+    assert rates["required", True, False] > rates["required", False, False] > 1.5

@@ -28,9 +28,8 @@ from mlx_provider.testing.oracle import Eager
 from mlx_provider.testing.tiny.quantised import quantise
 from mlx_provider_drafters.forced_text import ForcedText
 from mlx_provider_drafters.lookup import Lookup
+from reciting import Reciting
 from references import alone
-
-from .reciting import Reciting
 
 VOCAB = 384
 TOKENIZER = byte_tokenizer()

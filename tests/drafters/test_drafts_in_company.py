@@ -19,9 +19,8 @@ from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.testing.oracle import Eager
 from mlx_provider_drafters.draft_model import DraftModel
 from mlx_provider_drafters.lookup import Lookup
+from reciting import Reciting
 from references import alone
-
-from .reciting import Reciting
 
 VOCAB = 384
 FILE = [20 + (i * i * 31 + i // 7) % 300 for i in range(150)]

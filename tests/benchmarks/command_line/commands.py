@@ -9,7 +9,7 @@ from mlx_provider_bench.group import LongGroup
 from .agents import agent_turn
 from .behind_proxy import gateway
 from .checkouts import checkouts
-from .drafting import drafts, sparse, speculation
+from .drafting import calls, drafts, sparse, speculation
 from .fleet import fleet, router
 from .inside import accounts, gap, grammar, long_prompt, scheduling, tower
 from .ranked import ranks
@@ -40,6 +40,7 @@ for command in (
     router,
     ranks,
     speculation,
+    calls,
     drafts,
     sparse,
 ):

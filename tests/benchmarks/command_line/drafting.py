@@ -10,6 +10,7 @@ import typer
 
 from mlx_provider_bench.commands import running
 from mlx_provider_bench.commands.options import Dtype, Hidden, Layers
+from mlx_provider_bench.report import print_rows
 
 
 class SpeculationPart(StrEnum):
@@ -69,6 +70,34 @@ def speculation(
         prompt=prompt,
     )
     running.print_result(measure(plan))
+
+
+CALL_COLUMNS = {
+    "choice": "choice",
+    "forced": "forced",
+    "foretold": "foretold",
+    "looked up": "looked_up",
+    "tokens": "tokens",
+    "passes": "passes",
+    "tokens per pass": "per_pass",
+    "drafts that hold": "held",
+}
+
+
+def calls(
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A folder with tokenizer.json.", exists=True)
+    ] = None,
+    most: Annotated[int | None, typer.Option(help="Scenarios; all by default.")] = None,
+) -> None:
+    """Tokens per pass inside tool calls, with text that is forced, foretold or looked up."""
+    running.preload()
+    from call_forecasts import Plan
+    from call_forecasts import bench as measure
+
+    result = measure(Plan(tokenizer, most))
+    print_rows("Calls of `eval tools`", CALL_COLUMNS, result["rows"])
+    running.print_result(result)
 
 
 class DraftCase(StrEnum):
