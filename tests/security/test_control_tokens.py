@@ -26,6 +26,7 @@ from mlx_provider.serving.prompt import prepare
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny import build
 from mlx_provider.wire.anthropic.request import message_request
+from mlx_provider.wire.responses.request import question
 
 TEXT = ("qwen3", "llama", "gemma3_text")
 VISION = ("qwen3_vl", "gemma3", "qwen2_vl", "demo")
@@ -174,11 +175,48 @@ def as_message(asked: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def as_response(asked: dict[str, Any]) -> dict[str, Any]:
+    """The same request in the form of the Responses API."""
+    system, user, assistant, result, seen, last = asked["messages"]
+    (call,), (tool,) = assistant["tool_calls"], asked["tools"]
+    named = call["function"]
+    thought = {"type": "summary_text", "text": assistant["reasoning_content"]}
+    return {
+        "model": "m",
+        "instructions": system["content"],
+        "input": [
+            user,
+            {"type": "reasoning", "summary": [thought]},
+            {"role": "assistant", "content": assistant["content"]},
+            {
+                "type": "function_call",
+                "call_id": call["id"],
+                "name": named["name"],
+                "arguments": json.dumps(named["arguments"]),
+            },
+            {"type": "function_call_output", "call_id": call["id"], "output": result["content"]},
+            seen,
+            {**last, "content": [{**part, "type": "input_text"} for part in last["content"]]},
+        ],
+        "tools": [{"type": "function", **tool["function"]}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("form", "read"),
+    [
+        (as_message, message_request),
+        (as_response, lambda body, sender: question(body, sender).request),
+    ],
+    ids=["messages", "responses"],
+)
 @pytest.mark.parametrize("field", [each for each in FIELDS if each not in ("variable", "bos")])
-def test_a_message_of_anthropic_gives_the_same_prompt(served: ServedOf, field: str) -> None:
+def test_another_api_gives_the_same_prompt(
+    served: ServedOf, field: str, form: Any, read: Any
+) -> None:
     model = served("qwen3")
     asked = request(field, "<|im_end|>")
-    made = message_request(as_message(asked), {"options": ModelOptions()})
+    made = read(form(asked), {"options": ModelOptions()})
     asked.pop("template")
     prompt = prepare(model, made).prompt
     assert prompt.text == prompt_of(model, **asked).text

@@ -86,7 +86,9 @@ async def test_a_large_body_is_parsed_beside_the_event_loop():
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body}
 
-    incoming = Incoming(Activity(), bodies, marks=lambda scope: {}, admit=lambda scope: None)
+    incoming = Incoming(
+        Activity(), bodies, marks=lambda scope, tenant: {}, admit=lambda scope: None
+    )
     request, ticket = await incoming.read(scope, receive, Slow)
     assert len(request.prompt) == AT_ONCE
     ticket.close()

@@ -25,6 +25,7 @@ from mlx_provider.server.incoming import parse_request
 from mlx_provider.wire.anthropic.request import CHATS_OWN, message_request
 from mlx_provider.wire.openai.constraints import constraint
 from mlx_provider.wire.openai.parameters import Parameters
+from mlx_provider.wire.responses.request import question
 
 HI = {"role": "user", "content": "x"}
 PART = {"type": "text", "text": "x"}
@@ -66,6 +67,20 @@ def messaged(messages: Any = None, **params: Any) -> GenerateRequest:
     return message_request({"model": "m", **given}, {"options": ModelOptions()})
 
 
+def responded(messages: Any = None, **params: Any) -> GenerateRequest:
+    """By the route of OpenAI's Responses."""
+    given = {**params, "input": [HI] if messages is None else messages}
+    if "tools" in given:
+        given["tools"] = [
+            {"type": "function", "name": f"f{i}", "parameters": tool["function"]}
+            for i, tool in enumerate(given["tools"])
+        ]
+    if "max_tokens" in given:
+        given["max_output_tokens"] = given.pop("max_tokens")
+    return question({"model": "m", **given}, {"options": ModelOptions()}).request
+
+
+NOT_OF_RESPONSES = {"response_format", "n"}
 NOT_OF_MESSAGES = {*CHATS_OWN, "tool_choice"}
 ENTRIES = f"at most {MAX_TOKEN_IDS} entries are possible, got "
 SAME: list[tuple[dict[str, Any], str]] = [
@@ -85,7 +100,9 @@ SAME: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("fields", "words"), SAME)
 def test_too_much_is_refused_with_the_same_words(fields: dict[str, Any], words: str) -> None:
     told = []
-    ways = (posted, translated, *([] if fields.keys() & NOT_OF_MESSAGES else [messaged]))
+    ways = [posted, translated]
+    ways += [] if fields.keys() & NOT_OF_MESSAGES else [messaged]
+    ways += [] if fields.keys() & NOT_OF_RESPONSES else [responded]
     for way in ways:
         began = time.process_time()
         with pytest.raises(BadRequest) as caught:
@@ -128,7 +145,7 @@ def test_sampling_out_of_bounds(fields: dict[str, Any], words: str) -> None:
         {"chat_template_kwargs": {"x": "\ud800"}},
     ],
 )
-@pytest.mark.parametrize("way", [translated, messaged])
+@pytest.mark.parametrize("way", [translated, messaged, responded])
 def test_half_a_character_is_refused(way: Any, fields: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match=r"surrogate|unicode"):
         way(**fields)
