@@ -8,6 +8,7 @@ from mlx_provider_bench.group import LongGroup
 
 from .agents import agent_turn
 from .behind_proxy import gateway
+from .beside_others import stream_cost
 from .checkouts import checkouts
 from .drafting import calls, drafts, sparse, speculation
 from .fleet import fleet, router
@@ -35,6 +36,7 @@ for command in (
     long_prompt,
     tower,
     gateway,
+    stream_cost,
     fleet,
     fleet_simulation,
     router,

@@ -1,0 +1,134 @@
+"""Processor time of a server for a streamed token, beside other servers.
+
+Each server has one process and the same tiny model, whose passes take little. Clients ask it over
+TCP for chat streams. The processor time of the process, its threads and its children is divided by
+the tokens. The servers take turns, so that each meets the same load of the machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from gateway_share import cpu_seconds
+from mlx_provider.testing.tiny import build
+from mlx_provider_bench.report import Result, against, print_rows, surroundings
+from mlx_provider_bench.servers.client import Client
+from mlx_provider_bench.servers.processes import MLX_LM, MLX_VLM, OURS, Kept, Kind
+from mlx_provider_bench.servers.questions import HELLO
+from stories import ask_all, short_stories
+
+SHARE = 0.5
+"""Of the best other server's processor time that ours may take."""
+RAPID = Kind("Rapid-MLX", "gateway", images=False)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured."""
+
+    family: str = "qwen3"
+    streams: Sequence[int] = (1, 8)
+    reply: int = 400
+    rounds: int = 5
+    rapid: Path | None = None
+    """The program `rapid-mlx`, in an environment of its own."""
+
+
+class Program(Kept):
+    """Rapid-MLX by its own program."""
+
+    def __init__(self, program: Path, folder: Path, log: Path) -> None:
+        super().__init__(RAPID, folder, log)
+        self._program = program
+
+    def command(self) -> list[str]:
+        return [str(self._program), "serve", str(self.server.folder)]
+
+    def _arguments(self) -> list[str]:
+        return ["--host", "127.0.0.1", "--port", self.server.url.rpartition(":")[2]]
+
+
+def bench(plan: Plan) -> Result:
+    """Run the plan; JSON-able. A table goes to stderr."""
+    result = surroundings("float32") | {"family": plan.family}
+    with TemporaryDirectory() as place, ExitStack() as ending:
+        folder = build(Path(place) / "model", plan.family, num_hidden_layers=1)
+        kinds = (replace(OURS, dialect="gateway"), MLX_LM, MLX_VLM)
+        servers = [Kept(kind, folder, Path(place) / kind.name) for kind in kinds]
+        if plan.rapid is not None:
+            servers.append(Program(plan.rapid, folder, Path(place) / RAPID.name))
+        clients = {}
+        for server in servers:
+            ending.callback(server.stop)
+            client = clients[server.kind.name] = Client(server.start())
+            ending.callback(client.close)
+            client.ask(HELLO, 4)
+        kept = {server.kind.name: server for server in servers}
+        result["rows"] = [
+            row for count in plan.streams for row in _rows(plan, count, kept, clients)
+        ]
+    print_rows("processor time for a streamed token", _TABLE, result["rows"])
+    return result
+
+
+def _rows(
+    plan: Plan, count: int, servers: Mapping[str, Kept], clients: Mapping[str, Client]
+) -> list[Result]:
+    costs: dict[str, list[float]] = {name: [] for name in servers}
+    for turn in range(plan.rounds + 1):
+        for name, server in servers.items():
+            found = _cost(server, clients[name], plan, count, turn)
+            if turn:  # the first one has loaded what there is to load
+                costs[name].append(found)
+    medians = {name: median(each) for name, each in costs.items()}
+    best = min(value for name, value in medians.items() if name != OURS.name)
+    rows: list[Result] = []
+    for name, value in medians.items():
+        row: Result = {"streams": count, "server": name, "us": 1e6 * value}
+        if name == OURS.name:
+            row["share"] = against(value / best, SHARE, at_least=False)
+        rows.append(row)
+    return rows
+
+
+def _cost(server: Kept, client: Client, plan: Plan, count: int, turn: int) -> float:
+    """Seconds of processor time for a token."""
+    assert server.process is not None
+    group = server.process.pid  # which each server leads
+    before = _of_group(group)
+    run = ask_all(client, short_stories(count, turn), plan.reply)
+    tokens = sum(answer.tokens for answer in run.answers)
+    failures = [answer.failure for answer in run.answers if answer.failure]
+    if failures or not tokens:
+        raise RuntimeError(f"{server.kind.name}: {failures or 'no tokens'}")
+    return (_of_group(group) - before) / tokens
+
+
+def _of_group(group: int) -> float:
+    """Processor time of a server and its children so far."""
+    return sum(cpu_seconds(pid) for pid in _members(group))
+
+
+def _members(group: int) -> list[int]:
+    pids = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getpgid(int(entry.name)) == group:
+                pids.append(int(entry.name))
+        except ProcessLookupError:
+            continue
+    return pids or [group]  # macOS has no /proc
+
+
+_TABLE = {
+    "streams": "streams",
+    "server": "server",
+    "µs/token": "us",
+    "of the best other": "share",
+}
