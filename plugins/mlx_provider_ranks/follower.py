@@ -17,7 +17,6 @@ from mlx_provider.replicas.engine import (
     ModelCache,
     ModelOptions,
     Phase,
-    Ranks,
     Recorder,
     Request,
     Weights,
@@ -25,6 +24,7 @@ from mlx_provider.replicas.engine import (
 )
 
 from .encoding import Codec, decode_request
+from .loading import LoadingRanks
 from .sides import Following
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Follower:
             registry,
             EngineWorker(lambda posts: None, lambda error: None),  # whose thread never starts
             Recorder(),
-            ranks=Ranks(Following(self, group), group, ears.failed),
+            ranks=LoadingRanks(Following(self, group), group, stuck=ears.failed),
         )
         self._loaded: dict[int, Weights] = {}
         self._engines: dict[str, Engine] = {}

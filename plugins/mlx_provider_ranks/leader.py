@@ -10,6 +10,7 @@ from mlx_provider.replicas.engine import ChatService, Ranks
 from mlx_provider.replicas.server import Deliver
 
 from .channel import LeaderChannel
+from .loading import LoadingRanks
 from .sides import Leading
 
 
@@ -32,4 +33,6 @@ def lead(
 def ranks_of(group: mx.distributed.Group, channel: LeaderChannel) -> Ranks:
     """All ranks, as rank 0 knows them once they have met."""
     least = min(hello.memory_limit for hello in channel.hellos)
-    return Ranks(Leading(channel, group), group, channel.leader_failed, channel.wait_heard, least)
+    return LoadingRanks(
+        Leading(channel, group), group, least, channel.leader_failed, channel.wait_heard
+    )
