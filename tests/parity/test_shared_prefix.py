@@ -33,6 +33,8 @@ FAMILIES = ("qwen3", "gemma3_text", "qwen3_5_text")
 LEAST = 16
 COMMON = [20 + i * i % 300 for i in range(200)]
 REPLY = 24
+IDS = 4096
+"""Bytes of the token ids of entries in use, at the most."""
 REUNITED = 4
 TOLERANCE = {None: 1e-4, 8: 0.05, 4: 0.3}
 """Of log-probabilities, by bits of the KV cache: sums in another order may round a stored number to
@@ -41,8 +43,10 @@ Tiny = Callable[..., TextModel]
 Seeing = Callable[[str], tuple[Any, MediaItem]]
 
 
-def sharing(model: LoadedModel, **more: Any) -> tuple[Engine, PrefixCache]:
-    cache = PrefixCache(budget=lambda: 2**26)
+def sharing(
+    model: LoadedModel, budget: Callable[[], int] = lambda: 2**26, **more: Any
+) -> tuple[Engine, PrefixCache]:
+    cache = PrefixCache(budget=budget)
     more = {"max_chunk": 64, "scheduler": Alternating, "mixes": True, **more}
     return new_engine(model, prefix_cache=cache, least=LEAST, **more), cache
 
@@ -181,6 +185,23 @@ def test_a_hit_on_a_shared_prefix_is_no_copy(tiny: Tiny, monkeypatch: pytest.Mon
     assert copied
 
 
+def test_a_row_behind_a_part_of_a_prefix_reserves_the_rest(tiny: Tiny) -> None:
+    model = tiny("qwen3")
+    row = model.make_cache()
+    model.prefill(PrefillChunk(Prompt(COMMON), 0, len(COMMON), row))
+    engine, _ = sharing(model, row_bytes=(memory := profile(row, len(COMMON))).row_bytes)
+    for i in range(2):
+        decoding(engine, branch(i))
+    part, own = 120, 400
+    early = new_request([*COMMON[:part], *(90 + i % 100 for i in range(own))], max_tokens=REPLY)
+    decoding(engine, early)
+    assert min(prefix.length for prefix in prefixes(engine)) == early.cached == part
+    reserved = engine.scheduler.admission.reservation
+    alone = new_request(early.prompt.tokens, max_tokens=REPLY)
+    stored = part + own  # its prompt is an entry already
+    assert reserved(alone.rows) - reserved(early.rows) == stored * memory.token_bytes
+
+
 @pytest.mark.parametrize("bits", [None, 8])
 def test_a_row_that_is_alone_again_gets_one_buffer(
     tiny: Tiny, bits: int | None, monkeypatch: pytest.MonkeyPatch
@@ -218,16 +239,23 @@ Operation = tuple[str, int, int]
 STORM: list[Operation] = [
     ("fork", 1, 2), ("fork", 2, 0), ("fork", 3, 3), ("cancel", 1, 1), ("evict", 0, 1),
     ("fork", 4, 2), ("shrink", 0, 4), ("fork", 1, 1), ("cancel", 3, 0), ("grow", 0, 3),
-    ("fork", 5, 2),
+    ("fork", 5, 2), ("fill", 0, 2), ("fork", 6, 2), ("fork", 7, 3),
 ]  # fmt: skip
-BETWEEN = [("cancel", 7, 1), ("evict", 0, 0), ("shrink", 0, 3), ("fork", 0, 1), ("grow", 0, 0)]
+BETWEEN = [
+    ("cancel", 7, 1),
+    ("evict", 0, 0),
+    ("shrink", 0, 3),
+    ("fork", 0, 1),
+    ("fill", 0, 0),
+    ("grow", 0, 0),
+]
 WIDE: list[Operation] = [
     each
     for i in range(32)
     for each in [("fork", i, i % 3), *([BETWEEN[i // 2 % len(BETWEEN)]] if i % 2 else [])]
 ]
 """32 branches, and as many operations between as half of that."""
-WHAT = st.sampled_from(["fork", "fork", "fork", "cancel", "evict", "shrink", "grow"])
+WHAT = st.sampled_from(["fork", "fork", "fork", "cancel", "evict", "shrink", "fill", "grow"])
 STORMS = st.lists(st.tuples(WHAT, st.integers(0, 8), st.integers(0, 6)), min_size=6, max_size=48)
 
 
@@ -237,10 +265,11 @@ def storm(
     what: list[Operation],
     bits: int | None = None,
 ) -> tuple[int, int]:
-    """One prompt, many branches; cancels, preemption and eviction between. Each gets what it gets
-    alone. Returns the most layers with a shared prefix, and the most rows that waited for memory.
+    """One prompt, many branches; cancels, preemption and eviction between, and a prefix cache that
+    is full with that prompt. Each branch gets what it gets alone, and memory keeps its bounds.
+    Returns the most layers with a shared prefix, and the most rows that waited for memory.
     """
-    room, most, waited = 2**30, 0, 0
+    room, budget, most, waited = 2**30, 2**26, 0, 0
     what = [("fork", 0, 6), *what]
     make_cache = quantised(model, bits) or model.make_cache
     row = make_cache()
@@ -249,7 +278,7 @@ def storm(
     asked = {which for each, which, _ in what if each == "fork"}
     longest = max(len(ask(which).prompt.tokens) for which in asked) + REPLY
     engine, cache = sharing(
-        model, available=lambda: room - cache.in_use, row_bytes=memory.row_bytes,
+        model, lambda: budget, available=lambda: room - cache.in_use, row_bytes=memory.row_bytes,
         make_cache=make_cache,
     )  # fmt: skip
     admission = engine.scheduler.admission
@@ -268,8 +297,13 @@ def storm(
             cache.evict_to(0)
         else:
             room = memory.row_bytes(longest) if each == "shrink" else 2**30
+            budget = memory.row_bytes(len(COMMON) + LEAST) if each == "fill" else 2**26
+            cache.evict_to(budget)
         for _ in range(steps):
             engine.step()
+            alone = engine.scheduler.active_rows <= 1
+            assert alone or engine.scheduler.live_bytes + cache.in_use <= room
+            assert cache.nbytes <= max(budget, cache.in_use + IDS)
             waited = max(waited, engine.scheduler.queued if each == "shrink" else 0)
             most = max(most, len(prefixes(engine)))
     room = 2**30

@@ -46,6 +46,12 @@ class RowBuffers:
         return any(isinstance(layer, Prefix) for layer in self.layers.values())
 
     @property
+    def token_bytes(self) -> int:
+        """Bytes of one token in its arrays."""
+        arrays = [a for layer in self.layers.values() for a in _own_arrays(layer)]
+        return sum(a.nbytes // max(1, a.shape[-2]) for a in arrays)
+
+    @property
     def in_use(self) -> bool:
         """Whether a row uses it. Any thread may ask."""
         users = (ref() for ref in self._users)
@@ -135,7 +141,7 @@ class RowBuffers:
         if any(_before(layer) != self.first for layer in self.layers.values()):
             return 0  # some layers were united with the prefix: each grows by itself
         arrays = [a for layer in self.layers.values() for a in _own_arrays(layer)]
-        each: int = sum(a.nbytes // max(1, a.shape[-2]) for a in arrays)
+        each = self.token_bytes
         if all(a.shape[-2] >= own + room for a in arrays):
             return 0
         del arrays  # so that each layer's are freed before the next one grows
@@ -157,24 +163,32 @@ class RowBuffers:
         prefix.supports(self)
         for ref in self._users:
             if (user := ref()) is not None and user.own is self:
-                user.base = prefix
-                prefix.used_by(user)
+                user.share(prefix, at)
         return prefix
 
 
 class Holding:
     """The buffers that one row uses, until the row drops it."""
 
-    def __init__(self, own: RowBuffers | None, base: RowBuffers | None = None) -> None:
-        """`own`: `None` if no entry can refer to its own tokens."""
+    def __init__(
+        self, own: RowBuffers | None, base: RowBuffers | None = None, shared: int = 0
+    ) -> None:
+        """`own`: `None` if no entry can refer to its own tokens. `shared`: tokens that it has in
+        `base`, which may hold more."""
         self.own = own
         self.base = base
         self.headroom = 0
         """Bytes of capacity beyond what the row was admitted with."""
+        self._shared = 0 if base is None else shared * base.token_bytes
         for each in self.buffers:
             each.used_by(self)
         if own is not None:
             own.intact = False
+
+    def share(self, base: RowBuffers, tokens: int) -> None:
+        """The first tokens of the row have become a common prefix."""
+        self.base, self._shared = base, tokens * base.token_bytes
+        base.used_by(self)
 
     @property
     def buffers(self) -> tuple[RowBuffers, ...]:
@@ -183,7 +197,8 @@ class Holding:
     @property
     def stored(self) -> int:
         """Bytes of the row's KV that the prefix cache counts."""
-        return sum(each.stored for each in self.buffers)
+        own = 0 if self.own is None else self.own.stored
+        return own + (0 if self.base is None else min(self.base.stored, self._shared))
 
     def give_back(self) -> RowBuffers | None:
         """The row uses its own buffers no longer, and none of its passes has failed."""

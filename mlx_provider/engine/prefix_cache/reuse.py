@@ -50,7 +50,7 @@ class Reuse:
         if own is not None and self._may_take(own, match) and not self._beyond(own, match):
             own.move_to(cache, match.length)
             self._store.use_slack(own)
-            holding = Holding(own, own.base)
+            holding = Holding(own, own.base, own.first)
             holding.headroom = own.grow(match.length, room, spare)
             return holding, dict.fromkeys(own.layers, match.length)
         layers, base = own_layers(cache), self._common(match)
@@ -63,7 +63,7 @@ class Reuse:
             start(layers[leaf], prefix)
         own = RowBuffers(layers, length, base) if layers.keys() == base.layers.keys() else None
         self._store.know(own)
-        return Holding(own, base), dict.fromkeys(base.layers, length)
+        return Holding(own, base, length), dict.fromkeys(base.layers, length)
 
     def fork(self, holding: Holding, cache: list[Any]) -> tuple[list[Any], Holding | None]:
         """Another row with the tokens of a row whose prompt is complete. Both share them, if there
@@ -81,7 +81,7 @@ class Reuse:
             return copied, None
         other = RowBuffers(own_layers(copied), own.first, own.base)
         self._store.know(other)
-        return copied, Holding(other, own.base)
+        return copied, Holding(other, own.base, own.first)
 
     def claim(self, match: Match) -> Claim | None:
         """What a row with this match will use without a copy."""
