@@ -29,6 +29,9 @@ class Replica:
     the decision of another process.
     """
 
+    alone = True
+    """Whether no other process runs the same passes."""
+
     def note(self, decision: Decision) -> None:
         """Report the decision that the engine applies next."""
 

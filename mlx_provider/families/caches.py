@@ -11,11 +11,22 @@ from ..upstream.cache_classes import (
     KVCache,
     RotatingKVCache,
     StateCache,
+    append_behind,
     appended,
     make_prompt_cache,
+    visible,
 )
 
-__all__ = ["KVCache", "RotatingKVCache", "StateCache", "appended", "row_cache", "text_cache"]
+__all__ = [
+    "KVCache",
+    "RotatingKVCache",
+    "StateCache",
+    "append_behind",
+    "appended",
+    "row_cache",
+    "text_cache",
+    "visible",
+]
 
 
 def text_cache(model: Any) -> list[Any]:

@@ -10,8 +10,10 @@ from .drafter import (
     Drafting,
     DraftOptions,
     DraftRow,
+    DraftsAhead,
     ScoresPrompts,
     Scoring,
+    Unread,
 )
 from .embedding import Embedding, Pooling
 from .features import SpreadsFeatures
@@ -55,6 +57,7 @@ __all__ = [
     "DraftRow",
     "Drafter",
     "Drafting",
+    "DraftsAhead",
     "Embedding",
     "EmbedsInSlices",
     "Emit",
@@ -99,6 +102,7 @@ __all__ = [
     "ToolCall",
     "ToolParser",
     "Tools",
+    "Unread",
     "UpstreamPatch",
     "claimed",
     "listed_parameters",

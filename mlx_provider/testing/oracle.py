@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import mlx.core as mx
 import numpy as np
 
 from ..engine.speculation.policy import Policy, RowOdds
-from ..records import DraftRow
+from ..records import DeviceTokens, DraftRow, Unread
 
 
 class Oracle:
     """Guesses from known replies; see `Drafting`."""
 
-    def __init__(self, share: float, vocab: int = 256, seed: int = 0) -> None:
-        """`share` of the guesses are right; wrong ones are below `vocab`."""
+    def __init__(
+        self, share: float, vocab: int = 256, seed: int = 0, *, ahead: bool = False
+    ) -> None:
+        """`share` of the guesses are right; wrong ones are below `vocab`. `ahead`: it guesses
+        before the last pass is read."""
         self.share = share
+        self.drafts_ahead = ahead
         self._vocab = vocab
         self._known: list[list[int]] = []
         self._random = np.random.default_rng(seed)
@@ -24,14 +29,22 @@ class Oracle:
         """A prompt with its reply."""
         self._known.append(list(tokens))
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+    def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
         """As many as are wanted, where the text so far is known."""
-        return [[self._guess(token) for token in self._next(row)] for row in rows]
+        return [self._behind(row, row.unread) for row in rows]
 
-    def _next(self, row: DraftRow) -> list[int]:
+    def _behind(self, row: DraftRow, unread: Unread | None) -> Sequence[int]:
+        more = 0 if unread is None else unread.tokens.size
+        guesses = [self._guess(token) for token in self._next(row, more + row.wanted)]
+        if unread is None or not guesses:
+            return guesses
+        padded = mx.array(guesses + guesses[-1:] * (more + row.wanted - len(guesses)))
+        return DeviceTokens(mx.take(padded, unread.held + 1 + mx.arange(row.wanted)))
+
+    def _next(self, row: DraftRow, count: int) -> list[int]:
         size = len(row.tokens)
         found = (text for text in self._known if text[:size] == row.tokens)
-        return next(found, [])[size : size + row.wanted]
+        return next(found, [])[size : size + count]
 
     def _guess(self, token: int) -> int:
         return token if self._random.random() < self.share else (token + 1) % self._vocab

@@ -97,6 +97,7 @@ def run_schedule(
     scheduler: type[Scheduler] = Alternating,
     mixes: bool = False,
     guessed: float | None = None,
+    ahead: bool = False,
     tokens_of: Callable[[Arrival], Sequence[int]] = tiny_tokens,
     answered: Answered = alone,
     **more: Any,
@@ -104,9 +105,12 @@ def run_schedule(
     """Every request at its step, to the end of all.
 
     `guessed`: share of the drafts that are right, by what each request gets `answered` alone;
-    unset: nothing is drafted.
+    unset: nothing is drafted. `ahead`: they are made before the last pass is read.
     """
     requests = [request_of(each, tokens_of(each)) for each in arrivals]
+    speculation = None
+    if guessed is not None:
+        speculation = guessing(model, requests, guessed, answered, ahead=ahead)
     engine = new_engine(
         model,
         layout=layout,
@@ -114,7 +118,7 @@ def run_schedule(
         scheduler=scheduler,
         max_chunk=chunk,
         prefix_cache=prefix_cache,
-        speculation=None if guessed is None else guessing(model, requests, guessed, answered),
+        speculation=speculation,
         **more,
     )
     last = max(a.step + (a.cancel_after or 0) for a in arrivals)
@@ -133,10 +137,15 @@ def run_schedule(
 
 
 def guessing(
-    model: LoadedModel, requests: Sequence[Request], share: float, answered: Answered = alone
+    model: LoadedModel,
+    requests: Sequence[Request],
+    share: float,
+    answered: Answered = alone,
+    *,
+    ahead: bool = False,
 ) -> Speculation:
     """Drafts for every row in every number, by one who knows what comes."""
-    oracle = Oracle(share)
+    oracle = Oracle(share, ahead=ahead)
     for request in requests:
         for row, answer in zip(request.rows, answered(model, request).rows, strict=True):
             oracle.learn([*row.request.prompt.tokens, *answer.tokens])

@@ -29,9 +29,11 @@ __all__ = [
     "RotatingKVCache",
     "StateCache",
     "StateHistory",
+    "append_behind",
     "appended",
     "make_prompt_cache",
     "take_back",
+    "visible",
 ]
 
 
@@ -98,6 +100,16 @@ class StateHistory(StateCache):
                 found[index] = mx.contiguous(earlier[:, tokens - 1])
         return found
 
+    def after_unread(self, held: mx.array) -> list[Any]:
+        """The states after the first `held` + 1 tokens. held: (1,) int32."""
+        found = list(self.cache)
+        for index, (source, width) in self._windows.items():
+            found[index] = mx.take(source, held + 1 + mx.arange(width), axis=1)
+        for index, earlier in self._earlier.items():
+            states = mx.concatenate([earlier, self.cache[index][:, None]], axis=1)
+            found[index] = mx.take(states, held, axis=1)[:, 0]
+        return found
+
 
 def appended(cache: Any, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
     """Append to a layer's cache; keys and values that it holds, in order of position.
@@ -110,6 +122,28 @@ def appended(cache: Any, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         return ring
     found: tuple[Any, Any] = cache.update_and_fetch(keys, values)
     return found
+
+
+def append_behind(
+    cache: KVCache, keys: mx.array, values: mx.array, stale: mx.array
+) -> tuple[mx.array, mx.array]:
+    """Append (1, heads, T, D) to a layer's cache whose last `stale` tokens do not hold.
+
+    stale: (1,) int32, not read by the host. The new tokens stand where they stand once the stale
+    ones are taken back; as many columns at the end are then no tokens, and `visible` hides them.
+    """
+    cache.update_and_fetch(keys, values)
+    start = cache.offset - keys.shape[2] - stale
+    cache.keys = mx.slice_update(cache.keys, keys, start, axes=(2,))
+    cache.values = mx.slice_update(cache.values, values, start, axes=(2,))
+    return cache.keys[..., : cache.offset, :], cache.values[..., : cache.offset, :]
+
+
+def visible(places: mx.array, columns: int, window: int | None = None) -> mx.array:
+    """A mask (T, columns) for tokens at `places`, (T,) int32, of one row."""
+    at = mx.arange(columns)
+    mask = at[None] <= places[:, None]
+    return mask if window is None else mask & (at[None] > places[:, None] - window)
 
 
 def take_back(cache: Any, tokens: int) -> None:

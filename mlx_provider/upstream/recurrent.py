@@ -95,6 +95,16 @@ class Prefixes:
                 None if state is None else state[tokens - 1 : tokens] for state in self._after.cache
             ]
 
+    def keep_unread(self, held: mx.array) -> None:
+        """The first `held` + 1 stay, held: (1,) int32; `keep` may follow."""
+        if self._history is not None:
+            self.cache.cache = self._history.after_unread(held)
+        if self._after is not None:
+            self.cache.cache = [
+                None if state is None else mx.take(state, held, axis=0)
+                for state in self._after.cache
+            ]
+
 
 class StateParts:
     """The states of one recurrent layer for all parts of a call, seen by the model as one cache."""

@@ -79,6 +79,17 @@ class StateSteps(ArraysCache):
             for at, state in enumerate(self.cache)
         ]
 
+    def after_unread(self, held: mx.array) -> list[Any]:
+        """The states after the first `held` + 1 tokens. held: (1,) int32."""
+        return [
+            mx.take(mx.concatenate(self._after[at]), held, axis=0)
+            if at in self._after
+            else None
+            if state is None
+            else mx.take(state, held, axis=0)
+            for at, state in enumerate(self.cache)
+        ]
+
     def _stepped(self, rule: Function, names: tuple[str, ...]) -> Function:
         signature = inspect.signature(rule)
 

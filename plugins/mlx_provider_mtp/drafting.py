@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 import mlx.core as mx
 
-from mlx_provider.records import DeviceTokens, DraftRow
+from mlx_provider.records import DeviceTokens, DraftRow, Unread
 
 from .row_states import LONGEST, RowStates, States
 
@@ -59,8 +59,8 @@ class Known:
     """What is kept of a row from one call to the next."""
 
     states: RowStates
-    guess: tuple[int, DeviceTokens] | None = None
-    """Where its last guesses stand, and what they were."""
+    guess: tuple[int, Unread | None, DeviceTokens] | None = None
+    """Known tokens before its last guesses, unread ones before them, and what they were."""
 
 
 @dataclass
@@ -93,6 +93,8 @@ class Judged:
 
 
 class HeadDrafting:
+    drafts_ahead = True
+
     def __init__(self, head: GuessingHead, name: str, *, kv_bytes: int = KV_BYTES) -> None:
         """`name`: what it is, and of which checkpoint; `kv_bytes`: for keys and values of all
         rows."""
@@ -109,7 +111,7 @@ class HeadDrafting:
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
         """Greedy guesses, by one pass of the head for each; nothing is waited for."""
-        able = [row for row in rows if row.fresh and row.hidden is not None and self._room(row)]
+        able = [row for row in rows if row.hidden is not None and self._room(row)]
         if not able:
             return [[] for _ in rows]
         guesses = dict(zip(map(id, able), self._guess(able), strict=True))
@@ -136,51 +138,57 @@ class HeadDrafting:
             if len(stay) < len(at):
                 at, keep = [at[i] for i in stay], mx.array(stay)
                 tokens, hidden = tokens[keep], hidden[keep]
-            hidden = self._pass(
-                [known[which] for which in at],
-                [1] * len(at),
-                [len(rows[which].tokens) + step - 2 for which in at],
-                tokens,
-                hidden,
-            )
+            going = [known[which].states for which in at]
+            places = mx.array([len(rows[which].tokens) + step - 2 for which in at], mx.int32)
+            places = places + _more(going)
+            ones = [1] * len(at)
+            hidden = _after(self.head, going, ones, places, tokens, hidden, behind=True)
         for row, own in zip(rows, known, strict=True):
             own.states.forget(row.wanted - 1)
         guesses = _by_row(len(rows), drawn)
         for row, own, each in zip(rows, known, guesses, strict=True):
-            own.guess = len(row.tokens), each
+            own.guess = len(row.tokens), row.unread, each
         return guesses
 
     def _known(self, row: DraftRow) -> Known:
         known: Known = row.state
-        if known.guess is not None and known.guess[0] < len(row.tokens):
-            place, guesses = known.guess
-            self.judged.add(guesses, row.tokens[place])
+        known.states.settle()
         known.states.bound()
+        if known.guess is not None:
+            place, unread, guesses = known.guess
+            if unread is not None and unread.read is not None:
+                place += unread.read + 1
+            if place < len(row.tokens):
+                self.judged.add(guesses, row.tokens[place])
         return known
 
     def _take_in(self, rows: Sequence[DraftRow], known: Sequence[Known]) -> mx.array:
-        """Show the head what it has not seen; the states (rows, hidden) after each last token."""
-        sizes = [row.fresh for row in rows]
-        tokens = [token for row in rows for token in row.tokens[-row.fresh :]]
-        # a pair stands where its state does, one before its token
-        places = [
-            place
-            for row in rows
-            for place in range(len(row.tokens) - row.fresh - 1, len(row.tokens) - 1)
-        ]
+        """Show the head what it has not seen; the states (rows, width) after each last token."""
+        tokens: list[mx.array] = []
+        sizes: list[int] = []
+        places: list[int] = []
+        for row, own in zip(rows, known, strict=True):
+            tokens.append(mx.array(row.tokens[len(row.tokens) - row.fresh :], mx.int32))
+            own.states.unread = row.unread
+            if row.unread is not None:
+                tokens.append(row.unread.tokens)
+            sizes.append(row.fresh + own.states.unread_tokens)
+            # a pair stands where its state does, one before its token
+            first = len(row.tokens) - row.fresh - 1
+            places += range(first, first + sizes[-1])
+        states = [own.states for own in known]
         hidden = mx.concatenate([row.hidden for row in rows if row.hidden is not None])
-        after = self._pass(known, sizes, places, mx.array(tokens), hidden)
-        return after[mx.array([end - 1 for end in accumulate(sizes)])]
+        at = mx.array(places, mx.int32)
+        after = _after(self.head, states, sizes, at, mx.concatenate(tokens), hidden)
+        ends = zip(accumulate(sizes), states, strict=True)
+        last = mx.array([end - 1 - own.unread_tokens for end, own in ends], mx.int32)
+        return after[last + _more(states)]
 
-    def _pass(
-        self,
-        known: Sequence[Known],
-        sizes: Sequence[int],
-        positions: Sequence[int],
-        tokens: mx.array,
-        hidden: mx.array,
-    ) -> mx.array:
-        return _after(self.head, [each.states for each in known], sizes, positions, tokens, hidden)
+
+def _more(rows: Sequence[RowStates]) -> mx.array:
+    """How many unread tokens each row has more, (rows,) int32."""
+    none = mx.zeros(1, mx.int32)
+    return mx.concatenate([none if row.unread is None else row.unread.held + 1 for row in rows])
 
 
 def kv_bytes(room: int | None) -> int:
@@ -192,18 +200,21 @@ def _after(
     head: GuessingHead,
     rows: Sequence[RowStates],
     sizes: Sequence[int],
-    positions: Sequence[int],
+    positions: mx.array,
     tokens: mx.array,
     hidden: mx.array,
+    *,
+    behind: bool = False,
 ) -> mx.array:
-    layers = zip(*(row.caches for row in rows), strict=True)
-    return head.after(tokens, hidden, [States(each, sizes, positions) for each in layers])
+    layers, stale = zip(*(row.caches for row in rows), strict=True), [row.stale for row in rows]
+    states = [States(each, sizes, positions, stale, behind=behind) for each in layers]
+    return head.after(tokens, hidden, states)
 
 
 def _token_bytes(head: GuessingHead) -> int:
     """Of the keys and values of a row's token."""
     seen = RowStates(head.layers)
-    mx.eval(_after(head, [seen], [1], [0], mx.array([0]), head.blank()))
+    mx.eval(_after(head, [seen], [1], mx.array([0]), mx.array([0]), head.blank()))
     return seen.token_bytes
 
 

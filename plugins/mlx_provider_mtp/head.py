@@ -41,7 +41,7 @@ class Head(nn.Module):  # type: ignore[misc]
     def __call__(self, embedded: mx.array, hidden: mx.array, states: States) -> mx.array:
         """Of T tokens of some rows: states (T, hidden) from embeddings and states (T, hidden).
 
-        That of each row's last token is right; the others are not masked.
+        That of each row's last token that holds is right; the others are not masked.
         """
         pair = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
         joined = self.fc(mx.concatenate(pair, axis=-1))[:, None]
@@ -49,7 +49,7 @@ class Head(nn.Module):  # type: ignore[misc]
         more = {}
         if "position_ids" in inspect.signature(type(layer).__call__).parameters:  # mlx-vlm's
             more["position_ids"] = step_positions(states.offset)
-        found: mx.array = self.norm(layer(joined, mask=None, cache=states, **more))
+        found: mx.array = self.norm(layer(joined, mask=states.mask(), cache=states, **more))
         return found[:, 0]
 
 

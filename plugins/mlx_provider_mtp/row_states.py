@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
 import mlx.core as mx
 
-from mlx_provider.families.caches import KVCache
-from mlx_provider.records import Parts, Run
+from mlx_provider.families.caches import KVCache, append_behind, visible
+from mlx_provider.records import Parts, Run, Unread
 
 WINDOW = 1024
 """Tokens of a row that the head looks back on at least. Its states say much of what was before, and
@@ -23,6 +23,29 @@ class RowStates:
 
     def __init__(self, layers: int = 1) -> None:
         self.caches = [KVCache() for _ in range(layers)]
+        self.unread: Unread | None = None
+        """The result that its last tokens follow. Those that did not hold are still among them."""
+
+    @property
+    def unread_tokens(self) -> int:
+        """Tokens of that result, whether they hold or not."""
+        return 0 if self.unread is None else self.unread.tokens.size
+
+    @property
+    def stale(self) -> mx.array | None:
+        """How many that are, (1,) int32."""
+        if self.unread is None or self.unread_tokens == 1:
+            return None
+        return self.unread_tokens - 1 - self.unread.held
+
+    def settle(self) -> None:
+        """Drop them, now that their number is known. Raises `ValueError` if it is not."""
+        if self.unread is None:
+            return
+        if self.unread.read is None:
+            raise ValueError("a row is asked for again before its result is read")
+        self.forget(self.unread_tokens - 1 - self.unread.read)
+        self.unread = None
 
     @property
     def token_bytes(self) -> int:
@@ -54,33 +77,69 @@ class States:
     """Of some rows, for one call of a layer; each takes one token or several.
 
     To the layer each token is a row of its own, as where the model itself checks drafts. Without
-    the masks, all see all of their row: what comes out is right for the last of them, which is all
-    that is used of the last layer.
+    the masks, all see all of their row that holds: what comes out is right for the last of them,
+    which is all that is used of the last layer.
     """
 
     def __init__(
-        self, caches: Sequence[KVCache], sizes: Sequence[int], positions: Iterable[int]
+        self,
+        caches: Sequence[KVCache],
+        sizes: Sequence[int],
+        positions: mx.array,
+        stale: Sequence[mx.array | None] = (),
+        *,
+        behind: bool = False,
     ) -> None:
-        """`sizes`: tokens of each row; `positions`: of all of them, one row after the other."""
+        """`sizes`: tokens of each row; `positions`: (T,) int32 of all of them, one row after the
+        other; `stale`: how many of a row's last tokens do not hold, (1,) int32. These are among
+        its tokens here or, if they go `behind`, before its one token."""
         edges = pairwise(accumulate(sizes, initial=0))
         self.runs = [
             Run(cache, slice(*at), turned=True) for cache, at in zip(caches, edges, strict=True)
         ]
-        self.offset = mx.array(list(positions), dtype=mx.int32)
-        """(T,), under the name by which mlx-lm's layers ask for it."""
+        self.offset = positions
+        """Under the name by which mlx-lm's layers ask for it."""
+        self._stale = stale or [None] * len(self.runs)
+        self._behind = behind
 
     def masks(self) -> list[Any]:
         """Of each row, so that a token sees none behind it. Ask before the tokens are appended."""
         whole = {"return_array": False, "window_size": None}
-        return [run.cache.make_mask(run.rows.stop - run.rows.start, **whole) for run in self.runs]
+        return [
+            run.cache.make_mask(run.rows.stop - run.rows.start, **whole)
+            if stale is None or not self._behind
+            else _hiding(run, stale)
+            for run, stale in zip(self.runs, self._stale, strict=True)
+        ]
+
+    def mask(self) -> list[mx.array | None] | None:
+        """Of each row, so that tokens see all that hold. Ask before the tokens are appended."""
+        if all(each is None for each in self._stale):
+            return None
+        return [
+            None if stale is None else _hiding(run, stale)
+            for run, stale in zip(self.runs, self._stale, strict=True)
+        ]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
         """Append (T, heads, 1, D); keys and values of each row, (1, heads, S, D)."""
         pairs = [
-            run.cache.update_and_fetch(
-                keys[run.rows].swapaxes(0, 2), values[run.rows].swapaxes(0, 2)
-            )
-            for run in self.runs
+            self._append(run, stale, keys[run.rows].swapaxes(0, 2), values[run.rows].swapaxes(0, 2))
+            for run, stale in zip(self.runs, self._stale, strict=True)
         ]
         all_keys, all_values = ([*each] for each in zip(*pairs, strict=True))
         return Parts(all_keys, self.runs), Parts(all_values, self.runs)
+
+    def _append(
+        self, run: Run, stale: mx.array | None, keys: mx.array, values: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        if self._behind and stale is not None:
+            return append_behind(run.cache, keys, values, stale)
+        found: tuple[mx.array, mx.array] = run.cache.update_and_fetch(keys, values)
+        return found
+
+
+def _hiding(run: Run, stale: mx.array) -> mx.array:
+    """(1, S) bool, without the stale tokens that will be at the row's end."""
+    columns = run.cache.offset + run.rows.stop - run.rows.start
+    return visible(columns - 1 - stale, columns)

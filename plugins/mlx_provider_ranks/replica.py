@@ -38,6 +38,8 @@ class Side(Protocol):
 class RankReplica(Replica):
     """The same on every rank."""
 
+    alone = False
+
     def __init__(self, side: Side, scheduler: Scheduler) -> None:
         self._side = side
         self._codec = Codec(scheduler)

@@ -20,6 +20,8 @@ class DeviceReads(ExitStack):
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self.passes = 0
+        self.ahead = 0
+        """Passes that followed unread results."""
         self.idle = 0
         """Reads of tokens while the device had no pass to run behind those that drew them."""
         self.others = 0
@@ -42,6 +44,7 @@ class DeviceReads(ExitStack):
     def _launched(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         def launch(*args: Any) -> Any:
             self.passes += 1
+            self.ahead += bool(args[2])
             self._queued += 1
             return forward(*args)
 

@@ -239,7 +239,8 @@ def written(
     trace: Trace, propose: Callable[[Mapping[Row, int]], Any]
 ) -> Callable[[Mapping[Row, int]], Any]:
     def call(wanted: Mapping[Row, int]) -> Any:
-        trace.add("draft " + " ".join(f"{trace.name(row)}:{n}" for row, n in wanted.items()))
+        if wanted:
+            trace.add("draft " + " ".join(f"{trace.name(row)}:{n}" for row, n in wanted.items()))
         return propose(wanted)
 
     return call

@@ -37,11 +37,13 @@ def decoding(found: Any, rows: int, params: SamplingParams) -> Engine:
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("sampling", SAMPLING)
-def test_drafts_go_to_the_model_unread(tiny: Callable[..., Any], rows: int, sampling: str) -> None:
+def test_a_pass_with_drafts_is_launched_before_the_last_one_is_read(
+    tiny: Callable[..., Any], rows: int, sampling: str
+) -> None:
     engine = decoding(tiny("qwen3_5_text"), rows, SAMPLING[sampling])
     drafted = engine.recent.drafted
     with DeviceReads(engine) as reads:
         while reads.passes < PASSES:
             engine.step()
     assert engine.recent.drafted >= drafted + 3 * rows * (PASSES - 1)
-    assert reads.others == 0
+    assert (reads.idle, reads.others) == (0, 0)

@@ -73,6 +73,7 @@ def test_any_schedule_gives_what_each_request_gets_alone(
         stored=st.booleans(),
         scheduler=st.sampled_from([Scheduler, Alternating]),
         guessed=st.sampled_from([None, 0.4, 0.9] if found.drafts else [None]),
+        ahead=st.booleans(),
     )
     def check(
         arrivals: list[Arrival],
@@ -80,6 +81,7 @@ def test_any_schedule_gives_what_each_request_gets_alone(
         stored: bool,
         scheduler: type[Scheduler],
         guessed: float | None,
+        ahead: bool,
     ) -> None:
         kept = prefix_cache if stored else None
         requests = run_schedule(
@@ -91,6 +93,7 @@ def test_any_schedule_gives_what_each_request_gets_alone(
             scheduler=scheduler,
             mixes=found.mixes,
             guessed=guessed,
+            ahead=ahead,
             answered=alone,
             least=16 if found.shares else None,
         )
@@ -158,9 +161,17 @@ def test_drafts_change_nobodys_tokens(tiny: Tiny, family: str, share: float) -> 
         Arrival(9, 40, 0, 9, 1, 5, None, 4),
     ]
     kept = PrefixCache(budget=lambda: 2**20)
-    for prefix_cache in (None, kept, kept):
+    for prefix_cache, ahead in [(None, True), (kept, False), (kept, True)]:
         requests = run_schedule(
-            model, arrivals, "grouped", 32, prefix_cache, mixes=True, guessed=share, answered=alone
+            model,
+            arrivals,
+            "grouped",
+            32,
+            prefix_cache,
+            mixes=True,
+            guessed=share,
+            ahead=ahead,
+            answered=alone,
         )
         check_against_solo(model, arrivals, requests)
         accepted = sum(request.accepted for request in requests)

@@ -19,12 +19,13 @@ from types import MappingProxyType
 from typing import Protocol
 
 from ...isolation import Isolation
+from ...records import Unread
 from ...upstream.batch_caches import RowCache
 from ...upstream.shared_kv import prefix_of, unite
 from ..memory import leaves
 from ..request import Row
 from .grouped_kv import joined, split, with_wide_rows
-from .mixed_chunk import MixedChunk, Turned
+from .mixed_chunk import MixedChunk, Turned, may_be_stale
 from .row_groups import Group, Groups, Joining
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,9 @@ more than an occasional copy."""
 
 Widths = Mapping[Row, int]
 NO_DRAFTS: Widths = MappingProxyType({})
+Results = Mapping[Row, Unread]
+"""Results of the last pass that are not read yet, of rows that take part in the next one."""
+NO_RESULTS: Results = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,17 @@ class Layout(Protocol):
     def drop(self, rows: Sequence[Row]) -> None:
         """Remove rows and free their caches."""
 
-    def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
+    def passes(
+        self,
+        chunk: MixedChunk | None = None,
+        widths: Widths = NO_DRAFTS,
+        unread: Results = NO_RESULTS,
+    ) -> list[Pass]:
         """The passes for one token of every row. Only `grouped` includes the chunk.
 
         `widths`: token counts of the rows with drafts, only for `grouped`. Call `keep` for these
-        rows before any other use.
+        rows before any other use. `unread`: for rows of `widths` that `may_look_ahead`, in place of
+        that call. Then call `keep` for the pass before, and `follow`.
         """
 
     def cache_of(self, row: Row) -> RowCache | None:
@@ -84,8 +94,15 @@ class Layout(Protocol):
         """Keep the first `tokens` tokens of the last pass in the row's cache, at least one. If
         called again before any other use of the row, the last call counts."""
 
+    def may_look_ahead(self, row: Row) -> bool:
+        """Whether the row's next pass may be launched before the result of the last one is read."""
+
+    def follow(self, row: Row) -> None:
+        """The tokens that were kept last are the result that its pass has followed unread."""
+
     def extract(self, row: Row) -> RowCache:
-        """A cache of that row alone, made of views. Reading some tokens copies only those.
+        """A cache of that row alone, made of views. Reading some tokens copies only those. A pass
+        that followed an unread result is taken back, if `follow` was not called for it.
 
         The arrays of the layout do not change.
         """
@@ -113,7 +130,12 @@ class SoloLayout:
         for row in rows:
             del self._caches[row]
 
-    def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
+    def passes(
+        self,
+        chunk: MixedChunk | None = None,
+        widths: Widths = NO_DRAFTS,
+        unread: Results = NO_RESULTS,
+    ) -> list[Pass]:
         return [Pass([row], cache) for row, cache in self._caches.items()]
 
     def cache_of(self, row: Row) -> RowCache | None:
@@ -121,6 +143,12 @@ class SoloLayout:
 
     def keep(self, row: Row, tokens: int) -> None:
         """A solo pass has one token per row."""
+
+    def may_look_ahead(self, row: Row) -> bool:
+        return False
+
+    def follow(self, row: Row) -> None:
+        """No pass follows an unread result."""
 
     def extract(self, row: Row) -> RowCache:
         return self._caches[row]
@@ -140,7 +168,12 @@ class MergedLayout:
     def drop(self, rows: Sequence[Row]) -> None:
         self.rows.drop(rows)
 
-    def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
+    def passes(
+        self,
+        chunk: MixedChunk | None = None,
+        widths: Widths = NO_DRAFTS,
+        unread: Results = NO_RESULTS,
+    ) -> list[Pass]:
         self.rows.halve()
         return [Pass(group.rows, group.cache) for group in self.rows.groups]
 
@@ -149,6 +182,12 @@ class MergedLayout:
 
     def keep(self, row: Row, tokens: int) -> None:
         """A merged pass has one token per row."""
+
+    def may_look_ahead(self, row: Row) -> bool:
+        return False
+
+    def follow(self, row: Row) -> None:
+        """No pass follows an unread result."""
 
     def extract(self, row: Row) -> RowCache:
         return self.rows.cache_of(row)
@@ -169,6 +208,10 @@ class GroupedLayout:
         """Rows that had several tokens in the last pass."""
         self._kept: dict[Row, int] = {}
         """How many of those tokens stay."""
+        self._before: dict[Row, Turned] = {}
+        """The pass before, of rows whose last pass has followed its unread result."""
+        self._kept_before: dict[Row, int] = {}
+        """How many of its tokens stay."""
         self._since: dict[Row, int] = {}
         """Passes since the last drafts of rows that have a group of their own."""
         self._passes = 0
@@ -187,10 +230,17 @@ class GroupedLayout:
         for row in rows:
             self._drafted.pop(row, None)
             self._kept.pop(row, None)
+            self._before.pop(row, None)
+            self._kept_before.pop(row, None)
             self._since.pop(row, None)
             self._lone.discard(row)
 
-    def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
+    def passes(
+        self,
+        chunk: MixedChunk | None = None,
+        widths: Widths = NO_DRAFTS,
+        unread: Results = NO_RESULTS,
+    ) -> list[Pass]:
         self._settle()
         self._unite()
         self._reunite(widths)
@@ -200,7 +250,7 @@ class GroupedLayout:
         groups = [g for g in self.rows.groups if g.rows[0] not in widths]
         together = self._together(groups)
         rows = [row for group in groups for row in group.rows]
-        turned = [self._turned(row, tokens) for row, tokens in widths.items()]
+        turned = [self._turned(row, tokens, unread.get(row)) for row, tokens in widths.items()]
         if chunk is not None:
             turned.append(chunk.turned)
         if not turned and together is not None:
@@ -212,13 +262,33 @@ class GroupedLayout:
         return None if self.rows.shared(row) else self.rows.cache_of(row)
 
     def keep(self, row: Row, tokens: int) -> None:
-        if row in self._drafted:
+        if row in self._before:
+            self._kept_before[row] = tokens
+        elif row in self._drafted:
             self._kept[row] = tokens
 
+    def may_look_ahead(self, row: Row) -> bool:
+        return may_be_stale(self.rows.of(row).cache)
+
+    def follow(self, row: Row) -> None:
+        last = self._drafted[row]
+        last.take_back(self._before.pop(row).tokens - self._kept_before.pop(row))
+        if last.tokens == 1:  # it had no drafts
+            self._kept[row] = 1
+
     def extract(self, row: Row) -> RowCache:
+        self._take_back(row)
         self._settle()
         self._split()
         return self.rows.cache_of(row)
+
+    def _take_back(self, row: Row) -> None:
+        """Remove a pass that followed an unread result, and what did not hold before."""
+        before = self._before.pop(row, None)
+        if before is not None:
+            last = self._drafted.pop(row)
+            last.take_back(last.tokens)
+            before.keep(self._kept_before.pop(row, 1))
 
     def _settle(self) -> None:
         """Remove rejected drafts from the caches."""
@@ -260,9 +330,16 @@ class GroupedLayout:
             self.rows.halve()
             self.rows.part(shared)
 
-    def _turned(self, row: Row, tokens: int) -> Turned:
-        self._drafted[row] = Turned(self.rows.cache_of(row), tokens, drafts=True)
-        return self._drafted[row]
+    def _turned(self, row: Row, tokens: int, unread: Unread | None) -> Turned:
+        turned = Turned(self.rows.cache_of(row), tokens, drafts=True)
+        if unread is not None:
+            before = self._drafted.get(row) or Turned(turned.cache, 1)
+            before.keep_unread(unread.held)
+            self._before[row] = before
+            if before.tokens > 1:
+                turned.follow(before.tokens - 1 - unread.held)
+        self._drafted[row] = turned
+        return turned
 
     def _together(self, groups: list[Group]) -> RowCache | None:
         """The joint cache of these groups. `None`: there are no groups."""

@@ -15,7 +15,7 @@ import mlx.core as mx
 from ...upstream.batch_caches import RowCache
 from ..memory import leaves
 from ..request import Row
-from .batch_layout import NO_DRAFTS, Pass, Widths
+from .batch_layout import NO_DRAFTS, NO_RESULTS, Pass, Results, Widths
 from .grouped_kv import GroupedKV, joined, split
 from .mixed_chunk import MixedChunk
 
@@ -92,7 +92,12 @@ class FixedLayout:
         for row in rows:
             del self._caches[row]
 
-    def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
+    def passes(
+        self,
+        chunk: MixedChunk | None = None,
+        widths: Widths = NO_DRAFTS,
+        unread: Results = NO_RESULTS,
+    ) -> list[Pass]:
         """Passes never include chunks or drafts."""
         wanted = self._arranged()
         if wanted != [tile.rows for tile in self._tiles]:
@@ -108,6 +113,12 @@ class FixedLayout:
 
     def keep(self, row: Row, tokens: int) -> None:
         """A fixed pass has one token per row."""
+
+    def may_look_ahead(self, row: Row) -> bool:
+        return False
+
+    def follow(self, row: Row) -> None:
+        """No pass follows an unread result."""
 
     def extract(self, row: Row) -> RowCache:
         self._part([row])

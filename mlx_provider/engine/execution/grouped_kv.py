@@ -221,10 +221,7 @@ def _wide_layer(
     groups, own = parts[: len(sizes)], parts[len(sizes) :]
     tokens = [each.tokens for each in turned]
     if hasattr(last, "update_and_fetch"):
-        chunks = [
-            ChunkKV(cache, each.tokens, each.positions)
-            for cache, each in zip(own, turned, strict=True)
-        ]
+        chunks = [ChunkKV(cache, each) for cache, each in zip(own, turned, strict=True)]
         return GroupedKV([*groups, *chunks], [*sizes, *tokens], counted)
     edges = itertools.pairwise(itertools.accumulate(tokens, initial=sum(sizes)))
     runs_of_turned = [

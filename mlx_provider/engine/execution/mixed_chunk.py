@@ -13,7 +13,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...upstream.cache_classes import ArraysCache, take_back
+from ...upstream.batch_caches import RowCache
+from ...upstream.cache_classes import (
+    ArraysCache,
+    BatchKVCache,
+    KVCache,
+    append_behind,
+    take_back,
+    visible,
+)
 from ...upstream.recurrent import Prefixes
 from ..memory import leaves
 
@@ -51,6 +59,10 @@ class Turned:
     """Prefix states of recurrent layers. The pass fills them."""
     positions: Sequence[int] | None = None
     """Positions of the tokens, if they are not consecutive."""
+    stale: mx.array | None = None
+    """How many of the last tokens in the cache do not hold, (1,) int32, while that is not read."""
+    places: mx.array | None = None
+    """(tokens,) int32, if there may be stale tokens before."""
 
     def keep(self, tokens: int) -> None:
         """Keep the first `tokens` tokens of a pass in the cache, at least one."""
@@ -61,25 +73,63 @@ class Turned:
             each.keep(tokens)
         self.states = []
 
+    def keep_unread(self, held: mx.array) -> None:
+        """Let the next pass follow the first `held` + 1 tokens, held: (1,) int32. `keep` may
+        follow. Attention caches keep all of them meanwhile."""
+        for each in self.states:
+            each.keep_unread(held)
+
+    def take_back(self, tokens: int) -> None:
+        """Shorten the attention caches: as many tokens before those of the pass did not hold, or
+        these do not."""
+        for layer in leaves(self.cache):
+            if hasattr(layer, "update_and_fetch"):
+                take_back(layer, tokens)
+        self.stale = None
+
+    def follow(self, stale: mx.array) -> None:
+        """So many of the last tokens in the cache do not hold, (1,) int32."""
+        layers = (each for each in leaves(self.cache) if hasattr(each, "update_and_fetch"))
+        first = next(layers).offset
+        self.stale = stale
+        self.places = mx.arange(first, first + self.tokens, dtype=mx.int32) - stale
+
+
+def may_be_stale(cache: RowCache) -> bool:
+    """Whether a pass may follow tokens in a row's cache, or in that of its group, of which an
+    unread number does not hold."""
+    layers = list(leaves(cache))
+    attention = [each for each in layers if hasattr(each, "update_and_fetch")]
+    kinds = {type(each) for each in attention}
+    plain = kinds == {KVCache} or kinds == {BatchKVCache}
+    alike = plain and len({getattr(each, "_idx", each.offset) for each in attention}) == 1
+    others = [each for each in layers if not hasattr(each, "update_and_fetch")]
+    return alike and all(isinstance(each, ArraysCache) for each in others)
+
 
 class ChunkKV:
     """Attention cache of one row and layer, which the model sees as one cache per token."""
 
-    def __init__(self, inner: Any, tokens: int, positions: Sequence[int] | None = None) -> None:
-        """`positions`: positions of the tokens of a sparse cache."""
+    def __init__(self, inner: Any, row: Turned) -> None:
         self.inner = inner
-        self.tokens = tokens
-        self._positions = positions
+        self.tokens = row.tokens
+        self._positions = row.positions
+        self._stale, self._places = row.stale, row.places
 
     @property
-    def offset(self) -> Sequence[int]:
-        """Rotary offset of every token."""
+    def offset(self) -> Sequence[int] | mx.array:
+        """Rotary offset of every token, until they are appended."""
         if self._positions is not None:
             return self._positions
+        if self._places is not None:
+            return self._places
         return range(self.inner.offset, self.inner.offset + self.tokens)
 
     def make_mask(self, N: int, *args: Any, **kwargs: Any) -> Any:
         """The causal mask of the tokens as one chunk. `N`: the one token that each row has."""
+        if self._places is not None:
+            columns = self.inner.offset + self.tokens
+            return visible(self._places, columns, kwargs.get("window_size"))
         if self._positions is not None:
             return self.inner.mask_at(self._positions, *args, **kwargs)
         return self.inner.make_mask(self.tokens, *args, **kwargs)
@@ -87,6 +137,9 @@ class ChunkKV:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append (tokens, heads, 1, D) as (1, heads, tokens, D)."""
         own = keys.swapaxes(0, 2), values.swapaxes(0, 2)
+        if self._stale is not None:
+            self._places = None
+            return append_behind(self.inner, *own, self._stale)
         fetched: tuple[Any, Any] = (
             self.inner.update_and_fetch(*own)
             if self._positions is None

@@ -144,7 +144,7 @@ class Groups:
     def part(self, rows: Sequence[Row]) -> None:
         """Give each of these rows a group of its own."""
         if rows:
-            own = [group_of([row], [self.cache_of(row)], self._memory_of(row)) for row in rows]
+            own = [group_of([row], [self.cache_of(row)], self.of(row).memory) for row in rows]
             self.drop(rows)
             self.groups += own
 
@@ -155,13 +155,13 @@ class Groups:
             self.drop([row])
             self.add(row, cache, apart)
 
-    def _memory_of(self, row: Row) -> MemoryProfile:
-        return next(g.memory for g in self.groups if row in g.rows)
+    def of(self, row: Row) -> Group:
+        """The group of a row."""
+        return next(g for g in self.groups if row in g.rows)
 
     def cache_of(self, row: Row) -> RowCache:
         """A cache of that row alone."""
-        group = next(g for g in self.groups if row in g.rows)
-        return group.caches([row])[0]
+        return self.of(row).caches([row])[0]
 
     def halve(self) -> None:
         """Split groups above the bound, shorter rows from longer ones."""

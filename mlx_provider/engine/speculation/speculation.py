@@ -17,11 +17,14 @@ from ...records import (
     Drafter,
     Drafting,
     DraftRow,
+    DraftsAhead,
     LoadedModel,
     Prompt,
     ShowsHidden,
     ShowsLayers,
+    Unread,
 )
+from ..execution.batch_layout import NO_RESULTS, Results
 from ..execution.circuit_breaker import CircuitBreaker
 from ..request import Row
 from .policy import Odds, Policy, RowOdds
@@ -47,7 +50,9 @@ class Followed:
     shown: list[mx.array] = field(default_factory=list)
     """Hidden states, (n, hidden), that the drafter has not received yet."""
     drawn_from: mx.array | None = None
-    """States of its last pass with drafts, until the result is known."""
+    """States of its last pass with drafts, until the result is known, or given to the drafter."""
+    unread: Unread | None = None
+    """The result that its last guesses follow, until it is read."""
 
 
 class Speculation:
@@ -99,14 +104,24 @@ class Speculation:
         found = zip(able, counts, left, strict=True)
         return {row: min(count, most) for row, count, most in found if min(count, most) > 0}
 
-    def propose(self, wanted: Mapping[Row, int]) -> dict[Row, Sequence[int]]:
-        """The drafter's guesses. Rows without a guess are left out. Never raises."""
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether the drafter can guess before the last pass is read."""
+        return isinstance(self.drafting, DraftsAhead) and self.drafting.drafts_ahead
+
+    def propose(
+        self, wanted: Mapping[Row, int], unread: Results = NO_RESULTS
+    ) -> dict[Row, Sequence[int]]:
+        """The drafter's guesses. Rows without a guess are left out. Never raises.
+
+        `unread`: results of the last pass that guesses follow, if it `drafts_ahead`.
+        """
         self._guessing = 0.0, 0
         if not wanted:
             return {}
         began = self.clock()
         rows = [row for row in wanted if row.finish is None]
-        asked = [self._asked(row, wanted[row]) for row in rows]
+        asked = [self._asked(row, wanted[row], unread.get(row)) for row in rows]
         with Isolation() as tried:
             guesses = self.drafting.propose(asked)
             drafts = {
@@ -120,7 +135,7 @@ class Speculation:
             self._rows.clear()
             return {}
         for each in asked:
-            each.hidden = None
+            each.hidden = each.unread = None
         self._breaker.passed(used=True)
         for row, own in drafts.items():
             if not own:
@@ -130,10 +145,14 @@ class Speculation:
         self._guessing = self.clock() - began, rounds
         return {row: own for row, own in drafts.items() if own}
 
-    def waited(self, seconds: float) -> None:
-        """The device idled for this long before a pass with drafts."""
+    def waited(self, seconds: float | None) -> None:
+        """The device idled for this long before a pass with drafts. `None`: it had another pass to
+        run."""
         guessing, rounds = self._guessing
-        self.policy.timed(max(0.0, seconds - guessing), guessing, rounds)
+        if seconds is None:
+            self.policy.timed(0.0, 0.0, rounds)
+        else:
+            self.policy.timed(max(0.0, seconds - guessing), guessing, rounds)
 
     def passed(self, drafts: int, times: float) -> None:
         """A pass with this many drafts took `times` its expected duration."""
@@ -173,6 +192,8 @@ class Speculation:
         own = self._rows.get(row)
         if own is None:
             return
+        if own.unread is not None:
+            own.unread.read, own.unread = held, None
         if drafts > known and held >= known:
             self.policy.learn(own.odds, drafts - known, held - known)
         if own.drawn_from is not None:
@@ -219,16 +240,20 @@ class Speculation:
         own = self._rows[row]
         return self.shows is None or bool(own.shown) or own.drawn_from is not None
 
-    def _asked(self, row: Row, count: int) -> DraftRow:
+    def _asked(self, row: Row, count: int, unread: Unread | None) -> DraftRow:
         own = self._rows[row]
         if own.seen is None:
             own.seen = DraftRow(row.all_tokens, salt=row.request.salt)
         seen = own.seen
         seen.tokens.extend(row.tokens[len(seen.tokens) - len(row.request.prompt.tokens) :])
-        seen.wanted = count
-        seen.hidden = mx.concatenate(own.shown) if own.shown else None
-        seen.fresh = 0 if seen.hidden is None else seen.hidden.shape[0]
-        own.shown, own.drawn_from = [], None
+        seen.wanted, seen.unread = count, unread
+        shown = own.shown
+        if unread is not None and own.drawn_from is not None:
+            shown = [*shown, own.drawn_from]
+        seen.hidden = mx.concatenate(shown) if shown else None
+        more = 0 if unread is None else unread.tokens.size
+        seen.fresh = 0 if seen.hidden is None else seen.hidden.shape[0] - more
+        own.shown, own.drawn_from, own.unread = [], None, unread
         return seen
 
 

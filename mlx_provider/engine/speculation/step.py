@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from ...isolation import Fault, Isolation
 from ...records import LoadedModel, PrefillChunk, ShowsHidden
+from ..execution.batch_layout import Results
 from ..execution.decode_batch import NO_DRAFTS, Drafts, Forward
 from ..recent import Recent
 from ..request import PrefillJob, Row
@@ -89,6 +90,11 @@ class DraftStep:
             return False
         return plan.chunk is None or self._speculation.policy.beside_prompts
 
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether the drafter can guess before the last pass is read."""
+        return self._speculation is not None and self._speculation.drafts_ahead
+
     def wanted(self, plan: StepPlan) -> Wanted:
         """The drafts that rows should have in a step that may have some."""
         if self._speculation is None:
@@ -112,6 +118,15 @@ class DraftStep:
         self._known = {row: len(run) for row, run in known.items()}
         let_through = {row: _let_through(row, own, isolated) for row, own in guessed.items()}
         return {row: drafts for row, drafts in let_through.items() if drafts}
+
+    def guessed_ahead(self, asked: Mapping[Row, int], unread: Results) -> Drafts:
+        """The drafter's guesses behind the `unread` results of the last pass, for rows without a
+        grammar."""
+        if self._speculation is None:
+            return NO_DRAFTS
+        left = {row: _left(row) - unread[row].tokens.size for row in asked}
+        within = {row: min(count, left[row]) for row, count in asked.items() if left[row] > 0}
+        return self._speculation.propose(within, unread)
 
     def follow(self, row: Row, token: int) -> None:
         """The forecast of a row sees its next token. A fault in it costs only the forecast."""
@@ -141,8 +156,9 @@ class DraftStep:
         """Expected seconds of a step's pass with these drafts."""
         return self._wider(plan, sum(map(len, drafts.values())))
 
-    def waited(self, seconds: float) -> None:
-        """The device idled for this long before a pass with drafts."""
+    def waited(self, seconds: float | None) -> None:
+        """The device idled for this long before a pass with drafts. `None`: it had another pass to
+        run."""
         if self._speculation is not None:
             self._speculation.waited(seconds)
 
@@ -163,7 +179,7 @@ class DraftStep:
     def held(self, row: Row, drafts: int, held: int) -> None:
         """The first `held` of a row's drafts held."""
         if drafts and self._speculation is not None:
-            self._speculation.held(row, drafts, held, known=self._known.get(row, 0))
+            self._speculation.held(row, drafts, held, known=self._known.pop(row, 0))
             self._recorder.drafts(drafts, held)
             self._recent.drafted += drafts
             self._recent.accepted += held
@@ -190,10 +206,15 @@ def after_run(run: Sequence[int], guess: Sequence[int]) -> Sequence[int]:
     return guess if list(guess[: len(run)]) == list(run) else run
 
 
+def _left(row: Row) -> int:
+    """Most drafts behind the next token of a row."""
+    return row.request.max_tokens - len(row.tokens) - 1
+
+
 def _known_run(row: Row) -> tuple[Sequence[int], int]:
     """Tokens that follow the last committed one: those that the grammar of a row forces, then
     those that its forecast foretells; and how many of them are certain."""
-    left = max(0, min(MOST_DRAFTS + 1, row.request.max_tokens - len(row.tokens) - 1))
+    left = max(0, min(MOST_DRAFTS + 1, _left(row)))
     forced: Sequence[int] = ()
     if row.constraint is not None:
         with Isolation():  # a grammar that fails reports it with its next mask

@@ -14,7 +14,7 @@ from functools import partial
 import mlx.core as mx
 
 from ...isolation import Fault, Isolation
-from ..execution.decode_batch import Forward, Read
+from ..execution.decode_batch import Forward, Held
 from ..request import Row
 from ..scheduling.plan import Chunk
 from ..speculation.step import Place, places
@@ -36,7 +36,7 @@ class Decoded:
     forward: Forward
     chunk: Chunk | None
     """The mixed chunk."""
-    reads: Sequence[Read] | None = None
+    reads: Sequence[Held] | None = None
     """Tokens of the last pass, unless they were read before this one was decided."""
     read_at: float = 0.0
     unreadable: Fault | None = None
@@ -68,11 +68,12 @@ class Decode:
         if not record.plan.rows and chunk is None:
             return None
         expected, began = state.drafting.seconds(record.plan, record.drafts), state.clock()
-        forward = state.batch.forward(state.batching.mixed.take_along(chunk), record.drafts)
+        along = state.batching.mixed.take_along(chunk)
+        forward = state.batch.forward(along, record.drafts, record.unread)
         load = state.scheduler.chunking.load(record.plan.rows, chunk)
         state.timer.launched(expected, state.clock() if record.caught_up else began, load)
         if record.drafts:
-            state.drafting.waited(state.clock() - state.read_at)
+            state.drafting.waited(state.clock() - state.read_at if record.caught_up else None)
         state.corrupted = {row for rows, _ in forward.failed for row in rows}
         for _, cause in forward.failed:
             state.replica.pass_failed(cause)
@@ -92,8 +93,7 @@ class Decode:
             return
         state, forward, chunk = self._state, decoded.forward, decoded.chunk
         if decoded.reads is not None:
-            state.timer.ended(decoded.read_at, left=1 + len(state.behind))
-            self._commit.take(decoded.reads, decoded.read_at)
+            self._take(decoded.reads, decoded.read_at, left=1 + len(state.behind))
         for rows, cause in forward.failed:
             left = [row for row in rows if row.finish is None]
             mixed = chunk is not None
@@ -117,17 +117,34 @@ class Decode:
         if reading.fault is not None:
             self._recovery.unreadable(reading.fault)
             return False
-        now = state.read_at = state.clock()
-        guessed = sum(drafts for _, drafts, _ in found)
-        times = state.timer.ended(now, left=len(state.behind), usual=not guessed)
-        state.drafting.passed(guessed, times)
-        for row, drafts, reads in found:
-            state.drafting.held(row, drafts, len(reads) - 1)
-            for stay, read in enumerate(reads, 1):
-                if row.finish is None:
-                    state.batch.keep(row, stay)
-                    self._commit.take([read], now)
+        state.read_at = state.clock()
+        self._take(found, state.read_at, left=len(state.behind), apart=True)
         return True
+
+    def _take(self, found: Sequence[Held], now: float, *, left: int, apart: bool = False) -> None:
+        """Take the result of the last pass. `left`: newer passes on the device; `apart`: row by
+        row, else only rows whose next pass has followed it unread."""
+        state = self._state
+        guessed = sum(each.drafts for each in found)
+        times = state.timer.ended(now, left=left, usual=not guessed)
+        state.drafting.passed(guessed, times)
+        if not apart:
+            together = [read for each in found if not each.ahead for read in each.reads]
+            self._commit.take(together, now)
+        for each in found:
+            if apart or each.ahead:
+                self._take_held(each, now)
+
+    def _take_held(self, result: Held, now: float) -> None:
+        """Take what held of a row's drafts, token by token."""
+        state, row = self._state, result.row
+        state.drafting.held(row, result.drafts, len(result.reads) - 1)
+        for stay, read in enumerate(result.reads, 1):
+            if row.finish is None:
+                state.batch.keep(row, stay)
+                self._commit.take([read], now)
+        if result.ahead and row.finish is None:
+            state.batch.follow(row)
 
     def _draw_next(self, forward: Forward, logits: mx.array) -> None:
         """Draw after every place of the rows, as if their drafts held."""

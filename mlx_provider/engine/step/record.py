@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..execution.batch_layout import NO_RESULTS, Results
 from ..execution.decode_batch import NO_DRAFTS, Drafts
 from ..request import PrefillJob, Request, Row
 from ..scheduling.plan import Chunk, StepPlan
@@ -28,6 +29,8 @@ class StepRecord:
     """Bytes of all rows for which memory was reclaimed. 0: none."""
     drafts: Drafts = field(default_factory=lambda: NO_DRAFTS)
     """Tokens that may follow the next token of a row."""
+    unread: Results = field(default_factory=lambda: NO_RESULTS)
+    """Results of the last pass that the rows with drafts follow before they are read."""
     caught_up: bool = False
     """Tokens of the last pass were read before this step was decided, because drafts need them."""
 

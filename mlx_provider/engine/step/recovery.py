@@ -66,7 +66,7 @@ class Recovery:
             if forward.logits is None:
                 raise forward.failed[0][1].error
             mx.eval(forward.logits)
-            read = alone.read()
+            read = [read for each in alone.read() for read in each.reads]
             alone.drop([row])  # its recurrent state is back in `cache`
         if work.fault is not None or forward.logits is None:
             return None

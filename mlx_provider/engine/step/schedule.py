@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import inf
 
 from ...errors import RequestTimedOut
+from ..execution.batch_layout import NO_RESULTS
 from ..execution.decode_batch import NO_DRAFTS
 from ..request import Phase, PrefillJob, Request, Row
 from ..scheduling.plan import StepPlan
@@ -73,8 +74,14 @@ class Schedule:
         self._decoded = bool(plan.rows)
         may_draft = state.drafting.allowed(plan, possible=state.batching.drafts)
         wanted = state.drafting.wanted(plan) if may_draft else Wanted()
-        drafts, caught_up = NO_DRAFTS, bool(wanted) or (bool(plan.rows) and state.batch.drafted)
-        if caught_up:
+        drafts, unread = NO_DRAFTS, NO_RESULTS
+        caught_up = bool(wanted) or (bool(plan.rows) and bool(state.batch.drafted))
+        if caught_up and self._may_look_ahead(plan, wanted):
+            caught_up, results = False, state.batch.results()
+            guessed = state.drafting.guessed_ahead(wanted.asked, results)
+            drafts = {**dict.fromkeys(state.batch.drafted, ()), **guessed}
+            unread = {row: result for row, result in results.items() if row in drafts}
+        elif caught_up:
             state.replica.note(CaughtUp())
             readable = self._decode.catch_up()
             if may_draft and readable:
@@ -83,7 +90,20 @@ class Schedule:
         state.scheduler.ran(plan)
         ended, state.ended = tuple(state.ended), []
         reclaimed, state.scheduler.reclaimed = state.scheduler.reclaimed, 0
-        return StepRecord(now, plan, ended, cut, preempted, admitted, reclaimed, drafts, caught_up)
+        return StepRecord(
+            now, plan, ended, cut, preempted, admitted, reclaimed, drafts, unread, caught_up
+        )
+
+    def _may_look_ahead(self, plan: StepPlan, wanted: Wanted) -> bool:
+        """Whether drafts may follow the last pass before its result is read."""
+        state = self._state
+        if wanted.known or not (state.drafting.drafts_ahead and state.replica.alone):
+            return False
+        if plan.chunk is not None or plan.scored is not None or plan.embedded is not None:
+            return False
+        rows = {*wanted.asked, *state.batch.drafted}
+        free = all(row.constraint is None for row in rows)
+        return free and all(map(state.batch.may_look_ahead, rows))
 
     def _expire(self, now: float) -> None:
         if now <= self._next_deadline:

@@ -1,0 +1,206 @@
+"""Passes with drafts that are launched before the result of the last one is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from device_reads import DeviceReads
+from equipped import equipped
+from mlx_provider import LoadOptions
+from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.request import Request, SamplingParams
+from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.families.text import TextModel, load_text
+from mlx_provider.records import DraftRow
+from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from mlx_provider.testing.oracle import Eager, Oracle
+from mlx_provider.testing.tiny import build
+from references import alone
+
+PROMPTS = [[(31 * i + 7 * j) % 300 + 20 for j in range(5 + 17 * i)] for i in range(5)]
+KINDS = {
+    "attention": ("qwen3", {}),
+    "hybrid": ("qwen3_5_text", {}),
+    "hybrid of another make": ("nemotron_h", {}),
+    "windows": ("gemma3_text", {}),
+    "bfloat16": ("qwen3", {"dtype": "bfloat16"}),
+}
+DEFAULT = ("hybrid", "bfloat16")
+"""The others are left to the sweep: `tests/parity` has schedules for their caches."""
+MIXED = [
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0.9, top_k=30, seed=1),
+    SamplingParams(temperature=0.7, repetition_penalty=1.3, presence_penalty=0.4, seed=2),
+    SamplingParams(temperature=0, logit_bias=((40, 3.0),)),
+    SamplingParams(temperature=1.2, top_p=0.9, seed=3),
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TextModel]:
+    known: dict[str, TextModel] = {}
+
+    def get(kind: str) -> TextModel:
+        if kind not in known:
+            family, more = KINDS[kind]
+            folder = build(tmp_path_factory.mktemp("tiny") / family, family, **more)
+            known[kind] = equipped(load_text(folder, LoadOptions()))
+        return known[kind]
+
+    return get
+
+
+def asked(**more: Any) -> list[Request]:
+    pairs = zip(PROMPTS, MIXED, strict=True)
+    return [new_request(tokens, max_tokens=24, params=params, **more) for tokens, params in pairs]
+
+
+def knowing(model: TextModel, requests: Sequence[Request], share: float) -> Oracle:
+    oracle = Oracle(share, ahead=True)
+    for request in requests:
+        for row in alone(model, request).rows:
+            oracle.learn([*request.prompt.tokens, *row.tokens])
+    return oracle
+
+
+def drafted(model: TextModel, drafting: Any, **more: Any) -> Engine:
+    speculation = Speculation(drafting, vocab=model.info.vocab_size, policy=Eager())
+    return new_engine(model, mixes=True, speculation=speculation, **more)
+
+
+def assert_as_alone(model: TextModel, requests: Sequence[Request]) -> None:
+    for request in requests:
+        for row, other in zip(request.rows, alone(model, request).rows, strict=True):
+            assert row.tokens == other.tokens[: len(row.tokens)]
+            assert len(row.tokens) == len(other.tokens) or row.finish == "cancelled"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=() if k in DEFAULT else pytest.mark.sweep) for k in KINDS],
+)
+def test_rows_that_come_and_go_have_the_tokens_they_have_alone(
+    models: Callable[[str], TextModel], kind: str
+) -> None:
+    """Greedy, sampled, with penalties, of several choices, cancelled, preempted."""
+    model = models(kind)
+    requests = [*asked(), *asked(n=2)[1:2], *asked(stop_tokens=frozenset(range(40, 60)))[:2]]
+    room = [10_000]
+    kept = PrefixCache(budget=lambda: 2**24)
+    oracle = knowing(model, requests, 0.8)
+    engine = drafted(model, oracle, prefix_cache=kept, reserve=4, available=lambda: room[0])
+    with DeviceReads(engine) as reads:
+        for at, request in enumerate(requests):
+            engine.submit(request)
+            for _ in range(3):
+                engine.step()
+            if at == 2:
+                engine.cancel(request)
+        room[0] = 260
+        engine.step()
+        assert engine.scheduler.queued
+        room[0] = 10_000
+        run(engine)
+    assert_as_alone(model, requests)
+    assert sum(request.accepted for request in requests) > 40
+    assert (reads.ahead > 3) == (kind != "windows")
+    kept.check_integrity()
+    again = [new_request([*r.prompt.tokens, *r.rows[0].tokens, 7], max_tokens=6) for r in requests]
+    for request in again:
+        engine.submit(request)
+    run(engine)
+    assert_as_alone(model, again)
+    assert sum(request.cached for request in again) > 150
+
+
+def test_logprobs_are_those_of_rows_alone(models: Callable[[str], TextModel]) -> None:
+    model = models("hybrid")
+    requests = asked(logprobs=2)
+    engine = drafted(model, knowing(model, requests, 0.8))
+    for request in requests:
+        engine.submit(request)
+    run(engine)
+    for request in requests:
+        mine, theirs = output_of(request), output_of(alone(model, request))
+        assert mine.tokens == theirs.tokens
+        for own, other in zip(mine.logprobs, theirs.logprobs, strict=True):
+            assert own.logprob == pytest.approx(other.logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "accepted"), [("attention", 1), ("hybrid", 2), ("hybrid", 3)])
+def test_a_row_that_ends_within_an_unread_result_leaves_what_it_has_computed(
+    models: Callable[[str], TextModel], kind: str, accepted: int
+) -> None:
+    model = models(kind)
+    request = new_request(PROMPTS[3], max_tokens=10 + accepted)
+    kept = PrefixCache(budget=lambda: 2**24)
+    engine = drafted(
+        model,
+        knowing(model, [new_request(PROMPTS[3], max_tokens=60)], 1.0),
+        prefix_cache=kept,
+    )
+    engine.submit(request)
+    run(engine)
+    assert_as_alone(model, [request])
+    again = new_request([*PROMPTS[3], *request.rows[0].tokens, 7], max_tokens=9)
+    engine.submit(again)
+    run(engine)
+    assert again.cached >= len(PROMPTS[3]) + 8 + accepted
+    assert_as_alone(model, [again])
+
+
+def test_a_drafter_that_fails_ahead_costs_nobody_an_answer(
+    models: Callable[[str], TextModel],
+) -> None:
+    class Failing(Oracle):
+        calls = 0
+
+        def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
+            self.calls += 1
+            if self.calls % 4 == 0:
+                raise RuntimeError("no guess")
+            return super().propose(rows)
+
+    model, requests = models("hybrid"), asked()
+    oracle = Failing(0.8, ahead=True)
+    oracle._known = knowing(model, requests, 1.0)._known
+    engine = drafted(model, oracle)
+    for request in requests:
+        engine.submit(request)
+    run(engine)
+    assert oracle.calls >= 4
+    assert_as_alone(model, requests)
+
+
+def test_a_pass_that_fails_ahead_is_run_again(models: Callable[[str], TextModel]) -> None:
+    model, requests = models("hybrid"), asked()
+
+    class Failing:
+        countdown = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(model, name)
+
+        def decode(self, tokens: mx.array, *args: Any) -> mx.array:
+            logits = model.decode(tokens, *args)
+            if tokens.size > 6:
+                self.countdown -= 1
+                if self.countdown == 0:
+                    raise RuntimeError("[metal] command buffer failed")
+            return logits
+
+    failing = Failing()
+    engine = drafted(failing, knowing(model, requests, 0.8))  # type: ignore[arg-type]
+    for request in requests:
+        engine.submit(request)
+    for _ in range(9):
+        engine.step()
+    failing.countdown = 2
+    run(engine)
+    assert failing.countdown < 0
+    assert_as_alone(model, requests)
