@@ -71,6 +71,10 @@ class RowConstraint(Protocol):
 class RowForecast(Protocol):
     """Foretells the text of one choice. It restricts nothing."""
 
+    @property
+    def follows(self) -> bool:
+        """Whether it follows text that it may foretell in part."""
+
     def likely(self) -> Sequence[int]:
         """Tokens that probably follow; empty: nothing is known."""
 

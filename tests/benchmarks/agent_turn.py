@@ -28,6 +28,7 @@ from mlx_provider.protocol.sampling import Sampling
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny.tokenizers import QWEN
 from mlx_provider.wire.anthropic.messages import chat_messages
+from mlx_provider.wire.responses.conversation import messages_of
 from mlx_provider_bench.models.random_weights import write_model
 from mlx_provider_bench.report import Result, surroundings
 
@@ -157,11 +158,15 @@ def sessions() -> dict[str, Recorded]:
     named = [each for each in message["tools"] if each.get("input_schema")]
     tools = [_tool(each["name"], each["input_schema"]) for each in named]
     functions = [each["function"] for each in chat["tools"]]
+    response = _body("02_responses_codex_developer")
+    codex = messages_of(response["input"], None)
+    own = [each for each in response["tools"] if each["type"] == "function"]
     return {
         "OpenCode": _recorded(
             chat["messages"], [_tool(f["name"], f["parameters"]) for f in functions], results
         ),
         "Claude Code": _recorded(claude, tools, results),
+        "Codex": _recorded(codex, [_tool(f["name"], f["parameters"]) for f in own], results),
     }
 
 
@@ -171,11 +176,11 @@ def _body(name: str) -> dict[str, Any]:
 
 
 def _recorded(messages: Any, tools: list[dict[str, Any]], results: list[str]) -> Recorded:
-    texts = {
-        role: _text(next(m["content"] for m in messages if m["role"] == role))
-        for role in ("system", "user")
-    }
-    return Recorded(texts["system"][:SYSTEM], texts["user"], tools, results)
+    system, asked = (
+        _text(next(m["content"] for m in messages if m["role"] in roles))
+        for roles in (("system", "developer"), ("user",))
+    )
+    return Recorded(system[:SYSTEM], asked, tools, results)
 
 
 def _text(content: Any) -> str:

@@ -1,8 +1,9 @@
 """Tokens per pass inside tool calls whose text is forced, foretold, or neither.
 
 A model that recites writes the calls that the scenarios of `eval tools` want, one at a time through
-the engine, in the Hermes format and with any tokenizer. Passes are counted, not timed: reading
-tokens costs nothing here, and a draft as little as the engine assumes before it has measured.
+the engine, in the Hermes format and with any tokenizer. What counts is the text behind the marker
+of the first call. Passes are counted, not timed: reading tokens costs nothing here, and a draft as
+little as the engine assumes before it has measured.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def _played(model: Any, compiler: GrammarCompiler, turns: Sequence[Turn], way: W
         run(engine)
         if row.tokens != turn.reply:
             raise RuntimeError("drafts have changed a reply")
-        tokens += len(turn.reply)
+        tokens += len(turn.reply) - 1
         drafted += request.drafted
         accepted += request.accepted
     passes = tokens - accepted

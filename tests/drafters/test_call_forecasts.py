@@ -182,6 +182,8 @@ def test_rows_that_join_wait_for_memory_and_are_cancelled(reciting: Reciting) ->
 class Wrong:
     """Foretells what never comes."""
 
+    follows = True
+
     def __init__(self) -> None:
         self.last = 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlx_provider.engine.speculation import policy as policies
-from mlx_provider.engine.speculation.policy import MISSED_PASSES, SAVED, Policy, RowOdds
+from mlx_provider.engine.speculation.policy import MISSED_PASSES, SAVED, Odds, Policy, RowOdds
 from speculation_curves import (
     DEVICES,
     DRAFTERS,
@@ -212,3 +212,19 @@ def test_certain_drafts_of_one_row_pay_only_if_other_rows_lose_less() -> None:
     assert policy.worthwhile([1.0, 0.001], 1, seconds) == 1, "what is uncertain costs more"
     policy.timed(0.060, 0.0, 0)
     assert policy.worthwhile([1.0], 1, seconds) == 0
+
+
+def test_tokens_are_read_first_where_foretold_text_often_begins() -> None:
+    policy, value, name = Policy(), Odds(), Odds()
+    for at in range(40):
+        policy.learn_beginning(value, begun=False)
+        policy.learn_beginning(name, begun=at % 3 == 0)
+
+    def seconds(drafts: int) -> float:
+        return 0.020
+
+    assert policy.reads_first(name, 1, seconds)
+    assert not policy.reads_first(name, 8, seconds), "seven rows would wait"
+    assert not policy.reads_first(value, 1, seconds)
+    policy.timed(0.020, 0.0, 0)
+    assert not policy.reads_first(name, 1, seconds), "the device would wait for long"

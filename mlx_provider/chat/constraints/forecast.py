@@ -132,6 +132,11 @@ class CallForecast:
         """Spellings that may still be tried for this call."""
         self._likely: list[int] | None = None
 
+    @property
+    def follows(self) -> bool:
+        """Whether a call is being written whose grammar is compiled."""
+        return self._matcher is not None
+
     def likely(self) -> Sequence[int]:
         """Tokens that follow if the model writes what the grammar forces. They are a guess, as are
         their borders: the last one may be written with what comes behind it."""

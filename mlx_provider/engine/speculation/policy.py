@@ -31,6 +31,8 @@ BELIEF = 2.0
 """Prior weight of a row, in drafts, at the acceptance rate of other rows."""
 HOPE = 0.7
 """Expected acceptance rate before any measurement."""
+SELDOM = 0.1
+"""The same for what a forecast foretells to begin behind a token that it has not foretold."""
 SUREST = 0.99
 GOOD = 0.9
 """Assumed acceptance rate of a row that is tried."""
@@ -149,6 +151,8 @@ class Policy:
     everyone: Odds = field(default_factory=lambda: Odds(LASTING))
     foretold: Odds = field(default_factory=lambda: Odds(LASTING))
     """The same for tokens that rows' forecasts foretell, whether they are drafts or not."""
+    begins: Odds = field(default_factory=lambda: Odds(LASTING))
+    """How often text that a forecast foretells begins behind another token."""
     per_draft: float = 0.0
     """Seconds of one drafting round."""
     aside: float = 0.0
@@ -212,6 +216,21 @@ class Policy:
     def foresees(self, row: Odds) -> float:
         """Chance of a token that the forecast of a row foretells. `row`: its own results."""
         return row.share(self.foretold.share(HOPE))
+
+    def reads_first(self, row: Odds, rows: int, seconds: Callable[[int], float]) -> bool:
+        """Whether it gains more than all rows lose to read a row's last token before the next pass,
+        because foretold text may begin behind it. That saves one pass.
+
+        row: its own results, see `begins`; rows, seconds: see `worthwhile`.
+        """
+        chance = row.share(self.begins.share(SELDOM))
+        plain = self._measured(rows, seconds)(0)
+        return log1p(chance) > rows * (log1p(self.aside / plain) + MARGIN)
+
+    def learn_beginning(self, row: Odds, *, begun: bool) -> None:
+        """Add a token that a row's forecast has not foretold. `begun`: what follows, it does."""
+        row.learn(int(begun), 1)
+        self.begins.learn(int(begun), 1)
 
     def learn_forecast(self, row: Odds, *, right: bool) -> None:
         """Add a token that a row's forecast has foretold."""

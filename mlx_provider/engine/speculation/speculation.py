@@ -45,6 +45,8 @@ class Followed:
     odds: RowOdds = field(default_factory=RowOdds)
     foretold: Odds = field(default_factory=Odds)
     """Results of its forecast."""
+    begins: Odds = field(default_factory=Odds)
+    """How often its forecast had something to foretell behind a token that it had not."""
     seen: DraftRow | None = None
     """The drafter's view of the row, from its first drafts on."""
     shown: list[mx.array] = field(default_factory=list)
@@ -213,6 +215,15 @@ class Speculation:
         """The row's forecast has foretold its next token."""
         if row in self._rows:
             self.policy.learn_forecast(self._rows[row].foretold, right=right)
+
+    def reads_first(self, row: Row, rows: int, seconds: Callable[[int], float]) -> bool:
+        """See `Policy`."""
+        return self.policy.reads_first(self._rows[row].begins, rows, seconds)
+
+    def begun(self, row: Row, *, begun: bool) -> None:
+        """The row's forecast had not foretold the last token. `begun`: it foretells the next."""
+        if row in self._rows:
+            self.policy.learn_beginning(self._rows[row].begins, begun=begun)
 
     def drafts_for(self, row: Row) -> bool:
         """Whether a row may have drafts that are not the drafter's."""

@@ -36,7 +36,8 @@ class Wanted:
     asked: Mapping[Row, int] = field(default_factory=dict)
     """How many tokens the drafter should guess for a row."""
     known: bool = False
-    """Whether drafts of known text are worth their place."""
+    """Whether tokens are read first because drafts of known text are, or may be, worth their
+    place."""
 
     def __bool__(self) -> bool:
         return bool(self.asked) or self.known
@@ -101,8 +102,8 @@ class DraftStep:
             return Wanted()
         asked = self._speculation.wanted(plan.rows, partial(self._wider, plan))
         # the first token of a run is drawn already
-        known = {row: self._worthwhile(plan, row, drawn=1) for row in plan.rows}
-        return Wanted(asked, any(known.values()))
+        known = any(self._worthwhile(plan, row, drawn=1) for row in plan.rows)
+        return Wanted(asked, known or any(self._reads_first(plan, row) for row in plan.rows))
 
     def guessed(self, plan: StepPlan, asked: Mapping[Row, int], isolated: Isolated) -> Drafts:
         """Drafts of the rows, as far as their grammars allow them, once all their tokens are read.
@@ -133,10 +134,12 @@ class DraftStep:
         if self._speculation is None or row.forecast is None or not self._possible:
             return
         with Isolation(partial(_no_more_forecasts, row)):
-            foretold = row.forecast.likely()
+            foretold, followed = row.forecast.likely(), row.forecast.follows
             row.forecast.advance(token)
             if foretold:
                 self._speculation.foretold(row, right=foretold[0] == token)
+            elif followed:
+                self._speculation.begun(row, begun=bool(row.forecast.likely()))
 
     def _worthwhile(self, plan: StepPlan, row: Row, *, drawn: int = 0) -> Sequence[int]:
         """Known text of a row that is worth its place in the pass. `drawn`: so many of its tokens
@@ -151,6 +154,19 @@ class DraftStep:
         seconds = partial(self._wider, plan)
         worth = self._speculation.policy.worthwhile(chances, len(plan.rows), seconds)
         return run[drawn : drawn + worth]
+
+    def _reads_first(self, plan: StepPlan, row: Row) -> bool:
+        """Whether the last token of a row should be read before the pass, because foretold text
+        may begin behind it."""
+        if self._speculation is None or row.forecast is None:
+            return False
+        with Isolation(partial(_no_more_forecasts, row)):
+            if not row.forecast.follows or row.forecast.likely():
+                return False
+            seconds = partial(self._wider, plan)
+            able = self._speculation.drafts_for(row)
+            return able and self._speculation.reads_first(row, len(plan.rows), seconds)
+        return False
 
     def seconds(self, plan: StepPlan, drafts: Drafts) -> float:
         """Expected seconds of a step's pass with these drafts."""
