@@ -124,6 +124,9 @@ class GenerateRequest(ModelRequest):
     """Say in `Accepted` what the prompt is as text; with `logprobs`, each choice begins with those
     of the prompt's tokens, without content."""
     tools: Tools = Field(default_factory=list)
+    tool_grammars: JsonObject = Field(default_factory=dict)
+    """By the name of a tool whose one parameter is a text: the text's `grammar`, as below, and
+    `where`, its place in the client's request. It is enforced with any `tool_choice`."""
     tool_choice: Literal["none", "auto", "required"] | JsonObject = "auto"
     parallel_tool_calls: bool = True
     response_format: JsonObject | None = None

@@ -59,6 +59,10 @@ def form_of(view: ModelView, request: GenerateRequest, text: str) -> Form:
             thoughts = Thoughts(reasoning.start, reasoning.closers(), opened, barred)
         structure = view.grammar.structure(request, calls, thoughts, messages)
     warnings = list(structure.warnings) if structure else []
+    if tools is not None and request.tool_grammars and structure is None:
+        warnings.append(
+            "the formats of tools are not enforced: no special token of this model begins a call"
+        )
     if tools is not None and view.tool_parser is None:
         shown = "the model's chat template shows no known tool format"
         warnings.append(f"{shown}: calls are read as {tools.name}")
@@ -82,7 +86,10 @@ def _tool_parser(view: ModelView, request: GenerateRequest) -> ToolParser | None
 
 def _demands(request: GenerateRequest) -> bool:
     return bool(
-        request.grammar or request.response_format or request.tool_choice not in ("none", "auto")
+        request.grammar
+        or request.response_format
+        or request.tool_choice not in ("none", "auto")
+        or (request.tool_grammars and request.tool_choice != "none")
     )
 
 

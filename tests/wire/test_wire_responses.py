@@ -170,6 +170,40 @@ def test_a_custom_call_that_was_cut_is_incomplete(engine: Any, stream: bool) -> 
     assert (TEXT * 9).startswith(item.input)
 
 
+def formed(definition: str, syntax: str = "lark") -> Any:
+    """A custom tool with a grammar."""
+    return PATCH | {"format": {"type": "grammar", "syntax": syntax, "definition": definition}}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("syntax", ["lark", "regex"])
+def test_the_format_of_a_custom_tool_is_enforced(engine: Any, syntax: str, choice: str) -> None:
+    fits = 'say "no"\nnow'
+    definition = f"start: {json.dumps(fits)}" if syntax == "lark" else 'say "no"\\nnow'
+    lead = "Here it is." if choice == "auto" else ""
+    text = script(Step(lead, (Call("patch", {"content": "say what I like"}),)))
+    tools = [LOOK, formed(definition, syntax)]
+    answer = ask(engine, input=text, tools=tools, tool_choice=choice, max_output_tokens=200)
+    reply = Response.model_validate_json(answer.raise_for_status().text)
+    call = reply.output[-1]
+    assert reply.output_text == lead
+    assert call.type == "custom_tool_call"
+    assert (call.input, call.status) == (fits, "completed")
+
+
+def test_a_format_that_does_not_compile_is_refused_by_its_place(engine: Any) -> None:
+    space = {**SPACE, "tools": [LOOK, formed("start: nobody")]}
+    for tools, place in (
+        ([LOOK, formed("(a", "regex")], "tools[1]"),
+        ([space], "tools[0].tools[1]"),
+        ([PATCH | {"format": {"type": "grammar", "syntax": "gbnf"}}], "tools[0]"),
+    ):
+        answer = ask(engine, input="x", tools=tools)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, place)
+        assert error["message"].startswith(f"{place}.format")
+
+
 def test_the_body_of_codex(engine: Any) -> None:
     body = json.loads(CODEX.read_text())["body"]
     turns = body["input"]

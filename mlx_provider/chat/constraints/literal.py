@@ -52,3 +52,5 @@ class Function:
     schema: dict[str, Any]
     """Its parameters, an object, in supported keywords."""
     strict: bool = False
+    text: str = ""
+    """Lark of its one parameter, a text; empty: any text."""

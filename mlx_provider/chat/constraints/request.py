@@ -11,7 +11,7 @@ from ...errors import BadRequest
 from ...protocol.requests import GenerateRequest
 from ...records.grammar import CallGrammar, MessageGrammar
 from .calls import CallRules, called_object, tool_functions
-from .literal import ONE_LINE, Spaces, Split, json_rule, literal
+from .literal import ONE_LINE, Function, Spaces, Split, json_rule, literal
 from .schema import SchemaReader
 from .trial import MAX_GRAMMAR
 
@@ -48,8 +48,11 @@ def request_form(
     names = demanded(request)
     answer = _answer(request, compiles, literal(preface, split), spaces)
     optional = names is None
-    if optional and (answer is None or not answer.after_lead or not _may_call(request, calls)):
-        return answer
+    free = optional and answer is None and not preface and _may_enforce(request, calls, split)
+    if optional and not free:
+        may_answer = answer is not None and answer.after_lead
+        if not may_answer or not _may_call(request, calls):
+            return answer
     warnings: list[str] = []
     functions = tool_functions(
         request.tools,
@@ -57,10 +60,13 @@ def request_form(
         names or None,
         warnings,
     )
+    functions = [_with_text(each, request, compiles) for each in functions]
     several = request.parallel_tool_calls and not (names and len(names) == 1)
     rules = CallRules(calls or BARE_JSON, functions, split, several, spaces)
     lark = f"start: calls\n{rules.lark()}"
-    if optional and answer is not None:
+    if free:
+        lark = lark.replace("start: calls", f"start: {FREE}? calls?\n{FREE}: /(?s:.+)/", 1)
+    elif optional and answer is not None:
         lark = _answer_or(answer, rules, lark)
     wrong = compiles(lark)
     if wrong:
@@ -82,6 +88,29 @@ def after_message(form: Form, messages: MessageGrammar, split: Split) -> Form:
 
 
 BARE_JSON = CallGrammar.json("", "")
+FREE = "FREE"
+"""The terminal of a text before calls."""
+
+
+def _may_enforce(request: GenerateRequest, calls: CallGrammar | None, split: Split) -> bool:
+    """Whether a reply is free text up to a call with a grammar. The text ends at a special token
+    alone."""
+    if not request.tool_grammars or calls is None or not _may_call(request, calls):
+        return False
+    return isinstance(next(iter(split(calls.open + calls.before)), ""), int)
+
+
+def _with_text(function: Function, request: GenerateRequest, compiles: Compiles) -> Function:
+    """A tool with the grammar of its text. Raises `BadRequest` that names the tool's place."""
+    grammar = request.tool_grammars.get(function.name)
+    if not isinstance(grammar, Mapping):
+        return function
+    where = str(grammar.get("where") or "tools")
+    try:
+        form = _free_grammar(grammar, compiles, "")
+    except BadRequest as error:
+        raise BadRequest(f"{where}.format: {error.message}", param=where) from None
+    return replace(function, text=form.lark)
 
 
 def _may_call(request: GenerateRequest, calls: CallGrammar | None) -> bool:

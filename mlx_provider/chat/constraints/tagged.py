@@ -81,7 +81,7 @@ class TaggedArgument:
         closing = quote + self.tags.value_after.replace("{key}", self.name)
         head = f"{rule}: {self._key(split, text=True)} {literal(before, split)}"
         terminal = f"{rule}_TEXT".upper()
-        text = f"{terminal}: {self._text_pattern(value)}{self._without(closing.strip())}"
+        text = f"{terminal}: {self._text_pattern(value)}{self.without(closing.strip())}"
         first, *rest = split(closing)
         if isinstance(first, int):
             return [text, f"{head} {terminal} {literal(closing, split)}"]
@@ -94,7 +94,7 @@ class TaggedArgument:
             f"{head} {rule}_text {beyond}",
         ]
 
-    def _without(self, closing: str) -> str:
+    def without(self, closing: str) -> str:
         """Restrict a string to what the format's parser reads as text."""
         barred = "|".join(map(plain_pattern, filter(None, (closing, *self.tags.barred))))
         return f" & ~/(?s:.*)({barred})(?s:.*)/" if barred else ""

@@ -64,7 +64,7 @@ def question(body: Mapping[str, Any], sender: Mapping[str, Any]) -> Question:
     params = Parameters(values, SETTLED, ignored)
     params.choice("n", (1,), "send the request again for another answer")
     messages = messages_of(body.get("input"), instructions)
-    fields = {**sender, "model": body.get("model")}
+    fields = {**sender, "model": body.get("model"), "tool_grammars": tools.grammars}
     (request,) = generate_requests(params, fields, messages, AnswerForm())
     return Question(request, tools)
 

@@ -49,6 +49,8 @@ class ChatTools:
     tools: list[dict[str, Any]] = field(default_factory=list)
     called: dict[str, Called] = field(default_factory=dict)
     """By the name in chat."""
+    grammars: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Of the texts of custom tools, by the name in chat: see `GenerateRequest.tool_grammars`."""
     ignored: list[str] = field(default_factory=list)
     """Tools without effect."""
 
@@ -100,12 +102,26 @@ class ChatTools:
             "description": "\n\n".join(text for text in texts if isinstance(text, str) and text),
         }
         if custom:
+            self._add_grammar(called.chat_name, tool.get("format"), where)
             function |= _of_text(name, tool.get("format"), function["description"])
         else:
             function |= {
                 key: tool[key] for key in ("parameters", "strict") if tool.get(key) is not None
             }
         self.tools.append({"type": "function", "function": function})
+
+    def _add_grammar(self, name: str, form: Any, where: str) -> None:
+        if form is None or (isinstance(form, Mapping) and form.get("type") == "text"):
+            return
+        known = isinstance(form, Mapping) and form.get("type") == "grammar"
+        syntax, value = (form.get("syntax"), form.get("definition")) if known else (None, None)
+        if syntax not in ("lark", "regex") or not isinstance(value, str) or not value:
+            raise BadRequest(
+                f"{where}.format must be of type text, or of type grammar with a syntax (lark or "
+                "regex) and a definition",
+                param=where,
+            )
+        self.grammars[name] = {"type": syntax, "value": value, "where": where}
 
 
 def _named(tool: Any) -> Any:
