@@ -198,7 +198,7 @@ def test_a_mask_that_never_comes_ends_its_request(monkeypatch: Any, compiler: An
             return Future()
 
     structure.constraint._pool = Stuck()
-    structure.constraint.advance(compiler._fast.token_to_id("a"))
+    structure.constraint.advance(compiler.fast.token_to_id("a"))
     with pytest.raises(GrammarFailed, match="gave up"):
         structure.constraint.mask()
 
