@@ -162,7 +162,13 @@ def test_what_is_kept_of_a_row_is_bounded(tiny_target: Any, tmp_path: Path) -> N
     assert [len(each) for each in tight.propose([replace(row, state=None), other])] == [3, 0]
 
 
-@pytest.mark.parametrize("scenario", ["solo", "staggered", "cancelled"])
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "staggered",
+        *(pytest.param(n, marks=pytest.mark.sweep) for n in ("solo", "six", "cancelled")),
+    ],
+)
 def test_everybody_gets_the_tokens_of_plain_decoding(
     tiny_target: Any, tmp_path: Path, scenario: str
 ) -> None:
@@ -174,6 +180,7 @@ def test_everybody_gets_the_tokens_of_plain_decoding(
     assert 0.02 < accepted(requests) < 0.98
 
 
+@pytest.mark.sweep
 def test_drafts_that_never_hold(tiny_target: Any, tmp_path: Path) -> None:
     made(tmp_path / "d")
     speculation = drafted(DFLASH, tiny_target, DraftOptions(model=tmp_path / "d"))

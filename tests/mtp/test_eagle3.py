@@ -155,7 +155,13 @@ def test_guesses_are_those_of_mlx_vlm(
         row.tokens, row.fresh, row.hidden = row.tokens + more_tokens, 2, states(rng, 2)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "staggered",
+        *(pytest.param(n, marks=pytest.mark.sweep) for n in ("solo", "six", "cancelled")),
+    ],
+)
 def test_everybody_gets_the_tokens_of_plain_decoding(
     tiny_target: Any, tmp_path: Path, scenario: str
 ) -> None:
@@ -168,6 +174,7 @@ def test_everybody_gets_the_tokens_of_plain_decoding(
     assert 0.02 < accepted(requests) < 0.98
 
 
+@pytest.mark.sweep
 def test_drafts_that_never_hold(tiny_target: Any, tmp_path: Path) -> None:
     head = made(tmp_path / "eagle")
     speculation = drafted(EAGLE, tiny_target, head.options)
