@@ -60,8 +60,9 @@ PATIENCE = 60.0
 """Seconds that a rank may be behind: the machine may be busy."""
 LEAVES = 10.0
 """Seconds in which a rank ends that has lost another."""
-STUCK = 180.0
-"""Seconds without an event after which a rank says where it waits, and ends."""
+STUCK = 600.0
+"""Seconds without an event, or in one load, after which a rank says where it waits, and
+ends: four ranks on two busy cores load for minutes."""
 SOON = 60.0
 """Seconds in which a model leaves that nobody asks for."""
 
@@ -142,6 +143,7 @@ class Client:
         body = step["request"]
         kinds = {"input": EmbedRequest, "documents": ScoreRequest}
         kind = next((kinds[name] for name in kinds if name in body), GenerateRequest)
+        faulthandler.dump_traceback_later(STUCK, exit=True)  # it may load a model
         try:
             self._service.submit(kind(id=step["id"], **body), reader.queue)
         except MLXProviderError as error:
