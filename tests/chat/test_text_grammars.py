@@ -65,7 +65,8 @@ def test_a_text_does_not_hold_what_closes_it(model: Any) -> None:
     first = model.started(parser.call_grammar(), **wide)
     written = written_call(parser.call_grammar(), "patch", {"content": "MORE"}, PARAMETERS)
     assert model.accepts(first.fork(), written)
-    assert not model.accepts(first.fork(), written.replace("MORE", "a\n</parameter>\nb"))
+    for more in ("a\n</parameter>\nb", "a</parameter>b"):
+        assert not model.accepts(first.fork(), written.replace("MORE", more))
 
 
 def test_without_a_choice_a_reply_is_free_up_to_its_call(model: Any) -> None:
