@@ -276,6 +276,8 @@ def storm(
     memory = profile(row, len(COMMON))
     asked = {which for each, which, _ in what if each == "fork"}
     longest = max(len(ask(which).prompt.tokens) for which in asked) + REPLY
+    # a prefix in use may be longer than what its only row has of it
+    least = memory.row_bytes(longest) + LEAST * memory.token_bytes
     engine, cache = sharing(
         model, lambda: budget, available=lambda: room - cache.in_use, row_bytes=memory.row_bytes,
         make_cache=make_cache,
@@ -295,7 +297,7 @@ def storm(
         elif each == "evict":
             cache.evict_to(0)
         else:
-            room = memory.row_bytes(longest) if each == "shrink" else 2**30
+            room = least if each == "shrink" else 2**30
             budget = memory.row_bytes(len(COMMON) + LEAST) if each == "fill" else 2**26
             cache.evict_to(budget)
         for _ in range(steps):
