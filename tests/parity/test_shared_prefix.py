@@ -265,7 +265,7 @@ def storm(
 ) -> tuple[int, int]:
     """One prompt, many branches; cancels, preemption and eviction between, and a prefix cache that
     is full with that prompt. Each branch gets what it gets alone, and rows with what they use of
-    the prefix cache keep within the memory.
+    the prefix cache keep within the memory, but for prompts that were admitted before it shrank.
     Returns the most layers with a shared prefix, and the most rows that waited for memory.
     """
     room, budget, most, waited = 2**30, 2**26, 0, 0
@@ -286,6 +286,7 @@ def storm(
     admission.budget = replace(admission.budget, alone=lambda: room)
     requests: list[Request] = []
     cancelled: set[str] = set()
+    early: set[Any] = set()
     for each, which, steps in what:
         if each == "fork":
             requests.append(ask(which))
@@ -300,9 +301,10 @@ def storm(
             room = least if each == "shrink" else 2**30
             budget = memory.row_bytes(len(COMMON) + LEAST) if each == "fill" else 2**26
             cache.evict_to(budget)
+            early = {job for job in engine.scheduler.waiting if job.admitted}
         for _ in range(steps):
             engine.step()
-            alone = engine.scheduler.active_rows <= 1
+            alone = engine.scheduler.active_rows <= 1 or early & {*engine.scheduler.waiting}
             assert alone or engine.scheduler.live_bytes + cache.in_use <= room
             waited = max(waited, engine.scheduler.queued if each == "shrink" else 0)
             most = max(most, len(prefixes(engine)))
