@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
+from pydantic import TypeAdapter
 
 from ...isolation import Isolation
 from ...records import LoadedModel, PrefillChunk, Prompt
@@ -49,6 +50,8 @@ ENOUGH = 2.0
 WARM, WARM_PASSES = 0.2, 16
 """Most seconds and passes of untimed warm-up: an idle device runs at a lower clock."""
 
+_CURVE = TypeAdapter(Curve)
+
 Reserve = Callable[[int], bool]
 """Reserves bytes for measurements, in place of those reserved before. Returns whether they are
 free, the same in all processes."""
@@ -67,9 +70,19 @@ def calibrate(
 ) -> Curve:
     """Time passes of `model` on the engine thread. Never raises; a pass that fails is not measured.
 
-    `replication`: other processes, which run the same passes as the first process. `reserve`: a
-    pass for whose memory it returns `False` is not run.
+    `replication`: other processes, which run the same passes as the first process and get its
+    curve, since each chooses its next passes by it. `reserve`: a pass for whose memory it returns
+    `False` is not run.
     """
+    own = _measured(model, make_cache, replication, reserve)
+    encode = partial(_CURVE.dump_python, mode="json")
+    shared: Curve = replication.decide("curve", lambda: own, encode, _CURVE.validate_python)
+    return shared
+
+
+def _measured(
+    model: LoadedModel, make_cache: MakeCache, replication: Replication, reserve: Reserve
+) -> Curve:
     context, depth = model.info.context_length, 0
     # a learned position beyond the context would read memory outside its table
     known = DEPTHS if mx.default_device() == mx.gpu else SLOW_DEPTHS
