@@ -117,7 +117,7 @@ def test_the_copy_of_one_quantised_layer_is_reserved_for_each_cached_token(
     found = measure(model, make, UNMEASURED)
     assert found is not None
     assert one_layer <= found.key <= 2.2 * one_layer  # a CPU dequantises in two steps
-    assert found.pair * 3000 * 64 < one_layer * 3000 / 8
+    assert found.pair < 8  # scores of four heads would take 16 bytes; the rest is noise of peaks
     reserved = PassMemory.of(found, UNMEASURED, 100, 64)(3064, 1)
     assert passing(model, deep, 3000, 64) <= reserved
 
