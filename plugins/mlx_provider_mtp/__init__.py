@@ -22,8 +22,8 @@ RANK = 2
 EAGLE3 = "eagle3"
 DFLASH2 = "dflash2"
 NAMED_RANK = 4
-"""What the operator names goes first, and a head before a whole model: its folder may pass for one.
-"""
+"""A folder that the operator names is tried first: as a head, then as a whole model, because the
+folder of a head can look like that of a model."""
 CONTEXT = 512
 """Tokens of a prompt whose states a named one reads: 12 MiB for three layers of 4,096 values in 16
 bit."""

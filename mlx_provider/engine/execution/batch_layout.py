@@ -98,7 +98,8 @@ class Layout(Protocol):
         """Whether the row's next pass may be launched before the result of the last one is read."""
 
     def follow(self, row: Row) -> None:
-        """The tokens that were kept last are the result that its pass has followed unread."""
+        """The result that the row's last pass followed unread is now read, and `keep` was called
+        for it: shorten the row's cache by the drafts that did not hold."""
 
     def extract(self, row: Row) -> RowCache:
         """A cache of that row alone, made of views. Reading some tokens copies only those. A pass
@@ -115,7 +116,20 @@ def make_layout(name: str, joining: Joining | None = None) -> Layout:
     return MergedLayout(joining) if name == "merged" else GroupedLayout(joining)
 
 
-class SoloLayout:
+class OneTokenLayout:
+    """A layout whose passes have one token per row: it keeps each, and follows no unread result."""
+
+    def keep(self, row: Row, tokens: int) -> None:
+        """Nothing to remove."""
+
+    def may_look_ahead(self, row: Row) -> bool:
+        return False
+
+    def follow(self, row: Row) -> None:
+        """Nothing was followed."""
+
+
+class SoloLayout(OneTokenLayout):
     """One pass per row."""
 
     name = "solo"
@@ -141,20 +155,11 @@ class SoloLayout:
     def cache_of(self, row: Row) -> RowCache | None:
         return self._caches[row]
 
-    def keep(self, row: Row, tokens: int) -> None:
-        """A solo pass has one token per row."""
-
-    def may_look_ahead(self, row: Row) -> bool:
-        return False
-
-    def follow(self, row: Row) -> None:
-        """No pass follows an unread result."""
-
     def extract(self, row: Row) -> RowCache:
         return self._caches[row]
 
 
-class MergedLayout:
+class MergedLayout(OneTokenLayout):
     """One pass per group."""
 
     name = "merged"
@@ -179,15 +184,6 @@ class MergedLayout:
 
     def cache_of(self, row: Row) -> RowCache | None:
         return None if self.rows.shared(row) else self.rows.cache_of(row)
-
-    def keep(self, row: Row, tokens: int) -> None:
-        """A merged pass has one token per row."""
-
-    def may_look_ahead(self, row: Row) -> bool:
-        return False
-
-    def follow(self, row: Row) -> None:
-        """No pass follows an unread result."""
 
     def extract(self, row: Row) -> RowCache:
         return self.rows.cache_of(row)

@@ -15,7 +15,7 @@ import mlx.core as mx
 from ...upstream.batch_caches import RowCache
 from ..memory import leaves
 from ..request import Row
-from .batch_layout import NO_DRAFTS, NO_RESULTS, Pass, Results, Widths
+from .batch_layout import NO_DRAFTS, NO_RESULTS, OneTokenLayout, Pass, Results, Widths
 from .grouped_kv import GroupedKV, joined, split
 from .mixed_chunk import MixedChunk
 
@@ -74,7 +74,7 @@ class Tile:
             split(self._together, self._caches, self._sizes)
 
 
-class FixedLayout:
+class FixedLayout(OneTokenLayout):
     """Fills each pass with as many rows as fit. A row whose step failed has its own pass."""
 
     name = "fixed"
@@ -110,15 +110,6 @@ class FixedLayout:
 
     def cache_of(self, row: Row) -> RowCache | None:
         return None
-
-    def keep(self, row: Row, tokens: int) -> None:
-        """A fixed pass has one token per row."""
-
-    def may_look_ahead(self, row: Row) -> bool:
-        return False
-
-    def follow(self, row: Row) -> None:
-        """No pass follows an unread result."""
 
     def extract(self, row: Row) -> RowCache:
         self._part([row])
