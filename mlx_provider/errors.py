@@ -19,8 +19,7 @@
     │   ├── OtherProtocol            503  other_protocol
     │   ├── LoadFailed               503  load_failed
     │   ├── MemoryInUse              503  memory_in_use          (says when to try again)
-    │   ├── RankLost                 503  rank_lost
-    │   ├── RanksDiffer              503  ranks_differ
+    │   ├── ProcessLost              503  process_lost
     │   └── NotInstalled             503  not_installed
     └── PluginError                  422  plugin_error           (clients send it no second time)
 
@@ -177,17 +176,11 @@ class EngineDied(EngineUnavailable):
     restart = RESTART
 
 
-class RankLost(EngineUnavailable):
-    """A rank of the group ended or stopped answering; the group restarts."""
+class ProcessLost(EngineUnavailable):
+    """A process that shares the model ended or stopped answering; its group restarts."""
 
-    code = "rank_lost"
+    code = "process_lost"
     restart = RESTART
-
-
-class RanksDiffer(EngineUnavailable):
-    """Ranks have different versions, plugins or weights: the group does not start."""
-
-    code = "ranks_differ"
 
 
 class OtherProtocol(EngineUnavailable):

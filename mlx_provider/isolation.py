@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
-from .errors import MLXProviderError, PluginError, RankLost, RequestFailed
+from .errors import MLXProviderError, PluginError, ProcessLost, RequestFailed
 from .fault_origin import FaultOrigin, fault_origin, of_the_machine
 from .log_lines import Trace
 
@@ -61,7 +61,7 @@ class Isolation:
 
     `Exception` would not do: a stranger's code may call `sys.exit`, and a panic of a library
     written in Rust (tokenizers, llguidance) is no `Exception`. Ctrl-C passes, which reaches the
-    main thread alone; and so does the loss of a rank, which is no single request's.
+    main thread alone; and so does the loss of a process of the group, which is no single request's.
     For blocks of synchronous code.
     """
 
@@ -82,7 +82,7 @@ class Isolation:
         error: BaseException | None,
         frames: TracebackType | None,
     ) -> bool:
-        if error is None or _is_ctrl_c(error) or isinstance(error, (RankLost, *self._passes)):
+        if error is None or _is_ctrl_c(error) or isinstance(error, (ProcessLost, *self._passes)):
             return False
         self.fault = _fault(error)
         if self._failed is not None:

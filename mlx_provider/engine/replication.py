@@ -82,7 +82,7 @@ class Replication(Protocol):
     ) -> T:
         """A decision of this kind: the result of `own`, or that of another process.
 
-        Raises `RankLost` if the processes are not at the same point.
+        Raises `ProcessLost` if the processes are not at the same point.
         """
 
     def announce(self, kind: str, encode: Callable[[], dict[str, Any]]) -> None:

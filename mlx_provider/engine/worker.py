@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from ..errors import EngineDied, MLXProviderError, RankLost
+from ..errors import EngineDied, MLXProviderError, ProcessLost
 from ..isolation import Fault, Isolation
 from .engine import Engine
 from .step_output import Post
@@ -113,7 +113,7 @@ class EngineWorker:
         try:
             self._loop()
             clean = True
-        except RankLost as lost:
+        except ProcessLost as lost:
             error = lost
         finally:
             self._engines = []

@@ -20,7 +20,7 @@ here whatever upstream's model does not do differently:
 | `logits` | the output matrix for the tokens whose logits are wanted, and no others |
 | `layers` | the outputs of single layers, for drafters that read them |
 | `caches` | a row's cache by mlx-lm or mlx-vlm, and the classes that it may consist of |
-| `sharding` | `shard`: a text model split over ranks; `parted`, `refused`, `settle` |
+| `sharding` | `shard`: a text model split over processes; `parted`, `refused`, `settle` |
 | `expand` | weights in the dtype that the operator or the core chose |
 | `patching` | `patch`: a function of the family's in the place of one that upstream's model calls |
 | `trial` | `failure`: try at load what a model may not be able to do |

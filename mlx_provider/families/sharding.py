@@ -1,10 +1,10 @@
-"""Splits a text model over ranks. Each rank computes with its share of heads, channels and columns.
+"""Splits a text model over processes. Each computes with its share of heads, channels and columns.
 
 Call `shard(language_model, group, kind)` once, before any weight is evaluated. If upstream's class
 has its own `shard`, that is called after a check of the head counts, which it divides without
 regard to the remainder. Any other class is split here, if all its layers consist of the parts
-below. A model that cannot be split so is split by layers if upstream's class has a pipeline. Ranks
-then work one after another, so this is the second choice.
+below. A model that cannot be split so is split by layers if upstream's class has a pipeline. The
+processes then work one after another, so this is the second choice.
 
 | part | by its modules | split by |
 |---|---|---|
@@ -13,8 +13,8 @@ then work one after another, so this is the second choice.
 | MLP | `gate_proj`, `up_proj`, `down_proj` | inner columns |
 | experts | `switch_mlp`, perhaps a shared expert | inner columns of every expert |
 
-Embedding, norms, routers and output matrix stay whole. With fewer KV heads than ranks, all ranks
-with the queries of one KV head have a copy of it, as in mlx-lm 0.32.2's own `shard`.
+Embedding, norms, routers and output matrix stay whole. With fewer KV heads than processes, all
+processes with the queries of one KV head have a copy of it, as in mlx-lm 0.32.2's own `shard`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def parted(options: LoadOptions) -> bool:
         return False
     if options.adapter is not None:
         raise UnsupportedModel(
-            f"an adapter cannot be split over {group.size()} ranks: merge it into the weights "
+            f"an adapter cannot be split over {group.size()} processes: merge it into the weights "
             "(mlx_lm.fuse), or serve it on one machine",
             param="adapter",
         )
@@ -67,10 +67,11 @@ def parted(options: LoadOptions) -> bool:
 
 
 def shard(language_model: Any, group: Any, kind: str) -> str:
-    """Keep only this rank's share in the model. Evaluates nothing. `kind`: its type, for messages.
+    """Keep only the share of this process in the model. Evaluates nothing. `kind`: its type, for
+    messages.
 
-    Returns `BY_HEADS` or `BY_LAYERS` and logs it, with the layers of this rank. Raises
-    `UnsupportedModel` for a model that cannot be split, or not by so many ranks.
+    Returns `BY_HEADS` or `BY_LAYERS` and logs it, with the layers of this process. Raises
+    `UnsupportedModel` for a model that cannot be split, or not by so many processes.
     """
     put_back = restorer(language_model)
     if not (undivided := _problem(_by_heads, language_model, group)):
@@ -130,22 +131,23 @@ def _by_layers(model: Any, group: Any) -> None:
     pipelines.split(pipelines.pipelined(model), group)
 
 
-def refused(kind: str, ranks: int, reason: str) -> UnsupportedModel:
+def refused(kind: str, processes: int, reason: str) -> UnsupportedModel:
     return UnsupportedModel(
-        f"{kind} cannot be split over {ranks} ranks: {reason}; take fewer ranks, or one machine",
+        f"{kind} cannot be split over {processes} processes: {reason}; "
+        "take fewer processes, or one machine",
         param="model",
     )
 
 
 def settle(model: Any) -> None:
-    """Evaluate weights one by one, so that at most one complete weight is in memory on each
-    rank."""
+    """Evaluate weights one by one, so that at most one complete weight is in memory of each
+    process."""
     for _, value in tree_flatten(model.parameters()):
         mx.eval(value)
 
 
 class Summed(nn.Module):
-    """A part whose results are sums over columns that are distributed over ranks."""
+    """A part whose results are sums over columns that are distributed over processes."""
 
     def __init__(self, part: nn.Module, group: Any) -> None:
         super().__init__()
@@ -214,28 +216,28 @@ def _is_vector(part: Any) -> bool:
 
 
 def _stays(layer: Any, name: str, part: Any, group: Any) -> None:
-    """A norm: every rank has the whole hidden state."""
+    """A norm: every process has the whole hidden state."""
 
 
 def _split_attention(layer: Any, name: str, part: Any, group: Any) -> None:
-    ranks, heads, kv_heads = group.size(), _count(part, HEADS), _count(part, KV_HEADS)
+    size, heads, kv_heads = group.size(), _count(part, HEADS), _count(part, KV_HEADS)
     if not heads or not kv_heads:
         raise ValueError(f"`{name}` has no known head counts")
-    _divides(heads, ranks, "heads")
-    if kv_heads % ranks and ranks % kv_heads:
-        raise ValueError(f"{kv_heads} KV heads do not divide by {ranks}")
+    _divides(heads, size, "heads")
+    if kv_heads % size and size % kv_heads:
+        raise ValueError(f"{kv_heads} KV heads do not divide by {size}")
     width = part.k_proj.weight.shape[0] // kv_heads
     for norm in ("q_norm", "k_norm"):
         if norm in part and part[norm].weight.shape != (width,):
             raise ValueError(f"`{norm}` is not of one head")
     for own in ("k_proj", "v_proj"):
-        _repeat_heads(part[own], kv_heads, max(1, ranks // kv_heads))
+        _repeat_heads(part[own], kv_heads, max(1, size // kv_heads))
     for own in ATTENTION[:-1]:
         _replace(part, own, SPREAD, group)
     _replace(part, "o_proj", JOINED, group)
-    _set(part, HEADS, heads // ranks)
-    _set(part, KV_HEADS, max(1, kv_heads // ranks))
-    _set(part, RATIOS, (heads // ranks) // max(1, kv_heads // ranks))
+    _set(part, HEADS, heads // size)
+    _set(part, KV_HEADS, max(1, kv_heads // size))
+    _set(part, RATIOS, (heads // size) // max(1, kv_heads // size))
 
 
 def _repeat_heads(linear: Any, heads: int, times: int) -> None:
@@ -249,9 +251,9 @@ def _repeat_heads(linear: Any, heads: int, times: int) -> None:
 
 def _split_delta(layer: Any, name: str, part: Any, group: Any) -> None:
     """Split like mlx-lm 0.32.2's own `shard`."""
-    ranks, keys = group.size(), part.key_dim
+    size, keys = group.size(), part.key_dim
     for heads in STATE_HEADS:
-        _divides(getattr(part, heads), ranks, heads)
+        _divides(getattr(part, heads), size, heads)
     for own in ("conv1d", "in_proj_qkv"):
         if own in part:
             shard_inplace(part[own], _rows_of([keys, 2 * keys]), group=group)
@@ -259,11 +261,11 @@ def _split_delta(layer: Any, name: str, part: Any, group: Any) -> None:
         if own in part:
             shard_inplace(part[own], SPREAD, group=group)
     for own in ("dt_bias", "A_log"):
-        part[own] = mx.contiguous(mx.split(part[own], ranks)[group.rank()])
+        part[own] = mx.contiguous(mx.split(part[own], size)[group.rank()])
     _replace(part, "out_proj", JOINED, group)
-    part.conv1d.groups //= ranks
+    part.conv1d.groups //= size
     for own in (*STATE_HEADS, "key_dim", "value_dim", "conv_dim"):
-        setattr(part, own, getattr(part, own) // ranks)
+        setattr(part, own, getattr(part, own) // size)
 
 
 def _rows_of(segments: list[int]) -> Callable[[str, mx.array], tuple[int, list[int]]]:
@@ -292,7 +294,7 @@ def _split_in_place(expert: Any, name: str, group: Any) -> None:
         way = JOINED if own == "down_proj" else SPREAD
         _check(expert[own], own, way, group.size())
         shard_inplace(expert[own], way, group=group)
-    if "bias" in expert.down_proj:  # otherwise every rank would add it
+    if "bias" in expert.down_proj:  # otherwise every process would add it
         expert.down_proj.bias = expert.down_proj.bias / group.size()
 
 
@@ -313,20 +315,20 @@ def _replace(part: Any, name: str, way: str, group: Any) -> None:
     part[name] = shard_linear(part[name], way, group=group)
 
 
-def _check(linear: Any, name: str, way: str, ranks: int) -> None:
+def _check(linear: Any, name: str, way: str, size: int) -> None:
     """Check that each array divides. Columns of quantised arrays must divide in whole groups."""
     if way == SPREAD:
-        return _divides(linear.weight.shape[-2], ranks, f"rows of `{name}`")
-    _divides(linear.weight.shape[-1], ranks, f"columns of `{name}`")
+        return _divides(linear.weight.shape[-2], size, f"rows of `{name}`")
+    _divides(linear.weight.shape[-1], size, f"columns of `{name}`")
     if "scales" in linear:
         groups = f"groups of {linear.group_size} columns of `{name}`"
-        _divides(linear.scales.shape[-1], ranks, groups)
+        _divides(linear.scales.shape[-1], size, groups)
     return None
 
 
-def _divides(count: int, ranks: int, what: str) -> None:
-    if count % ranks:
-        raise ValueError(f"{count} {what} do not divide by {ranks}")
+def _divides(count: int, size: int, what: str) -> None:
+    if count % size:
+        raise ValueError(f"{count} {what} do not divide by {size}")
 
 
 def _count(part: Any, names: tuple[str, ...]) -> int:

@@ -179,7 +179,7 @@ def load_text(
     tokenizer = HFTokenizer(loaded.tokenizer, loaded.renderer)
     route(loaded.model)
     recurrent.route(partial(_one_token, loaded.model), text_cache(loaded.model))
-    if split:  # calls of a share wait for other ranks, which may have no states to route
+    if split:  # calls of a share wait for other processes, which may have no states to route
         shard(loaded.model, options.group, str(loaded.config.get("model_type")))
         settle(loaded.model)
     mx.eval(loaded.model.parameters())

@@ -1,4 +1,4 @@
-"""The state of an engine: models, plugins, ranks."""
+"""The state of an engine: models, plugins, processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from .wire_model import PROTOCOL_VERSION, Wire
 
-NEWER = frozenset({"ranks", "rank_fault"})
+NEWER = frozenset({"processes", "process_fault"})
 """Fields of `Health` that are left out where they say nothing."""
 
 
@@ -62,10 +62,11 @@ class PluginStatus(Wire):
     has run that."""
 
 
-class RankStatus(Wire):
-    """One rank of the group that serves one model over several machines."""
+class ProcessStatus(Wire):
+    """One process of the group that serves one model over several machines."""
 
-    rank: int
+    name: str
+    """Its name in the group."""
     host: str
     pid: int
     device: str
@@ -95,10 +96,10 @@ class Health(Wire):
     """Version, Python and settings of the engine process; told to its owner alone."""
     out_of_date: list[str] = Field(default_factory=list)
     """What has changed on disk since it was started, and last what becomes of it."""
-    ranks: list[RankStatus] = Field(default_factory=list)
-    """Of a model over several machines, rank 0 first."""
-    rank_fault: RankStatus | None = None
-    """For which the group of ranks was last started again."""
+    processes: list[ProcessStatus] = Field(default_factory=list)
+    """Of a model over several machines, the leader first."""
+    process_fault: ProcessStatus | None = None
+    """For which the group was last started again."""
 
     def without_load(self) -> Health:
         """The same without what tells how much others ask for."""
@@ -106,6 +107,6 @@ class Health(Wire):
 
     @model_serializer(mode="wrap")
     def _for_any_client(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """An older client of the same protocol, which knows no ranks, meets none where none are."""
+        """An older client of the same protocol knows no groups, and meets none if there is none."""
         values: dict[str, Any] = whole(self)
         return {name: values[name] for name in values if values[name] or name not in NEWER}

@@ -1,7 +1,7 @@
-"""Features of a vision tower as arrays and an outline, to send them to another rank.
+"""Features of a vision tower as arrays and an outline, to send them to another process.
 
 An outline is JSON: it has the place of each array and never names code. The classes come from the
-model (`SpreadsFeatures`), which both ranks have.
+model (`SpreadsFeatures`), which both processes have.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SpreadsFeatures(Protocol):
 
     @property
     def feature_types(self) -> Types:
-        """The dataclasses in its features, in the same order on all ranks."""
+        """The dataclasses in its features, in the same order in all processes."""
 
 
 def leaves(features: Any) -> list[mx.array]:
@@ -63,7 +63,7 @@ def outline(features: Any, types: Types) -> Outline:
         return ["mapping", list(features), inner]
     if isinstance(features, list | tuple):
         return ["list" if isinstance(features, list) else "tuple", inner]
-    raise TypeError(f"features with a {type(features).__name__} cannot be sent to another rank")
+    raise TypeError(f"features with a {type(features).__name__} cannot be sent to another process")
 
 
 def rebuilt(described: Outline, arrays: Sequence[mx.array], types: Types) -> Any:

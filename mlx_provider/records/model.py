@@ -44,7 +44,7 @@ class LoadOptions:
     dtype: str | None = None
     """Expand all weights to this dtype after loading (`float32`, ...), quantised ones, too."""
     group: Any = None
-    """The ranks that share the model (`mlx.core.distributed.Group`); `None`: it is not split."""
+    """Processes that share the model (`mlx.core.distributed.Group`); `None`: it is not split."""
 
 
 @dataclass(frozen=True)

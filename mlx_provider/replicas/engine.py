@@ -2,7 +2,7 @@
 
 | name | what for |
 |---|---|
-| `ChatService`, `Ranks` | all that serves requests, over the processes of a group |
+| `ChatService`, `Processes` | all that serves requests, over the processes of a group |
 | `ModelCache`, `Weights`, `engine_name`, `ModelOptions` | models and their engines, unserved |
 | `Engine`, `EngineWorker`, `Recorder`, `CLEAR_EVERY` | one engine, and what steps it |
 | `Replica` | an engine's part: a subclass sends decisions, or gets those of another process |
@@ -47,7 +47,7 @@ from ..records.features import Types, leaves, outline, rebuilt
 from ..serving.engine_builder import engine_name
 from ..serving.model_cache import ModelCache
 from ..serving.service import ChatService, device_name
-from ..serving.split import Ranks
+from ..serving.split import Processes
 from ..serving.weights import Weights
 
 __all__ = [
@@ -73,7 +73,7 @@ __all__ = [
     "Phase",
     "Preempted",
     "PrefillJob",
-    "Ranks",
+    "Processes",
     "Recorder",
     "Replica",
     "Request",

@@ -6,17 +6,17 @@
 | `prepare_mlx` | this process, before MLX is imported |
 | `serve`, `end_process` | a server from its start to its end |
 | `Deliver`, `Service` | what a server needs of the part that serves requests |
-| `RankGroup` | what a server knows of the other processes |
+| `ProcessGroup` | what a server knows of the other processes |
 """
 
 from ..server.__main__ import options_parser
-from ..server.rank_group import RankGroup
+from ..server.process_group import ProcessGroup
 from ..server.run import ServeOptions, end_process, prepare_mlx, serve
 from ..serving.interface import Deliver, Service
 
 __all__ = [
     "Deliver",
-    "RankGroup",
+    "ProcessGroup",
     "ServeOptions",
     "Service",
     "end_process",

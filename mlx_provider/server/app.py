@@ -34,7 +34,7 @@ from .incoming import Incoming
 from .keys import Key, is_named, key_of
 from .ndjson import NDJSON
 from .out_of_date import OutOfDate
-from .rank_group import RankGroup
+from .process_group import ProcessGroup
 
 HEARTBEAT = 10.0
 """Seconds between two empty lines to an attached client, which detect a lost connection."""
@@ -49,7 +49,7 @@ class EngineApp:
     `blas` replaces the value of the service. `keys` and `hosts`: for an engine on TCP, see
     `access.Gate`; without keys it listens on its owner's socket. `body_bytes`: limit for all
     bodies that are read or prepared at once. `out_of_date`: reports changes since the start.
-    `ranks`: the ranks that the service leads, if any.
+    `group`: the processes that the service leads, if any.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class EngineApp:
         hosts: Iterable[str] = (),
         body_bytes: int = EngineSettings.body_bytes,
         out_of_date: OutOfDate | None = None,
-        ranks: RankGroup | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
         self._service = service
         self._bodies = Bodies(body_bytes)
         self._blas = blas
         self.activity = Activity()
-        self._ranks = ranks or RankGroup()
+        self._group = group or ProcessGroup()
         self.handover = Handover(self.activity, out_of_date, remote=bool(keys), lost=self.lost)
         self._identity = {} if keys else identity()
         self._started = int(time.time())
@@ -151,8 +151,8 @@ class EngineApp:
         self._bodies.close()
 
     def lost(self) -> MLXProviderError | None:
-        """The error of a lost rank. No request is served after it."""
-        return self._ranks.error
+        """The error of a lost process. No request is served after it."""
+        return self._group.error
 
     def _why(self) -> MLXProviderError:
         """Why no request is accepted."""
@@ -163,8 +163,8 @@ class EngineApp:
         own: dict[str, object] = {
             "identity": self._identity,
             "out_of_date": self.handover.out_of_date(),
-            "ranks": self._ranks.statuses(),
-            "rank_fault": self._ranks.last_fault,
+            "processes": self._group.statuses(),
+            "process_fault": self._group.last_fault,
         }
         if self._blas:
             own["blas"] = self._blas

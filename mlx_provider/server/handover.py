@@ -51,7 +51,7 @@ class Handover:
         lost: Callable[[], MLXProviderError | None] = lambda: None,
     ) -> None:
         """`remote`: clients on other machines could not start another engine. `lost`: returns the
-        error of a lost rank."""
+        error of a lost process."""
         self._lost = lost
         self._activity = activity
         self._out_of_date = out_of_date

@@ -132,7 +132,7 @@ class EngineServer(uvicorn.Server):
         if (lost := self._app.lost()) is not None:
             self._app.activity.fail_open(lost)
         self._app.stop()
-        if lost is None:  # otherwise its thread may wait forever for messages of other ranks
+        if lost is None:  # otherwise its thread may wait forever for messages of other processes
             with anyio.move_on_after(CLOSE_LIMIT):
                 await anyio.to_thread.run_sync(self._service.close, abandon_on_cancel=True)
             await asyncio.sleep(0)  # deliver what `close` posted from its own thread first

@@ -33,7 +33,7 @@ from .listen import Listener, listen_tcp, listen_unix
 from .open_files import raise_file_limit
 from .out_of_date import OutOfDate
 from .process import EngineServer, LoopDelivery
-from .rank_group import RankGroup
+from .process_group import ProcessGroup
 
 SWITCH = 0.0005
 """Switch interval of Python threads in seconds, for the engine thread beside threads that prepare
@@ -58,8 +58,8 @@ class ServeOptions:
     """The engine lock of the client that starts this process on demand."""
     ready_fd: int | None = None
     """Where to report that the engine listens, or why not."""
-    ranks: RankGroup | None = None
-    """The ranks that this process leads."""
+    group: ProcessGroup | None = None
+    """The processes that share its models, if it leads several."""
 
     @property
     def tcp(self) -> bool:
@@ -92,8 +92,8 @@ def serve(
     except MLXProviderError as error:
         _say(f"mlx-provider: {error.message}")
         _report(options, ErrorBody.of(error).model_dump_json().encode() + b"\n")
-        if options.ranks is not None:
-            options.ranks.refused(error)
+        if options.group is not None:
+            options.group.refused(error)
         return 1
     return 0
 
@@ -187,13 +187,13 @@ async def _run(
         blas=active(),
         body_bytes=settings.body_bytes,
         out_of_date=out_of_date,
-        ranks=options.ranks,
+        group=options.group,
     )
     ready = partial(_ready, options, listener, app, note)
     server = EngineServer(app, service, listener, ready, drain=options.drain)
-    if options.ranks is not None:
+    if options.group is not None:
         loop = asyncio.get_running_loop()
-        options.ranks.on_loss(lambda: loop.call_soon_threadsafe(server.give_up))
+        options.group.on_loss(lambda: loop.call_soon_threadsafe(server.give_up))
     await server.run_until_stopped(idle_limit)
 
 
@@ -204,8 +204,8 @@ def _ready(options: ServeOptions, listener: Listener, app: EngineApp, note: str)
         f"{state.device} · BLAS: {state.blas}{note}"
     )
     _report(options, READY)
-    if options.ranks is not None:
-        options.ranks.serving()
+    if options.group is not None:
+        options.group.serving()
 
 
 def _say(line: str) -> None:

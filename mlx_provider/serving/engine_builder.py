@@ -34,7 +34,7 @@ from .measurements import MEASURED, Measured, Measurements, circumstances, softw
 from .reproducible import Reproducible
 from .row_budget import RowBudgets
 from .sparse_prefill import sparse_prefill_of
-from .split import Ranks
+from .split import Processes
 from .weights import EngineInstance, Weights
 
 log = logging.getLogger(__name__)
@@ -53,14 +53,14 @@ class EngineBuilder:
         worker: EngineWorker,
         recorder: Recorder,
         budgets: RowBudgets,
-        ranks: Ranks,
+        processes: Processes,
     ) -> None:
         self._settings = settings
         self._registry = registry
         self._worker = worker
         self._recorder = recorder
         self._budgets = budgets
-        self._ranks = ranks
+        self._processes = processes
         self._measurements = Measurements.chosen(settings.measurements)
 
     def start(self, weights: Weights, kind: str, options: ModelOptions) -> None:
@@ -70,7 +70,7 @@ class EngineBuilder:
         """
         if kind in weights.engines:
             return
-        self._ranks.replication.announce("start", partial(_encoded, weights, kind, options))
+        self._processes.replication.announce("start", partial(_encoded, weights, kind, options))
         problem = self._problem(weights, kind, options)
         if problem is not None:
             raise problem
@@ -98,17 +98,17 @@ class EngineBuilder:
         model = weights.model
         chosen = self._settings.kv_layout
         own = list(model.kv_layouts) if chosen == "auto" else [chosen]
-        layouts = self._ranks.replication.decide("layouts", lambda: own, list[str], list[str])
-        make_cache = cache_maker(model, options.kv_bits, self._ranks.replication)
+        layouts = self._processes.replication.decide("layouts", lambda: own, list[str], list[str])
+        make_cache = cache_maker(model, options.kv_bits, self._processes.replication)
         plugins = [f"{each} {self._registry.sources(each)}" for each in self._registry.plugins]
         kv = " ".join(filter(None, (kv_kind(options), weights.code)))
-        key = circumstances(weights, kv, layouts, [*plugins, f"{self._ranks.size} ranks"])
+        key = circumstances(weights, kv, layouts, [*plugins, f"{self._processes.size} processes"])
         heterogeneous = self._heterogeneous(weights, make_cache)
         measured = self._measured(weights, key, make_cache, options, layouts, heterogeneous)
         found, curve, limits = measured.probe, measured.curve, self._shared_limits()
         fixed, prefixes = None, self._budgets.prefixes.cache()
         # sparse prefill moves rows to other caches
-        in_place = self._ranks.size == 1 and options.sparse_prefill is None
+        in_place = self._processes.size == 1 and options.sparse_prefill is None
         policy = PrefixCachePolicy(
             prefixes, model, kv, make_cache, heterogeneous, in_place=in_place,
             least=measured.least_shared if in_place and found.shares else None,
@@ -116,13 +116,13 @@ class EngineBuilder:
         )  # fmt: skip
         drafts = Drafts()
         if options.reproducible:
-            with self._budgets.measuring(weights, self._ranks.replication) as reserve:
+            with self._budgets.measuring(weights, self._processes.replication) as reserve:
                 fixed = Reproducible.of(model, make_cache, found, limits, reserve)
             limits = fixed.limits(limits)
             # a stored prefix must be computed here, by this software on this device
             policy = WholePasses(prefixes, model, f"{kind}, {key}", make_cache, fixed.shapes)
         elif found.drafts:
-            drafts = self._ranks.alone(partial(self._drafts, weights, options), Drafts())
+            drafts = self._processes.alone(partial(self._drafts, weights, options), Drafts())
         guessing = drafts.speculation.drafting if drafts.speculation else None
         sparse = sparse_prefill_of(options, model, make_cache, found, guessing, drafts.drafter)
         each = measured.passes or self._pass_bytes(weights, make_cache, curve, heterogeneous)
@@ -151,7 +151,7 @@ class EngineBuilder:
             features=weights.features,
             speculation=drafts.speculation,
             sparse_prefill=sparse,
-            replica=self._ranks.replication.engine(engine_name(weights, kind), scheduler),
+            replica=self._processes.replication.engine(engine_name(weights, kind), scheduler),
             heterogeneous=heterogeneous,
         )
         self._worker.add(engine)
@@ -163,14 +163,14 @@ class EngineBuilder:
     def _drafts(self, weights: Weights, options: ModelOptions) -> Drafts:
         ledger = self._budgets.ledger
         room = (ledger.free - ledger.live()) // 2  # the rest is for rows
-        whole = self._ranks.size == 1
+        whole = self._processes.size == 1
         return drafts_of(self._registry, weights.folder, weights.model, options, room, whole=whole)
 
     def _heterogeneous(self, weights: Weights, make_cache: MakeCache) -> Heterogeneous | None:
-        """Common limits of the ranks, if they keep different parts of a row."""
-        if self._ranks.size == 1:
+        """Common limits of the processes, if they keep different parts of a row."""
+        if self._processes.size == 1:
             return None
-        return compare_parts(weights.model, make_cache, self._ranks.replication)
+        return compare_parts(weights.model, make_cache, self._processes.replication)
 
     def _measured(
         self,
@@ -182,7 +182,7 @@ class EngineBuilder:
         heterogeneous: Heterogeneous | None,
     ) -> Measured:
         """Stored measurements for the same circumstances, else new ones."""
-        replication = self._ranks.replication
+        replication = self._processes.replication
         known = replication.decide("known", partial(self._measurements.find, key), _dumped, _read)
         if known is not None:
             return known
@@ -194,7 +194,7 @@ class EngineBuilder:
             curve = calibrate(weights.model, make_cache, replication, reserve)
             passes = measure(weights.model, make_cache, curve, heterogeneous, reserve)
             shared = UNMEASURED
-            if found.shares and self._ranks.size == 1:
+            if found.shares and self._processes.size == 1:
                 shared = least_shared(weights.model, make_cache, curve, reserve)
         at, kind = str(weights.folder), kv_kind(options)
         own = Measured(found, curve, passes, at, kind, software(), shared)
@@ -211,13 +211,13 @@ class EngineBuilder:
         heterogeneous: Heterogeneous | None,
     ) -> PassBytes:
         """A second attempt to measure passes."""
-        with self._budgets.measuring(weights, self._ranks.replication) as reserve:
+        with self._budgets.measuring(weights, self._processes.replication) as reserve:
             found = measure(weights.model, make_cache, curve, heterogeneous, reserve)
         return found or PassBytes()
 
     def _keep_learned(self, key: str, measured: Measured, costs: Costs) -> None:
         """Store the measurements, refined by passes over deep caches."""
-        if costs.curve != measured.curve and not self._ranks.replication.follows:
+        if costs.curve != measured.curve and not self._processes.replication.follows:
             self._measurements.keep(key, replace(measured, curve=costs.curve))
 
     def _limits(self) -> Limits:
@@ -225,14 +225,14 @@ class EngineBuilder:
         return Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
 
     def _shared_limits(self) -> Limits:
-        """The limits in rank 0's settings."""
-        return self._ranks.replication.decide(
+        """The limits in the leader's settings."""
+        return self._processes.replication.decide(
             "limits", self._limits, asdict, lambda told: Limits(**told)
         )
 
 
 def engine_name(weights: Weights, kind: str) -> str:
-    """The ranks' name for an engine."""
+    """The name of an engine, the same in all processes."""
     return f"{weights.number} {kind}"
 
 

@@ -40,7 +40,7 @@ def engine_kind(options: ModelOptions) -> str:
 def cache_maker(
     model: LoadedModel, bits: int | None, replication: Replication = ONE_PROCESS
 ) -> MakeCache:
-    """A function that makes row caches with so many bits (engine thread of every rank).
+    """A function that makes row caches with so many bits (engine thread of every process).
 
     Raises `BadRequest` if no group divides the heads.
     """

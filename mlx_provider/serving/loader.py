@@ -32,7 +32,7 @@ from .kernels import equip
 from .load_errors import load_error, stranger_of
 from .load_line import LoadPlan
 from .sampling import with_sampling
-from .split import WHOLE, Ranks
+from .split import WHOLE, Processes
 from .weight_files import weights_dtype, weights_estimate
 from .weights import Weights
 from .weights_key import WEIGHTS_KEY, WeightsKey, key_here
@@ -64,7 +64,7 @@ class Loader:
         shrink_prefix_cache: Callable[[], None],
         limit: Callable[[], int],
         wired: WiredWeights,
-        ranks: Ranks = WHOLE,
+        processes: Processes = WHOLE,
     ) -> None:
         """`limit`: bytes for all models and rows. `shrink_prefix_cache` (engine thread): free the
         bytes that weights have reserved."""
@@ -75,9 +75,9 @@ class Loader:
         self._shrink_prefix_cache = shrink_prefix_cache
         self._limit = limit
         self._wired = wired
-        self._ranks = ranks
+        self._processes = processes
         self._loads = 0
-        """The ranks' number for a model."""
+        """The number of a model, the same in all processes."""
 
     def plan(self, key: WeightsKey, options: ModelOptions, name: str) -> LoadPlan[Weights]:
         """The expected memory of a load. Raises `BadRequest` for a folder that no family serves.
@@ -96,14 +96,14 @@ class Loader:
             modality=key.modality,
             dtype=dtype,
             extra=options.extra,
-            group=self._ranks.group,
+            group=self._processes.group,
         )
         nbytes = weights_estimate(
             key.folder, key.adapter, expanded=None if dtype is None else DTYPE_BYTES[dtype]
         )
         return LoadPlan(
             key.folder.name,
-            self._ranks.share(nbytes),
+            self._processes.share(nbytes),
             partial(self._load, key, family, plugin, chosen, name),
         )
 
@@ -116,7 +116,7 @@ class Loader:
 
     def unload_here(self, weights: Weights) -> None:
         """Release a model and check that its bytes are freed (engine thread)."""
-        self._ranks.replication.announce("unload", lambda: {"model": weights.number})
+        self._processes.replication.announce("unload", lambda: {"model": weights.number})
         before = mx.get_active_memory()
         self._stop(weights)
         self._wired.leaving(weights.number)
@@ -154,19 +154,19 @@ class Loader:
         return weights
 
     def load_share(self, order: Mapping[str, Any]) -> Weights:
-        """Load this rank's share of the model that rank 0 loads (engine thread).
+        """Load this process's share of the model that the leader loads (engine thread).
 
-        Raises `MLXProviderError`, which every rank receives.
+        Raises `MLXProviderError`, which every process receives.
         """
         self._loads = order["model"] - 1  # a load that failed has a number, too
-        options = replace(_OPTIONS.validate_python(order["options"]), group=self._ranks.group)
+        options = replace(_OPTIONS.validate_python(order["options"]), group=self._processes.group)
         with Isolation() as finding:
             key = key_here(order)
             found = self._family(key)
         if finding.fault is not None:
             error = finding.fault.of_request("finding the model")
-            with Isolation():  # the others wait for this rank
-                self._ranks.loaded(Path(order["key"]["folder"]), error)
+            with Isolation():  # the others wait for this process
+                self._processes.loaded(Path(order["key"]["folder"]), error)
             raise error
         return self._load_here(key, *found, options, order["name"])
 
@@ -181,20 +181,20 @@ class Loader:
         self._worker.end_ahead()
         self._shrink_prefix_cache()
         self._loads += 1
-        self._ranks.replication.announce(
+        self._processes.replication.announce(
             "load", partial(_load_order, self._loads, name, key, options)
         )
-        self._ranks.loaded(key.folder, None)  # a load runs passes, which need all ranks
+        self._processes.loaded(key.folder, None)  # a load runs passes, which need all processes
         before = mx.get_active_memory()
         made = _tried(key.folder, family, plugin, options)
         with Isolation() as trying:
-            self._ranks.loaded(key.folder, made)
+            self._processes.loaded(key.folder, made)
         if isinstance(made, MLXProviderError) or trying.fault is not None:
             failed = made if isinstance(made, MLXProviderError) else _failed_otherwise(trying.fault)
             del made
             _collect()
             raise failed
-        replication = self._ranks.replication
+        replication = self._processes.replication
         largest = max(replication.gather(made.info.weights_bytes))
         remembered = replication.decide("feature budget", lambda: self._feature_bytes, int, int)
         equip(made, self._registry)
@@ -234,7 +234,7 @@ def _grammar_of(made: LoadedModel, masks: Executor, grammars: Executor) -> Gramm
 
 
 def _load_order(number: int, name: str, key: WeightsKey, options: LoadOptions) -> dict[str, Any]:
-    """The load order for the other ranks."""
+    """The load order for the other processes."""
     return {
         "model": number,
         "name": name,
@@ -246,7 +246,7 @@ def _load_order(number: int, name: str, key: WeightsKey, options: LoadOptions) -
 def _failed_otherwise(fault: Fault | None) -> MLXProviderError:
     if fault is not None and isinstance(fault.error, MLXProviderError):
         return fault.error
-    return LoadFailed("the ranks could not compare their weights")
+    return LoadFailed("the processes could not compare their weights")
 
 
 def _tried(

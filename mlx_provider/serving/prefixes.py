@@ -132,7 +132,7 @@ class Prefixes:
         """Free the bytes that weights have reserved."""
         if (
             not self._replication.follows
-        ):  # otherwise rank 0's memory decides, which has reported what to evict
+        ):  # otherwise the leader's memory decides, which has reported what to evict
             self.evict_to(self._ledger.prefix_budget())
 
     def evict_to(self, nbytes: int) -> None:

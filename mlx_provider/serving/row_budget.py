@@ -56,7 +56,7 @@ class RowBudgets:
             return free
 
         def reserve(nbytes: int) -> bool:
-            most = max(replication.gather(nbytes))  # ranks may keep different parts of a row
+            most = max(replication.gather(nbytes))  # processes may keep different parts of a row
             return replication.decide("free to measure", partial(own, most), bool, bool)
 
         try:

@@ -26,7 +26,7 @@ from ..errors import (
     ContextTooLong,
     EngineDied,
     MLXProviderError,
-    RankLost,
+    ProcessLost,
     RequestFailed,
 )
 from ..isolation import Fault, Isolation
@@ -53,7 +53,7 @@ from .plugin_statuses import PluginStatuses
 from .prepared import Prepared, make_prepared
 from .prompt import prepare, prompt_text
 from .reranking import make_scores
-from .split import WHOLE, Ranks
+from .split import WHOLE, Processes
 from .validate import within_vocabulary
 from .warm import warm_requests
 
@@ -68,10 +68,10 @@ class ChatService:
         settings: EngineSettings,
         deliver: Deliver = deliver_now,
         registry: PluginRegistry | None = None,
-        ranks: Ranks = WHOLE,
+        processes: Processes = WHOLE,
         thread_died: Callable[[MLXProviderError], MLXProviderError] = lambda error: error,
     ) -> None:
-        """`ranks`: the ranks that its models are split over. `thread_died` is called at least once
+        """`processes`: those that its models are split over. `thread_died` is called at least once
         when the engine thread has died, and returns the error for those who wait for it."""
         self._settings = settings
         file = settings.models_file
@@ -89,7 +89,7 @@ class ChatService:
             self._worker,
             self._recorder,
             media=lambda: self._media.held,
-            ranks=ranks,
+            processes=processes,
         )
         self._in_flight = InFlight()
         self._next_prompts = NextPrompts(self._worker)
@@ -219,9 +219,9 @@ class ChatService:
             self._take([(active.request, [Failed.of(self._cause(error))])])
 
     def _cause(self, error: MLXProviderError) -> MLXProviderError:
-        """The error of the lost rank, if that is why a request finds its engine gone."""
+        """The error of the lost process, if that is why a request finds its engine gone."""
         death = self._worker.death
-        if isinstance(error, EngineDied) and isinstance(death, RankLost):
+        if isinstance(error, EngineDied) and isinstance(death, ProcessLost):
             return self._thread_died(death)
         return error
 

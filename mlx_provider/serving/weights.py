@@ -59,9 +59,9 @@ class Weights:
     grammar: GrammarCompiler
     _model: LoadedModel | None
     number: int = 0
-    """The ranks' number for it, if it is split."""
+    """Its number, the same in all processes that share it."""
     largest: int = 0
-    """Bytes of the parameters on the rank that has the most."""
+    """Bytes of the parameters in the process that has the most."""
     code: str = ""
     """Digest of third-party code that computes its KV. Empty: only built-in code."""
     stranger: str = ""

@@ -1,8 +1,8 @@
 """`python -m mlx_provider.upstream.launch`: `mlx.launch`, which waits instead of asking on and on.
 
-A thread for each rank (mlx 0.32.4, `_distributed_utils/launch.py`, `_launch_with_io`) waits until
-the rank has written something, or could read: that it nearly always could, so that the threads keep
-a core of rank 0's machine busy for as long as the group lives.
+A thread for each process (mlx 0.32.4, `_distributed_utils/launch.py`, `_launch_with_io`) waits
+until the process has written something, or could read. It nearly always could read, so the threads
+keep a core of the first machine busy for as long as the group lives.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from select import select
 
 PAUSE = 0.1
-"""Seconds after which a thread looks whether there is something for its rank to read."""
+"""Seconds after which a thread looks whether there is something for its process to read."""
 
 Files = Sequence[int]
 

@@ -1,12 +1,12 @@
 """Upstream's split of a model layer by layer (mlx_lm/models/pipeline.py 0.32.2, `PipelineMixin`).
 
-Rank n - 1 has the first layers. Each rank calls its own on what the rank above it sends, and all
-gather what rank 0, which has the last ones, comes to. Upstream is made for one row and one call at
-a time, so two things are done here at each call:
+Process n - 1 has the first layers. Each calls its own on what the one above it sends, and all
+gather what process 0, which has the last ones, comes to. Upstream is made for one row and one call
+at a time, so two things are done here at each call:
 
-- Transfers are launched by whoever evaluates a call, in an order that hangs on the rank's own
-  graph. Here they are launched by the call itself, so that all ranks have them in one order.
-- What a rank sends is tied to its last layer's cache by an attribute that caches of several rows
+- Transfers are launched by whoever evaluates a call, in an order that hangs on its own
+  graph. Here they are launched by the call itself, so that all processes have them in one order.
+- What a process sends is tied to its last layer's cache by an attribute that caches of several rows
   do not have. It is launched here anyway, so a blank behind the caches takes that cache's place.
 """
 
@@ -41,12 +41,12 @@ def pipelined(model: Any) -> Any:
 
 
 def split(part: Any, group: Any) -> None:
-    """Leave this rank's layers in `part`, which `pipelined` has found.
+    """Leave this process's layers in `part`, which `pipelined` has found.
 
     Raises `ValueError` where the layers do not suffice.
     """
     if len(part.layers) < group.size():
-        raise ValueError(f"its {len(part.layers)} layers are fewer than the ranks")
+        raise ValueError(f"its {len(part.layers)} layers are fewer than the processes")
     part.pipeline(group)
     kind = type(part)
     own = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}

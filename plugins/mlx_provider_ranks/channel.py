@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from mlx_provider.errors import RankLost, RanksDiffer
+from mlx_provider.errors import ProcessLost
 
 from .address import Meeting, bind_host, leader_hosts, new_key, spread
 from .door import Door, Guest
 from .follower_link import FollowerLink
 from .framing import BadFrame, frame, receive
 from .leader_link import LeaderLink
-from .messages import Hello, RankFault, RankStatus, differences
+from .messages import Hello, ProcessStatus, RankFault, RanksDiffer, differences, rank_name
 from .watch import BEAT_EVERY, FOUND_LIMIT, LONGEST_REASON, Watch
 
 START_PATIENCE = 120.0
@@ -62,7 +62,7 @@ class LeaderChannel:
         """Wait for every follower of an `mx.distributed.Group`, of which this is rank 0.
 
         `lost` is called once, from a thread of the channel's own, for the first rank that is lost.
-        `patience`: seconds that a rank may be behind. Raises `RankLost` where one does not come,
+        `patience`: seconds that a rank may be behind. Raises `ProcessLost` where one does not come,
         `RanksDiffer` where one may not compute with this one.
         """
         hosts = leader_hosts()
@@ -93,7 +93,7 @@ class LeaderChannel:
     def tell(self, message: Mapping[str, Any], *, more: bool = False) -> None:
         """Send one message to every follower, `more`: at once with the next one.
 
-        Raises `RankLost` once a rank is lost.
+        Raises `ProcessLost` once a rank is lost.
         """
         self._raise_lost()
         self._kept.add(message)
@@ -101,7 +101,7 @@ class LeaderChannel:
             self.send()
 
     def send(self) -> None:
-        """Send what was told with `more`, if anything. Raises `RankLost`."""
+        """Send what was told with `more`, if anything. Raises `ProcessLost`."""
         kinds, data = self._kept.taken()
         self._watch.sending(kinds)
         for link in self._links:
@@ -114,7 +114,7 @@ class LeaderChannel:
         """Of the first rank that was lost."""
         return self._watch.fault
 
-    def statuses(self) -> list[RankStatus]:
+    def statuses(self) -> list[ProcessStatus]:
         """Of every rank, this one first."""
         mine = _status(self._hello, self._since, None)
         return [mine, *(_status(each.hello, self._since, each.fault) for each in self._links)]
@@ -125,7 +125,7 @@ class LeaderChannel:
         return [self._hello, *(each.hello for each in self._links)]
 
     def wait_heard(self) -> None:
-        """Until every follower has heard all that was told. Raises `RankLost`."""
+        """Until every follower has heard all that was told. Raises `ProcessLost`."""
         while not self._watch.heard_all():
             self._raise_lost()
             time.sleep(WAIT_TICK)
@@ -193,7 +193,7 @@ class FollowerChannel:
         *,
         start_patience: float = START_PATIENCE,
     ) -> FollowerChannel:
-        """Meet the leader. Raises `RankLost` where it cannot be reached, `RanksDiffer`.
+        """Meet the leader. Raises `ProcessLost` where it cannot be reached, `RanksDiffer`.
 
         `lost` is called once, from a thread of the channel's own, when the leader is gone: the
         thread that hears may hang in a collective.
@@ -217,12 +217,14 @@ class FollowerChannel:
                 sock.settimeout(start_patience)
                 leader = _welcomed(sock)
             except (OSError, BadFrame) as error:
-                raise RankLost(f"the leader (rank 0) did not let this rank in: {error}") from None
+                raise ProcessLost(
+                    f"the leader (rank 0) did not let this rank in: {error}"
+                ) from None
             undo.pop_all()
         return cls(sock, hello, leader, lost)
 
     def hear(self) -> dict[str, Any]:
-        """The next message, in order. Raises `RankLost` when the leader is gone."""
+        """The next message, in order. Raises `ProcessLost` when the leader is gone."""
         self._since = None
         try:
             message = self._link.next()
@@ -299,7 +301,7 @@ def _welcome(guests: list[Guest], hello: Hello) -> None:
             if not odd:
                 _close_all(guests)
                 where = f"rank {guest.hello.rank} on {guest.hello.host}"
-                raise RankLost(f"{where} left at start: {error}") from None
+                raise ProcessLost(f"{where} left at start: {error}") from None
     if odd:
         _close_all(guests)
         raise _differ(odd)
@@ -328,7 +330,7 @@ def _connect(meeting: Meeting, limit: float) -> socket.socket:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return sock
         if time.monotonic() > deadline:
-            raise RankLost(f"the leader (rank 0) cannot be reached on {failure}")
+            raise ProcessLost(f"the leader (rank 0) cannot be reached on {failure}")
         time.sleep(CONNECT_PAUSE)
 
 
@@ -337,9 +339,9 @@ def _reason(error: OSError | BadFrame) -> str:
     return CLOSED if isinstance(error, ConnectionError) else str(error)
 
 
-def _status(hello: Hello, since: float, fault: RankFault | None) -> RankStatus:
-    return RankStatus(
-        rank=hello.rank,
+def _status(hello: Hello, since: float, fault: RankFault | None) -> ProcessStatus:
+    return ProcessStatus(
+        name=rank_name(hello.rank),
         host=hello.host,
         pid=hello.pid,
         device=hello.device,

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mlx_provider.errors import RankLost
+from mlx_provider.errors import ProcessLost
 
 from .framing import LONGEST_BEFORE, BadFrame, Frames
 from .messages import Hello
@@ -57,7 +57,7 @@ class Door:
         self.guests: dict[int, Guest] = {}
 
     def wait(self, limit: float) -> list[Guest]:
-        """All followers, by rank. Raises `RankLost` for those not there after `limit` seconds."""
+        """All followers, by rank. Raises `ProcessLost` for those not there in `limit` seconds."""
         deadline = self._clock() + limit
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -65,7 +65,7 @@ class Door:
             undo.callback(self._send_away)
             while self._missing:
                 if self._clock() > deadline:
-                    raise RankLost(f"{_named(self._missing)} did not come within {limit:g} s")
+                    raise ProcessLost(f"{_named(self._missing)} did not come within {limit:g} s")
                 self._turn()
             undo.pop_all()
         return [self.guests[rank] for rank in sorted(self.guests)]
@@ -79,7 +79,9 @@ class Door:
             if key.data is None:
                 self._accept()
             elif isinstance(key.data, Guest):
-                raise RankLost(f"rank {key.data.hello.rank} on {key.data.hello.host} left at start")
+                raise ProcessLost(
+                    f"rank {key.data.hello.rank} on {key.data.hello.host} left at start"
+                )
             elif key.data in self._callers:  # not dropped in this turn
                 self._listen_to(key.data)
         now = self._clock()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_provider.errors import RankLost, RequestFailed
+from mlx_provider.errors import ProcessLost, RequestFailed
 from mlx_provider.records import MediaSpan, Prompt
 from mlx_provider.replicas.engine import (
     Admitted,
@@ -185,7 +185,7 @@ def decode_outcome(encoded: Any) -> Outcome:
 class Codec:
     """Decisions of one engine, with its rows and prompts by names that hold on every rank.
 
-    Each `decode_` raises `RankLost` for what is not on this rank.
+    Each `decode_` raises `ProcessLost` for what is not on this rank.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -225,16 +225,16 @@ class Codec:
         return [len(plan.rows), part, plan.mixed, drafts, record.caught_up, embedded]
 
     def decode_record(self, encoded: Any) -> StepRecord:
-        """Raises `RankLost` where other rows decode here, too."""
+        """Raises `ProcessLost` where other rows decode here, too."""
         count, part, mixed, drafts, caught_up, embedded = encoded
         rows = tuple(self._scheduler.running) if count else ()
         if len(rows) != count:
-            raise RankLost(f"{len(rows)} rows decode here, {count} on rank 0")
+            raise ProcessLost(f"{len(rows)} rows decode here, {count} on rank 0")
         chunk = None
         if part is not None:
             job = self._decode_job(part[0])
             if job.done != part[1]:
-                raise RankLost(f"a prompt has {job.done} tokens here, {part[1]} on rank 0")
+                raise ProcessLost(f"a prompt has {job.done} tokens here, {part[1]} on rank 0")
             chunk = Chunk(job, part[1], part[2])
         return StepRecord(
             time.monotonic(),
@@ -268,5 +268,5 @@ class Codec:
         raise _missing(encoded)
 
 
-def _missing(encoded: Any) -> RankLost:
-    return RankLost(f"rank 0 names {encoded}, which is not on this rank")
+def _missing(encoded: Any) -> ProcessLost:
+    return ProcessLost(f"rank 0 names {encoded}, which is not on this rank")

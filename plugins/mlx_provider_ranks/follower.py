@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from mlx_provider.errors import MLXProviderError, RankLost
+from mlx_provider.errors import MLXProviderError, ProcessLost
 from mlx_provider.replicas import EngineSettings, PluginRegistry
 from mlx_provider.replicas.engine import (
     CLEAR_EVERY,
@@ -46,7 +46,7 @@ class Ears(Protocol):
     """How rank 0 is heard."""
 
     def hear(self) -> dict[str, Any]:
-        """The next message. Raises `RankLost` once rank 0 is gone."""
+        """The next message. Raises `ProcessLost` once rank 0 is gone."""
 
     def failed(self, reason: str) -> None:
         """Tell rank 0 why this one cannot go on."""
@@ -68,7 +68,7 @@ class Follower:
             registry,
             EngineWorker(lambda posts: None, lambda error: None),  # whose thread never starts
             Recorder(),
-            ranks=LoadingRanks(Following(self, group), group, stuck=ears.failed),
+            processes=LoadingRanks(Following(self, group), group, stuck=ears.failed),
         )
         self._loaded: dict[int, Weights] = {}
         self._engines: dict[str, Engine] = {}
@@ -92,7 +92,7 @@ class Follower:
     def run(self) -> None:
         """Follow until rank 0 ends in order.
 
-        Raises `RankLost` once it is gone, and whatever a pass raises.
+        Raises `ProcessLost` once it is gone, and whatever a pass raises.
         """
         while (message := self._hear())["kind"] != "end":
             happens = self._happens.get(message["kind"])
@@ -119,7 +119,7 @@ class Follower:
         try:
             weights = self._models.loader.load_share(message)
         except MLXProviderError as error:
-            if isinstance(error, RankLost):
+            if isinstance(error, ProcessLost):
                 raise
             log.error("%s is not loaded: %s", message["name"], error.message)
             return  # rank 0 knows, and tells who asked
@@ -131,7 +131,7 @@ class Follower:
         try:
             self._models.builder.start(weights, message["choice"], options)
         except MLXProviderError as error:
-            if isinstance(error, RankLost):
+            if isinstance(error, ProcessLost):
                 raise
             log.error("%s does not run: %s", weights.name, error.message)
             return  # as on rank 0
@@ -170,5 +170,5 @@ class Follower:
             mx.clear_cache()
 
 
-def _elsewhere(here: str, message: Message) -> RankLost:
-    return RankLost(f"this rank {here}; rank 0 is at {message['kind']!r}: they are out of step")
+def _elsewhere(here: str, message: Message) -> ProcessLost:
+    return ProcessLost(f"this rank {here}; rank 0 is at {message['kind']!r}: they are out of step")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from mlx_provider.errors import RankLost
+from mlx_provider.errors import ProcessLost
 from mlx_provider.replicas import EngineSettings, PluginRegistry
-from mlx_provider.replicas.engine import Ranks, device_name, memory_limit
+from mlx_provider.replicas.engine import Processes, device_name, memory_limit
 
 from .channel import FollowerChannel, LeaderChannel, Lost
 from .follower import Follower
@@ -16,18 +16,18 @@ from .messages import Hello
 
 
 def join(settings: EngineSettings, registry: PluginRegistry) -> tuple[mx.distributed.Group, Hello]:
-    """The group, once every rank is there, and how this one says hello. Raises `RankLost`."""
+    """The group, once every rank is there, and how this one says hello. Raises `ProcessLost`."""
     try:
         group = mx.distributed.init(strict=True)
     except RuntimeError as error:
-        raise RankLost(f"this rank found no group: {error}") from None
+        raise ProcessLost(f"this rank found no group: {error}") from None
     limit = memory_limit(settings.memory_limit)
     return group, own_hello(group.rank(), registry, device_name(), limit)
 
 
 def lead(
     settings: EngineSettings, registry: PluginRegistry, lost: Lost
-) -> tuple[Ranks, LeaderChannel]:
+) -> tuple[Processes, LeaderChannel]:
     """Wait for all other ranks, as rank 0; see `LeaderChannel.open`."""
     group, hello = join(settings, registry)
     channel = LeaderChannel.open(group, hello, lost)
@@ -37,7 +37,7 @@ def lead(
 def follow(settings: EngineSettings, registry: PluginRegistry, lost: Lost | None = None) -> None:
     """Be another rank until rank 0 ends.
 
-    Raises `RankLost`, `RanksDiffer`, and whatever a pass raises.
+    Raises `ProcessLost`, `RanksDiffer`, and whatever a pass raises.
     """
     group, hello = join(settings, registry)
     channel = FollowerChannel.join(group, hello, lost)

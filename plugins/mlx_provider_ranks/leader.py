@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from mlx_provider.errors import MLXProviderError
 from mlx_provider.replicas import EngineSettings, PluginRegistry
-from mlx_provider.replicas.engine import ChatService, Ranks
+from mlx_provider.replicas.engine import ChatService, Processes
 from mlx_provider.replicas.server import Deliver
 
 from .channel import LeaderChannel
@@ -30,7 +30,7 @@ def lead(
     return ChatService(settings, deliver, registry, ranks_of(group, channel), died)
 
 
-def ranks_of(group: mx.distributed.Group, channel: LeaderChannel) -> Ranks:
+def ranks_of(group: mx.distributed.Group, channel: LeaderChannel) -> Processes:
     """All ranks, as rank 0 knows them once they have met."""
     least = min(hello.memory_limit for hello in channel.hellos)
     return LoadingRanks(

@@ -7,11 +7,15 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import mlx.core as mx
 
-from mlx_provider.errors import LoadFailed, MLXProviderError
-from mlx_provider.replicas.engine import Ranks
+from mlx_provider.errors import LoadFailed, MLXProviderError, wrong_option
+from mlx_provider.replicas import Isolation
+from mlx_provider.replicas.engine import ModelOptions, Processes
+
+T = TypeVar("T")
 
 SAMPLES = 16
 """Places of a weight file whose bytes are compared."""
@@ -24,7 +28,7 @@ FAILED = 0
 
 
 @dataclass(frozen=True)
-class LoadingRanks(Ranks):
+class LoadingRanks(Processes):
     """Ranks of a group that load each model together."""
 
     stuck: Callable[[str], None] = lambda reason: None
@@ -32,6 +36,30 @@ class LoadingRanks(Ranks):
     because they are in passes of their load."""
     wait_heard: Callable[[], None] = lambda: None
     """Waits on rank 0 until the other ranks have received all messages."""
+
+    def check(self, options: ModelOptions) -> None:
+        if self.size == 1:
+            return
+        for name, wanted in (
+            ("reproducible", options.reproducible),
+            ("sparse_prefill", options.sparse_prefill is not None),
+            ("adapter", options.adapter is not None),
+        ):
+            if wanted:
+                raise wrong_option(
+                    name, f"not for a model that is split over {self.size} ranks: leave it out"
+                )
+
+    def alone(self, make: Callable[[], T], without: T) -> T:
+        with Isolation() as making:
+            made = without if self.replication.follows else make()
+        fault = making.fault
+        problem = self.replication.decide("made", lambda: fault.summary if fault else "", str, str)
+        if fault is not None:
+            raise fault.error
+        if problem:
+            raise LoadFailed(f"rank 0 failed: {problem}")
+        return made
 
     def loaded(self, folder: Path, made: object) -> None:
         if isinstance(made, MLXProviderError):

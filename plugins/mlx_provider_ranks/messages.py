@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mlx_provider.errors import RankLost
-from mlx_provider.replicas import RankStatus
+from mlx_provider.errors import EngineUnavailable, ProcessLost
+from mlx_provider.replicas import ProcessStatus
 
-__all__ = ["Hello", "RankFault", "RankStatus", "differences"]
+__all__ = ["Hello", "ProcessStatus", "RankFault", "RanksDiffer", "differences", "rank_name"]
+
+
+class RanksDiffer(EngineUnavailable):
+    """Ranks have different versions, plugins or weights: the group does not start."""
 
 
 class _Message(BaseModel):
@@ -41,9 +45,14 @@ class RankFault(_Message):
     reason: str
     since: float
 
-    def error(self) -> RankLost:
+    def error(self) -> ProcessLost:
         """What requests in flight are told."""
-        return RankLost(f"rank {self.rank} on {self.host} is lost: {self.reason}")
+        return ProcessLost(f"rank {self.rank} on {self.host} is lost: {self.reason}")
+
+
+def rank_name(rank: int) -> str:
+    """As `/health`, `doctor` and `engine status` show it."""
+    return f"rank {rank}"
 
 
 def differences(mine: Hello, other: Hello) -> list[str]:

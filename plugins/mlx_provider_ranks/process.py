@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from mlx_provider.errors import MLXProviderError, RankLost
+from mlx_provider.errors import MLXProviderError, ProcessLost
 from mlx_provider.replicas import (
     EngineSettings,
     Fault,
@@ -30,7 +30,7 @@ from mlx_provider.replicas import (
 )
 from mlx_provider.replicas.server import (
     Deliver,
-    RankGroup,
+    ProcessGroup,
     ServeOptions,
     Service,
     end_process,
@@ -40,7 +40,7 @@ from mlx_provider.replicas.server import (
 )
 
 from .channel import FollowerChannel, LeaderChannel
-from .messages import Hello, RankFault, RankStatus
+from .messages import Hello, ProcessStatus, RankFault, rank_name
 from .report import Report
 
 LOST = 75
@@ -75,31 +75,31 @@ def main(
 
 
 def _lead(parsed: dict[str, Any], last: RankFault | None, lead: Lead) -> int:
-    ranks = RankGroup(last_fault=_status(last))
-    ranks.serving = Report(kind="serving", rank=0).tell
-    ranks.refused = lambda error: Report.of(0, error).tell()
+    group = ProcessGroup(last_fault=_status(last))
+    group.serving = Report(kind="serving", rank=0).tell
+    group.refused = lambda error: Report.of(0, error).tell()
 
     def build(settings: EngineSettings, deliver: Deliver) -> Service:
         prepare_mlx()
-        group, registry, hello = _joined(settings)
-        channel = LeaderChannel.open(group, hello, lost)
-        ranks.statuses = channel.statuses
-        return lead(settings, deliver, registry, group, channel)
+        joined, registry, hello = _joined(settings)
+        channel = LeaderChannel.open(joined, hello, lost)
+        group.statuses = channel.statuses
+        return lead(settings, deliver, registry, joined, channel)
 
     def lost(fault: RankFault) -> None:
         Report(kind="lost", rank=0, fault=fault).tell()
         _end_after(LEADER_LEAVES)
-        ranks.lose(fault.error())
+        group.lose(fault.error())
 
-    code = serve(ServeOptions(**parsed, ranks=ranks), build)
-    return LOST if ranks.error is not None else code
+    code = serve(ServeOptions(**parsed, group=group), build)
+    return LOST if group.error is not None else code
 
 
 def _follow(rank: int, follow: Follow) -> int:
     # `mlx.launch` sends it as soon as one rank has ended: first this one says whom it misses
     signal.signal(signal.SIGTERM, lambda *_: _end_after(FOLLOWER_LEAVES))
     channel: FollowerChannel | None = None
-    lost: RankLost | None = None
+    lost: ProcessLost | None = None
     with Isolation() as trying:
         try:
             settings = engine_settings()
@@ -109,13 +109,13 @@ def _follow(rank: int, follow: Follow) -> int:
             channel = FollowerChannel.join(group, hello, lambda fault: _left_alone(rank, fault))
             follow(settings, registry, group, channel)
             return 0
-        except RankLost as error:  # which is no fault of one request, and passes
+        except ProcessLost as error:  # which is no fault of one request, and passes
             lost = error
     return _ended(rank, channel, lost, trying.fault)
 
 
 def _ended(
-    rank: int, channel: FollowerChannel | None, lost: RankLost | None, fault: Fault | None
+    rank: int, channel: FollowerChannel | None, lost: ProcessLost | None, fault: Fault | None
 ) -> int:
     """A follower cannot go on: the leader is told why, where there is one, else the supervisor."""
     error: BaseException | None = lost
@@ -170,12 +170,12 @@ def _obey(rank: int) -> None:
     end_process(LOST)
 
 
-def _status(fault: RankFault | None) -> RankStatus | None:
+def _status(fault: RankFault | None) -> ProcessStatus | None:
     if fault is None:
         return None
-    return RankStatus(
-        rank=fault.rank, host=fault.host, pid=0, device="", state="lost", since=fault.since,
-        detail=fault.reason,
+    return ProcessStatus(
+        name=rank_name(fault.rank), host=fault.host, pid=0, device="", state="lost",
+        since=fault.since, detail=fault.reason,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from mlx_provider.errors import MLXProviderError, RankLost
+from mlx_provider.errors import MLXProviderError, ProcessLost
 
 from .messages import RankFault
 
@@ -34,8 +34,8 @@ class Report(BaseModel):
     @classmethod
     def of(cls, rank: int, error: MLXProviderError) -> Report:
         """Of an error that ended a rank's start."""
-        kind: Literal["failed", "refused"] = "failed" if isinstance(error, RankLost) else "refused"
-        return cls(kind=kind, rank=rank, message=error.message)
+        lost = isinstance(error, ProcessLost)
+        return cls(kind="failed" if lost else "refused", rank=rank, message=error.message)
 
     @classmethod
     def read(cls, line: bytes) -> Report | None:

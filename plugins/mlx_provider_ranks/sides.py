@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import mlx.core as mx
 
-from mlx_provider.errors import MLXProviderError, RankLost, RequestFailed
+from mlx_provider.errors import MLXProviderError, ProcessLost, RequestFailed
 from mlx_provider.records import Features, LoadedModel, SpreadsFeatures
 from mlx_provider.replicas import Fault, Isolation
 from mlx_provider.replicas.engine import Drawn, Scheduler, Types, leaves, outline, rebuilt
@@ -52,10 +52,10 @@ class Tells(Protocol):
     """How rank 0 reaches the others."""
 
     def tell(self, message: Message, *, more: bool = False) -> None:
-        """Send it to every other rank, `more`: with the next one. Raises `RankLost`."""
+        """Send it to every other rank, `more`: with the next one. Raises `ProcessLost`."""
 
     def send(self) -> None:
-        """Whatever was told goes out: others are waited for. Raises `RankLost`."""
+        """Whatever was told goes out: others are waited for. Raises `ProcessLost`."""
 
 
 class Leading:
@@ -146,7 +146,7 @@ class Hears(Protocol):
     """Of rank 0, as last heard."""
 
     def next(self, kind: str, engine: str) -> Any:
-        """The value of the next decision. Raises `RankLost` where that is another one."""
+        """The value of the next decision. Raises `ProcessLost` where that is another one."""
 
 
 class Following:
@@ -203,7 +203,7 @@ def _refuse(fault: Fault, where: str) -> None:
     """Others wait in the pass that has failed here."""
     if not fault.ours:
         log.error("a pass failed\n%s", fault.trace)
-        raise RankLost(f"a pass failed on {where}: {fault.summary}")
+        raise ProcessLost(f"a pass failed on {where}: {fault.summary}")
 
 
 def _none_drawn(logits: mx.array) -> mx.array:
@@ -228,7 +228,7 @@ def _name(dtype: mx.Dtype) -> str:
 
 def _error(fault: Fault | None) -> MLXProviderError:
     if fault is None:
-        return RankLost("rank 0 could not go on")
+        return ProcessLost("rank 0 could not go on")
     if isinstance(fault.error, MLXProviderError):
         return fault.error
     return fault.of_plugin() or RequestFailed(fault.summary)

@@ -257,7 +257,7 @@ def lead(registry: PluginRegistry) -> None:
     channel = LeaderChannel.open(group, hello, _left_alone, patience=PATIENCE)
     ranks = ranks_of(group, channel)
     played = [
-        play(one, lambda settings: ChatService(settings, registry=registry, ranks=ranks))
+        play(one, lambda settings: ChatService(settings, registry=registry, processes=ranks))
         for one in PLAYED["plays"]
     ]
     tell(0, played)

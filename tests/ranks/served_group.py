@@ -103,7 +103,7 @@ class ServedGroup:
     def health(self) -> Health:
         """Of a group that serves."""
         found = until(self._health)
-        self.pids |= {rank.pid for rank in found.ranks}
+        self.pids |= {rank.pid for rank in found.processes}
         return found
 
     def _health(self) -> Health | None:
@@ -111,7 +111,7 @@ class ServedGroup:
             return None
         with suppress(EngineUnavailable):
             found = self.client.health()
-            return found if all(rank.state == "serving" for rank in found.ranks) else None
+            return found if all(rank.state == "serving" for rank in found.processes) else None
         return None
 
     def again(self, before: Health) -> Health:

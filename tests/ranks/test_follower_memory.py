@@ -9,7 +9,7 @@ from mlx_provider.engine.request_log import Recorder
 from mlx_provider.engine.worker import EngineWorker
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.model_cache import ModelCache
-from mlx_provider.serving.split import Ranks
+from mlx_provider.serving.split import Processes
 
 
 class Follows(OneProcess):
@@ -26,9 +26,9 @@ class Kept(PrefixCache):
         return 0
 
 
-def shrunk(ranks: Ranks) -> list[int]:
+def shrunk(ranks: Processes) -> list[int]:
     worker = EngineWorker(lambda posts: None, lambda error: None)
-    models = ModelCache(EngineSettings(), PluginRegistry(), worker, Recorder(), ranks=ranks)
+    models = ModelCache(EngineSettings(), PluginRegistry(), worker, Recorder(), processes=ranks)
     models.prefixes._cache = kept = Kept()
     models.prefixes.shrink()
     models.prefixes.evict_to(7)
@@ -38,5 +38,5 @@ def shrunk(ranks: Ranks) -> list[int]:
 
 
 def test_a_load_makes_room_by_the_memory_of_rank_0_alone() -> None:
-    assert shrunk(Ranks(Follows())) == [7]
-    assert len(shrunk(Ranks())) == 2
+    assert shrunk(Processes(Follows())) == [7]
+    assert len(shrunk(Processes())) == 2

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from mlx_provider.errors import RankLost, RanksDiffer
+from mlx_provider.errors import ProcessLost
 from mlx_provider_ranks.address import Meeting, new_key
 from mlx_provider_ranks.channel import FollowerChannel, LeaderChannel
-from mlx_provider_ranks.messages import Hello, RankFault
+from mlx_provider_ranks.messages import Hello, RankFault, RanksDiffer
 
 LIMIT = 20.0
 
@@ -67,7 +67,7 @@ def group(size: int = 2, patience: float = 5.0, start: float = LIMIT) -> Iterato
                 LeaderChannel.meet(listener, key, size, hello(0), made.faults.put, patience, start)
             )
             made.answers.put(opened[0])
-        except (RankLost, RanksDiffer) as error:
+        except (ProcessLost, RanksDiffer) as error:
             made.answers.put(error)
 
     thread = threading.Thread(target=lead)
@@ -84,7 +84,7 @@ def in_threads(calls: list[Callable[[], object]]) -> list[object]:
     def run(index: int) -> None:
         try:
             found[index] = calls[index]()
-        except (RankLost, RanksDiffer) as error:
+        except (ProcessLost, RanksDiffer) as error:
             found[index] = error
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(len(calls))]
@@ -119,10 +119,10 @@ def test_every_follower_hears_every_message_in_order() -> None:
         assert [one.hear() for _ in sent] == sent == [two.hear() for _ in sent]
         assert one.leader.host == "mac-0"
         assert [each.state for each in leader.statuses()] == ["serving"] * 3
-        assert [each.rank for each in leader.statuses()] == [0, 1, 2]
+        assert [each.name for each in leader.statuses()] == ["rank 0", "rank 1", "rank 2"]
         leader.close()
         for each in (one, two):
-            with pytest.raises(RankLost, match="rank 0 on mac-0 is lost"):
+            with pytest.raises(ProcessLost, match="rank 0 on mac-0 is lost"):
                 each.hear()
             each.close()
     assert made.faults.empty()
@@ -198,7 +198,7 @@ def test_a_told_failure_is_the_reason_and_is_told_once() -> None:
         fault = made.faults.get(timeout=LIMIT)
         assert (fault.rank, fault.host) == (1, "mac-1")
         assert fault.reason == "out of memory at layer 3"
-        with pytest.raises(RankLost, match="rank 1 on mac-1 is lost: out of memory at layer 3"):
+        with pytest.raises(ProcessLost, match="rank 1 on mac-1 is lost: out of memory at layer 3"):
             leader.tell({"kind": "step"})
         two.close()
         assert soon(lambda: [s.state for s in leader.statuses()] == ["serving", "lost", "lost"])
@@ -218,7 +218,7 @@ def test_a_send_that_fails_waits_for_the_reason() -> None:
             while time.monotonic() < deadline:
                 leader.tell({"kind": "step"})
 
-        with pytest.raises(RankLost, match="no memory"):
+        with pytest.raises(ProcessLost, match="no memory"):
             tell_on()
 
 
@@ -243,7 +243,7 @@ def test_differences_are_named_on_both_sides() -> None:
 
 
 def test_who_does_not_come_is_named() -> None:
-    named = pytest.raises(RankLost, match=r"ranks 1, 2 did not come within 0.1 s")
+    named = pytest.raises(ProcessLost, match=r"ranks 1, 2 did not come within 0.1 s")
     with group(3, start=0.1) as made, named:
         made.leader()
 
@@ -265,7 +265,7 @@ def test_strangers_cannot_keep_a_rank_out() -> None:
         for stranger, data in zip(strangers[-20:], bombs * 2, strict=False):
             stranger.sendall(data)
         wrong = Meeting(("127.0.0.1",), made.meeting.port, "0" * 64)
-        with pytest.raises(RankLost, match="did not let this rank in"):
+        with pytest.raises(ProcessLost, match="did not let this rank in"):
             FollowerChannel.meet(wrong, hello(1))
         (one,) = followers(made, 2)
         made.leader().tell({"kind": "step"})
@@ -278,11 +278,11 @@ def test_strangers_cannot_keep_a_rank_out() -> None:
 def test_a_second_connection_of_a_rank_is_a_strangers() -> None:
     with group(3) as made:
         first = in_threads([lambda: _greet(made.meeting, 1)])[0]
-        with pytest.raises(RankLost, match="did not let this rank in"):
+        with pytest.raises(ProcessLost, match="did not let this rank in"):
             FollowerChannel.meet(made.meeting, hello(1))
         assert isinstance(first, socket.socket)
         first.close()
-        with pytest.raises(RankLost, match="rank 1 on mac-1 left at start"):
+        with pytest.raises(ProcessLost, match="rank 1 on mac-1 left at start"):
             made.leader()
 
 
@@ -300,7 +300,7 @@ def test_one_that_never_beats_is_lost_though_its_connection_stands() -> None:
         leader = made.leader()
         fault = made.faults.get(timeout=LIMIT)
         assert fault.reason == "no beat for 0.2 s"
-        with pytest.raises(RankLost, match="no beat"):
+        with pytest.raises(ProcessLost, match="no beat"):
             leader.tell({"kind": "step"})
         half_open.close()
 
@@ -309,7 +309,7 @@ def test_a_tell_that_nobody_reads_ends_when_the_rank_is_lost() -> None:
     with group(patience=0.4) as made:
         half_open = _greet(made.meeting, 1)
         leader = made.leader()
-        with pytest.raises(RankLost, match="no beat"):
+        with pytest.raises(ProcessLost, match="no beat"):
             leader.tell({"kind": "join", "tokens": list(range(2_000_000))})
         half_open.close()
 
@@ -391,7 +391,7 @@ def test_a_leader_that_stands_still_is_lost(monkeypatch: pytest.MonkeyPatch) -> 
     theirs.sendall(frame({"kind": "step"}))
     assert follower.hear() == {"kind": "step"}
     assert faults.get(timeout=LIMIT).reason == "no beat for 0.2 s"
-    with pytest.raises(RankLost, match=r"rank 0 on mac-0 is lost: no beat for 0.2 s"):
+    with pytest.raises(ProcessLost, match=r"rank 0 on mac-0 is lost: no beat for 0.2 s"):
         follower.hear()
     follower.close()
     theirs.close()
@@ -429,7 +429,7 @@ def test_a_process_that_is_killed_or_stopped_is_lost(
             leader.tell({"kind": "step"})
             process.send_signal(number)
             assert made.faults.get(timeout=LIMIT).reason == reason
-            with pytest.raises(RankLost, match=reason):
+            with pytest.raises(ProcessLost, match=reason):
                 leader.tell({"kind": "step"})
         finally:
             process.kill()

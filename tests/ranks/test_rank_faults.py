@@ -21,7 +21,7 @@ from mlx_provider.errors import (
     EngineUnavailable,
     MLXProviderError,
     PluginError,
-    RankLost,
+    ProcessLost,
     RequestFailed,
 )
 from mlx_provider.protocol.health import Health
@@ -59,12 +59,12 @@ class Served:
     def again(self, before: Health, rank: int, reason: str, since: float) -> None:
         """The group is back, tells what has become of the one before, and answers as that did."""
         after = self.group.again(before)
-        fault = after.rank_fault
+        fault = after.process_fault
         assert fault is not None
         assert (fault.rank, fault.state) == (rank, "lost")
         assert reason in fault.detail
         assert since <= fault.since <= time.time()
-        assert [each.state for each in after.ranks] == ["serving", "serving"]
+        assert [each.state for each in after.processes] == ["serving", "serving"]
         assert self.group.ask(self.model, "hello").answer() == self.expected
 
 
@@ -78,8 +78,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def lost(asked: Asked, rank: int, reason: str, since: float) -> None:
     """It has ended in time, with an error that names the rank. `since`: Unix seconds."""
     error = asked.end().error
-    assert isinstance(error, RankLost), error
-    assert (error.code, error.status) == ("rank_lost", 503)
+    assert isinstance(error, ProcessLost), error
+    assert (error.code, error.status) == ("process_lost", 503)
     assert error.message.startswith(f"rank {rank} on ")
     assert reason in error.message
     print(f"{asked.ended_at - since:.2f} s: {error.message}")
@@ -90,7 +90,7 @@ def lost(asked: Asked, rank: int, reason: str, since: float) -> None:
 def test_a_rank_is_killed_or_stopped_in_decode(served: Served, number: str, reason: str) -> None:
     before, asked = served.group.health(), served.decoding()
     since = time.time()
-    os.kill(before.ranks[1].pid, signal.Signals[number])
+    os.kill(before.processes[1].pid, signal.Signals[number])
     for each in asked:
         lost(each, 1, reason, since)
     served.again(before, 1, reason, since)
@@ -114,7 +114,7 @@ def test_rank_0_is_killed_or_stopped_in_decode(served: Served, number: str, reas
 
 def test_a_rank_is_killed_while_nobody_asks(served: Served) -> None:
     before, since = served.group.health(), time.time()
-    os.kill(before.ranks[1].pid, signal.SIGKILL)
+    os.kill(before.processes[1].pid, signal.SIGKILL)
     served.again(before, 1, ENDED, since)
     environ = os.environ | {"MLX_PROVIDER_RUNTIME_DIR": str(served.group.folder)}
     for words in (["doctor"], ["engine", "status"]):

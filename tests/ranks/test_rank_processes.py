@@ -108,29 +108,29 @@ def _is_gone(pid: int) -> bool:
 def test_a_lost_rank(serving: Serving, number: signal.Signals, reason: str) -> None:
     """In flight: a typed error within 5 s. Then: the group again, nothing of the old one left."""
     before = serving.health()
-    assert [each["state"] for each in before["ranks"]] == ["serving", "serving"]
-    assert "rank_fault" not in before
+    assert [each["state"] for each in before["processes"]] == ["serving", "serving"]
+    assert "process_fault" not in before
     waits = serving.in_flight()
     at = time.monotonic()
-    os.kill(before["ranks"][1]["pid"], number)
+    os.kill(before["processes"][1]["pid"], number)
     waits.join(LIMIT)
     assert time.monotonic() - at < 5
-    assert '"code":"rank_lost"' in serving.told[-1]
+    assert '"code":"process_lost"' in serving.told[-1]
     assert reason in serving.told[-1]
     after = serving.health(other_than=before["pid"])
-    assert after["rank_fault"]["rank"] == 1
-    assert after["rank_fault"]["detail"] == reason
-    assert all(_is_gone(each["pid"]) for each in before["ranks"])
+    assert after["process_fault"]["name"] == "rank 1"
+    assert after["process_fault"]["detail"] == reason
+    assert all(_is_gone(each["pid"]) for each in before["processes"])
 
 
 def test_a_supervisor_that_is_killed_leaves_no_orphan(serving: Serving) -> None:
-    ranks = serving.health()["ranks"]
+    ranks = serving.health()["processes"]
     serving.process.kill()
     assert all(_is_gone(each["pid"]) for each in ranks)
 
 
 def test_the_end_in_order(serving: Serving) -> None:
-    ranks = serving.health()["ranks"]
+    ranks = serving.health()["processes"]
     waits = serving.in_flight()
     serving.process.terminate()
     waits.join(LIMIT)

@@ -11,13 +11,15 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_provider import LoadOptions, UnsupportedModel
+from mlx_provider import BadRequest, LoadOptions, UnsupportedModel
 from mlx_provider.families.sharding import BY_LAYERS, shard
 from mlx_provider.families.text import load_text
 from mlx_provider.families.vision.loading import load_model
+from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.testing.tiny import build
 from mlx_provider.testing.tiny.quantised import quantise
 from mlx_provider.upstream import mlx_lm
+from mlx_provider_ranks.loading import LoadingRanks
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def reason(folder: Path, ranks: int, **options: Any) -> str:
         ("llama", 4, {"num_attention_heads": 4, "num_key_value_heads": 6}, "6 KV heads"),
         ("llama", 2, {"intermediate_size": 127}, "127"),
         ("gpt_oss", 3, {}, "heads do not divide by 3"),
-        ("deepseek_v3", 4, {"num_attention_heads": 6}, "its 3 layers are fewer than the ranks"),
+        ("deepseek_v3", 4, {"num_attention_heads": 6}, "its 3 layers are fewer than the processes"),
         ("qwen3_5_text", 5, {}, "2 num_k_heads do not divide by 5, and it does not split layer by"),
         ("gemma3", 3, {}, "4 heads do not divide by 3"),
         ("qwen3_5", 4, {}, "2 num_k_heads do not divide by 4"),
@@ -66,8 +68,8 @@ def test_what_does_not_divide_is_named(
 ) -> None:
     told = reason(build(tmp_path, family, **changes), ranks)
     assert said in told
-    assert f"{family.removesuffix('_text')} cannot be split over {ranks} ranks" in told
-    assert "fewer ranks" in told
+    assert f"{family.removesuffix('_text')} cannot be split over {ranks} processes" in told
+    assert "fewer processes" in told
 
 
 def test_a_rank_logs_how_a_vision_model_is_split(
@@ -108,7 +110,7 @@ def _held(name: str, layer: int) -> bool:
 def test_quantised_columns_divide_in_whole_groups(family: str, tmp_path: Path) -> None:
     folder = build(tmp_path, family, num_attention_heads=8, num_key_value_heads=4)
     quantise(folder, family, group=64)  # 128 columns of `o_proj`: two groups
-    assert "cannot be split over 4 ranks" in reason(folder, 4)
+    assert "cannot be split over 4 processes" in reason(folder, 4)
     load = load_model if family == "qwen3_vl" else load_text
     if family == "qwen3_vl":  # a text model is tried as it is loaded, which takes real ranks
         load(folder, LoadOptions(group=Group(2)))
@@ -118,6 +120,18 @@ def test_quantised_columns_divide_in_whole_groups(family: str, tmp_path: Path) -
 def test_an_adapter_is_refused(family: str, tmp_path: Path) -> None:
     folder = build(tmp_path / "model", family)
     assert "adapter" in reason(folder, 2, adapter=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "options", [{"reproducible": True}, {"sparse_prefill": 0.5}, {"adapter": "a"}]
+)
+def test_options_of_a_whole_model_are_refused_by_name(options: dict[str, Any]) -> None:
+    ((name, _),) = options.items()
+    wanted = ModelOptions.model_validate(options)
+    with pytest.raises(BadRequest, match="split over 2 ranks: leave it out") as caught:
+        LoadingRanks(group=Group(2)).check(wanted)
+    assert caught.value.param == f"model_info.mlx.{name}"
+    LoadingRanks(group=Group(1)).check(wanted)
 
 
 def test_one_rank_is_the_whole_model(tmp_path: Path) -> None:
@@ -131,7 +145,7 @@ def test_a_follower_has_no_tower(tmp_path: Path) -> None:
     leader, follower = (load_model(folder, LoadOptions(group=Group(2, r))) for r in range(2))
     assert leader.vision_tower.parameters()
     assert not follower.vision_tower.parameters()
-    with pytest.raises(RuntimeError, match="on rank 0"):
+    with pytest.raises(RuntimeError, match="in the leader"):
         follower.vision_tower(mx.zeros((1,)))
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from mlx_provider.errors import BadRequest, RankLost, RanksDiffer
+from mlx_provider.errors import BadRequest, ProcessLost
 from mlx_provider_ranks import launching, supervisor
 from mlx_provider_ranks.__main__ import main
 from mlx_provider_ranks.launching import GroupOptions, launch_command
-from mlx_provider_ranks.messages import RankFault
+from mlx_provider_ranks.messages import RankFault, RanksDiffer
 from mlx_provider_ranks.report import REPORT_PREFIX, Report
 from mlx_provider_ranks.supervisor import Attempt, Supervisor
 
@@ -70,7 +70,7 @@ def test_a_group_that_served_restarts_and_is_told_why(capfd: pytest.CaptureFixtu
 
 
 def test_one_that_never_served_is_given_up(capfd: pytest.CaptureFixture[str]) -> None:
-    failed = Report.of(1, RankLost("rank 1 did not come within 120 s"))
+    failed = Report.of(1, ProcessLost("rank 1 did not come within 120 s"))
     assert failed.kind == "failed"
     assert run([group(failed)] * 5) == 1
     assert "5 starts have failed: rank 1 did not come within 120 s" in capfd.readouterr().err

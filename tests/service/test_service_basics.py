@@ -22,7 +22,7 @@ from mlx_provider.errors import (
     MLXProviderError,
     ModelNotFound,
     Overloaded,
-    RankLost,
+    ProcessLost,
     RequestFailed,
     UnsupportedModel,
 )
@@ -238,7 +238,7 @@ def test_the_death_of_the_engine_thread(make_service: Any, tiny_class: Any, qwen
 
 
 DEATHS = pytest.mark.parametrize(
-    ("fault", "code"), [(RankLost("rank 1 is lost"), "rank_lost"), (Killed(), "engine_died")]
+    ("fault", "code"), [(ProcessLost("rank 1 is lost"), "process_lost"), (Killed(), "engine_died")]
 )
 
 

@@ -72,14 +72,14 @@ def _best(logits: mx.array, columns: Columns, keys: mx.array, *, count: int) -> 
     scaled = logits / columns["temperature"]
     ids = best(scaled, count)
     values = mx.take_along_axis(scaled, ids, axis=-1)
-    rank = mx.arange(ids.shape[-1])[None]
-    kept = rank < columns["top_k"]
+    place = mx.arange(ids.shape[-1])[None]
+    kept = place < columns["top_k"]
     if "top_p" in columns:  # of the probability mass that top-k leaves
         probs = mx.softmax(mx.where(kept, values, -inf), axis=-1)
         kept = kept & (mx.cumsum(probs, axis=-1) - probs < columns["top_p"])
     if "min_p" in columns:
         kept = kept & (values - values[:, :1] >= columns["min_p"])
-    kept = kept | (rank == 0)
+    kept = kept | (place == 0)
     noisy = mx.where(kept, values + _noise(keys, count)[:, : ids.shape[-1]], -inf)
     drawn = mx.take_along_axis(ids, mx.argmax(noisy, axis=-1, keepdims=True), axis=-1)
     return drawn[:, 0].astype(mx.int32)

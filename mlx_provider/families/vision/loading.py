@@ -32,9 +32,10 @@ def load_model(
 
     Weights that the class intentionally does not support (an MTP head) are never materialised: the
     files are mapped lazily and `sanitize` drops them. The same is true for parts other than the
-    text model if `options.modality` is `text`. Each rank has its share of the text model, and only
-    the first one has the other parts. `patch` is active while loading. Raises `UnsupportedModel`,
-    or `BadRequest` (no weights, weights that do not fit the config, code that was not allowed).
+    text model if `options.modality` is `text`. Each process has its share of the text model, and
+    only the first one has the other parts. `patch` is active while loading. Raises
+    `UnsupportedModel`, or `BadRequest` (no weights, weights that do not fit the config, code that
+    was not allowed).
     """
     split = parted(options)
     config = read_json(folder / "config.json")
@@ -76,14 +77,14 @@ def _drop_other_parts(model: Any) -> None:
 
 
 class Elsewhere(nn.Module):
-    """A part that rank 0 runs for all ranks. Here it has no weights."""
+    """A part that the leader runs for all processes. Here it has no weights."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("this part of the model is on rank 0, which sends what it makes")
+        raise RuntimeError("this part of the model is in the leader, which sends what it makes")
 
 
-def _leave_to_leader(model: Any, rank: int) -> None:
-    for name, part in list(model.items()) if rank else ():
+def _leave_to_leader(model: Any, place: int) -> None:
+    for name, part in list(model.items()) if place else ():
         if name != "language_model" and isinstance(part, nn.Module):
             setattr(model, name, Elsewhere())
 

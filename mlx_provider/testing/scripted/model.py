@@ -160,8 +160,8 @@ class ScriptedModel:
 
     def _closers(self) -> list[float]:
         logits = [0.0] * self.info.vocab_size
-        for rank, text in enumerate(CLOSERS):
-            logits[self._encode(text)[0]] = 60.0 - rank
+        for place, text in enumerate(CLOSERS):
+            logits[self._encode(text)[0]] = 60.0 - place
         return logits
 
 

@@ -106,7 +106,7 @@ def _theirs(arguments: list[str], first: bool) -> None:
 
 def _ours(arguments: list[str], first: bool) -> None:
     from mlx_provider.config import engine_settings
-    from mlx_provider.errors import RankLost
+    from mlx_provider.errors import ProcessLost
     from mlx_provider.registry import PluginRegistry
     from mlx_provider.server.__main__ import main as serve
     from mlx_provider.server.run import end_process
@@ -115,7 +115,7 @@ def _ours(arguments: list[str], first: bool) -> None:
     if not first:
         try:
             follow(engine_settings(), PluginRegistry.discover())
-        except RankLost as error:
+        except ProcessLost as error:
             sys.stderr.write(f"{error.message}\n")
         end_process(0)
     end_process(serve(arguments, _leading if "MLX_RANK" in os.environ else None))

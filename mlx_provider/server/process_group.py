@@ -1,4 +1,4 @@
-"""The server's view of the ranks of its service."""
+"""The server's view of the processes that share its models."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..errors import MLXProviderError
-from ..protocol.health import RankStatus
+from ..protocol.health import ProcessStatus
 
 
 @dataclass(eq=False)
-class RankGroup:
+class ProcessGroup:
     """One group during its life. Safe from any thread."""
 
-    last_fault: RankStatus | None = None
+    last_fault: ProcessStatus | None = None
     """Why the previous group ended."""
-    statuses: Callable[[], list[RankStatus]] = list
-    """Returns the status of every rank. Set once they have met."""
+    statuses: Callable[[], list[ProcessStatus]] = list
+    """Returns the status of every process. Set once they have met."""
     serving: Callable[[], None] = lambda: None
     """Called once requests are answered."""
     refused: Callable[[MLXProviderError], None] = lambda error: None
@@ -28,8 +28,8 @@ class RankGroup:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def lose(self, error: MLXProviderError) -> None:
-        """A rank is lost: every request gets the error, then the process ends. Only the first error
-        counts."""
+        """A process is lost: every request gets the error, then this process ends. Only the first
+        error counts."""
         with self._lock:
             if self.error is not None:
                 return
@@ -37,7 +37,7 @@ class RankGroup:
         call()
 
     def on_loss(self, call: Callable[[], object]) -> None:
-        """Run `call` once a rank is lost; at once if one is already lost."""
+        """Run `call` once a process is lost; at once if one is already lost."""
         with self._lock:
             self._on_loss, lost = call, self.error is not None
         if lost:
