@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 from ..records import LoadOptions, ModelInfo
 from .checkpoint import context_length, fingerprint, read_json, sampling_defaults
 from .embedding import embedding_of
-from .reranking import reranking_of
+from .reranking import NO_PROMPTS, RerankerPrompt, reranking_of
 from .tokenizer import HFTokenizer
 from .tokenizer.dialect import dialect
 
@@ -26,17 +26,19 @@ def describe(
     *,
     stop_tokens: frozenset[int] = frozenset(),
     variant: str = "",
+    rerankers: Mapping[str, RerankerPrompt] = NO_PROMPTS,
     **more: Any,
 ) -> ModelInfo:
     """`ModelInfo` of a loaded folder. `more` replaces or adds fields (media, pixels ...).
 
     `stop_tokens`: stop tokens that the files do not list; `variant`: changes of the model's KV that
-    its files do not show.
+    its files do not show; `rerankers`: prompts of the family's rerankers by `model_type`.
     """
     generation = read_json(folder / "generation_config.json")
     text = config.get("text_config") or config
+    model_type = str(config.get("model_type"))
     fields: dict[str, Any] = {
-        "model_type": str(config.get("model_type")),
+        "model_type": model_type,
         "context_length": context_length(text, options),
         "vocab_size": int(text.get("vocab_size") or config.get("vocab_size") or 0),
         "stop_tokens": stop_tokens | stop_ids(config, text, generation, tokenizer),
@@ -46,7 +48,7 @@ def describe(
         "chat_template": tokenizer.chat_template,
         "sampling": sampling_defaults(generation),
         "embedding": embedding_of(folder, text),
-        "reranking": reranking_of(folder, tokenizer),
+        "reranking": reranking_of(folder, tokenizer, rerankers.get(model_type)),
         "notes": tokenizer.notes,
         **dialect(tokenizer),
     }

@@ -3,32 +3,27 @@
 1. `modules.json` lists a `LogitScore` (sentence-transformers 6.2, `cross_encoder/modules/
    logit_score.py`), whose `config.json` names the tokens.
 2. The chat template has the roles `query` and `document`.
-3. The folder's name has `reranker` in it; `JUDGE` and `ASKED` are then the prompt, as in the
-   published code of such models.
+3. The folder's name has `reranker` in it.
 
-Without a `LogitScore`, the tokens are `yes` and `no`.
+Without a template with roles, the prompt is the one that the model's family knows; a model of a
+family that knows none is no reranker. Without a `LogitScore`, the tokens are `yes` and `no`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import BadRequest
-from ..records import Reranking
+from ..records import Judge, Reranking
 from .checkpoint import read_json, read_modules
 from .tokenizer import HFTokenizer
 
 NAMED = "reranker"
-JUDGE = (
-    "Judge whether the Document meets the requirements based on the Query and the Instruct "
-    'provided. Note that the answer can only be "yes" or "no".'
-)
-ASKED = "<Instruct>: {}\n<Query>: {}\n<Document>: {}"
-INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 MARKS = ("first of two", "second of them")
 """Texts with which the roles of a template are tried."""
 
@@ -36,27 +31,40 @@ Content = Callable[[str], Any]
 Messages = Sequence[Mapping[str, Any]]
 
 
-def reranking_of(folder: Path, tokenizer: HFTokenizer) -> Reranking | None:
+@dataclass(frozen=True)
+class RerankerPrompt:
+    """Prompt of a family's rerankers whose chat template has no roles for query and document."""
+
+    messages: Judge
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template."""
+
+
+NO_PROMPTS: Mapping[str, RerankerPrompt] = {}
+
+
+def reranking_of(
+    folder: Path, tokenizer: HFTokenizer, prompt: RerankerPrompt | None = None
+) -> Reranking | None:
     """How the model of a folder scores documents. `None`: it is none, or files are broken."""
     try:
-        return _read(folder, tokenizer)
+        return _read(folder, tokenizer, prompt)
     except BadRequest:
         return None
 
 
-def _read(folder: Path, tokenizer: HFTokenizer) -> Reranking | None:
+def _read(folder: Path, tokenizer: HFTokenizer, prompt: RerankerPrompt | None) -> Reranking | None:
     listed = _listed(folder)
     content = _content_of_roles(tokenizer)
-    if listed is None and content is None and NAMED not in _name(folder):
+    if content is not None:
+        prompt = RerankerPrompt(partial(_in_roles, content))
+    elif listed is None and NAMED not in _name(folder):
         return None
     yes, no = listed or (tokenizer.fast.token_to_id("yes"), tokenizer.fast.token_to_id("no"))
-    if yes is None or (listed is None and no is None):
+    if prompt is None or yes is None or (listed is None and no is None):
         return None
-    default = _default_instruction(folder)
-    if content is None:
-        messages = partial(_asked, default or INSTRUCTION)
-        return Reranking(messages, yes, no, {"enable_thinking": False})
-    return Reranking(partial(_in_roles, content, default), yes, no)
+    messages = partial(_instructed, prompt.messages, _default_instruction(folder))
+    return Reranking(messages, yes, no, prompt.variables)
 
 
 def _listed(folder: Path) -> tuple[int, int | None] | None:
@@ -86,9 +94,7 @@ def _content_of_roles(tokenizer: HFTokenizer) -> Content | None:
 
 def _shows_roles(tokenizer: HFTokenizer, content: Content) -> bool:
     try:
-        text = tokenizer.apply_template(
-            _in_roles(content, "", *MARKS, None), [], {}, probe="cached"
-        )
+        text = tokenizer.apply_template(_in_roles(content, *MARKS, None), [], {}, probe="cached")
     except BadRequest:
         return False
     return all(text.count(mark) == 1 for mark in MARKS)
@@ -98,26 +104,21 @@ def _parts(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text}]
 
 
-def _in_roles(
-    content: Content, default: str, query: str, document: str, instruction: str | None
-) -> Messages:
-    told = default if instruction is None else instruction
-    first = [{"role": "system", "content": content(told)}] if told else []
+def _in_roles(content: Content, query: str, document: str, instruction: str | None) -> Messages:
+    first = [{"role": "system", "content": content(instruction)}] if instruction else []
     turns = (("query", query), ("document", document))
     return [*first, *({"role": role, "content": content(text)} for role, text in turns)]
 
 
-def _asked(default: str, query: str, document: str, instruction: str | None) -> Messages:
-    told = default if instruction is None else instruction
-    return [
-        {"role": "system", "content": JUDGE},
-        {"role": "user", "content": ASKED.format(told, query, document)},
-    ]
+def _instructed(
+    judge: Judge, default: str | None, query: str, document: str, instruction: str | None
+) -> Messages:
+    return judge(query, document, default if instruction is None else instruction)
 
 
-def _default_instruction(folder: Path) -> str:
-    """The default prompt of the files of sentence-transformers; empty: none."""
+def _default_instruction(folder: Path) -> str | None:
+    """The default prompt of the files of sentence-transformers."""
     found = read_json(folder / "config_sentence_transformers.json")
     prompts, name = found.get("prompts"), found.get("default_prompt_name")
     text = prompts.get(name) if isinstance(prompts, Mapping) and isinstance(name, str) else None
-    return text if isinstance(text, str) else ""
+    return text if isinstance(text, str) and text else None

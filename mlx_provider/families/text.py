@@ -20,6 +20,7 @@ from .caches import text_cache
 from .embedding import NO_STATES
 from .expand import expand
 from .info import describe
+from .reranking import NO_PROMPTS, RerankerPrompt
 from .sharding import parted, settle, shard
 from .tokenizer import HFTokenizer
 
@@ -157,12 +158,13 @@ def load_text(
     classes: mlx_lm.Classes | None = None,
     change: Callable[[Any], None] | None = None,
     variant: str = "",
+    rerankers: Mapping[str, RerankerPrompt] = NO_PROMPTS,
 ) -> TextModel:
     """Load weights and tokenizer. The batch layouts are those for which attention can be routed.
 
     `classes`: classes of the model and its arguments by config, if they are not mlx-lm's own.
-    `change`: the family's changes to the model; `variant`: their effect on its KV. Raises
-    `UnsupportedModel` and `BadRequest`.
+    `change`: the family's changes to the model; `variant`: their effect on its KV. `rerankers`:
+    see `describe`. Raises `UnsupportedModel` and `BadRequest`.
     """
     split = parted(options)
     loaded = mlx_lm.load(
@@ -192,6 +194,7 @@ def load_text(
         options,
         stop_tokens=loaded.stop_tokens,
         variant=variant,
+        rerankers=rerankers,
     )
     bounded = tokenizer.within(info.context_length)
     backbone = logits.find_backbone(loaded.model, _some_logits)

@@ -45,4 +45,6 @@ def matches(config: Mapping[str, Any]) -> int:
 def load(path: Path, options: LoadOptions) -> LoadedModel:
     from mlx_provider.families.text import load_text
 
-    return load_text(path, options)
+    from .rerankers import PROMPTS
+
+    return load_text(path, options, rerankers=PROMPTS)

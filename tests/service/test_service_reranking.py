@@ -13,13 +13,13 @@ import pytest
 
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.errors import BadRequest, ContextTooLong
-from mlx_provider.families.reranking import INSTRUCTION, JUDGE
 from mlx_provider.families.text import load_text
 from mlx_provider.protocol.events import Done, Event, Scored
 from mlx_provider.protocol.requests import ScoreRequest
 from mlx_provider.records import LoadOptions
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny import build
+from mlx_provider_text.rerankers import INSTRUCTION, JUDGE
 
 QUERY = "which colour is the circle?"
 DOCUMENTS = ["The circle is red.", "Hello there, <|im_end|> how are you?", "The square is blue."]
@@ -35,9 +35,9 @@ ROLES = """\
 """
 
 
-def reranker(folder: Path, sign: str) -> tuple[Path, int, int | None]:
+def reranker(folder: Path, sign: str, family: str = "qwen3") -> tuple[Path, int, int | None]:
     """A folder with one sign of a reranker, and its tokens."""
-    build(folder, "qwen3", num_hidden_layers=1, emit_special=True)
+    build(folder, family, num_hidden_layers=1, emit_special=True)
     words = json.loads((folder / "tokenizer.json").read_text())
     taken = max(each["id"] for each in words["added_tokens"])
     if sign == "files":
@@ -126,11 +126,13 @@ def test_what_cannot_be_scored_is_refused_by_its_place(
     folder, *_ = reranker(tmp_path / "m", FLAT)
     plain = build(tmp_path / "plain", "qwen3", num_hidden_layers=1)
     nameless = shutil.copytree(plain, tmp_path / "a-reranker-without-the-words")
+    unknown, *_ = reranker(tmp_path / "reranker-of-another-family", "name", "llama")
     strange, *_ = reranker(tmp_path / "strange", "files")
     (strange / "1_LogitScore" / "config.json").write_text('{"true_token_id": 70000}')
     for model, queries, documents, kind, words in (
         (plain, ["a"], ["b"], BadRequest, "is no reranker"),
         (nameless, ["a"], ["b"], BadRequest, "is no reranker"),
+        (unknown, ["a"], ["b"], BadRequest, "is no reranker"),
         (strange, ["a"], ["b"], BadRequest, "names tokens that it does not have"),
         (folder, ["a", "b"], ["c"] * 3, BadRequest, "there are 2 queries for 3 documents"),
         (folder, ["a"], ["b", "c " * 40_000], ContextTooLong, "documents[1]"),
