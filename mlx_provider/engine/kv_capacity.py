@@ -27,9 +27,10 @@ def kv_growth(first: int, longest: int) -> int:
     return whole_steps(max(1, min(wanted, left)))
 
 
-def kv_capacity(first: int, longest: int, needed: int) -> int:
-    """The capacity of such a row that needs `needed` tokens."""
-    if needed <= first:
+def kv_capacity(first: int, longest: int, needed: int, held: int = 0) -> int:
+    """The capacity of such a row that needs `needed` tokens. `held`: what its buffers had when it
+    began."""
+    if needed <= first >= held:
         return first
-    step, whole = kv_growth(first, longest), whole_steps(first)
+    step, whole = kv_growth(first, longest), max(held, whole_steps(first))
     return whole + -(-max(0, needed - whole) // step) * step

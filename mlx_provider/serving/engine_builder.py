@@ -138,6 +138,7 @@ class EngineBuilder:
             grid=GRID if found.memory.recurrent else 1,
             fixed=shapes,
             claim=policy.claim,
+            trim=policy.trim,
         )
         engine = Engine(
             model,

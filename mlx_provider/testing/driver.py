@@ -120,7 +120,8 @@ def new_engine(
     limits = Limits(max_rows, 1000, stall_target=0.1, max_chunk=max_chunk, output_reserve=reserve)
     budget = Budget(row_bytes, available, lambda need: None, alone=available)
     if policy is not None:
-        budget, how = replace(budget, fork_bytes=policy.fork_bytes), {"claim": policy.claim}
+        budget = replace(budget, fork_bytes=policy.fork_bytes)
+        how = {"claim": policy.claim, "trim": policy.trim}
     return Engine(
         model,
         scheduler(limits, budget, costs, grid=grid, fixed=fixed, **how),

@@ -253,6 +253,103 @@ def test_rows_use_what_the_cache_counts(qwen3: TextModel, *, cancelled: bool) ->
     check(qwen3, asked(engine, COMMON))
 
 
+LONG = [20 + i * i % 300 for i in range(755)]
+
+
+class Shrinking:
+    """An engine whose memory may shrink."""
+
+    def __init__(self, model: TextModel) -> None:
+        row = model.make_cache()
+        model.prefill(PrefillChunk(Prompt(LONG[:64]), 0, 64, row))
+        self.memory = profile(row, 64)
+        self.room = 2**30
+        self.stored = PrefixCache(budget=lambda: max(0, self.room - self.scheduler.live_bytes))
+        self.engine = new_engine(
+            model, prefix_cache=self.stored, max_chunk=512, reserve=16,
+            row_bytes=self.memory.row_bytes, available=lambda: self.room - self.stored.in_use,
+        )  # fmt: skip
+        self.scheduler = self.engine.scheduler
+        admission = self.scheduler.admission
+        admission.budget = replace(
+            admission.budget,
+            alone=lambda: self.room,
+            reclaim=lambda need: self.stored.evict_to(self.room - need) and None,
+        )
+
+    def turn(self, before: Request, reply: int) -> Request:
+        """The next turn of a conversation, which decodes."""
+        tokens = [*before.prompt.tokens, *output_of(before).tokens, 60, 61]
+        request = new_request(tokens, max_tokens=reply)
+        self.engine.submit(request)
+        while len(output_of(request).tokens) < 3:
+            self.engine.step()
+        assert request.cached == len(tokens) - 2
+        return request
+
+
+def test_a_lone_row_gives_back_the_capacity_of_later_turns_before_it_is_cut(
+    qwen3: TextModel,
+) -> None:
+    own = Shrinking(qwen3)
+    request = own.turn(asked(own.engine, LONG), reply=200)
+    most = own.memory.row_bytes(len(request.prompt.tokens) + 200)
+    assert own.scheduler.live_bytes + own.stored.in_use > most
+    own.room = most
+    run(own.engine)
+    check(qwen3, request)
+    own.stored.check_integrity()
+
+
+def test_capacity_of_later_turns_is_charged_whoever_made_it(qwen3: TextModel) -> None:
+    """In the turn that made it, in the next one, and once a row has grown into it."""
+    own = Shrinking(qwen3)
+    own.room = own.memory.row_bytes(3072)  # a part of it is for later turns
+    request = asked(own.engine, LONG)
+    for reply in (30, 500):
+        request = own.turn(request, reply)
+        held = request.rows[0].holding
+        assert held is not None
+        rooms = []
+        while not own.engine.idle:
+            (group,) = own.engine.batch.layout.rows.groups  # type: ignore[attr-defined]
+            rooms.append(max(layer.keys.shape[2] for layer in group.cache))
+            charged = own.scheduler.live_bytes + own.stored.in_use
+            charged //= own.memory.token_bytes
+            about_to_grow = request.rows[0].held >= rooms[-1]
+            assert charged > rooms[-1] if about_to_grow else charged == rooms[-1]
+            own.engine.step()
+    assert rooms[0] == 1280
+    assert rooms[-1] > rooms[0], "it grew beyond"
+
+
+def test_another_prompt_gets_the_capacity_of_later_turns(qwen3: TextModel) -> None:
+    own = Shrinking(qwen3)
+    first = own.turn(asked(own.engine, LONG), reply=40)
+    other = new_request(LONG[300:500], max_tokens=8)
+    reserved = own.scheduler.reservation
+    own.room = reserved(first.rows) + own.stored.in_use + reserved(other.rows) - 1
+    own.stored.evict_to(0)
+    own.engine.submit(other)
+    own.engine.step()
+    assert own.scheduler.active_rows == 2
+    run(own.engine)
+    check(qwen3, first, other)
+
+
+def test_a_turn_gets_the_capacity_of_its_own_entry(qwen3: TextModel) -> None:
+    own = Shrinking(qwen3)
+    first = own.turn(asked(own.engine, LONG), reply=12)
+    run(own.engine)
+    tokens = [*first.prompt.tokens, *output_of(first).tokens, 62]
+    whole = own.memory.row_bytes(len(tokens) + 12)
+    assert own.stored.nbytes > whole
+    own.room = whole
+    again = asked(own.engine, tokens)
+    assert again.cached == len(tokens) - 1
+    check(qwen3, again)
+
+
 def test_a_layer_that_was_united_is_cut_at_its_own_length() -> None:
     """Where another layer of the row could not be."""
     layers = {leaf: KVCache() for leaf in range(2)}
@@ -262,7 +359,8 @@ def test_a_layer_that_was_united_is_cut_at_its_own_length() -> None:
     row.divided(16)
     unite(layers[0])
     layers[0].update_and_fetch(*[mx.zeros((1, 1, 1, 1))] * 2)
-    assert row.grow(24, 500, 0) == 0
+    row.grow(24, 500, 0)
+    assert [layer.keys.shape[2] for layer in layers.values()] == [280, 8]
     assert row.slack(24) == 2 * 256 * 4, "one step of capacity of the layer that grew"
     row.trim(24)
     assert [layer.keys.shape[2] for layer in layers.values()] == [24, 8]

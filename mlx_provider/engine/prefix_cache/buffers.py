@@ -52,6 +52,12 @@ class RowBuffers:
         return sum(a.nbytes // max(1, a.shape[-2]) for a in arrays)
 
     @property
+    def capacity(self) -> int:
+        """Tokens of a row that fit into it, with those of its prefix."""
+        every = self.layers.values()
+        return max(_before(x) + int(a.shape[-2]) for x in every for a in _own_arrays(x))
+
+    @property
     def in_use(self) -> bool:
         """Whether a row uses it. Any thread may ask."""
         users = (ref() for ref in self._users)
@@ -131,27 +137,23 @@ class RowBuffers:
             fresh.offset = length
             self.layers[leaf] = fresh
 
-    def grow(self, length: int, room: int, spare: int) -> int:
+    def grow(self, length: int, room: int, spare: int) -> None:
         """Make capacity for `room` tokens behind the first `length`, and for as many as these
         if that takes at most `spare` bytes: a conversation that continues may continue again.
 
-        Copies layer by layer, if there is less. Returns the bytes of what was not asked for.
+        Copies layer by layer, if there is less.
         """
         own = length - self.first
         if any(_before(layer) != self.first for layer in self.layers.values()):
-            return 0  # some layers were united with the prefix: each grows by itself
-        arrays = [a for layer in self.layers.values() for a in _own_arrays(layer)]
-        each = self.token_bytes
-        if all(a.shape[-2] >= own + room for a in arrays):
-            return 0
-        del arrays  # so that each layer's are freed before the next one grows
-        more = min(own, spare // max(1, each))
+            return  # some layers were united with the prefix: each grows by itself
+        if all(a.shape[-2] >= own + room for x in self.layers.values() for a in _own_arrays(x)):
+            return
+        more = min(own, spare // max(1, self.token_bytes))
         capacity = whole_steps(own + room + more)
         for layer in self.layers.values():
             grown = [extended(a[..., :own, :], capacity - own) for a in _own_arrays(layer)]
             mx.eval(grown)
             _set_arrays(layer, grown)
-        return each * (capacity - whole_steps(own + room))
 
     def divided(self, at: int) -> RowBuffers:
         """Make the first `at` tokens a prefix for other rows, which copies each layer once."""
@@ -177,8 +179,8 @@ class Holding:
         `base`, which may hold more."""
         self.own = own
         self.base = base
-        self.headroom = 0
-        """Bytes of capacity beyond what the row was admitted with."""
+        self.capacity = 0
+        """Tokens for which its own buffers had capacity when it took them over, or were trimmed."""
         self._shared = 0 if base is None else shared * base.token_bytes
         for each in self.buffers:
             each.used_by(self)
@@ -202,10 +204,16 @@ class Holding:
 
     def give_back(self) -> RowBuffers | None:
         """The row uses its own buffers no longer, and none of its passes has failed."""
-        own, self.own = self.own, None
+        own, self.own, self.capacity = self.own, None, 0
         if own is not None:
             own.intact = True
         return own
+
+    def trim(self, tokens: int) -> None:
+        """Free the capacity behind this many tokens, and behind those that the row holds."""
+        if self.own is not None:
+            self.own.trim(max(tokens, *(each.offset for each in self.own.layers.values())))
+            self.capacity = self.own.capacity
 
 
 class Claim(Holding):

@@ -6,10 +6,12 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ...isolation import Fault, Isolation
 from ...records import LoadedModel, Prompt
 from ...upstream.shared_kv import SHAREABLE
 from ..heterogeneous import Heterogeneous
@@ -105,6 +107,12 @@ class PrefixCachePolicy:
         if job.estimated_cached == job.match.length:  # else more of it comes from disk, as copies
             job.rows[0].holding = self._cache.claim(job.match, least=self._least)
         self._claim_forks(job)
+
+    def trim(self, row: Row, tokens: int) -> None:
+        """Free the capacity of a row's buffers behind this many tokens."""
+        if row.holding is not None:
+            with Isolation(partial(_not_trimmed, row)):  # a pass of it may have failed
+                row.holding.trim(tokens)
 
     def _claim_forks(self, job: PrefillJob) -> None:
         """Count what the further rows of a prompt will share with the first."""
@@ -315,3 +323,7 @@ class PrefixCachePolicy:
     def _text(self, tokens: Sequence[int]) -> str:
         real = [t for t in tokens if t >= 0]
         return self._model.tokenizer.decode(real, skip_special=False) if real else "<media>"
+
+
+def _not_trimmed(row: Row, fault: Fault) -> None:
+    log.warning("a row of request %s keeps its capacity: %s", row.request.id, fault.summary)

@@ -51,7 +51,8 @@ class Reuse:
             own.move_to(cache, match.length)
             self._store.use_slack(own)
             holding = Holding(own, own.base, own.first)
-            holding.headroom = own.grow(match.length, room, spare)
+            own.grow(match.length, room, spare)
+            holding.capacity = own.capacity
             return holding, dict.fromkeys(own.layers, match.length)
         layers, base = own_layers(cache), self._common(match)
         if base is None:

@@ -117,8 +117,22 @@ class Store:
         for node in self.nodes():
             segment = segment_of(node)
             if segment.held is not None:
-                stored[segment.held] = stored.get(segment.held, 0) + segment.nbytes
+                own = segment.nbytes - segment.slack
+                stored[segment.held] = stored.get(segment.held, 0) + own
         return stored
+
+    def _spare(self) -> list[Node]:
+        """Nodes with capacity behind them, least recently used first."""
+        found = [node for node in self.nodes() if segment_of(node).slack]
+        return sorted(found, key=lambda node: node.used)
+
+    def _trim(self, nbytes: float) -> None:
+        """Free capacity behind entries until the cache has at most so many bytes."""
+        for node in self._spare() if self.tally.nbytes > nbytes else ():
+            segment = segment_of(node)
+            if segment.held is not None and self.tally.nbytes > nbytes:
+                segment.held.trim(node.stop)
+                set_segment(node, replace(segment, slack=0))
 
     def _drop_lost(self) -> None:
         """Remove what failed rows may have corrupted."""
@@ -234,9 +248,15 @@ class Store:
         below: float = inf,
     ) -> int:
         """Shrink to this many bytes and buffers, if `keep` and `below` permit. Returns the freed
-        bytes."""
+        bytes.
+
+        Capacity goes first if that is enough, and else last, if the entries themselves must stay.
+        """
         self._drop_lost()
-        before = held = self.tally.nbytes
+        before = self.tally.nbytes
+        if before - sum(segment_of(node).slack for node in self._spare()) <= nbytes:
+            self._trim(nbytes)
+        held = self.tally.nbytes
         while self.tally.nbytes > nbytes or self.tally.buffers > buffers:
             evict(
                 self.roots.values(), self.tally, nbytes=nbytes, buffers=buffers, clock=self._clock,
@@ -248,6 +268,7 @@ class Store:
             if self.tally.nbytes == held:
                 break
             held = self.tally.nbytes  # more may go, now that no entry refers to it
+        self._trim(nbytes)
         self.evicted_bytes += before - held
         return before - held
 

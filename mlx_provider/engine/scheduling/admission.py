@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ...errors import BadRequest, Overloaded
-from ..kv_capacity import kv_capacity, kv_growth
+from ..kv_capacity import kv_capacity, kv_growth, whole_steps
 from ..request import PrefillJob, Request, Row
 
 
@@ -107,13 +107,24 @@ class Admission:
         """Growth in tokens of a row beyond that capacity."""
         return kv_growth(*self._first_capacity(job.request))
 
+    def spare(self, row: Row) -> int:
+        """Bytes of the capacity that a row has only for later turns of its conversation."""
+        if row.holding is None or row.holding.capacity <= self.kv_needed(row):
+            return 0
+        reserved = self.budget.row_bytes(self._tokens_reserved(row))
+        return reserved - self.budget.row_bytes(self.kv_needed(row))
+
+    def kv_needed(self, row: Row) -> int:
+        """Token capacity of a row without that."""
+        return whole_steps(kv_capacity(*self._first_capacity(row.request), row.held + 1))
+
     def outgrown(self, row: Row) -> bool:
         """Whether a row needs more memory than its reservation at admission."""
         return len(row.tokens) >= self.limits.output_reserve
 
     def _own_bytes(self, row: Row) -> int:
         whole, holding = self.budget.row_bytes(self._tokens_reserved(row)), row.holding
-        return whole if holding is None else max(0, whole + holding.headroom - holding.stored)
+        return whole if holding is None else max(0, whole - holding.stored)
 
     def _tokens_to_run(self, row: Row) -> int:
         """Tokens of a row that are prefilled, or may have to be prefilled again."""
@@ -122,7 +133,8 @@ class Admission:
 
     def _tokens_reserved(self, row: Row) -> int:
         first, longest = self._first_capacity(row.request)
-        return kv_capacity(first, longest, row.held + 1)
+        held = 0 if row.holding is None else row.holding.capacity
+        return kv_capacity(first, longest, row.held + 1, held)
 
     def _first_capacity(self, request: Request) -> tuple[int, int]:
         """The first capacity of its rows in tokens, and their largest length."""

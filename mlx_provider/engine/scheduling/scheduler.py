@@ -45,9 +45,10 @@ class Scheduler:
         grid: int = 1,
         fixed: FixedShapes | None = None,
         claim: Callable[[PrefillJob], None] = lambda job: None,
+        trim: Callable[[Row, int], None] = lambda row, tokens: None,
     ) -> None:
         """`grid`, `fixed`: see `Chunking`. `claim`: lets a prompt hold what it will use of the
-        prefix cache in place."""
+        prefix cache in place. `trim`: frees a row's capacity behind this many tokens."""
         self.admission = Admission(limits, budget)
         self.chunking = Chunking(limits, costs or Costs(), grid=grid, fixed=fixed)
         self.costs = self.chunking.costs
@@ -58,6 +59,7 @@ class Scheduler:
         self.reclaimed = 0
         """The bytes of the last reclaim request. The reader may reset it."""
         self._claim = claim
+        self._trim = trim
         self._shares = FairShares()
         self._invited: PrefillJob | None = None
         """The prompt for which rows of other accounts have given way."""
@@ -269,6 +271,8 @@ class Scheduler:
         if need > self._settled:
             self._reclaim(need)
             limit = budget.available()
+        if need > limit and self._give_back(self._live()):
+            need, limit = self.live_bytes, budget.available()
         self._settled = need
         self._fitting = limit if need <= limit else None
         if need <= limit or not self.running:
@@ -303,6 +307,13 @@ class Scheduler:
         self.reclaimed = need
         self.admission.budget.reclaim(need)
 
+    def _give_back(self, rows: Sequence[Row]) -> bool:
+        """Free the capacity of rows that is only for later turns. Returns whether there was any."""
+        spare = [row for row in rows if self.admission.spare(row)]
+        for row in spare:
+            self._trim(row, self.admission.kv_needed(row))
+        return bool(spare)
+
     def reservation(self, rows: Iterable[Row]) -> int:
         """See `Admission.reservation`."""
         return self.admission.reservation(rows)
@@ -324,6 +335,10 @@ class Scheduler:
         need, images = self.reservation([*rows, *job.rows]), self.admission.budget.image_bytes()
         self._reclaim(need + images)
         fits = self.admission.fits(need, images if rows else 0)
+        if not fits and (spare := sum(map(self.admission.spare, rows))):
+            fits = self.admission.fits(need - spare, images)
+            if fits:
+                self._give_back(rows)
         for row in job.rows:  # if it is admitted, it begins at once and holds more
             row.holding = None
         return fits
