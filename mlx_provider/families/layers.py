@@ -7,12 +7,13 @@ layers. The model itself does not change, and keeps nothing of a call.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from ..errors import BadRequest
+from ..records import ShowsHidden
 from .logits import Path
 
 NAME = "layers"
@@ -58,20 +59,19 @@ def at(model: Any, path: Path | None) -> Any:
     return model
 
 
-def check_layers(part: Any, layers: Sequence[int], call: Callable[[Outputs], object]) -> None:
+def check_layers(part: Any, layers: Sequence[int], model: ShowsHidden, cache: list[Any]) -> None:
     """Raises `BadRequest` if a model does not show the outputs of these layers.
 
-    call: runs the model over a few tokens with such `outputs`.
+    model: shows them; `part`: its part with layers; `cache`: an empty row cache of it.
     """
     count = len(getattr(part, NAME, None) or ())
     wrong = [layer for layer in layers if not 0 <= layer < count]
     if wrong:
         summary = f"the model has {count} layers, and no layer {wrong[0]}"
         raise BadRequest(summary, param="drafter")
-    outputs = Outputs(layers)
-    call(outputs)
+    one = mx.array([1])
     try:
-        mx.eval(outputs.joined())
+        mx.eval(model.decode_hidden(one, cache, one))
     except KeyError as error:
         summary = f"the model does not show the output of its layer {error}"
         raise BadRequest(summary, param="drafter") from None

@@ -35,6 +35,9 @@ class TextModel:
     kv_layouts: Sequence[str]
     backbone: logits.Path | None = None
     """The part below the output matrix, if one was found."""
+    indices: tuple[int, ...] = ()
+    """Layers whose outputs are its hidden states. Empty: they are those before the output
+    matrix."""
 
     def prepare(
         self,
@@ -58,7 +61,8 @@ class TextModel:
         return text_cache(self.model)
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
-        return self._prefill(chunk, logits.last_token)
+        narrowed = logits.narrowed(self.model, self.backbone, logits.last_token)
+        return narrowed(_tokens(chunk), cache=chunk.cache)[0, -1]
 
     def decode(
         self,
@@ -85,65 +89,37 @@ class TextModel:
         positions: mx.array,
         logits_at: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
-        shown = logits.Shown(logits.rows_at(logits_at))
-        found = logits.narrowed(self.model, self.backbone, shown)(tokens[:, None], cache=cache)
-        return found[:, -1], shown.hidden[:, -1]
+        keep = logits.rows_at(logits_at)
+        found, hidden = self._shown(tokens[:, None], cache, keep, keep)
+        return found[:, -1], hidden[:, -1]
 
     def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:
-        shown = logits.Shown(logits.last_token, lambda hidden: hidden[:, -last:])
-        return self._prefill(chunk, shown), shown.hidden[0]
+        found, hidden = self._shown(
+            _tokens(chunk), chunk.cache, logits.last_token, lambda states: states[:, -last:]
+        )
+        return found[0, -1], hidden[0]
 
     def prefill_logits(self, chunk: PrefillChunk) -> mx.array:
         found: mx.array = self.model(_tokens(chunk), cache=chunk.cache)
         return found[0]
 
-    def showing(self, indices: Sequence[int]) -> TextLayers:
-        shown = TextLayers(self.model, self.backbone, tuple(indices))
-        part = layers.at(self.model, self.backbone)
-        layers.check_layers(part, indices, shown.tried)
+    def showing(self, indices: Sequence[int]) -> TextModel:
+        shown = replace(self, indices=tuple(indices))
+        layers.check_layers(layers.at(self.model, self.backbone), indices, shown, self.make_cache())
         return shown
 
-    def _prefill(self, chunk: PrefillChunk, keep: logits.Keep) -> mx.array:
-        narrowed = logits.narrowed(self.model, self.backbone, keep)
-        return narrowed(_tokens(chunk), cache=chunk.cache)[0, -1]
-
-
-@dataclass(frozen=True)
-class TextLayers:
-    """A text model whose hidden states are the outputs of some layers; see `ShowsLayers`."""
-
-    model: Any
-    backbone: logits.Path | None
-    indices: tuple[int, ...]
-
-    @property
-    def shows_hidden(self) -> bool:
-        return self.backbone is not None
-
-    def decode_hidden(
-        self,
-        tokens: mx.array,
-        cache: list[Any],
-        positions: mx.array,
-        logits_at: mx.array | None = None,
+    def _shown(
+        self, tokens: mx.array, cache: list[Any], keep: logits.Keep, show: logits.Keep
     ) -> tuple[mx.array, mx.array]:
-        outputs, keep = layers.Outputs(self.indices), logits.rows_at(logits_at)
-        found = self._watched(outputs, keep)(tokens[:, None], cache=cache)
-        return found[:, -1], keep(outputs.joined())[:, -1]
-
-    def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:
-        outputs = layers.Outputs(self.indices)
-        found = self._watched(outputs, logits.last_token)(_tokens(chunk), cache=chunk.cache)
-        return found[0, -1], outputs.joined()[0, -last:]
-
-    def tried(self, outputs: layers.Outputs) -> None:
-        """Run a token."""
-        one = mx.array([[1]])
-        mx.eval(self._watched(outputs, logits.last_token)(one, cache=text_cache(self.model)))
-
-    def _watched(self, outputs: layers.Outputs, keep: logits.Keep) -> Callable[..., mx.array]:
-        part = layers.watched(layers.at(self.model, self.backbone), outputs)
-        return logits.narrowed(self.model, self.backbone, keep, part=part)
+        """Logits of the positions that `keep` selects, hidden states of those that `show` does."""
+        if self.indices:
+            outputs = layers.Outputs(self.indices)
+            part = layers.watched(layers.at(self.model, self.backbone), outputs)
+            narrowed = logits.narrowed(self.model, self.backbone, keep, part=part)
+            return narrowed(tokens, cache=cache), show(outputs.joined())
+        shown = logits.Shown(keep, show)
+        found = logits.narrowed(self.model, self.backbone, shown)(tokens, cache=cache)
+        return found, shown.hidden
 
 
 def _tokens(chunk: PrefillChunk) -> mx.array:

@@ -4,7 +4,7 @@ states."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..bounds import MAX_INPUT_TOKENS
@@ -49,7 +49,12 @@ def make_embedding(
     """
     how, pooling = _way(view)
     before = _prompt(how, wire.prompt_name)
-    tokens = [array("i", each) for each in _tokens(wire.input, view, before, check_wanted)]
+
+    def tokens_of(index: int, where: str) -> Sequence[int]:
+        check_wanted()
+        return _tokens_of(wire.input[index], view, before, where)
+
+    tokens = bounded("input", len(wire.input), view.info.context_length, tokens_of, "")
     inputs = Vectors(tokens, pooling, _dimensions(how, wire.dimensions), how.normalise)
     return prepared_inputs(wire, view, queue, arrived, inputs)
 
@@ -127,33 +132,36 @@ def _dimensions(how: Embedding, wanted: int | None) -> int:
     return wanted or how.width
 
 
-def _tokens(
-    given: Sequence[str | list[int]],
-    view: ModelView,
-    before: str,
-    check_wanted: Callable[[], None],
-) -> Iterator[Sequence[int]]:
-    total, limit = 0, view.info.context_length
-    for index, each in enumerate(given):
-        check_wanted()
-        where = f"input[{index}]"
+def bounded(
+    name: str, count: int, limit: int, tokens_of: Callable[[int, str], Sequence[int]], hint: str
+) -> list[array[int]]:
+    """The tokens of each of `count` inputs, called `name[0]`, `name[1]`, ... (host work).
+
+    `tokens_of` gets the index and that name; `limit`: the model's context; `hint`: about one that
+    is too long. Raises `BadRequest` that names the input, `ContextTooLong`.
+    """
+    found: list[array[int]] = []
+    total = 0
+    for index in range(count):
+        where = f"{name}[{index}]"
         try:
-            tokens = _tokens_of(each, view, before, where)
+            tokens = array("i", tokens_of(index, where))
         except BadRequest as error:
             raise type(error)(f"{where}: {error.message}", param=where) from None
         if len(tokens) >= limit:
             raise ContextTooLong(
-                f"{where} is too long: {len(tokens)} tokens > {limit - 1} maximum (context of "
-                f"{limit}): divide it",
+                f"{where} is too long{hint}: {len(tokens)} tokens > {limit - 1} maximum (context "
+                f"of {limit}): divide it",
                 param=where,
             )
         total += len(tokens)
         if total > MAX_INPUT_TOKENS:
             raise BadRequest(
-                f"input has more than {MAX_INPUT_TOKENS} tokens: send it in several requests",
-                param="input",
+                f"{name}: more than {MAX_INPUT_TOKENS} tokens: send it in several requests",
+                param=name,
             )
-        yield tokens
+        found.append(tokens)
+    return found
 
 
 def _tokens_of(given: str | list[int], view: ModelView, before: str, where: str) -> Sequence[int]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from ..bounds import MAX_INPUT_TOKENS
 from ..engine.inputs import Scores
-from ..errors import BadRequest, ContextTooLong
+from ..errors import BadRequest
 from ..families.tokenizer import common_length
 from ..families.tokenizer.template_fit import fit_messages
 from ..protocol.event_queue import EventQueue
 from ..protocol.requests import ScoreRequest
 from ..records import Reranking
-from .embedding import prepared_inputs
+from .embedding import bounded, prepared_inputs
 from .model_view import ModelView
 from .prepared import Prepared
 
@@ -48,38 +46,18 @@ def make_scores(
             "one query, or one for each document",
             param="queries",
         )
-    tokens = list(_prompts(wire, view, how, check_wanted))
+    documents = wire.documents
+    queries = wire.queries if len(wire.queries) > 1 else wire.queries * len(documents)
+
+    def prompt(index: int, where: str) -> Sequence[int]:
+        check_wanted()
+        return _prompt(view, how, queries[index], documents[index], wire.instruction)
+
+    limit, hint = view.info.context_length, " with its query"
+    tokens = bounded("documents", len(documents), limit, prompt, hint)
     stranger = [_prompt(view, how, query, OTHER, wire.instruction) for query in wire.queries[:1]]
     shared = min(common_length(stranger[0], each) for each in tokens)
     return prepared_inputs(wire, view, queue, arrived, Scores(tokens, shared, how.yes, how.no))
-
-
-def _prompts(
-    wire: ScoreRequest, view: ModelView, how: Reranking, check_wanted: Callable[[], None]
-) -> Iterator[array[int]]:
-    total, limit = 0, view.info.context_length
-    queries = wire.queries if len(wire.queries) > 1 else wire.queries * len(wire.documents)
-    for index, (query, document) in enumerate(zip(queries, wire.documents, strict=True)):
-        check_wanted()
-        where = f"documents[{index}]"
-        try:
-            tokens = _prompt(view, how, query, document, wire.instruction)
-        except BadRequest as error:
-            raise type(error)(f"{where}: {error.message}", param=where) from None
-        if len(tokens) >= limit:
-            raise ContextTooLong(
-                f"{where} is too long with its query: {len(tokens)} tokens > {limit - 1} maximum "
-                f"(context of {limit})",
-                param=where,
-            )
-        total += len(tokens)
-        if total > MAX_INPUT_TOKENS:
-            raise BadRequest(
-                f"documents have more than {MAX_INPUT_TOKENS} tokens: send them in several "
-                "requests",
-                param="documents",
-            )
-        yield array("i", tokens)
 
 
 def _prompt(

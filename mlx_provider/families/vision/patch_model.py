@@ -6,8 +6,9 @@ and features for its first layers (deepstack) for exactly the media tokens of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from math import prod
@@ -41,6 +42,9 @@ class PatchVisionModel(VisionModel):
     """Prefill and decode through mlx-vlm's text model with explicit positions."""
 
     kv_layouts: Sequence[str] = ("grouped", "merged", "solo")
+    indices: tuple[int, ...] = ()
+    """Layers whose outputs are its hidden states. Empty: they are those before the output
+    matrix."""
 
     def prepare(
         self,
@@ -77,17 +81,17 @@ class PatchVisionModel(VisionModel):
         return True
 
     def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:
-        hidden = _states(self.model.language_model.model, chunk)
-        return head(self.model.language_model, hidden[:, -1:])[0, 0], hidden[0, -last:]
+        states, shown = self._shown(lambda part: _states(part, chunk))
+        return head(self.model.language_model, states[:, -1:])[0, 0], shown[0, -last:]
 
     def prefill_logits(self, chunk: PrefillChunk) -> mx.array:
         return head(self.model.language_model, _states(self.model.language_model.model, chunk))[0]
 
-    def showing(self, indices: Sequence[int]) -> PatchLayers:
-        language = self.model.language_model
-        shown = PatchLayers(language, tuple(indices))
-        layers.check_layers(language.model, indices, shown.tried)
-        return shown
+    def showing(self, indices: Sequence[int]) -> PatchVisionModel:
+        twin = copy.copy(self)
+        twin.indices = tuple(indices)
+        layers.check_layers(self.model.language_model.model, indices, twin, self.make_cache())
+        return twin
 
     def decode(
         self,
@@ -105,43 +109,21 @@ class PatchVisionModel(VisionModel):
         positions: mx.array,
         logits_at: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
-        language = self.model.language_model
-        kept = rows_at(logits_at)(_next_states(language.model, tokens, cache, positions))
-        return head(language, kept)[:, -1], kept[:, -1]
+        keep = rows_at(logits_at)
+        states, shown = self._shown(lambda part: _next_states(part, tokens, cache, positions))
+        return head(self.model.language_model, keep(states))[:, -1], keep(shown)[:, -1]
 
+    def _shown(self, run: Callable[[Any], mx.array]) -> tuple[mx.array, mx.array]:
+        """The states before the output matrix, and the hidden states that the model shows.
 
-@dataclass(frozen=True)
-class PatchLayers:
-    """A text model whose hidden states are the outputs of some layers; see `ShowsLayers`."""
-
-    language: Any
-    indices: tuple[int, ...]
-
-    @property
-    def shows_hidden(self) -> bool:
-        return True
-
-    def decode_hidden(
-        self,
-        tokens: mx.array,
-        cache: list[Any],
-        positions: mx.array,
-        logits_at: mx.array | None = None,
-    ) -> tuple[mx.array, mx.array]:
-        outputs, keep = layers.Outputs(self.indices), rows_at(logits_at)
-        part = layers.watched(self.language.model, outputs)
-        states = keep(_next_states(part, tokens, cache, positions))
-        return head(self.language, states)[:, -1], keep(outputs.joined())[:, -1]
-
-    def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:
+        run: calls mlx-vlm's text model below its output matrix.
+        """
+        part = self.model.language_model.model
+        if not self.indices:
+            states = run(part)
+            return states, states
         outputs = layers.Outputs(self.indices)
-        states = _states(layers.watched(self.language.model, outputs), chunk)
-        return head(self.language, states[:, -1:])[0, 0], outputs.joined()[0, -last:]
-
-    def tried(self, outputs: layers.Outputs) -> None:
-        """Run a token."""
-        part, one = layers.watched(self.language.model, outputs), mx.array([1])
-        mx.eval(_next_states(part, one, row_cache(self.language), one))
+        return run(layers.watched(part, outputs)), outputs.joined()
 
 
 def _states(part: Any, chunk: PrefillChunk) -> mx.array:
