@@ -188,6 +188,7 @@ def alone(model: LoadedModel, request: Request, **more: Any) -> Request:
         stop_tokens=request.stop_tokens,
         logprobs=request.logprobs,
     )
+    twin.prompt = request.prompt
     engine = new_engine(model, layout="solo", max_chunk=4096, **more)
     engine.submit(twin)
     run(engine)

@@ -61,7 +61,7 @@ class Served:
         after = self.group.again(before)
         fault = after.process_fault
         assert fault is not None
-        assert (fault.rank, fault.state) == (rank, "lost")
+        assert (fault.name, fault.state) == (f"rank {rank}", "lost")
         assert reason in fault.detail
         assert since <= fault.since <= time.time()
         assert [each.state for each in after.processes] == ["serving", "serving"]
