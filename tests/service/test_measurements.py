@@ -32,6 +32,14 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "state" / "measurements.json"
 
 
+@pytest.mark.parametrize("curve", [UNMEASURED, MEASURED.curve], ids=["unmeasured", "measured"])
+def test_a_measurement_comes_back_from_json_as_it_was(curve: Curve) -> None:
+    measured = replace(MEASURED, curve=curve)
+    read = measurements.MEASURED.validate_json(measurements.MEASURED.dump_json(measured))
+    assert read == measured
+    assert read.lasts == measured.lasts == (curve is not UNMEASURED)
+
+
 # -- loading a model
 
 

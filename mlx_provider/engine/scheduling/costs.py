@@ -42,6 +42,11 @@ class Curve:
     depths: Points = ()
     """Extra seconds per cached token. Empty: not measured."""
 
+    def __post_init__(self) -> None:
+        """Curves from JSON, which has lists, equal others."""
+        for name in ("widths", "depths"):
+            object.__setattr__(self, name, tuple((n, s) for n, s in getattr(self, name)))
+
     def seconds(self, tokens: int) -> float:
         """Linear between two measured widths and beyond the last one."""
         at = bisect_left(self.widths, (tokens, 0.0))
