@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -41,6 +41,21 @@ log = logging.getLogger(__name__)
 
 NOT_EVERYWHERE = ("bfloat16", "float16")
 """Dtypes in which some devices cannot run every layer (experts on a CPU, mlx 0.32.4)."""
+
+
+@dataclass(frozen=True)
+class _KVCache:
+    """The KV cache of an engine's rows."""
+
+    make_cache: MakeCache
+    name: str
+    """Its kind, for people and as a part of keys. Empty: not quantised."""
+    layouts: Sequence[str]
+    """To try, best first."""
+    key: str
+    """Of measurements with it, on this device."""
+    heterogeneous: Heterogeneous | None
+    """Common limits of the processes, if they keep different parts of a row."""
 
 
 class EngineBuilder:
@@ -95,71 +110,106 @@ class EngineBuilder:
         )
 
     def _built(self, weights: Weights, kind: str, options: ModelOptions) -> EngineInstance:
-        model = weights.model
-        chosen = self._settings.kv_layout
-        own = list(model.kv_layouts) if chosen == "auto" else [chosen]
-        layouts = self._processes.replication.decide("layouts", lambda: own, list[str], list[str])
-        make_cache = cache_maker(model, options.kv_bits, self._processes.replication)
-        plugins = [f"{each} {self._registry.sources(each)}" for each in self._registry.plugins]
-        kv = " ".join(filter(None, (kv_kind(options), weights.code)))
-        key = circumstances(weights, kv, layouts, [*plugins, f"{self._processes.size} processes"])
-        heterogeneous = self._heterogeneous(weights, make_cache)
-        measured = self._measured(weights, key, make_cache, options, layouts, heterogeneous)
-        found, curve, limits = measured.probe, measured.curve, self._shared_limits()
-        fixed, prefixes = None, self._budgets.prefixes.cache()
-        # sparse prefill moves rows to other caches
-        in_place = self._processes.size == 1 and options.sparse_prefill is None
-        policy = PrefixCachePolicy(
-            prefixes, model, kv, make_cache, heterogeneous, in_place=in_place,
-            least=measured.least_shared if in_place and found.shares else None,
-            memory=None if heterogeneous else found.memory,
-        )  # fmt: skip
-        drafts = Drafts()
+        kv = self._kv_cache(weights, options)
+        measured = self._measured(weights, kv, options)
+        found, limits, fixed = measured.probe, self._shared_limits(), None
         if options.reproducible:
             with self._budgets.measuring(weights, self._processes.replication) as reserve:
-                fixed = Reproducible.of(model, make_cache, found, limits, reserve)
+                fixed = Reproducible.of(weights.model, kv.make_cache, found, limits, reserve)
             limits = fixed.limits(limits)
-            # a stored prefix must be computed here, by this software on this device
-            policy = WholePasses(prefixes, model, f"{kind}, {key}", make_cache, fixed.shapes)
-        elif found.drafts:
+        drafts = Drafts()
+        if found.drafts and fixed is None:
             drafts = self._processes.alone(partial(self._drafts, weights, options), Drafts())
         guessing = drafts.speculation.drafting if drafts.speculation else None
-        sparse = sparse_prefill_of(options, model, make_cache, found, guessing, drafts.drafter)
-        each = measured.passes or self._pass_bytes(weights, make_cache, curve, heterogeneous)
-        longest = max(limits.stall_target, LONGEST_GAP)
-        passes = PassMemory.of(each, curve, longest, limits.max_chunk)
-        passing = fixed.passing(passes, found.memory.state_bytes) if fixed else passes
-        shapes = fixed.shapes if fixed else None
-        budget = self._budgets.budget(weights, kind, found.memory, passing)
-        scheduler = Scheduler(
-            limits,
-            replace(budget, fork_bytes=policy.fork_bytes),
-            Costs(curve),
-            grid=GRID if found.memory.recurrent else 1,
-            fixed=shapes,
-            claim=policy.claim,
-            trim=policy.trim,
-        )
+        policy = self._policy(weights, kind, options, kv, measured, fixed)
+        scheduler = self._scheduler(weights, kind, kv, measured, limits, fixed, policy)
         engine = Engine(
-            model,
+            weights.model,
             scheduler,
             layout=found.layout,
             mixes=found.mixes,
-            fixed=shapes,
-            make_cache=make_cache,
+            fixed=fixed.shapes if fixed else None,
+            make_cache=kv.make_cache,
             recorder=self._recorder,
             prefix_cache=policy,
             features=weights.features,
             speculation=drafts.speculation,
-            sparse_prefill=sparse,
+            sparse_prefill=sparse_prefill_of(
+                options, weights.model, kv.make_cache, found, guessing, drafts.drafter
+            ),
             replica=self._processes.replication.engine(engine_name(weights, kind), scheduler),
-            heterogeneous=heterogeneous,
+            heterogeneous=kv.heterogeneous,
         )
         self._worker.add(engine)
-        learned = partial(self._keep_learned, key, measured, scheduler.costs)
+        learned = partial(self._keep_learned, kv.key, measured, scheduler.costs)
         instance = EngineInstance(engine, found, fixed, drafts.drafter, drafts.nbytes, learned)
-        _log_started(weights, instance, kv)
+        _log_started(weights, instance, kv.name)
         return instance
+
+    def _kv_cache(self, weights: Weights, options: ModelOptions) -> _KVCache:
+        model, replication = weights.model, self._processes.replication
+        chosen = self._settings.kv_layout
+        own = list(model.kv_layouts) if chosen == "auto" else [chosen]
+        layouts = replication.decide("layouts", lambda: own, list[str], list[str])
+        make_cache = cache_maker(model, options.kv_bits, replication)
+        plugins = [f"{each} {self._registry.sources(each)}" for each in self._registry.plugins]
+        name = " ".join(filter(None, (kv_kind(options), weights.code)))
+        many = self._processes.size > 1
+        key = circumstances(weights, name, layouts, [*plugins, f"{self._processes.size} processes"])
+        parts = compare_parts(model, make_cache, replication) if many else None
+        return _KVCache(make_cache, name, layouts, key, parts)
+
+    def _policy(
+        self,
+        weights: Weights,
+        kind: str,
+        options: ModelOptions,
+        kv: _KVCache,
+        measured: Measured,
+        fixed: Reproducible | None,
+    ) -> PrefixCachePolicy | WholePasses:
+        prefixes, found = self._budgets.prefixes.cache(), measured.probe
+        if fixed is not None:  # a stored prefix must be computed here, by this software and device
+            key = f"{kind}, {kv.key}"
+            return WholePasses(prefixes, weights.model, key, kv.make_cache, fixed.shapes)
+        # sparse prefill moves rows to other caches
+        in_place = self._processes.size == 1 and options.sparse_prefill is None
+        return PrefixCachePolicy(
+            prefixes,
+            weights.model,
+            kv.name,
+            kv.make_cache,
+            kv.heterogeneous,
+            in_place=in_place,
+            least=measured.least_shared if in_place and found.shares else None,
+            memory=None if kv.heterogeneous else found.memory,
+        )
+
+    def _scheduler(
+        self,
+        weights: Weights,
+        kind: str,
+        kv: _KVCache,
+        measured: Measured,
+        limits: Limits,
+        fixed: Reproducible | None,
+        policy: PrefixCachePolicy | WholePasses,
+    ) -> Scheduler:
+        memory, curve = measured.probe.memory, measured.curve
+        each = measured.passes or self._pass_bytes(weights, kv, curve)
+        longest = max(limits.stall_target, LONGEST_GAP)
+        passes = PassMemory.of(each, curve, longest, limits.max_chunk)
+        passing = fixed.passing(passes, memory.state_bytes) if fixed else passes
+        budget = self._budgets.budget(weights, kind, memory, passing)
+        return Scheduler(
+            limits,
+            replace(budget, fork_bytes=policy.fork_bytes),
+            Costs(curve),
+            grid=GRID if memory.recurrent else 1,
+            fixed=fixed.shapes if fixed else None,
+            claim=policy.claim,
+            trim=policy.trim,
+        )
 
     def _drafts(self, weights: Weights, options: ModelOptions) -> Drafts:
         ledger = self._budgets.ledger
@@ -167,53 +217,35 @@ class EngineBuilder:
         whole = self._processes.size == 1
         return drafts_of(self._registry, weights.folder, weights.model, options, room, whole=whole)
 
-    def _heterogeneous(self, weights: Weights, make_cache: MakeCache) -> Heterogeneous | None:
-        """Common limits of the processes, if they keep different parts of a row."""
-        if self._processes.size == 1:
-            return None
-        return compare_parts(weights.model, make_cache, self._processes.replication)
-
-    def _measured(
-        self,
-        weights: Weights,
-        key: str,
-        make_cache: MakeCache,
-        options: ModelOptions,
-        layouts: Sequence[str],
-        heterogeneous: Heterogeneous | None,
-    ) -> Measured:
+    def _measured(self, weights: Weights, kv: _KVCache, options: ModelOptions) -> Measured:
         """Stored measurements for the same circumstances, else new ones."""
         replication = self._processes.replication
-        known = replication.decide("known", partial(self._measurements.find, key), _dumped, _read)
+        known = replication.decide(
+            "known", partial(self._measurements.find, kv.key), _dumped, _read
+        )
         if known is not None:
             return known
-        bits = options.kv_bits
+        model, make_cache, heterogeneous = weights.model, kv.make_cache, kv.heterogeneous
         with self._budgets.measuring(weights, replication) as reserve:
             found = tried(
-                weights.model, make_cache, bits, layouts, replication, heterogeneous, reserve
+                model, make_cache, options.kv_bits, kv.layouts, replication, heterogeneous, reserve
             )
-            curve = calibrate(weights.model, make_cache, replication, reserve)
-            passes = measure(weights.model, make_cache, curve, heterogeneous, reserve)
+            curve = calibrate(model, make_cache, replication, reserve)
+            passes = measure(model, make_cache, curve, heterogeneous, reserve)
             shared = UNMEASURED
             if found.shares and self._processes.size == 1:
-                shared = least_shared(weights.model, make_cache, curve, reserve)
+                shared = least_shared(model, make_cache, curve, reserve)
         at, kind = str(weights.folder), kv_kind(options)
         own = Measured(found, curve, passes, at, kind, software(), shared)
         measured = replication.decide("measured", lambda: own, _dumped, _read) or own
         if not replication.follows:
-            self._measurements.keep(key, measured)
+            self._measurements.keep(kv.key, measured)
         return measured
 
-    def _pass_bytes(
-        self,
-        weights: Weights,
-        make_cache: MakeCache,
-        curve: Curve,
-        heterogeneous: Heterogeneous | None,
-    ) -> PassBytes:
+    def _pass_bytes(self, weights: Weights, kv: _KVCache, curve: Curve) -> PassBytes:
         """A second attempt to measure passes."""
         with self._budgets.measuring(weights, self._processes.replication) as reserve:
-            found = measure(weights.model, make_cache, curve, heterogeneous, reserve)
+            found = measure(weights.model, kv.make_cache, curve, kv.heterogeneous, reserve)
         return found or PassBytes()
 
     def _keep_learned(self, key: str, measured: Measured, costs: Costs) -> None:
