@@ -15,7 +15,7 @@ from .rank_schedules import Played, agree, alone, ask, cancel, embed, followed, 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Played, Played, list[Any]]:
     """The same schedule in one process, and over two ranks; what followers hold then."""
-    model = build(tmp_path_factory.mktemp("rank") / "llama", "llama", **MODELS["llama"][2])
+    model = build(tmp_path_factory.mktemp("rank") / "qwen3", "qwen3", **MODELS["qwen3"][2])
     words = "hello world how are you"
     tokens = '{"true_token_id": 90, "false_token_id": 41}'
     (model / "1_LogitScore").mkdir()
