@@ -2,8 +2,11 @@
 
 Recorded sessions give system text, tools and results; a model with random weights thinks a few
 tokens and writes a call whose grammar is that of the tools. Counted on this machine: tokens that
-are prefilled after a result has arrived, and passes of the call. The curves of other devices give
-the times of so many tokens and passes behind a long prefix.
+are prefilled after a result has arrived, and passes up to the call's first byte and to its end. The
+curves of other devices give the times of so many tokens and passes behind a long prefix.
+
+A random model makes no call by its own choice. So for `auto` the same grammar holds it to the
+calls, but tells the engine of no forced text: what is drafted comes from the forecast alone.
 """
 
 from __future__ import annotations
@@ -14,23 +17,28 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from device_curves import CHIPS, HOST, MODELS, Estimate
+from mlx_provider.chat.output.reply import Reply
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
+from mlx_provider.engine.engine import Engine
 from mlx_provider.protocol.events import Delta, Done, Event, Failed, Usage
 from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.protocol.sampling import Sampling
 from mlx_provider.serving.service import ChatService
+from mlx_provider.serving.structure import ThinkingBudget
 from mlx_provider.testing.tiny.tokenizers import QWEN
 from mlx_provider.wire.anthropic.messages import chat_messages
 from mlx_provider.wire.responses.conversation import messages_of
 from mlx_provider_bench.models.random_weights import write_model
 from mlx_provider_bench.report import Result, surroundings
+from replaced import Replaced
 
 RECORDED = Path(__file__).parents[1] / "data" / "requests"
 THOUGHT = 24
@@ -43,6 +51,17 @@ TURNS = 4
 DEPTH = 32_000
 """Cached tokens on the devices that are not here."""
 DEVICES = (("M3 Max", "dense 8B"), ("M5 Max", "dense 8B"), ("M5 Max", "hybrid 9B"))
+AUTO, DRAFTS, AHEAD, PREFIX = "forced text", "drafts", "early prefill", "prefix"
+PARTS: tuple[frozenset[str], ...] = (
+    frozenset(),
+    frozenset({AUTO}),
+    frozenset({DRAFTS}),
+    frozenset({AHEAD}),
+    frozenset({AHEAD, DRAFTS}),
+    frozenset({PREFIX}),
+)
+"""What is left out. Without `AUTO`, forecasts draft, as with `tool_choice: auto`; without `DRAFTS`,
+neither they nor forced text; without `PREFIX`, the prefix was evicted while the tool ran."""
 OPENS_THOUGHTS = QWEN.template.replace(
     "{{ '<|im_start|>assistant\\n' }}\n{%- if enable",
     "{{ '<|im_start|>assistant\\n<think>\\n' }}\n{%- if enable",
@@ -110,13 +129,15 @@ class Medians:
     """Tokens of a result."""
     prefilled: int
     """Tokens that are computed after it has arrived."""
+    begun: int
+    """Passes up to the first byte of the call,"""
     passes: int
-    """Passes of the reply."""
+    """and of the reply."""
     tokens: int
     first_byte: float
     ended: float
     devices: dict[str, dict[str, float]]
-    """Seconds to the first token and to the end, by device."""
+    """Seconds to the first token, to the first byte of the call and to the end, by device."""
 
 
 def bench(plan: Plan) -> Result:
@@ -141,12 +162,10 @@ def _measured(service: ChatService, folder: str) -> Iterator[Medians]:
     client = InProcessClient(service)
     for name, recorded in sessions().items():
         for returned in (True, False):
-            for without in ("", "forced text", "early prefill", "both"):
-                drafts = without in ("", "early prefill")
-                ahead = without in ("", "forced text")
-                with _prefilling(service, on=ahead):
-                    played = _play(service, client, folder, recorded, returned, drafts, without)
-                yield _medians(service, folder, recorded, played, name, returned, without)
+            for parts in PARTS:
+                with _without(service, parts), _begun_calls() as begun:
+                    played = _play(service, client, folder, recorded, returned, parts)
+                yield _medians(service, folder, recorded, played, begun, name, returned, parts)
 
 
 def sessions() -> dict[str, Recorded]:
@@ -201,13 +220,40 @@ def _tool(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _prefilling(service: ChatService, *, on: bool) -> Iterator[None]:
+def _without(service: ChatService, parts: frozenset[str]) -> Iterator[None]:
     prompts = service._next_prompts
-    kept = prompts.await_results
-    if not on:
-        prompts.await_results = lambda turn: None  # type: ignore[method-assign]
-    yield
-    prompts.await_results = kept  # type: ignore[method-assign]
+    with Replaced() as patch:
+        if AHEAD in parts:
+            patch.setattr(prompts, "await_results", lambda turn: None)
+        if AUTO in parts:
+            patch.setattr(ThinkingBudget, "forced", lambda constraint: ())
+        yield
+
+
+@contextmanager
+def _begun_calls() -> Iterator[list[int]]:
+    """The passes of each reply up to the first byte of its call."""
+    passes, first, found = count(), dict[Reply, int](), list[int]()
+    step, push = Engine.step, Reply.push
+    now = 0
+
+    def stepped(engine: Engine) -> Any:
+        nonlocal now
+        now = next(passes)
+        return step(engine)
+
+    def pushed(reply: Reply, *given: Any) -> list[Delta]:
+        deltas = push(reply, *given)
+        began = first.setdefault(reply, now)
+        if began >= 0 and any(delta.tool_calls for delta in deltas):
+            found.append(1 + now - began)
+            first[reply] = -1
+        return deltas
+
+    with Replaced() as patch:
+        patch.setattr(Engine, "step", stepped)
+        patch.setattr(Reply, "push", pushed)
+        yield found
 
 
 def _play(
@@ -216,8 +262,7 @@ def _play(
     folder: str,
     recorded: Recorded,
     returned: bool,
-    drafts: bool,
-    tenant: str,
+    parts: frozenset[str],
 ) -> list[Turn]:
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": recorded.system},
@@ -233,10 +278,10 @@ def _play(
             parallel_tool_calls=False,
             thinking_budget=THOUGHT,
             max_tokens=400,
-            drafts=drafts,
+            drafts=DRAFTS not in parts,
             sampling=Sampling(temperature=1, seed=at),
             session="agent",
-            tenant=f"{recorded.asked[:20]} {returned} {tenant}",
+            tenant=f"{recorded.asked[:20]} {returned} {sorted(parts)}",
         )
         turn = Turn(time.perf_counter())
         generation = client.submit(request)
@@ -251,6 +296,8 @@ def _play(
         told = [{"role": "tool", "tool_call_id": c["id"], "content": result} for c in turn.calls]
         messages = [*messages, said, *told]
         _run_tools(service, folder)
+        if PREFIX in parts:
+            service.cache_clear()
     return turns
 
 
@@ -274,9 +321,10 @@ def _medians(
     folder: str,
     recorded: Recorded,
     played: list[Turn],
+    begun: list[int],
     name: str,
     returned: bool,
-    without: str,
+    parts: frozenset[str],
 ) -> Medians:
     with service._models.use(folder, ModelOptions()) as lease:
         encode = lease.view.model.tokenizer.encode_plain
@@ -284,23 +332,35 @@ def _medians(
     used = [turn.usage for turn in played[1:] if turn.usage is not None]
     prefilled = [each.prompt_tokens - each.cached_tokens for each in used]
     passes = round(median(each.completion_tokens - each.accepted_tokens for each in used))
-    new = round(median(prefilled))
+    new, first = round(median(prefilled)), round(median(begun[1:]))
+    there = (DEPTH, 0) if PREFIX in parts else (new, DEPTH)
     return Medians(
         name,
         "returned" if returned else "dropped",
-        without or "-",
+        " and ".join(sorted(parts)) or "-",
         round(median(results)),
         new,
+        first,
         passes,
         round(median(each.completion_tokens for each in used)),
         round(median(turn.first_byte for turn in played[1:]), 3),
         round(median(turn.ended for turn in played[1:]), 3),
-        {f"{chip}, {model}": _estimate(chip, model, new, passes) for chip, model in DEVICES},
+        {
+            f"{chip}, {model}": _estimate(chip, model, *there, first, passes)
+            for chip, model in DEVICES
+        },
     )
 
 
-def _estimate(chip: str, model: str, prefilled: int, passes: int) -> dict[str, float]:
+def _estimate(
+    chip: str, model: str, prefilled: int, deep: int, begun: int, passes: int
+) -> dict[str, float]:
+    """`prefilled`: tokens behind `deep` ones that are cached."""
     device = Estimate(CHIPS[chip], MODELS[model])
-    first = HOST + device.seconds(0, 0, prefilled, DEPTH)
+    first = HOST + device.seconds(0, 0, prefilled, deep or prefilled // 2)
     each = max(HOST, device.seconds(1, DEPTH))
-    return {"first_token": round(first, 3), "ended": round(first + passes * each, 3)}
+    return {
+        "first_token": round(first, 3),
+        "first_byte": round(first + begun * each, 3),
+        "ended": round(first + passes * each, 3),
+    }

@@ -17,13 +17,16 @@ COLUMNS = {
     "without": "without",
     "result": "result",
     "prefilled": "prefilled",
+    "passes to the call": "begun",
     "passes": "passes",
     "tokens": "tokens",
     "first byte here": "first_byte",
     "end here": "ended",
-    "M3 Max first": "devices.M3 Max, dense 8B.first_token",
+    "M3 Max first token": "devices.M3 Max, dense 8B.first_token",
+    "call": "devices.M3 Max, dense 8B.first_byte",
     "end": "devices.M3 Max, dense 8B.ended",
-    "M5 Max first": "devices.M5 Max, dense 8B.first_token",
+    "M5 Max first token": "devices.M5 Max, dense 8B.first_token",
+    "call ": "devices.M5 Max, dense 8B.first_byte",
     "end ": "devices.M5 Max, dense 8B.ended",
 }
 
