@@ -20,6 +20,7 @@ import mlx.core as mx
 
 from ..errors import EngineDied, MLXProviderError, ProcessLost
 from ..isolation import Fault, Isolation
+from ..upstream.stream_threads import wake_without_preemption
 from .engine import Engine
 from .step_output import Post
 
@@ -110,6 +111,7 @@ class EngineWorker:
     def _run(self) -> None:
         clean = False
         error: MLXProviderError = EngineDied(DIED)
+        wake_without_preemption()
         try:
             self._loop()
             clean = True

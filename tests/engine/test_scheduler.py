@@ -682,7 +682,7 @@ def test_drafts_are_priced_at_the_depth_of_their_rows() -> None:
     curve = Curve([(1, 0.01), (32, 0.012)], [(1, 1e-7), (8, 5e-7)])
     chunking = scheduler(curve=curve).chunking
     short, deep = make(100).rows, make(60_000).rows
-    little, much = (chunking.wider(StepPlan(tuple(rows)), 7) for rows in (short, deep))
+    little, much = (chunking.wider(StepPlan(tuple(rows)))(7) for rows in (short, deep))
     assert much - little == pytest.approx(59_900 * 4e-7)
-    assert chunking.wider(StepPlan(tuple(deep)), 0) == 0
-    assert chunking.wider(StepPlan((*deep, *short)), 7) < much, "there are fewer for each row"
+    assert chunking.wider(StepPlan(tuple(deep)))(0) == 0
+    assert chunking.wider(StepPlan((*deep, *short)))(7) < much, "there are fewer for each row"

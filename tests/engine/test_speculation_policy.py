@@ -154,6 +154,44 @@ def test_nothing_is_tried_where_not_even_good_drafts_would_pay() -> None:
     assert Policy().wanted(rows, 0, lambda drafts: 0.01 * (1 + drafts)) == [0] * 4
 
 
+@pytest.mark.parametrize(("saved", "longer"), [(SAVED, 1.0), (-SAVED, 0.0)])
+def test_a_refused_trial_is_considered_again_some_steps_later(saved: float, longer: float) -> None:
+    """It would not pay off, or the allowance does not permit it."""
+    policy, rows = Policy(aside=0.005, saved=saved), untrusted(8)
+    considered = 0
+    for _ in range(10 * policies.REFUSED):
+        asked: list[int] = []
+
+        def seconds(drafts: int, asked: list[int] = asked) -> float:
+            asked.append(drafts)
+            return 0.01 * (1 + longer * drafts)
+
+        assert not any(policy.wanted(rows, 0, seconds))
+        policy.rested(rows)
+        considered += any(asked)
+    assert considered == 10
+
+
+def test_drafts_that_hardly_ever_hold_are_not_compared() -> None:
+    rows = [RowOdds() for _ in range(8)]
+    for row in rows:
+        row.odds.learn(0, 50)
+    asked: list[int] = []
+
+    def seconds(drafts: int) -> float:
+        asked.append(drafts)
+        return 0.01 * (1 + drafts)
+
+    policy = Policy()
+    policy.everyone.learn(0, 500)
+    policy.wanted(rows, 0, seconds)
+    for row in rows:
+        row.rest = 1
+    asked.clear()
+    assert not any(policy.wanted(rows, 0, seconds))
+    assert not any(asked)
+
+
 def test_rows_that_cannot_draft_are_not_slowed_down_for_those_that_can() -> None:
     def wider(drafts: int) -> float:
         return 0.01 if drafts <= 2 else 0.02

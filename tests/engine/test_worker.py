@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
+from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from mlx_provider.engine.worker import EngineWorker
@@ -33,6 +37,24 @@ def test_calls_run_on_one_thread_that_is_not_ours() -> None:
     worker.close()
     assert names == {"mlx-engine"}
     assert not worker.alive
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such policy")
+def test_neither_its_thread_nor_mlx_threads_take_the_core_of_who_wakes_them() -> None:
+    def tasks() -> set[int]:
+        return {int(each.name) for each in Path("/proc/self/task").iterdir()}
+
+    def policies() -> list[int]:
+        before = tasks()
+        mx.eval(mx.zeros(1) + 1)  # starts MLX's thread for the stream of this one
+        return [os.sched_getscheduler(each) for each in (0, *tasks() - before)]
+
+    worker, _ = new_worker()
+    found = worker.call(policies).result()
+    worker.close()
+    assert len(found) > 1
+    assert set(found) == {os.SCHED_BATCH}
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 def test_a_call_that_fails_hurts_nobody() -> None:

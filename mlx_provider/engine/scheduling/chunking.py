@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 from ..fixed_shapes import FixedShapes
 from ..request import PrefillJob, Row
@@ -173,18 +173,22 @@ class Chunking:
         size, depth = (0, 0) if chunk is None else (chunk.size, chunk.start)
         return Load(sum(row.held for row in rows), size, depth)
 
-    def wider(self, plan: StepPlan, tokens: int) -> float:
-        """Extra seconds of a step's pass with `tokens` more, spread over its rows. Tokens of one
-        row attend to its cache together."""
-        if not tokens:
-            return 0.0
+    def wider(self, plan: StepPlan) -> Callable[[int], float]:
+        """Extra seconds of a step's pass with so many tokens more, spread over its rows. Tokens of
+        one row attend to its cache together."""
         chunk = plan.chunk.size if plan.chunk is not None and plan.mixed else 0
-        width, costs = len(plan.rows) + chunk, self.costs
-        least, most = in_tiles(width), in_tiles(width + tokens)
-        per_key = costs.curve.per_key
-        longer = per_key(1 + tokens / max(1, len(plan.rows))) - per_key(1)
-        deeper = costs.pace * longer * self.load(plan.rows).keys
-        return costs.pass_of(most, 0) - costs.pass_of(least, 0) + max(0.0, deeper)
+        width, count, costs = len(plan.rows) + chunk, max(1, len(plan.rows)), self.costs
+        plain, one = costs.pass_of(in_tiles(width), 0), costs.curve.per_key(1)
+        keys = costs.pace * self.load(plan.rows).keys
+
+        @cache
+        def longer(tokens: int) -> float:
+            if not tokens:
+                return 0.0
+            deeper = keys * (costs.curve.per_key(1 + tokens / count) - one)
+            return costs.pass_of(in_tiles(width + tokens), 0) - plain + max(0.0, deeper)
+
+        return longer
 
     def _sizes(self, job: PrefillJob, rows: int) -> list[int]:
         """Allowed sizes of the next chunk, ascending."""

@@ -40,6 +40,9 @@ TRIED = 1
 """Drafts of a row in a trial. More would show little more."""
 MISSED_PASSES = 3
 """Passes in sequence without an accepted draft, after which a row gets only trials."""
+REFUSED = 8
+"""Steps until a trial that would not pay off, or that the allowance does not permit, is considered
+again: to consider it costs the host more than all else that it decides in a step."""
 AWAITED = 2
 """Steps until the result of a trial is known, because passes are planned before the last one is
 read."""
@@ -251,6 +254,8 @@ class Policy:
         tries = [min(TRIED, count) if d else 0 for d, count in zip(due, hopeful, strict=True)]
         counts = [count + more for count, more in zip(best, tries, strict=True)]
         if not any(tries) or not self._afford(_price(counts, best, step)):
+            for row in compress(rows, due):
+                row.rest = REFUSED
             return best
         for row in compress(rows, tries):
             row.rest = AWAITED
@@ -277,6 +282,9 @@ class Policy:
         counts, rounds, gain, plain = [0] * len(shares), 0, 0.0, step.plain
         best, most = list(counts), step.rows * MARGIN
         tokens = [1.0] * step.rows
+        reach = sum(log((1 - share ** (self.most + 1)) / (1 - share)) for share in shares)
+        if reach <= most:  # if drafts took no time
+            return best
         likeliest = [(-log1p(share), at, share) for at, share in enumerate(shares) if share]
         heapify(likeliest)
         for drafts in range(1, self.most * len(likeliest) + 1):

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 Place = tuple[Row, int]
 """A row, and the number of its drafts before a position."""
 Isolated = Callable[[Row, str], Isolation]
+Seconds = Callable[[int], float]
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,12 @@ class DraftStep:
         """The drafts that rows should have in a step that may have some."""
         if self._speculation is None:
             return Wanted()
-        asked = self._speculation.wanted(plan.rows, partial(self._wider, plan))
+        seconds, count = self._seconds(plan), len(plan.rows)
+        asked = self._speculation.wanted(plan.rows, seconds)
         # the first token of a run is drawn already
-        known = any(self._worthwhile(plan, row, drawn=1) for row in plan.rows)
-        return Wanted(asked, known or any(self._reads_first(plan, row) for row in plan.rows))
+        known = any(self._worthwhile(row, count, seconds, drawn=1) for row in plan.rows)
+        first = known or any(self._reads_first(row, count, seconds) for row in plan.rows)
+        return Wanted(asked, known=first)
 
     def guessed(self, plan: StepPlan, asked: Mapping[Row, int], isolated: Isolated) -> Drafts:
         """Drafts of the rows, as far as their grammars allow them, once all their tokens are read.
@@ -113,7 +116,9 @@ class DraftStep:
         """
         if self._speculation is None:
             return NO_DRAFTS
-        known = {row: self._worthwhile(plan, row) for row in plan.rows if row.finish is None}
+        seconds, count = self._seconds(plan), len(plan.rows)
+        left = [row for row in plan.rows if row.finish is None]
+        known = {row: self._worthwhile(row, count, seconds) for row in left}
         guessed = self._speculation.propose(asked)
         guessed |= {row: after_run(run, guessed.get(row, ())) for row, run in known.items() if run}
         self._known = {row: len(run) for row, run in known.items()}
@@ -141,9 +146,13 @@ class DraftStep:
             elif followed:
                 self._speculation.begun(row, begun=bool(row.forecast.likely()))
 
-    def _worthwhile(self, plan: StepPlan, row: Row, *, drawn: int = 0) -> Sequence[int]:
-        """Known text of a row that is worth its place in the pass. `drawn`: so many of its tokens
-        are no drafts any more."""
+    def _worthwhile(
+        self, row: Row, rows: int, seconds: Seconds, *, drawn: int = 0
+    ) -> Sequence[int]:
+        """Known text of a row that is worth its place in the pass of so many `rows`. `drawn`: so
+        many of its tokens are no drafts any more."""
+        if row.constraint is None and row.forecast is None:
+            return ()
         if self._speculation is None or not self._speculation.drafts_for(row):
             return ()
         run, certain = _known_run(row)
@@ -151,11 +160,10 @@ class DraftStep:
             return ()
         chance = self._speculation.chance(row)
         chances = [1.0 if at < certain else chance for at in range(drawn, len(run))]
-        seconds = partial(self._wider, plan)
-        worth = self._speculation.policy.worthwhile(chances, len(plan.rows), seconds)
+        worth = self._speculation.policy.worthwhile(chances, rows, seconds)
         return run[drawn : drawn + worth]
 
-    def _reads_first(self, plan: StepPlan, row: Row) -> bool:
+    def _reads_first(self, row: Row, rows: int, seconds: Seconds) -> bool:
         """Whether the last token of a row should be read before the pass, because foretold text
         may begin behind it."""
         if self._speculation is None or row.forecast is None:
@@ -163,14 +171,15 @@ class DraftStep:
         with Isolation(partial(_no_more_forecasts, row)):
             if not row.forecast.follows or row.forecast.likely():
                 return False
-            seconds = partial(self._wider, plan)
             able = self._speculation.drafts_for(row)
-            return able and self._speculation.reads_first(row, len(plan.rows), seconds)
+            return able and self._speculation.reads_first(row, rows, seconds)
         return False
 
     def seconds(self, plan: StepPlan, drafts: Drafts) -> float:
         """Expected seconds of a step's pass with these drafts."""
-        return self._wider(plan, sum(map(len, drafts.values())))
+        if not drafts:
+            return plan.pass_seconds
+        return self._seconds(plan)(sum(map(len, drafts.values())))
 
     def waited(self, seconds: float | None) -> None:
         """The device idled for this long before a pass with drafts. `None`: it had another pass to
@@ -205,8 +214,10 @@ class DraftStep:
         if self._speculation is not None:
             self._speculation.forget(rows)
 
-    def _wider(self, plan: StepPlan, tokens: int) -> float:
-        return plan.pass_seconds + self._scheduler.chunking.wider(plan, tokens)
+    def _seconds(self, plan: StepPlan) -> Seconds:
+        """Expected seconds of a step's pass by the number of its extra tokens."""
+        longer = self._scheduler.chunking.wider(plan)
+        return lambda tokens: plan.pass_seconds + longer(tokens)
 
 
 def places(rows: Sequence[Row]) -> Iterator[Place]:
