@@ -27,6 +27,7 @@ from ..request import Row
 from .grouped_kv import joined, split, with_wide_rows
 from .mixed_chunk import MixedChunk, Turned, may_be_stale
 from .row_groups import Group, Groups, Joining
+from .unsettled import Unsettled
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,8 @@ class Layout(Protocol):
 
     def follow(self, row: Row) -> None:
         """The result that the row's last pass followed unread is now read, and `keep` was called
-        for it: shorten the row's cache by the drafts that did not hold."""
+        for it: shorten the row's cache by the drafts that did not hold. Raises `RuntimeError`
+        otherwise."""
 
     def extract(self, row: Row) -> RowCache:
         """A cache of that row alone, made of views. Reading some tokens copies only those. A pass
@@ -200,14 +202,8 @@ class GroupedLayout:
         """The joint cache of several groups. `None`: it must be rebuilt."""
         self._members: list[Group] = []
         """The groups in the joint cache."""
-        self._drafted: dict[Row, Turned] = {}
-        """Rows that had several tokens in the last pass."""
-        self._kept: dict[Row, int] = {}
-        """How many of those tokens stay."""
-        self._before: dict[Row, Turned] = {}
-        """The pass before, of rows whose last pass has followed its unread result."""
-        self._kept_before: dict[Row, int] = {}
-        """How many of its tokens stay."""
+        self._unsettled: dict[Row, Unsettled] = {}
+        """Rows that had several tokens in the last pass, or that have followed an unread result."""
         self._since: dict[Row, int] = {}
         """Passes since the last drafts of rows that have a group of their own."""
         self._passes = 0
@@ -216,18 +212,13 @@ class GroupedLayout:
 
     def add(self, row: Row, cache: RowCache) -> None:
         self._split()
-        self.rows.add(
-            row, cache, apart=self._drafted
-        )  # the kept length of these rows is not known yet
+        self.rows.add(row, cache, apart=self._unsettled)  # whose length is not known yet
 
     def drop(self, rows: Sequence[Row]) -> None:
         self._split()
         self.rows.drop(rows)
         for row in rows:
-            self._drafted.pop(row, None)
-            self._kept.pop(row, None)
-            self._before.pop(row, None)
-            self._kept_before.pop(row, None)
+            self._unsettled.pop(row, None)
             self._since.pop(row, None)
             self._lone.discard(row)
 
@@ -258,39 +249,27 @@ class GroupedLayout:
         return None if self.rows.shared(row) else self.rows.cache_of(row)
 
     def keep(self, row: Row, tokens: int) -> None:
-        if row in self._before:
-            self._kept_before[row] = tokens
-        elif row in self._drafted:
-            self._kept[row] = tokens
+        if row in self._unsettled:
+            self._unsettled[row].keep(tokens)
 
     def may_look_ahead(self, row: Row) -> bool:
         return may_be_stale(self.rows.of(row).cache)
 
     def follow(self, row: Row) -> None:
-        last = self._drafted[row]
-        last.take_back(self._before.pop(row).tokens - self._kept_before.pop(row))
-        if last.tokens == 1:  # it had no drafts
-            self._kept[row] = 1
+        self._unsettled[row].follow()
 
     def extract(self, row: Row) -> RowCache:
-        self._take_back(row)
+        passes = self._unsettled.get(row)
+        if passes is not None and passes.before is not None:
+            self._unsettled.pop(row).take_back()
         self._settle()
         self._split()
         return self.rows.cache_of(row)
 
-    def _take_back(self, row: Row) -> None:
-        """Remove a pass that followed an unread result, and what did not hold before."""
-        before = self._before.pop(row, None)
-        if before is not None:
-            last = self._drafted.pop(row)
-            last.take_back(last.tokens)
-            before.keep(self._kept_before.pop(row, 1))
-
     def _settle(self) -> None:
         """Remove rejected drafts from the caches."""
-        for row, tokens in self._kept.items():
-            self._drafted.pop(row).keep(tokens)
-        self._kept.clear()
+        for row in [row for row, passes in self._unsettled.items() if passes.known]:
+            self._unsettled.pop(row).settle()
 
     def _unite(self) -> None:
         """Let rows that hold a prefix alone for long become one buffer again."""
@@ -327,14 +306,14 @@ class GroupedLayout:
             self.rows.part(shared)
 
     def _turned(self, row: Row, tokens: int, unread: Unread | None) -> Turned:
-        turned = Turned(self.rows.cache_of(row), tokens, drafts=True)
+        turned, before = Turned(self.rows.cache_of(row), tokens, drafts=True), None
         if unread is not None:
-            before = self._drafted.get(row) or Turned(turned.cache, 1)
+            passes = self._unsettled.get(row)
+            before = passes.last if passes else Turned(turned.cache, 1)
             before.keep_unread(unread.held)
-            self._before[row] = before
             if before.tokens > 1:
                 turned.follow(before.tokens - 1 - unread.held)
-        self._drafted[row] = turned
+        self._unsettled[row] = Unsettled(turned, before)
         return turned
 
     def _together(self, groups: list[Group]) -> RowCache | None:

@@ -1,0 +1,66 @@
+"""Results of a row's passes are told in order, and nothing else is taken."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import KVCache
+
+from mlx_provider.engine.execution.mixed_chunk import Turned
+from mlx_provider.engine.execution.unsettled import Unsettled
+
+
+def ran(cache: KVCache, tokens: int) -> Turned:
+    """A pass that has appended tokens."""
+    cache.update_and_fetch(*[mx.zeros((1, 1, tokens, 4))] * 2)
+    return Turned([cache], tokens, drafts=True)
+
+
+def test_the_cache_loses_what_did_not_hold_of_either_pass() -> None:
+    cache = KVCache()
+    before, last = ran(cache, 4), ran(cache, 3)
+    passes = Unsettled(last, before)
+    passes.keep(3)
+    passes.keep(2)  # the last call counts
+    assert not passes.known
+    passes.follow()
+    assert (cache.offset, passes.known) == (5, False)
+    passes.keep(1)
+    assert passes.known
+    passes.settle()
+    assert cache.offset == 3
+
+
+def test_a_pass_that_had_no_drafts_is_known_once_it_has_followed() -> None:
+    cache = KVCache()
+    passes = Unsettled(last := ran(cache, 1), last)
+    passes.keep(1)
+    passes.follow()
+    assert passes.known
+
+
+@pytest.mark.parametrize("kept", [None, 2])
+def test_a_pass_that_has_followed_is_taken_back(kept: int | None) -> None:
+    cache = KVCache()
+    before = ran(cache, 4)
+    passes = Unsettled(ran(cache, 3), before)
+    if kept is not None:
+        passes.keep(kept)
+    passes.take_back()
+    assert cache.offset == (kept or 1)
+
+
+def test_another_order_is_refused() -> None:
+    cache = KVCache()
+    one = Unsettled(ran(cache, 2))
+    before = ran(cache, 2)
+    two = Unsettled(ran(cache, 2), before)
+    for wrong in (one.settle, one.follow, two.settle, two.follow):
+        with pytest.raises(RuntimeError, match=r"kept|known"):
+            wrong()
+    one.keep(1)
+    two.keep(1)
+    for wrong in (one.follow, two.settle):
+        with pytest.raises(RuntimeError, match=r"kept|known"):
+            wrong()
+    assert cache.offset == 6
