@@ -1,19 +1,29 @@
 """`stays`: what the prefix cache keeps for agents whose tools run, with memory for a third of it.
 
-Sessions of four kinds of agents are drawn from one seed, with the pauses of tools and of people.
-The prefix cache and its policy are the real ones, as in `budgets`; all lengths are divided by
-`SCALE`. Besides today's eviction, the same sessions run without regard to open calls, and with LRU.
+Sessions of four kinds of agents are drawn from one seed, with the pauses of tools and of people:
+once with assumed pauses, once with those of published traces. The prefix cache and its policy are
+the real ones, as in `budgets`; all lengths are divided by `SCALE`. Besides today's eviction, the
+same sessions run without regard to open calls, and with LRU.
+
+The published pauses (of CacheWise, arXiv 2606.16824, and of vLLM's RFC 52113, none could be had):
+
+- TraceLab, 4,265 sessions of Claude Code and Codex: arXiv 2606.30560; repository uw-syfi/TraceLab,
+  0b8a262, `artifacts/tool_calls/tool_latency_distribution/README.md` and
+  `artifacts/human_in_the_loop/human_input_wait/README.md`.
+- Production traces of an agent (783,000 pauses, of tools and people alike) and of a chatbot
+  (42,000): repository gahow/agentic-kvc at gitea.gahow.org, commits 41232f49 and 54e1f526.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from math import exp
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import exp, log
+from typing import Any, Protocol
 
 from agent_traffic import TAIL, SimRequest, SyntheticModel, Traffic
 from mlx_provider.engine.prefix_cache import eviction
@@ -34,6 +44,40 @@ ANSWER = (214.0, 1.34, 16_000.0)
 """Median, sigma and most tokens, as in `simulation.workload`."""
 
 
+LONGEST = 14_400.0
+"""Seconds of a pause."""
+
+
+class Pause(Protocol):
+    def draw(self, drawn: random.Random) -> float:
+        """Seconds."""
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    median: float
+    sigma: float
+
+    def draw(self, drawn: random.Random) -> float:
+        return _lognormal(drawn, self.median, self.sigma, LONGEST)
+
+
+class Quantiles:
+    """Published shares of pauses that are at most so long. The logarithm of the seconds is linear
+    between them."""
+
+    def __init__(self, shortest: float, *shares: tuple[float, float], longest: float) -> None:
+        """`shortest`, `longest`: assumed. `shares`: of the pauses, with seconds, in their order."""
+        self._points = [(0.0, shortest), *shares, (1.0, longest)]
+
+    def draw(self, drawn: random.Random) -> float:
+        share = drawn.random()
+        for (before, low), (after, high) in pairwise(self._points):
+            if share <= after:
+                return low * exp((share - before) / (after - before) * log(high / low))
+        raise AssertionError(share)
+
+
 @dataclass(frozen=True)
 class Agent:
     """One kind of agent: tokens of its system prompt and of a result, and its pauses."""
@@ -43,20 +87,35 @@ class Agent:
     """Messages of a person in a session, on average."""
     steps: float
     """Steps that tools start behind each of them, on average."""
-    tool: tuple[float, float]
-    """Median and sigma of the seconds of a tool,"""
-    person: tuple[float, float]
-    """and of a person."""
+    tool: Pause
+    person: Pause
     result: float
 
 
-AGENTS = {
-    "claude": Agent(20_900, 4, 8, (0.3, 2.97), (84, 2.1), 600),
-    "codex": Agent(8_800, 3, 14, (5, 1.5), (120, 1.8), 900),
-    "chat": Agent(7_200, 8, 0, (1, 1), (60, 1.5), 300),
-    "batch": Agent(11_500, 1, 20, (20, 1.2), (1, 1), 1_500),
+Agents = Mapping[str, Agent]
+ASSUMED: Agents = {
+    "claude": Agent(20_900, 4, 8, LogNormal(0.3, 2.97), LogNormal(84, 2.1), 600),
+    "codex": Agent(8_800, 3, 14, LogNormal(5, 1.5), LogNormal(120, 1.8), 900),
+    "chat": Agent(7_200, 8, 0, LogNormal(1, 1), LogNormal(60, 1.5), 300),
+    "batch": Agent(11_500, 1, 20, LogNormal(20, 1.2), LogNormal(1, 1), 1_500),
 }
 """The pauses of the first are those of `simulation.workload`; all others are assumptions."""
+CLAUDE_TOOLS = Quantiles(0.01, (0.5, 0.129), (0.7, 1), (0.951, 60), longest=3600)
+CLAUDE_PEOPLE = Quantiles(1, (0.5, 79), (0.796, 300), (0.964, 3600), longest=LONGEST)
+CODEX_TOOLS = Quantiles(0.01, (0.5, 0.626), (0.88, 10), (0.969, 60), longest=3600)
+CODEX_PEOPLE = Quantiles(1, (0.5, 95), (0.698, 300), (0.949, 3600), longest=LONGEST)
+PRODUCTION = Quantiles(
+    0.1, (0.25, 0.69), (0.5, 1.6), (0.75, 8.6), (0.9, 44), (0.99, 738), longest=LONGEST
+)
+CHATS = Quantiles(1, (0.25, 4.85), (0.5, 7.18), (0.75, 8.22), (0.9, 15), (0.99, 43), longest=600)
+PUBLISHED: Agents = {
+    "claude": replace(ASSUMED["claude"], tool=CLAUDE_TOOLS, person=CLAUDE_PEOPLE),
+    "codex": replace(ASSUMED["codex"], tool=CODEX_TOOLS, person=CODEX_PEOPLE),
+    "chat": replace(ASSUMED["chat"], person=CHATS),
+    "batch": replace(ASSUMED["batch"], tool=PRODUCTION),
+}
+"""The same agents with the pauses of published traces."""
+PAUSES = {"assumed": ASSUMED, "published": PUBLISHED}
 
 
 @dataclass(frozen=True)
@@ -82,12 +141,12 @@ class Session:
         return max(len(each.request.prompt) + len(each.request.reply) for each in self.asked)
 
 
-def sessions(each: int, span: float, seed: int = 0) -> list[Session]:
+def sessions(each: int, span: float, seed: int = 0, *, agents: Agents = ASSUMED) -> list[Session]:
     """So many sessions of each kind, that begin within `span` seconds."""
     drawn, traffic = random.Random(seed), Traffic(seed)
     return [
         Session(f"{kind} {at}", drawn.random() * span, list(_asked(agent, drawn, traffic, system)))
-        for kind, agent in AGENTS.items()
+        for kind, agent in agents.items()
         for system in [traffic.tokens(agent.system // SCALE)]
         for at in range(each)
     ]
@@ -100,7 +159,7 @@ def _asked(
     for _ in range(max(1, round(drawn.expovariate(1 / agent.turns)))):
         steps = round(drawn.expovariate(1 / agent.steps)) if agent.steps else 0
         for step in range(steps + 1):
-            pause = _lognormal(drawn, *(agent.tool if step else agent.person), 14_400)
+            pause = (agent.tool if step else agent.person).draw(drawn)
             reply = traffic.tokens(max(1, int(_lognormal(drawn, *ANSWER)) // SCALE))
             request = SimRequest(history + TAIL, (len(system), len(history)), reply)
             yield Asked(pause, request, step < steps)
@@ -167,31 +226,20 @@ def without_calls(original: Callable[..., float]) -> Callable[..., float]:
 
 
 def run(each: int = 12, span: float = 400, seeds: Sequence[int] = (0, 1, 2)) -> list[Any]:
-    """Hit rates by layers, seed and rule."""
+    """Hit rates by pauses, layers, seed and rule."""
     rules = {
         "lru": least_recently_used,
         "without calls": without_calls(eviction.value),
         "today": None,
     }
-    rows = []
-    for seed in seeds:
-        every = sessions(each, span, seed)
-        for layers in LAYERS:
-            for name, value in rules.items():
-                rows.append(
-                    {
-                        "layers": layers,
-                        "seed": seed,
-                        "rule": name,
-                        **hit_rates(every, layers, value),
-                    }
-                )
-            rows.append(
-                {
-                    "layers": layers,
-                    "seed": seed,
-                    "rule": "today, chats retained",
-                    **hit_rates(every, layers, retained="chat"),
-                }
-            )
-    return rows
+    return [
+        {"pauses": pauses, "layers": layers, "seed": seed, "rule": rule, **rates}
+        for pauses, agents in PAUSES.items()
+        for seed in seeds
+        for every in [sessions(each, span, seed, agents=agents)]
+        for layers in LAYERS
+        for rule, rates in (
+            *((rule, hit_rates(every, layers, value)) for rule, value in rules.items()),
+            ("today, chats retained", hit_rates(every, layers, retained="chat")),
+        )
+    ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 
 import pytest
 
 from mlx_provider.engine.prefix_cache import eviction
 from returning_agents import (
+    CODEX_TOOLS,
     LAYERS,
     Kind,
     hit_rates,
@@ -34,3 +36,10 @@ def test_sessions_whose_tools_run_stay_before_others(layers: Kind) -> None:
 @pytest.mark.parametrize("layers", LAYERS)
 def test_a_client_that_says_that_it_comes_back_is_found_again(layers: Kind) -> None:
     assert hit_rates(EVERY, layers, retained="chat")["chat"] > today(layers)["chat"]
+
+
+def test_published_pauses_are_drawn_as_often_as_published() -> None:
+    drawn = random.Random(0)
+    pauses = [CODEX_TOOLS.draw(drawn) for _ in range(4000)]
+    for share, seconds in ((0.5, 0.626), (0.88, 10), (0.969, 60), (1, 3600)):
+        assert sum(pause <= seconds for pause in pauses) / 4000 == pytest.approx(share, abs=0.02)
