@@ -212,6 +212,8 @@ class Request:
     phase: Phase = Phase.WAITING
     cached: int = 0
     """Prompt tokens that came from the prefix cache."""
+    stored: int = 0
+    """Other prompt tokens that are stored in it."""
     prefilled: int = 0
     """Prompt tokens that were computed."""
     kept: Sequence[int] | None = None

@@ -69,6 +69,7 @@ class StepOutput:
         usage = Usage(
             prompt_tokens=request.prompt_tokens,
             cached_tokens=request.cached,
+            stored_tokens=request.stored,
             completion_tokens=request.completion_tokens,
             reasoning_tokens=request.reasoning_tokens,
             skipped_tokens=request.skipped,

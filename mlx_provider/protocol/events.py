@@ -96,6 +96,8 @@ class Finish(Wire):
 class Usage(Wire):
     prompt_tokens: int
     cached_tokens: int = 0
+    stored_tokens: int = 0
+    """Other prompt tokens that the prefix cache holds since."""
     skipped_tokens: int = 0
     """Prompt tokens that were left out as of little importance."""
     completion_tokens: int

@@ -40,10 +40,11 @@ class Bounded(PrefixCache):
         super().__init__(budget=lambda: limit)
         self.limit = limit
 
-    def insert(self, *given: Any, **more: Any) -> None:
-        super().insert(*given, **more)
+    def insert(self, *given: Any, **more: Any) -> int:
+        stored = super().insert(*given, **more)
         self.check_integrity()
         assert self.nbytes <= self.limit
+        return stored
 
 
 class Compared(Server):

@@ -73,7 +73,8 @@ def keep(
         state = prefix_cache.snapshot(cache, inside=at in inside)
         if state is not None:
             states[at] = state
-    prefix_cache.insert(key, ids, cache, states, prompted=prompted, session=session)
+    stored = prefix_cache.insert(key, ids, cache, states, prompted=prompted, session=session)
+    assert stored == prefix_cache.match(key, ids, len(ids)).shared
     return match
 
 

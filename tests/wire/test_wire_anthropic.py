@@ -157,6 +157,32 @@ def test_a_conversation_goes_on(engine: Any, claude: anthropic.Anthropic) -> Non
     assert usage.cache_read_input_tokens
     assert usage.cache_read_input_tokens + usage.input_tokens == count.input_tokens
     assert usage.input_tokens < first.usage.input_tokens / 2
+    assert usage.cache_creation_input_tokens == 0, "it marks no part of the prompt"
+
+
+def test_what_a_marked_prompt_stores_is_counted_apart(
+    engine: Any, claude: anthropic.Anthropic
+) -> None:
+    """As for Claude Code, which marks its prompts: the three counts are the whole prompt."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    begin = {"type": "text", "text": "a stored beginning " * 40, **mark}
+    counts = []
+    for words in ("first", "second"):
+        text = {"type": "text", "text": script(Step(words)), **mark}
+        fields: Any = {"messages": [{"role": "user", "content": [begin, text]}]}
+        fields["model"] = engine.scripted
+        prompt = claude.messages.count_tokens(**fields).input_tokens
+        with claude.messages.stream(**fields, max_tokens=20) as stream:
+            used = stream.get_final_message().usage
+        read, stored = used.cache_read_input_tokens, used.cache_creation_input_tokens
+        assert read is not None
+        assert stored is not None
+        assert used.input_tokens + read + stored == prompt
+        assert used.input_tokens == 1, "the last token is computed by every request"
+        counts.append((read, stored))
+    (_, stored), (read, new) = counts
+    assert stored > 100
+    assert read > 100 > new > 0
 
 
 def test_a_result_that_is_an_error_says_so() -> None:

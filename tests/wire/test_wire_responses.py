@@ -213,6 +213,8 @@ def test_the_body_of_codex(engine: Any) -> None:
     assert "web_search" in answer.headers["x-mlx-warnings"]
     last = events(answer.text)[-1].response
     assert last.output_text == "Done."
+    details = last.usage.input_tokens_details
+    assert details.cached_tokens + details.cache_write_tokens == last.usage.input_tokens
     again = engine.http.post("/v1/responses", json=asked).raise_for_status()
     usage = events(again.text)[-1].response.usage
     assert usage.input_tokens_details.cached_tokens > 0.9 * usage.input_tokens

@@ -276,9 +276,11 @@ class PrefixCache:
         beyond: bool = False,
         heterogeneous: Heterogeneous | None = None,
         holding: Holding | None = None,
-    ) -> None:
-        """Store a row. `tokens`: all tokens in the cache, as key ids. The cache does not change.
-        `holding`: the row's buffers, to which the entry can refer; `None`: it copies.
+    ) -> int:
+        """Store a row. Returns how many of its tokens are stored then.
+
+        `tokens`: all tokens in the cache, as key ids. The cache does not change. `holding`: the
+        row's buffers, to which the entry can refer; `None`: it copies.
 
         `snapshots`: by token count. Those inside messages are stored only if nothing more valuable
         is evicted for them. `prompted`: tokens before the reply, if the reply is included.
@@ -316,13 +318,14 @@ class PrefixCache:
                 self._store.recount()
         if leaf is None:
             self._counters.refused += 1
-            return
+            return 0
         for at in sorted(inside, reverse=True):
             self._store.offer(leaf, at, inside[at], budget=budget, wanted=at <= shared)
         self._store.prune(leaf)
         if session is not None:
             each = path.row.token_bytes(complete=path.complete) + ID_BYTES
             self._sessions.pin(session, leaf, len(ids) * each, awaited=awaited)
+        return leaf.stop
 
     def evict_to(self, bytes_: int) -> int:
         """Shrink to at most `bytes_`. Returns the freed bytes."""

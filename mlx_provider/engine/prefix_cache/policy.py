@@ -277,7 +277,7 @@ class PrefixCachePolicy:
     ) -> None:
         """`awaited`: the next request of its session will come. `beyond`: the cache holds more
         tokens than these."""
-        self._cache.insert(
+        stored = self._cache.insert(
             self._key(request),
             ids,
             cache,
@@ -289,6 +289,8 @@ class PrefixCachePolicy:
             heterogeneous=self._heterogeneous,
             holding=holding,
         )
+        new = min(stored, len(request.prompt.tokens)) - request.cached
+        request.stored = max(request.stored, new)
 
     def give_back(self, rows: Iterable[Row]) -> None:
         """These rows use their buffers no longer, and none of their passes has failed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...errors import EngineUnavailable, MLXProviderError
@@ -16,13 +17,23 @@ from .errors import error_body
 PING = sse.named({"type": "ping"})
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What of a reply its client sees."""
+
+    thoughts: bool = True
+    """Whether their text is shown."""
+    stored: bool = False
+    """Whether tokens that are stored in the prefix cache are counted apart from other input."""
+
+
 class _Message:
     """The events of a reply as those of a message's stream."""
 
-    def __init__(self, accepted: Accepted, wanted: int | None, *, thoughts: bool) -> None:
-        """`wanted`: `max_tokens` of the request, of which the context may leave less. `thoughts`:
-        whether their text is shown."""
-        self._blocks = Blocks(thoughts=thoughts)
+    def __init__(self, accepted: Accepted, wanted: int | None, shown: Shown) -> None:
+        """`wanted`: `max_tokens` of the request, of which the context may leave less."""
+        self._blocks = Blocks(thoughts=shown.thoughts)
+        self._shown = shown
         self._accepted = accepted
         self._clipped = wanted is not None and accepted.max_tokens < wanted
         self._end: dict[str, Any] = {}
@@ -40,7 +51,7 @@ class _Message:
                 "stop_sequence": None,
                 "stop_details": None,
                 "container": None,
-                "usage": _counts(self._accepted.prompt_tokens, 0, 0) | NOTHING_ELSE,
+                "usage": _counts(self._accepted.prompt_tokens, 0, 0, 0) | NOTHING_ELSE,
             },
         }
 
@@ -53,10 +64,22 @@ class _Message:
             yield from self._blocks.end()
         elif isinstance(event, Done):
             end = {**self._end, "stop_details": None, "container": None}
-            yield {"type": "message_delta", "delta": end, "usage": _usage(event)}
+            yield {"type": "message_delta", "delta": end, "usage": self._usage(event)}
             yield {"type": "message_stop"}
         elif isinstance(event, Failed):
             raise event.error.exception()
+
+    def _usage(self, done: Done) -> dict[str, Any]:
+        """The last token of a prompt is always computed, so that it is in neither count of the
+        cache."""
+        usage = usage_of(done)
+        prompt, cached = usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+        new = max(0, min(done.usage.stored_tokens, prompt - cached - 1))
+        stored = new if self._shown.stored else 0
+        counts = _counts(prompt, cached, stored, usage["completion_tokens"])
+        thought = usage["completion_tokens_details"]["reasoning_tokens"]
+        details = {"thinking_tokens": thought}
+        return counts | {"output_tokens_details": details, "server_tool_use": None}
 
     def _reason(self, finish: Finish) -> str:
         if finish.reason == "cancelled":
@@ -72,20 +95,12 @@ NOTHING_ELSE = dict.fromkeys(("cache_creation", "inference_geo", "server_tool_us
 """Fields of usage that a message must have."""
 
 
-def _usage(done: Done) -> dict[str, Any]:
-    usage = usage_of(done)
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
-    counts = _counts(usage["prompt_tokens"], cached, usage["completion_tokens"])
-    thought = usage["completion_tokens_details"]["reasoning_tokens"]
-    return counts | {"output_tokens_details": {"thinking_tokens": thought}, "server_tool_use": None}
-
-
-def _counts(prompt: int, cached: int, completion: int) -> dict[str, Any]:
-    """Anthropic counts cached tokens apart. Nobody pays for what the cache stores, so that is 0."""
+def _counts(prompt: int, cached: int, stored: int, completion: int) -> dict[str, Any]:
+    """Anthropic counts the tokens that were read from the cache, and stored in it, apart."""
     return {
-        "input_tokens": prompt - cached,
+        "input_tokens": prompt - cached - stored,
         "cache_read_input_tokens": cached,
-        "cache_creation_input_tokens": 0,
+        "cache_creation_input_tokens": stored,
         "output_tokens": completion,
         "output_tokens_details": None,
     }
@@ -98,8 +113,8 @@ class Stream:
     heartbeat = PING
     streamed = True
 
-    def __init__(self, accepted: Accepted, wanted: int | None, *, thoughts: bool = True) -> None:
-        self._message = _Message(accepted, wanted, thoughts=thoughts)
+    def __init__(self, accepted: Accepted, wanted: int | None, shown: Shown = Shown()) -> None:
+        self._message = _Message(accepted, wanted, shown)
         self._ended = False
 
     def feed(self, events: Sequence[Event]) -> bytes:
@@ -123,8 +138,8 @@ class Whole:
     heartbeat = b""
     streamed = False
 
-    def __init__(self, accepted: Accepted, wanted: int | None, *, thoughts: bool = True) -> None:
-        self._message = _Message(accepted, wanted, thoughts=thoughts)
+    def __init__(self, accepted: Accepted, wanted: int | None, shown: Shown = Shown()) -> None:
+        self._message = _Message(accepted, wanted, shown)
         self._content = Content()
 
     def feed(self, events: Sequence[Event]) -> bytes:

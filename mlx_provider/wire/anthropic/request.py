@@ -78,13 +78,18 @@ def _output(params: Parameters) -> dict[str, Any]:
     return fields | {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
-def _retains(body: Mapping[str, Any]) -> bool:
-    """Whether a part of the prompt asks for the longer lifetime."""
+def cache_marks(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The `cache_control` of a checked request and of the parts of its prompt."""
     messages = [message.get("content") for message in body["messages"]]
     lists = [body.get("system"), body.get("tools"), *messages]
     blocks = [body, *(block for each in lists if isinstance(each, list) for block in each)]
     marks = [block.get("cache_control") for block in blocks if isinstance(block, Mapping)]
-    return any(isinstance(mark, Mapping) and mark.get("ttl") == "1h" for mark in marks)
+    return [mark for mark in marks if isinstance(mark, Mapping)]
+
+
+def _retains(body: Mapping[str, Any]) -> bool:
+    """Whether a part of the prompt asks for the longer lifetime."""
+    return any(mark.get("ttl") == "1h" for mark in cache_marks(body))
 
 
 def _session(metadata: Mapping[str, Any]) -> str | None:

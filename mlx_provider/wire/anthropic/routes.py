@@ -9,8 +9,8 @@ from typing import Any
 from ..asked import Asked, Read
 from ..objects import check_known
 from ..openai.parameters import Parameters
-from .reply import Stream, Whole
-from .request import message_request
+from .reply import Shown, Stream, Whole
+from .request import cache_marks, message_request
 
 DISPLAYS = ("summarized", "omitted")
 """Of thoughts: a local model's are shown whole, in place of a summary."""
@@ -22,8 +22,8 @@ def _messages(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
     if thinking.get("display") is not None:
         check_known(thinking["display"], DISPLAYS, "thinking.display")
     request = message_request(body, sender)
-    thoughts = thinking.get("display") != "omitted"
-    return Asked([request], partial(reply, wanted=body["max_tokens"], thoughts=thoughts))
+    shown = Shown(thoughts=thinking.get("display") != "omitted", stored=bool(cache_marks(body)))
+    return Asked([request], partial(reply, wanted=body["max_tokens"], shown=shown))
 
 
 def _count(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:

@@ -57,7 +57,7 @@ def echo_of(body: Mapping[str, Any]) -> dict[str, Any]:
 def response_usage(done: Done) -> dict[str, Any]:
     usage = usage_of(done)
     cached = usage["prompt_tokens_details"]["cached_tokens"]
-    details = {"cached_tokens": cached, "cache_write_tokens": 0}  # storing costs nothing
+    details = {"cached_tokens": cached, "cache_write_tokens": done.usage.stored_tokens}
     reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
     return {
         "input_tokens": usage["prompt_tokens"],
