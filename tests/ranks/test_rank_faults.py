@@ -123,7 +123,7 @@ def test_a_rank_is_killed_while_nobody_asks(served: Served) -> None:
             env=environ, capture_output=True, text=True, check=False,
         )  # fmt: skip
         shown = " ".join(told.stdout.split())
-        assert "the ranks were last started again for rank 1 on" in shown
+        assert "the group was last started again for rank 1 on" in shown
         assert "closed the connection" in shown
         assert "rank 1 on" in shown
 
