@@ -6,6 +6,7 @@ experts), or the operator names the folder of one (EAGLE-3, DFlash 2)."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,44 +60,6 @@ def kept(drafting: Drafting) -> int:
     return drafting.kept_bytes if isinstance(drafting, (HeadDrafting, BlockDrafting)) else 0
 
 
-def refuses_eagle3(folder: Path, model: LoadedModel, options: DraftOptions) -> str:
-    """Why the folder that the operator names has no EAGLE-3 head for this model."""
-    from .eagle3 import problem
-
-    return problem(options.model, model)
-
-
-def start_eagle3(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
-    """Read the head. Raises `BadRequest` where its weights do not fit."""
-    from .drafting import HeadDrafting, kv_bytes
-    from .eagle3 import NONE_GIVEN, load_eagle3
-
-    if options.model is None:
-        raise BadRequest(NONE_GIVEN, param="draft_model")
-    head = load_eagle3(options.model, model.model)
-    name = f"the EAGLE-3 head in {options.model.name}"
-    return HeadDrafting(head, name, kv_bytes=kv_bytes(options.room))
-
-
-def refuses_dflash2(folder: Path, model: LoadedModel, options: DraftOptions) -> str:
-    """Why the folder that the operator names has no DFlash 2 drafter for this model."""
-    from .dflash2 import problem
-
-    return problem(options.model, model)
-
-
-def start_dflash2(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
-    """Read the drafter. Raises `BadRequest` where its weights do not fit."""
-    from .dflash2 import NONE_GIVEN, BlockDrafting, load_dflash2
-    from .drafting import kv_bytes
-
-    if options.model is None:
-        raise BadRequest(NONE_GIVEN, param="draft_model")
-    module = load_dflash2(options.model, model.model)
-    name = f"the DFlash 2 drafter in {options.model.name}"
-    return BlockDrafting(module, name, kv_bytes=kv_bytes(options.room))
-
-
 def shown(drafting: Drafting) -> Sequence[int]:
     """Layers whose outputs a head reads."""
     from .dflash2 import BlockDrafting
@@ -118,27 +81,35 @@ def mlx_drafters() -> Iterable[Drafter]:
         automatic=RANK,
         serves="MTP heads of Qwen3.5 and Qwen3-Next, where the checkpoint has kept them",
     )
-    yield Drafter(
-        EAGLE3,
-        refuses_eagle3,
-        start_eagle3,
+    yield _named(EAGLE3, "any text model, by an EAGLE-3 head that was trained for it")
+    yield _named(DFLASH2, "any text model, by a DFlash 2 drafter that was trained for it")
+
+
+def _named(name: str, serves: str) -> Drafter:
+    """The drafter in the module of that name, whose checkpoint the operator names."""
+
+    def refuses(folder: Path, model: LoadedModel, options: DraftOptions) -> str:
+        problem: str = import_module(f".{name}", __name__).problem(options.model, model)
+        return problem
+
+    def start(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
+        from .drafting import kv_bytes
+
+        module = import_module(f".{name}", __name__)
+        if options.model is None:
+            raise BadRequest(module.NONE_GIVEN, param="draft_model")
+        found: Drafting = module.drafting(options.model, model.model, kv_bytes(options.room))
+        return found
+
+    return Drafter(
+        name,
+        refuses,
+        start,
         keeps=kept,
         hidden=True,
         layers=shown,
         context=CONTEXT,
         reads_draft_model=True,
         automatic=NAMED_RANK,
-        serves="any text model, by an EAGLE-3 head that was trained for it",
-    )
-    yield Drafter(
-        DFLASH2,
-        refuses_dflash2,
-        start_dflash2,
-        keeps=kept,
-        hidden=True,
-        layers=shown,
-        context=CONTEXT,
-        reads_draft_model=True,
-        automatic=NAMED_RANK,
-        serves="any text model, by a DFlash 2 drafter that was trained for it",
+        serves=serves,
     )

@@ -166,3 +166,9 @@ class BlockDrafting:
 
 def _most_likely(logits: mx.array) -> mx.array:
     return mx.argmax(logits, axis=-1)
+
+
+def drafting(folder: Path, model: Any, kv_bytes: int) -> BlockDrafting:
+    """See `load_dflash2` and `BlockDrafting`."""
+    name = f"the DFlash 2 drafter in {folder.name}"
+    return BlockDrafting(load_dflash2(folder, model), name, kv_bytes=kv_bytes)

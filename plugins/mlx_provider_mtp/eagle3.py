@@ -18,6 +18,7 @@ from mlx_provider.errors import MLXProviderError
 from mlx_provider.families.checkpoint import read_json
 
 from .checkpoint import read_all
+from .drafting import HeadDrafting
 from .head import NO_LANGUAGE, language_of
 from .row_states import States
 from .weights import Named, load_into
@@ -150,6 +151,12 @@ def load_eagle3(folder: Path, model: Any) -> EagleHead:
         tensors = {name: each for name, each in tensors.items() if "embed_tokens" not in name}
     load_into(module, tensors, language, Named("the EAGLE-3 head", "", "draft_model"))
     return EagleHead(module, module.embed_tokens if own else language.model.embed_tokens)
+
+
+def drafting(folder: Path, model: Any, kv_bytes: int) -> HeadDrafting:
+    """See `load_eagle3` and `HeadDrafting`."""
+    name = f"the EAGLE-3 head in {folder.name}"
+    return HeadDrafting(load_eagle3(folder, model), name, kv_bytes=kv_bytes)
 
 
 def _name(name: str) -> str:
