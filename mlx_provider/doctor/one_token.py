@@ -16,7 +16,7 @@ from ..client.http import HttpClient
 from ..errors import EngineUnavailable
 from ..gateway.config import proxy_config, write_config
 from ..gateway.proxy import Proxy, start_proxy
-from ..protocol.health import Health, ModelStatus
+from ..protocol.health import JOINED, Health, ModelStatus
 from ..serving.decoding_text import decoding
 from . import speculation
 from .findings import Finding
@@ -63,9 +63,9 @@ def _drafter(status: ModelStatus, subject: Subject) -> Finding:
     summary = (
         f"guesses ahead come from {status.drafter}" if status.drafter else "nobody guesses ahead"
     )
-    drafter = subject.registry.drafters.get(status.drafter)
+    drafters = map(subject.registry.drafters.get, status.drafter.split(JOINED))
     found = speculation.head_of_model(subject)
-    if found is not None and found.stored and not (drafter and drafter.hidden):
+    if found is not None and found.stored and not any(each and each.hidden for each in drafters):
         summary += ": no installed drafter takes the checkpoint's head"
         return Finding("served.drafter", "note", summary)
     return Finding("served.drafter", "ok", summary)

@@ -8,6 +8,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from .wire_model import PROTOCOL_VERSION, Wire
 
+JOINED = " + "
+"""Between the names of drafters."""
 NEWER = frozenset({"processes", "process_fault"})
 """Fields of `Health` that are left out where they say nothing."""
 
@@ -38,7 +40,7 @@ class ModelStatus(Wire):
     """Largest difference of a likely token's log-probability that was measured at load between a
     row in company and alone."""
     drafter: str = ""
-    """The drafter that proposes tokens; empty: none."""
+    """The drafters that propose tokens, see `JOINED`; empty: none."""
     reproducible: FixedPasses | None = None
     """The operator has asked for it."""
     vision: bool

@@ -77,7 +77,7 @@ class ModelOptions(Asked):
     """Seconds without a request after which its weights leave memory; -1: they stay, whatever
     other models need; `None`: they leave when another model needs their room."""
     drafter: str = "auto"
-    """Who guesses tokens ahead: a name; `auto`: the best that can; `off`: nobody."""
+    """Who guesses tokens ahead: a name; `auto`: all that can; `off`: nobody."""
     draft_model: str | None = None
     """Folder of a smaller model of the same vocabulary, for the drafter `model`."""
     sparse_prefill: float | None = Field(None, ge=0.1, le=0.9)

@@ -1,21 +1,22 @@
-"""Selects the drafter of a model: the operator's, or the best one that supports the model."""
+"""Selects the drafters of a model: the operator's, or all that support the model."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mlx.core as mx
 
-from ..engine.speculation.speculation import Speculation, speculation_of
+from ..engine.speculation.speculation import Source, Speculation, source_of, speculation_of
 from ..errors import MLXProviderError, wrong_option
 from ..fault_origin import of_the_machine
 from ..isolation import Fault, Isolation
 from ..log_lines import Trace
+from ..protocol.health import JOINED
 from ..protocol.options import ModelOptions
-from ..records import Drafter, DraftOptions, LoadedModel, ShowsHidden
+from ..records import Drafter, DraftOptions, LoadedModel, ScoresPrompts, ShowsHidden
 from ..registry import PluginRegistry
 from .folder_check import check_folder
 
@@ -45,13 +46,29 @@ def check_drafts(options: ModelOptions) -> None:
 
 @dataclass(frozen=True)
 class Drafts:
-    """The drafter of a model."""
+    """The drafters of a model."""
 
     speculation: Speculation | None = None
     drafter: str = ""
-    """Its name. Empty: none."""
+    """Their names, the best first, see `JOINED`. Empty: none."""
     nbytes: int = 0
-    """Bytes that it has loaded, and may store for rows."""
+    """Bytes that they have loaded, and may store for rows."""
+
+    @property
+    def scorer(self) -> ScoresPrompts | None:
+        """The drafter that can score prompts."""
+        sources = [] if self.speculation is None else self.speculation.sources
+        found = (each.drafting for each in sources)
+        return next((each for each in found if isinstance(each, ScoresPrompts)), None)
+
+
+@dataclass(frozen=True)
+class Started:
+    """A drafter at work."""
+
+    drafter: Drafter
+    source: Source
+    nbytes: int
 
 
 def drafts_of(
@@ -63,10 +80,12 @@ def drafts_of(
     *,
     whole: bool = True,
 ) -> Drafts:
-    """The drafter that the operator names, else the best that supports the model (engine thread).
+    """The drafter that the operator names, else all that support the model (engine thread).
 
-    room: bytes that it may use; `whole`: the model is not split over machines. Raises `BadRequest`
-    if the named one does not support the model.
+    Of those that read hidden states, only the best one starts: passes show one kind of states.
+
+    room: bytes that they may use; `whole`: the model is not split over machines. Raises
+    `BadRequest` if the named one does not support the model.
     """
     if options.drafter == OFF:
         return Drafts()
@@ -74,12 +93,12 @@ def drafts_of(
     given = DraftOptions(draft_model, room, options.extra, options.sparse_prefill is not None)
     if options.drafter == AUTO:
         able = [d for d in registry.automatic_drafters() if whole or not d.hidden]
-        return _first(able, folder, model, given, options)
+        return _together(_able(able, folder, model, given), model)
     drafter = registry.drafter(options.drafter)
     if drafter.hidden and not whole:
         raise wrong_option("drafter", f"{drafter.name} drafts for models that are not split")
     try:
-        return _started(drafter, folder, model, given, options)
+        return _together([_started(drafter, folder, model, given)], model)
     except Unfit as error:
         summary = f"{drafter.name} cannot draft for this model: {error}"
         raise wrong_option("drafter", summary) from None
@@ -89,42 +108,52 @@ class Unfit(Exception):
     """A drafter does not support a model."""
 
 
-def _first(
-    drafters: Sequence[Drafter],
-    folder: Path,
-    model: LoadedModel,
-    given: DraftOptions,
-    options: ModelOptions,
-) -> Drafts:
+def _together(started: Sequence[Started], model: LoadedModel) -> Drafts:
+    if not started:
+        return Drafts()
+    names = JOINED.join(each.drafter.name for each in started)
+    speculation = speculation_of([each.source for each in started], model)
+    return Drafts(speculation, names, sum(each.nbytes for each in started))
+
+
+def _able(
+    drafters: Sequence[Drafter], folder: Path, model: LoadedModel, given: DraftOptions
+) -> list[Started]:
+    """Those that start, the best first: one for the folder of the operator, and all others."""
     given_one = [d for d in drafters if d.reads_draft_model and given.model is not None]
-    others = [d for d in drafters if d not in given_one]
-    found, refusals = _try(given_one, folder, model, given, options)
-    if found is None and refusals:
+    started: list[Started] = []
+    refusals: list[str] = []
+    for drafter in given_one:
+        found, refusal = _try(drafter, folder, model, given)
+        started += [found] if found else []
+        refusals += [refusal] if refusal else []
+        if started:
+            break
+    if refusals and not started:
         log.warning("draft_model %s is not used: %s", given.model, "; ".join(refusals))
-    if found is None:
-        found, _ = _try(others, folder, model, given, options)
-    return found or Drafts()
+    for drafter in (d for d in drafters if d not in given_one):
+        if drafter.hidden and any(each.drafter.hidden for each in started):
+            continue
+        taken = sum(each.nbytes for each in started)
+        left = given if given.room is None else replace(given, room=given.room - taken)
+        found, _ = _try(drafter, folder, model, left)
+        started += [found] if found else []
+    return started
 
 
 def _try(
-    drafters: Sequence[Drafter],
-    folder: Path,
-    model: LoadedModel,
-    given: DraftOptions,
-    options: ModelOptions,
-) -> tuple[Drafts | None, list[str]]:
-    """The first that starts, and why those before it do not support the model."""
-    refusals: list[str] = []
-    for drafter in drafters:
-        with Isolation() as tried:
-            return _started(drafter, folder, model, given, options), refusals
-        fault = tried.fault
-        if fault is not None and isinstance(fault.error, Unfit):
-            refusals.append(f"drafter {drafter.name}: {fault.error}")
-            log.info("drafter %s is not used: %s", drafter.name, fault.error)
-        elif fault is not None:
-            log.warning("%s%s", _why(drafter, fault), Trace(f"\n{fault.trace}"))
-    return None, refusals
+    drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptions
+) -> tuple[Started | None, str]:
+    """The drafter if it starts, or why it does not support the model."""
+    with Isolation() as tried:
+        return _started(drafter, folder, model, given), ""
+    fault = tried.fault
+    if fault is not None and isinstance(fault.error, Unfit):
+        log.info("drafter %s is not used: %s", drafter.name, fault.error)
+        return None, f"drafter {drafter.name}: {fault.error}"
+    if fault is not None:
+        log.warning("%s%s", _why(drafter, fault), Trace(f"\n{fault.trace}"))
+    return None, ""
 
 
 def _why(drafter: Drafter, fault: Fault) -> str:
@@ -137,9 +166,7 @@ def _why(drafter: Drafter, fault: Fault) -> str:
     return f"drafter {drafter.name} is left out: it failed while it started ({cause})"
 
 
-def _started(
-    drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptions, options: ModelOptions
-) -> Drafts:
+def _started(drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptions) -> Started:
     """Start a drafter. Raises `Unfit`, the errors of `check_folder`, and those of the drafter."""
     if problem := _problem(drafter, folder, model, given):
         raise Unfit(problem)
@@ -150,7 +177,7 @@ def _started(
     nbytes = max(0, mx.get_active_memory() - before) + drafter.keeps(drafting)
     if given.room is not None and nbytes > given.room:
         raise Unfit(f"it takes {nbytes} bytes beside the model, which leaves {given.room}")
-    return Drafts(speculation_of(drafter, drafting, model), drafter.name, nbytes)
+    return Started(drafter, source_of(drafter, drafting, model), nbytes)
 
 
 def _problem(drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptions) -> str:

@@ -120,7 +120,6 @@ class EngineBuilder:
         drafts = Drafts()
         if found.drafts and fixed is None:
             drafts = self._processes.alone(partial(self._drafts, weights, options), Drafts())
-        guessing = drafts.speculation.drafting if drafts.speculation else None
         policy = self._policy(weights, kind, options, kv, measured, fixed)
         scheduler = self._scheduler(weights, kind, kv, measured, limits, fixed, policy)
         engine = Engine(
@@ -134,9 +133,7 @@ class EngineBuilder:
             prefix_cache=policy,
             features=weights.features,
             speculation=drafts.speculation,
-            sparse_prefill=sparse_prefill_of(
-                options, weights.model, kv.make_cache, found, guessing, drafts.drafter
-            ),
+            sparse_prefill=sparse_prefill_of(options, weights.model, kv.make_cache, found, drafts),
             replica=self._processes.replication.engine(engine_name(weights, kind), scheduler),
             heterogeneous=kv.heterogeneous,
         )

@@ -7,7 +7,8 @@ from ..engine.sparse_prefill.passes import MakeCache, problem
 from ..engine.sparse_prefill.sparse_prefill import SparsePrefill
 from ..errors import BadRequest, wrong_option
 from ..protocol.options import ModelOptions
-from ..records import Drafting, LoadedModel, ScoresPrompts
+from ..records import LoadedModel, ScoresPrompts
+from .drafting import Drafts
 
 NAME = "sparse_prefill"
 LONG = 8192
@@ -38,13 +39,11 @@ def sparse_prefill_of(
     model: LoadedModel,
     make_cache: MakeCache,
     found: Probe,
-    drafting: Drafting | None,
-    drafter: str,
+    drafts: Drafts,
 ) -> SparsePrefill | None:
     """The sparse prefill of a model, if the operator enables it (engine thread).
 
-    `drafting`: the drafter in use. Raises `BadRequest` if the model or the drafter does not support
-    it.
+    Raises `BadRequest` if the model or its drafters do not support it.
     """
     share = options.sparse_prefill
     if share is None:
@@ -53,11 +52,12 @@ def sparse_prefill_of(
         raise wrong_option(NAME, f"this model's prompts can only be prefilled whole: {why}")
     if not found.mixes:
         raise wrong_option(NAME, f"it needs rows that share passes; here {_how(found)}")
-    if not isinstance(drafting, ScoresPrompts):
-        who = f"drafter {drafter} cannot score" if drafter else "no drafter scores"
+    scorer = drafts.scorer
+    if scorer is None:
+        who = f"drafter {drafts.drafter} cannot score" if drafts.drafter else "no drafter scores"
         raise wrong_option(NAME, f"{who} prompts: name a draft_model that is a whole model")
-    _check_scorer(drafting, found)
-    return SparsePrefill(drafting, share=share, least=LONG)
+    _check_scorer(scorer, found)
+    return SparsePrefill(scorer, share=share, least=LONG)
 
 
 def _check_scorer(scorer: ScoresPrompts, found: Probe) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from ..engine.speculation.policy import Policy, RowOdds
+from ..engine.speculation.policy import Ask, Asks, Policy, RowOdds
 from ..records import DeviceTokens, DraftRow, Unread
 
 
@@ -51,14 +51,23 @@ class Oracle:
 
 
 class Eager(Policy):
-    """Wants drafts whatever they cost, another number at every step."""
+    """Wants drafts whatever they cost, another number of another drafter at every step."""
 
-    steps = 0
+    turns = 0
 
     def __init__(self) -> None:
         super().__init__(beside_prompts=True)
 
-    def wanted(self, rows: Sequence[RowOdds], others: int, seconds: object) -> list[int]:
-        """0 to `most` for each row, all of them in turn."""
-        self.steps += 1
-        return [(self.steps + 3 * i) % (self.most + 1) for i in range(len(rows))]
+    def wanted(
+        self, rows: Sequence[Sequence[RowOdds | None]], others: int, seconds: object
+    ) -> list[Asks]:
+        """0 to `most` for each row, all of them in turn, of one drafter after the other."""
+        self.turns += 1
+        return [
+            self._ask(row, self.turns + i, (self.turns + 3 * i) % (self.most + 1))
+            for i, row in enumerate(rows)
+        ]
+
+    def _ask(self, row: Sequence[RowOdds | None], turn: int, drafts: int) -> Asks:
+        able = [source for source, odds in enumerate(row) if odds is not None]
+        return (Ask(able[turn % len(able)], drafts),) if drafts else ()

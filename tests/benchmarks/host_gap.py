@@ -24,7 +24,7 @@ from mlx_provider.engine.execution import draws as drawing
 from mlx_provider.engine.execution.decode_batch import DecodeBatch
 from mlx_provider.engine.execution.grouped_kv import EarlyStart
 from mlx_provider.engine.request import SamplingParams
-from mlx_provider.engine.speculation.policy import Policy, RowOdds
+from mlx_provider.engine.speculation.policy import Ask, Asks, Policy
 from mlx_provider.engine.speculation.speculation import Speculation
 from mlx_provider.families.text import load_text
 from mlx_provider.records import Drafting, DraftOptions, LoadedModel, LoadOptions
@@ -43,8 +43,8 @@ SAMPLING = {
 class Three(Policy):
     """Three drafts for each row in each step."""
 
-    def wanted(self, rows: Sequence[RowOdds], others: int, seconds: object) -> list[int]:
-        return [3] * len(rows)
+    def wanted(self, rows: Sequence[object], others: int, seconds: object) -> list[Asks]:
+        return [(Ask(0, 3),)] * len(rows)
 
 
 WARM = 8

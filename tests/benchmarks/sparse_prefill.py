@@ -157,9 +157,8 @@ def _setting(plan: Plan, scratch: Path, *, demo: bool) -> Setting:
     curve = calibrate(model, model.make_cache)
     options = ModelOptions(drafter="model", draft_model=str(draft))
     registry = PluginRegistry.discover()
-    speculation = drafts_of(registry, folder, model, options).speculation
-    scorer = None if speculation is None else speculation.drafting
-    if not isinstance(scorer, ScoresPrompts):
+    scorer = drafts_of(registry, folder, model, options).scorer
+    if scorer is None:
         raise MLXProviderError(f"{draft} cannot score prompts for {folder}")
     return Setting(plan, model, found, curve, scorer)
 

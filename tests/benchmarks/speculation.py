@@ -3,7 +3,8 @@
 (rows) tokens a second with and without, by the number of rows and the share of drafts that hold:
 on a random model the drafter knows the plain answers and is wrong as often as it is told, so that
 the machinery is measured apart from any model's luck; on a checkpoint (`--model`) a real drafter
-guesses. (newcomer) the first token of a prompt that comes while others decode with drafts.
+guesses. (sources) tokens a pass of each drafter alone and of all together, see `draft_sources`.
+(newcomer) the first token of a prompt that comes while others decode with drafts.
 (rewrite) prompt lookup while a file is written again, some of its words changed. (curves) the
 policy on the curves of devices, in simulation; no figure of it depends on this machine.
 """
@@ -67,7 +68,7 @@ SHARES = (0.0, 0.3, 0.6, 0.7, 0.8, 0.95)
 class Plan:
     """What is measured, and on what."""
 
-    parts: Sequence[str] = ("rows", "newcomer", "rewrite", "curves")
+    parts: Sequence[str] = ("rows", "newcomer", "rewrite", "curves", "sources")
     rows: Sequence[int] = (1, 2, 4, 8, 16)
     shares: Sequence[float] = (0.0, 0.3, 0.7, 0.95)
     """Of the oracle's drafts that hold."""
@@ -142,10 +143,13 @@ def bench(plan: Plan) -> Result:
     with tempfile.TemporaryDirectory() as scratch:
         setting = None
         for part in plan.parts:
-            if part != "curves" and setting is None:
+            if part not in ALONE and setting is None:
                 setting = _setting(plan, Path(scratch))
                 result |= size_of(setting.model) | {"layout": setting.found.layout}
-            rows = list(curves() if setting is None or part == "curves" else PARTS[part](setting))
+            if part in ALONE or setting is None:
+                rows = list(ALONE[part](plan))
+            else:
+                rows = list(PARTS[part](setting))
             result[part] = rows
             print_rows(part, TABLES[part], rows)
     return result
@@ -378,10 +382,7 @@ def rewrite(setting: Setting) -> Iterator[Result]:
     """A text of the prompt is written again, word by word as a grammar dictates, with changes."""
     vocab = setting.model.info.vocab_size
     source = list(setting.text[: 4 * setting.plan.reply])
-    edited = [
-        (token + 1) % vocab if at % EDITED == EDITED - 1 else token
-        for at, token in enumerate(source)
-    ]
+    written = edited(source, vocab)
     try:
         speculation = setting.drafting("lookup")
     except MLXProviderError as error:
@@ -390,19 +391,27 @@ def rewrite(setting: Setting) -> Iterator[Result]:
     plain, drafted = setting.engine(None), setting.engine(speculation)
     pairs = []
     for _ in range(1 + setting.plan.rounds):
-        before, _ = _dictated(plain, source, edited, vocab)
-        after, request = _dictated(drafted, source, edited, vocab)
+        before, _ = _dictated(plain, source, written, vocab)
+        after, request = _dictated(drafted, source, written, vocab)
         pairs.append((_rate(before), _rate(after)))
     ratio = statistics.median(after / before for before, after in pairs[1:])
     yield {
         "drafter": "lookup",
-        "tokens": len(edited),
+        "tokens": len(written),
         "plain": statistics.median(rate for rate, _ in pairs[1:]),
         "drafted": statistics.median(rate for _, rate in pairs[1:]),
         "held": request.accepted / request.drafted if request.drafted else None,
         "ratio": against(ratio, LOOKUP, at_least=True),
-        "same_tokens": agreeing([[edited], [after.tokens]]),
+        "same_tokens": agreeing([[written], [after.tokens]]),
     }
+
+
+def edited(source: Sequence[int], vocab: int) -> list[int]:
+    """The same text with a few other tokens."""
+    return [
+        (token + 1) % vocab if at % EDITED == EDITED - 1 else token
+        for at, token in enumerate(source)
+    ]
 
 
 def _dictated(engine: Any, source: list[int], text: list[int], vocab: int) -> tuple[Job, Request]:
@@ -447,7 +456,7 @@ class Dictated:
 # -- devices that are not here
 
 
-def curves() -> Iterator[Result]:
+def curves(plan: Plan) -> Iterator[Result]:
     """One line for each device, drafter and number of rows: times the plain rate, by share."""
     import speculation_curves as simulated
 
@@ -487,6 +496,15 @@ def _cases(count: int) -> Mapping[str, list[Any]]:
     }
 
 
+def sources(plan: Plan) -> Iterator[Result]:
+    """One line for each text and drafter."""
+    from draft_sources import compared
+
+    return compared(plan.model, plan.reply, (plan.prompt or Path(__file__)).read_text())
+
+
+ALONE: Mapping[str, Callable[[Plan], Iterator[Result]]] = {"curves": curves, "sources": sources}
+"""Parts that need no model of the plan's sizes."""
 PARTS: Mapping[str, Callable[[Setting], Iterator[Result]]] = {
     "rows": rows,
     "newcomer": newcomer,
@@ -517,6 +535,13 @@ TABLES: Mapping[str, Mapping[str, str]] = {
         "tok/s without": "plain",
         "with": "drafted",
         "ratio": "ratio",
+        "held": "held",
+        "same tokens": "same_tokens",
+    },
+    "sources": {
+        "text": "text",
+        "drafter": "drafter",
+        "tokens a pass": "per_pass",
         "held": "held",
         "same tokens": "same_tokens",
     },

@@ -17,7 +17,7 @@ from mlx_provider.engine.scheduling.costs import Costs
 from mlx_provider.engine.scheduling.pass_timer import PassTimer
 from mlx_provider.engine.scheduling.plan import StepPlan
 from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
-from mlx_provider.engine.speculation.policy import Policy, RowOdds
+from mlx_provider.engine.speculation.policy import Kind, Policy, RowOdds
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import Prompt
 from mlx_provider.testing.driver import TokenOutput
@@ -30,6 +30,8 @@ WARM = 500
 STEPS = 1_500
 LAUNCHES = 118 * 3e-6
 """Seconds of the kernels that one group of rows more takes in 36 layers."""
+ALONE: Kind = frozenset({0})
+"""Passes with drafts of the only drafter."""
 NOTHING = -1.0
 """Chance of a row for which there is no draft."""
 CPU = Chip(20e9, products=500e9, attention=500e9, vector=500e9, plateau=1, tile=8, few=0)
@@ -142,7 +144,7 @@ class Bench:
         self.timer.launched(seconds(drafts), self.now)
         self.free = self.now + self._pass([row.drafts for row in self.rows])
         if drafts:
-            self.policy.timed(self.host, rounds * self.guessing.round(self.device), rounds)
+            self.policy.timed(ALONE, self.host, rounds * self.guessing.round(self.device), rounds)
         self.drafted = drafts > 0
         if not drafts:
             self._take()
@@ -152,10 +154,10 @@ class Bench:
         return plan.pass_seconds + self.scheduler.chunking.wider(plan)(tokens)
 
     def _wanted(self, seconds: Callable[[int], float]) -> list[int]:
-        odds = [row.odds for row in self.rows]
-        counts = self.policy.wanted(odds, 0, seconds)
+        odds = [[row.odds] for row in self.rows]
+        asked = self.policy.wanted(odds, 0, seconds)
         self.policy.rested(odds)
-        return counts
+        return [sum(ask.drafts for ask in asks) for asks in asked]
 
     def _pipelined(self, expected: float) -> None:
         """The next pass is launched while the last one runs."""
@@ -178,7 +180,7 @@ class Bench:
         drafts = sum(row.drafts for row in self.rows) if self.drafted else 0
         times = self.timer.ended(self.now, usual=not drafts)
         if drafts:
-            self.policy.passed(drafts, times)
+            self.policy.passed(ALONE, drafts, times)
         if self.drafted:
             self._take()
         self.drafted = False
@@ -187,7 +189,7 @@ class Bench:
         for row in self.rows:
             drafts, held = row.drafts, row.passed()
             if drafts:
-                self.policy.learn(row.odds, drafts, held)
+                self.policy.learn(0, row.odds, drafts, held)
             row.drafts = 0
 
     def _guessed(self, wanted: Sequence[int]) -> tuple[int, int]:
@@ -198,7 +200,7 @@ class Bench:
         found = [row.guess(count) for row, count in asked]
         for (row, _), count in zip(asked, found, strict=True):
             if not count:
-                self.policy.learn(row.odds, 0, 0)
+                self.policy.learn(0, row.odds, 0, 0)
         rounds = max(found)
         self.now += max(1, rounds) * self.guessing.round(self.device)
         return sum(found), rounds

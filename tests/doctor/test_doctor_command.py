@@ -89,7 +89,7 @@ def test_one_token_through_a_real_proxy(tmp_path: Path) -> None:
     here = Subject("demo-hybrid", environ=environ, home=tmp_path)
     found = {each.name: each for each in examine(here)}
     assert found["proxy.token"].state == "ok", found["proxy.token"]
-    assert found["served.drafter"].what == "guesses ahead come from mtp"
+    assert found["served.drafter"].what == "guesses ahead come from mtp + lookup"
     assert found["served.decoding"].what == found["measured.decoding"].what
     assert "if 70% of them hold" in found["speculation.gain"].what
     connections = Connections(environ)

@@ -380,7 +380,7 @@ def test_a_head_that_nobody_takes(subject: Make) -> None:
         }
         return found["served.drafter"]
 
-    assert told("mtp") == "ok"
+    assert told("mtp") == told("mtp + lookup") == "ok"
     assert told("lookup") == told("") == "note"
 
 

@@ -22,6 +22,7 @@ from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import PrefillJob, Request, Row
 from mlx_provider.engine.scheduling.plan import StepPlan
 from mlx_provider.engine.scheduling.scheduler import Scheduler
+from mlx_provider.engine.speculation.policy import Asks
 from mlx_provider.engine.step.record import StepRecord
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.testing.driver import Alternating, new_engine, output_of
@@ -236,11 +237,12 @@ def trace_of(
 
 
 def written(
-    trace: Trace, propose: Callable[[Mapping[Row, int]], Any]
-) -> Callable[[Mapping[Row, int]], Any]:
-    def call(wanted: Mapping[Row, int]) -> Any:
+    trace: Trace, propose: Callable[[Mapping[Row, Asks]], Any]
+) -> Callable[[Mapping[Row, Asks]], Any]:
+    def call(wanted: Mapping[Row, Asks]) -> Any:
         if wanted:
-            trace.add("draft " + " ".join(f"{trace.name(row)}:{n}" for row, n in wanted.items()))
+            counts = {trace.name(row): sum(n for _, n in asks) for row, asks in wanted.items()}
+            trace.add("draft " + " ".join(f"{name}:{n}" for name, n in counts.items()))
         return propose(wanted)
 
     return call

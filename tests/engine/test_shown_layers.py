@@ -13,7 +13,7 @@ from equipped import equipped
 from mlx_provider import BadRequest, LoadedModel, LoadOptions, PrefillChunk, Prompt
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
-from mlx_provider.engine.speculation.speculation import UNASKED, speculation_of
+from mlx_provider.engine.speculation.speculation import UNASKED, source_of, speculation_of
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.layers import Outputs, watched
 from mlx_provider.families.text import TextModel
@@ -73,7 +73,7 @@ def check(model: LoadedModel, noting: Noting) -> None:
 
 def serve(model: LoadedModel, requests: Sequence[Request], **more: Any) -> Noting:
     noting = Noting()
-    speculation = speculation_of(drafter(noting), noting, model, policy=Eager())
+    speculation = speculation_of([source_of(drafter(noting), noting, model)], model, policy=Eager())
     engine = new_engine(model, speculation=speculation, scheduler=Alternating, **more)
     for request in requests:
         engine.submit(request)
@@ -147,7 +147,7 @@ def test_a_cached_prefix_has_no_states(qwen3: TextModel) -> None:
 
 def test_a_preempted_row_starts_again_with_the_states_of_its_reply(qwen3: TextModel) -> None:
     room, noting = [10_000], Noting()
-    speculation = speculation_of(drafter(noting), noting, qwen3, policy=Eager())
+    speculation = speculation_of([source_of(drafter(noting), noting, qwen3)], qwen3, policy=Eager())
     engine = new_engine(
         qwen3, speculation=speculation, reserve=4, available=lambda: room[0], max_chunk=64
     )
@@ -169,7 +169,7 @@ def test_a_preempted_row_starts_again_with_the_states_of_its_reply(qwen3: TextMo
 def test_states_of_many_prompts_are_bounded(qwen3: TextModel) -> None:
     """Nobody asks about these rows: only so many keep the states of their prompts."""
     noting = Noting()
-    speculation = speculation_of(drafter(noting), noting, qwen3)
+    speculation = speculation_of([source_of(drafter(noting), noting, qwen3)], qwen3)
     width = mx.zeros((UNASKED // 2, 4))
     rows = [new_request([1, 2]).rows[0] for _ in range(4)]
     for row in rows:
@@ -184,4 +184,4 @@ def test_a_model_without_such_layers_is_refused(qwen3: TextModel) -> None:
         info = qwen3.info
 
     with pytest.raises(BadRequest, match="does not show the outputs of its layers"):
-        speculation_of(drafter(Noting()), Noting(), Plain())  # type: ignore[arg-type]
+        source_of(drafter(Noting()), Noting(), Plain())  # type: ignore[arg-type]

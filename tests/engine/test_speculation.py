@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,8 +19,8 @@ from mlx_provider.engine.memory import arrays
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.speculation.ahead import allows, masks_ahead
-from mlx_provider.engine.speculation.policy import Policy, RowOdds
-from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.engine.speculation.policy import Ask, Asks, Policy
+from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.protocol.events import Failed
 from mlx_provider.records import DeviceTokens, DraftRow
@@ -155,10 +156,56 @@ def test_right_drafts_save_steps(qwen3: TextModel) -> None:
     assert with_drafts < 0.7 * steps_of(new_engine(qwen3, mixes=True), plain)
 
 
+class Noting(Oracle):
+    """Knows the answer to one prompt, and how often it was asked about each one."""
+
+    def __init__(self, model: LoadedModel, known: Request) -> None:
+        super().__init__(1.0)
+        self.asked: Counter[int] = Counter()
+        self.learn([*known.prompt.tokens, *output_of(alone(model, known)).tokens])
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
+        self.asked.update(row.tokens[0] for row in rows)
+        return super().propose(rows)
+
+
+def test_each_row_of_a_batch_has_the_drafter_that_knows_it(qwen3: TextModel) -> None:
+    first, second = (new_request(PROMPTS[i], max_tokens=120) for i in (1, 3))
+    knows_first, knows_second = Noting(qwen3, first), Noting(qwen3, second)
+    speculation = Speculation(
+        knows_first,
+        Source(knows_second),
+        vocab=qwen3.info.vocab_size,
+        clock=lambda: 0.0,
+    )
+    engine = new_engine(qwen3, mixes=True, speculation=speculation, clock=lambda: 0.0)
+    together = steps_of(engine, [first, second])
+    assert_as_alone(qwen3, [first, second])
+    assert together < 60
+    for request, able, other in (
+        (first, knows_first, knows_second),
+        (second, knows_second, knows_first),
+    ):
+        assert request.accepted > 80
+        place = request.prompt.tokens[0]
+        assert able.asked[place] > 2 * other.asked[place] > 0
+
+
+def test_a_fault_of_one_drafter_leaves_the_rows_to_the_other(qwen3: TextModel) -> None:
+    request = new_request(PROMPTS[1], max_tokens=60)
+    failing, able = Raising(), Noting(qwen3, request)
+    vocab = qwen3.info.vocab_size
+    speculation = Speculation(failing, Source(able), vocab=vocab, clock=lambda: 0.0)
+    serve(new_engine(qwen3, speculation=speculation, clock=lambda: 0.0), [request])
+    assert_as_alone(qwen3, [request])
+    assert failing.calls == 2
+    assert request.accepted > 30
+
+
 def test_nothing_is_drafted_while_a_prompt_is_prefilled(qwen3: TextModel) -> None:
     class Always(Policy):
-        def wanted(self, rows: Sequence[RowOdds], others: int, seconds: object) -> list[int]:
-            return [2] * len(rows)
+        def wanted(self, rows: Sequence[object], others: int, seconds: object) -> list[Asks]:
+            return [(Ask(0, 2),)] * len(rows)
 
     first, newcomer = (new_request(PROMPTS[i], max_tokens=24) for i in (1, 4))
     vocab = qwen3.info.vocab_size
@@ -361,8 +408,8 @@ def test_a_grammar_that_fails_ahead_ends_its_request_alone(qwen3: TextModel) -> 
 class Always(Eager):
     """Wants two drafts for every row in every step."""
 
-    def wanted(self, rows: Sequence[RowOdds], others: int, seconds: object) -> list[int]:
-        return [2] * len(rows)
+    def wanted(self, rows: Sequence[object], others: int, seconds: object) -> list[Asks]:
+        return [(Ask(0, 2),)] * len(rows)
 
 
 def test_a_drafter_that_is_shown_states_drafts_in_every_pass(qwen3: TextModel) -> None:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
 import pytest
 
 from mlx_provider.engine.speculation import policy as policies
-from mlx_provider.engine.speculation.policy import MISSED_PASSES, SAVED, Odds, Policy, RowOdds
+from mlx_provider.engine.speculation.policy import (
+    KNOWN_TEXT,
+    LONGEST_REST,
+    MISSED_PASSES,
+    SAVED,
+    Kind,
+    Odds,
+    Policy,
+    RowOdds,
+)
 from speculation_curves import (
     DEVICES,
     DRAFTERS,
@@ -122,42 +134,57 @@ def plain(drafts: int) -> float:
     return 0.01
 
 
+ALONE: Kind = frozenset({0})
+
+
 def untrusted(count: int = 1) -> list[RowOdds]:
     return [RowOdds(missed=MISSED_PASSES) for _ in range(count)]
 
 
+def counts(
+    policy: Policy, rows: list[RowOdds], others: int, seconds: Callable[[int], float]
+) -> list[int]:
+    """Drafts of rows with one drafter."""
+    asked = policy.wanted([[row] for row in rows], others, seconds)
+    return [sum(ask.drafts for ask in asks) for asks in asked]
+
+
 def test_tries_cost_their_allowance() -> None:
-    policy, rows = Policy(aside=0.005), untrusted()
+    policy, rows = Policy(), untrusted()
+    policy.timed(ALONE, 0.005, 0, 0)
     tries = 0
     for _ in range(10_000):
-        if policy.wanted(rows, 0, plain) != [0]:
+        if counts(policy, rows, 0, plain) != [0]:
             tries += 1
-            policy.timed(0.005, 0, 1)
-            policy.learn(rows[0], 1, 0)
-        policy.rested(rows)
+            policy.timed(ALONE, 0.005, 0, 1)
+            policy.learn(0, rows[0], 1, 0)
+        policy.rested([rows])
     assert tries == pytest.approx(10_000 * policies.ALLOWANCE + SAVED, rel=0.2)  # each costs one
 
 
 def test_a_try_that_would_cost_more_than_can_be_saved_is_made_and_paid_for() -> None:
-    policy, rows = Policy(aside=0.04), untrusted()
-    assert policy.wanted(rows, 0, plain) == [1]
+    policy, rows = Policy(), untrusted()
+    policy.timed(ALONE, 0.04, 0, 0)
+    assert counts(policy, rows, 0, plain) == [1]
     assert policy.saved == pytest.approx(SAVED - 8)
 
 
 def test_rows_are_tried_in_the_same_step() -> None:
-    policy, rows = Policy(aside=0.001), untrusted(8)
-    assert policy.wanted(rows, 0, plain) == [1] * 8
+    policy, rows = Policy(), untrusted(8)
+    policy.timed(ALONE, 0.001, 0, 0)
+    assert counts(policy, rows, 0, plain) == [1] * 8
 
 
 def test_nothing_is_tried_where_not_even_good_drafts_would_pay() -> None:
     rows = untrusted(4)
-    assert Policy().wanted(rows, 0, lambda drafts: 0.01 * (1 + drafts)) == [0] * 4
+    assert counts(Policy(), rows, 0, lambda drafts: 0.01 * (1 + drafts)) == [0] * 4
 
 
 @pytest.mark.parametrize(("saved", "longer"), [(SAVED, 1.0), (-SAVED, 0.0)])
 def test_a_refused_trial_is_considered_again_some_steps_later(saved: float, longer: float) -> None:
     """It would not pay off, or the allowance does not permit it."""
-    policy, rows = Policy(aside=0.005, saved=saved), untrusted(8)
+    policy, rows = Policy(saved=saved), untrusted(8)
+    policy.timed(ALONE, 0.005, 0, 0)
     considered = 0
     for _ in range(10 * policies.REFUSED):
         asked: list[int] = []
@@ -166,8 +193,8 @@ def test_a_refused_trial_is_considered_again_some_steps_later(saved: float, long
             asked.append(drafts)
             return 0.01 * (1 + longer * drafts)
 
-        assert not any(policy.wanted(rows, 0, seconds))
-        policy.rested(rows)
+        assert not any(counts(policy, rows, 0, seconds))
+        policy.rested([rows])
         considered += any(asked)
     assert considered == 10
 
@@ -183,12 +210,12 @@ def test_drafts_that_hardly_ever_hold_are_not_compared() -> None:
         return 0.01 * (1 + drafts)
 
     policy = Policy()
-    policy.everyone.learn(0, 500)
-    policy.wanted(rows, 0, seconds)
+    policy.sources[0].everyone.learn(0, 500)
+    counts(policy, rows, 0, seconds)
     for row in rows:
         row.rest = 1
     asked.clear()
-    assert not any(policy.wanted(rows, 0, seconds))
+    assert not any(counts(policy, rows, 0, seconds))
     assert not any(asked)
 
 
@@ -198,43 +225,43 @@ def test_rows_that_cannot_draft_are_not_slowed_down_for_those_that_can() -> None
 
     rows = [RowOdds()]
     rows[0].learn(20, 20)
-    assert Policy().wanted(rows, 0, wider) == [7]
-    assert Policy().wanted(rows, 3, wider) == [2]
+    assert counts(Policy(), rows, 0, wider) == [7]
+    assert counts(Policy(), rows, 3, wider) == [2]
 
 
 def test_a_pass_that_compiled_kernels_tells_nothing() -> None:
     policy, rows = Policy(), [RowOdds()]
-    wanted = policy.wanted(rows, 0, plain)
-    policy.passed(sum(wanted), 50.0)
-    policy.timed(0.5, 0.5, 7)
-    policy.timed(1e-5, 1e-5, 1)
-    assert (policy.aside, policy.per_draft) == (1e-5, 1e-5)
-    assert policy.wanted(rows, 0, plain) == wanted
+    wanted = counts(policy, rows, 0, plain)
+    policy.passed(ALONE, sum(wanted), 50.0)
+    policy.timed(ALONE, 0.5, 0.5, 7)
+    policy.timed(ALONE, 1e-5, 1e-5, 1)
+    assert (policy.costs[ALONE].aside, policy.costs[ALONE].per_draft) == (1e-5, 1e-5)
+    assert counts(policy, rows, 0, plain) == wanted
 
 
 def test_passes_that_take_longer_than_the_curve_says_are_left_alone_and_tried_again() -> None:
     policy, rows = Policy(), [RowOdds()]
-    counts = []
+    found = []
     for _ in range(4000):
-        (count,) = policy.wanted(rows, 0, plain)
-        policy.rested(rows)
-        counts.append(count)
+        (count,) = counts(policy, rows, 0, plain)
+        policy.rested([rows])
+        found.append(count)
         if count:
-            policy.learn(rows[0], count, count)
-            policy.passed(count, 2.9 * count)  # three positions cost what three passes do
-    late = [count for count in counts[100:] if count]
+            policy.learn(0, rows[0], count, count)
+            policy.passed(ALONE, count, 2.9 * count)  # three positions cost what three passes do
+    late = [count for count in found[100:] if count]
     assert 0 < len(late) < 100
 
 
 def test_a_new_row_is_expected_to_be_like_the_others() -> None:
     policy = Policy()
     for _ in range(100):
-        policy.learn(RowOdds(), 2, 0)
-    shy = policy.wanted([RowOdds()], 0, lambda drafts: 0.01 + 0.002 * drafts)
+        policy.learn(0, RowOdds(), 2, 0)
+    shy = counts(policy, [RowOdds()], 0, lambda drafts: 0.01 + 0.002 * drafts)
     assert shy == [1]  # a try
     for _ in range(200):
-        policy.learn(RowOdds(), 7, 7)
-    assert policy.wanted([RowOdds()], 0, lambda drafts: 0.01 + 0.002 * drafts) == [7]
+        policy.learn(0, RowOdds(), 7, 7)
+    assert counts(policy, [RowOdds()], 0, lambda drafts: 0.01 + 0.002 * drafts) == [7]
 
 
 def test_certain_drafts_of_one_row_pay_only_if_other_rows_lose_less() -> None:
@@ -248,7 +275,7 @@ def test_certain_drafts_of_one_row_pay_only_if_other_rows_lose_less() -> None:
     assert policy.worthwhile(certain, 8, seconds) == 4
     assert policy.worthwhile(certain, 30, seconds) == 0
     assert policy.worthwhile([1.0, 0.001], 1, seconds) == 1, "what is uncertain costs more"
-    policy.timed(0.060, 0.0, 0)
+    policy.timed(KNOWN_TEXT, 0.060, 0.0, 0)
     assert policy.worthwhile([1.0], 1, seconds) == 0
 
 
@@ -264,5 +291,104 @@ def test_tokens_are_read_first_where_foretold_text_often_begins() -> None:
     assert policy.reads_first(name, 1, seconds)
     assert not policy.reads_first(name, 8, seconds), "seven rows would wait"
     assert not policy.reads_first(value, 1, seconds)
-    policy.timed(0.020, 0.0, 0)
+    policy.timed(KNOWN_TEXT, 0.020, 0.0, 0)
     assert not policy.reads_first(name, 1, seconds), "the device would wait for long"
+
+
+# -- several drafters
+
+HEAD, LOOKUP = 0, 1
+
+
+def settled(
+    policy: Policy,
+    held: Sequence[Sequence[int]],
+    *,
+    steps: int = 300,
+    aside: Mapping[Kind, float] | None = None,
+    width: float = 0.0,
+) -> list[Counter[int]]:
+    """How often each drafter was asked for each row in the last two thirds of the steps.
+
+    held: of each row, how many drafts of each drafter hold; aside: seconds that the device waits,
+    by the drafters of a pass; width: seconds that a pass takes longer for each draft.
+    """
+    rows: list[list[RowOdds | None]] = [[RowOdds() for _ in row] for row in held]
+    asked: list[Counter[int]] = [Counter() for _ in rows]
+    for step in range(steps):
+        wanted = policy.wanted(rows, 0, lambda drafts: 0.01 + width * drafts)
+        policy.rested(rows)
+        for at, asks in enumerate(wanted):
+            for source, drafts in asks[:1]:
+                odds = rows[at][source]
+                assert odds is not None
+                policy.learn(source, odds, drafts, min(held[at][source], drafts))
+                if 3 * step > steps:
+                    asked[at][source] += 1
+        kind = frozenset(asks[0].source for asks in wanted if asks)
+        if kind and aside:
+            policy.timed(kind, aside[kind], 0.0, 0)
+    return asked
+
+
+def mostly(asked: Counter[int], source: int) -> bool:
+    return asked[source] > 0.9 * asked.total() > 0
+
+
+def test_each_row_has_the_drafter_whose_drafts_hold() -> None:
+    good_head, good_lookup = [5, 1], [1, 5]
+    for held, source in ((good_head, HEAD), (good_lookup, LOOKUP)):
+        (asked,) = settled(Policy(), [held])
+        assert mostly(asked, source)
+        assert 0 < asked[1 - source] <= 200 / LONGEST_REST + 1, (
+            "the other one is tried now and then"
+        )
+    first, second = settled(Policy(), [good_head, good_lookup])
+    assert mostly(first, HEAD)
+    assert mostly(second, LOOKUP)
+
+
+def test_a_drafter_that_does_not_pay_is_tried_and_not_asked() -> None:
+    (asked,) = settled(Policy(), [[0, 0]], steps=3000)
+    for source in (HEAD, LOOKUP):
+        assert 0 < asked[source] <= 2000 / LONGEST_REST + 1
+
+
+def test_a_drafter_for_which_all_rows_wait_has_to_gain_more() -> None:
+    """Both hold alike, and a little less of the head's: the wait decides."""
+    alike = [[2, 3]]
+    waits = {frozenset({LOOKUP}): 0.02, frozenset({HEAD}): 0.0}
+    (asked,) = settled(Policy(), alike, aside=waits)
+    assert mostly(asked, HEAD)
+    (asked,) = settled(Policy(), alike)
+    assert mostly(asked, LOOKUP)
+
+
+def test_a_row_is_not_slowed_down_for_the_drafter_of_another_one() -> None:
+    """What a pass with drafts of both takes is measured by itself."""
+    rows = [[5, 0]] * 7 + [[0, 5]]
+    both = {frozenset({HEAD}): 0.0, frozenset({LOOKUP}): 0.03, frozenset({HEAD, LOOKUP}): 0.03}
+    *heads, last = settled(Policy(), rows, aside=both)
+    assert all(mostly(asked, HEAD) for asked in heads)
+    assert not mostly(last, LOOKUP)
+
+
+def test_late_drafts_that_never_hold_have_no_place() -> None:
+    """Two of three hold: a head that was trained for two tokens, or a rate of two thirds?"""
+    policy, rows = Policy(), [RowOdds()]
+    for _ in range(60):
+        (drafts,) = counts(policy, rows, 0, lambda drafts: 0.01 * (1 + 0.08 * drafts))
+        policy.rested([rows])
+        policy.learn(HEAD, rows[0], drafts, min(drafts, 2))
+    assert drafts == 2
+
+
+def test_a_better_drafter_stands_in_where_the_first_one_has_no_guess() -> None:
+    policy, row = Policy(), [RowOdds(), RowOdds()]
+    for _ in range(20):
+        policy.learn(LOOKUP, row[LOOKUP], 7, 7)
+        policy.learn(HEAD, row[HEAD], 2, 1)
+    policy.steps = 1  # no trial is due
+    (asks,) = policy.wanted([row], 0, plain)
+    assert [ask.source for ask in asks] == [LOOKUP, HEAD]
+    assert asks[0].drafts >= asks[1].drafts > 0

@@ -261,7 +261,7 @@ def test_auto_takes_the_drafter_in_the_folder_that_the_operator_names(
     with caplog.at_level(logging.WARNING):
         options = ModelOptions(draft_model=str(tmp_path / "d"))
         found = drafts_of(registry, tiny_target.folder, tiny_target.model, options)
-    assert found.drafter == "dflash2"
+    assert found.drafter == "dflash2 + lookup"
     assert found.speculation is not None
     assert found.speculation.shows is not None
     assert caplog.messages == []

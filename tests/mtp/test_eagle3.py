@@ -309,6 +309,6 @@ def test_auto_takes_the_head_in_the_folder_that_the_operator_names(
         made(tmp_path / "eagle", **changes)
         with caplog.at_level(logging.WARNING):
             found += [drafts_of(registry, tiny_target.folder, tiny_target.model, options).drafter]
-    assert found == ["eagle3", "lookup"]
+    assert found == ["eagle3 + lookup", "lookup"]
     (line,) = caplog.messages
     assert "drafter eagle3: it was trained for another model" in line

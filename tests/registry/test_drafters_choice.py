@@ -69,12 +69,13 @@ def chosen(registry: PluginRegistry, **options: Any) -> str:
     return drafts_of(registry, Path(), MODEL, ModelOptions(**options), ROOM).drafter
 
 
-def test_the_best_that_can_is_taken_and_none_where_that_is_wanted(install_plugin: Install) -> None:
+def test_all_that_can_are_taken_and_none_where_that_is_wanted(install_plugin: Install) -> None:
     low = install_plugin("aaa", drafter("low", 1))
     high = install_plugin("bbb", drafter("high", 2))
     never = install_plugin("ccc", drafter("never"))
     registry = discover(low, high, never)
-    assert chosen(registry) == "high"
+    assert chosen(registry) == "high + low"
+    assert chosen(registry, drafter="low") == "low"
     assert chosen(registry, drafter="off") == ""
     assert chosen(registry, drafter="never") == "never"
     assert chosen(discover(never)) == ""
@@ -139,7 +140,7 @@ def test_one_that_is_named_says_why_it_cannot(install_plugin: Install) -> None:
 def test_a_third_party_goes_before_ours_at_equal_rank(install_plugin: Install) -> None:
     ours = install_plugin("mlx-provider", drafter("ours", 1), name="ours")
     theirs = install_plugin("aaa", drafter("theirs", 1))
-    assert chosen(discover(ours, theirs)) == "theirs"
+    assert chosen(discover(ours, theirs)) == "theirs + ours"
 
 
 def test_a_model_that_cannot_show_its_states_has_no_drafter_that_needs_them(
@@ -153,6 +154,22 @@ def test_a_model_that_cannot_show_its_states_has_no_drafter_that_needs_them(
         assert found.drafter == ("deep" if shows else "")
 
 
+def test_only_the_best_one_that_reads_states_is_taken(install_plugin: Install) -> None:
+    """It is asked first if drafts of others are as good; all fit into the room together."""
+    first = install_plugin("aaa", drafter("first", 2, hidden=True, keeps=ROOM // 2))
+    second = install_plugin("bbb", drafter("second", 1, hidden=True))
+    small = install_plugin("ccc", drafter("small", 3, keeps=ROOM // 2))
+    large = install_plugin("ddd", drafter("large", 1, keeps=1))
+    state: Any = SimpleNamespace(
+        **vars(MODEL), decode_hidden=str, prefill_hidden=str, shows_hidden=True
+    )
+    registry = discover(first, second, small, large)
+    found = drafts_of(registry, Path(), state, ModelOptions(), ROOM)
+    assert (found.drafter, found.nbytes) == ("small + first", ROOM)
+    assert found.speculation is not None
+    assert [source.shows is state for source in found.speculation.sources] == [True, False]
+
+
 def test_a_folder_that_the_operator_gives_goes_to_those_that_read_it(
     install_plugin: Install, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -163,8 +180,9 @@ def test_a_folder_that_the_operator_gives_goes_to_those_that_read_it(
     last = install_plugin("ccc", drafter("last", 4))
     taker = install_plugin("ddd", drafter("taker", 1, reads=True))
     with caplog.at_level(logging.WARNING):
-        assert chosen(discover(head, own, last, taker), draft_model=str(tmp_path)) == "taker"
-        assert chosen(discover(head, own, last, taker)) == "last"
+        given = discover(head, own, last, taker)
+        assert chosen(given, draft_model=str(tmp_path)) == "taker + last"
+        assert chosen(discover(head, own, last, taker)) == "last + taker"
         assert caplog.messages == []
         assert chosen(discover(head, own, last), draft_model=str(tmp_path)) == "last"
     assert caplog.messages == [f"draft_model {tmp_path} is not used: drafter head: no head here"]

@@ -28,7 +28,7 @@ def test_the_head_of_a_checkpoint_drafts_unless_it_is_switched_off(model: Any) -
     plain = model.ask(max_tokens=30, options=ModelOptions(drafter="off"))
     assert drafters(model) == {""}
     answer = model.ask(max_tokens=30)
-    assert drafters(model) == {"", "mtp"}
+    assert drafters(model) == {"", "mtp + lookup"}
     assert answer.only.content == plain.only.content
     assert (plain.usage.drafted_tokens, plain.usage.accepted_tokens) == (0, 0)
     assert answer.usage.drafted_tokens >= max(1, answer.usage.accepted_tokens)
@@ -47,10 +47,10 @@ def test_an_operator_reads_how_many_drafts_held(model: Any) -> None:
     assert f"mlx_provider_tokens_drafted_total {float(answer.usage.drafted_tokens)}" in told
     assert f"mlx_provider_tokens_accepted_total {float(answer.usage.accepted_tokens)}" in told
     (engine,) = model.service.figures().engines
-    assert engine.drafter == "mtp"
+    assert engine.drafter == "mtp + lookup"
     assert engine.drafted_tokens == answer.usage.drafted_tokens
     assert engine.accepted_tokens == answer.usage.accepted_tokens
-    labels = f'drafter="mtp",model="{engine.model}"'
+    labels = f'drafter="mtp + lookup",model="{engine.model}"'
     assert f"mlx_provider_drafter_tokens_drafted{{{labels}}} {float(engine.drafted_tokens)}" in told
 
 

@@ -1,18 +1,23 @@
-"""Decides how many drafts are worth their place in a pass. Imports no mlx.
+"""Decides how many drafts are worth their place in a pass, and which drafter gives them. Imports no
+mlx.
 
 A draft costs the extra time of a wider pass and saves a whole pass if it holds. The cost comes from
-the calibrated curve and from the measured time of passes with drafts, the benefit from the
-acceptance of each row's last drafts. Rows with poor drafts are tried again from time to time,
-within an allowance.
+the calibrated curve and from the measured time of passes with drafts of the same drafters, the
+benefit from the acceptance of each row's last drafts of each drafter. A drafter that does not pay
+for a row is tried again after a number of steps, within an allowance.
+
+A drafter is named by its place among those of the model, the best first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
-from itertools import compress
+from itertools import accumulate, combinations
 from math import log, log1p
+from typing import NamedTuple
 
 MOST_DRAFTS = 7
 """Most drafts of a row in one pass: fused attention accepts at most 8 queries (Metal, mlx
@@ -35,7 +40,8 @@ SELDOM = 0.1
 """The same for what a forecast foretells to begin behind a token that it has not foretold."""
 SUREST = 0.99
 GOOD = 0.9
-"""Assumed acceptance rate of a row that is tried."""
+"""Assumed acceptance rate of a row that is tried; in the place of another drafter, it is
+`SUREST`."""
 TRIED = 1
 """Drafts of a row in a trial. More would show little more."""
 MISSED_PASSES = 3
@@ -47,7 +53,9 @@ AWAITED = 2
 """Steps until the result of a trial is known, because passes are planned before the last one is
 read."""
 LONGEST_REST = 32
-"""Most steps between the trials of a row, if the allowance permits."""
+"""Most steps between the trials of a drafter for a row, if the allowance permits."""
+FIRST_PAUSE = 8
+"""Steps between the first trials of a drafter in the place of another one."""
 ALLOWANCE = 0.01
 """Share of the time that trials may take."""
 SAVED = 6.0
@@ -63,6 +71,10 @@ QUICK = 0.7
 """Weight of the old value for passes with drafts at each new measurement."""
 FORGOTTEN = 0.9998
 """Decay of measurements per step, because they become out of date."""
+PLACES = 4.0
+"""Prior weight, in drafts that hold, of places among drafts that are all alike."""
+KNOWN = -1
+"""In the place of a drafter: text that a grammar or a forecast knows."""
 LEAST_PASS_FACTOR = 0.1
 """Least factor on the expected duration of a pass with drafts. If kernels run while they are
 launched, most of the pass is over by then."""
@@ -95,28 +107,105 @@ class Odds:
 
 @dataclass
 class RowOdds:
-    """Statistics of one row."""
+    """Statistics of one drafter for one row."""
 
     odds: Odds = field(default_factory=Odds)
     missed: int = 0
     """Passes in sequence without an accepted draft."""
     rest: int = 0
-    """Steps until it may be tried again."""
+    """Steps until it may be tried again, if no drafter has drafts for the row."""
+    pause: int = FIRST_PAUSE
+    """Steps between trials in the place of another drafter: more after each one, until its own
+    drafts are worth their place."""
     worth: float = 0.0
     """Plain steps that an accepted draft of its present trial saves."""
 
     @property
     def trusted(self) -> bool:
-        """Whether it may have drafts outside trials."""
+        """Whether it may give drafts outside trials."""
         return self.missed < MISSED_PASSES
+
+    def due(self, step: int, *, instead: bool) -> bool:
+        """Whether it may be tried in this step. `instead`: in the place of another drafter. Such
+        trials of all rows fall into the same steps, because they may make all rows wait."""
+        return step % self.pause == 0 if instead else not self.rest
 
     def learn(self, held: int, tried: int) -> None:
         """See `Odds`."""
         if held and not self.trusted:
             self.odds.doubt()  # its text may have changed in kind
+            self.pause = FIRST_PAUSE
         self.odds.learn(held, tried)
         self.missed = 0 if held else self.missed + 1
         self.rest = 0 if self.trusted else min(LONGEST_REST, 2 ** (self.missed - MISSED_PASSES))
+
+
+@dataclass
+class SourceOdds:
+    """Results of one drafter for all rows."""
+
+    everyone: Odds = field(default_factory=lambda: Odds(LASTING))
+    held: list[float] = field(default_factory=lambda: [0.0] * MOST_DRAFTS)
+    """Drafts that held, by their place among the drafts of a row."""
+    expected: list[float] = field(default_factory=lambda: [0.0] * MOST_DRAFTS)
+    """The same as the rates of their rows made expect."""
+
+    def share(self, row: RowOdds) -> float:
+        """Expected acceptance rate of drafts for a row."""
+        return row.odds.share(self.everyone.share(HOPE))
+
+    def learn(self, row: RowOdds, drafts: int, held: int) -> None:
+        """Add the result of a row's drafts."""
+        share, tried = self.share(row), min(max(1, drafts), held + 1)
+        kept = 1 - 1 / LASTING
+        for at in range(min(tried, MOST_DRAFTS)):
+            self.expected[at] = kept * self.expected[at] + share
+            self.held[at] = kept * self.held[at] + (at < held)
+        row.learn(held, tried)
+        self.everyone.learn(held, tried)
+
+    def places(self, most: int) -> list[float]:
+        """Times as often as expected that the first drafts of a row hold, by their place."""
+        pairs = zip(self.held[:most], self.expected[:most], strict=True)
+        return [(held + PLACES) / (expected + PLACES) for held, expected in pairs]
+
+
+class Ask(NamedTuple):
+    """A drafter that should guess for a row."""
+
+    source: int
+    drafts: int
+
+
+Asks = tuple[Ask, ...]
+"""The drafters of a row in one step. The next one is asked if the one before has no guess."""
+Kind = frozenset[int]
+"""The drafters that give the drafts of one pass."""
+Chances = Sequence[Sequence[float]]
+"""Of a row's drafts by drafter. None: the drafter is not asked."""
+
+
+@dataclass
+class Costs:
+    """What drafts of one kind were measured to take."""
+
+    per_draft: float = 0.0
+    """Seconds of one drafting round."""
+    aside: float = 0.0
+    """Seconds that the device idles in a step with drafts, because tokens are read first."""
+    slower: dict[int, float] = field(default_factory=dict)
+    """Measured over expected duration of passes, by the bit length of their number of drafts."""
+
+    def factor(self, bits: int) -> float:
+        """Of the measured passes with the most drafts, up to this number. 1: none."""
+        return next((self.slower[n] for n in range(bits, 0, -1) if n in self.slower), 1.0)
+
+    def forget(self) -> None:
+        """Count a step."""
+        self.aside *= FORGOTTEN
+        self.per_draft *= FORGOTTEN
+        for bits, times in self.slower.items():
+            self.slower[bits] = 1 + FORGOTTEN * (times - 1)
 
 
 @dataclass(frozen=True)
@@ -140,8 +229,22 @@ class Step:
             return self.plain
         return self.seconds(drafts) + self.aside + self.per_draft * rounds
 
-    def seconds_with(self, counts: Sequence[int]) -> float:
-        return self.took(sum(counts), max(counts, default=0))
+
+@dataclass(frozen=True)
+class Choice:
+    """The drafters of some rows in one step."""
+
+    step: Step
+    picks: Sequence[int]
+    """A drafter for each row. Without drafts, it has no meaning."""
+    counts: Sequence[int]
+    gain: float
+    """Logarithm of the product of all rows' rates, over that without drafts."""
+
+    @property
+    def seconds(self) -> float:
+        """Expected duration of the step."""
+        return self.step.took(sum(self.counts), max(self.counts, default=0))
 
 
 @dataclass
@@ -151,37 +254,45 @@ class Policy:
     most: int = MOST_DRAFTS
     beside_prompts: bool = False
     """Whether a step that prefills may have drafts. They delay the first token of the prompt."""
-    everyone: Odds = field(default_factory=lambda: Odds(LASTING))
+    sources: dict[int, SourceOdds] = field(default_factory=lambda: defaultdict(SourceOdds))
+    costs: dict[Kind, Costs] = field(default_factory=lambda: defaultdict(Costs))
     foretold: Odds = field(default_factory=lambda: Odds(LASTING))
-    """The same for tokens that rows' forecasts foretell, whether they are drafts or not."""
+    """Results of tokens that rows' forecasts foretell, whether they are drafts or not."""
     begins: Odds = field(default_factory=lambda: Odds(LASTING))
     """How often text that a forecast foretells begins behind another token."""
-    per_draft: float = 0.0
-    """Seconds of one drafting round."""
-    aside: float = 0.0
-    """Seconds that the device idles in a step with drafts, because tokens are read first."""
     saved: float = SAVED
     """Allowance for trials, in plain steps."""
-    slower: dict[int, float] = field(default_factory=dict)
-    """Measured over expected duration of passes, by the bit length of their number of drafts."""
+    steps: int = 0
 
     def wanted(
-        self, rows: Sequence[RowOdds], others: int, seconds: Callable[[int], float]
-    ) -> list[int]:
-        """The number of drafts for each row, 0 to `most`, that makes the rows fastest.
+        self,
+        rows: Sequence[Sequence[RowOdds | None]],
+        others: int,
+        seconds: Callable[[int], float],
+    ) -> list[Asks]:
+        """The drafters to ask for each row, and for how many drafts, that make the rows fastest.
 
-        others: rows that cannot draft; seconds: duration of a pass by the number of its extra
-        tokens.
+        rows: of each drafter, `None` if it cannot draft for the row; others: rows without drafters;
+        seconds: duration of a pass by the number of its extra tokens.
         """
-        measured = self._measured(len(rows), seconds)
-        step = Step(len(rows) + others, measured, self.aside, self.per_draft)
-        belief = self.everyone.share(HOPE)
-        shares = [row.odds.share(belief) if row.trusted else 0.0 for row in rows]
-        best = self._best(shares, step)
-        counts = self._with_tries(rows, shares, best, step)
-        for row in compress(rows, counts):
-            row.worth = 1 / step.rows
-        return counts
+        count = len(rows) + others
+        chances = self._chances(rows)
+        best = self._best(chances, count, seconds)
+        tried = self._trials(rows, chances, best, count, seconds)
+        asks: list[Asks] = []
+        for row, own, pick, drafts, trial in zip(
+            rows, chances, best.picks, best.counts, tried, strict=True
+        ):
+            regular = _with_others(own, pick, drafts) if drafts else ()
+            if trial:
+                regular = (trial, *(ask for ask in regular if ask.source != trial.source))
+            asks.append(regular)
+            for source, odds in enumerate(row):
+                if odds is not None and drafts and source == pick:
+                    odds.pause = FIRST_PAUSE
+                if odds is not None and any(source == ask.source for ask in asks[-1]):
+                    odds.worth = 1 / count
+        return asks
 
     def promised(
         self, seconds: Callable[[int], float], share: float, *, per_draft: float = 0.0
@@ -193,7 +304,7 @@ class Policy:
         per_draft: seconds of one guess.
         """
         held, step = min(SUREST, share), Step(1, seconds, 0.0, per_draft)
-        (drafts,) = self._best([held], step)
+        (drafts,), _ = _fastest([[held**each for each in range(1, self.most + 1)]], step)
         tokens = sum(held**each for each in range(drafts + 1))
         return drafts, tokens * step.plain / step.took(drafts, drafts)
 
@@ -205,7 +316,8 @@ class Policy:
         chances: of each draft to hold if those before it do; rows: rows of the pass; seconds:
         duration of a pass by the number of its extra tokens.
         """
-        step = Step(rows, self._measured(rows, seconds), self.aside, 0.0)
+        known = self.costs[KNOWN_TEXT]
+        step = Step(rows, self._measured(known, rows, seconds), known.aside, 0.0)
         best, most = 0, 0.0
         held, tokens = 1.0, 1.0
         for drafts, chance in enumerate(chances[: self.most], 1):
@@ -227,8 +339,8 @@ class Policy:
         row: its own results, see `begins`; rows, seconds: see `worthwhile`.
         """
         chance = row.share(self.begins.share(SELDOM))
-        plain = self._measured(rows, seconds)(0)
-        return log1p(chance) > rows * (log1p(self.aside / plain) + MARGIN)
+        aside = self.costs[KNOWN_TEXT].aside
+        return log1p(chance) > rows * (log1p(aside / seconds(0)) + MARGIN)
 
     def learn_beginning(self, row: Odds, *, begun: bool) -> None:
         """Add a token that a row's forecast has not foretold. `begun`: what follows, it does."""
@@ -240,66 +352,113 @@ class Policy:
         row.learn(int(right), 1)
         self.foretold.learn(int(right), 1)
 
-    def _with_tries(
-        self, rows: Sequence[RowOdds], shares: Sequence[float], best: list[int], step: Step
-    ) -> list[int]:
-        """Add one draft for each row with a due trial, if it may pay off and the allowance
-        permits."""
-        self._spend((step.seconds_with(best) - step.plain) / step.plain)
-        due = [not (count or row.rest) for count, row in zip(best, rows, strict=True)]
+    def _chances(self, rows: Sequence[Sequence[RowOdds | None]]) -> list[list[Sequence[float]]]:
+        """Of each draft of a drafter that is trusted to hold with those before it."""
+        sources = [self.sources[at] for at in range(max(map(len, rows), default=0))]
+        places = [source.places(self.most) for source in sources]
+        beliefs = [source.everyone.share(HOPE) for source in sources]
+        return [
+            [
+                _cumulative(odds.odds.share(beliefs[at]), places[at])
+                if odds is not None and odds.trusted
+                else ()
+                for at, odds in enumerate(row)
+            ]
+            for row in rows
+        ]
+
+    def _best(
+        self, chances: Sequence[Chances], rows: int, seconds: Callable[[int], float]
+    ) -> Choice:
+        """The drafters and drafts that maximise the product of all rows' rates, if the gain is
+        sufficient."""
+        none = Costs(), [0] * len(chances)
+        best = Choice(self._step(none[0], rows, seconds), none[1], none[1], rows * MARGIN)
+        able = sorted({at for row in chances for at, own in enumerate(row) if own})
+        for kind in _kinds(able):
+            picks = [_likeliest(row, kind) for row in chances]
+            if len({pick for pick in picks if pick is not None}) < len(kind):
+                continue  # fewer drafters are enough
+            step = self._step(self.costs[frozenset(kind)], rows, seconds)
+            own = [
+                () if pick is None else row[pick] for row, pick in zip(chances, picks, strict=True)
+            ]
+            counts, gain = _fastest(own, step)
+            if gain > best.gain:
+                best = Choice(step, [pick or 0 for pick in picks], counts, gain)
+        return best
+
+    def _trials(
+        self,
+        rows: Sequence[Sequence[RowOdds | None]],
+        chances: Sequence[Chances],
+        best: Choice,
+        count: int,
+        seconds: Callable[[int], float],
+    ) -> list[Ask | None]:
+        """A drafter to try first for each row, if it may pay off and the allowance permits."""
+        self._spend((best.seconds - best.step.plain) / best.step.plain)
+        none: list[Ask | None] = [None] * len(rows)
+        due = [
+            {
+                source
+                for source, odds in enumerate(row)
+                if odds is not None
+                and odds.due(self.steps, instead=drafts > 0)
+                and not (drafts and source == pick)
+            }
+            for row, pick, drafts in zip(rows, best.picks, best.counts, strict=True)
+        ]
         if not any(due):
-            return best
-        hoped = [GOOD if d else share for d, share in zip(due, shares, strict=True)]
-        hopeful = self._best(hoped, step)
-        tries = [min(TRIED, count) if d else 0 for d, count in zip(due, hopeful, strict=True)]
-        counts = [count + more for count, more in zip(best, tries, strict=True)]
-        if not any(tries) or not self._afford(_price(counts, best, step)):
-            for row in compress(rows, due):
-                row.rest = REFUSED
-            return best
-        for row in compress(rows, tries):
-            row.rest = AWAITED
-        return counts
+            return none
+        good, best_of_all = (
+            [hope**each for each in range(1, self.most + 1)] for hope in (GOOD, SUREST)
+        )
+        hoped = [
+            [
+                (best_of_all if instead else good) if source in tried else own
+                for source, own in enumerate(row)
+            ]
+            for row, tried, instead in zip(chances, due, best.counts, strict=True)
+        ]
+        hopeful = self._best(hoped, count, seconds)
+        tries = [
+            Ask(pick, drafts if instead else min(TRIED, drafts))
+            if drafts and pick in tried
+            else None
+            for pick, drafts, tried, instead in zip(
+                hopeful.picks, hopeful.counts, due, best.counts, strict=True
+            )
+        ]
+        pairs = zip(tries, best.counts, strict=True)
+        counts = [each.drafts if each else drafts for each, drafts in pairs]
+        price = _price(Choice(hopeful.step, hopeful.picks, counts, 0.0), best)
+        if not any(tries) or not self._afford(price):
+            for row, tried in zip(rows, due, strict=True):
+                for odds in (row[source] for source in tried):
+                    if odds is not None:
+                        odds.rest = REFUSED
+            return none
+        for row, ask in zip(rows, tries, strict=True):
+            odds = row[ask.source] if ask else None
+            if odds is not None:
+                odds.rest, odds.pause = AWAITED, min(LONGEST_REST, 2 * odds.pause)
+        return tries
 
     def _spend(self, price: float) -> None:
         """Reduce the allowance. Drafts that are expected to pay off need none and leave no debt."""
         self.saved = max(self.saved - price, min(self.saved, 0.0))
 
-    def _measured(self, rows: int, seconds: Callable[[int], float]) -> Callable[[int], float]:
+    def _step(self, costs: Costs, rows: int, seconds: Callable[[int], float]) -> Step:
+        measured = self._measured(costs, rows, seconds)
+        return Step(rows, measured, costs.aside, costs.per_draft)
+
+    def _measured(
+        self, costs: Costs, rows: int, seconds: Callable[[int], float]
+    ) -> Callable[[int], float]:
         """Expected duration of passes, corrected by passes with a similar number of drafts."""
-        times = [self._slower(bits) for bits in range((self.most * rows).bit_length() + 1)]
+        times = [costs.factor(bits) for bits in range((self.most * rows).bit_length() + 1)]
         return lambda drafts: seconds(drafts) * times[drafts.bit_length()]
-
-    def _slower(self, bits: int) -> float:
-        """Factor of the measured passes with the most drafts, up to this number. 1: none."""
-        return next((self.slower[n] for n in range(bits, 0, -1) if n in self.slower), 1.0)
-
-    def _best(self, shares: Sequence[float], step: Step) -> list[int]:
-        """The drafts that maximise the product of all rows' rates, if the gain is sufficient.
-
-        A sum would let rows with poor drafts pay for the others.
-        """
-        counts, rounds, gain, plain = [0] * len(shares), 0, 0.0, step.plain
-        best, most = list(counts), step.rows * MARGIN
-        tokens = [1.0] * step.rows
-        reach = sum(log((1 - share ** (self.most + 1)) / (1 - share)) for share in shares)
-        if reach <= most:  # if drafts took no time
-            return best
-        likeliest = [(-log1p(share), at, share) for at, share in enumerate(shares) if share]
-        heapify(likeliest)
-        for drafts in range(1, self.most * len(likeliest) + 1):
-            added, at, chance = likeliest[0]
-            counts[at] += 1
-            tokens[at] += chance
-            gain -= added
-            rounds = max(rounds, counts[at])
-            chance *= shares[at] if counts[at] < self.most else 0.0
-            heapreplace(likeliest, (-log1p(chance / tokens[at]), at, chance))
-            longer = step.took(drafts, rounds) / plain
-            gained = gain - step.rows * log(longer)
-            if gained > most and min(tokens) >= PACE_SHARE * longer:
-                best, most = list(counts), gained
-        return best
 
     def _afford(self, price: float) -> bool:
         """Pay this many plain steps for a trial, if the allowance permits."""
@@ -308,46 +467,118 @@ class Policy:
         self.saved -= price
         return True
 
-    def rested(self, rows: Sequence[RowOdds]) -> None:
-        """Count a step for the rows that rest."""
+    def rested(self, rows: Sequence[Sequence[RowOdds | None]]) -> None:
+        """Count a step for these rows."""
+        self.steps += 1
         self.saved = min(SAVED, self.saved + ALLOWANCE)
-        self.aside *= FORGOTTEN
-        self.per_draft *= FORGOTTEN
-        for bits, times in self.slower.items():
-            self.slower[bits] = 1 + FORGOTTEN * (times - 1)
-        for row in rows:
-            row.rest = max(0, row.rest - 1)
+        for costs in self.costs.values():
+            costs.forget()
+        for odds in (each for row in rows for each in row if each is not None):
+            odds.rest = max(0, odds.rest - 1)
 
-    def learn(self, row: RowOdds, drafts: int, held: int) -> None:
+    def learn(self, source: int, row: RowOdds, drafts: int, held: int) -> None:
         """Add the result of a row's drafts. 0 drafts: the drafter had none."""
-        tried = min(max(1, drafts), held + 1)
-        row.learn(held, tried)
-        self.everyone.learn(held, tried)
+        self.sources[source].learn(row, drafts, held)
         self.saved = min(SAVED, self.saved + held * row.worth)
 
-    def timed(self, aside: float, guessing: float, rounds: int) -> None:
+    def timed(self, kind: Kind, aside: float, guessing: float, rounds: int) -> None:
         """In a step with drafts, the device idled for `aside` seconds, in addition to
         `guessing`."""
-        self.aside = _followed(self.aside, aside)
+        costs = self.costs[kind]
+        costs.aside = _followed(costs.aside, aside)
         if rounds:
-            self.per_draft = _followed(self.per_draft, guessing / rounds)
+            costs.per_draft = _followed(costs.per_draft, guessing / rounds)
 
-    def passed(self, drafts: int, times: float) -> None:
+    def passed(self, kind: Kind, drafts: int, times: float) -> None:
         """A pass with this many drafts took `times` its expected duration."""
-        bits = drafts.bit_length()
-        known = self._slower(bits)
-        if bits in self.slower:  # the first pass may have compiled kernels
+        costs, bits = self.costs[kind], drafts.bit_length()
+        known = costs.factor(bits)
+        if bits in costs.slower:  # the first pass may have compiled kernels
             known = QUICK * known + (1 - QUICK) * max(LEAST_PASS_FACTOR, min(times, SPIKE * known))
-        self.slower[bits] = known
+        costs.slower[bits] = known
 
 
-def _price(counts: Sequence[int], best: Sequence[int], step: Step) -> float:
+KNOWN_TEXT: Kind = frozenset({KNOWN})
+
+
+def _cumulative(share: float, places: Sequence[float]) -> list[float]:
+    """Chances of drafts to hold with those before them. `places`: see `SourceOdds`."""
+    chance, chances = 1.0, []
+    for times in places:
+        one = share * times
+        chance *= min(SUREST, one)
+        chances.append(chance)
+    return chances
+
+
+def _kinds(able: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """All combinations of drafters, the smallest first."""
+    for size in range(1, len(able) + 1):
+        yield from combinations(able, size)
+
+
+def _likeliest(row: Chances, kind: Sequence[int]) -> int | None:
+    """The drafter of a row from which most drafts are expected to hold. `None`: none is asked."""
+    able = [source for source in kind if source < len(row) and row[source]]
+    return max(able, key=lambda source: sum(row[source]), default=None)
+
+
+def within(asks: Asks, most: int) -> Asks:
+    """The same for at most so many drafts."""
+    return tuple(Ask(ask.source, min(ask.drafts, most)) for ask in asks) if most > 0 else ()
+
+
+def _with_others(row: Chances, pick: int, drafts: int) -> Asks:
+    """A row's drafter, and one before it in the order of drafters that is asked if it has no guess,
+    for drafts that gain as much as the last one of the first."""
+    least = _gains(row[pick])[drafts - 1]
+    other = _likeliest(row, range(pick))
+    more = 0 if other is None else sum(gain >= least for gain in _gains(row[other]))
+    asks = (Ask(pick, drafts), Ask(other or 0, more))
+    return asks if more else asks[:1]
+
+
+def _gains(chances: Sequence[float]) -> list[float]:
+    """Share of a row's tokens that each further draft adds."""
+    tokens = accumulate(chances, initial=1.0)
+    return [chance / before for chance, before in zip(chances, tokens, strict=False)]
+
+
+def _fastest(rows: Chances, step: Step) -> tuple[list[int], float]:
+    """The drafts that maximise the product of all rows' rates, if the gain is sufficient, and the
+    logarithm of the gain.
+
+    A sum would let rows with poor drafts pay for the others. rows: chances of the drafts of each.
+    """
+    counts, rounds, gain, plain = [0] * len(rows), 0, 0.0, step.plain
+    best, most = list(counts), step.rows * MARGIN
+    tokens = [1.0] * step.rows
+    if sum(log1p(sum(row)) for row in rows) <= most:  # if drafts took no time
+        return best, most
+    likeliest = [(-log1p(row[0]), at, row[0]) for at, row in enumerate(rows) if row]
+    heapify(likeliest)
+    for drafts in range(1, sum(map(len, rows)) + 1):
+        added, at, chance = likeliest[0]
+        counts[at] += 1
+        tokens[at] += chance
+        gain -= added
+        rounds = max(rounds, counts[at])
+        chance = rows[at][counts[at]] if counts[at] < len(rows[at]) else 0.0
+        heapreplace(likeliest, (-log1p(chance / tokens[at]), at, chance))
+        longer = step.took(drafts, rounds) / plain
+        gained = gain - step.rows * log(longer)
+        if gained > most and min(tokens) >= PACE_SHARE * longer:
+            best, most = list(counts), gained
+    return best, most
+
+
+def _price(tried: Choice, best: Choice) -> float:
     """Extra time of a step with trials over the best step, in plain steps.
 
     If there would be no drafts otherwise, this includes the idle time of the device.
     """
-    longer = step.seconds_with(counts) - step.seconds_with(best)
-    return (longer + (0.0 if any(best) else step.aside)) / step.plain
+    longer = tried.seconds - best.seconds
+    return (longer + (0.0 if any(best.counts) else tried.step.aside)) / best.step.plain
 
 
 def _followed(known: float, seconds: float) -> float:

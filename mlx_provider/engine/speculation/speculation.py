@@ -1,4 +1,4 @@
-"""Drafts of the rows of one engine: requests to the drafter, and results."""
+"""Drafts of the rows of one engine: requests to the drafters, and results."""
 
 from __future__ import annotations
 
@@ -27,28 +27,56 @@ from ...records import (
 from ..execution.batch_layout import NO_RESULTS, Results
 from ..execution.circuit_breaker import CircuitBreaker
 from ..request import Row
-from .policy import Odds, Policy, RowOdds
+from .policy import KNOWN_TEXT, Ask, Asks, Kind, Odds, Policy, RowOdds, within
 
 log = logging.getLogger(__name__)
 
 KEPT = 64
 """States per row that are kept for a drafter that is not asked, so that it can continue later."""
+NONE: Kind = frozenset()
 UNASKED = 4096
 """States of prompts that are kept for all rows until the drafter is asked about them. One row
 always has its own."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A drafter at work."""
+
+    drafting: Drafting
+    shows: ShowsHidden | None = None
+    """What shows the hidden states that it needs. `None`: it needs none. Only one drafter of an
+    engine may need some."""
+    context: int = KEPT
+    """See `Drafter`."""
+    media: bool = True
+    """See `Drafter`."""
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether it can guess before the last pass is read."""
+        return isinstance(self.drafting, DraftsAhead) and self.drafting.drafts_ahead
+
+
+@dataclass
+class Own:
+    """A row as one drafter knows it."""
+
+    odds: RowOdds = field(default_factory=RowOdds)
+    seen: DraftRow | None = None
+    """From its first drafts on."""
 
 
 @dataclass
 class Followed:
     """A row that may have drafts."""
 
-    odds: RowOdds = field(default_factory=RowOdds)
+    own: Sequence[Own]
+    """Of each drafter."""
     foretold: Odds = field(default_factory=Odds)
     """Results of its forecast."""
     begins: Odds = field(default_factory=Odds)
     """How often its forecast had something to foretell behind a token that it had not."""
-    seen: DraftRow | None = None
-    """The drafter's view of the row, from its first drafts on."""
     shown: list[mx.array] = field(default_factory=list)
     """Hidden states, (n, hidden), that the drafter has not received yet."""
     drawn_from: mx.array | None = None
@@ -57,13 +85,22 @@ class Followed:
     """The result that its last guesses follow, until it is read."""
 
 
+@dataclass(frozen=True)
+class Guess:
+    """Guesses for one row."""
+
+    tokens: Sequence[int]
+    source: int
+    """The drafter, by its place."""
+
+
 class Speculation:
     """Belongs to the engine thread."""
 
     def __init__(
         self,
         drafting: Drafting,
-        *,
+        *others: Source,
         vocab: int,
         shows: ShowsHidden | None = None,
         context: int = KEPT,
@@ -71,94 +108,118 @@ class Speculation:
         policy: Policy | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`vocab`: size of the model's vocabulary; `shows`: what shows the hidden states that the
-        drafter needs; `context`, `media`: see `Drafter`."""
+        """`vocab`: size of the model's vocabulary; `shows`, `context`, `media`: see `Source`, of
+        the first drafter; `others`: the drafters beside it, which need no hidden states."""
         self._vocab = vocab
+        self.sources = [Source(drafting, shows, context, media), *others]
         self.shows = shows
         self._context = context
         self.policy = policy or Policy()
-        self.drafting = drafting
-        self._media = media
         self.clock = clock
         self._rows: dict[Row, Followed] = {}
+        self._asked: set[int] = set()
+        """The drafters of the last step."""
         self._guessing = 0.0, 0
         """Seconds of the last drafting, and its rounds. 0 rounds: there was additional
         preparation."""
-        self._breaker = CircuitBreaker()
-        """For the drafter."""
+        self._breakers = [CircuitBreaker() for _ in self.sources]
 
-    def wanted(self, rows: Sequence[Row], seconds: Callable[[int], float]) -> dict[Row, int]:
-        """The number of drafts for each row that may and should have some.
+    def wanted(self, rows: Sequence[Row], seconds: Callable[[int], float]) -> dict[Row, Asks]:
+        """The drafters of each row that may and should have drafts, and for how many.
 
         seconds: duration of a pass by the number of its extra tokens.
         """
-        if not self._breaker.closed:
-            self._breaker.passed(used=False)
+        opened = [breaker for breaker in self._breakers if not breaker.closed]
+        for breaker in opened:
+            breaker.passed(used=False)
+        if len(opened) == len(self._breakers):
             return {}
-        followed = [row for row in rows if self._may(row)]
-        for row in followed:
-            self._rows.setdefault(row, Followed())
-        able = [row for row in followed if self._knows(row)]
-        known = [self._rows[row].odds for row in able]
-        counts = self.policy.wanted(known, len(rows) - len(able), seconds)
-        self.policy.rested(known)
-        left = [row.request.max_tokens - len(row.tokens) - 1 for row in able]
-        found = zip(able, counts, left, strict=True)
-        return {row: min(count, most) for row, count, most in found if min(count, most) > 0}
+        able = {row: own for row in rows if any(own := self._able(row))}
+        counts = self.policy.wanted([*able.values()], len(rows) - len(able), seconds)
+        self.policy.rested([*able.values()])
+        found = {
+            row: within(asks, row.request.max_tokens - len(row.tokens) - 1)
+            for row, asks in zip(able, counts, strict=True)
+        }
+        return {row: asks for row, asks in found.items() if asks}
 
-    @property
-    def drafts_ahead(self) -> bool:
-        """Whether the drafter can guess before the last pass is read."""
-        return isinstance(self.drafting, DraftsAhead) and self.drafting.drafts_ahead
+    def drafts_ahead(self, asked: Mapping[Row, Asks]) -> bool:
+        """Whether all drafters that are asked can guess before the last pass is read."""
+        places = {ask.source for asks in asked.values() for ask in asks} or {0}
+        return all(self.sources[place].drafts_ahead for place in places)
 
-    def propose(
-        self, wanted: Mapping[Row, int], unread: Results = NO_RESULTS
-    ) -> dict[Row, Sequence[int]]:
-        """The drafter's guesses. Rows without a guess are left out. Never raises.
+    def propose(self, wanted: Mapping[Row, Asks], unread: Results = NO_RESULTS) -> dict[Row, Guess]:
+        """Guesses of the drafters. Rows without a guess are left out. Never raises.
 
-        `unread`: results of the last pass that guesses follow, if it `drafts_ahead`.
+        `unread`: results of the last pass that guesses follow, if all drafters that are asked can
+        draft ahead.
         """
-        self._guessing = 0.0, 0
+        self._guessing, self._asked = (0.0, 0), set()
         if not wanted:
             return {}
         began = self.clock()
-        rows = [row for row in wanted if row.finish is None]
-        asked = [self._asked(row, wanted[row], unread.get(row)) for row in rows]
+        left = {row: asks for row, asks in wanted.items() if row.finish is None}
+        guesses: dict[Row, Guess] = {}
+        all_ready = True
+        while left:
+            # the last drafters need no device, and what they leave open is asked for together
+            source = max(asks[0].source for asks in left.values())
+            asked = {row: asks[0] for row, asks in left.items() if asks[0].source == source}
+            found = self._guesses(source, asked, unread)
+            all_ready = all_ready and found.keys() == asked.keys()
+            guesses |= {row: Guess(own, source) for row, own in found.items() if own}
+            rest = {row: asks[1:] if row in asked else asks for row, asks in left.items()}
+            left = {row: asks for row, asks in rest.items() if asks and row not in guesses}
+        rounds = max((len(each.tokens) for each in guesses.values()), default=0)
+        self._guessing = self.clock() - began, rounds if all_ready else 0
+        return guesses
+
+    def _guesses(
+        self, source: int, asked: Mapping[Row, Ask], unread: Results
+    ) -> dict[Row, Sequence[int]]:
+        """The guesses of one drafter for rows for which it is ready. They may be empty."""
+        self._asked.add(source)
+        views = [self._view(row, ask, unread.get(row)) for row, ask in asked.items()]
         with Isolation() as tried:
-            guesses = self.drafting.propose(asked)
+            guesses = self.sources[source].drafting.propose(views)
             drafts = {
-                row: self._checked(own, wanted[row])
-                for row, own in zip(rows, guesses, strict=True)
+                row: self._checked(own, ask.drafts)
+                for (row, ask), own in zip(asked.items(), guesses, strict=True)
                 if own is not None
             }
         if tried.fault is not None:
             log.error("the drafter failed; rows continue without drafts\n%s", tried.fault.trace)
-            self._breaker.failed()
-            self._rows.clear()
+            self._breakers[source].failed()
+            self._drop(source)
             return {}
-        for each in asked:
+        for each in views:
             each.hidden = each.unread = None
-        self._breaker.passed(used=True)
+        self._breakers[source].passed(used=True)
         for row, own in drafts.items():
             if not own:
-                self.policy.learn(self._rows[row].odds, 0, 0)
-        all_ready = len(drafts) == len(rows)
-        rounds = max(map(len, drafts.values()), default=0) if all_ready else 0
-        self._guessing = self.clock() - began, rounds
-        return {row: own for row, own in drafts.items() if own}
+                self.policy.learn(source, self._rows[row].own[source].odds, 0, 0)
+        return drafts
 
-    def waited(self, seconds: float | None) -> None:
+    def _drop(self, source: int) -> None:
+        """Forget what a drafter knows of all rows."""
+        for row in self._rows.values():
+            row.own[source].seen = None
+            if self.sources[source].shows is not None:
+                row.shown, row.drawn_from, row.unread = [], None, None
+
+    def waited(self, seconds: float | None, *, known: bool) -> Kind:
         """The device idled for this long before a pass with drafts. `None`: it had another pass to
-        run."""
+        run. `known`: the pass has drafts of known text. Returns the kind of the pass."""
         guessing, rounds = self._guessing
+        kind = KNOWN_TEXT.union(self._asked) if known else frozenset(self._asked)
         if seconds is None:
-            self.policy.timed(0.0, 0.0, rounds)
-        else:
-            self.policy.timed(max(0.0, seconds - guessing), guessing, rounds)
-
-    def passed(self, drafts: int, times: float) -> None:
-        """A pass with this many drafts took `times` its expected duration."""
-        self.policy.passed(drafts, times)
+            self.policy.timed(kind, 0.0, 0.0, rounds)
+            return kind
+        idle = max(0.0, seconds - guessing)
+        self.policy.timed(kind, idle, guessing, rounds)
+        if known and self._asked:
+            self.policy.timed(KNOWN_TEXT, idle, 0.0, 0)
+        return kind
 
     def first_of(self, prompt: Prompt) -> int:
         """Number of prompt tokens after which the drafter gets hidden states: the text at its
@@ -170,11 +231,11 @@ class Speculation:
 
     def begin(self, row: Row, hidden: Sequence[mx.array]) -> None:
         """A row has drawn its first token. `hidden`: states of its prompt, each (n, hidden)."""
-        if not self._may(row):
+        if not _may(row):
             return
         before = sum(_count(own.shown) for own in self._rows.values())
         more = not before or before + _count(hidden) <= UNASKED
-        self._rows[row] = Followed(shown=list(hidden) if more else [hidden[-1][-1:]])
+        self._rows[row] = self._new(list(hidden) if more else [hidden[-1][-1:]])
 
     def show(self, row: Row, hidden: mx.array) -> None:
         """Add the states (1 + drafts, hidden) from which a row's next tokens are drawn."""
@@ -186,9 +247,19 @@ class Speculation:
         else:
             _keep(own, hidden)
 
-    def held(self, row: Row, drafts: int, held: int, *, known: int = 0) -> None:
+    def held(
+        self,
+        row: Row,
+        drafts: int,
+        held: int,
+        *,
+        known: int = 0,
+        source: int | None = 0,
+        refused: bool = False,
+    ) -> None:
         """The first `held` of a row's drafts held. `known`: so many, the first ones, come from its
-        grammar or its forecast, so that they show nothing about the drafter."""
+        grammar or its forecast, so that they show nothing about the drafter; `source`: the drafter
+        of the others, if there is one; `refused`: its next draft was refused by the grammar."""
         row.request.drafted += drafts
         row.request.accepted += held
         own = self._rows.get(row)
@@ -196,11 +267,17 @@ class Speculation:
             return
         if own.unread is not None:
             own.unread.read, own.unread = held, None
-        if drafts > known and held >= known:
-            self.policy.learn(own.odds, drafts - known, held - known)
+        guessed = drafts - known + refused
+        if source is not None and guessed > 0 and held >= known:
+            self.policy.learn(source, own.own[source].odds, guessed, held - known)
         if own.drawn_from is not None:
             _keep(own, own.drawn_from[: held + 1])
             own.drawn_from = None
+
+    def refused(self, row: Row, source: int) -> None:
+        """The grammar of a row refuses the first guess of a drafter."""
+        if row in self._rows:
+            self.policy.learn(source, self._rows[row].own[source].odds, 1, 0)
 
     def forget(self, rows: Sequence[Row]) -> None:
         """These rows decode no more, or start again."""
@@ -226,14 +303,29 @@ class Speculation:
             self.policy.learn_beginning(self._rows[row].begins, begun=begun)
 
     def drafts_for(self, row: Row) -> bool:
-        """Whether a row may have drafts that are not the drafter's."""
-        return self._breaker.closed and row in self._rows and self._may(row)
+        """Whether a row may have drafts that are not the drafters'."""
+        closed = any(breaker.closed for breaker in self._breakers)
+        return closed and row in self._rows and _may(row)
 
-    def _may(self, row: Row) -> bool:
-        request = row.request
-        if not request.drafts or row.finish is not None or not row.tokens:
-            return False
-        return self._media or not request.prompt.spans
+    def _new(self, shown: list[mx.array]) -> Followed:
+        return Followed([Own() for _ in self.sources], shown=shown)
+
+    def _able(self, row: Row) -> list[RowOdds | None]:
+        """The statistics of the drafters that can draft for a row."""
+        if not _may(row):
+            return []
+        if row not in self._rows:
+            self._rows[row] = self._new([])
+        followed = self._rows[row]
+        shown = bool(followed.shown) or followed.drawn_from is not None
+        return [
+            own.odds
+            if breaker.closed
+            and (source.media or not row.request.prompt.spans)
+            and (source.shows is None or shown)
+            else None
+            for own, source, breaker in zip(followed.own, self.sources, self._breakers, strict=True)
+        ]
 
     def _checked(self, guesses: Sequence[int], count: int) -> Sequence[int]:
         """At most `count` guesses, up to the first invalid token. Those on the device are not
@@ -245,40 +337,44 @@ class Speculation:
     def _known(self, token: int) -> bool:
         return 0 <= token < self._vocab
 
-    def _knows(self, row: Row) -> bool:
-        """Whether the drafter has its inputs for the row, or will have them after tokens are
-        read."""
-        own = self._rows[row]
-        return self.shows is None or bool(own.shown) or own.drawn_from is not None
-
-    def _asked(self, row: Row, count: int, unread: Unread | None) -> DraftRow:
-        own = self._rows[row]
+    def _view(self, row: Row, ask: Ask, unread: Unread | None) -> DraftRow:
+        followed = self._rows[row]
+        own = followed.own[ask.source]
         if own.seen is None:
             own.seen = DraftRow(row.all_tokens, salt=row.request.salt)
         seen = own.seen
         seen.tokens.extend(row.tokens[len(seen.tokens) - len(row.request.prompt.tokens) :])
-        seen.wanted, seen.unread = count, unread
-        shown = own.shown
-        if unread is not None and own.drawn_from is not None:
-            shown = [*shown, own.drawn_from]
-        seen.hidden = mx.concatenate(shown) if shown else None
-        more = 0 if unread is None else unread.tokens.size
-        seen.fresh = 0 if seen.hidden is None else seen.hidden.shape[0] - more
-        own.shown, own.drawn_from, own.unread = [], None, unread
+        seen.wanted, seen.unread = ask.drafts, unread
+        if self.sources[ask.source].shows is not None:
+            shown = followed.shown
+            if unread is not None and followed.drawn_from is not None:
+                shown = [*shown, followed.drawn_from]
+            seen.hidden = mx.concatenate(shown) if shown else None
+            more = 0 if unread is None else unread.tokens.size
+            seen.fresh = 0 if seen.hidden is None else seen.hidden.shape[0] - more
+            followed.shown, followed.drawn_from = [], None
+        followed.unread = unread
         return seen
 
 
+def source_of(drafter: Drafter, drafting: Drafting, model: LoadedModel) -> Source:
+    """A started drafter. Raises `BadRequest` if the model does not show the states that it
+    needs."""
+    return Source(drafting, _shows(drafter, drafting, model), drafter.context, drafter.media)
+
+
 def speculation_of(
-    drafter: Drafter, drafting: Drafting, model: LoadedModel, *, policy: Policy | None = None
+    sources: Sequence[Source], model: LoadedModel, *, policy: Policy | None = None
 ) -> Speculation:
-    """The speculation of a started drafter. Raises `BadRequest` if the model does not show the
-    states that the drafter needs."""
+    """The speculation of started drafters, the best first. At most one needs hidden states."""
+    first, *others = sorted(sources, key=lambda each: each.shows is None)
     return Speculation(
-        drafting,
+        first.drafting,
+        *others,
         vocab=model.info.vocab_size,
-        shows=_shows(drafter, drafting, model),
-        context=drafter.context,
-        media=drafter.media,
+        shows=first.shows,
+        context=first.context,
+        media=first.media,
         policy=policy,
     )
 
@@ -300,3 +396,8 @@ def _keep(own: Followed, hidden: mx.array) -> None:
     if len(own.shown) >= KEPT:
         own.shown = []
     own.shown.append(hidden)
+
+
+def _may(row: Row) -> bool:
+    """Whether a row may have drafts now."""
+    return row.request.drafts and row.finish is None and bool(row.tokens)

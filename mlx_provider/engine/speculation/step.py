@@ -12,15 +12,15 @@ import mlx.core as mx
 from ...isolation import Fault, Isolation
 from ...records import LoadedModel, PrefillChunk, ShowsHidden
 from ..execution.batch_layout import Results
-from ..execution.decode_batch import NO_DRAFTS, Drafts, Forward
+from ..execution.decode_batch import NO_DRAFTS, Drafts, Forward, Held
 from ..recent import Recent
 from ..request import PrefillJob, Row
 from ..request_log import Recorder
 from ..scheduling.plan import StepPlan
 from ..scheduling.scheduler import Scheduler
 from .ahead import masks_ahead
-from .policy import MOST_DRAFTS
-from .speculation import Speculation
+from .policy import MOST_DRAFTS, Asks, Kind, within
+from .speculation import NONE, Guess, Speculation
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +34,28 @@ Seconds = Callable[[int], float]
 class Wanted:
     """What a step should draft."""
 
-    asked: Mapping[Row, int] = field(default_factory=dict)
-    """How many tokens the drafter should guess for a row."""
+    asked: Mapping[Row, Asks] = field(default_factory=dict)
+    """The drafters that should guess for a row."""
     known: bool = False
     """Whether tokens are read first because drafts of known text are, or may be, worth their
     place."""
 
     def __bool__(self) -> bool:
         return bool(self.asked) or self.known
+
+
+@dataclass
+class Origin:
+    """Where the drafts of a row in one pass come from."""
+
+    known: int = 0
+    """So many, the first ones, come from its grammar or its forecast."""
+    source: int | None = None
+    """The drafter of the others."""
+    refused: bool = False
+    """The grammar has refused the draft behind the last one, which is as good as wrong."""
+    kind: Kind = NONE
+    """The drafters of the pass."""
 
 
 class DraftStep:
@@ -58,8 +72,8 @@ class DraftStep:
         self._scheduler = scheduler
         self._recorder = recorder
         self._recent = recent
-        self._known: dict[Row, int] = {}
-        """How many of the drafts of a row, the first ones, are not the drafter's."""
+        self._origins: dict[Row, list[Origin]] = {}
+        """Of the drafts in the passes that are not read yet, the oldest first."""
         self._possible = True
         """Whether passes of the batch can check drafts."""
 
@@ -92,10 +106,9 @@ class DraftStep:
             return False
         return plan.chunk is None or self._speculation.policy.beside_prompts
 
-    @property
-    def drafts_ahead(self) -> bool:
-        """Whether the drafter can guess before the last pass is read."""
-        return self._speculation is not None and self._speculation.drafts_ahead
+    def drafts_ahead(self, wanted: Wanted) -> bool:
+        """Whether the drafters can guess before the last pass is read."""
+        return self._speculation is not None and self._speculation.drafts_ahead(wanted.asked)
 
     def wanted(self, plan: StepPlan) -> Wanted:
         """The drafts that rows should have in a step that may have some."""
@@ -108,31 +121,42 @@ class DraftStep:
         first = known or any(self._reads_first(row, count, seconds) for row in plan.rows)
         return Wanted(asked, known=first)
 
-    def guessed(self, plan: StepPlan, asked: Mapping[Row, int], isolated: Isolated) -> Drafts:
+    def guessed(self, plan: StepPlan, asked: Mapping[Row, Asks], isolated: Isolated) -> Drafts:
         """Drafts of the rows, as far as their grammars allow them, once all their tokens are read.
 
-        `asked`: how many the drafter should guess for a row. `isolated`: wraps a row's own work.
-        An error in it ends only its request.
+        `asked`: the drafters that should guess for a row. `isolated`: wraps a row's own work. An
+        error in it ends only its request.
         """
         if self._speculation is None:
             return NO_DRAFTS
         seconds, count = self._seconds(plan), len(plan.rows)
         left = [row for row in plan.rows if row.finish is None]
         known = {row: self._worthwhile(row, count, seconds) for row in left}
-        guessed = self._speculation.propose(asked)
+        guesses = self._speculation.propose(asked)
+        guessed = {row: own.tokens for row, own in guesses.items()}
         guessed |= {row: after_run(run, guessed.get(row, ())) for row, run in known.items() if run}
-        self._known = {row: len(run) for row, run in known.items()}
         let_through = {row: _let_through(row, own, isolated) for row, own in guessed.items()}
-        return {row: drafts for row, drafts in let_through.items() if drafts}
+        drafts = {row: own for row, own in let_through.items() if own}
+        refused = {row for row, own in guessed.items() if len(let_through[row]) < len(own)}
+        self._origins = {
+            row: [_origin(known.get(row, ()), guesses.get(row), refused=row in refused)]
+            for row in drafts
+        }
+        for row in refused - drafts.keys() & guesses.keys():
+            self._speculation.refused(row, guesses[row].source)
+        return drafts
 
-    def guessed_ahead(self, asked: Mapping[Row, int], unread: Results) -> Drafts:
-        """The drafter's guesses behind the `unread` results of the last pass, for rows without a
+    def guessed_ahead(self, asked: Mapping[Row, Asks], unread: Results) -> Drafts:
+        """The drafters' guesses behind the `unread` results of the last pass, for rows without a
         grammar."""
         if self._speculation is None:
             return NO_DRAFTS
         left = {row: _left(row) - unread[row].tokens.size for row in asked}
-        within = {row: min(count, left[row]) for row, count in asked.items() if left[row] > 0}
-        return self._speculation.propose(within, unread)
+        fitting = {row: within(asks, left[row]) for row, asks in asked.items() if left[row] > 0}
+        guesses = self._speculation.propose(fitting, unread)
+        for row, guess in guesses.items():
+            self._origins.setdefault(row, []).append(_origin((), guess))
+        return {row: guess.tokens for row, guess in guesses.items()}
 
     def follow(self, row: Row, token: int) -> None:
         """The forecast of a row sees its next token. A fault in it costs only the forecast."""
@@ -181,16 +205,29 @@ class DraftStep:
             return plan.pass_seconds
         return self._seconds(plan)(sum(map(len, drafts.values())))
 
-    def waited(self, seconds: float | None) -> None:
-        """The device idled for this long before a pass with drafts. `None`: it had another pass to
-        run."""
-        if self._speculation is not None:
-            self._speculation.waited(seconds)
+    def waited(self, drafts: Drafts, seconds: float | None) -> None:
+        """The device idled for this long before a pass with these drafts. `None`: it had another
+        pass to run."""
+        if self._speculation is None:
+            return
+        origins = [self._origins[row][-1] for row, own in drafts.items() if own]
+        if not origins:
+            return
+        known = any(origin.known for origin in origins)
+        kind = self._speculation.waited(seconds, known=known)
+        for origin in origins:
+            origin.kind = kind
 
-    def passed(self, drafts: int, times: float) -> None:
-        """A pass with this many drafts took `times` its expected duration."""
-        if drafts and times and self._speculation is not None:
-            self._speculation.passed(drafts, times)
+    def passed(self, results: Sequence[Held], times: float) -> None:
+        """A pass took `times` its expected duration. `results`: of its rows."""
+        drafts = sum(each.drafts for each in results)
+        kinds = [
+            self._origins[each.row][0].kind
+            for each in results
+            if each.drafts and self._origins.get(each.row)
+        ]
+        if kinds and times and self._speculation is not None:
+            self._speculation.policy.passed(kinds[0], drafts, times)
 
     def show(self, forward: Forward) -> None:
         """Give the drafter the hidden states that it needs."""
@@ -204,7 +241,11 @@ class DraftStep:
     def held(self, row: Row, drafts: int, held: int) -> None:
         """The first `held` of a row's drafts held."""
         if drafts and self._speculation is not None:
-            self._speculation.held(row, drafts, held, known=self._known.pop(row, 0))
+            origins = self._origins.get(row) or [Origin()]
+            origin = origins.pop(0)
+            self._speculation.held(
+                row, drafts, held, known=origin.known, source=origin.source, refused=origin.refused
+            )
             self._recorder.drafts(drafts, held)
             self._recent.drafted += drafts
             self._recent.accepted += held
@@ -213,6 +254,8 @@ class DraftStep:
         """These rows decode no more, or start again."""
         if self._speculation is not None:
             self._speculation.forget(rows)
+        for row in rows:
+            self._origins.pop(row, None)
 
     def _seconds(self, plan: StepPlan) -> Seconds:
         """Expected seconds of a step's pass by the number of its extra tokens."""
@@ -231,6 +274,10 @@ def places(rows: Sequence[Row]) -> Iterator[Place]:
 def after_run(run: Sequence[int], guess: Sequence[int]) -> Sequence[int]:
     """The forced run, and the rest of a guess that begins with it."""
     return guess if list(guess[: len(run)]) == list(run) else run
+
+
+def _origin(known: Sequence[int], guess: Guess | None, *, refused: bool = False) -> Origin:
+    return Origin(len(known), None if guess is None else guess.source, refused)
 
 
 def _left(row: Row) -> int:

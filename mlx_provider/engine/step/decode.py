@@ -73,7 +73,8 @@ class Decode:
         load = state.scheduler.chunking.load(record.plan.rows, chunk)
         state.timer.launched(expected, state.clock() if record.caught_up else began, load)
         if record.drafts:
-            state.drafting.waited(state.clock() - state.read_at if record.caught_up else None)
+            idle = state.clock() - state.read_at if record.caught_up else None
+            state.drafting.waited(record.drafts, idle)
         state.corrupted = {row for rows, _ in forward.failed for row in rows}
         for _, cause in forward.failed:
             state.replica.pass_failed(cause)
@@ -125,9 +126,9 @@ class Decode:
         """Take the result of the last pass. `left`: newer passes on the device; `apart`: row by
         row, else only rows whose next pass has followed it unread."""
         state = self._state
-        guessed = sum(each.drafts for each in found)
+        guessed = any(each.drafts for each in found)
         times = state.timer.ended(now, left=left, usual=not guessed)
-        state.drafting.passed(guessed, times)
+        state.drafting.passed(found, times)
         if not apart:
             together = [read for each in found if not each.ahead for read in each.reads]
             self._commit.take(together, now)

@@ -97,7 +97,7 @@ class Schedule:
     def _may_look_ahead(self, plan: StepPlan, wanted: Wanted) -> bool:
         """Whether drafts may follow the last pass before its result is read."""
         state = self._state
-        if wanted.known or not (state.drafting.drafts_ahead and state.replica.alone):
+        if wanted.known or not (state.drafting.drafts_ahead(wanted) and state.replica.alone):
             return False
         if plan.chunk is not None or plan.scored is not None or plan.embedded is not None:
             return False

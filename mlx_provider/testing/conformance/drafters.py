@@ -10,7 +10,7 @@ from typing import Any
 
 from ...engine.execution.probe import Probe, probe
 from ...engine.request import Request, SamplingParams
-from ...engine.speculation.speculation import speculation_of
+from ...engine.speculation.speculation import source_of, speculation_of
 from ...families.checkpoint import read_json
 from ...isolation import Isolation
 from ...records import (
@@ -128,7 +128,8 @@ class Guessing:
     def answers(self, drafting: Drafting) -> tuple[list[list[int]], int]:
         """The answers of rows that draft together, and the number of drafts."""
         model = self.subject.model
-        speculation = speculation_of(self.drafter, drafting, model, policy=Eager())
+        source = source_of(self.drafter, drafting, model)
+        speculation = speculation_of([source], model, policy=Eager())
         engine = new_engine(
             model, layout=self.layout.layout, mixes=self.layout.mixes, speculation=speculation
         )

@@ -18,6 +18,7 @@ class SpeculationPart(StrEnum):
     newcomer = "newcomer"
     rewrite = "rewrite"
     curves = "curves"
+    sources = "sources"
 
 
 def speculation(
