@@ -215,30 +215,23 @@ class PluginRegistry:
 
     def _admit(self, plugin: Plugin, contents: Contents) -> None:
         """Check everything, then commit: a plugin is added completely or not at all."""
-        self._families.check(contents.model_families, plugin)
-        self._tool_parsers.check(contents.tool_parsers, plugin)
-        self._reasoning_parsers.check(contents.reasoning_parsers, plugin)
-        self._kernels.check(contents.kernels, plugin)
-        self._drafters.check(contents.drafters, plugin)
-        self._clients.check(contents.clients, plugin)
-        records = {
-            self._families.kind: tuple(r.name for r in contents.model_families),
-            self._tool_parsers.kind: tuple(r.name for r in contents.tool_parsers),
-            self._reasoning_parsers.kind: tuple(r.name for r in contents.reasoning_parsers),
-            self._kernels.kind: tuple(r.name for r in contents.kernels),
-            self._drafters.kind: tuple(r.name for r in contents.drafters),
-            self._clients.kind: tuple(r.name for r in contents.clients),
-        }
+        found: list[tuple[Catalog[Any], tuple[Any, ...]]] = [
+            (self._families, contents.model_families),
+            (self._tool_parsers, contents.tool_parsers),
+            (self._reasoning_parsers, contents.reasoning_parsers),
+            (self._kernels, contents.kernels),
+            (self._drafters, contents.drafters),
+            (self._clients, contents.clients),
+        ]
+        for catalog, records in found:
+            catalog.check(records, plugin)
+        named = {catalog.kind: tuple(each.name for each in records) for catalog, records in found}
         self._plugins[plugin.key] = replace(
-            plugin, hooks=contents.hooks, records=records, patches=contents.patches
+            plugin, hooks=contents.hooks, records=named, patches=contents.patches
         )
         self._managers[plugin.key] = contents.manager
-        self._add(self._families, contents.model_families, plugin)
-        self._add(self._tool_parsers, contents.tool_parsers, plugin)
-        self._add(self._reasoning_parsers, contents.reasoning_parsers, plugin)
-        self._add(self._kernels, contents.kernels, plugin)
-        self._add(self._drafters, contents.drafters, plugin)
-        self._add(self._clients, contents.clients, plugin)
+        for catalog, records in found:
+            self._add(catalog, records, plugin)
         if contents.api < hookspecs.API_VERSION:
             told = f"written for plugin API {contents.api}, this mlx-provider has"
             self._note(plugin.key, f"{told} {hookspecs.API_VERSION}: update the plugin")
