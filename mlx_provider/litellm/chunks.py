@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from litellm.types.utils import ChoiceLogprobs, ModelResponseStream, StreamingChoices
@@ -17,6 +18,7 @@ from litellm.types.utils import Delta as LiteLLMDelta
 
 from ..protocol.events import Delta, Done, Event, Failed, Finish
 from ..wire.openai.answer import delta_parts, finish_reason
+from ..wire.openai.custom_tools import WholeCalls
 from ..wire.openai.form import AnswerForm
 from .replies import logprobs_of, usage_of
 from .text import TextFinish, text_logprobs
@@ -39,13 +41,14 @@ class ChunkStream:
         self._written: Counter[int] = Counter()
         """Characters of each choice of a text whose log-probabilities were told."""
         self._created = created
+        self._calls = WholeCalls(form.custom)
         self._spoken: set[int] = set()
         self._finish = "stop"
         self.ended = False
 
     def feed(self, events: Iterable[Event]) -> Iterator[ModelResponseStream]:
         """Chunks for some events. Raises the error that a `Failed` event carries."""
-        for event in events:
+        for event in chain.from_iterable(map(self._calls.of, events)):
             if isinstance(event, Delta):
                 yield from self._delta(event)
             elif isinstance(event, Finish):
@@ -67,7 +70,8 @@ class ChunkStream:
     def _delta(self, event: Delta) -> Iterator[ModelResponseStream]:
         """One chunk for each kind of output: clients' accumulators take one kind at a time."""
         logprobs = self._logprobs(event)
-        for part in delta_parts(event, legacy=self._form.legacy):
+        form = self._form
+        for part in delta_parts(event, legacy=form.legacy, custom=form.custom):
             choice = self._choice(event.index, part)
             if logprobs is not None:  # assigning to LiteLLM's objects takes microseconds
                 choice.logprobs, logprobs = logprobs, None

@@ -57,7 +57,7 @@ class Collector:
         return Choices(
             index=index,
             finish_reason=answer.reason(legacy=self._form.legacy),
-            message=Message(**answer.message(legacy=self._form.legacy)),
+            message=Message(**answer.message(legacy=self._form.legacy, custom=self._form.custom)),
             logprobs=self._logprobs(answer.logprobs),
         )
 

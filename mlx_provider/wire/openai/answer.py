@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import EngineUnavailable
 from ...protocol.events import Delta, Done, Finish, TokenLogprob, ToolCallDelta
+from .custom_tools import unwrapped, with_custom
 
 
 @dataclass
@@ -33,9 +34,9 @@ class Answer:
             call["function"]["name"] = call["function"]["name"] or piece.name
             call["function"]["arguments"] += piece.arguments
 
-    def message(self, *, legacy: bool) -> dict[str, Any]:
-        """The message; `content` is null if there are only calls."""
-        calls = [self.calls[index] for index in sorted(self.calls)]
+    def message(self, *, legacy: bool, custom: Collection[str] = ()) -> dict[str, Any]:
+        """The message; `content` is null if there are only calls. `custom`: names of tools."""
+        calls = [with_custom(self.calls[index], custom) for index in sorted(self.calls)]
         content = "".join(self.content)
         fields: dict[str, Any] = {"role": "assistant"}
         fields["content"] = None if calls and not content else content
@@ -124,23 +125,33 @@ def finish_reason(finish: Finish, *, legacy: bool) -> str:
     return finish.reason
 
 
-def delta_parts(event: Delta, *, legacy: bool) -> Iterator[dict[str, Any]]:
-    """A delta for each kind of output, because accumulators of clients take one kind at a time."""
+def delta_parts(
+    event: Delta, *, legacy: bool, custom: Collection[str] = ()
+) -> Iterator[dict[str, Any]]:
+    """A delta for each kind of output, because accumulators of clients take one kind at a time.
+
+    `custom`: names of custom tools, whose calls must be whole (`custom_tools.WholeCalls`).
+    """
     if event.reasoning:
         yield {"reasoning_content": event.reasoning}
     if event.content:
         yield {"content": event.content}
-    for piece in call_pieces(event.tool_calls):
+    for piece in call_pieces(event.tool_calls, custom):
         yield {"function_call": piece["function"]} if legacy else {"tool_calls": [piece]}
 
 
-def call_pieces(deltas: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
+def call_pieces(
+    deltas: Sequence[ToolCallDelta], custom: Collection[str] = ()
+) -> list[dict[str, Any]]:
     """Tool-call pieces for a stream: a head with id and name, then joined arguments.
 
     The head carries no arguments: LiteLLM's Anthropic bridge would lose them.
     """
     pieces: list[dict[str, Any]] = []
     for delta in deltas:
+        if delta.name in custom:
+            pieces += _custom_pieces(delta)
+            continue
         if delta.name is not None:
             pieces.append(_piece(delta.index, delta.id, delta.name, ""))
         if not delta.arguments:
@@ -151,6 +162,12 @@ def call_pieces(deltas: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
         else:
             pieces.append(_piece(delta.index, None, None, delta.arguments))
     return pieces
+
+
+def _custom_pieces(delta: ToolCallDelta) -> list[dict[str, Any]]:
+    head = {"id": delta.id, "type": "custom", "custom": {"name": delta.name, "input": ""}}
+    text = {"custom": {"input": unwrapped(delta.arguments)}}
+    return [{"index": delta.index, **head}, {"index": delta.index, **text}]
 
 
 def _piece(index: int, call_id: str | None, name: str | None, arguments: str) -> dict[str, Any]:

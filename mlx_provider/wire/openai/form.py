@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from .best_of import BestOf
+from .custom_tools import names_of
 from .prompts import best_of
 
 
@@ -19,9 +20,12 @@ class AnswerForm:
     timings: bool = False
     """Usage has the engine's times."""
     best_of: BestOf | None = None
+    custom: frozenset[str] = frozenset()
+    """The names of its custom tools."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, text: bool) -> Self:
         """From a request's parameters. Raises `BadRequest` for a wrong `best_of`."""
         best = best_of(values) if text else None
-        return cls("functions" in values, text, values.get("timings") is True, best)
+        custom = names_of(values.get("tools"))
+        return cls("functions" in values, text, values.get("timings") is True, best, custom)

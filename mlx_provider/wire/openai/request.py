@@ -14,6 +14,7 @@ from ...protocol.options import ModelOptions
 from ...protocol.requests import GenerateRequest
 from ...protocol.sampling import Sampling
 from .constraints import constraint
+from .custom_tools import as_functions, choice_of, with_functions
 from .form import AnswerForm
 from .parameters import Parameters
 from .prefill_message import split_prefill_mark
@@ -110,7 +111,7 @@ def _chat(params: Parameters, messages: Any, *, continues: bool) -> dict[str, An
         raise BadRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     messages, continues = split_prefill_mark(messages, always=continues)
     return {
-        "messages": messages,
+        "messages": with_functions(messages),
         "continues": continues,
         "logprobs": bool(wanted),
         "top_logprobs": top or 0,
@@ -121,7 +122,7 @@ def _chat(params: Parameters, messages: Any, *, continues: bool) -> dict[str, An
 def _tools(params: Parameters) -> dict[str, Any]:
     """Tools and their choice; the older `functions` and `function_call` mean the same."""
     tools, functions = params.take("tools"), params.take("functions")
-    choice, call = params.take("tool_choice"), params.take("function_call")
+    choice, call = choice_of(params.take("tool_choice")), params.take("function_call")
     parallel = params.flag("parallel_tool_calls")
     if functions is not None:
         tools = [*(tools or []), *({"type": "function", "function": f} for f in functions)]
@@ -130,5 +131,5 @@ def _tools(params: Parameters) -> dict[str, Any]:
         choice = {"type": "function", "function": {"name": call.get("name")}}
     elif call is not None:
         choice = call
-    fields = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
+    fields = {**as_functions(tools), "tool_choice": choice, "parallel_tool_calls": parallel}
     return {name: value for name, value in fields.items() if value is not None}

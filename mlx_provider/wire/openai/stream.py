@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from ...errors import MLXProviderError
 from ...protocol.events import Accepted, Delta, Done, Event, Failed, Finish
 from .. import sse
 from .answer import delta_parts, finish_reason, logprobs_of, text_logprobs, usage_of
+from .custom_tools import WholeCalls
 from .errors import error_body
 from .form import AnswerForm
 from .whole import head
@@ -29,6 +31,7 @@ class Stream:
         self._form = form
         self._head = head(accepted, form, chunk=True) | ({"usage": None} if usage else {})
         self._usage = usage
+        self._calls = WholeCalls(form.custom)
         self._spoken: set[int] = set()
         self._written: Counter[int] = Counter()
         """Characters of each choice for which log-probabilities were sent."""
@@ -37,7 +40,7 @@ class Stream:
     def feed(self, events: Sequence[Event]) -> bytes:
         out: list[bytes] = []
         try:
-            for event in events:
+            for event in chain.from_iterable(map(self._calls.of, events)):
                 if not self._ended:
                     out.extend(map(sse.data, self._chunks(event)))
                     if isinstance(event, Done):
@@ -61,7 +64,8 @@ class Stream:
             raise event.error.exception()
 
     def _chat(self, event: Delta) -> Iterator[dict[str, Any]]:
-        parts = list(delta_parts(event, legacy=self._form.legacy))
+        form = self._form
+        parts = list(delta_parts(event, legacy=form.legacy, custom=form.custom))
         logprobs = logprobs_of(event.logprobs)
         if logprobs is not None and not parts:
             parts = [{"content": ""}]

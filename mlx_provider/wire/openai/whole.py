@@ -47,7 +47,7 @@ class Whole:
 
     def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
         legacy = self._form.legacy
-        message = answer.message(legacy=legacy)
+        message = answer.message(legacy=legacy, custom=self._form.custom)
         if self._form.text:
             said = {"text": message["content"], "logprobs": text_logprobs(answer.logprobs)}
         else:

@@ -8,7 +8,8 @@ from typing import Any
 
 from ...errors import BadRequest
 from ..objects import objects
-from .tools import Called, wrapped
+from ..openai.custom_tools import wrapped
+from .tools import Called
 
 SUMMARY = "Summary of the conversation so far:\n\n"
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from ...protocol.events import Delta, ToolCallDelta
 from ..openai.answer import logprobs_of
-from .tools import Called, ChatTools, unwrapped
+from ..openai.custom_tools import unwrapped
+from .tools import Called, ChatTools
 
 Fields = dict[str, Any]
 

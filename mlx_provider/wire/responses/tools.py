@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic_core import from_json
-
 from ...errors import BadRequest
 from ..objects import objects
+from ..openai.custom_tools import function_of, grammar_of
 
 HOSTED = (
     "apply_patch",
@@ -26,8 +24,6 @@ HOSTED = (
     "web_search",
 )
 """Beginnings of the types of tools that a server runs itself; they have no effect here."""
-TEXT = "content"
-"""The parameter of a custom tool, as LiteLLM's bridge names it (1.106.2, `custom_tools.py`)."""
 
 
 @dataclass(frozen=True)
@@ -102,26 +98,16 @@ class ChatTools:
             "description": "\n\n".join(text for text in texts if isinstance(text, str) and text),
         }
         if custom:
-            self._add_grammar(called.chat_name, tool.get("format"), where)
-            function |= _of_text(name, tool.get("format"), function["description"])
+            form = tool.get("format")
+            grammar = grammar_of(form, where)
+            if grammar is not None:
+                self.grammars[called.chat_name] = grammar
+            function |= function_of(name, form, function["description"])
         else:
             function |= {
                 key: tool[key] for key in ("parameters", "strict") if tool.get(key) is not None
             }
         self.tools.append({"type": "function", "function": function})
-
-    def _add_grammar(self, name: str, form: Any, where: str) -> None:
-        if form is None or (isinstance(form, Mapping) and form.get("type") == "text"):
-            return
-        known = isinstance(form, Mapping) and form.get("type") == "grammar"
-        syntax, value = (form.get("syntax"), form.get("definition")) if known else (None, None)
-        if syntax not in ("lark", "regex") or not isinstance(value, str) or not value:
-            raise BadRequest(
-                f"{where}.format must be of type text, or of type grammar with a syntax (lark or "
-                "regex) and a definition",
-                param=where,
-            )
-        self.grammars[name] = {"type": syntax, "value": value, "where": where}
 
 
 def _named(tool: Any) -> Any:
@@ -129,30 +115,3 @@ def _named(tool: Any) -> Any:
         return tool
     name = Called(tool["name"], tool.get("namespace")).chat_name
     return {"type": "function", "function": {"name": name}}
-
-
-def _of_text(name: str, form: Any, description: str) -> dict[str, Any]:
-    """The function of a custom tool: one text, whose format the description tells."""
-    syntax = ""
-    if isinstance(form, Mapping) and form.get("type") == "grammar":
-        syntax = f"\n\nFormat:\n```{form.get('syntax')}\n{form.get('definition')}\n```"
-    text = {"type": "string", "description": f"The {name} content following the specified format"}
-    return {
-        "description": description + syntax,
-        "parameters": {"type": "object", "properties": {TEXT: text}, "required": [TEXT]},
-    }
-
-
-def wrapped(text: str) -> str:
-    """The text of a custom tool as arguments."""
-    return json.dumps({TEXT: text}, ensure_ascii=False)
-
-
-def unwrapped(arguments: str) -> str:
-    """The text in the arguments of a custom tool, which may be cut."""
-    try:
-        found = from_json(arguments, allow_partial="trailing-strings")
-    except ValueError:
-        return arguments
-    text = found.get(TEXT, "") if isinstance(found, dict) else arguments
-    return text if isinstance(text, str) else json.dumps(text)
