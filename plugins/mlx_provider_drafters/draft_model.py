@@ -20,9 +20,9 @@ from mlx_provider.families.text import TextModel
 from mlx_provider.families.trial import failure
 from mlx_provider.records import DeviceTokens, DraftRow
 
-from .packed_rows import packed_rows
+from .packed_rows import Stale, packed_rows
 from .prompt_scoring import ScoringModel, token_bytes
-from .row_context import AHEAD, RowContext, longest
+from .row_context import AHEAD, MOST_ADDED, RowContext, longest
 
 PIECE = 256
 """Tokens of prompts that one call reads: about a step of the larger model."""
@@ -50,6 +50,8 @@ class DraftModel(ScoringModel):
         self._followed: WeakSet[RowContext] = WeakSet()
         """Rows that the engine still knows."""
         self._together = not failure(self._alike)
+        plain = all(type(layer) is KVCache for layer in model.make_cache())
+        self.drafts_ahead = self._together and plain and not failure(self._alike_ahead)
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int] | None]:
         contexts = [self._context_of(row) for row in rows]
@@ -73,8 +75,8 @@ class DraftModel(ScoringModel):
                 return None
             own = row.state = RowContext(self._model.make_cache())
             self._followed.add(own)
-        own.follow(row.tokens)
-        if len(row.tokens) + AHEAD - own.begin > self._context:
+        own.follow(row.tokens, row.unread)
+        if len(row.tokens) + MOST_ADDED - own.begin > self._context:
             own.start_again(self._model.make_cache(), len(row.tokens) - self._context // 2)
         return own
 
@@ -97,42 +99,63 @@ class DraftModel(ScoringModel):
         """For rows in one pass, those that want most drafts first."""
         if not ready:
             return {}
-        new = [row.tokens[own.known :] for row, own in ready]
-        tokens = mx.array([token for each in new for token in each], dtype=mx.int32)
-        guesses = [self._best([own for _, own in ready], tokens, [len(each) for each in new])]
+        owns = [own for _, own in ready]
+        new = [_new(row, own) for row, own in ready]
+        guesses = [self._best(owns, mx.concatenate(new), [each.size for each in new])]
         for done in range(1, ready[0][0].wanted):
             going = [own for row, own in ready if row.wanted > done]
-            ones = [1] * len(going)
-            guesses.append(self._best(going, guesses[-1][: len(going)], ones))
+            guesses.append(self._best(going, guesses[-1][: len(going)]))
         found = {}
         for i, (row, own) in enumerate(ready):
             drafts = mx.concatenate([each[i : i + 1] for each in guesses[: row.wanted]])
             found[id(row)] = DeviceTokens(drafts)
-            own.known, own.guessed = len(row.tokens), found[id(row)].first(row.wanted - 1)
+            own.guessed_behind(len(row.tokens), found[id(row)].first(row.wanted - 1))
         return found
 
     def _best(
-        self, owns: Sequence[RowContext], tokens: mx.array, counts: Sequence[int]
+        self, owns: Sequence[RowContext], tokens: mx.array, counts: Sequence[int] = ()
     ) -> mx.array:
-        """What most likely follows each row's tokens, (rows,) int32."""
-        logits = self._pass([own.cache for own in owns], tokens, counts)
+        """What most likely follows each row's tokens, (rows,) int32. `counts`: of new ones, at
+        whose end unread ones may be; without, one guess of each row."""
+        stale = [own.stale for own in owns]
+        caches = [own.cache for own in owns]
+        if counts:
+            logits = self._pass(caches, tokens, counts, ending=stale)
+        else:
+            logits = self._pass(caches, tokens, [1] * len(owns), before=stale)
         best = mx.argmax(logits[:, : self._shared], axis=-1).astype(mx.int32)
         mx.async_eval(best)  # type: ignore[no-untyped-call]
         return best
 
     def _pass(
-        self, caches: Sequence[list[Any]], tokens: mx.array, counts: Sequence[int]
+        self,
+        caches: Sequence[list[Any]],
+        tokens: mx.array,
+        counts: Sequence[int],
+        *,
+        ending: Stale = (),
+        before: Stale = (),
     ) -> mx.array:
-        """Append so many of the tokens to each row's cache; logits (rows, vocab) after them."""
+        """Append so many of the tokens to each row's cache; logits (rows, vocab) after the last
+        ones that hold.
+
+        ending: how many of a row's new tokens do not; before: of those in its cache.
+        """
+        rows = len(caches)
+        ending, before = ending or [None] * rows, before or [None] * rows
         known = mx.minimum(tokens, self._model.info.vocab_size - 1)
-        if len(caches) == 1:
+        if rows == 1 and all(each is None for each in (*ending, *before)):
             found: mx.array = self._model.model(known[None], cache=caches[0])
             return found[:, -1]
-        starts = [cache[0].offset for cache in caches]
-        places = [range(at, at + count) for at, count in zip(starts, counts, strict=True)]
-        positions = mx.array([place for each in places for place in each], dtype=mx.int32)
-        ends = mx.array([end - 1 for end in accumulate(counts)], dtype=mx.int32)
-        return self._model.decode(known, packed_rows(caches, counts, positions), positions, ends)
+        starts = [
+            _less(cache[0].offset, stale) for cache, stale in zip(caches, before, strict=True)
+        ]
+        runs = zip(starts, counts, strict=True)
+        positions = mx.concatenate([start + mx.arange(count) for start, count in runs])
+        ends = zip(accumulate(counts), ending, strict=True)
+        last = mx.concatenate([_less(end - 1, stale) for end, stale in ends])
+        packed = packed_rows(caches, counts, positions, before)
+        return self._model.decode(known, packed, positions, last)
 
     def _after(self, own: RowContext, tokens: Sequence[int]) -> mx.array:
         """Append a piece of a prompt; logits (vocab,) after it."""
@@ -153,7 +176,30 @@ class DraftModel(ScoringModel):
         most = CLOSE * mx.max(mx.abs(one))
         return "" if mx.all(mx.abs(one - other) <= most).item() else "other logits"
 
+    def _alike_ahead(self) -> str:
+        """Whether a guess behind tokens of which some do not hold is what it is without those;
+        else why not."""
+        alone, company = self._read_some(9), self._read_some(9)
+        one = [self._pass([alone], mx.array(new), [len(new)]) for new in ([3, 1], [7])]
+        stale = [mx.array([1])]
+        first = self._pass([company], mx.array([3, 1, 4]), [3], ending=stale)
+        other = [first, self._pass([company], mx.array([7]), [1], before=stale)]
+        apart, most = mx.abs(mx.concatenate(one) - mx.concatenate(other)), mx.abs(one[0])
+        return "" if mx.all(apart <= CLOSE * mx.max(most)).item() else "other logits"
+
     def _read_some(self, count: int) -> list[Any]:
         own = RowContext(self._model.make_cache())
         mx.eval(self._after(own, range(count)))
         return own.cache
+
+
+def _new(row: DraftRow, own: RowContext) -> mx.array:
+    """What the row's cache does not have yet, (n,) int32. Unread tokens are the last of it."""
+    known = mx.array(row.tokens[own.known :], mx.int32)
+    own.unread = row.unread
+    return known if row.unread is None else mx.concatenate([known, row.unread.tokens])
+
+
+def _less(place: int, stale: mx.array | None) -> mx.array:
+    """(1,) int32"""
+    return mx.array([place], mx.int32) if stale is None else place - stale

@@ -8,11 +8,16 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlx_provider.families.caches import append_behind, visible
 from mlx_provider.records import Parts, Run
+
+Stale = Sequence[mx.array | None]
+"""Of each row, how many of the last tokens in its cache do not hold, (1,) int32, not read by the
+host. Its one new token goes behind those that hold. `None`: all hold."""
 
 
 def packed_rows(
-    caches: Sequence[list[Any]], counts: Sequence[int], positions: mx.array
+    caches: Sequence[list[Any]], counts: Sequence[int], positions: mx.array, stale: Stale
 ) -> list[Any]:
     """The rows' caches as the model shall see them, layer by layer.
 
@@ -21,32 +26,47 @@ def packed_rows(
     """
     edges = list(itertools.pairwise(itertools.accumulate(counts, initial=0)))
     places = [slice(*edge) for edge in edges]
-    return [PackedLayer(layer, places, positions) for layer in zip(*caches, strict=True)]
+    return [PackedLayer(layer, places, positions, stale) for layer in zip(*caches, strict=True)]
 
 
 class PackedLayer:
     """One layer; attention must be routed (`mlx_provider.families.attention`)."""
 
-    def __init__(self, caches: Sequence[Any], places: Sequence[slice], offset: mx.array) -> None:
+    def __init__(
+        self, caches: Sequence[Any], places: Sequence[slice], offset: mx.array, stale: Stale
+    ) -> None:
         self.offset = offset
+        self._stale = stale
         self._runs = [
             Run(cache, place, turned=True) for cache, place in zip(caches, places, strict=True)
         ]
 
     def make_mask(self, N: int, *args: Any, **kwargs: Any) -> list[Any]:
         """One for each row. `N`: the one token that a row has to the model."""
-        return [run.cache.make_mask(_count(run), *args, **kwargs) for run in self._runs]
+        return [
+            run.cache.make_mask(_count(run), *args, **kwargs)
+            if stale is None
+            else visible(run.cache.offset - stale, run.cache.offset + 1)
+            for run, stale in zip(self._runs, self._stale, strict=True)
+        ]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
         """Append (tokens, heads, 1, D), to each row its own as (1, heads, tokens, D)."""
         pairs = [
-            run.cache.update_and_fetch(
-                keys[run.rows].swapaxes(0, 2), values[run.rows].swapaxes(0, 2)
-            )
-            for run in self._runs
+            _append(run, stale, keys[run.rows].swapaxes(0, 2), values[run.rows].swapaxes(0, 2))
+            for run, stale in zip(self._runs, self._stale, strict=True)
         ]
         all_keys, all_values = (list(each) for each in zip(*pairs, strict=True))
         return Parts(all_keys, self._runs), Parts(all_values, self._runs)
+
+
+def _append(
+    run: Run, stale: mx.array | None, keys: mx.array, values: mx.array
+) -> tuple[mx.array, mx.array]:
+    if stale is not None:
+        return append_behind(run.cache, keys, values, stale)
+    found: tuple[mx.array, mx.array] = run.cache.update_and_fetch(keys, values)
+    return found
 
 
 def _count(run: Run) -> int:

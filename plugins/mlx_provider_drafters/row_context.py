@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import mlx.core as mx
+
 from mlx_provider.families.caches import KVCache, RotatingKVCache
+from mlx_provider.records import Unread
 
 LONGEST = 4096
 """Tokens of a row that are read at most: what comes next mostly follows from the last ones, and
@@ -14,6 +17,8 @@ MIN_WINDOW_TOKENS = 256
 """Of a window that is worth it."""
 AHEAD = 8
 """Tokens that one call adds: a row's new one and its drafts."""
+MOST_ADDED = 2 * AHEAD
+"""The same where the tokens of the last pass, held or not, are among them."""
 
 
 def longest(cache: Sequence[Any]) -> int:
@@ -38,18 +43,49 @@ class RowContext:
         """Tokens of the row, from its first on, that need not be read."""
         self.guessed: Sequence[int] = ()
         """Tokens in the cache behind those."""
+        self.unread: Unread | None = None
+        """The result whose tokens, held or not, are in the cache behind those."""
 
-    def follow(self, tokens: Sequence[int]) -> None:
-        """Keep of the guesses those that are the row's; its last token is to be read (again)."""
+    @property
+    def stale(self) -> mx.array | None:
+        """How many of the last tokens in the cache do not hold, (1,) int32; `None`: all hold."""
+        if self.unread is None or self.unread.tokens.size == 1:
+            return None
+        return self.unread.tokens.size - 1 - self.unread.held
+
+    def settle(self) -> None:
+        """Keep of the unread tokens those that held. Raises `ValueError` if it is not known how
+        many did."""
+        if self.unread is None:
+            return
+        if self.unread.read is None:
+            raise ValueError("a row is asked for again before its result is read")
+        self._take_back(self.unread.tokens.size - 1 - self.unread.read)
+        self.known += self.unread.read + 1
+        self.unread = None
+
+    def follow(self, tokens: Sequence[int], unread: Unread | None) -> None:
+        """Keep of the guesses those that are the row's; its last token is to be read (again),
+        unless `unread` ones follow it."""
+        self.settle()
         new = tokens[self.known : self.known + len(self.guessed)]
-        pairs = enumerate(zip(self.guessed, new, strict=False))
-        held = next((i for i, (guess, token) in pairs if guess != token), len(new))
-        stay = min(self.known + held, len(tokens) - 1)
-        wrong = self.known + len(self.guessed) - stay
-        for layer in self.cache:
-            layer.trim(wrong)
+        pairs = enumerate(zip(new, self.guessed, strict=False))
+        held = next((i for i, (token, guess) in pairs if guess != token), len(new))
+        stay = min(self.known + held, len(tokens) - (unread is None))
+        self._take_back(self.known + len(self.guessed) - stay)
         self.known, self.guessed = stay, ()
+
+    def guessed_behind(self, known: int, guesses: Sequence[int]) -> None:
+        """The cache has `known` tokens of the row, unread ones, and these guesses."""
+        self.known, self.guessed = known, guesses
+        if self.unread is not None:  # which of the guesses hold is known too late
+            self._take_back(len(guesses))
+            self.guessed = ()
 
     def start_again(self, cache: list[Any], begin: int) -> None:
         """Read the row from a later token on."""
         self.cache, self.begin, self.known, self.guessed = cache, begin, begin, ()
+
+    def _take_back(self, tokens: int) -> None:
+        for layer in self.cache:
+            layer.trim(tokens)

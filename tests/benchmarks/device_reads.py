@@ -8,10 +8,31 @@ from typing import Any
 
 import mlx.core as mx
 
+from host_gap import Three
 from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.request import SamplingParams
+from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.records import Drafting
+from mlx_provider.testing.driver import new_engine, new_request
 from replaced import Replaced, wrap
 
 READS = ((mx.array, "tolist"), (mx.array, "item"), (mx, "eval"), (mx, "synchronize"))
+
+
+def drafted_rows(
+    model: Any, drafting: Drafting, rows: int, params: SamplingParams, shows: Any = None
+) -> Engine:
+    """An engine whose rows decode with three drafts each."""
+    speculation = Speculation(drafting, vocab=model.info.vocab_size, shows=shows, policy=Three())
+    engine = new_engine(model, speculation=speculation, max_chunk=64)
+    for at in range(rows):
+        prompt = range(20 + 9 * at, 40 + 9 * at)
+        engine.submit(new_request(prompt, max_tokens=200, params=params))
+    while len(engine.scheduler.running) < rows:
+        engine.step()
+    for _ in range(3):
+        engine.step()
+    return engine
 
 
 class DeviceReads(ExitStack):

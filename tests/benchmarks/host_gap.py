@@ -1,8 +1,8 @@
 """Host work between two passes, and how long a device waits for it.
 
-The device is imagined: each pass of the model takes a fixed time on it, a draw takes none, and so
-does each guess of a head. The host is real: its time is the CPU time of the engine thread, and it
-waits where it reads tokens.
+The device is imagined: each pass of the model, and each guess of a head or a draft model, takes a
+fixed time on it, a draw takes none. The host is real: its time is the CPU time of the engine
+thread, and it waits where it reads tokens.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from mlx_provider.engine.request import SamplingParams
 from mlx_provider.engine.speculation.policy import Ask, Asks, Policy
 from mlx_provider.engine.speculation.speculation import Speculation
 from mlx_provider.families.text import load_text
-from mlx_provider.records import Drafting, DraftOptions, LoadedModel, LoadOptions
+from mlx_provider.records import Drafting, DraftOptions, LoadedModel, LoadOptions, ShowsHidden
 from mlx_provider.testing.driver import new_engine, new_request
 from mlx_provider.testing.tiny import build
 from mlx_provider_bench.report import Result
+from mlx_provider_drafters.draft_model import DraftModel
 from mlx_provider_mtp import start as start_head
 from replaced import Patch, Replaced, wrap
 
@@ -208,16 +209,23 @@ class Plan:
     steps: int = 40
     drafting_rows: Sequence[int] = (1, 4)
     guess_ms: float = 1
-    """Of each guess of a head, for all rows."""
+    """Of each guess of a head, for all rows; of a draft model, twice as long."""
 
 
 def bench(plan: Plan) -> Result:
     """Milliseconds, by rows and sampling: a step on the host, parts of it, and the wait
-    of devices with passes of several lengths; the wait for each pass with drafts of a head."""
+    of devices with passes of several lengths; the wait for each pass with drafts."""
     with tempfile.TemporaryDirectory() as scratch, Replaced() as patch:
         patch.setattr(drawing, "compiles", lambda: True)  # as on the device that is imagined
-        found = measured(deep_model(Path(scratch) / "plain"), plan)
-        drafting = drafted(hybrid_with_head(Path(scratch) / "head"), plan)
+        plain = deep_model(Path(scratch) / "plain")
+        found = measured(plain, plan)
+        hybrid, head = hybrid_with_head(Path(scratch) / "head")
+        drafting = {
+            "head": drafted(hybrid, head, plan, plan.guess_ms, shows=hybrid),
+            "draft model": drafted(
+                plain, draft_model(Path(scratch) / "draft"), plan, 2 * plan.guess_ms
+            ),
+        }
     about = {"benchmark": "gap", **asdict(plan), **without_device("imagined")}
     return {**about, "ms": found, "ms with drafts": drafting}
 
@@ -230,21 +238,33 @@ def hybrid_with_head(folder: Path) -> tuple[LoadedModel, Drafting]:
     return model, start_head(folder, model, DraftOptions())
 
 
-def drafted(pair: tuple[LoadedModel, Drafting], plan: Plan) -> dict[str, dict[str, float]]:
+def draft_model(folder: Path) -> Drafting:
+    """A draft model of four layers for `deep_model`."""
+    small = load_text(build(folder, "qwen3", dtype="bfloat16", num_hidden_layers=4), LoadOptions())
+    return DraftModel(small, small.info.vocab_size)
+
+
+def drafted(
+    model: LoadedModel,
+    drafting: Drafting,
+    plan: Plan,
+    guess_ms: float,
+    *,
+    shows: ShowsHidden | None = None,
+) -> dict[str, dict[str, float]]:
     """Milliseconds that a device waits for each pass whose rows all have three drafts."""
-    model, drafting = pair
     found: dict[str, dict[str, float]] = {}
     for rows in plan.drafting_rows:
         for name, params in SAMPLING.items():
             own = found[f"{rows} rows, {name}"] = {}
             for each in plan.pass_ms:
                 speculation = Speculation(
-                    drafting, vocab=model.info.vocab_size, shows=model, policy=Three()
+                    drafting, vocab=model.info.vocab_size, shows=shows, policy=Three()
                 )
                 engine = decoding(model, rows, params, 8 * plan.steps, speculation=speculation)
                 device = ImaginedDevice(each / 1000)
                 with Replaced() as patch:
-                    guesses(engine, device, plan.guess_ms / 1000, patch)
+                    guesses(engine, device, guess_ms / 1000, patch)
                     waits = gaps(engine, device, plan.steps)
                 own[f"wait for a pass of {each} ms"] = round(1000 * median(waits), 2)
     return found

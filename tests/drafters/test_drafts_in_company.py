@@ -163,7 +163,7 @@ def test_a_model_that_guesses_for_itself_is_nearly_always_right(qwen3: TextModel
     taken = steps(drafted(qwen3, DraftModel(qwen3, VOCAB), eager=False), requests)
     assert_as_alone(qwen3, requests)
     drafts = sum(request.drafted for request in requests)
-    assert sum(request.accepted for request in requests) > 0.97 * drafts > 80
+    assert sum(request.accepted for request in requests) > 0.97 * drafts > 70
     assert taken < 25
 
 
