@@ -35,10 +35,10 @@ class Processes:
         """Raises `BadRequest` for options that need a whole model."""
 
     def alone(self, make: Callable[[], T], without: T) -> T:
-        """A result that the leader computes alone. `without`: the value in the other processes
-        (engine thread).
+        """A result that only the leader computes (engine thread). `without`: the value in the other
+        processes.
 
-        Raises the errors of `make` in the leader in every process.
+        What `make` raises in the leader is raised in every process.
         """
         return make()
 
