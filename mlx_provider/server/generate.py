@@ -118,7 +118,7 @@ class _Answer:
         self._why = why
         self._ids = [request.id for request in asked.requests]
         self._reply, self._joined = asked.reply, asked.joined
-        self._refusal = asked.refusal
+        self._refusal, self._places = asked.refusal, asked.places
         self._unsent: tuple[list[ModelRequest], Ticket] | None = (list(asked.requests), ticket)
         self._submitting = anyio.CancelScope()
         self._submitted = 0
@@ -137,7 +137,7 @@ class _Answer:
                     await self._write(generation, send)
                 except MLXProviderError as error:
                     # its frames hold the whole request, and this frame would hold them
-                    failure = error.with_traceback(None)
+                    failure = self._places.error(error.with_traceback(None))
                 watchers.cancel_scope.cancel()
         finally:
             self._leave()
@@ -220,7 +220,8 @@ class _Answer:
         while events:
             out = reply.feed(events)
             if not started and (out or reply.streamed):
-                await send(_start(reply, accepted.warnings))
+                warnings = [*map(self._places.text, accepted.warnings)]
+                await send(_start(reply, warnings))
                 started = True
             if out:
                 await send({"type": "http.response.body", "body": out, "more_body": True})

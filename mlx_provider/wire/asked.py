@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pydantic_core import to_json
@@ -11,6 +11,7 @@ from pydantic_core import to_json
 from ..errors import MLXProviderError
 from ..protocol.events import Accepted, Event
 from ..protocol.requests import ModelRequest
+from .places import Places
 
 JSON = "application/json"
 
@@ -41,6 +42,8 @@ class Asked:
     refusal: Callable[[MLXProviderError], bytes] | None = None
     """A stream that tells an error before acceptance, to clients that read none elsewhere; empty:
     the error is answered with its HTTP status, as always without this."""
+    places: Places = field(default_factory=Places)
+    """Where the parts of the messages stand in what the client has sent."""
     joined: bool = True
     """Whether the events are those of one reply, with the echo of its prompts; else a client of
     ours joins them."""

@@ -173,12 +173,12 @@ def sessions() -> dict[str, Recorded]:
     chat = _body("08b_chat_long_history_turn_n_plus_1")
     results = [m["content"] for m in chat["messages"] if m["role"] == "tool"]
     message = _body("03_messages_claude_code")
-    claude = chat_messages(message["system"], message["messages"])
+    claude, _ = chat_messages(message["system"], message["messages"])
     named = [each for each in message["tools"] if each.get("input_schema")]
     tools = [_tool(each["name"], each["input_schema"]) for each in named]
     functions = [each["function"] for each in chat["tools"]]
     response = _body("02_responses_codex_developer")
-    codex = messages_of(response["input"], None)
+    codex, _ = messages_of(response["input"], None)
     own = [each for each in response["tools"] if each["type"] == "function"]
     return {
         "OpenCode": _recorded(

@@ -64,7 +64,7 @@ def messaged(messages: Any = None, **params: Any) -> GenerateRequest:
         ]
     if "stop" in given:
         given["stop_sequences"] = given.pop("stop")
-    return message_request({"model": "m", **given}, {"options": ModelOptions()})
+    return message_request({"model": "m", **given}, {"options": ModelOptions()})[0]
 
 
 def responded(messages: Any = None, **params: Any) -> GenerateRequest:

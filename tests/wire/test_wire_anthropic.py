@@ -195,7 +195,28 @@ def test_a_result_that_is_an_error_says_so() -> None:
         block = {"type": "tool_result", "tool_use_id": "a", "content": content}
         for failed, wanted in ((True, shown), (False, content)):
             turn = {"role": "user", "content": [block | {"is_error": failed}]}
-            assert [each["content"] for each in chat_messages(None, [turn])] == [wanted]
+            messages, _ = chat_messages(None, [turn])
+            assert [each["content"] for each in messages] == [wanted]
+
+
+def test_errors_and_warnings_name_the_block(engine: Any) -> None:
+    """Messages of chat are others: a system prompt and each result is one."""
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "A"}}
+    call = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c", "is_error": True, "content": [image]}
+    messages: list[Any] = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": [{"type": "text", "text": "a"}, call]},
+        {"role": "user", "content": [{"type": "text", "text": "b"}, result, image]},
+    ]
+    body = {"model": engine.scripted, "max_tokens": 1, "system": "Be brief.", "messages": messages}
+    told = engine.http.post("/v1/messages", json=body).raise_for_status().headers["x-mlx-warnings"]
+    assert "messages[2].content[1].content[0]: image omitted" in told
+    assert "messages[2].content[2]: image omitted" in told
+    call["name"] = ""
+    answer = engine.http.post("/v1/messages", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("messages[1].content[1] must hold")
 
 
 def test_a_prefilled_reply_is_continued(engine: Any, claude: anthropic.Anthropic) -> None:
@@ -329,5 +350,5 @@ def test_a_long_lifetime_of_any_part_is_a_hint(place: str | None) -> None:
             {"role": "assistant", "content": "Hello"},
         ],
     }
-    made = message_request(body, {"options": ModelOptions()})
+    made, _ = message_request(body, {"options": ModelOptions()})
     assert made.retain == (place is not None)

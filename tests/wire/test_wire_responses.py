@@ -11,6 +11,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
+from mlx_provider.bounds import MAX_VALUES
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.protocol.events import Accepted, Delta, Failed, Finish
 from mlx_provider.testing.scripted import Call, Step, script
@@ -24,6 +25,7 @@ LOOK: Any = {
     "name": "look",
     "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
 }
+BILLING = "x-anthropic-billing-header: a\n"
 PATCH: Any = {"type": "custom", "name": "patch", "description": "Change files."}
 SPACE: Any = {"type": "namespace", "name": "agents", "description": "Helpers", "tools": [LOOK]}
 TEXT = 'first "line"\nsecond'
@@ -295,7 +297,8 @@ def test_a_compaction_is_read_back(engine: Any, client: openai.OpenAI) -> None:
         ({"conversation": "conv_1"}, 400, "conversation"),
         ({"background": True}, 400, "background"),
         ({"input": [{"type": "item_reference", "id": "m"}]}, 400, "input[0].type"),
-        ({"input": []}, 400, "messages"),
+        ({"input": []}, 400, "input"),
+        ({"input": [{"role": "system", "content": BILLING}]}, 400, "input"),
         ({"instructions": 3}, 400, "instructions"),
         ({"text": 3}, 400, "text"),
         ({"text": {"format": {"type": "x"}}}, 400, "text.format.type"),
@@ -319,6 +322,49 @@ def test_a_refusal_names_the_parameter(
         error = answer.json()["error"]
         assert (answer.status_code, error["param"]) == (status, param), error
         assert error["type"] == "invalid_request_error"
+
+
+TURN: Any = [
+    {"role": "user", "content": "x"},
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+    {"role": "assistant", "content": [{"type": "output_text", "text": "One."}]},
+]
+IMAGE: Any = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+MANY = "[" + "0," * MAX_VALUES + "0]"
+
+
+CALL: Any = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+
+
+def test_a_warning_names_the_part_of_an_item(engine: Any) -> None:
+    output = {"type": "function_call_output", "call_id": "c", "output": ["text", IMAGE]}
+    user = {"role": "user", "content": [IMAGE]}
+    said = ask(engine, input=[*TURN, CALL, output, user], instructions="x", max_output_tokens=1)
+    told = said.raise_for_status().headers["x-mlx-warnings"]
+    assert "input[4].output[1]: image omitted" in told
+    assert "input[5].content[0]: image omitted" in told
+
+
+@pytest.mark.parametrize("instructions", [None, "Be brief."])
+@pytest.mark.parametrize(
+    ("items", "place"),
+    [
+        ([CALL | {"name": ""}], ""),
+        ([CALL, CALL | {"name": ""}], ""),
+        ([CALL | {"arguments": MANY}], None),
+    ],
+)
+def test_an_error_in_a_conversation_names_the_item(
+    engine: Any, items: list[Any], place: str | None, instructions: str | None
+) -> None:
+    """Also where a message is made of several items: its first one, if not the exact one."""
+    given = [*TURN, *items]
+    answer = ask(engine, input=given, instructions=instructions)
+    error = answer.json()["error"]
+    wanted = "input[1]" if place is None else f"input[{len(given) - 1}]{place}"
+    assert (answer.status_code, error["param"]) == (400, wanted), error
+    assert wanted in error["message"]
+    assert "messages" not in error["message"]
 
 
 def test_a_conversation_that_is_too_long(engine: Any, client: openai.OpenAI) -> None:

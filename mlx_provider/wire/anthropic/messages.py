@@ -5,30 +5,51 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..places import Places
+
 Message = dict[str, Any]
 FAILED = "Error: "
 
 
-def chat_messages(system: Any, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Messages that `shape.check_messages` has passed. Chat itself reads text, images and thoughts
-    in Anthropic's form."""
-    first = [{"role": "system", "content": system}] if system else []
-    return [*first, *(turn for message in messages for turn in _turns(message))]
+def chat_messages(
+    system: Any, messages: Sequence[Mapping[str, Any]]
+) -> tuple[list[Message], Places]:
+    """Messages that `shape.check_messages` has passed, and where their parts stand in the request.
+
+    Chat itself reads text, images and thoughts in Anthropic's form.
+    """
+    made, places = [{"role": "system", "content": system}] if system else [], Places()
+    if system:
+        places.of.update({"messages[0]": "system", "messages[0].content": "system"})
+    for at, message in enumerate(messages):
+        for turn, parts in _turns(message, f"messages[{at}]"):
+            own = f"messages[{len(made)}]"
+            places.of.update({own + part: where for part, where in parts.items()})
+            made.append(turn)
+    return made, places
 
 
-def _turns(message: Mapping[str, Any]) -> Iterator[Message]:
+def _turns(message: Mapping[str, Any], where: str) -> Iterator[tuple[Message, dict[str, str]]]:
+    """Each with the places of its parts, of which the empty one is all of it."""
     role, content = message["role"], message.get("content")
     if not isinstance(content, list):
-        yield {"role": role, "content": content}
+        yield {"role": role, "content": content}, {"": where}
         return
+    blocks = [(block, f"{where}.content[{at}]") for at, block in enumerate(content)]
     # Results follow their calls; templates accept no text between the two.
-    yield from (_result(block) for block in content if block["type"] == "tool_result")
-    calls = [_call(block) for block in content if block["type"] == "tool_use"]
-    others = [_part(b) for b in content if b["type"] not in ("tool_result", "tool_use")]
+    results = [(block, at) for block, at in blocks if block["type"] == "tool_result"]
+    yield from ((_result(block), _of_result(block, at)) for block, at in results)
+    calls = [(block, at) for block, at in blocks if block["type"] == "tool_use"]
+    others = [(b, at) for b, at in blocks if b["type"] not in ("tool_result", "tool_use")]
+    parts = {"": where, **{f".content[{n}]": at for n, (_, at) in enumerate(others)}}
+    said = [_part(block) for block, _ in others]
     if calls:
-        yield {"role": role, "content": others or None, "tool_calls": calls}
+        for n, (_, at) in enumerate(calls):
+            parts |= {f".tool_calls[{n}]": at, f".tool_calls[{n}].function": at}
+        made = [_call(block) for block, _ in calls]
+        yield {"role": role, "content": said or None, "tool_calls": made}, parts
     elif others or not content:
-        yield {"role": role, "content": others}
+        yield {"role": role, "content": said}, parts
 
 
 def _result(block: Mapping[str, Any]) -> Message:
@@ -39,6 +60,14 @@ def _result(block: Mapping[str, Any]) -> Message:
         first = FAILED + content if isinstance(content, str) else FAILED.rstrip()
         content = [{"type": "text", "text": first}, *parts] if parts else first
     return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
+
+
+def _of_result(block: Mapping[str, Any], where: str) -> dict[str, str]:
+    """The places of a result's parts."""
+    content = block.get("content")
+    parts = content if block.get("is_error") is True and isinstance(content, list) else []
+    behind = {f".content[{at + 1}]": f"{where}.content[{at}]" for at in range(len(parts))}
+    return {"": where, **behind}
 
 
 def _call(block: Mapping[str, Any]) -> dict[str, Any]:

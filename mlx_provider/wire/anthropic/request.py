@@ -12,6 +12,7 @@ from ...protocol.requests import GenerateRequest
 from ..openai.form import AnswerForm
 from ..openai.parameters import Parameters
 from ..openai.request import generate_requests
+from ..places import Places
 from .messages import chat_messages
 from .shape import check_messages
 from .tools import chat_tools
@@ -33,8 +34,9 @@ CHATS_OWN = (
 
 def message_request(
     body: Mapping[str, Any], sender: Mapping[str, Any], *, counted: bool = False
-) -> GenerateRequest:
-    """The request of a message, with the parameters of chat where Anthropic has none.
+) -> tuple[GenerateRequest, Places]:
+    """The request of a message, with the parameters of chat where Anthropic has none, and where the
+    parts of its messages stand.
 
     `counted`: only its prompt is wanted, which needs no `max_tokens`. Raises `BadRequest` that
     names the parameter at fault.
@@ -46,7 +48,7 @@ def message_request(
     for name in CHATS_OWN:
         params.choice(name, (), "the Messages API has no such parameter")
     params.take("cache_control")  # every prompt is cached, as far as there is room
-    messages = chat_messages(params.take("system"), params.take("messages"))
+    messages, places = chat_messages(params.take("system"), params.take("messages"))
     values = {
         **chat_tools(params),
         **_output(params),
@@ -59,7 +61,7 @@ def message_request(
     (request,) = generate_requests(
         Parameters(params.rest() | given), model, messages, AnswerForm(), continues=True
     )
-    return request
+    return request, places
 
 
 def _output(params: Parameters) -> dict[str, Any]:

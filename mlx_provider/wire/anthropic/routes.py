@@ -21,14 +21,14 @@ def _messages(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
     reply, thinking = Stream if params.flag("stream") else Whole, params.mapping("thinking")
     if thinking.get("display") is not None:
         check_known(thinking["display"], DISPLAYS, "thinking.display")
-    request = message_request(body, sender)
+    request, places = message_request(body, sender)
     shown = Shown(thoughts=thinking.get("display") != "omitted", stored=bool(cache_marks(body)))
-    return Asked([request], partial(reply, wanted=body["max_tokens"], shown=shown))
+    return Asked([request], partial(reply, wanted=body["max_tokens"], shown=shown), places=places)
 
 
 def _count(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
-    request = message_request(body, sender, counted=True)
-    return Asked([request], partial(Whole, wanted=None))
+    request, places = message_request(body, sender, counted=True)
+    return Asked([request], partial(Whole, wanted=None), places=places)
 
 
 GENERATE: Mapping[str, Read] = {"/v1/messages": _messages}

@@ -9,22 +9,23 @@ from typing import Any
 from ...errors import BadRequest
 from ..objects import objects
 from ..openai.custom_tools import wrapped
+from ..places import Places
 from .tools import Called
 
 SUMMARY = "Summary of the conversation so far:\n\n"
 
 
-def messages_of(given: Any, instructions: Any) -> list[dict[str, Any]]:
-    """Messages for a checked input."""
+def messages_of(given: Any, instructions: Any) -> tuple[list[dict[str, Any]], Places]:
+    """Messages for a checked input, and where their parts stand in it."""
     turns = _Turns()
     if instructions:
-        turns.add({"role": "system", "content": instructions})
+        turns.add({"role": "system", "content": instructions}, "instructions", "instructions")
     if isinstance(given, str):
-        turns.add({"role": "user", "content": given})
-        return turns.messages
+        turns.add({"role": "user", "content": given}, "input", "input")
+        return turns.messages, turns.places
     for where, item in objects(given, "input"):
         turns.take(item, where)
-    return turns.messages
+    return turns.messages, turns.places
 
 
 def sealed(summary: str) -> str:
@@ -45,47 +46,58 @@ class _Turns:
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
+        self.places = Places("input")
         self._open: dict[str, Any] | None = None
         """The assistant's message, to which the next item may belong."""
 
-    def add(self, message: dict[str, Any]) -> None:
+    def add(self, message: dict[str, Any], where: str, content: str = "") -> None:
+        """`where`: the message's item; `content`: where its content stands, by default in it."""
         self._open = None
         self.messages.append(message)
+        self._place("", where)
+        self._place(".content", content or f"{where}.content")
+
+    def _place(self, part: str, where: str) -> None:
+        """A part of the last message stands there in the input."""
+        self.places.of[f"messages[{len(self.messages) - 1}]{part}"] = where
 
     def take(self, item: Mapping[str, Any], where: str) -> None:
         kind = item.get("type") or "message"
         if kind == "message":
-            self._message(item)
+            self._message(item, where)
         elif kind == "reasoning":
-            self._thought(item)
+            self._thought(item, where)
         elif kind == "compaction":
-            self.add({"role": "user", "content": SUMMARY + _opened(item, where)})
+            self.add({"role": "user", "content": SUMMARY + _opened(item, where)}, where)
         elif kind.endswith("_output"):
             output = {"tool_call_id": item["call_id"], "content": item.get("output")}
-            self.add({"role": "tool", **output})
+            self.add({"role": "tool", **output}, where, f"{where}.output")
         else:
-            self._call(item, custom=kind == "custom_tool_call")
+            self._call(item, where, custom=kind == "custom_tool_call")
 
-    def _message(self, item: Mapping[str, Any]) -> None:
+    def _message(self, item: Mapping[str, Any], where: str) -> None:
         role, content = item.get("role") or "user", item.get("content")
         if role != "assistant":
-            self.add({"role": role, "content": content})
+            self.add({"role": role, "content": content}, where)
             return
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
-        self._assistant().setdefault("content", []).extend(parts)
+        said = self._assistant(where).setdefault("content", [])
+        for at in range(len(parts)):
+            self._place(f".content[{len(said) + at}]", f"{where}.content[{at}]")
+        said.extend(parts)
 
-    def _thought(self, item: Mapping[str, Any]) -> None:
+    def _thought(self, item: Mapping[str, Any], where: str) -> None:
         if self._open is not None and self._open.keys() > {"role", "reasoning_content"}:
             self._open = None  # thoughts come first in a turn
         parts = item.get("content") or item.get("summary") or []
         texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
         text = "\n\n".join(text for text in texts if isinstance(text, str))
         if text:
-            turn = self._assistant()
+            turn = self._assistant(where)
             before = turn.get("reasoning_content")
             turn["reasoning_content"] = f"{before}\n\n{text}" if before else text
 
-    def _call(self, item: Mapping[str, Any], *, custom: bool) -> None:
+    def _call(self, item: Mapping[str, Any], where: str, *, custom: bool) -> None:
         name = Called(str(item.get("name") or ""), item.get("namespace")).chat_name
         arguments = wrapped(str(item.get("input") or "")) if custom else item.get("arguments")
         call = {
@@ -93,10 +105,14 @@ class _Turns:
             "type": "function",
             "function": {"name": name, "arguments": arguments},
         }
-        self._assistant().setdefault("tool_calls", []).append(call)
+        calls = self._assistant(where).setdefault("tool_calls", [])
+        self._place(f".tool_calls[{len(calls)}]", where)
+        self._place(f".tool_calls[{len(calls)}].function", where)
+        calls.append(call)
 
-    def _assistant(self) -> dict[str, Any]:
+    def _assistant(self, where: str) -> dict[str, Any]:
+        """`where`: the item that begins a message if none is open."""
         if self._open is None:
-            self.add({"role": "assistant"})
+            self.add({"role": "assistant"}, where)
             self._open = self.messages[-1]
         return self._open

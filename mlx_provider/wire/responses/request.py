@@ -12,6 +12,7 @@ from ...protocol.requests import GenerateRequest
 from ..openai.form import AnswerForm
 from ..openai.parameters import Parameters
 from ..openai.request import generate_requests
+from ..places import Places
 from .conversation import messages_of
 from .shape import ABSENT, ITEMS, check_input
 from .tools import ChatTools
@@ -36,10 +37,12 @@ LOGPROBS = "message.output_text.logprobs"
 
 @dataclass(frozen=True)
 class Question:
-    """A request, and the tools whose calls its reply may have."""
+    """A request, and what its reply and its errors need of it."""
 
     request: GenerateRequest
     tools: ChatTools
+    places: Places
+    """Where the parts of its messages stand in the input."""
 
 
 def question(body: Mapping[str, Any], sender: Mapping[str, Any]) -> Question:
@@ -63,10 +66,12 @@ def question(body: Mapping[str, Any], sender: Mapping[str, Any]) -> Question:
             ignored.append(name)
     params = Parameters(values, SETTLED, ignored)
     params.choice("n", (1,), "send the request again for another answer")
-    messages = messages_of(body.get("input"), instructions)
+    messages, places = messages_of(body.get("input"), instructions)
+    if not messages:
+        raise BadRequest("input must hold at least one item", param="input")
     fields = {**sender, "model": body.get("model"), "tool_grammars": tools.grammars}
     (request,) = generate_requests(params, fields, messages, AnswerForm())
-    return Question(request, tools)
+    return Question(request, tools, places)
 
 
 def _text(body: Mapping[str, Any]) -> dict[str, Any]:

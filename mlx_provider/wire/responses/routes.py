@@ -20,7 +20,7 @@ def _respond(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
     request = asked.request
     reply = partial(Stream if streamed else Whole, tools=asked.tools, echo=echo)
     if not streamed:
-        return Asked([request], reply)
+        return Asked([request], reply, places=asked.places)
 
     def refusal(error: MLXProviderError) -> bytes:
         # Codex shortens a conversation only if a stream says that it is too long.
@@ -28,13 +28,14 @@ def _respond(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
             return b""
         return failed_stream(request.id, request.model, error, echo)
 
-    return Asked([request], reply, refusal=refusal)
+    return Asked([request], reply, refusal=refusal, places=asked.places)
 
 
 def _compact(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
     given = body.get("input")
     asked = question({**body, "input": with_demand(given)}, sender)
-    return Asked([asked.request], partial(Compacted, items=kept(given)))
+    reply = partial(Compacted, items=kept(given))
+    return Asked([asked.request], reply, places=asked.places)
 
 
 ROUTES: Mapping[str, Read] = {"/v1/responses": _respond, "/v1/responses/compact": _compact}
