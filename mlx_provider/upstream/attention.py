@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -70,6 +70,8 @@ def routed(original: Function) -> Function:
 
     def one(call: Call, named: dict[str, Any]) -> mx.array:
         queries, keys, values, mask, cache = call
+        if isinstance(keys, tuple) and not hasattr(cache, "bits"):
+            cache = Quantised.of(keys, queries.shape[-1])
         if isinstance(keys, tuple) and hasattr(cache, "bits") and _fused(queries):
             if keys[0].shape[2] > TOGETHER:
                 mx.eval(queries)  # the copies of the last layer are free then
@@ -79,6 +81,23 @@ def routed(original: Function) -> Function:
         return found
 
     return attend
+
+
+class Quantised(NamedTuple):
+    """What attention asks a quantised cache for.
+
+    A layer that reads the keys of another layer has no cache, so that upstream takes its keys for
+    ones that are not quantised (mlx_lm/models/base.py 0.32.2).
+    """
+
+    group_size: int
+    bits: int
+
+    @classmethod
+    def of(cls, keys: tuple[mx.array, mx.array, mx.array], width: int) -> Quantised:
+        """Of packed keys with so many values each."""
+        packed, scales, _ = keys
+        return cls(width // scales.shape[-1], 32 * packed.shape[-1] // width)
 
 
 def _fused(queries: mx.array) -> bool:

@@ -16,8 +16,8 @@ from mlx_provider.families.text import load_text
 from mlx_provider.testing.tiny import build
 from mlx_provider.testing.tiny.configs import FAMILIES
 
-TEXT = ("llama", "qwen3", "gemma3_text", "gpt_oss", "qwen3_5_text", "nemotron_h", "jamba", "rwkv7",
-        "llama4", "deepseek_v3", "afm7")  # fmt: skip
+TEXT = ("llama", "qwen3", "gemma3_text", "gemma4_text", "gpt_oss", "qwen3_5_text", "nemotron_h",
+        "jamba", "rwkv7", "llama4", "deepseek_v3", "afm7")  # fmt: skip
 IDS = mx.array([[5, 6, 7, 8, 9]])
 
 

@@ -35,12 +35,13 @@ WIDE_ROPE = {"rope_scaling": {"mrope_section": [8, 4, 4], "rope_type": "default"
 WIDE: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"head_dim": 32} | WIDE_ROPE,
     "qwen2_vl": {"num_attention_heads": 2, "num_key_value_heads": 1} | WIDE_ROPE,
+    "gemma4_text": {"head_dim": 32},
     "qwen2_5_vl": {"num_attention_heads": 2, "num_key_value_heads": 1} | WIDE_ROPE,
 }
 """Heads of 32: what one scale of the smallest group serves."""
 CASES = [
     ("gemma3", 4), ("qwen3_vl", 8), ("qwen3_5", 4), ("qwen2_vl", 4), ("qwen2_5_vl", None),
-    ("gemma3_text", 4), ("qwen3_5_text", 8),
+    ("gemma3_text", 4), ("gemma4_text", 4), ("qwen3_5_text", 8),
     *(pytest.param("gemma3", bits, marks=pytest.mark.sweep) for bits in (None, 8)),
 ]  # fmt: skip
 LONG = "The quick brown fox asks the lazy dog what the weather is like. " * 3

@@ -24,10 +24,10 @@ from mlx_provider.testing.schedules import ARRIVALS, Arrival, run_schedule
 from references import alone
 
 FAMILIES = (
-    "llama", "qwen3", "gemma3_text", "gpt_oss", "qwen3_5_text", "nemotron_h", "jamba", "rwkv7",
-    "deepseek_v3", "llama4", "afm7",
+    "llama", "qwen3", "gemma3_text", "gemma4_text", "gpt_oss", "qwen3_5_text", "nemotron_h",
+    "jamba", "rwkv7", "deepseek_v3", "llama4", "afm7",
 )  # fmt: skip
-RARER = ("llama", "gpt_oss", "jamba", "llama4")
+RARER = ("llama", "gemma3_text", "gpt_oss", "jamba", "llama4")
 """Left to the sweep: another of these families has the same kinds of cache."""
 LOGPROB_TOLERANCE = {"afm7": 0.01}
 """1e-4 but for afm7, which rounds keys and values to steps of 0.02 (`fake_8bit_quant`): the last

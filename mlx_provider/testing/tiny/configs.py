@@ -76,6 +76,19 @@ def _gemma3_text(ids: Mapping[str, int]) -> Config:
     }
 
 
+def _gemma4_text(ids: Mapping[str, int]) -> Config:
+    return _PLAIN | {
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 6,
+        "num_kv_shared_layers": 2,  # the last ones read the keys and values of earlier ones
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "sliding_window": 24,
+        "global_head_dim": 32,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": VOCAB,
+    }
+
+
 def _gpt_oss(ids: Mapping[str, int]) -> Config:
     return _PLAIN | {
         "model_type": "gpt_oss",
@@ -393,6 +406,7 @@ FAMILIES: tuple[TinyFamily, ...] = (
     TinyFamily("llama", LLAMA, (_KV,) * 3, _llama),
     TinyFamily("qwen3", QWEN, (_KV,) * 3, _qwen3),
     TinyFamily("gemma3_text", GEMMA, (_WINDOW, _KV) * 2, _gemma3_text),
+    TinyFamily("gemma4_text", GEMMA, (_WINDOW, _KV) * 2, _gemma4_text),
     TinyFamily("gpt_oss", QWEN, (_WINDOW, _KV) * 2, _gpt_oss),
     TinyFamily("qwen3_5_text", QWEN, (_STATE, _KV) * 2, _qwen3_5_text),
     TinyFamily("qwen3_next", QWEN, (_STATE, _KV) * 2, _qwen3_next),

@@ -20,6 +20,8 @@ Array = NDArray[np.float64]
 
 SHARPNESS = 2.0
 """Scale of queries and keys: flat attention would draw every context to the same tokens."""
+CALM = 0.8
+"""The same where attention does not divide by the root of the width of a head."""
 FAINT = 0.15
 """Scale of what the layers of a foreseeable model add."""
 
@@ -36,6 +38,7 @@ def model_parameters(
     shapes = _shapes(library, config)
     dice = np.random.default_rng(seed)
     tied = config["model_type"] == "gemma3"
+    gemma = config["model_type"].startswith("gemma")
     zero_centred = config["model_type"].startswith("gemma3")
     found: Parameters = {}
     for name, shape in sorted(shapes.items()):
@@ -45,7 +48,9 @@ def model_parameters(
         value = _gemma_norm(name, shape, dice) if own_norm and _is_norm(name, shape) else None
         if value is None:
             value = _draw(name, shape, dice)
-        if zero_centred and not tied and "embed_tokens" in name:
+        if config["model_type"] == "gemma4_text" and ("q_norm" in name or "k_norm" in name):
+            value *= CALM / SHARPNESS  # its attention scales no products
+        if gemma and not tied and "embed_tokens.weight" in name:
             value /= math.sqrt(shape[-1])  # Gemma multiplies embeddings by this
         if (tied and "embed_tokens" in name) or name == "model.embedding.weight":
             # tied head: a strong input direction would only make the model repeat its input
@@ -129,6 +134,8 @@ def _draw(name: str, shape: tuple[int, ...], dice: np.random.Generator) -> Array
         return dice.uniform(-1.0, 1.0, shape)
     if last.startswith("quant_"):  # afm7: the step to which keys and values are rounded
         return np.full(shape, 0.02)
+    if last == "layer_scalar":  # gemma4: times the output of a layer
+        return 1.0 + 0.1 * noise
     if last == "D" or _is_norm(name, shape):
         return (SHARPNESS if "q_norm" in name or "k_norm" in name else 1.0) + 0.1 * noise
     if "conv1d.weight" in name or "pos_embed" in name or "position_embedding" in name:
