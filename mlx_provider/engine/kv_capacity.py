@@ -30,7 +30,7 @@ def kv_growth(first: int, longest: int) -> int:
 def kv_capacity(first: int, longest: int, needed: int, held: int = 0) -> int:
     """The capacity of such a row that needs `needed` tokens. `held`: what its buffers had when it
     began."""
-    if needed <= first >= held:
+    if needed <= first and held < first:
         return first
-    step, whole = kv_growth(first, longest), max(held, whole_steps(first))
+    step, whole = kv_growth(first, longest), held if held >= first else whole_steps(first)
     return whole + -(-max(0, needed - whole) // step) * step

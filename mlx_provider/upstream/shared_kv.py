@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -125,15 +126,18 @@ class Spliced:
         return tail if start >= self._at else mx.concatenate([head, tail], axis=2)
 
 
-def divide(layer: Any, tokens: int) -> Prefix:
-    """Make a row's first tokens a prefix that others can hold, in place.
+def divide(layer: Any, tokens: int, room: int = 0) -> Prefix:
+    """Make a row's first tokens a prefix that others can hold, in place. `room`: capacity of the
+    row for its other tokens.
 
     The object stays the same, because a pass may refer to it. Both parts are copies: otherwise
     the capacity behind the row's tokens would stay allocated as long as the prefix, unaccounted.
     """
     end, both = layer.offset, (layer.keys, layer.values)
     prefix = Prefix(*[_each(mx.contiguous, cut(each, 0, tokens)) for each in both])
-    layer.keys, layer.values = [_each(mx.contiguous, cut(each, tokens, end)) for each in both]
+    layer.keys, layer.values = [
+        _each(partial(_copy, room=room), cut(each, tokens, end)) for each in both
+    ]
     _become_shared(layer, prefix)
     # layer by layer, so that only one is held twice
     mx.eval(prefix.keys, prefix.values, layer.keys, layer.values)
@@ -189,6 +193,13 @@ def _become_shared(layer: Any, prefix: Prefix) -> None:
     layer.__class__ = SharedKV if type(layer) is KVCache else SharedQuantisedKV
     layer.skipped = prefix.length
     _hold(layer, prefix)
+
+
+def _copy(array: mx.array, room: int) -> mx.array:
+    """The same tokens with capacity for `room` in all, or for no more if that is less."""
+    found = mx.zeros((*array.shape[:2], max(room, array.shape[2]), array.shape[3]), array.dtype)
+    found[:, :, : array.shape[2]] = array
+    return found
 
 
 def _hold(cache: Any, prefix: Prefix) -> None:

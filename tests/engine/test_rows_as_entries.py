@@ -11,6 +11,7 @@ import pytest
 
 from allocator_replay import StandIn
 from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.kv_capacity import STEP_TOKENS
 from mlx_provider.engine.memory import profile
 from mlx_provider.engine.prefix_cache.buffers import RowBuffers
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
@@ -151,20 +152,19 @@ def test_nothing_of_a_failed_row_is_an_entry(qwen3: TextModel) -> None:
 
 
 PREFIX, TAIL, REPLY = [20 + i * i % 300 for i in range(700)], 6, 12
-ROW = len(PREFIX) + TAIL + REPLY
 
 
 def tight(model: TextModel) -> tuple[Engine, PrefixCache, int]:
-    """Memory for one prefix and eight tails. Returns the bytes of a token, too."""
+    """Memory for one prefix and a step of eight tails. Returns the bytes of a token, too."""
     row = model.make_cache()
     model.prefill(PrefillChunk(Prompt(PREFIX[:64]), 0, 64, row))
     memory = profile(row, 64)
     each = memory.token_bytes
-    room = each * (len(PREFIX) + 8 * (TAIL + REPLY + 8))
+    room = each * (len(PREFIX) + 9 * STEP_TOKENS)
     stored = PrefixCache(budget=lambda: max(0, room - engine.scheduler.live_bytes))
     engine = new_engine(
         model, prefix_cache=stored, max_chunk=512, reserve=REPLY, least=256, memory=memory,
-        row_bytes=lambda tokens: tokens * each, available=lambda: room - stored.in_use,
+        row_bytes=memory.row_bytes, available=lambda: room - stored.in_use,
     )  # fmt: skip
     admission = engine.scheduler.admission
     admission.budget = replace(
@@ -196,7 +196,7 @@ def test_memory_for_one_prefix_and_eight_tails_admits_eight_rows(qwen3: TextMode
         engine.submit(request)
     rows, nbytes = most_of(engine, stored)
     assert rows == 8
-    assert nbytes <= 1.3 * each * ROW
+    assert nbytes <= each * (len(PREFIX) + 9 * STEP_TOKENS)
     assert min(request.cached for request in requests[1:]) >= len(PREFIX) - 1
     check(qwen3, *requests)
 
@@ -210,7 +210,7 @@ def test_eight_choices_take_the_memory_of_one_prompt(qwen3: TextModel) -> None:
     mx.synchronize()
     rows, nbytes = most_of(engine, stored)
     assert rows == 8
-    assert nbytes <= 1.3 * each * ROW
+    assert nbytes <= each * (len(PREFIX) + 9 * STEP_TOKENS)
     twin = alone(qwen3, request)
     for i in range(8):
         assert output_of(request, i).tokens == output_of(twin, i).tokens
@@ -259,14 +259,14 @@ LONG = [20 + i * i % 300 for i in range(755)]
 class Shrinking:
     """An engine whose memory may shrink."""
 
-    def __init__(self, model: TextModel) -> None:
+    def __init__(self, model: TextModel, least: int | None = None) -> None:
         row = model.make_cache()
         model.prefill(PrefillChunk(Prompt(LONG[:64]), 0, 64, row))
         self.memory = profile(row, 64)
         self.room = 2**30
         self.stored = PrefixCache(budget=lambda: max(0, self.room - self.scheduler.live_bytes))
         self.engine = new_engine(
-            model, prefix_cache=self.stored, max_chunk=512, reserve=16,
+            model, prefix_cache=self.stored, max_chunk=512, reserve=16, least=least,
             row_bytes=self.memory.row_bytes, available=lambda: self.room - self.stored.in_use,
         )  # fmt: skip
         self.scheduler = self.engine.scheduler
@@ -350,6 +350,19 @@ def test_a_turn_gets_the_capacity_of_its_own_entry(qwen3: TextModel) -> None:
     check(qwen3, again)
 
 
+def test_a_prefix_that_leaves_no_room_for_its_only_row_goes(qwen3: TextModel) -> None:
+    """Behind it, a row takes up to a step more than without it."""
+    own = Shrinking(qwen3, least=256)
+    requests = [new_request([*LONG[:700], 40 + i, 50, 51], max_tokens=12) for i in range(3)]
+    for request in requests[:2]:
+        own.engine.submit(request)
+    run(own.engine)
+    own.room = own.memory.row_bytes(715)
+    own.engine.submit(requests[2])
+    run(own.engine)
+    check(qwen3, *requests)
+
+
 def test_a_layer_that_was_united_is_cut_at_its_own_length() -> None:
     """Where another layer of the row could not be."""
     layers = {leaf: KVCache() for leaf in range(2)}
@@ -360,8 +373,8 @@ def test_a_layer_that_was_united_is_cut_at_its_own_length() -> None:
     unite(layers[0])
     layers[0].update_and_fetch(*[mx.zeros((1, 1, 1, 1))] * 2)
     row.grow(24, 500, 0)
-    assert [layer.keys.shape[2] for layer in layers.values()] == [280, 8]
-    assert row.slack(24) == 2 * 256 * 4, "one step of capacity of the layer that grew"
+    assert [layer.keys.shape[2] for layer in layers.values()] == [256, 240]
+    assert row.slack(24) == 2 * 2 * (256 - 24) * 4
     row.trim(24)
     assert [layer.keys.shape[2] for layer in layers.values()] == [24, 8]
     assert row.arrays(0, 14, 18)[0].tolist() == row.arrays(1, 14, 18)[0].tolist()

@@ -10,12 +10,14 @@ import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mlx.utils import tree_flatten
 
 from mlx_provider import LoadedModel, MediaItem
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution import batch_layout
 from mlx_provider.engine.execution.batch_layout import GroupedLayout
 from mlx_provider.engine.execution.probe import probe
+from mlx_provider.engine.kv_capacity import STEP_TOKENS, whole_steps
 from mlx_provider.engine.memory import arrays, leaves, profile
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
@@ -75,6 +77,12 @@ def layers(engine: Engine) -> Iterator[Any]:
 
 def prefixes(engine: Engine) -> set[Prefix]:
     return {prefix for each in layers(engine) if (prefix := prefix_of(each)) is not None}
+
+
+def taken(engine: Engine) -> int:
+    """Bytes of the buffers of decoding rows, and of their prefixes."""
+    every = [(each.keys, each.values) for each in (*layers(engine), *prefixes(engine))]
+    return sum(a.nbytes for _, a in tree_flatten(every))
 
 
 def quantised(model: LoadedModel, bits: int | None) -> Callable[[], list[Any]] | None:
@@ -195,9 +203,32 @@ def test_a_row_behind_a_part_of_a_prefix_reserves_the_rest(tiny: Tiny) -> None:
     decoding(engine, early)
     assert min(prefix.length for prefix in prefixes(engine)) == early.cached == part
     reserved = engine.scheduler.admission.reservation
-    alone = new_request(early.prompt.tokens, max_tokens=REPLY)
+    room = part + whole_steps(own + REPLY)  # its own buffers have whole steps
     stored = part + own  # its prompt is an entry already
-    assert reserved(alone.rows) - reserved(early.rows) == stored * memory.token_bytes
+    assert reserved(early.rows) == (room - stored) * memory.token_bytes
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_rows_behind_a_prefix_are_charged_what_they_take(tiny: Tiny, bits: int | None) -> None:
+    """Whether they began behind it or were divided, merged or apart. Merged rows grow together, so
+    their shorter ones may grow some steps before they are charged for it."""
+    model = tiny("qwen3", head_dim=32)
+    make_cache = quantised(model, bits) or model.make_cache
+    row = make_cache()
+    model.prefill(PrefillChunk(Prompt(COMMON), 0, len(COMMON), row))
+    memory = profile(row, len(COMMON))
+    engine, cache = sharing(model, make_cache=make_cache, row_bytes=memory.row_bytes)
+    apart = bits is not None
+    own = [[40 + (i * 31 + j) % 200 for j in range(190 * apart + i)] for i in range(3)]
+    requests = [new_request([*COMMON, *tokens], max_tokens=400) for tokens in own]
+    for request in requests:
+        decoding(engine, request)
+    compared = 0
+    for _ in range(90):  # over the end of a step
+        engine.step()
+        assert taken(engine) <= engine.scheduler.live_bytes + cache.in_use
+        compared += bool(prefixes(engine))
+    assert compared == 90
 
 
 @pytest.mark.parametrize("bits", [None, 8])
@@ -266,6 +297,7 @@ def storm(
     """One prompt, many branches; cancels, preemption and eviction between, and a prefix cache that
     is full with that prompt. Each branch gets what it gets alone, and rows with what they use of
     the prefix cache keep within the memory, but for prompts that were admitted before it shrank.
+    Rows that are never merged take no more than they are charged.
     Returns the most layers with a shared prefix, and the most rows that waited for memory.
     """
     room, budget, most, waited = 2**30, 2**26, 0, 0
@@ -276,8 +308,8 @@ def storm(
     memory = profile(row, len(COMMON))
     asked = {which for each, which, _ in what if each == "fork"}
     longest = max(len(ask(which).prompt.tokens) for which in asked) + REPLY
-    # a prefix in use may be longer than what its only row has of it
-    least = memory.row_bytes(longest) + LEAST * memory.token_bytes
+    # a prefix in use may be longer than what its only row has of it, whose own tokens have steps
+    least = memory.row_bytes(longest) + (LEAST + STEP_TOKENS) * memory.token_bytes
     engine, cache = sharing(
         model, lambda: budget, available=lambda: room - cache.in_use, row_bytes=memory.row_bytes,
         make_cache=make_cache,
@@ -305,7 +337,9 @@ def storm(
         for _ in range(steps):
             engine.step()
             alone = engine.scheduler.active_rows <= 1 or early & {*engine.scheduler.waiting}
-            assert alone or engine.scheduler.live_bytes + cache.in_use <= room
+            charged = engine.scheduler.live_bytes + cache.in_use
+            assert alone or charged <= room
+            assert not bits or taken(engine) <= charged, "nothing but buffers of single rows"
             waited = max(waited, engine.scheduler.queued if each == "shrink" else 0)
             most = max(most, len(prefixes(engine)))
     room = 2**30

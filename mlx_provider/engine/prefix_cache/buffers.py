@@ -160,12 +160,14 @@ class RowBuffers:
         mx.eval(
             [_own_arrays(layer) for layer in self.layers.values()]
         )  # or raise before any change
-        prefix = RowBuffers({leaf: divide(layer, at) for leaf, layer in self.layers.items()})
+        room = self.capacity - at
+        prefix = RowBuffers({x: divide(layer, at, room) for x, layer in self.layers.items()})
         self.first, self.base = at, prefix
         prefix.supports(self)
         for ref in self._users:
             if (user := ref()) is not None and user.own is self:
                 user.share(prefix, at)
+                user.capacity = self.capacity
         return prefix
 
 
@@ -180,8 +182,9 @@ class Holding:
         self.own = own
         self.base = base
         self.capacity = 0
-        """Tokens for which its own buffers had capacity when it took them over, or were trimmed."""
-        self._shared = 0 if base is None else shared * base.token_bytes
+        """Tokens that fit, if it began with buffers of an entry or behind a prefix. 0: unknown."""
+        self._shared = shared
+        self._token_bytes = 0 if base is None else base.token_bytes
         for each in self.buffers:
             each.used_by(self)
         if own is not None:
@@ -189,7 +192,7 @@ class Holding:
 
     def share(self, base: RowBuffers, tokens: int) -> None:
         """The first tokens of the row have become a common prefix."""
-        self.base, self._shared = base, tokens * base.token_bytes
+        self.base, self._shared, self._token_bytes = base, tokens, base.token_bytes
         base.used_by(self)
 
     @property
@@ -200,7 +203,14 @@ class Holding:
     def stored(self) -> int:
         """Bytes of the row's KV that the prefix cache counts."""
         own = 0 if self.own is None else self.own.stored
-        return own + (0 if self.base is None else min(self.base.stored, self._shared))
+        shared = self._shared * self._token_bytes
+        return own + (0 if self.base is None else min(self.base.stored, shared))
+
+    def beyond(self, tokens: int) -> int:
+        """Bytes that a row of this capacity takes beyond those of a row without a prefix, because
+        its own buffers have whole steps, too, at the latest when it is merged. Negative: less."""
+        whole = self._shared + whole_steps(tokens - self._shared)
+        return (whole - whole_steps(tokens)) * self._token_bytes
 
     def give_back(self) -> RowBuffers | None:
         """The row uses its own buffers no longer, and none of its passes has failed."""
@@ -219,11 +229,14 @@ class Holding:
 class Claim(Holding):
     """The buffers that a prompt will use if it is admitted. They stay while memory is made."""
 
-    def __init__(self, claimed: Sequence[RowBuffers], nbytes: int) -> None:
-        """`nbytes`: of the tokens that it will use in them."""
+    def __init__(
+        self, claimed: Sequence[RowBuffers], nbytes: int, shared: int = 0, token_bytes: int = 0
+    ) -> None:
+        """`nbytes`: of the tokens that it will use in them. `shared`: tokens of a prefix."""
         self._claimed = tuple(claimed)
         self._nbytes = nbytes
         super().__init__(None)
+        self._shared, self._token_bytes = shared, token_bytes
 
     @property
     def buffers(self) -> tuple[RowBuffers, ...]:

@@ -15,6 +15,7 @@ from ...isolation import Fault, Isolation
 from ...records import LoadedModel, Prompt
 from ...upstream.shared_kv import SHAREABLE
 from ..heterogeneous import Heterogeneous
+from ..kv_capacity import STEP_TOKENS
 from ..memory import MemoryProfile, profile
 from ..request import PrefillJob, Request, Row
 from .buffers import Claim, Holding, own_layers, shares
@@ -116,17 +117,20 @@ class PrefixCachePolicy:
 
     def _claim_forks(self, job: PrefillJob) -> None:
         """Count what the further rows of a prompt will share with the first."""
-        first, nbytes = job.rows[0].holding, self.fork_bytes(len(job.tokens))
+        first, further = job.rows[0].holding, len(job.rows) - 1
+        nbytes = self.fork_bytes(len(job.tokens), further + 1) // max(1, further)
         if first is not None and first.base is not None:
             nbytes = min(nbytes, first.base.stored)
         for row in job.rows[1:]:
             row.holding = Claim((), nbytes) if nbytes else None
 
-    def fork_bytes(self, tokens: int) -> int:
-        """Bytes that each further row of a prompt shares with the first. Any thread may ask."""
+    def fork_bytes(self, tokens: int, rows: int) -> int:
+        """Bytes that rows of a prompt take less because they share it. Any thread may ask."""
         if self._least is None or self._memory is None or not self._forks or tokens <= self._least:
             return 0
-        return (tokens - 1) * self._memory.token_bytes
+        # what is left of a step may be one more step of each row's own tokens
+        steps = (rows - 1) * ((tokens - 1) // STEP_TOKENS) - 1
+        return max(0, steps) * STEP_TOKENS * self._memory.token_bytes
 
     def fork(self, rows: Sequence[Row], cache: list[Any]) -> list[list[Any]]:
         """The caches of all rows of a prompt. `cache`: that of the first row, which is complete."""

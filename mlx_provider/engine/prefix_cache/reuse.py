@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from ...isolation import Isolation
 from ...upstream.shared_kv import SHAREABLE, prefix_of, start
+from ..kv_capacity import STEP_TOKENS, whole_steps
 from ..memory import leaves
 from .buffers import Claim, Holding, RowBuffers, own_layers
 from .match import Match
@@ -64,7 +65,9 @@ class Reuse:
             start(layers[leaf], prefix)
         own = RowBuffers(layers, length, base) if layers.keys() == base.layers.keys() else None
         self._store.know(own)
-        return Holding(own, base, length), dict.fromkeys(base.layers, length)
+        holding = Holding(own, base, length)
+        holding.capacity = length + whole_steps(match.length + room - length)
+        return holding, dict.fromkeys(base.layers, length)
 
     def fork(self, holding: Holding, cache: list[Any]) -> tuple[list[Any], Holding | None]:
         """Another row with the tokens of a row whose prompt is complete. Both share them, if there
@@ -82,24 +85,27 @@ class Reuse:
             return copied, None
         other = RowBuffers(own_layers(copied), own.first, own.base)
         self._store.know(other)
-        return copied, Holding(other, own.base, own.first)
+        holding = Holding(other, own.base, own.first)
+        holding.capacity = other.capacity
+        return copied, holding
 
     def claim(self, match: Match) -> Claim | None:
         """What a row with this match will use without a copy."""
         own = _last(match)
         if own is not None and self._may_take(own, match):
-            tokens = match.length
+            tokens, shared, steps = match.length, own.first, 0
             claimed = [each for each in (own.base, own) if each is not None]
         else:
             first = segment_of(match.path[0]).held if match.path else None
             if self._least is None or first is None or first.first:
                 return None
             tokens = _end(first, match) if first.common else self._divisible(first, match)
-            claimed = [first]
+            shared, claimed = tokens, [first]
+            steps = 0 if first.common else STEP_TOKENS  # a row that is divided may take one more
         if tokens < max(1, self._least or 0) and claimed[-1] is not own:
             return None
         each = segment_of(match.path[0]).token_bytes
-        return Claim(claimed, tokens * each)
+        return Claim(claimed, (tokens - steps) * each, shared, each)
 
     def _may_take(self, own: RowBuffers, match: Match) -> bool:
         """Whether a row can take buffers over that hold the end of its match."""

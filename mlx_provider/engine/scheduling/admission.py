@@ -40,8 +40,8 @@ class Budget:
     model."""
     passing: Callable[[int, int], int] = lambda tokens, rows: 0
     """Bytes of a running pass of this many prompt tokens and rows."""
-    fork_bytes: Callable[[int], int] = lambda tokens: 0
-    """Bytes that each further row of a prompt of so many tokens shares with the first."""
+    fork_bytes: Callable[[int, int], int] = lambda tokens, rows: 0
+    """Bytes that this many rows of a prompt of so many tokens take less because they share it."""
 
 
 OTHER_ACCOUNTS = 0.25
@@ -69,7 +69,7 @@ class Admission:
         if queued >= self.limits.max_queue * (1 + OTHER_ACCOUNTS * first):
             raise Overloaded(f"{queued} requests are waiting, the limit; try again later")
         need, limit = self.reservation(request.rows), self.budget.alone()
-        need -= (len(request.rows) - 1) * self.budget.fork_bytes(len(request.prompt.tokens))
+        need -= self.budget.fork_bytes(len(request.prompt.tokens), len(request.rows))
         if need > limit:
             raise BadRequest(
                 f"the prompt ({len(request.prompt.tokens)} tokens) needs {need} bytes of cache; "
@@ -111,8 +111,8 @@ class Admission:
         """Bytes of the capacity that a row has only for later turns of its conversation."""
         if row.holding is None or row.holding.capacity <= self.kv_needed(row):
             return 0
-        reserved = self.budget.row_bytes(self._tokens_reserved(row))
-        return reserved - self.budget.row_bytes(self.kv_needed(row))
+        reserved = self._bytes(row, self._tokens_reserved(row))
+        return max(0, reserved - self._bytes(row, self.kv_needed(row)))
 
     def kv_needed(self, row: Row) -> int:
         """Token capacity of a row without that."""
@@ -123,8 +123,13 @@ class Admission:
         return len(row.tokens) >= self.limits.output_reserve
 
     def _own_bytes(self, row: Row) -> int:
-        whole, holding = self.budget.row_bytes(self._tokens_reserved(row)), row.holding
-        return whole if holding is None else max(0, whole - holding.stored)
+        stored = 0 if row.holding is None else row.holding.stored
+        return max(0, self._bytes(row, self._tokens_reserved(row)) - stored)
+
+    def _bytes(self, row: Row, tokens: int) -> int:
+        """Cache bytes of a row of this capacity, also of what it uses of the prefix cache."""
+        whole = self.budget.row_bytes(tokens)
+        return whole if row.holding is None else whole + row.holding.beyond(tokens)
 
     def _tokens_to_run(self, row: Row) -> int:
         """Tokens of a row that are prefilled, or may have to be prefilled again."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from ..fixed_shapes import FixedShapes
+from ..kv_capacity import STEP_TOKENS
 from ..request import Phase, PrefillJob, Request, Row
 from .admission import Admission, Budget, Limits
 from .chunking import IDLE_SECONDS, Chunking
@@ -333,6 +334,9 @@ class Scheduler:
         if claims:
             self._claim(job)
         need, images = self.reservation([*rows, *job.rows]), self.admission.budget.image_bytes()
+        if not claims and rows and job.uses_prefix_cache:
+            # a step more for it behind a prefix, and for the row that has the prefix now
+            need += self.admission.budget.row_bytes(2 * STEP_TOKENS)
         self._reclaim(need + images)
         fits = self.admission.fits(need, images if rows else 0)
         if not fits and (spare := sum(map(self.admission.spare, rows))):
@@ -341,7 +345,8 @@ class Scheduler:
                 self._give_back(rows)
         for row in job.rows:  # if it is admitted, it begins at once and holds more
             row.holding = None
-        return fits
+        # behind a prefix, a row may take more than without it, which may be all that there is
+        return fits or (claims and not rows and self._make_room(job, claims=False))
 
     # -- what is here
 
