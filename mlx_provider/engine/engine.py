@@ -91,6 +91,8 @@ class Engine:
             replica=replica or Replica(),
         )
         state.batch.shows = state.drafting.shows
+        if speculation is not None:
+            speculation.cache_of = state.batch.extract
         self._start = Start(state)
         self._commit = Commit(state)
         draws = Draws(state, self._commit)

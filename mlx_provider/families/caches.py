@@ -13,6 +13,7 @@ from ..upstream.cache_classes import (
     StateCache,
     append_behind,
     appended,
+    held,
     make_prompt_cache,
     visible,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "StateCache",
     "append_behind",
     "appended",
+    "held",
     "row_cache",
     "text_cache",
     "visible",

@@ -74,6 +74,9 @@ class DraftRow:
     unread: Unread | None = None
     """Only for `DraftsAhead`: the row has more tokens, which are not read yet. `hidden` then has n
     more rows, from which the n unread tokens were drawn."""
+    cache: Sequence[Any] | None = None
+    """With `Drafter.reads_cache`: the model's own caches for the row, for reading only. They hold
+    all of its tokens but the last one. Gone after the call."""
     state: Any = None
     """Kept for the drafter from one call to the next."""
     salt: str = ""
@@ -162,6 +165,8 @@ class Drafter:
     layers: Callable[[Drafting], Sequence[int]] = field(default=lambda drafting: ())
     """Indices of the layers whose outputs are its hidden states: the model must be a `ShowsLayers`.
     None: the states are those before the output matrix."""
+    reads_cache: bool = False
+    """It reads the keys and values that the model has stored for a row (`DraftRow.cache`)."""
     context: int = 64
     """Maximum number of a prompt's last tokens whose states it gets. It gets fewer if the others
     came from the prefix cache, ran beside rows that decode, or stand before an image. The engine

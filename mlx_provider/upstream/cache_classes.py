@@ -111,6 +111,19 @@ class StateHistory(StateCache):
         return found
 
 
+def held(cache: Any) -> tuple[mx.array, mx.array] | None:
+    """Keys and values (1, heads, tokens, D) that a layer's cache of one row holds, in order of
+    position. `None`: it is empty, or stores them in another way.
+
+    A ring's order is that of its own `_temporal_order` (cache.py 0.32.2).
+    """
+    if cache.keys is None or type(cache) not in (KVCache, RotatingKVCache):
+        return None
+    if isinstance(cache, RotatingKVCache):
+        return cache._temporal_order(cache.keys), cache._temporal_order(cache.values)
+    return cache.keys[..., : cache.offset, :], cache.values[..., : cache.offset, :]
+
+
 def appended(cache: Any, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
     """Append to a layer's cache; keys and values that it holds, in order of position.
 

@@ -1,11 +1,12 @@
 """Drafts by heads that were trained for a model and read its states.
 
 A checkpoint may bring one along (multi-token prediction of Qwen3.5 and Qwen3-Next, dense and with
-experts), or the operator names the folder of one (EAGLE-3, DFlash 2)."""
+experts), or the operator names the folder of one (EAGLE-3, DFlash 2, Gemma 4's assistants)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ RANK = 2
 """A trained head guesses better than what the text repeats."""
 EAGLE3 = "eagle3"
 DFLASH2 = "dflash2"
+ASSISTANT = "assistant"
 NAMED_RANK = 4
 """A folder that the operator names is tried first: as a head, then as a whole model, because the
 folder of a head can look like that of a model."""
@@ -83,6 +85,8 @@ def mlx_drafters() -> Iterable[Drafter]:
     )
     yield _named(EAGLE3, "any text model, by an EAGLE-3 head that was trained for it")
     yield _named(DFLASH2, "any text model, by a DFlash 2 drafter that was trained for it")
+    serves = "Gemma 4, by an assistant that was trained for it"
+    yield replace(_named(ASSISTANT, serves), reads_cache=True, context=1)
 
 
 def _named(name: str, serves: str) -> Drafter:

@@ -25,7 +25,7 @@ from mlx_provider import (
     Tokenizer,
 )
 from mlx_provider.families.caches import row_cache
-from mlx_provider.families.logits import find_backbone, last_token, narrowed, rows_at
+from mlx_provider.families.logits import Path, find_backbone, last_token, narrowed, rows_at
 from mlx_provider.families.tokenizer import HFTokenizer, Hidden
 from mlx_provider.families.vision.calls import language_logits, model_inputs, prompt_features
 from mlx_provider.families.vision.images import as_image, image_size
@@ -63,7 +63,9 @@ class AnyVisionModel:
         self, model: Any, processor: Any, info: ModelInfo, chat: HFTokenizer, token: int | None
     ) -> None:
         self.model = model
-        self._prefill_model = _narrowed(model)
+        self.backbone = _backbone(model)
+        """The part below the output matrix, if one was found."""
+        self._prefill_model = narrowed(model, self.backbone, last_token) if self.backbone else model
         self.processor = processor
         self.info = info
         self.image_token = token
@@ -177,15 +179,15 @@ def _flattened(message: Mapping[str, Any], image: str) -> dict[str, Any]:
     return {**message, "content": "".join(texts)}
 
 
-def _narrowed(model: Any) -> Any:
-    """The model with logits after the last token alone, where it has a place to say so."""
+def _backbone(model: Any) -> Path | None:
+    """The attributes that lead to the part below the output matrix; `None`: no part was found."""
 
     def some_logits(language: Any) -> mx.array:
         ids, cache = mx.array([[1, 2, 3]]), row_cache(language)
         return language_logits(SimpleNamespace(language_model=language), ids, cache, {})
 
     path = find_backbone(model.language_model, some_logits)
-    return model if path is None else narrowed(model, ("language_model", *path), last_token)
+    return None if path is None else ("language_model", *path)
 
 
 def _span(

@@ -22,7 +22,7 @@ from mlx_provider import (
     UnsupportedModel,
 )
 from mlx_provider.families.caches import row_cache
-from mlx_provider.families.logits import rows_at
+from mlx_provider.families.logits import Shown, last_token, narrowed, rows_at
 from mlx_provider.families.vision.calls import has_mrope
 from mlx_provider.families.vision.model import VisionFeatures
 from mlx_provider.families.vision.positions import rotary_positions
@@ -131,6 +131,27 @@ class SeparateVisionModel(AnyVisionModel):
         logits_at: mx.array | None = None,
     ) -> mx.array:
         return rows_at(logits_at)(passes.decode_separately(self.model, tokens, cache, positions))
+
+    @property
+    def shows_hidden(self) -> bool:
+        return self.backbone is not None
+
+    def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:
+        shown = Shown(last_token, lambda states: states[:, -last:])
+        model = narrowed(self.model, self.backbone, shown)
+        return passes.prefill_separately(model, chunk), shown.hidden[0]
+
+    def decode_hidden(
+        self,
+        tokens: mx.array,
+        cache: list[Any],
+        positions: mx.array,
+        logits_at: mx.array | None = None,
+    ) -> tuple[mx.array, mx.array]:
+        shown = Shown(rows_at(logits_at))
+        model = narrowed(self.model, self.backbone, shown)
+        logits = passes.decode_separately(model, tokens, cache, positions)
+        return logits, shown.hidden[:, -1]
 
     def _filled(
         self, short: Sequence[int], media: Sequence[MediaItem]

@@ -11,10 +11,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_provider import BadRequest, LoadOptions, MediaError, MediaItem
+from mlx_provider import BadRequest, LoadOptions, MediaError, MediaItem, PrefillChunk
 from mlx_provider.engine.feature_cache import FeatureCache
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
+from mlx_provider.families.vision.language import head
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.testing.tiny.greedy import features_of, greedy, start
 from mlx_provider.testing.tiny.media import tiny_image, tiny_video
@@ -64,6 +65,23 @@ def test_one_row_equals_mlx_vlm(name: str, request_name: str, load_generic, ask,
     expected = oracle(folders(name), prompt, media, COUNT)
     assert greedy(load_generic(name), prompt, COUNT) == expected
     assert greedy(load_generic(name), prompt, COUNT, chunk=7) == expected
+
+
+@pytest.mark.parametrize("name", SEPARATE)
+def test_hidden_states_belong_to_the_logits(name: str, load_generic, ask) -> None:
+    model = load_generic(name)
+    prompt = ask(model, tiny_image(1, 64, 160), "and")
+    features, language = features_of(model, prompt), model.model.language_model
+    one, other = (
+        PrefillChunk(prompt, 0, len(prompt.tokens), model.make_cache(), features) for _ in range(2)
+    )
+    logits, hidden = model.prefill_hidden(one, 3)
+    assert mx.array_equal(logits, model.prefill(other))
+    assert mx.allclose(head(language, hidden[None])[0, -1], logits, atol=1e-4)
+    tokens, at = mx.array([7]), mx.array([len(prompt.tokens) + prompt.rope_delta])
+    logits, hidden = model.decode_hidden(tokens, one.cache, at)
+    assert mx.array_equal(logits, model.decode(tokens, other.cache, at))
+    assert mx.allclose(head(language, hidden[:, None])[:, -1], logits, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", SEPARATE)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
+from typing import Any
 
 import mlx.core as mx
 
@@ -50,6 +51,8 @@ class Source:
     context: int = KEPT
     """See `Drafter`."""
     media: bool = True
+    """See `Drafter`."""
+    reads_cache: bool = False
     """See `Drafter`."""
 
     @property
@@ -105,17 +108,21 @@ class Speculation:
         shows: ShowsHidden | None = None,
         context: int = KEPT,
         media: bool = True,
+        reads_cache: bool = False,
         policy: Policy | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`vocab`: size of the model's vocabulary; `shows`, `context`, `media`: see `Source`, of
-        the first drafter; `others`: the drafters beside it, which need no hidden states."""
+        """`vocab`: size of the model's vocabulary; `shows`, `context`, `media`, `reads_cache`: see
+        `Source`, of the first drafter; `others`: the drafters beside it, which need no hidden
+        states."""
         self._vocab = vocab
-        self.sources = [Source(drafting, shows, context, media), *others]
+        self.sources = [Source(drafting, shows, context, media, reads_cache), *others]
         self.shows = shows
         self._context = context
         self.policy = policy or Policy()
         self.clock = clock
+        self.cache_of: Callable[[Row], Sequence[Any]] = _no_cache
+        """The model's caches for a row whose tokens are all read."""
         self._rows: dict[Row, Followed] = {}
         self._asked: set[int] = set()
         """The drafters of the last step."""
@@ -193,7 +200,7 @@ class Speculation:
             self._drop(source)
             return {}
         for each in views:
-            each.hidden = each.unread = None
+            each.hidden = each.unread = each.cache = None
         self._breakers[source].passed(used=True)
         for row, own in drafts.items():
             if not own:
@@ -353,6 +360,8 @@ class Speculation:
             more = 0 if unread is None else unread.tokens.size
             seen.fresh = 0 if seen.hidden is None else seen.hidden.shape[0] - more
             followed.shown, followed.drawn_from = [], None
+        if self.sources[ask.source].reads_cache:
+            seen.cache = self.cache_of(row)
         followed.unread = unread
         return seen
 
@@ -360,7 +369,8 @@ class Speculation:
 def source_of(drafter: Drafter, drafting: Drafting, model: LoadedModel) -> Source:
     """A started drafter. Raises `BadRequest` if the model does not show the states that it
     needs."""
-    return Source(drafting, _shows(drafter, drafting, model), drafter.context, drafter.media)
+    shows = _shows(drafter, drafting, model)
+    return Source(drafting, shows, drafter.context, drafter.media, drafter.reads_cache)
 
 
 def speculation_of(
@@ -375,6 +385,7 @@ def speculation_of(
         shows=first.shows,
         context=first.context,
         media=first.media,
+        reads_cache=first.reads_cache,
         policy=policy,
     )
 
@@ -396,6 +407,10 @@ def _keep(own: Followed, hidden: mx.array) -> None:
     if len(own.shown) >= KEPT:
         own.shown = []
     own.shown.append(hidden)
+
+
+def _no_cache(row: Row) -> Sequence[Any]:
+    raise ValueError("no engine has told where the caches of rows are")
 
 
 def _may(row: Row) -> bool:

@@ -86,6 +86,14 @@ def _gemma4_text(ids: Mapping[str, int]) -> Config:
         "global_head_dim": 32,
         "hidden_size_per_layer_input": 16,
         "vocab_size_per_layer_input": VOCAB,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 1_000_000.0,
+                "partial_rotary_factor": 0.25,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
     }
 
 

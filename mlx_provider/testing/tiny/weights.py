@@ -59,6 +59,8 @@ def model_parameters(
             value *= 5.0
         if foreseeable:
             value = _foreseeable(name, value)
+            if config["model_type"] == "gemma4_text" and "post_" in name:
+                value *= FAINT  # its layers norm what they add
         found[name] = mx.array(value.astype(np.float32))
     return found
 
