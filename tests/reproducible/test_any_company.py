@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from mlx_provider import LoadedModel, PrefillChunk
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.fixed_shapes import FixedShapes
+from mlx_provider.engine.memory import leaves
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.protocol.events import Failed
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from mlx_provider.upstream.shared_kv import prefix_of
 
 SHAPES = FixedShapes(rows=3, tokens=16)
 GREEDY = SamplingParams(temperature=0)
@@ -191,6 +193,34 @@ def test_a_request_gives_the_same_bits_in_any_company(
         assert company.model.widths == {SHAPES.rows}
 
     check()
+
+
+@pytest.mark.parametrize("kept_in", ["float32", "4 bit"])
+def test_rows_with_one_prefix_have_the_bits_of_one(
+    load: Callable[..., LoadedModel], kept_in: str
+) -> None:
+    """Seven join and leave again. None of them shares its keys with another."""
+    model = load("qwen3", kept_in)
+
+    def asked(i: int, reply: int = 5) -> Request:
+        tokens = [*BASE[:64], *(30 + (17 * i + 5 * j) % 270 for j in range(9))]
+        return new_request(tokens, max_tokens=reply, logprobs=2)
+
+    expected = alone(model, asked(0, reply=30))
+    engine = engine_of(model, prefix_cache=PrefixCache(budget=lambda: 2**24), least=16)
+    request = asked(0, reply=30)
+    engine.submit(request)
+    others = [asked(i) for i in range(1, 8)]
+    for other in others:
+        engine.step()
+        engine.submit(other)
+    while not engine.idle:
+        engine.step()
+        layers = [layer for each in engine.batch.layout.passes() for layer in leaves(each.cache)]
+        own = [part for layer in layers for part in getattr(layer, "parts", [layer])]
+        assert not any(map(prefix_of, own))
+    assert {other.cached for other in others} == {64}
+    assert bits(request) == expected
 
 
 @pytest.mark.parametrize("event", ["memory", "fails"])

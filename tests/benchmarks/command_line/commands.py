@@ -14,7 +14,7 @@ from .drafting import calls, drafts, sparse, speculation
 from .fleet import fleet, router
 from .inside import accounts, gap, grammar, long_prompt, scheduling, tower
 from .ranked import ranks
-from .reuse import budgets, restart, shared, stays, traffic, turns
+from .reuse import blocks, budgets, restart, shared, stays, traffic, turns
 from .simulated import fleet_simulation
 
 ANOTHER_COMMAND = {"allow_interspersed_args": False, "ignore_unknown_options": True}
@@ -30,6 +30,7 @@ for command in (
     stays,
     restart,
     shared,
+    blocks,
     turns,
     grammar,
     gap,

@@ -75,3 +75,14 @@ def shared() -> None:
     for bits in (None, 4):
         running.show({"held": asdict(shared_memory.run(20_000, bits))})
         running.show({"steps": [asdict(each) for each in shared_prefix.run(bits=bits)]})
+
+
+def blocks() -> None:
+    """Attention to a prefix by parts that other rows do not change: time, kernels, equal bits."""
+    running.preload()
+    from dataclasses import asdict
+
+    from canonical_blocks import run
+
+    for bits in (None, 4):
+        running.show({"attention": [asdict(each) for each in run(bits)]})
