@@ -53,7 +53,7 @@ def _unlike(config: Any, model: Any) -> str:
         "hidden size": (config.backbone_hidden_size, models.hidden_size),
         "vocabulary": (text.vocab_size, model.info.vocab_size),
         **{
-            name.replace("_", " "): (getattr(text, name), getattr(models, name))
+            name.replace("_", " "): (getattr(text, name), getattr(models, name, None))
             for name in ("head_dim", "global_head_dim", "sliding_window")
         },
     }

@@ -254,6 +254,11 @@ def test_a_model_of_another_kind_and_weights_that_do_not_fit_are_told(
     options = DraftOptions(model=tmp_path / "d")
     other = tiny("qwen3", mtp_num_hidden_layers=0)
     assert "not those of Gemma 4" in ASSISTANT.refuses(other.folder, other.model, options)
+    layers = [SimpleNamespace(layer_type="attention")]  # as Granite's
+    below = SimpleNamespace(embed_tokens=None, layers=layers)
+    language = SimpleNamespace(model=below, args=SimpleNamespace(hidden_size=HIDDEN))
+    granite: Any = SimpleNamespace(model=language, info=other.model.info)
+    assert "its head dim is 16, here it is None" in ASSISTANT.refuses(tmp_path, granite, options)
     module.pre_projection.weight = mx.zeros((5, 5))
     write(tmp_path / "d", module, CONFIG)
     with pytest.raises(BadRequest, match=r"pre_projection.weight is \(5, 5\), and should be"):
