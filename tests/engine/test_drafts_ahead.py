@@ -14,9 +14,10 @@ from mlx_provider import LoadOptions
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
+from mlx_provider.engine.speculation.policy import Ask, Asks, Policy
 from mlx_provider.engine.speculation.speculation import Speculation
 from mlx_provider.families.text import TextModel, load_text
-from mlx_provider.records import DraftRow
+from mlx_provider.records import DraftRow, Unread
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.testing.oracle import Eager, Oracle
 from mlx_provider.testing.tiny import build
@@ -204,3 +205,46 @@ def test_a_pass_that_fails_ahead_is_run_again(models: Callable[[str], TextModel]
     run(engine)
     assert failing.countdown < 0
     assert_as_alone(model, requests)
+
+
+class Checking(Oracle):
+    """Counts results that it is told wrongly, and those of passes without drafts."""
+
+    def __init__(self) -> None:
+        super().__init__(0.7, ahead=True)
+        self.wrong = self.without_drafts = 0
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
+        for row in rows:
+            before: Unread | None = row.state
+            if before is not None:
+                self.wrong += before.read != before.held.item()
+                self.without_drafts += before.tokens.size == 1
+            row.state = row.unread
+        return super().propose(rows)
+
+
+class Alternating(Policy):
+    """Three drafts for each row in two steps of four."""
+
+    steps = 0
+
+    def wanted(self, rows: Sequence[object], others: int, seconds: object) -> list[Asks]:
+        self.steps += 1
+        return [(Ask(0, 3),) if (self.steps + at) % 4 < 2 else () for at in range(len(rows))]
+
+
+def test_a_drafter_is_told_what_held_before_its_next_guesses(
+    models: Callable[[str], TextModel],
+) -> None:
+    model, requests = models("bfloat16"), asked()
+    drafting = Checking()
+    for request in requests:
+        drafting.learn([*request.prompt.tokens, *alone(model, request).rows[0].tokens])
+    speculation = Speculation(drafting, vocab=model.info.vocab_size, policy=Alternating())
+    engine = new_engine(model, speculation=speculation)
+    for request in requests:
+        engine.submit(request)
+    run(engine)
+    assert drafting.without_drafts > 4
+    assert drafting.wrong == 0

@@ -362,7 +362,8 @@ class Speculation:
             followed.shown, followed.drawn_from = [], None
         if self.sources[ask.source].reads_cache:
             seen.cache = self.cache_of(row)
-        followed.unread = unread
+        # of a pass without drafts nothing will be told
+        followed.unread = unread if unread is not None and unread.read is None else None
         return seen
 
 
