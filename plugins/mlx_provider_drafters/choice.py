@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+
 from mlx_provider import BadRequest, LoadOptions
 from mlx_provider.errors import MLXProviderError
 from mlx_provider.families.checkpoint import read_json
@@ -31,7 +33,7 @@ def problem(folder: Path, draft: Path | None, room: int | None = None) -> str:
     room: bytes that it may take."""
     if draft is None:
         return NONE_GIVEN
-    weights = sum(path.stat().st_size for path in draft.glob("*.safetensors"))
+    weights = _weights_bytes(draft)
     if room is not None and weights > room:
         return f"the weights in {draft} are {weights} bytes, there is room for {max(0, room)}"
     try:
@@ -51,7 +53,7 @@ def load(
     """
     if draft is None:
         raise BadRequest(NONE_GIVEN, param="draft_model")
-    model = load_text(draft, LoadOptions())
+    model = load_text(draft, LoadOptions(dtype=_dtype(draft, room)))
     if not longest(model.make_cache()):
         if scores:
             return ScoringModel(model, vocab)
@@ -61,6 +63,20 @@ def load(
         raise BadRequest(f"{draft} cannot draft: its cache {summary}", param="draft_model")
     most = KV_BYTES if room is None else min(KV_BYTES, room // KV_SHARE)
     return DraftModel(model, vocab, kv_bytes=most)
+
+
+def _dtype(draft: Path, room: int | None) -> str | None:
+    """float32 on a CPU, on which MLX multiplies by narrower weights many times slower, if weights
+    so wide leave half of the room. `None`: the checkpoint's own."""
+    quantised = read_json(draft / "config.json").get("quantization")
+    bits = quantised.get("bits", 16) if isinstance(quantised, dict) else 16
+    fits = room is None or 2 * _weights_bytes(draft) * 32 <= room * bits
+    return "float32" if fits and mx.default_device() == mx.cpu else None
+
+
+def _weights_bytes(draft: Path) -> int:
+    """In its files."""
+    return sum(path.stat().st_size for path in draft.glob("*.safetensors"))
 
 
 def vocabulary(folder: Path) -> dict[str, int]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 
 from mlx_provider import BadRequest, LoadOptions
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import DraftOptions, DraftRow
 from mlx_provider.testing.driver import alone, new_request, output_of
+from mlx_provider.testing.tiny.quantised import quantise
 from mlx_provider_drafters import mlx_drafters
 from mlx_provider_drafters.draft_model import PIECE, DraftModel
 
@@ -131,6 +134,18 @@ def test_a_cache_that_takes_nothing_back_is_refused(
     """Recurrent states, and a window of 24 tokens."""
     with pytest.raises(BadRequest, match="cannot be taken back"):
         MODEL.start(folder("qwen3"), qwen3, DraftOptions(folder(family)))
+
+
+@pytest.mark.parametrize(("room", "kind"), [(None, nn.Linear), (2**18, nn.QuantizedLinear)])
+def test_on_a_cpu_weights_are_spread_out_if_they_fit(
+    folder: Folders, qwen3: TextModel, tmp_path: Path, room: int | None, kind: type
+) -> None:
+    draft = tmp_path / "draft"
+    shutil.copytree(folder("qwen3"), draft)
+    quantise(draft, "qwen3")
+    drafting = MODEL.start(draft, qwen3, DraftOptions(draft, room=room))
+    assert type(drafting._model.model.layers[0].mlp.up_proj) is kind
+    assert ready(drafting, DraftRow(TEXT[:20], wanted=3))
 
 
 # -- what it guesses
