@@ -205,7 +205,7 @@ def as_response(asked: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("form", "read"),
     [
-        (as_message, message_request),
+        (as_message, lambda body, sender: message_request(body, sender)[0]),
         (as_response, lambda body, sender: question(body, sender).request),
     ],
     ids=["messages", "responses"],
