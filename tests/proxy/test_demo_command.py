@@ -44,7 +44,7 @@ def test_from_nothing_but_the_package(environ, tmp_path):
     held = (
         r"\d+ of [1-9]\d* guessed tokens held|nothing, as a guess takes longer than it saves here"
     )
-    assert re.search(rf"guessed ahead  ({held}) \(demo-hybrid, by mtp\)", told)
+    assert re.search(rf"guessed ahead  ({held}) \(demo-hybrid, by mtp \+ lookup\)", told)
     assert "mlx-provider up demo starts the same to stay" in told
     assert list(tmp_path.iterdir()) == []
 
