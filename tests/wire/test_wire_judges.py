@@ -134,7 +134,8 @@ def test_llama_benchy(judged_one: Judged, judges: Path, book: str, tmp_path: Pat
     )  # fmt: skip
     runs = json.loads(file.read_text())["benchmarks"]
     assert [run["concurrency"] for run in runs] == [1, 4]
-    assert all(run["tg_throughput"]["mean"] > 0 for run in runs)
+    # none if all tokens came at once, as from a proxy on a busy machine
+    assert all(run["tg_throughput"] is None or run["tg_throughput"]["mean"] > 0 for run in runs)
 
 
 def test_tool_eval_bench(judged_one: Judged, judges: Path, tmp_path: Path) -> None:
