@@ -325,7 +325,7 @@ class PrefixCache:
         if session is not None:
             each = path.row.token_bytes(complete=path.complete) + ID_BYTES
             self._sessions.pin(session, leaf, len(ids) * each, awaited=awaited)
-        return leaf.stop
+        return min(leaf.stop, len(ids))
 
     def evict_to(self, bytes_: int) -> int:
         """Shrink to at most `bytes_`. Returns the freed bytes."""
