@@ -3,7 +3,7 @@
 Sessions of four kinds of agents are drawn from one seed, with the pauses of tools and of people:
 once with assumed pauses, once with those of published traces. The prefix cache and its policy are
 the real ones, as in `budgets`; all lengths are divided by `SCALE`. Besides today's eviction, the
-same sessions run without regard to open calls, and with LRU.
+same sessions run without regard to open calls, with LRU, and with return times learned or known.
 
 The published pauses (of CacheWise, arXiv 2606.16824, and of vLLM's RFC 52113, none could be had):
 
@@ -30,6 +30,7 @@ from mlx_provider.engine.prefix_cache import eviction
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.tree import Node
 from replaced import Replaced
+from return_times import Returns
 from small_budgets import TOKEN_BYTES, Kind, Server
 
 SCALE = 64
@@ -179,11 +180,14 @@ def hit_rates(
     value: Callable[..., float] | None = None,
     *,
     retained: str | None = None,
+    returns: Returns | None = None,
 ) -> dict[str, float]:
     """The share of prompt tokens that was found, by kind of agent and of all.
 
-    `value`: in the place of eviction's; `retained`: the kind of agent that says it comes back.
+    `value`: in the place of eviction's; `retained`: the kind of agent that says it comes back;
+    `returns`: the rule of return times that takes eviction's place.
     """
+    value = value if returns is None else returns.value
     model = SyntheticModel(layers, state_units=STATE, window=8)
     budget = sum(each.tokens for each in every) // 3 * TOKEN_BYTES[layers]
     server = Server(PrefixCache(budget=lambda: budget), model)
@@ -198,6 +202,8 @@ def hit_rates(
             session = every[at]
             asked = session.asked[number]
             kind = session.name.split()[0]
+            if returns is not None:
+                returns.asks(session.name, now)
             served = server.serve(
                 asked.request, session.name, calls=asked.calls, retain=kind == retained
             )
@@ -205,9 +211,13 @@ def hit_rates(
                 counted = found.setdefault(name, [0, 0])
                 counted[0] += served.cached
                 counted[1] += len(asked.request.prompt)
-            if number + 1 < len(session.asked):
-                took = len(asked.request.reply) * SCALE / TOKENS_PER_SECOND
-                heapq.heappush(due, (now + took + session.asked[number + 1].pause, at, number + 1))
+            answered = now + len(asked.request.reply) * SCALE / TOKENS_PER_SECOND
+            later = session.asked[number + 1 :]
+            comes = answered + later[0].pause if later else None
+            if comes is not None:
+                heapq.heappush(due, (comes, at, number + 1))
+            if returns is not None:
+                returns.waits(session.name, answered, comes, calls=asked.calls)
     return {name: cached / prompt for name, (cached, prompt) in found.items()}
 
 
@@ -241,5 +251,7 @@ def run(each: int = 12, span: float = 400, seeds: Sequence[int] = (0, 1, 2)) -> 
         for rule, rates in (
             *((rule, hit_rates(every, layers, value)) for rule, value in rules.items()),
             ("today, chats retained", hit_rates(every, layers, retained="chat")),
+            ("learned returns", hit_rates(every, layers, returns=Returns(known=False))),
+            ("known returns", hit_rates(every, layers, returns=Returns(known=True))),
         )
     ]

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from mlx_provider.engine.prefix_cache import eviction
+from return_times import Returns
 from returning_agents import (
     CODEX_TOOLS,
     LAYERS,
@@ -36,6 +37,12 @@ def test_sessions_whose_tools_run_stay_before_others(layers: Kind) -> None:
 @pytest.mark.parametrize("layers", LAYERS)
 def test_a_client_that_says_that_it_comes_back_is_found_again(layers: Kind) -> None:
     assert hit_rates(EVERY, layers, retained="chat")["chat"] > today(layers)["chat"]
+
+
+def test_no_more_is_found_than_if_all_returns_were_known() -> None:
+    known = hit_rates(EVERY, "kv", returns=Returns(known=True))["all"]
+    learned = hit_rates(EVERY, "kv", returns=Returns(known=False))["all"]
+    assert known > max(learned, today("kv")["all"])
 
 
 def test_published_pauses_are_drawn_as_often_as_published() -> None:
