@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..engine.speculation.policy import HOPE, Policy
+from ..engine.speculation.odds import HOPE
+from ..engine.speculation.policy import Policy
 from ..families.estimate import text_fields
 from ..serving.measurements import Measured, Measurements
 from ..serving.weight_files import stored_tensors

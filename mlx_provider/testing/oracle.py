@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from ..engine.speculation.policy import Ask, Asks, Policy, RowOdds
+from ..engine.speculation.odds import RowOdds
+from ..engine.speculation.policy import Ask, Asks, Policy
 from ..records import DeviceTokens, DraftRow, Unread
 
 

@@ -17,7 +17,8 @@ from mlx_provider.engine.scheduling.costs import Costs
 from mlx_provider.engine.scheduling.pass_timer import PassTimer
 from mlx_provider.engine.scheduling.plan import StepPlan
 from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
-from mlx_provider.engine.speculation.policy import Kind, Policy, RowOdds
+from mlx_provider.engine.speculation.odds import RowOdds
+from mlx_provider.engine.speculation.policy import Kind, Policy
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import Prompt
 from mlx_provider.testing.driver import TokenOutput

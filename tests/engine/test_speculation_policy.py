@@ -8,16 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from mlx_provider.engine.speculation import policy as policies
-from mlx_provider.engine.speculation.policy import (
-    KNOWN_TEXT,
-    LONGEST_REST,
-    MISSED_PASSES,
-    SAVED,
-    Kind,
-    Odds,
-    Policy,
-    RowOdds,
-)
+from mlx_provider.engine.speculation.odds import LONGEST_REST, MISSED_PASSES, Odds, RowOdds
+from mlx_provider.engine.speculation.policy import KNOWN_TEXT, SAVED, Kind, Policy
 from speculation_curves import (
     DEVICES,
     DRAFTERS,

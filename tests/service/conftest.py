@@ -13,7 +13,7 @@ import pytest
 from mlx_provider.client.generation import Generation
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
-from mlx_provider.engine.speculation.policy import MOST_DRAFTS
+from mlx_provider.engine.speculation.odds import MOST_DRAFTS
 from mlx_provider.protocol.events import (
     Delta,
     Done,

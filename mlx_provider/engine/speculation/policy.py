@@ -19,43 +19,35 @@ from itertools import accumulate, combinations
 from math import log, log1p
 from typing import NamedTuple
 
-MOST_DRAFTS = 7
-"""Most drafts of a row in one pass: fused attention accepts at most 8 queries (Metal, mlx
-0.32.4)."""
+from .odds import (
+    FIRST_PAUSE,
+    HOPE,
+    LASTING,
+    LONGEST_REST,
+    MOST_DRAFTS,
+    SUREST,
+    Odds,
+    RowOdds,
+    SourceOdds,
+)
+
 MARGIN = log(1.08)
 """Least expected gain, as the logarithm of a rate, because the estimates are not exact."""
 PACE_SHARE = 0.75
 """Least share of its pace that each row keeps, however much drafts help other rows."""
-MEMORY = 24
-"""Drafts per row that are remembered: few enough to react soon to a change in its text."""
-LASTING = 200
-"""The same for all rows together."""
-DOUBTED = 4.0
-"""The same once a draft holds after many that did not."""
-BELIEF = 2.0
-"""Prior weight of a row, in drafts, at the acceptance rate of other rows."""
-HOPE = 0.7
-"""Expected acceptance rate before any measurement."""
 SELDOM = 0.1
 """The same for what a forecast foretells to begin behind a token that it has not foretold."""
-SUREST = 0.99
 GOOD = 0.9
 """Assumed acceptance rate of a row that is tried; in the place of another drafter, it is
 `SUREST`."""
 TRIED = 1
 """Drafts of a row in a trial. More would show little more."""
-MISSED_PASSES = 3
-"""Passes in sequence without an accepted draft, after which a row gets only trials."""
 REFUSED = 8
 """Steps until a trial that would not pay off, or that the allowance does not permit, is considered
 again: to consider it costs the host more than all else that it decides in a step."""
 AWAITED = 2
 """Steps until the result of a trial is known, because passes are planned before the last one is
 read."""
-LONGEST_REST = 32
-"""Most steps between the trials of a drafter for a row, if the allowance permits."""
-FIRST_PAUSE = 8
-"""Steps between the first trials of a drafter in the place of another one."""
 ALLOWANCE = 0.01
 """Share of the time that trials may take."""
 SAVED = 6.0
@@ -71,103 +63,11 @@ QUICK = 0.7
 """Weight of the old value for passes with drafts at each new measurement."""
 FORGOTTEN = 0.9998
 """Decay of measurements per step, because they become out of date."""
-PLACES = 4.0
-"""Prior weight, in drafts that hold, of places among drafts that are all alike."""
 KNOWN = -1
 """In the place of a drafter: text that a grammar or a forecast knows."""
 LEAST_PASS_FACTOR = 0.1
 """Least factor on the expected duration of a pass with drafts. If kernels run while they are
 launched, most of the pass is over by then."""
-
-
-@dataclass
-class Odds:
-    """Recent acceptance rate of drafts."""
-
-    memory: int = MEMORY
-    held: float = 0.0
-    tried: float = 0.0
-
-    def learn(self, held: int, tried: int) -> None:
-        """Add a result: the first `held` of a row's drafts held. Drafts behind a wrong one do not
-        count."""
-        kept = (1 - 1 / self.memory) ** tried
-        self.held = kept * self.held + held
-        self.tried = kept * self.tried + tried
-
-    def doubt(self) -> None:
-        """Reduce the weight of the past results."""
-        kept = min(1.0, DOUBTED / max(self.tried, DOUBTED))
-        self.held, self.tried = kept * self.held, kept * self.tried
-
-    def share(self, belief: float) -> float:
-        """Expected acceptance rate. `belief`: the rate of other rows."""
-        return min(SUREST, (self.held + BELIEF * belief) / (self.tried + BELIEF))
-
-
-@dataclass
-class RowOdds:
-    """Statistics of one drafter for one row."""
-
-    odds: Odds = field(default_factory=Odds)
-    missed: int = 0
-    """Passes in sequence without an accepted draft."""
-    rest: int = 0
-    """Steps until it may be tried again, if no drafter has drafts for the row."""
-    pause: int = FIRST_PAUSE
-    """Steps between trials in the place of another drafter: more after each one, until its own
-    drafts are worth their place."""
-    worth: float = 0.0
-    """Plain steps that an accepted draft of its present trial saves."""
-
-    @property
-    def trusted(self) -> bool:
-        """Whether it may give drafts outside trials."""
-        return self.missed < MISSED_PASSES
-
-    def due(self, step: int, *, instead: bool) -> bool:
-        """Whether it may be tried in this step. `instead`: in the place of another drafter. Such
-        trials of all rows fall into the same steps, because they may make all rows wait."""
-        return step % self.pause == 0 if instead else not self.rest
-
-    def learn(self, held: int, tried: int) -> None:
-        """See `Odds`."""
-        if held and not self.trusted:
-            self.odds.doubt()  # its text may have changed in kind
-            self.pause = FIRST_PAUSE
-        self.odds.learn(held, tried)
-        self.missed = 0 if held else self.missed + 1
-        self.rest = 0 if self.trusted else min(LONGEST_REST, 2 ** (self.missed - MISSED_PASSES))
-
-
-@dataclass
-class SourceOdds:
-    """Results of one drafter for all rows."""
-
-    everyone: Odds = field(default_factory=lambda: Odds(LASTING))
-    held: list[float] = field(default_factory=lambda: [0.0] * MOST_DRAFTS)
-    """Drafts that held, by their place among the drafts of a row."""
-    expected: list[float] = field(default_factory=lambda: [0.0] * MOST_DRAFTS)
-    """The same as the rates of their rows made expect."""
-
-    def share(self, row: RowOdds) -> float:
-        """Expected acceptance rate of drafts for a row."""
-        return row.odds.share(self.everyone.share(HOPE))
-
-    def learn(self, row: RowOdds, drafts: int, held: int) -> None:
-        """Add the result of a row's drafts."""
-        share, tried = self.share(row), min(max(1, drafts), held + 1)
-        kept = 1 - 1 / LASTING
-        for at in range(min(tried, MOST_DRAFTS)):
-            self.expected[at] = kept * self.expected[at] + share
-            self.held[at] = kept * self.held[at] + (at < held)
-        row.learn(held, tried)
-        self.everyone.learn(held, tried)
-
-    def places(self, most: int) -> list[float]:
-        """Times as often as expected that the first drafts of a row hold, by their place."""
-        pairs = zip(self.held[:most], self.expected[:most], strict=True)
-        return [(held + PLACES) / (expected + PLACES) for held, expected in pairs]
 
 
 class Ask(NamedTuple):

@@ -28,7 +28,8 @@ from ...records import (
 from ..execution.batch_layout import NO_RESULTS, Results
 from ..execution.circuit_breaker import CircuitBreaker
 from ..request import Row
-from .policy import KNOWN_TEXT, Ask, Asks, Kind, Odds, Policy, RowOdds, within
+from .odds import Odds, RowOdds
+from .policy import KNOWN_TEXT, Ask, Asks, Kind, Policy, within
 
 log = logging.getLogger(__name__)
 

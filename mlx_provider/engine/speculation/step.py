@@ -19,7 +19,8 @@ from ..request_log import Recorder
 from ..scheduling.plan import StepPlan
 from ..scheduling.scheduler import Scheduler
 from .ahead import masks_ahead
-from .policy import MOST_DRAFTS, Asks, Kind, within
+from .odds import MOST_DRAFTS
+from .policy import Asks, Kind, within
 from .speculation import NONE, Guess, Speculation
 
 log = logging.getLogger(__name__)
