@@ -143,10 +143,12 @@ def test_custom_tools_take_a_text(engine: Any, client: openai.OpenAI) -> None:
     for at, (streamed, call) in enumerate(zip(message["tool_calls"], dumped, strict=True)):
         assert streamed == {**call, "id": streamed["id"], "index": at}
 
-    handler = litellm.completion(
-        **{**fields, "model": f"mlx/{engine.scripted}"}, api_base=engine.url, api_key="the-key"
-    )
+    fields_of_litellm = {**fields, "model": f"mlx/{engine.scripted}", "api_base": engine.url}
+    handler = litellm.completion(**fields_of_litellm, api_key="the-key")
     assert handler.choices[0].message.tool_calls[1].custom.input == FITS
+    chunks = list(litellm.completion(**fields_of_litellm, api_key="the-key", stream=True))
+    calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+    assert "".join(call.custom["input"] for call in calls if "custom" in call) == FITS
 
     said = {"role": "assistant", "content": whole.message.content, "tool_calls": dumped}
     results = [{"role": "tool", "tool_call_id": c["id"], "content": "x"} for c in dumped]
