@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,25 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from free_ports import free_ports
 from mlx_provider_ranks.launching import LAUNCH_COMMAND
 
 FOLDER = "RANKS_TESTED_IN"
 """Where ranks leave what they tell."""
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` ports that follow one another and are free."""
-    while True:
-        with socket.socket() as asked:
-            asked.bind(("127.0.0.1", 0))
-            first: int = asked.getsockname()[1]
-        if first + count < 2**16 and all(map(_is_free, range(first, first + count))):
-            return first
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as tried:
-        return tried.connect_ex(("127.0.0.1", port)) != 0
 
 
 def launch(

@@ -99,14 +99,15 @@ def test_what_passes_have_taught_is_known_at_the_next_load(
 ) -> None:
     view = load(folder)
     costs = view.engine.scheduler.costs
-    expected = costs.pass_of(1, 0, 64, 50_000)
-    costs.measured(expected, 2 * expected, [CacheLoad(0, 64, 50_000)])
+    before = costs.curve
+    expected = costs.pass_of(1, 50_000, 64, 50_000)
+    costs.measured(expected, 2 * expected, [CacheLoad(50_000, 64, 50_000)])
     taught, models = costs.curve, load.services[-1]._models
+    assert taught.depths != before.depths
     models.loader.unload(view.weights) if ending == "unload" else load.services[-1].close()
     found = load(folder).engine.scheduler.costs.curve
     assert load.measured == []
-    assert [list(point) for point in found.depths] == [list(point) for point in taught.depths]
-    assert found.per_key(64) > 0
+    assert found.depths == taught.depths
 
 
 @pytest.mark.parametrize(

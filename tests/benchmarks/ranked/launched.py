@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from free_ports import free_ports
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider_bench.ending import held
 from mlx_provider_bench.servers.processes import START_LIMIT, STOP_LIMIT, Kept, Kind, Server, stop
@@ -62,21 +62,6 @@ def launcher(ranks: int) -> list[str]:
         raise EngineUnavailable("mlx.launch, which comes with mlx, is not on the PATH")
     port = str(free_ports(ranks))
     return [found, "-n", str(ranks), "--backend", "ring", "--starting-port", port, "--"]
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` TCP ports that follow one another, on which nobody listens now."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first: int = probe.getsockname()[1]
-        if first + count <= 2**16 and all(map(_is_free, range(first, first + count))):
-            return first
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as tried:
-        return tried.connect_ex(("127.0.0.1", port)) != 0
 
 
 def wake(process: subprocess.Popen[bytes] | None) -> None:
