@@ -126,12 +126,13 @@ def test_llm_comply(judged_one: Judged, judges: Path, tmp_path: Path, form: str)
 
 def test_llama_benchy(judged_one: Judged, judges: Path, book: str, tmp_path: Path) -> None:
     file, one = tmp_path / "result.json", judged_one
-    run_judge(
+    said = run_judge(
         judges / "llama-benchy", "--base-url", one.url + "/v1", "--api-key", one.key,
         "--model", one.demo, "--tokenizer", one.tokenizer, "--book-url", book, "--runs", "1",
         "--pp", "128", "--tg", "16", "--concurrency", "1", "4", "--skip-coherence",
         "--exit-on-first-fail", "--format", "json", "--save-result", str(file), folder=tmp_path,
     )  # fmt: skip
+    assert file.exists(), said
     runs = json.loads(file.read_text())["benchmarks"]
     assert [run["concurrency"] for run in runs] == [1, 4]
     # none if all tokens came at once, as from a proxy on a busy machine
