@@ -350,6 +350,17 @@ def test_a_turn_gets_the_capacity_of_its_own_entry(qwen3: TextModel) -> None:
     check(qwen3, again)
 
 
+def test_freed_capacity_behind_entries_that_stay_is_counted(qwen3: TextModel) -> None:
+    own = Shrinking(qwen3)
+    own.turn(asked(own.engine, LONG), reply=12)
+    run(own.engine)
+    store = own.stored._store
+    before, entries = store.tally.nbytes, frozenset(store.nodes())
+    freed = store.evict(nbytes=0, keep=entries)
+    assert entries == set(store.nodes())
+    assert freed == before - store.tally.nbytes > 0
+
+
 def test_a_prefix_that_leaves_no_room_for_its_only_row_goes(qwen3: TextModel) -> None:
     """Behind it, a row takes up to a step more than without it."""
     own = Shrinking(qwen3, least=256)

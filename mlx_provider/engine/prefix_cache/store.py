@@ -128,7 +128,9 @@ class Store:
 
     def _trim(self, nbytes: float) -> None:
         """Free capacity behind entries until the cache has at most so many bytes."""
-        for node in self._spare() if self.tally.nbytes > nbytes else ():
+        if self.tally.nbytes <= nbytes:
+            return
+        for node in self._spare():
             segment = segment_of(node)
             if segment.held is not None and self.tally.nbytes > nbytes:
                 segment.held.trim(node.stop)
@@ -254,7 +256,8 @@ class Store:
         """
         self._drop_lost()
         before = self.tally.nbytes
-        if before - sum(segment_of(node).slack for node in self._spare()) <= nbytes:
+        over = before - nbytes
+        if over > 0 and sum(segment_of(node).slack for node in self._spare()) >= over:
             self._trim(nbytes)
         held = self.tally.nbytes
         while self.tally.nbytes > nbytes or self.tally.buffers > buffers:
@@ -269,8 +272,9 @@ class Store:
                 break
             held = self.tally.nbytes  # more may go, now that no entry refers to it
         self._trim(nbytes)
-        self.evicted_bytes += before - held
-        return before - held
+        freed = before - self.tally.nbytes
+        self.evicted_bytes += freed
+        return freed
 
     def clear(self) -> None:
         self.version += 1
