@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.request import Phase, Request, SamplingParams
 from ..engine.scheduling.scheduler import Scheduler
-from ..engine.speculation.speculation import Speculation
+from ..engine.speculation.speculation import Source, Speculation
 from ..records import LoadedModel
 from .driver import Alternating, alone, new_engine, new_request, output_of
 from .oracle import Eager, Oracle
@@ -149,4 +149,4 @@ def guessing(
     for request in requests:
         for row, answer in zip(request.rows, answered(model, request).rows, strict=True):
             oracle.learn([*row.request.prompt.tokens, *answer.tokens])
-    return Speculation(oracle, vocab=model.info.vocab_size, policy=Eager())
+    return Speculation(Source(oracle), vocab=model.info.vocab_size, policy=Eager())

@@ -21,7 +21,7 @@ from mlx_provider.chat.constraints.compiler import GrammarCompiler
 from mlx_provider.chat.constraints.forecast import CallForecast, CallMatchers
 from mlx_provider.chat.constraints.written import written_calls
 from mlx_provider.engine.speculation.policy import Policy
-from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import load_text
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import Drafting, ToolParser
@@ -150,7 +150,7 @@ def _played(model: Any, compiler: GrammarCompiler, turns: Sequence[Turn], way: W
         if way.foretold:
             row.forecast = CallForecast(CallMatchers(compiler, asked, PARSER))
         speculation = Speculation(
-            drafting, vocab=model.info.vocab_size, policy=policy, clock=lambda: 0.0
+            Source(drafting), vocab=model.info.vocab_size, policy=policy, clock=lambda: 0.0
         )
         reciting = Reciting(model, [*turn.prompt, *turn.reply], 100.0)
         engine = new_engine(reciting, speculation=speculation, clock=lambda: 0.0, max_chunk=4096)

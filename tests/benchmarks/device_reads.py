@@ -11,7 +11,7 @@ import mlx.core as mx
 from host_gap import Three
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.request import SamplingParams
-from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.records import Drafting
 from mlx_provider.testing.driver import new_engine, new_request
 from replaced import Replaced, wrap
@@ -23,7 +23,7 @@ def drafted_rows(
     model: Any, drafting: Drafting, rows: int, params: SamplingParams, shows: Any = None
 ) -> Engine:
     """An engine whose rows decode with three drafts each."""
-    speculation = Speculation(drafting, vocab=model.info.vocab_size, shows=shows, policy=Three())
+    speculation = Speculation(Source(drafting, shows), vocab=model.info.vocab_size, policy=Three())
     engine = new_engine(model, speculation=speculation, max_chunk=64)
     for at in range(rows):
         prompt = range(20 + 9 * at, 40 + 9 * at)
@@ -95,3 +95,13 @@ class DeviceReads(ExitStack):
             return original(*args, **kwargs)
 
         return counted
+
+
+def check_no_reads(engine: Engine, rows: int, passes: int = 8) -> None:
+    """Nothing is read between so many passes, in which most rows have all three drafts."""
+    drafted = engine.recent.drafted
+    with DeviceReads(engine) as reads:
+        while reads.passes < passes:
+            engine.step()
+    assert engine.recent.drafted >= drafted + 3 * rows * (passes - 1)
+    assert (reads.idle, reads.others) == (0, 0)

@@ -25,7 +25,7 @@ from mlx_provider.engine.execution.decode_batch import DecodeBatch
 from mlx_provider.engine.execution.grouped_kv import EarlyStart
 from mlx_provider.engine.request import SamplingParams
 from mlx_provider.engine.speculation.policy import Ask, Asks, Policy
-from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import load_text
 from mlx_provider.records import Drafting, DraftOptions, LoadedModel, LoadOptions, ShowsHidden
 from mlx_provider.testing.driver import new_engine, new_request
@@ -259,7 +259,7 @@ def drafted(
             own = found[f"{rows} rows, {name}"] = {}
             for each in plan.pass_ms:
                 speculation = Speculation(
-                    drafting, vocab=model.info.vocab_size, shows=shows, policy=Three()
+                    Source(drafting, shows), vocab=model.info.vocab_size, policy=Three()
                 )
                 engine = decoding(model, rows, params, 8 * plan.steps, speculation=speculation)
                 device = ImaginedDevice(each / 1000)

@@ -29,7 +29,7 @@ from mlx_provider.engine.execution.probe import Probe, probe
 from mlx_provider.engine.request import Request
 from mlx_provider.engine.scheduling.costs import Costs, Curve
 from mlx_provider.engine.speculation.policy import MOST_DRAFTS, Policy
-from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.errors import MLXProviderError
 from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.records import Drafting, LoadedModel
@@ -112,7 +112,7 @@ class Setting:
 
     def speculation(self, drafting: Drafting, clock: Clock | None = None) -> Speculation:
         return Speculation(
-            drafting,
+            Source(drafting),
             vocab=self.model.info.vocab_size,
             policy=Policy(most=self.plan.most),
             clock=clock or time.perf_counter,

@@ -16,7 +16,7 @@ from mlx_provider.chat.output.reply import Reply
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.speculation.policy import Policy
-from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.protocol.events import Delta
 from mlx_provider.protocol.requests import GenerateRequest
@@ -97,7 +97,7 @@ def everything(*, foretold: bool = True) -> list[Request]:
 def drafting_engine(
     model: Any, drafting: Drafting, policy: Policy | None = None, **more: Any
 ) -> Engine:
-    speculation = Speculation(drafting, vocab=VOCAB, policy=policy, clock=lambda: 0.0)
+    speculation = Speculation(Source(drafting), vocab=VOCAB, policy=policy, clock=lambda: 0.0)
     return new_engine(model, mixes=True, speculation=speculation, clock=lambda: 0.0, **more)
 
 

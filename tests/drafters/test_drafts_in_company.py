@@ -12,7 +12,7 @@ from mlx_provider import LoadOptions
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
-from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import Drafting
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
@@ -49,7 +49,7 @@ def drafted(model: Any, drafting: Drafting, *, eager: bool = True, **more: Any) 
     """An engine that drafts, `eager`ly or where it pays by the costs that are assumed, for no
     time passes."""
     policy = Eager() if eager else None
-    speculation = Speculation(drafting, vocab=VOCAB, policy=policy, clock=lambda: 0.0)
+    speculation = Speculation(Source(drafting), vocab=VOCAB, policy=policy, clock=lambda: 0.0)
     return new_engine(model, mixes=True, speculation=speculation, clock=lambda: 0.0, **more)
 
 

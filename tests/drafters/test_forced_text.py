@@ -13,7 +13,7 @@ import pytest
 from mlx_provider import LoadOptions
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
 from mlx_provider.engine.request import Request, SamplingParams
-from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.engine.speculation.step import after_run
 from mlx_provider.families.text import load_text
 from mlx_provider.protocol.requests import GenerateRequest
@@ -70,7 +70,7 @@ def requests() -> list[Request]:
 
 def passes(model: LoadedModel, asked: Sequence[Request], drafting: Drafting | None) -> int:
     """Serve the requests, and count the steps."""
-    speculation = drafting and Speculation(drafting, vocab=VOCAB, clock=lambda: 0.0)
+    speculation = drafting and Speculation(Source(drafting), vocab=VOCAB, clock=lambda: 0.0)
     engine = new_engine(model, speculation=speculation, clock=lambda: 0.0)
     return steps_of(engine, asked)
 
@@ -123,7 +123,7 @@ def test_only_forced_tokens_are_forced() -> None:
 
 
 def test_forced_drafts_show_nothing_about_the_drafter(qwen3: LoadedModel) -> None:
-    speculation = Speculation(ForcedText(), vocab=VOCAB, clock=lambda: 0.0)
+    speculation = Speculation(Source(ForcedText()), vocab=VOCAB, clock=lambda: 0.0)
     engine = new_engine(qwen3, speculation=speculation, clock=lambda: 0.0)
     engine.submit(requests()[0])
     run(engine)

@@ -8,7 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from device_reads import DeviceReads, drafted_rows
+from device_reads import check_no_reads, drafted_rows
 from host_gap import SAMPLING
 from mlx_provider import LoadOptions
 from mlx_provider.families.text import TextModel, load_text
@@ -16,7 +16,6 @@ from mlx_provider.records import DeviceTokens, DraftRow, Unread
 from mlx_provider.testing.driver import alone, new_request, output_of
 from mlx_provider_drafters.draft_model import DraftModel
 
-PASSES = 8
 WRONG = 33
 
 
@@ -42,12 +41,7 @@ def test_a_pass_with_drafts_is_launched_before_the_last_one_is_read(
     small = load_text(folder("qwen3", seed=4, num_hidden_layers=2), LoadOptions())
     drafting = DraftModel(small, qwen3.info.vocab_size)
     engine = drafted_rows(qwen3, drafting, rows, SAMPLING[sampling])
-    drafted = engine.recent.drafted
-    with DeviceReads(engine) as reads:
-        while reads.passes < PASSES:
-            engine.step()
-    assert engine.recent.drafted >= drafted + 3 * rows * (PASSES - 1)
-    assert (reads.idle, reads.others) == (0, 0)
+    check_no_reads(engine, rows)
 
 
 def test_guesses_behind_unread_tokens_are_those_behind_read_ones(

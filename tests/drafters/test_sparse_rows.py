@@ -16,7 +16,7 @@ from mlx_provider.engine.execution.mixed_chunk import MixedChunk
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.sparse_prefill.passes import problem, run_alone
-from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import PrefillChunk, Prompt
@@ -183,7 +183,9 @@ def test_rows_in_company_are_what_they_are_alone(
         oracle.learn(each.rows[0].all_tokens)
     more: dict[str, Any] = {}
     if drafts:
-        more["speculation"] = Speculation(oracle, vocab=VOCAB, policy=Eager(), clock=lambda: 0.0)
+        more["speculation"] = Speculation(
+            Source(oracle), vocab=VOCAB, policy=Eager(), clock=lambda: 0.0
+        )
     room = [10**9]
     kept = PrefixCache(budget=lambda: 2**24)
     engine = thinning(

@@ -15,7 +15,7 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.speculation.policy import Ask, Asks, Policy
-from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import DraftRow, Unread
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
@@ -70,7 +70,7 @@ def knowing(model: TextModel, requests: Sequence[Request], share: float) -> Orac
 
 
 def drafted(model: TextModel, drafting: Any, **more: Any) -> Engine:
-    speculation = Speculation(drafting, vocab=model.info.vocab_size, policy=Eager())
+    speculation = Speculation(Source(drafting), vocab=model.info.vocab_size, policy=Eager())
     return new_engine(model, mixes=True, speculation=speculation, **more)
 
 
@@ -241,7 +241,7 @@ def test_a_drafter_is_told_what_held_before_its_next_guesses(
     drafting = Checking()
     for request in requests:
         drafting.learn([*request.prompt.tokens, *alone(model, request).rows[0].tokens])
-    speculation = Speculation(drafting, vocab=model.info.vocab_size, policy=Alternating())
+    speculation = Speculation(Source(drafting), vocab=model.info.vocab_size, policy=Alternating())
     engine = new_engine(model, speculation=speculation)
     for request in requests:
         engine.submit(request)

@@ -38,7 +38,7 @@ def asked(**more: Any) -> list[Request]:
 
 def drafted(model: LoadedModel, drafting: Any, **more: Any) -> Engine:
     """An engine that drafts in every step, whatever it costs."""
-    speculation = Speculation(drafting, vocab=model.info.vocab_size, policy=Eager())
+    speculation = Speculation(Source(drafting), vocab=model.info.vocab_size, policy=Eager())
     return new_engine(model, mixes=True, speculation=speculation, **more)
 
 
@@ -135,7 +135,7 @@ def test_a_drafter_that_is_not_ready_for_a_row_is_asked_again_at_the_next_step(
 
     def calls_of(drafting: Reading) -> int:
         request = new_request(PROMPTS[1], max_tokens=24)
-        speculation = Speculation(drafting, vocab=qwen3.info.vocab_size)
+        speculation = Speculation(Source(drafting), vocab=qwen3.info.vocab_size)
         serve(new_engine(qwen3, speculation=speculation), [request])
         assert_as_alone(qwen3, [request])
         return drafting.calls
@@ -173,7 +173,7 @@ def test_each_row_of_a_batch_has_the_drafter_that_knows_it(qwen3: TextModel) -> 
     first, second = (new_request(PROMPTS[i], max_tokens=120) for i in (1, 3))
     knows_first, knows_second = Noting(qwen3, first), Noting(qwen3, second)
     speculation = Speculation(
-        knows_first,
+        Source(knows_first),
         Source(knows_second),
         vocab=qwen3.info.vocab_size,
         clock=lambda: 0.0,
@@ -195,7 +195,7 @@ def test_a_fault_of_one_drafter_leaves_the_rows_to_the_other(qwen3: TextModel) -
     request = new_request(PROMPTS[1], max_tokens=60)
     failing, able = Raising(), Noting(qwen3, request)
     vocab = qwen3.info.vocab_size
-    speculation = Speculation(failing, Source(able), vocab=vocab, clock=lambda: 0.0)
+    speculation = Speculation(Source(failing), Source(able), vocab=vocab, clock=lambda: 0.0)
     serve(new_engine(qwen3, speculation=speculation, clock=lambda: 0.0), [request])
     assert_as_alone(qwen3, [request])
     assert failing.calls == 2
@@ -209,7 +209,7 @@ def test_nothing_is_drafted_while_a_prompt_is_prefilled(qwen3: TextModel) -> Non
 
     first, newcomer = (new_request(PROMPTS[i], max_tokens=24) for i in (1, 4))
     vocab = qwen3.info.vocab_size
-    speculation = Speculation(knowing(qwen3, [first]), vocab=vocab, policy=Always())
+    speculation = Speculation(Source(knowing(qwen3, [first])), vocab=vocab, policy=Always())
     engine = new_engine(qwen3, mixes=True, speculation=speculation)
     engine.submit(first)
     while not first.drafted:
@@ -426,7 +426,7 @@ def test_a_drafter_that_is_shown_states_drafts_in_every_pass(qwen3: TextModel) -
     drafting = Shown(1.0)
     drafting.learn([*PROMPTS[1], *output_of(alone(qwen3, request)).tokens])
     vocab = qwen3.info.vocab_size
-    speculation = Speculation(drafting, vocab=vocab, shows=qwen3, policy=Always())
+    speculation = Speculation(Source(drafting, qwen3), vocab=vocab, policy=Always())
     serve(new_engine(qwen3, speculation=speculation), [request])
     assert_as_alone(qwen3, [request])
     # one comes with the prompt, one is the last

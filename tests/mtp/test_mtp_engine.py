@@ -12,7 +12,7 @@ import pytest
 import mlx_provider
 from mlx_provider import LoadOptions
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.records import DraftOptions
 from mlx_provider.testing.driver import new_engine, new_request, run
 from mlx_provider.testing.oracle import Eager
@@ -77,7 +77,7 @@ def test_most_guesses_of_the_demo_hold() -> None:
     request = new_request([1], max_tokens=60)
     request.prompt = model.prepare(messages, tools=[], media=[], variables={})
     drafting = start(folder, model, DraftOptions())
-    speculation = Speculation(drafting, vocab=model.info.vocab_size, shows=model, policy=Eager())
+    speculation = Speculation(Source(drafting, model), vocab=model.info.vocab_size, policy=Eager())
     engine = new_engine(model, speculation=speculation)
     engine.submit(request)
     run(engine)

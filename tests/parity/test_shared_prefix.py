@@ -21,7 +21,7 @@ from mlx_provider.engine.kv_capacity import STEP_TOKENS, whole_steps
 from mlx_provider.engine.memory import arrays, leaves, profile
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
-from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of, run
@@ -385,7 +385,7 @@ def test_drafts_are_verified_over_a_shared_prefix(
     requests = [branch(i) for i in range(3)]
     for request in requests:
         oracle.learn([*request.prompt.tokens, *output_of(alone(model, request)).tokens])
-    speculation = Speculation(oracle, vocab=model.info.vocab_size, policy=Eager())
+    speculation = Speculation(Source(oracle), vocab=model.info.vocab_size, policy=Eager())
     engine, _ = sharing(model, speculation=speculation, clock=lambda: 0.0)
     counts: list[int] = []
     attended = shared_attention.attend_apart

@@ -103,23 +103,17 @@ class Speculation:
 
     def __init__(
         self,
-        drafting: Drafting,
-        *others: Source,
+        *sources: Source,
         vocab: int,
-        shows: ShowsHidden | None = None,
-        context: int = KEPT,
-        media: bool = True,
-        reads_cache: bool = False,
         policy: Policy | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`vocab`: size of the model's vocabulary; `shows`, `context`, `media`, `reads_cache`: see
-        `Source`, of the first drafter; `others`: the drafters beside it, which need no hidden
-        states."""
+        """`sources`: the drafters, the best first. `vocab`: size of the model's vocabulary."""
         self._vocab = vocab
-        self.sources = [Source(drafting, shows, context, media, reads_cache), *others]
-        self.shows = shows
-        self._context = context
+        self.sources = sources
+        hidden = [source for source in sources if source.shows is not None]
+        self.shows = hidden[0].shows if hidden else None
+        self._context = hidden[0].context if hidden else KEPT
         self.policy = policy or Policy()
         self.clock = clock
         self.cache_of: Callable[[Row], Sequence[Any]] = _no_cache
@@ -379,17 +373,8 @@ def speculation_of(
     sources: Sequence[Source], model: LoadedModel, *, policy: Policy | None = None
 ) -> Speculation:
     """The speculation of started drafters, the best first. At most one needs hidden states."""
-    first, *others = sorted(sources, key=lambda each: each.shows is None)
-    return Speculation(
-        first.drafting,
-        *others,
-        vocab=model.info.vocab_size,
-        shows=first.shows,
-        context=first.context,
-        media=first.media,
-        reads_cache=first.reads_cache,
-        policy=policy,
-    )
+    ordered = sorted(sources, key=lambda each: each.shows is None)
+    return Speculation(*ordered, vocab=model.info.vocab_size, policy=policy)
 
 
 def _shows(drafter: Drafter, drafting: Drafting, model: LoadedModel) -> ShowsHidden | None:
