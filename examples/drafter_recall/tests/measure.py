@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx_provider
 from mlx_provider import LoadOptions
-from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.records import DraftOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
@@ -69,7 +69,9 @@ def main() -> None:
     for kind in QUESTIONS:
         for name in DRAFTERS:
             drafting = registry.drafter(name).start(MODEL, model, DraftOptions())
-            speculation = Speculation(drafting, vocab=model.info.vocab_size, clock=lambda: 0.0)
+            speculation = Speculation(
+                Source(drafting), vocab=model.info.vocab_size, clock=lambda: 0.0
+            )
             tokens, drafts, held = map(sum, zip(*answered(model, speculation, kind), strict=True))
             pace = tokens / (tokens - held)
             print(f"| {kind} | {name} | {tokens} | {drafts} | {held} | {pace:.2f} |")

@@ -8,7 +8,7 @@ import pytest
 from mlx_provider_recall.recall import Recall
 
 from mlx_provider import LoadedModel, LoadOptions
-from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import load_text
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
@@ -32,7 +32,7 @@ def ask(engine: Any, *prompts: range, **more: Any) -> list[Any]:
 
 
 def test_answers_stay_and_come_sooner_when_they_are_asked_for_again(model: LoadedModel) -> None:
-    speculation = Speculation(Recall(), vocab=VOCAB, policy=Eager(), clock=lambda: 0.0)
+    speculation = Speculation(Source(Recall()), vocab=VOCAB, policy=Eager(), clock=lambda: 0.0)
     engine = new_engine(model, mixes=True, speculation=speculation, clock=lambda: 0.0)
     prompts = range(5, 30), range(40, 47), range(9, 60)
     first = ask(engine, *prompts, salt="one")

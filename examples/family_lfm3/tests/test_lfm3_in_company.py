@@ -10,7 +10,7 @@ from mlx_provider_lfm3.convert import convert
 
 from mlx_provider import LoadedModel, LoadOptions
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
 from mlx_provider.testing.oracle import Eager, Oracle
@@ -61,7 +61,9 @@ def test_drafts_that_do_not_hold_leave_nothing_behind(model: LoadedModel) -> Non
     oracle = Oracle(share=0.6, vocab=model.info.vocab_size)
     for prompt, tokens in zip(prompts, plain, strict=True):
         oracle.learn([*prompt, *tokens])
-    drafts = Speculation(oracle, vocab=model.info.vocab_size, policy=Eager(), clock=lambda: 0.0)
+    drafts = Speculation(
+        Source(oracle), vocab=model.info.vocab_size, policy=Eager(), clock=lambda: 0.0
+    )
     engine = new_engine(model, mixes=True, speculation=drafts, clock=lambda: 0.0)
     requests = [new_request(prompt, max_tokens=20) for prompt in prompts]
     for request in requests:
