@@ -9,10 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..chat.output.reply import Reply
 from ..chat.output.schema import check_reply
+from ..chat.output.whole_reply import WholeReply, read_chunks
 from ..errors import BadRequest, PluginError
-from ..protocol.events import Delta
 from ..registry import PluginRegistry
 
 
@@ -76,16 +75,15 @@ def run(request: ParseRequest, registry: PluginRegistry) -> dict[str, Any]:
             "name a tool_parser, a reasoning_parser or a response_format", param="tool_parser"
         )
     tools, thoughts = request.tool_parser, request.reasoning_parser
-    reply = Reply(
+    reply = read_chunks(
+        request.chunks,
         stops=request.stop,
         tools=request.tools or (),
         tool_parser=None if tools is None else registry.tool_parser(tools),
         reasoning_parser=None if thoughts is None else registry.reasoning_parser(thoughts),
         reasoning_open=True if request.prompt_opened_think else None,
     )
-    deltas = [delta for chunk in request.chunks for delta in reply.push_text(chunk)]
-    deltas += reply.finish("stop")[0]
-    found = {"id": request.id} | message(deltas)
+    found = {"id": request.id} | message(reply)
     if request.response_format is not None:
         held = check_reply(found["content"] or "", request.response_format)
         found |= {"parsed": held.parsed, "valid": held.is_valid, "violated": held.violated}
@@ -94,26 +92,12 @@ def run(request: ParseRequest, registry: PluginRegistry) -> dict[str, Any]:
     return found
 
 
-def message(deltas: Iterable[Delta]) -> dict[str, Any]:
-    """Deltas put together. A call that the reply's end cut stands under `unfinished_calls`."""
-    content = reasoning = ""
-    calls: dict[int, tuple[str, str]] = {}
-    for delta in deltas:
-        content += delta.content
-        reasoning += delta.reasoning
-        for piece in delta.tool_calls:
-            name, arguments = calls.get(piece.index, ("", ""))
-            calls[piece.index] = (piece.name or name, arguments + piece.arguments)
-    whole: list[dict[str, Any]] = []
-    unfinished: list[dict[str, Any]] = []
-    for name, arguments in calls.values():
-        try:
-            whole.append({"name": name, "arguments": json.loads(arguments)})
-        except ValueError:
-            unfinished.append({"name": name, "arguments": arguments})
+def message(reply: WholeReply) -> dict[str, Any]:
+    """A reply as a message. A call that its end has cut is under `unfinished_calls`."""
     found: dict[str, Any] = {
-        "content": content or None,
-        "reasoning_content": reasoning or None,
-        "tool_calls": whole,
+        "content": reply.content or None,
+        "reasoning_content": reply.reasoning or None,
+        "tool_calls": [{"name": name, "arguments": value} for name, value in reply.whole_calls],
     }
-    return found | ({"unfinished_calls": unfinished} if unfinished else {})
+    cut = [{"name": name, "arguments": text} for name, text in reply.cut_calls]
+    return found | ({"unfinished_calls": cut} if cut else {})

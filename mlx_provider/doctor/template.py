@@ -6,9 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..chat.output.reply import Reply
+from ..chat.output.whole_reply import read_chunks
 from ..families.tokenizer.hf_tokenizer import NO_TEXT_BESIDE_CALLS, common_length
-from ..protocol.events import Delta
 from ..records import ReasoningParser, ToolParser
 from .findings import Finding
 from .formats import Formats
@@ -199,38 +198,21 @@ def _arrives(name: str, text: str, words: Sequence[str], what: str, remedy: str)
 
 def _read_back(parser: ToolParser, written: str) -> Finding:
     """Whether calls that the template writes are the calls that the parser reads."""
-    reply = Reply(tools=TOOLS, tool_parser=parser)
-    found = _calls([*reply.push_text(written), *reply.finish("stop")[0]])
-    name = parser.name
-    if reply.faults or found != [("find_zyzzyva", arguments) for arguments in CALLS]:
+    reply, name = read_chunks([written], tools=TOOLS, tool_parser=parser), parser.name
+    expected = [("find_zyzzyva", arguments) for arguments in CALLS]
+    if reply.faults or reply.cut_calls or reply.whole_calls != expected:
+        found = list(reply.calls)
         summary = f"calls as the template writes them are not read back by {name}: {found}"
         return Finding("template.round_trip", "fail", summary, PARSER)
     return Finding("template.round_trip", "ok", f"calls in the history are read back by {name}")
 
 
-def _calls(deltas: Sequence[Delta]) -> list[tuple[str, Any]]:
-    found: dict[int, tuple[str, str]] = {}
-    for piece in (piece for delta in deltas for piece in delta.tool_calls):
-        name, arguments = found.get(piece.index, ("", ""))
-        found[piece.index] = (piece.name or name, arguments + piece.arguments)
-    return [(name, _value(arguments)) for name, arguments in found.values()]
-
-
-def _value(arguments: str) -> Any:
-    try:
-        return json.loads(arguments)
-    except ValueError:
-        return arguments
-
-
 def _thought_read(parser: ReasoningParser) -> Finding:
     """Whether a thought in the parser's own markers is told from the answer."""
-    reply = Reply(reasoning_parser=parser)
     text = f"{parser.start}\nxTHOUGHTx\n{parser.end}\n\nxANSWERx"
-    deltas = [*reply.push_text(text), *reply.finish("stop")[0]]
-    thought = "".join(delta.reasoning for delta in deltas)
-    answer = "".join(delta.content for delta in deltas)
-    if "xTHOUGHTx" in thought and "xANSWERx" in answer and "xTHOUGHTx" not in answer:
+    reply = read_chunks([text], reasoning_parser=parser)
+    answered = "xANSWERx" in reply.content and "xTHOUGHTx" not in reply.content
+    if "xTHOUGHTx" in reply.reasoning and answered:
         return Finding("template.thoughts", "ok", f"thoughts are told apart as {parser.name}")
     summary = f"thoughts are not told from answers by {parser.name}"
     return Finding(

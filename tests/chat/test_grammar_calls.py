@@ -7,9 +7,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from mlx_provider.chat.constraints.readable import check_readable, read_calls
+from mlx_provider.chat.constraints.readable import check_readable
 from mlx_provider.chat.constraints.tagged import whole_text
 from mlx_provider.chat.constraints.written import written_call, written_calls
+from mlx_provider.chat.output.whole_reply import read_chunks
 from mlx_provider.errors import BadRequest
 from mlx_provider.records import CallGrammar, ToolCall, ToolParser
 from mlx_provider.testing.conformance.calls import GREP, MOVE, PING, PUT, TREE, read
@@ -343,7 +344,7 @@ def test_what_tags_cannot_hold_of_a_strict_tool_is_said(model: Any) -> None:
 def test_every_parser_reads_an_empty_call(name: str) -> None:
     parser = parsers()[name]
     text = written_call(grammar(name), "ping", {}, {})
-    assert read_calls(text, parser, []).calls == (("ping", ()),)
+    assert read_chunks([text], tool_parser=parser).calls == (("ping", "{}"),)
 
 
 @pytest.mark.parametrize("name", ["llama4_pythonic", "lfm2", "olmo3"])

@@ -22,10 +22,10 @@ import pytest
 
 import mlx_provider
 from mlx_provider import hookspecs, records
+from mlx_provider.chat.output.whole_reply import read_chunks
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.scaffold import KINDS, PluginName
 from mlx_provider.scaffold.writing import rendered
-from mlx_provider.testing.replies import read_chunks
 
 ROOT = Path(__file__).parents[2]
 FROZEN = ROOT / "tests" / "data" / "plugins"

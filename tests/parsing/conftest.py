@@ -10,10 +10,10 @@ import pytest
 import mlx_provider_reasoning_parsers as reasoning_plugin
 import mlx_provider_tool_parsers as tool_plugin
 from mlx_provider.chat.constraints.written import written_call
+from mlx_provider.chat.output.whole_reply import WholeReply, put_together, read_chunks
 from mlx_provider.records import ReasoningParser, ToolParser, type_of
-from mlx_provider.testing.replies import Read, put_together, read_chunks
 
-__all__ = ["Read", "put_together", "read_chunks"]
+__all__ = ["WholeReply", "put_together", "read_chunks"]
 
 
 def _by_name(parsers: Iterable[Any]) -> dict[str, Any]:
@@ -54,5 +54,5 @@ def reasoning_parsers() -> dict[str, ReasoningParser]:
 
 
 @pytest.fixture(scope="session")
-def read() -> Callable[..., Read]:
+def read() -> Callable[..., WholeReply]:
     return read_chunks

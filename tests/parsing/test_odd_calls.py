@@ -9,7 +9,7 @@ import pytest
 
 from mlx_provider_tool_parsers.turn_ends import TURN_ENDS
 
-from .conftest import REASONING_PARSERS, TOOL_PARSERS, Read, read_chunks, tool, written
+from .conftest import REASONING_PARSERS, TOOL_PARSERS, WholeReply, read_chunks, tool, written
 
 PARSERS = {parser.name: parser for parser in TOOL_PARSERS.values()}
 MARKED = {name: parser for name, parser in PARSERS.items() if parser.whole is None}
@@ -21,7 +21,7 @@ JSON_FORMATS = (
 TOOLS = [tool("f", a="string")]
 
 
-def both(text: str, name: str, tools: list[Any] | None = None) -> Read:
+def both(text: str, name: str, tools: list[Any] | None = None) -> WholeReply:
     """At once and by characters, which must agree."""
     found = read_chunks([text], tool_parser=PARSERS[name], tools=tools or [])
     assert read_chunks(list(text), tool_parser=PARSERS[name], tools=tools or []) == found

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from .conftest import REASONING_PARSERS, TOOL_PARSERS, Read, read_chunks, tool
+from .conftest import REASONING_PARSERS, TOOL_PARSERS, WholeReply, read_chunks, tool
 
 CALLS, THOUGHTS = TOOL_PARSERS["ui_tars"], REASONING_PARSERS["ui_tars"]
 
 
-def both(text: str, tools: list[Any] | None = None, **formats: Any) -> Read:
+def both(text: str, tools: list[Any] | None = None, **formats: Any) -> WholeReply:
     formats = {"tool_parser": CALLS, "tools": tools or [], **formats}
     found = read_chunks([text], **formats)
     assert read_chunks(list(text), **formats) == found

@@ -19,10 +19,10 @@ import pytest
 
 from mlx_provider import LoadOptions
 from mlx_provider.chat.constraints.written import written_call
+from mlx_provider.chat.output.whole_reply import WholeReply, read_chunks
 from mlx_provider.engine.detokenizer import token_bytes
 from mlx_provider.families.tokenizer.loading import load_tokenizer
 from mlx_provider.testing.conformance.calls import PLAIN, SCHEMA
-from mlx_provider.testing.replies import Read, read_chunks
 from mlx_provider_tool_parsers import harmony
 
 pytestmark = pytest.mark.real
@@ -143,7 +143,7 @@ def pieces(text: str, chance: random.Random) -> list[str]:
     return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
-def read(chunks: list[str]) -> Read:
+def read(chunks: list[str]) -> WholeReply:
     return read_chunks(
         chunks, tool_parser=TOOL_PARSER, reasoning_parser=REASONING_PARSER, tools=TOOLS
     )

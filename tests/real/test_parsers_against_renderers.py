@@ -17,7 +17,7 @@ import pytest
 
 import mlx_provider_reasoning_parsers as reasoning_plugin
 import mlx_provider_tool_parsers as tool_plugin
-from mlx_provider.testing.replies import Read, read_chunks
+from mlx_provider.chat.output.whole_reply import WholeReply, read_chunks
 
 pytestmark = pytest.mark.real
 renderers = pytest.importorskip("renderers")
@@ -194,7 +194,7 @@ def _shared(whole: list[int], prompt: list[int]) -> int:
     return next((i for i, (a, b) in enumerate(zip(whole, prompt, strict=False)) if a != b), 0)
 
 
-def read(family: str, written: Written, chunks: list[str]) -> Read:
+def read(family: str, written: Written, chunks: list[str]) -> WholeReply:
     tools, thoughts = FAMILIES[family]
     return read_chunks(
         chunks,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 
 from ...chat.constraints.written import framed
-from ...chat.output.reply import Reply
+from ...chat.output.whole_reply import read_chunks
 from ...records import ReasoningParser, ToolParser, value_types
 
 KIDS: dict[str, Any] = {"type": "object", "properties": {"kids": {"type": "array"}}}
@@ -186,15 +185,8 @@ def read(
     text: str, parser: ToolParser, tools: Sequence[Any], thoughts: ReasoningParser | None = None
 ) -> tuple[list[Called], str]:
     """Calls and remaining text of a reply."""
-    reply = Reply(tools=tools, tool_parser=parser, reasoning_parser=thoughts)
-    deltas = reply.push_text(text) + reply.finish("stop")[0]
-    found: dict[int, list[str]] = {}
-    for piece in (piece for delta in deltas for piece in delta.tool_calls):
-        call = found.setdefault(piece.index, ["", ""])
-        call[0] += piece.name or ""
-        call[1] += piece.arguments
-    prose = "".join(delta.content + delta.reasoning for delta in deltas)
-    return [(name, json.loads(arguments)) for name, arguments in found.values()], prose.strip()
+    found = read_chunks([text], tools=tools, tool_parser=parser, reasoning_parser=thoughts)
+    return [*found.whole_calls, *found.cut_calls], (found.content + found.reasoning).strip()
 
 
 def named(name: str, keys: Sequence[str], kind: str) -> dict[str, Any]:

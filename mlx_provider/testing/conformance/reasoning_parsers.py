@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
+from ...chat.output.whole_reply import WholeReply, read_chunks
 from ...records import ReasoningParser
-from ..replies import Read, read_chunks
 from .check import Check, NotApplicable, demand, same
 from .examples import cut, for_examples
 from .texts import FRAGMENTS, replies
@@ -21,7 +21,7 @@ OPEN = (None, True, False)
 """Whether the prompt ended inside a thought; `None`: unknown."""
 
 
-def _read(parser: ReasoningParser, chunks: Sequence[str], is_open: bool | None) -> Read:
+def _read(parser: ReasoningParser, chunks: Sequence[str], is_open: bool | None) -> WholeReply:
     return read_chunks(chunks, reasoning_parser=parser, reasoning_open=is_open)
 
 

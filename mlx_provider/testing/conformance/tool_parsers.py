@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from ...chat.constraints.readable import check_readable
 from ...chat.constraints.written import written_call
+from ...chat.output.whole_reply import WholeReply, read_chunks
 from ...errors import BadRequest
 from ...records import ReasoningParser, ToolParser
 from ..byte_model import ByteModel
-from ..replies import Read, read_chunks
 from . import calls as drawn
 from .check import Check, Nonconformity, demand, same
 from .examples import cut, for_examples
@@ -45,7 +45,7 @@ class Format:
     """The plugin's reasoning parser of the same name, for formats with `whole`."""
     model: ByteModel
 
-    def read(self, chunks: Sequence[str], tools: Sequence[Any] = ()) -> Read:
+    def read(self, chunks: Sequence[str], tools: Sequence[Any] = ()) -> WholeReply:
         return read_chunks(
             chunks, tool_parser=self.parser, tools=tools, reasoning_parser=self.thoughts
         )
@@ -221,7 +221,7 @@ def cut_replies(of: Format) -> None:
             )
 
 
-def _nothing_lost(of: Format, text: str, before: str, found: Read) -> None:
+def _nothing_lost(of: Format, text: str, before: str, found: WholeReply) -> None:
     kept = (found.content + found.reasoning).strip()
     summary = f"of the cut reply {text!r} only {kept!r} and {found.calls} are left"
     demand(before.strip() in kept, f"the text before the call is lost: {summary}")
