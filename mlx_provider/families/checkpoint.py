@@ -26,12 +26,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises `BadRequest`, also for more than 200 levels, which `from_json` refuses.
     """
-    try:
-        content = from_json(read_bounded(path, LARGEST_JSON))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise BadRequest(f"{path} cannot be read: {error}", param="model") from error
+    content = _content(path, {})
     if not isinstance(content, dict):
         raise BadRequest(f"{path} does not hold a JSON object", param="model")
     return content
@@ -40,15 +35,19 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_modules(folder: Path) -> list[Mapping[str, Any]]:
     """The modules of sentence-transformers that a folder lists, the model first. Raises
     `BadRequest`."""
-    path = folder / "modules.json"
-    try:
-        content = from_json(read_bounded(path, LARGEST_JSON))
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError) as error:
-        raise BadRequest(f"{path} cannot be read: {error}", param="model") from error
+    content = _content(folder / "modules.json", [])
     listed = content if isinstance(content, list) else []
     return [each for each in listed if isinstance(each, Mapping)]
+
+
+def _content(path: Path, otherwise: Any) -> Any:
+    """The JSON in a file. `otherwise`: the result if there is no such file."""
+    try:
+        return from_json(read_bounded(path, LARGEST_JSON))
+    except FileNotFoundError:
+        return otherwise
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"{path} cannot be read: {error}", param="model") from error
 
 
 def context_length(text: Mapping[str, Any], options: LoadOptions) -> int:

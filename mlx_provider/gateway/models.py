@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BadRequest, MLXProviderError
+from ..families.checkpoint import named_context
 from ..families.estimate import Footprint, context_that_fits, footprint, text_fields
 from ..records import Client
 from ..registry import PluginRegistry
-from ..serving.checkpoint import Checkpoint, checkpoint
-from ..serving.hub import DEMOS, cached_models
+from ..serving.checkpoint import checkpoint
+from ..serving.hub import DEMOS, Outline, cached_models
 from .config import Served
 from .recommended import table
 
@@ -108,7 +109,7 @@ def candidate(
     found = checkpoint(model)
     family, _ = registry.family_for(found.config)
     need = needs(found)
-    own = _own_context(found)
+    own = named_context(text_fields(found.config))
     return Candidate(
         model=model,
         weights=found.weight_bytes,
@@ -121,17 +122,12 @@ def candidate(
     )
 
 
-def needs(found: Checkpoint) -> Footprint:
+def needs(found: Outline) -> Footprint:
     """Its memory. If the config does not describe it, the engine measures it at load."""
     try:
         return footprint(found.config, found.weight_bytes)
     except BadRequest:
         return Footprint(found.weight_bytes, 0, 0)
-
-
-def _own_context(found: Checkpoint) -> int | None:
-    length = text_fields(found.config).get("max_position_embeddings")
-    return length if isinstance(length, int) else None
 
 
 def _context(model: str, need: Footprint, memory: int, own: int | None, wanted: int | None) -> int:

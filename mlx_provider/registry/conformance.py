@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -18,6 +16,7 @@ from ..hookspecs import PROJECT
 from ..installed import installed_version
 from ..safe_open import read_own, replace_own
 from .plugin import Plugin
+from .sources import digest
 
 FORMAT = 1
 LONGEST = 4 * 2**20
@@ -155,18 +154,5 @@ def software() -> dict[str, str]:
 
 
 def source_digest(plugin: Plugin) -> str:
-    """Digest of the Python files of a plugin's package. It changes with every edit."""
-    digest = hashlib.sha256()
-    for path in sorted(_sources(plugin)):
-        digest.update(f"{path.name} ".encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
-def _sources(plugin: Plugin) -> Iterator[Path]:
-    for point in entry_points(group=PROJECT, name=plugin.name):
-        spec = importlib.util.find_spec(point.module.partition(".")[0])
-        if spec is None or spec.origin is None:
-            continue
-        origin = Path(spec.origin)
-        files = origin.parent.rglob("*.py") if spec.submodule_search_locations else [origin]
-        yield from (file for file in files if file.is_file())
+    """Digest of the source files of a plugin. It changes with every edit."""
+    return " ".join(map(digest, entry_points(group=PROJECT, name=plugin.name)))

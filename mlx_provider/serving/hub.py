@@ -71,12 +71,14 @@ def _repository(model: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True)
 class Outline:
-    """Data of a repository from the Hub, before a download."""
+    """Data of a model that is not loaded."""
 
     config: Mapping[str, Any]
     weight_bytes: int
     chat_template: str = ""
     """Empty if there is none, or if there are several by name."""
+    here: bool = False
+    """Whether it is on this machine."""
 
 
 def outline(model: str) -> Outline:

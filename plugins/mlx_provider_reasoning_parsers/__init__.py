@@ -14,4 +14,4 @@ mlx_provider_api = 1
 @hookimpl
 def mlx_reasoning_parsers() -> Iterable[ReasoningParser]:
     for module in (think, phrases):
-        yield from module.parsers()
+        yield from module.PARSERS

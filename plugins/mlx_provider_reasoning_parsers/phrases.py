@@ -35,7 +35,4 @@ NORTH = ReasoningParser(
     aliases=("cohere", "command_a", "cohere_command3", "cohere_command4"),
     rank=2,
 )
-
-
-def parsers() -> tuple[ReasoningParser, ...]:
-    return (GEMMA4, GRANITE, NORTH)
+PARSERS = (GEMMA4, GRANITE, NORTH)

@@ -46,7 +46,7 @@ HY_V3 = replace(
 hold it lets a grammar and the prompt use the marker that is a token of the model."""
 
 
-FORMATS = (
+PARSERS = (
     QWEN3,
     replace(
         ALWAYS,
@@ -169,7 +169,3 @@ FORMATS = (
         rank=1,
     ),
 )
-
-
-def parsers() -> tuple[ReasoningParser, ...]:
-    return FORMATS

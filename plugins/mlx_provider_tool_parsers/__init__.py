@@ -57,7 +57,7 @@ MODULES = (
 def mlx_tool_parsers() -> Iterable[ToolParser]:
     """Every format of this package."""
     for module in MODULES:
-        for parser in module.parsers():
+        for parser in module.PARSERS:
             yield replace(parser, turn_ends=TURN_ENDS)
 
 
@@ -65,4 +65,4 @@ def mlx_tool_parsers() -> Iterable[ToolParser]:
 def mlx_reasoning_parsers() -> Iterable[ReasoningParser]:
     """Thoughts of the formats that cannot be read apart from their calls."""
     for module in (functionary, harmony, muse, ui_tars):
-        yield from module.reasoning_parsers()
+        yield from module.REASONING_PARSERS

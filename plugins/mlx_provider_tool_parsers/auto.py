@@ -26,7 +26,7 @@ def _others() -> dict[str, Scan]:
     taken = ("<tool_call>", "<function=", "<|tool_call|>", "[", "{", "<tool_calls>", "```json")
     found: dict[str, Scan] = {}
     for module in (invoke_tags, sections, gemma, json_blocks):
-        for parser in module.parsers():
+        for parser in module.PARSERS:
             for opener in parser.openers():
                 if opener not in taken and parser.scan is not None:
                     found.setdefault(opener, parser.scan)
@@ -75,23 +75,22 @@ _SHARED = ("<tool_call>", "<|tool_call|>", "<function=", CALLING, "[", "{")
 def _markers() -> tuple[str, ...]:
     """Everything that any of the formats must see."""
     modules = (invoke_tags, sections, gemma, json_blocks, keyed, pythonic)
-    found = (marker for module in modules for p in module.parsers() for marker in p.visible())
+    found = (marker for module in modules for p in module.PARSERS for marker in p.visible())
     return tuple(dict.fromkeys(found))
 
 
-def parsers() -> tuple[ToolParser, ...]:
-    """The format that is all formats."""
-    return (
-        ToolParser(
-            name="auto",
-            start="<tool_call>",
-            starts=tuple(x for x in (*_SHARED, *_OTHERS) if x not in ("<tool_call>", "{")),
-            first=("{",),
-            end="</tool_call>",
-            scan=scan,
-            markers=_markers(),
-            aliases=("generic",),
-            grammar=json_blocks.HERMES.grammar,
-            fallback="read",
-        ),
-    )
+PARSERS = (
+    ToolParser(
+        name="auto",
+        start="<tool_call>",
+        starts=tuple(x for x in (*_SHARED, *_OTHERS) if x not in ("<tool_call>", "{")),
+        first=("{",),
+        end="</tool_call>",
+        scan=scan,
+        markers=_markers(),
+        aliases=("generic",),
+        grammar=json_blocks.HERMES.grammar,
+        fallback="read",
+    ),
+)
+"""The format that is all formats."""

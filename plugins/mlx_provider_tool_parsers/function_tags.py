@@ -37,44 +37,43 @@ def scan_coder(reader: TextReader, tools: Tools) -> Reading[None]:
     yield from (_JSON if json else QWEN3_CODER).scan(reader, tools)
 
 
-def parsers() -> tuple[ToolParser, ...]:
-    return (
-        ToolParser(
-            name="qwen3_coder",
-            start="<tool_call>",
-            starts=("<function=",),
-            end="</tool_call>",
-            scan=scan_coder,
-            detect=lambda template: "<function=" in template and "<parameter=" in template,
-            aliases=(
-                *("qwen3_xml", "qwen3_coder_xml", "qwen3_5", "mimo"),
-                *("step3p5", "step", "olmo_hybrid"),
-            ),
-            markers=_TAGS,
-            rank=2,
-            grammar=_WRITTEN,
+PARSERS = (
+    ToolParser(
+        name="qwen3_coder",
+        start="<tool_call>",
+        starts=("<function=",),
+        end="</tool_call>",
+        scan=scan_coder,
+        detect=lambda template: "<function=" in template and "<parameter=" in template,
+        aliases=(
+            *("qwen3_xml", "qwen3_coder_xml", "qwen3_5", "mimo"),
+            *("step3p5", "step", "olmo_hybrid"),
         ),
-        ToolParser(
-            name="seed_oss",
-            start="<seed:tool_call>",
-            end="</seed:tool_call>",
-            scan=SEED_OSS.scan,
-            markers=_TAGS,
-            detect=lambda template: "<seed:tool_call>" in template,
-            aliases=("seed",),
-            rank=3,
-            grammar=_SEED_WRITTEN,
-        ),
-        ToolParser(
-            name="nemotron",
-            start="<tool_call>",
-            starts=("<function=",),
-            end="</tool_call>",
-            scan=NEMOTRON.scan,
-            markers=_TAGS,
-            detect=lambda template: "nemotron" in template.lower() and "<function=" in template,
-            aliases=("nemotron3", "nemotron_v3"),
-            rank=3,
-            grammar=_WRITTEN,
-        ),
-    )
+        markers=_TAGS,
+        rank=2,
+        grammar=_WRITTEN,
+    ),
+    ToolParser(
+        name="seed_oss",
+        start="<seed:tool_call>",
+        end="</seed:tool_call>",
+        scan=SEED_OSS.scan,
+        markers=_TAGS,
+        detect=lambda template: "<seed:tool_call>" in template,
+        aliases=("seed",),
+        rank=3,
+        grammar=_SEED_WRITTEN,
+    ),
+    ToolParser(
+        name="nemotron",
+        start="<tool_call>",
+        starts=("<function=",),
+        end="</tool_call>",
+        scan=NEMOTRON.scan,
+        markers=_TAGS,
+        detect=lambda template: "nemotron" in template.lower() and "<function=" in template,
+        aliases=("nemotron3", "nemotron_v3"),
+        rank=3,
+        grammar=_WRITTEN,
+    ),
+)

@@ -82,23 +82,16 @@ CALLS = ToolParser(
     rank=3,
     grammar=CallGrammar("{name}\n", "", between=OPENER),
 )
-
-
-def parsers() -> tuple[ToolParser, ...]:
-    """The calls of this format."""
-    return (CALLS,)
-
-
-def reasoning_parsers() -> tuple[ReasoningParser, ...]:
-    """Its headers; it has no thoughts."""
-    return (
-        ReasoningParser(
-            name="functionary",
-            start="",
-            end="",
-            whole=read_functionary,
-            detect=_speaks,
-            rank=3,
-            grammar=MessageGrammar("", "", "", f"{USER}\n"),
-        ),
-    )
+PARSERS = (CALLS,)
+REASONING_PARSERS = (
+    ReasoningParser(
+        name="functionary",
+        start="",
+        end="",
+        whole=read_functionary,
+        detect=_speaks,
+        rank=3,
+        grammar=MessageGrammar("", "", "", f"{USER}\n"),
+    ),
+)
+"""Its headers; it has no thoughts."""

@@ -184,27 +184,26 @@ GEMMA4 = GemmaFormat("<|tool_call>", "<tool_call|>", '<|"|>')
 FUNCTION_GEMMA = GemmaFormat("<start_function_call>", "<end_function_call>", "<escape>")
 
 
-def parsers() -> tuple[ToolParser, ...]:
-    return (
-        ToolParser(
-            name="gemma4",
-            start=GEMMA4.start,
-            end=GEMMA4.end,
-            scan=GEMMA4.scan,
-            markers=(GEMMA4.quote,),
-            detect=lambda template: "<|tool_call>" in template,
-            rank=3,
-            grammar=GEMMA4.written(),
-        ),
-        ToolParser(
-            name="functiongemma",
-            start=FUNCTION_GEMMA.start,
-            end=FUNCTION_GEMMA.end,
-            scan=FUNCTION_GEMMA.scan,
-            markers=(FUNCTION_GEMMA.quote,),
-            detect=lambda template: "<start_function_call>" in template,
-            aliases=("function_gemma",),
-            rank=3,
-            grammar=FUNCTION_GEMMA.written(),
-        ),
-    )
+PARSERS = (
+    ToolParser(
+        name="gemma4",
+        start=GEMMA4.start,
+        end=GEMMA4.end,
+        scan=GEMMA4.scan,
+        markers=(GEMMA4.quote,),
+        detect=lambda template: "<|tool_call>" in template,
+        rank=3,
+        grammar=GEMMA4.written(),
+    ),
+    ToolParser(
+        name="functiongemma",
+        start=FUNCTION_GEMMA.start,
+        end=FUNCTION_GEMMA.end,
+        scan=FUNCTION_GEMMA.scan,
+        markers=(FUNCTION_GEMMA.quote,),
+        detect=lambda template: "<start_function_call>" in template,
+        aliases=("function_gemma",),
+        rank=3,
+        grammar=FUNCTION_GEMMA.written(),
+    ),
+)

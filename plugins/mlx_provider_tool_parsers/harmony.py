@@ -140,42 +140,38 @@ def _speaks(template: str) -> bool:
     return CHANNEL in template and "analysis" in template
 
 
-def parsers() -> tuple[ToolParser, ...]:
-    return (
-        ToolParser(
-            name="harmony",
-            start="",
-            end=CALL,
-            whole=read_harmony,
-            markers=MARKERS,
-            detect=_speaks,
-            aliases=("gpt-oss", "gpt_oss", "openai"),
-            rank=3,
-            grammar=CallGrammar(
-                f"{CHANNEL}commentary to=functions.{{name}} {CONSTRAIN}json{MESSAGE}",
-                "",
-                between=None,
-            ),
+PARSERS = (
+    ToolParser(
+        name="harmony",
+        start="",
+        end=CALL,
+        whole=read_harmony,
+        markers=MARKERS,
+        detect=_speaks,
+        aliases=("gpt-oss", "gpt_oss", "openai"),
+        rank=3,
+        grammar=CallGrammar(
+            f"{CHANNEL}commentary to=functions.{{name}} {CONSTRAIN}json{MESSAGE}",
+            "",
+            between=None,
         ),
-    )
-
-
-def reasoning_parsers() -> tuple[ReasoningParser, ...]:
-    return (
-        ReasoningParser(
-            name="harmony",
-            start="",
-            end="",
-            whole=read_harmony,
-            markers=MARKERS,
-            detect=_speaks,
-            aliases=("gpt-oss", "gpt_oss", "openai", "openai_gptoss"),
-            rank=3,
-            grammar=MessageGrammar(
-                f"{CHANNEL}analysis{MESSAGE}",
-                END,
-                f"{START}assistant",
-                f"{CHANNEL}final{MESSAGE}",
-            ),
+    ),
+)
+REASONING_PARSERS = (
+    ReasoningParser(
+        name="harmony",
+        start="",
+        end="",
+        whole=read_harmony,
+        markers=MARKERS,
+        detect=_speaks,
+        aliases=("gpt-oss", "gpt_oss", "openai", "openai_gptoss"),
+        rank=3,
+        grammar=MessageGrammar(
+            f"{CHANNEL}analysis{MESSAGE}",
+            END,
+            f"{START}assistant",
+            f"{CHANNEL}final{MESSAGE}",
         ),
-    )
+    ),
+)

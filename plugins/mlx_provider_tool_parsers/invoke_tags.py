@@ -62,30 +62,29 @@ def _parser(name: str, form: TagFormat, *, marked: bool = False, **fields: objec
     )
 
 
-def parsers() -> tuple[ToolParser, ...]:
-    return (
-        _parser(
-            "minimax_m2",
-            MINIMAX_M2,
-            starts=("<invoke name=",),
-            detect=lambda template: "<minimax:tool_call>" in template,
-            aliases=("minimax",),
-            rank=3,
-        ),
-        _parser("dots", DOTS, detect=lambda template: "<dots_function_call>" in template, rank=3),
-        _parser(
-            "deepseek_v32",
-            DEEPSEEK_V32,
-            marked=True,
-            detect=lambda template: "｜DSML｜function_calls" in template,
-            rank=3,
-        ),
-        _parser(
-            "deepseek_v4",
-            DEEPSEEK_V4,
-            marked=True,
-            detect=lambda template: "｜DSML｜tool_calls" in template,
-            aliases=("dsml", "deepseek_v4_0731"),
-            rank=3,
-        ),
-    )
+PARSERS = (
+    _parser(
+        "minimax_m2",
+        MINIMAX_M2,
+        starts=("<invoke name=",),
+        detect=lambda template: "<minimax:tool_call>" in template,
+        aliases=("minimax",),
+        rank=3,
+    ),
+    _parser("dots", DOTS, detect=lambda template: "<dots_function_call>" in template, rank=3),
+    _parser(
+        "deepseek_v32",
+        DEEPSEEK_V32,
+        marked=True,
+        detect=lambda template: "｜DSML｜function_calls" in template,
+        rank=3,
+    ),
+    _parser(
+        "deepseek_v4",
+        DEEPSEEK_V4,
+        marked=True,
+        detect=lambda template: "｜DSML｜tool_calls" in template,
+        aliases=("dsml", "deepseek_v4_0731"),
+        rank=3,
+    ),
+)

@@ -197,37 +197,36 @@ def scan_hy_v3(reader: TextReader, tools: Tools) -> Reading[None]:
     yield from form.scan(reader, tools)
 
 
-def parsers() -> tuple[ToolParser, ...]:
-    return (
-        ToolParser(
-            name="glm47",
-            start="<tool_call>",
-            end="</tool_call>",
-            scan=GLM.scan,
-            cut="drop",
-            markers=_TAGS,
-            detect=lambda template: "<arg_key>" in template,
-            aliases=("glm", "glm4", "glm45", "glm46", "glm4_moe"),
-            rank=3,
-            grammar=_WRITTEN,
-        ),
-        ToolParser(
-            name="poolside_v1",
-            start="<tool_call>",
-            end="</tool_call>",
-            scan=POOLSIDE.scan,
-            cut="drop",
-            markers=_TAGS,
-            detect=lambda template: "<arg_key>" in template and "poolside" in template.lower(),
-            aliases=("poolside",),
-            rank=4,
-            grammar=_WRITTEN,
-        ),
-        _hy_v3(HY_V3, name="hy_v3", detect=lambda template: "<tool_sep" in template, rank=4),
-        _hy_v3(
-            HY_V3_OPEN,
-            name="hy_v3_opensource",
-            detect=lambda template: "<tool_sep" in template and OPENSOURCE in template,
-            rank=5,
-        ),
-    )
+PARSERS = (
+    ToolParser(
+        name="glm47",
+        start="<tool_call>",
+        end="</tool_call>",
+        scan=GLM.scan,
+        cut="drop",
+        markers=_TAGS,
+        detect=lambda template: "<arg_key>" in template,
+        aliases=("glm", "glm4", "glm45", "glm46", "glm4_moe"),
+        rank=3,
+        grammar=_WRITTEN,
+    ),
+    ToolParser(
+        name="poolside_v1",
+        start="<tool_call>",
+        end="</tool_call>",
+        scan=POOLSIDE.scan,
+        cut="drop",
+        markers=_TAGS,
+        detect=lambda template: "<arg_key>" in template and "poolside" in template.lower(),
+        aliases=("poolside",),
+        rank=4,
+        grammar=_WRITTEN,
+    ),
+    _hy_v3(HY_V3, name="hy_v3", detect=lambda template: "<tool_sep" in template, rank=4),
+    _hy_v3(
+        HY_V3_OPEN,
+        name="hy_v3_opensource",
+        detect=lambda template: "<tool_sep" in template and OPENSOURCE in template,
+        rank=5,
+    ),
+)

@@ -131,27 +131,26 @@ class _Nesting:
             self.depth += {OPEN: 1, CLOSE: -1}.get(token, 0)
 
 
-def parsers() -> tuple[ToolParser, ...]:
-    return (
-        ToolParser(
-            name="minicpm5",
-            start=OPEN,
-            end=CLOSE,
-            scan=scan,
-            markers=(*PARAMETERS, "</param>", "</parameter>", CDATA),
-            detect=lambda template: "<function name=" in template and "<param name=" in template,
-            aliases=("minicpm",),
-            rank=3,
-            grammar=CallGrammar(
-                '<function name="{name}">',
-                "</function>",
-                tagged=TaggedArguments(
-                    '<param name="',
-                    '"><![CDATA[',
-                    "]]></param>",
-                    untyped="json",
-                    barred=(CDATA_END,),
-                ),
+PARSERS = (
+    ToolParser(
+        name="minicpm5",
+        start=OPEN,
+        end=CLOSE,
+        scan=scan,
+        markers=(*PARAMETERS, "</param>", "</parameter>", CDATA),
+        detect=lambda template: "<function name=" in template and "<param name=" in template,
+        aliases=("minicpm",),
+        rank=3,
+        grammar=CallGrammar(
+            '<function name="{name}">',
+            "</function>",
+            tagged=TaggedArguments(
+                '<param name="',
+                '"><![CDATA[',
+                "]]></param>",
+                untyped="json",
+                barred=(CDATA_END,),
             ),
         ),
-    )
+    ),
+)

@@ -135,22 +135,21 @@ def _json(node: _Node, inner: Any, root: Mapping[str, Any]) -> str:
     return _members(node, schema, root)
 
 
-def parsers() -> tuple[ToolParser, ...]:
-    return (
-        ToolParser(
-            name="minimax_m3",
-            start=OPEN,
-            end=CLOSE,
-            scan=scan,
-            detect=lambda template: PREFIX in template,
-            markers=(PREFIX,),
-            rank=4,
-            grammar=CallGrammar(
-                f'{CALL} name="{{name}}">',
-                CALL_END,
-                OPEN,
-                CLOSE,
-                tagged=TaggedArguments(f"{PREFIX}<", ">", f"{PREFIX}</{{key}}>", barred=(PREFIX,)),
-            ),
+PARSERS = (
+    ToolParser(
+        name="minimax_m3",
+        start=OPEN,
+        end=CLOSE,
+        scan=scan,
+        detect=lambda template: PREFIX in template,
+        markers=(PREFIX,),
+        rank=4,
+        grammar=CallGrammar(
+            f'{CALL} name="{{name}}">',
+            CALL_END,
+            OPEN,
+            CLOSE,
+            tagged=TaggedArguments(f"{PREFIX}<", ">", f"{PREFIX}</{{key}}>", barred=(PREFIX,)),
         ),
-    )
+    ),
+)

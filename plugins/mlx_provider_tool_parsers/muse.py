@@ -101,22 +101,16 @@ CALLS = ToolParser(
     rank=3,
     grammar=invocations(FORM),
 )
-
-
-def parsers() -> tuple[ToolParser, ...]:
-    return (CALLS,)
-
-
-def reasoning_parsers() -> tuple[ReasoningParser, ...]:
-    return (
-        ReasoningParser(
-            name="muse",
-            start="",
-            end="",
-            whole=read_muse,
-            markers=(*MARKERS, FORM.blocks[0], FORM.block_end),
-            detect=_speaks,
-            aliases=("muse_glimmer",),
-            rank=3,
-        ),
-    )
+PARSERS = (CALLS,)
+REASONING_PARSERS = (
+    ReasoningParser(
+        name="muse",
+        start="",
+        end="",
+        whole=read_muse,
+        markers=(*MARKERS, FORM.blocks[0], FORM.block_end),
+        detect=_speaks,
+        aliases=("muse_glimmer",),
+        rank=3,
+    ),
+)

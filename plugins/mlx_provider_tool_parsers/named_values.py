@@ -57,26 +57,25 @@ def scan_functionary(reader: TextReader, tools: Tools) -> Reading[None]:
     yield from form.scan(reader, tools)
 
 
-def parsers() -> tuple[ToolParser, ...]:
-    return (
-        ToolParser(
-            name="apertus",
-            start=PREFIX,
-            end=SUFFIX,
-            scan=scan_apertus,
-            detect=lambda template: PREFIX in template,
-            aliases=("apertus2509",),
-            rank=3,
-            grammar=CallGrammar('{"{name}": ', "}", f"{PREFIX}[", f"]{SUFFIX}", between=", "),
-        ),
-        ToolParser(
-            name="functionary_v3_1",
-            start="<function=",
-            first=("[",),
-            end="</function>",
-            scan=scan_functionary,
-            detect=lambda template: "<function=" in template and "<|python_tag|>" in template,
-            rank=3,
-            grammar=CallGrammar("<function={name}>", "</function>"),
-        ),
-    )
+PARSERS = (
+    ToolParser(
+        name="apertus",
+        start=PREFIX,
+        end=SUFFIX,
+        scan=scan_apertus,
+        detect=lambda template: PREFIX in template,
+        aliases=("apertus2509",),
+        rank=3,
+        grammar=CallGrammar('{"{name}": ', "}", f"{PREFIX}[", f"]{SUFFIX}", between=", "),
+    ),
+    ToolParser(
+        name="functionary_v3_1",
+        start="<function=",
+        first=("[",),
+        end="</function>",
+        scan=scan_functionary,
+        detect=lambda template: "<function=" in template and "<|python_tag|>" in template,
+        rank=3,
+        grammar=CallGrammar("<function={name}>", "</function>"),
+    ),
+)

@@ -240,37 +240,36 @@ def _quoting(reader: TextReader, start: str, end: str) -> Reading[bool]:
     return True
 
 
-def parsers() -> tuple[ToolParser, ...]:
-    return (
-        ToolParser(
-            name="llama4_pythonic",
-            start="<|python_start|>",
-            first=("[",),
-            end="<|python_end|>",
-            scan=scan_list,
-            detect=lambda template: "<|python_start|>" in template,
-            aliases=("pythonic", "llama4"),
-            rank=3,
-            grammar=_written("[", "]"),
-        ),
-        ToolParser(
-            name="lfm2",
-            start="<|tool_call_start|>",
-            starts=(CALLING,),
-            first=("[",),
-            end="<|tool_call_end|>",
-            scan=scan_lfm2,
-            detect=lambda template: "<|tool_call_start|>" in template,
-            rank=3,
-            grammar=_written("<|tool_call_start|>[", "]<|tool_call_end|>"),
-        ),
-        ToolParser(
-            name="olmo3",
-            start="<function_calls>",
-            end="</function_calls>",
-            scan=scan_olmo3,
-            detect=lambda template: "<function_calls>" in template,
-            rank=2,
-            grammar=_written("<function_calls>", "</function_calls>", between="\n"),
-        ),
-    )
+PARSERS = (
+    ToolParser(
+        name="llama4_pythonic",
+        start="<|python_start|>",
+        first=("[",),
+        end="<|python_end|>",
+        scan=scan_list,
+        detect=lambda template: "<|python_start|>" in template,
+        aliases=("pythonic", "llama4"),
+        rank=3,
+        grammar=_written("[", "]"),
+    ),
+    ToolParser(
+        name="lfm2",
+        start="<|tool_call_start|>",
+        starts=(CALLING,),
+        first=("[",),
+        end="<|tool_call_end|>",
+        scan=scan_lfm2,
+        detect=lambda template: "<|tool_call_start|>" in template,
+        rank=3,
+        grammar=_written("<|tool_call_start|>[", "]<|tool_call_end|>"),
+    ),
+    ToolParser(
+        name="olmo3",
+        start="<function_calls>",
+        end="</function_calls>",
+        scan=scan_olmo3,
+        detect=lambda template: "<function_calls>" in template,
+        rank=2,
+        grammar=_written("<function_calls>", "</function_calls>", between="\n"),
+    ),
+)

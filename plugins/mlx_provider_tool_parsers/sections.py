@@ -164,58 +164,57 @@ def _shows_ids(template: str) -> bool:
     return listed and bool(_ID_KEY.search(template))
 
 
-def parsers() -> tuple[ToolParser, ...]:
-    return (
-        _section(
-            "deepseek_v3",
-            DEEPSEEK_V3,
-            detect=lambda template: "<｜tool▁sep｜>" in template and "```json" in template,
-            aliases=("deepseek_r1", "deepseek_r1_0528", "deepseek"),
-            rank=3,
-            grammar=_written(
-                DEEPSEEK_V3, "function<｜tool▁sep｜>{name}\n```json\n", "\n```", between="\n"
-            ),
+PARSERS = (
+    _section(
+        "deepseek_v3",
+        DEEPSEEK_V3,
+        detect=lambda template: "<｜tool▁sep｜>" in template and "```json" in template,
+        aliases=("deepseek_r1", "deepseek_r1_0528", "deepseek"),
+        rank=3,
+        grammar=_written(
+            DEEPSEEK_V3, "function<｜tool▁sep｜>{name}\n```json\n", "\n```", between="\n"
         ),
-        _section(
-            "deepseek_v31",
-            DEEPSEEK_V31,
-            after="drop",
-            detect=lambda template: "<｜tool▁sep｜>" in template,
-            rank=2,
-            grammar=_written(DEEPSEEK_V31, "{name}<｜tool▁sep｜>", ""),
-        ),
-        _section(
-            "kimi_k2",
-            KIMI_K2,
-            after="drop",
-            detect=lambda template: "<|tool_calls_section_begin|>" in template,
-            aliases=("kimi", "moonshot"),
-            rank=3,
-            grammar=_written(KIMI_K2, "functions.{name}:{digits}<|tool_call_argument_begin|>", ""),
-        ),
+    ),
+    _section(
+        "deepseek_v31",
+        DEEPSEEK_V31,
+        after="drop",
+        detect=lambda template: "<｜tool▁sep｜>" in template,
+        rank=2,
+        grammar=_written(DEEPSEEK_V31, "{name}<｜tool▁sep｜>", ""),
+    ),
+    _section(
+        "kimi_k2",
+        KIMI_K2,
+        after="drop",
+        detect=lambda template: "<|tool_calls_section_begin|>" in template,
+        aliases=("kimi", "moonshot"),
+        rank=3,
+        grammar=_written(KIMI_K2, "functions.{name}:{digits}<|tool_call_argument_begin|>", ""),
+    ),
+    _MISTRAL,
+    replace(
         _MISTRAL,
-        replace(
-            _MISTRAL,
-            name="mistral_args",
-            detect=lambda template: "[TOOL_CALLS]" in template and "[ARGS]" in template,
-            aliases=("devstral",),
-            rank=3,
-            grammar=CallGrammar("[TOOL_CALLS]{name}[ARGS]", ""),
-        ),
-        replace(
-            _MISTRAL,
-            name="mistral_ids",
-            detect=_shows_ids,
-            aliases=(),
-            rank=3,
-            grammar=replace(_LIST, after=', "id": "{id}"}'),
-        ),
-        replace(
-            _MISTRAL,
-            name="mistral_call_id",
-            detect=lambda template: "[TOOL_CALLS]" in template and "[CALL_ID]" in template,
-            aliases=(),
-            rank=4,
-            grammar=CallGrammar("[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]", ""),
-        ),
-    )
+        name="mistral_args",
+        detect=lambda template: "[TOOL_CALLS]" in template and "[ARGS]" in template,
+        aliases=("devstral",),
+        rank=3,
+        grammar=CallGrammar("[TOOL_CALLS]{name}[ARGS]", ""),
+    ),
+    replace(
+        _MISTRAL,
+        name="mistral_ids",
+        detect=_shows_ids,
+        aliases=(),
+        rank=3,
+        grammar=replace(_LIST, after=', "id": "{id}"}'),
+    ),
+    replace(
+        _MISTRAL,
+        name="mistral_call_id",
+        detect=lambda template: "[TOOL_CALLS]" in template and "[CALL_ID]" in template,
+        aliases=(),
+        rank=4,
+        grammar=CallGrammar("[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]", ""),
+    ),
+)

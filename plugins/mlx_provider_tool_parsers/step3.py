@@ -35,24 +35,21 @@ def scan(reader: TextReader, tools: Tools) -> Reading[None]:
         raise NotACall("a section without a call")
 
 
-def parsers() -> tuple[ToolParser, ...]:
-    return (
-        ToolParser(
-            name="step3",
-            start=BEGIN,
-            end=END,
-            scan=scan,
-            markers=(CALL, SEPARATOR, CALL_END),
-            detect=lambda template: "steptml:invoke" in template,
-            rank=3,
-            grammar=CallGrammar(
-                f'{CALL}function{SEPARATOR}{FORM.call} name="{{name}}">',
-                f"{FORM.call_end}{CALL_END}",
-                BEGIN,
-                END,
-                tagged=TaggedArguments(
-                    f'{FORM.key} name="', '">', FORM.value_end, barred=FORM.traps
-                ),
-            ),
+PARSERS = (
+    ToolParser(
+        name="step3",
+        start=BEGIN,
+        end=END,
+        scan=scan,
+        markers=(CALL, SEPARATOR, CALL_END),
+        detect=lambda template: "steptml:invoke" in template,
+        rank=3,
+        grammar=CallGrammar(
+            f'{CALL}function{SEPARATOR}{FORM.call} name="{{name}}">',
+            f"{FORM.call_end}{CALL_END}",
+            BEGIN,
+            END,
+            tagged=TaggedArguments(f'{FORM.key} name="', '">', FORM.value_end, barred=FORM.traps),
         ),
-    )
+    ),
+)

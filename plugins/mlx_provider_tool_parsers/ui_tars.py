@@ -286,18 +286,14 @@ def _labelled(reader: TextReader) -> Reading[None]:
         show(reader.skip(len(found)))
 
 
-def parsers() -> tuple[ToolParser, ...]:
-    return (CALLS,)
-
-
-def reasoning_parsers() -> tuple[ReasoningParser, ...]:
-    return (
-        ReasoningParser(
-            name="ui_tars",
-            start="",
-            end="",
-            whole=read_ui_tars,
-            markers=("<|box_start|>", "<|box_end|>"),
-            aliases=("ui_tars_1_5",),
-        ),
-    )
+PARSERS = (CALLS,)
+REASONING_PARSERS = (
+    ReasoningParser(
+        name="ui_tars",
+        start="",
+        end="",
+        whole=read_ui_tars,
+        markers=("<|box_start|>", "<|box_end|>"),
+        aliases=("ui_tars_1_5",),
+    ),
+)

@@ -25,7 +25,8 @@ from mlx_provider.gateway.models import (
     require_fit,
 )
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.checkpoint import Checkpoint, checkpoint
+from mlx_provider.serving.checkpoint import checkpoint
+from mlx_provider.serving.hub import Outline
 
 REGISTRY = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "text,qwen3_5,reasoning_parsers"})
 GB = 10**9
@@ -172,6 +173,6 @@ def test_a_broken_config_is_named(tmp_path: Path) -> None:
 
 
 def test_a_config_that_tells_nothing_of_its_layers_keeps_no_model_from_a_launch() -> None:
-    strange = Checkpoint({"model_type": "nobody"}, GB, "", here=True)
+    strange = Outline({"model_type": "nobody"}, GB, "", here=True)
     assert needs(strange) == Footprint(GB, 0, 0)
-    assert needs(Checkpoint(CONFIG, WEIGHTS, "", here=True)).kv_per_token == KV
+    assert needs(Outline(CONFIG, WEIGHTS, "", here=True)).kv_per_token == KV

@@ -34,8 +34,8 @@ TEXT_TOKENS = 199_998
 """The special tokens follow."""
 SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 """Of `o200k_base.tiktoken`, as openai-harmony 0.0.8 holds it."""
-(TOOL_PARSER,) = harmony.parsers()
-(REASONING_PARSER,) = harmony.reasoning_parsers()
+(TOOL_PARSER,) = harmony.PARSERS
+(REASONING_PARSER,) = harmony.REASONING_PARSERS
 NAMES = ("write_file", "mcp__server__get-it", "a.b")
 TOOLS = [{"type": "function", "function": {"name": name}} for name in NAMES]
 WORDS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TypeVar
@@ -116,10 +116,11 @@ def _of_family(family: ModelFamily, lab: Laboratory) -> Iterator[Case]:
 
 
 def _of_drafter(drafter: Drafter, lab: Laboratory) -> Iterator[Case]:
-    from .drafters import CHECKS, made
+    from .drafters import CHECKS, Guessing
 
-    given = made(drafter, lab.builders(drafter.name), lab.registry, lab.folder)
-    yield from _each(f"drafter {drafter.name}", "", CHECKS, given)
+    writers = lab.builders(drafter.name)
+    made = cache(partial(Guessing, drafter, writers, lab.registry, lab.folder))
+    yield from _each(f"drafter {drafter.name}", "", CHECKS, made)
 
 
 def _of_kernels(kernels: Kernels, lab: Laboratory) -> Iterator[Case]:

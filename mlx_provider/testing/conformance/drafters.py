@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -235,20 +235,3 @@ CHECKS: tuple[Check[Guessing], ...] = (
     ),
     Check("model untouched", "The model itself says what it said before.", model_untouched),
 )
-
-
-def made(
-    drafter: Drafter,
-    writers: Mapping[str, Write],
-    registry: PluginRegistry,
-    new_folder: Callable[[], Path],
-) -> Callable[[], Guessing]:
-    """Gives one drafter for all of its checks."""
-    known: list[Guessing] = []
-
-    def get() -> Guessing:
-        if not known:
-            known.append(Guessing(drafter, writers, registry, new_folder))
-        return known[0]
-
-    return partial(get)

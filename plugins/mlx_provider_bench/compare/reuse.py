@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..servers.client import Answer, Messages
-from ..servers.questions import Asked, messages_of, same
+from ..servers.questions import Asked, messages_of
 from .asking import document
 from .plan import Plan, Subject
 from .rows import Row, Rows
@@ -43,7 +43,7 @@ def _prefix(rows: Rows, side: Side, base: Asked) -> None:
 
     first = ask("first time", base)
     again = ask("once more", base)
-    _hold(rows("prompt, once more", side.name), again, first)
+    rows("prompt, once more", side.name).hold([again], [first])
     ask("other question", base.asking(QUESTIONS[1]))
     ask("next turn", base.followed_by(first.text, QUESTIONS[1]))
 
@@ -63,7 +63,7 @@ def _image(rows: Rows, side: Side, plan: Plan, turn: int) -> None:
 
     first = ask("first time", base)
     again = ask("once more", base)
-    _hold(rows("image, once more", side.name), again, first)
+    rows("image, once more", side.name).hold([again], [first])
     ask("other question", base.asking(QUESTIONS[1]))
     ask("other document", there)
 
@@ -75,10 +75,3 @@ def _timed(row: Row, side: Side, messages: Messages) -> Answer:
     if answer.prompt:
         row.notes["reused"] = f"{answer.cached} of {answer.prompt}"
     return answer
-
-
-def _hold(row: Row, again: Answer, first: Answer) -> None:
-    """Compare the answer from stored state with the computed one."""
-    if not again.failure and not first.failure:
-        row.compared += 1
-        row.equal += same(again, first.text)
