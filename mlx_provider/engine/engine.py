@@ -92,7 +92,7 @@ class Engine:
         )
         state.batch.shows = state.drafting.shows
         if speculation is not None:
-            speculation.cache_of = state.batch.extract
+            speculation.stored_of = state.batch.stored
         self._start = Start(state)
         self._commit = Commit(state)
         draws = Draws(state, self._commit)

@@ -13,7 +13,6 @@ from ..upstream.cache_classes import (
     StateCache,
     append_behind,
     appended,
-    held,
     make_prompt_cache,
     visible,
 )
@@ -24,7 +23,6 @@ __all__ = [
     "StateCache",
     "append_behind",
     "appended",
-    "held",
     "row_cache",
     "text_cache",
     "visible",

@@ -74,9 +74,10 @@ class DraftRow:
     unread: Unread | None = None
     """Only for `DraftsAhead`: the row has more tokens, which are not read yet. `hidden` then has n
     more rows, from which the n unread tokens were drawn."""
-    cache: Sequence[Any] | None = None
-    """With `Drafter.reads_cache`: the model's own caches for the row, for reading only. They hold
-    all of its tokens but the last one. Gone after the call."""
+    cache: Sequence[tuple[mx.array, mx.array] | None] | None = None
+    """With `Drafter.reads_cache`: keys and values of all of the row's tokens but the last one,
+    (1, heads, tokens, D) in order of position, by layer of the model's cache. `None`: the layer
+    stores something else. A window has let go the first ones. Gone after the call."""
     state: Any = None
     """Kept for the drafter from one call to the next."""
     salt: str = ""

@@ -8,11 +8,18 @@ device: `BatchKVCache.merge` leaves no room, so that the first token copies ever
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import mlx.core as mx
 
-from .cache_classes import ArraysCache, BatchKVCache, BatchRotatingKVCache, KVCache
+from .cache_classes import (
+    ArraysCache,
+    BatchKVCache,
+    BatchRotatingKVCache,
+    KVCache,
+    Stored,
+    stored,
+)
 from .shared_kv import SharedBatchKV, SharedKV, prefix_of, start
 from .sparse_cache import SparseKVCache, cache_list, held
 
@@ -50,6 +57,30 @@ def rows_of(batch: Sequence[Any], indices: Iterable[int]) -> list[RowCache]:
     rings = [layer for layer in batch if isinstance(layer, BatchRotatingKVCache)]
     mx.eval([[ring.left_padding, ring.offset] for ring in rings])  # else layer by layer
     return [[_row(layer, index) for layer in batch] for index in indices]
+
+
+class StoredLayers(Sequence[Stored | None]):
+    """What the layers of a cache hold of one of its rows, see `stored`. A layer is looked at when
+    it is asked for, and stays as it is: the arrays are views, but for windows that have wrapped."""
+
+    def __init__(self, cache: RowCache, index: int) -> None:
+        self._cache = cache
+        self._index = index
+
+    def __len__(self) -> int:
+        return len(self._cache)
+
+    @overload
+    def __getitem__(self, at: int) -> Stored | None: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Stored | None]: ...
+    def __getitem__(self, at: int | slice) -> Stored | list[Stored | None] | None:
+        layers = self._cache[at]
+        return [*map(self._of, layers)] if isinstance(at, slice) else self._of(layers)
+
+    def _of(self, layer: Any) -> Stored | None:
+        merged = isinstance(layer, (BatchKVCache, BatchRotatingKVCache)) and not layer.empty()
+        return stored(_row(layer, self._index) if merged else layer)
 
 
 def counting_alike(batch: Iterable[Any]) -> list[list[Any]]:

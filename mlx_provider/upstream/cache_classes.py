@@ -32,9 +32,13 @@ __all__ = [
     "append_behind",
     "appended",
     "make_prompt_cache",
+    "stored",
     "take_back",
     "visible",
 ]
+
+Stored = tuple[mx.array, mx.array]
+"""Keys and values of a row in one layer, (1, heads, tokens, D), in order of position."""
 
 
 class StateCache(ArraysCache):
@@ -111,13 +115,13 @@ class StateHistory(StateCache):
         return found
 
 
-def held(cache: Any) -> tuple[mx.array, mx.array] | None:
-    """Keys and values (1, heads, tokens, D) that a layer's cache of one row holds, in order of
-    position. `None`: it is empty, or stores them in another way.
+def stored(cache: Any) -> Stored | None:
+    """What a layer's cache of one row holds. `None`: it is empty, or stores keys and values in
+    another way.
 
     A ring's order is that of its own `_temporal_order` (cache.py 0.32.2).
     """
-    if cache.keys is None or type(cache) not in (KVCache, RotatingKVCache):
+    if type(cache) not in (KVCache, RotatingKVCache) or cache.keys is None:
         return None
     if isinstance(cache, RotatingKVCache):
         return cache._temporal_order(cache.keys), cache._temporal_order(cache.values)

@@ -16,7 +16,6 @@ import mlx.core as mx
 
 from mlx_provider import BadRequest
 from mlx_provider.errors import MLXProviderError
-from mlx_provider.families.caches import held
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.records import DeviceTokens, DraftRow
 
@@ -151,7 +150,7 @@ class AssistantDrafting:
         """Keys and values by kind of layer. `None`: the row's are stored in another way."""
         found = {}
         for kind, at in self._kinds.items():
-            pair = None if row.cache is None else held(row.cache[at])
+            pair = None if row.cache is None else row.cache[at]
             if pair is None:
                 return None
             found[kind] = pair  # of a window, mlx-vlm masks what is outside

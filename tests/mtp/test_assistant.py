@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,12 +19,16 @@ from mlx_vlm.models.gemma4.language import LanguageModel
 from mlx_vlm.speculative.drafters import gemma4_assistant
 
 from mlx_provider import BadRequest, LoadOptions
+from mlx_provider.engine.execution import batch_layout
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.speculation.policy import Ask, Asks, Policy
+from mlx_provider.engine.speculation.speculation import source_of, speculation_of
 from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.records import DraftOptions, DraftRow
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of
-from mlx_provider.testing.driver import output_of
+from mlx_provider.testing.driver import new_engine, new_request, output_of
+from mlx_provider.upstream.cache_classes import stored
 from mlx_provider_mtp import mlx_drafters
 from mlx_provider_mtp.assistant import AssistantDrafting
 
@@ -150,7 +154,7 @@ def test_guesses_are_those_of_mlx_vlm(
     cache = whole.make_cache()
     for at in range(0, known, 16):
         states = whole.model(mx.array([tokens[at : min(at + 16, known)]]), cache=cache)
-    row = DraftRow(tokens, 7, 1, states[0, -1:], cache=cache)
+    row = DraftRow(tokens, 7, 1, states[0, -1:], cache=[stored(layer) for layer in cache])
     (guess,) = started(found, tmp_path / "d").propose([row])
     assert list(guess) == want[0].tolist()
     assert len(set(guess)) > 1
@@ -181,6 +185,40 @@ def test_other_formats(tiny: TinyModels, tmp_path: Path, form: dict[str, Any]) -
     ]
     speculation = drafted(ASSISTANT, found, seeing(tmp_path / "d", found))
     assert accepted(check_steady(found.model, arrivals, speculation)) > 0.02
+
+
+class Some(Policy):
+    """Drafts for the first rows."""
+
+    drafting = 3
+
+    def wanted(self, rows: Sequence[object], others: int, seconds: object) -> list[Asks]:
+        return [(Ask(0, 3),) if at < self.drafting else () for at in range(len(rows))]
+
+
+def test_rows_without_drafts_stay_joined_beside_one_that_has_some(
+    found: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeing(tmp_path / "d", found)
+    source = source_of(ASSISTANT, started(found, tmp_path / "d"), found.model)
+    policy = Some()
+    engine = new_engine(
+        found.model, speculation=speculation_of([source], found.model, policy=policy)
+    )
+    requests = [new_request(range(20, 40 + 9 * at), max_tokens=90) for at in range(3)]
+    for request in requests:
+        engine.submit(request)
+    while not all(request.drafted for request in requests):
+        engine.step()
+    policy.drafting = 1
+    joins: list[int] = []
+    join = batch_layout.joined
+    monkeypatch.setattr(batch_layout, "joined", lambda *args: joins.append(0) or join(*args))
+    drafted = requests[0].drafted
+    for _ in range(12):
+        engine.step()
+    assert requests[0].drafted > drafted + 20
+    assert len(joins) <= 1
 
 
 VISION = {
@@ -222,7 +260,7 @@ def test_a_row_whose_keys_are_stored_otherwise_has_no_guesses(found: Any, tmp_pa
     made(tmp_path / "d")
     drafting, empty = started(found, tmp_path / "d"), found.model.make_cache()
     states = mx.zeros((1, HIDDEN))
-    for cache in (None, empty, [each.to_quantized(16, 4) for each in empty[1::2] * 2]):
+    for cache in (None, [stored(layer) for layer in empty]):
         assert list(drafting.propose([DraftRow([5, 6], 3, 1, states, cache=cache)])) == [()]
 
 

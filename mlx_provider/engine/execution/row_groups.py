@@ -11,7 +11,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ...upstream.batch_caches import RowCache, counting_alike, mergeable, merged, rows_of
+from ...upstream.batch_caches import (
+    RowCache,
+    StoredLayers,
+    counting_alike,
+    mergeable,
+    merged,
+    rows_of,
+)
 from ...upstream.shared_kv import Prefix, prefix_of
 from ..memory import MemoryProfile, leaves, profile
 from ..request import Row
@@ -60,6 +67,10 @@ class Group:
         if len(self.rows) == 1:
             return [self.cache for _ in rows]
         return rows_of(self.cache, [self.rows.index(row) for row in rows])
+
+    def stored(self, row: Row) -> StoredLayers:
+        """What its layers hold of a row."""
+        return StoredLayers(self.cache, self.rows.index(row))
 
     def joined_by(self, row: Row, cache: RowCache) -> Group:
         """The group with one more row."""

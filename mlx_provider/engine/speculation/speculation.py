@@ -116,8 +116,8 @@ class Speculation:
         self._context = hidden[0].context if hidden else KEPT
         self.policy = policy or Policy()
         self.clock = clock
-        self.cache_of: Callable[[Row], Sequence[Any]] = _no_cache
-        """The model's caches for a row whose tokens are all read."""
+        self.stored_of: Callable[[Row], Sequence[Any]] = _no_cache
+        """What the model's layers hold of a row, see `DraftRow.cache`."""
         self._rows: dict[Row, Followed] = {}
         self._asked: set[int] = set()
         """The drafters of the last step."""
@@ -356,7 +356,7 @@ class Speculation:
             seen.fresh = 0 if seen.hidden is None else seen.hidden.shape[0] - more
             followed.shown, followed.drawn_from = [], None
         if self.sources[ask.source].reads_cache:
-            seen.cache = self.cache_of(row)
+            seen.cache = self.stored_of(row)
         # of a pass without drafts nothing will be told
         followed.unread = unread if unread is not None and unread.read is None else None
         return seen
