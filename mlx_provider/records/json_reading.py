@@ -37,10 +37,8 @@ def _read_value(reader: TextReader, emit: Emit, depth: int) -> Reading[None]:
     first = yield from reader.peek()
     if first == '"':
         yield from _read_string(reader, emit)
-    elif first == "{":
-        yield from _read_object(reader, emit, depth)
-    elif first == "[":
-        yield from _read_list(reader, emit, depth)
+    elif first in ("{", "["):
+        yield from _read_items(reader, emit, "}" if first == "{" else "]", depth + 1)
     else:
         emit((yield from _read_scalar(reader)))
 
@@ -88,48 +86,37 @@ def _read_scalar(reader: TextReader) -> Reading[str]:
     raise NotACall("not a JSON value")
 
 
-def _read_object(reader: TextReader, emit: Emit, depth: int) -> Reading[None]:
+def _read_items(reader: TextReader, emit: Emit, end: str, depth: int) -> Reading[None]:
+    """An object, which ends with a brace, or a list. `depth`: of its values."""
     emit((yield from reader.char()))
     space = yield from reader.space()
-    if (yield from reader.accept("}")):
-        emit(space + "}")
+    if (yield from reader.accept(end)):
+        emit(space + end)
         return
     while True:
-        if (yield from reader.peek()) != '"':
-            yield from reader.char()
-            raise NotACall("a key must be a string")
-        emit(space)
-        yield from _read_string(reader, emit)
-        emit((yield from reader.space()))
-        yield from reader.expect(":")
-        emit(":" + (yield from reader.space()))
-        yield from _read_value(reader, emit, depth + 1)
+        if end == "}":
+            yield from _read_key(reader, emit, space)
+        else:
+            emit(space)
+        yield from _read_value(reader, emit, depth)
         space = yield from reader.space()
         if (yield from reader.accept(",")):
             following = yield from reader.space()
-            if not (yield from reader.at("}")):
+            if not (yield from reader.at(end)):
                 space = f"{space},{following}"
                 continue
-        yield from reader.expect("}")
-        emit(space + "}")
+        yield from reader.expect(end)
+        emit(space + end)
         return
 
 
-def _read_list(reader: TextReader, emit: Emit, depth: int) -> Reading[None]:
-    emit((yield from reader.char()))
-    space = yield from reader.space()
-    if (yield from reader.accept("]")):
-        emit(space + "]")
-        return
-    while True:
-        emit(space)
-        yield from _read_value(reader, emit, depth + 1)
-        space = yield from reader.space()
-        if (yield from reader.accept(",")):
-            following = yield from reader.space()
-            if not (yield from reader.at("]")):
-                space = f"{space},{following}"
-                continue
-        yield from reader.expect("]")
-        emit(space + "]")
-        return
+def _read_key(reader: TextReader, emit: Emit, space: str) -> Reading[None]:
+    """A key up to its value. `space`: the text before it."""
+    if (yield from reader.peek()) != '"':
+        yield from reader.char()
+        raise NotACall("a key must be a string")
+    emit(space)
+    yield from _read_string(reader, emit)
+    emit((yield from reader.space()))
+    yield from reader.expect(":")
+    emit(":" + (yield from reader.space()))

@@ -122,6 +122,7 @@ class FakeRequest(BaseHTTPRequestHandler):
         fake, self.model, messages = self.server, body["model"], body["messages"]
         with fake.lock:
             fake.seen += 1
+            self.number = fake.seen
             fake.keys.add(self.headers.get("authorization", ""))
             self.company, self.toppled = fake.running > 0, fake.toppled
             crowded, long = fake.running >= 2, len(str(messages)) > 1500
