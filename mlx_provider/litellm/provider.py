@@ -29,7 +29,7 @@ from .least_busy import uncount
 from .routes import reads_errors_in_streams
 from .spans import EngineSpans
 from .streams import AsyncReplyStream, Held, RefusedStream, Reply, ReplyStream
-from .translate import answer_form, embeddings, generate_requests
+from .translate import answer_form, client_names, embeddings, generate_requests
 from .unserved import unserved
 from .warned import keep_warnings
 
@@ -75,8 +75,9 @@ class Provider(CustomLLM):
         with LiteLLMErrors(given["model"]):
             call = _begun(given, "messages")
             spans = EngineSpans.of(call.litellm_params, call.model)
-            requests = generate_requests(call)
-            generation = submit_all(self._connect(call.api_base, call.api_key).submit, requests)
+            with client_names(call).naming():
+                requests = generate_requests(call)
+                generation = submit_all(self._connect(call.api_base, call.api_key).submit, requests)
             keep_warnings(call.logging, generation.accepted.warnings)
             show(call.model, model_facts(generation.accepted), call.deployment)
             return Reply(

@@ -7,8 +7,10 @@ from typing import Any
 from ..protocol.requests import EmbedRequest, GenerateRequest
 from ..wire.openai.embed import embed_request
 from ..wire.openai.form import AnswerForm
+from ..wire.openai.names import names_of
 from ..wire.openai.parameters import Parameters
 from ..wire.openai.request import generate_requests as requests_of
+from ..wire.places import Places
 from .call import Call
 from .carried import PROMPTS, STOP
 from .operator import Caller, chosen_by, engine_options, operator_options, tenant
@@ -26,6 +28,11 @@ SETTLED = (
 def answer_form(call: Call) -> AnswerForm:
     """Raises `BadRequest` for a wrong `best_of`."""
     return AnswerForm.of(call.params, text=call.text_completion)
+
+
+def client_names(call: Call) -> Places:
+    """The names of the call's parameters, for its errors."""
+    return names_of(call.params, "prompt" if call.text_completion else "messages")
 
 
 def generate_requests(call: Call) -> list[GenerateRequest]:

@@ -125,8 +125,8 @@ class GenerateRequest(ModelRequest):
     of the prompt's tokens, without content."""
     tools: Tools = Field(default_factory=list)
     tool_grammars: JsonObject = Field(default_factory=dict)
-    """By the name of a tool whose one parameter is a text: the text's `grammar`, as below, and
-    `where`, its place in the client's request. It is enforced with any `tool_choice`."""
+    """By the name of a tool whose one parameter is a text: the text's `grammar`, as below. It is
+    enforced with any `tool_choice`."""
     tool_choice: Literal["none", "auto", "required"] | JsonObject = "auto"
     parallel_tool_calls: bool = True
     response_format: JsonObject | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from ..byte_gate import Ticket
 from ..errors import BadRequest
 from ..protocol.requests import GenerateRequest
+from ..wire.asked import Asked
 from .generate import Reader
 from .incoming import Incoming
 
@@ -39,12 +40,13 @@ class Count:
             return
         with self._incoming.activity.counting():
             answer = await anyio.to_thread.run_sync(
-                self._answered, asked.requests, ticket, limiter=self._limiter
+                self._answered, asked, ticket, limiter=self._limiter
             )
         await JSONResponse(answer)(scope, receive, send)
 
-    def _answered(self, requests: Any, ticket: Ticket) -> dict[str, Any]:
-        with ticket:
+    def _answered(self, asked: Asked, ticket: Ticket) -> dict[str, Any]:
+        with ticket, asked.places.naming():
+            requests: Sequence[Any] = asked.requests
             if len(requests) != 1:
                 raise BadRequest("prompt must be one text or list of token ids", param="prompt")
             return self._answer(requests[0])

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from ..byte_gate import Ticket
 from ..client.generation import Generation
 from ..client.multi_prompt import submit_all
-from ..errors import MLXProviderError, RequestFailed, RequestTimedOut
+from ..errors import MLXProviderError, RequestFailed, RequestTimedOut, for_another
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Event, Failed
 from ..protocol.options import ModelOptions
@@ -137,7 +137,7 @@ class _Answer:
                     await self._write(generation, send)
                 except MLXProviderError as error:
                     # its frames hold the whole request, and this frame would hold them
-                    failure = self._places.error(error.with_traceback(None))
+                    failure = for_another(error)
                 watchers.cancel_scope.cancel()
         finally:
             self._leave()
@@ -164,7 +164,7 @@ class _Answer:
 
     async def _accept(self) -> Generation:
         """Submit in a thread. Abandoned when the engine stops; the thread then cleans up."""
-        with self._submitting:
+        with self._places.naming(), self._submitting:
             try:
                 return await anyio.to_thread.run_sync(
                     self._submit_all, limiter=self._limiter, abandon_on_cancel=True
@@ -225,7 +225,7 @@ class _Answer:
                 started = True
             if out:
                 await send({"type": "http.response.body", "body": out, "more_body": True})
-            events = await self._next(generation, reply, send)
+            events = self._places.events(await self._next(generation, reply, send))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _next(self, generation: Generation, reply: Reply, send: Send) -> list[Event]:

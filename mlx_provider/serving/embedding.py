@@ -147,7 +147,8 @@ def bounded(
         try:
             tokens = array("i", tokens_of(index, where))
         except BadRequest as error:
-            raise type(error)(f"{where}: {error.message}", param=where) from None
+            reason = error.message.removeprefix(f"{where}: ")
+            raise type(error)(f"{where}: {reason}", param=where) from None
         if len(tokens) >= limit:
             raise ContextTooLong(
                 f"{where} is too long{hint}: {len(tokens)} tokens > {limit - 1} maximum (context "

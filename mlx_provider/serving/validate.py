@@ -20,7 +20,7 @@ def checked(request: GenerateRequest, prompt: Prompt, info: ModelInfo) -> None:
     within_vocabulary(request.stop_token_ids, info.vocab_size, "stop_token_ids")
     within_vocabulary(request.sampling.logit_bias, info.vocab_size, "logit_bias")
     if any(not stop for stop in request.stop):
-        raise BadRequest("a stop string is empty", param="stop")
+        raise BadRequest("stop: one of its texts is empty", param="stop")
     if request.min_tokens > room_for(request, prompt, info):
         raise BadRequest("min_tokens is more than max_tokens", param="min_tokens")
 
@@ -37,6 +37,6 @@ def within_vocabulary(tokens: Iterable[int], vocab_size: int, param: str) -> Non
     for token in tokens:
         if not 0 <= token < vocab_size:
             raise BadRequest(
-                f"token id {token} is not within 0 .. {vocab_size - 1}, the vocabulary",
+                f"{param}: token id {token} is not within 0 .. {vocab_size - 1}, the vocabulary",
                 param=param,
             )

@@ -43,7 +43,7 @@ class Asked:
     """A stream that tells an error before acceptance, to clients that read none elsewhere; empty:
     the error is answered with its HTTP status, as always without this."""
     places: Places = field(default_factory=Places)
-    """Where the parts of the messages stand in what the client has sent."""
+    """The names in what the client has sent."""
     joined: bool = True
     """Whether the events are those of one reply, with the echo of its prompts; else a client of
     ours joins them."""

@@ -1,46 +1,63 @@
-"""The parts of a conversation by the names that its client gave them.
+"""The parts of a request by the names that its client gave them.
 
-Chat reads messages, and its errors and warnings name them: `messages[3].content[1]`. A client of
-another API has sent no such list.
+The engine's errors and warnings name the fields of its own request: `max_tokens`,
+`messages[3].content[1]`. A client of another API may have sent no such field.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ..errors import MLXProviderError
+from ..errors import MLXProviderError, for_another
+from ..protocol.events import Event, Failed
 
-PATH = re.compile(r"messages\[\d+\](?:\.\w+(?:\[\d+\])?)*")
-WHOLE = "messages"
+NAME = re.compile(r"(?<![\w.\]'\"])[a-z]\w*(?:\[\d+\]|\.\w+)*")
+"""A name of a field, or a part of one. Text in quotes is a value."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """The client's name for each part of the messages that has another name there."""
+    """The client's name for each part of our request that has another name there."""
 
-    whole: str = WHOLE
-    """Of the whole list."""
     of: dict[str, str] = field(default_factory=dict)
     """By our name. The parts of a part follow it."""
 
+    def before(self, inner: Places) -> Places:
+        """For a request that was translated twice: first by these names, then by `inner`."""
+        return Places({**self.of, **{ours: self.text(name) for ours, name in inner.of.items()}})
+
     def text(self, text: str) -> str:
-        """A text with the client's names."""
-        return PATH.sub(lambda found: self._name(found[0]), text)
+        """A text with the client's names. A plain word is a name where it begins the text."""
+        return NAME.sub(lambda found: self._name(found[0], first=not found.start()), text)
 
     def error(self, error: MLXProviderError) -> MLXProviderError:
-        """The error with the client's names."""
-        if error.param == WHOLE:
-            error.param = self.whole
-            if error.message.startswith(WHOLE):
-                error.message = self.whole + error.message.removeprefix(WHOLE)
-        elif error.param is not None:
-            error.param = self.text(error.param)
-            error.message = self.text(error.message)
-        return error
+        """A copy of the error with the client's names."""
+        named = for_another(error)
+        named.message = self.text(error.message)
+        named.param = None if error.param is None else self.text(error.param)
+        return named
 
-    def _name(self, path: str) -> str:
+    def events(self, events: list[Event]) -> list[Event]:
+        """Events with the client's names. Only the last one can be an error."""
+        last = events[-1] if events else None
+        if not isinstance(last, Failed):
+            return events
+        return [*events[:-1], Failed.of(self.error(last.error.exception()))]
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Errors of our own inside have the client's names."""
+        try:
+            yield
+        except MLXProviderError as error:
+            raise self.error(error) from None
+
+    def _name(self, path: str, *, first: bool) -> str:
+        if path.isalpha() and not first:
+            return path
         for head in _heads(path):
             if head in self.of:
                 return self.of[head] + path[len(head) :]

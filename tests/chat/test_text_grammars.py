@@ -36,7 +36,7 @@ OTHER = {"type": "function", "function": {"name": "ping", "parameters": {"type":
 
 
 def asked(value: str = PATCH, kind: str = "lark", **more: Any) -> dict[str, Any]:
-    grammar = {"type": kind, "value": value, "where": "tools[3]"}
+    grammar = {"type": kind, "value": value}
     return {"tools": [TOOL, OTHER], "tool_grammars": {"patch": grammar}, **more}
 
 
@@ -88,10 +88,10 @@ def test_without_a_choice_a_reply_is_free_up_to_its_call(model: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "kind", "words"),
     [
-        ("start: nobody", "lark", "tools[3].format: grammar is not valid"),
-        ("start: /a/ }\nb: %json {", "lark", "tools[3].format: grammar is not valid"),
-        ("(a", "regex", "tools[3].format: grammar is not valid"),
-        ("a" * 1_000_001, "regex", "tools[3].format: grammar is longer"),
+        ("start: nobody", "lark", "tools[0].function.format: grammar is not valid"),
+        ("start: /a/ }\nb: %json {", "lark", "tools[0].function.format: grammar is not valid"),
+        ("(a", "regex", "tools[0].function.format: grammar is not valid"),
+        ("a" * 1_000_001, "regex", "tools[0].function.format: grammar is longer"),
         ('start: "(" start ")" | "x"', "lark", "cannot be enforced"),
         ('start: "x"\n%ignore " "', "lark", "%ignore"),
     ],

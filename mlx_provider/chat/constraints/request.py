@@ -105,7 +105,8 @@ def _with_text(function: Function, request: GenerateRequest, compiles: Compiles)
     grammar = request.tool_grammars.get(function.name)
     if not isinstance(grammar, Mapping):
         return function
-    where = str(grammar.get("where") or "tools")
+    named = [tool.get("function", tool).get("name") for tool in request.tools]
+    where = f"tools[{named.index(function.name)}].function"
     try:
         form = _free_grammar(grammar, compiles, "")
     except BadRequest as error:

@@ -5,26 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..places import Places
-
 Message = dict[str, Any]
 FAILED = "Error: "
 
 
 def chat_messages(
     system: Any, messages: Sequence[Mapping[str, Any]]
-) -> tuple[list[Message], Places]:
+) -> tuple[list[Message], dict[str, str]]:
     """Messages that `shape.check_messages` has passed, and where their parts stand in the request.
 
     Chat itself reads text, images and thoughts in Anthropic's form.
     """
-    made, places = [{"role": "system", "content": system}] if system else [], Places()
+    made: list[Message] = [{"role": "system", "content": system}] if system else []
+    places: dict[str, str] = {}
     if system:
-        places.of.update({"messages[0]": "system", "messages[0].content": "system"})
+        places |= {"messages[0]": "system", "messages[0].content": "system"}
     for at, message in enumerate(messages):
         for turn, parts in _turns(message, f"messages[{at}]"):
             own = f"messages[{len(made)}]"
-            places.of.update({own + part: where for part, where in parts.items()})
+            places |= {own + part: where for part, where in parts.items()}
             made.append(turn)
     return made, places
 

@@ -10,6 +10,7 @@ from ...errors import BadRequest
 from ...invalid import shown
 from ...protocol.requests import GenerateRequest
 from ..openai.form import AnswerForm
+from ..openai.names import SCHEMA, names_of
 from ..openai.parameters import Parameters
 from ..openai.request import generate_requests
 from ..places import Places
@@ -35,8 +36,8 @@ CHATS_OWN = (
 def message_request(
     body: Mapping[str, Any], sender: Mapping[str, Any], *, counted: bool = False
 ) -> tuple[GenerateRequest, Places]:
-    """The request of a message, with the parameters of chat where Anthropic has none, and where the
-    parts of its messages stand.
+    """The request of a message, with the parameters of chat where Anthropic has none, and the names
+    of its parts.
 
     `counted`: only its prompt is wanted, which needs no `max_tokens`. Raises `BadRequest` that
     names the parameter at fault.
@@ -58,10 +59,32 @@ def message_request(
     }
     given = {name: value for name, value in values.items() if value is not None}
     model = {**sender, "model": body.get("model")}
-    (request,) = generate_requests(
-        Parameters(params.rest() | given), model, messages, AnswerForm(), continues=True
-    )
-    return request, places
+    given = params.rest() | given
+    names = Places(_names(body) | places).before(names_of(given))
+    with names.naming():
+        (request,) = generate_requests(
+            Parameters(given), model, messages, AnswerForm(), continues=True
+        )
+    return request, names
+
+
+def _names(body: Mapping[str, Any]) -> dict[str, str]:
+    """Anthropic's names of chat's parameters."""
+    config = body.get("output_config") or {}
+    form = "output_config.format" if config.get("format") else "output_format"
+    names = {
+        "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+        "response_format": form,
+        "response_format.json_schema": form,
+        SCHEMA: f"{form}.schema",
+        "stop": "stop_sequences",
+    }
+    if config.get("effort") is not None:
+        names["reasoning_effort"] = "output_config.effort"
+    for at in range(len(body.get("tools") or [])):
+        own = f"tools[{at}]"
+        names |= {f"{own}.function": own, f"{own}.function.parameters": f"{own}.input_schema"}
+    return names
 
 
 def _output(params: Parameters) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def grammar_of(form: Any, where: str) -> dict[str, str] | None:
             "regex) and a definition",
             param=where,
         )
-    return {"type": syntax, "value": value, "where": where}
+    return {"type": syntax, "value": value}
 
 
 def wrapped(text: str) -> str:

@@ -10,6 +10,7 @@ from ..asked import Asked, Read
 from ..results import Results
 from .embed import embed_request, embeddings
 from .form import AnswerForm
+from .names import names_of
 from .parameters import Parameters
 from .prompts import listed
 from .request import generate_requests
@@ -27,10 +28,11 @@ def _completion(
         given = listed(given, content)
     form = AnswerForm.of(body, text=text)
     streamed, usage = _streamed(body)
-    requests = generate_requests(_parameters(body), _named(body, sender), given, form)
-    if streamed:
-        return Asked(requests, partial(Stream, form=form, usage=usage))
-    return Asked(requests, partial(Whole, form=form))
+    places = names_of(body, content)
+    with places.naming():
+        requests = generate_requests(_parameters(body), _named(body, sender), given, form)
+    reply = partial(Stream, form=form, usage=usage) if streamed else partial(Whole, form=form)
+    return Asked(requests, reply, places=places)
 
 
 def _tokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
@@ -43,8 +45,7 @@ def _tokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
 
 
 def _detokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
-    body["prompt"] = body.pop("tokens", None)
-    return _completion(body, sender, text=True, content="prompt")
+    return _completion(body, sender, text=True, content="tokens")
 
 
 def _embeddings(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:

@@ -9,13 +9,12 @@ from typing import Any
 from ...errors import BadRequest
 from ..objects import objects
 from ..openai.custom_tools import wrapped
-from ..places import Places
 from .tools import Called
 
 SUMMARY = "Summary of the conversation so far:\n\n"
 
 
-def messages_of(given: Any, instructions: Any) -> tuple[list[dict[str, Any]], Places]:
+def messages_of(given: Any, instructions: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Messages for a checked input, and where their parts stand in it."""
     turns = _Turns()
     if instructions:
@@ -46,7 +45,7 @@ class _Turns:
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
-        self.places = Places("input")
+        self.places = {"messages": "input"}
         self._open: dict[str, Any] | None = None
         """The assistant's message, to which the next item may belong."""
 
@@ -59,7 +58,7 @@ class _Turns:
 
     def _place(self, part: str, where: str) -> None:
         """A part of the last message stands there in the input."""
-        self.places.of[f"messages[{len(self.messages) - 1}]{part}"] = where
+        self.places[f"messages[{len(self.messages) - 1}]{part}"] = where
 
     def take(self, item: Mapping[str, Any], where: str) -> None:
         kind = item.get("type") or "message"

@@ -10,6 +10,7 @@ from ...errors import BadRequest
 from ...invalid import shown
 from ...protocol.requests import GenerateRequest
 from ..openai.form import AnswerForm
+from ..openai.names import SCHEMA, names_of
 from ..openai.parameters import Parameters
 from ..openai.request import generate_requests
 from ..places import Places
@@ -26,6 +27,16 @@ KNOWN = (*ITEMS, "compaction")
 OWN = ("model", "input", "instructions", "text", "reasoning", "include", "tools", "tool_choice")
 SETTLED = ("client_metadata", "prompt_cache_options", *STORED)
 """Parameters that change no answer, or whose value asks for nothing."""
+NAMES = {
+    "logprobs": "top_logprobs",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "verbosity": "text.verbosity",
+}
+"""Parameters of chat that have another name here."""
 UNUSED: Mapping[str, tuple[object, ...]] = {
     "max_tool_calls": (),
     "moderation": (),
@@ -42,7 +53,7 @@ class Question:
     request: GenerateRequest
     tools: ChatTools
     places: Places
-    """Where the parts of its messages stand in the input."""
+    """The names in what its client has sent."""
 
 
 def question(body: Mapping[str, Any], sender: Mapping[str, Any]) -> Question:
@@ -55,6 +66,9 @@ def question(body: Mapping[str, Any], sender: Mapping[str, Any]) -> Question:
         )
     tools = ChatTools.read(body.get("tools"))
     values = {name: value for name, value in body.items() if name not in OWN}
+    own = Parameters(values)
+    for name, here in NAMES.items():
+        own.choice(name, (), f"the Responses API has {here} in its place")
     values |= _text(body) | _logprobs(body)
     values |= {"reasoning_effort": body.get("reasoning"), "tools": tools.tools}
     values["tool_choice"] = tools.choice(body.get("tool_choice"))
@@ -70,8 +84,18 @@ def question(body: Mapping[str, Any], sender: Mapping[str, Any]) -> Question:
     if not messages:
         raise BadRequest("input must hold at least one item", param="input")
     fields = {**sender, "model": body.get("model"), "tool_grammars": tools.grammars}
-    (request,) = generate_requests(params, fields, messages, AnswerForm())
-    return Question(request, tools, places)
+    names = Places(_names(body) | tools.places | places).before(names_of(values))
+    with names.naming():
+        (request,) = generate_requests(params, fields, messages, AnswerForm())
+    return Question(request, tools, names)
+
+
+def _names(body: Mapping[str, Any]) -> dict[str, str]:
+    """The client's names of chat's parameters."""
+    names = {**NAMES, "response_format.json_schema": "text.format", SCHEMA: "text.format.schema"}
+    if not isinstance(body.get("reasoning"), Mapping):
+        names["reasoning_effort"] = "reasoning"
+    return names
 
 
 def _text(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,6 +47,8 @@ class ChatTools:
     """By the name in chat."""
     grammars: dict[str, dict[str, str]] = field(default_factory=dict)
     """Of the texts of custom tools, by the name in chat: see `GenerateRequest.tool_grammars`."""
+    places: dict[str, str] = field(default_factory=dict)
+    """The client's name of each tool, by that in chat."""
     ignored: list[str] = field(default_factory=list)
     """Tools without effect."""
 
@@ -107,6 +109,8 @@ class ChatTools:
             function |= {
                 key: tool[key] for key in ("parameters", "strict") if tool.get(key) is not None
             }
+        own = f"tools[{len(self.tools)}]"
+        self.places.update({own: where, f"{own}.function": where})
         self.tools.append({"type": "function", "function": function})
 
 
