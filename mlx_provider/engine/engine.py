@@ -72,6 +72,7 @@ class Engine:
         self.model = model
         self.scheduler = scheduler
         self.recent = Recent()
+        replica = replica or Replica()
         self.state = state = State(
             model=model,
             scheduler=scheduler,
@@ -79,7 +80,14 @@ class Engine:
             recorder=recorder,
             clock=clock,
             output=StepOutput(recorder, clock),
-            batching=Batching(model, layout, mixes=mixes, fixed=fixed, joining=heterogeneous),
+            batching=Batching(
+                model,
+                layout,
+                mixes=mixes,
+                fixed=fixed,
+                joining=heterogeneous,
+                failed=replica.failed,
+            ),
             drafting=DraftStep(speculation, scheduler, recorder, self.recent),
             timer=PassTimer(scheduler.costs),
             recent=self.recent,
@@ -88,7 +96,7 @@ class Engine:
             prefix_cache=prefix_cache,
             sparse_prefill=sparse_prefill,
             fixed=fixed,
-            replica=replica or Replica(),
+            replica=replica,
         )
         state.batch.shows = state.drafting.shows
         if speculation is not None:
@@ -195,6 +203,8 @@ class Engine:
         record = self._schedule.record()
         self._decode.commit(self._decode.run(record))
         self._prefill.commit(self._prefill.run(record))
+        if self.state.prefix_cache is not None:
+            self.state.prefix_cache.settle(self.scheduler.running, self.batch.layout.cache_of)
         self._remember(record)
         restoring = any(job.restoring for job in self.scheduler.waiting)
         self._waits_for_disk = restoring and not record.runs

@@ -21,6 +21,7 @@ from ..records import LoadedModel, PrefillChunk, Prompt
 from ..upstream.batch_caches import mergeable
 from .execution.mixed_chunk import can_share_a_pass
 from .memory import MemoryProfile, arrays, leaves, profile
+from .prefix_cache.buffers import divisible, own_layers
 from .prefix_cache.layer_kinds import Kind, Unstorable, strictest
 from .replication import Replication
 
@@ -40,6 +41,7 @@ class Kept:
     """Index in `KINDS` of the strictest layer."""
     mergeable: bool
     shares_a_pass: bool
+    divisible: bool
 
 
 _KEPT = TypeAdapter(Kept)
@@ -57,6 +59,8 @@ class Heterogeneous:
     """Whether several rows may share one cache."""
     shares_a_pass: bool
     """Whether prompt chunks may share the pass of rows that decode."""
+    divisible: bool
+    """Whether every process has layers that keep all tokens, of classes that can be divided."""
 
     def most(self, own: Sequence[float]) -> list[float]:
         """The maximum over all processes, element by element. All processes must call it at the
@@ -86,6 +90,7 @@ def compare_parts(
         KINDS[max(each.kind for each in found)],
         all(each.mergeable for each in found),
         all(each.shares_a_pass for each in found),
+        all(each.divisible for each in found),
     )
 
 
@@ -117,7 +122,15 @@ def _kept(model: LoadedModel, cache: list[Any]) -> Kept:
         KINDS.index(_strictest(cache)),
         mergeable(cache),
         can_share_a_pass(cache),
+        _divisible(cache),
     )
+
+
+def _divisible(cache: list[Any]) -> bool:
+    try:
+        return divisible(own_layers(cache))
+    except Unstorable:
+        return False
 
 
 def _strictest(cache: list[Any]) -> Kind:

@@ -54,8 +54,9 @@ class Replica:
         of `own`."""
         return own()
 
-    def pass_failed(self, fault: Fault) -> None:
-        """A pass failed in this process. Raises if other processes wait in the same pass."""
+    def failed(self, fault: Fault) -> None:
+        """A pass, or other work on caches, has failed in this process. Raises if other processes
+        do the same work."""
 
 
 class Replication(Protocol):
@@ -92,6 +93,9 @@ class Replication(Protocol):
         """The values of all processes, in their order. All processes must call it at the same
         point."""
 
+    def failed(self, fault: Fault) -> None:
+        """Work that all processes do has failed in this one. Raises if there are others."""
+
 
 class OneProcess:
     """The replication of a process that shares its models with no other process."""
@@ -118,6 +122,9 @@ class OneProcess:
 
     def gather(self, own: Any) -> list[Any]:
         return [own]
+
+    def failed(self, fault: Fault) -> None:
+        """No other process has done more."""
 
 
 ONE_PROCESS = OneProcess()

@@ -169,8 +169,8 @@ class EngineBuilder:
         if fixed is not None:  # a stored prefix must be computed here, by this software and device
             key = f"{kind}, {kv.key}"
             return WholePasses(prefixes, weights.model, key, kv.make_cache, fixed.shapes)
-        # sparse prefill moves rows to other caches
-        in_place = self._processes.size == 1 and options.sparse_prefill is None
+        alike = kv.heterogeneous is None or kv.heterogeneous.divisible
+        in_place = alike and options.sparse_prefill is None  # which moves rows to other caches
         return PrefixCachePolicy(
             prefixes,
             weights.model,
@@ -230,8 +230,8 @@ class EngineBuilder:
             curve = calibrate(model, make_cache, replication, reserve)
             passes = measure(model, make_cache, curve, heterogeneous, reserve)
             shared = UNMEASURED
-            if found.shares and self._processes.size == 1:
-                shared = least_shared(model, make_cache, curve, reserve)
+            if found.shares:
+                shared = least_shared(model, make_cache, curve, heterogeneous, reserve)
         at, kind = str(weights.folder), kv_kind(options)
         own = Measured(found, curve, passes, at, kind, software(), shared)
         measured = replication.decide("measured", lambda: own, _dumped, _read) or own

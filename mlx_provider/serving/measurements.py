@@ -33,7 +33,7 @@ LARGEST = 2**20
 ENTRIES = 64
 """Most models and kinds of KV cache in it. The oldest entry is dropped first."""
 UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm")
-FORMAT = 7
+FORMAT = 8
 """Version of the measurements and their method. Entries of other versions are not used."""
 
 

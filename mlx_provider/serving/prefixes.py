@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -107,8 +108,8 @@ class Prefixes:
         """Created on the engine thread, which owns it."""
         if self._cache is None:
             budget = self._ledger.prefix_budget
-            shared = self._replication.reading("prefix budget", budget)
-            self._cache = PrefixCache(budget=budget, disk=self._disk_tier(), shared_budget=shared)
+            disk, others = self._disk_tier(), self._replication
+            self._cache = PrefixCache(budget=budget, disk=disk, replication=others)
         return self._cache
 
     def _disk_tier(self) -> DiskTier | None:
@@ -135,12 +136,18 @@ class Prefixes:
         ):  # otherwise the leader's memory decides, which has reported what to evict
             self.evict_to(self._ledger.prefix_budget())
 
-    def evict_to(self, nbytes: int) -> None:
-        """Keep at most this many bytes."""
-        if self._cache is not None:
-            self._replication.announce("evict", lambda: {"to": nbytes})
-            if self._cache.evict_to(nbytes):
+    def evict_to(self, nbytes: int, claimed: Sequence[int] = ()) -> None:
+        """Keep at most this many bytes. `claimed`: see `PrefixCache.evict_to`."""
+        kept = self._cache
+        if kept is not None:
+            self._replication.announce("evict", lambda: {"to": nbytes, "claimed": kept.claimed})
+            if kept.evict_to(nbytes, claimed):
                 self._recorder.evicted(1)
+
+    def trim(self, number: int, tokens: int) -> None:
+        """Free the capacity of numbered buffers, see `PrefixCache.trim`."""
+        if self._cache is not None:
+            self._cache.trim_numbered(number, tokens)
 
     def _shrink_here(self, share: float) -> None:
         self.evict_to(int(share * self.nbytes))

@@ -85,7 +85,8 @@ class Follower:
             "ended": self._ended,
             **dict.fromkeys(("preempted", "cut", "admitted", "caught up"), self._act),
             "record": self._step,
-            "evict": lambda message: self._models.prefixes.evict_to(message["to"]),
+            "evict": lambda told: self._models.prefixes.evict_to(told["to"], told["claimed"]),
+            "trim": lambda told: self._models.prefixes.trim(told["buffers"], told["to"]),
             "clear": lambda message: self._models.prefixes.clear_here(),
         }
 

@@ -32,7 +32,7 @@ class Side(Protocol):
     def embed(
         self, model: LoadedModel, own: Callable[[], Sequence[Features]]
     ) -> Sequence[Features]: ...
-    def pass_failed(self, fault: Fault) -> None: ...
+    def failed(self, fault: Fault) -> None: ...
 
 
 class RankReplica(Replica):
@@ -64,8 +64,8 @@ class RankReplica(Replica):
     ) -> Sequence[Features]:
         return self._side.embed(model, own)
 
-    def pass_failed(self, fault: Fault) -> None:
-        self._side.pass_failed(fault)
+    def failed(self, fault: Fault) -> None:
+        self._side.failed(fault)
 
 
 def _encoded(outcomes: Sequence[Outcome]) -> Any:

@@ -127,7 +127,7 @@ class Leading:
         mx.eval([_added(each, self._group) for each in found])
         return made
 
-    def pass_failed(self, fault: Fault) -> None:
+    def failed(self, fault: Fault) -> None:
         _refuse(fault, "rank 0")
 
     def _send(self, kind: str, more: Mapping[str, Any]) -> None:
@@ -195,7 +195,7 @@ class Following:
         made: list[Features] = rebuilt(value["outline"], found, _types(model))
         return made
 
-    def pass_failed(self, fault: Fault) -> None:
+    def failed(self, fault: Fault) -> None:
         _refuse(fault, "this rank")
 
 

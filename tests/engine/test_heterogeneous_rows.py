@@ -43,12 +43,14 @@ def test_ranks_that_keep_alike_parts_have_nothing_to_agree(model: LoadedModel) -
 
 def test_all_go_by_the_most_and_by_the_least(model: LoadedModel) -> None:
     state = {"state_bytes": 900, "token_bytes": 8, "windows": [[16, 4]]}
-    told = {"layers": 1, "kind": 2, "mergeable": False, "shares_a_pass": False, "memory": state}
+    cannot = dict.fromkeys(("mergeable", "shares_a_pass", "divisible"), False)
+    told = {"layers": 1, "kind": 2, "memory": state, **cannot}
     found = compare_parts(model, model.make_cache, Beside(lambda own: told))
     assert found is not None
     per_token = 3 * 2 * 2 * 16 * 4  # layers, keys and values, heads, dimensions, bytes
     assert found.memory == MemoryProfile(900, per_token, ((16, 4),))
-    assert (found.kind, found.mergeable, found.shares_a_pass) == (Kind.STATE, False, False)
+    assert found.kind is Kind.STATE
+    assert (found.mergeable, found.shares_a_pass, found.divisible) == (False, False, False)
 
 
 def test_a_rank_that_cannot_run_its_share_is_told_of(model: LoadedModel) -> None:

@@ -12,17 +12,20 @@ from typing import Any
 import pytest
 from mlx_lm.models.cache import ArraysCache
 
-from agent_traffic import SyntheticModel
+from agent_traffic import LAYER_BYTES, SyntheticModel
 from mlx_provider.engine.heterogeneous import largest
 from mlx_provider.engine.memory import MemoryProfile
+from mlx_provider.engine.prefix_cache.buffers import Holding, own_layers
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
 from mlx_provider.engine.prefix_cache.key import as_ids
 from mlx_provider.engine.prefix_cache.layer_kinds import Kind
 from mlx_provider.engine.prefix_cache.tree import nodes
+from mlx_provider.upstream.shared_kv import SharedRow, arrays_of
 
 KEY = CacheKey("split")
 BUDGET = 12_000
 STEPS = 60
+LEAST = 8
 
 
 @dataclass
@@ -93,11 +96,95 @@ def traffic(model: SyntheticModel, meeting: Meeting) -> tuple[list[Any], int]:
     return seen, cache.report()["evicted_bytes"]
 
 
+@dataclass
+class Rows:
+    """The rows of one rank in the buffers of its prefix cache."""
+
+    model: SyntheticModel
+    meeting: Any = None
+    charged: int | None = None
+    cache: PrefixCache = field(default_factory=lambda: PrefixCache(budget=lambda: BUDGET))
+    live: list[tuple[list[int], list[Any], Holding]] = field(default_factory=list)
+    shared: int = 0
+
+    def begin(self, ids: list[int], end: int) -> None:
+        """A row with these tokens and a state at `end`."""
+        match, cache = self.cache.match(KEY, ids, len(ids) - 1), self.cache
+        if cache.prepare(match, least=LEAST):
+            match = cache.match(KEY, ids, len(ids) - 1)
+        row, holding = cache.resume(
+            match, self.model.make_cache, room=9, least=LEAST, charged=self.charged
+        )
+        self.shared += holding.base is not None
+        cold = self.model.make_cache()
+        self.model.feed(cold, as_ids(ids), 0, match.length)
+        assert _contents(row) == _contents(cold)
+        end, states = max(end, match.length), {}
+        self.model.feed(row, as_ids(ids), match.length, end)
+        state = cache.snapshot(row, heterogeneous=self.meeting)
+        if end > match.length and state is not None:
+            states = {end: state}
+        self.model.feed(row, as_ids(ids), end, len(ids))
+        self.store(ids, row, holding, states)
+        self.live.append((ids, row, holding))
+
+    def end(self, at: int, more: list[int]) -> None:
+        """A row ends after these tokens."""
+        ids, row, holding = self.live.pop(at)
+        self.model.feed(row, as_ids(ids + more), len(ids), len(ids + more))
+        self.store(ids + more, row, holding, {})
+        self.cache.give_back(holding)
+
+    def store(self, ids: list[int], row: list[Any], holding: Holding, states: Any) -> None:
+        self.cache.insert(KEY, ids, row, states, heterogeneous=self.meeting, holding=holding)
+        self.cache.check_integrity()
+
+    def seen(self) -> tuple[Any, ...]:
+        """What is the same on all ranks."""
+        store = vars(self.cache)["_store"]
+        held = [
+            (
+                n.start,
+                n.stop,
+                n.nbytes,
+                n.buffers,
+                n.needed,
+                n.segment.held and n.segment.held.number,
+            )
+            for root in store.roots.values()
+            for n in nodes(root)
+        ]
+        rows = [(each.capacity, each.stored) for _, _, each in self.live]
+        return self.shared, self.cache.nbytes, self.cache.in_use, held, rows
+
+
+def rows_in_place(model: SyntheticModel, meeting: Meeting) -> tuple[list[Any], Rows]:
+    """What the rows and the tree of one rank look like after each of many steps."""
+    dice, seen = random.Random(3), []
+    own = LAYER_BYTES * len(own_layers(model.make_cache()))
+    rows = Rows(model, meeting, int(meeting.most([own])[0]))
+    texts = [[dice.randrange(1, 50) for _ in range(long)] for long in (60, 60, 9, 9)]
+    for _ in range(STEPS):
+        ids = dice.choice(texts)[: dice.randrange(9, 60)] + [dice.randrange(50, 99)] * 3
+        rows.begin(ids, dice.randrange(len(ids)))
+        if dice.random() < 0.2:
+            rows.cache.trim(rows.live[-1][2].own, 40)  # type: ignore[arg-type]
+        while len(rows.live) > 3 or (rows.live and dice.random() < 0.4):
+            rows.end(dice.randrange(len(rows.live)), [dice.randrange(99)] * dice.randrange(1, 9))
+        if dice.random() < 0.1:
+            rows.cache.evict_to(BUDGET // 4)
+        seen.append(rows.seen())
+    return seen, rows
+
+
 def _contents(row: list[Any]) -> list[Any]:
     """What the next token can see."""
     seen: list[Any] = []
     for layer in row:
-        if isinstance(layer, ArraysCache):
+        if isinstance(layer, SharedRow):
+            keys = [arrays_of(layer)[0][..., : layer.offset, :]]
+            seen.append([key for each in keys for key in each[0, 0, :, 0].tolist()])
+        elif isinstance(layer, ArraysCache):
             seen.append([None if each is None else each.tolist() for each in layer.cache])
         elif layer.keys is None:
             seen.append([])
@@ -125,6 +212,36 @@ def test_ranks_with_unlike_layers_have_the_same_tree(kinds: tuple[Any, ...]) -> 
     assert any(length for length, _, _ in first)
     for other, _ in others:
         assert other == first
+
+
+@pytest.mark.parametrize(
+    "kinds", [("kv", "hybrid"), ("window", "kv", "hybrid"), ("window", "kv")], ids=" ".join
+)
+def test_ranks_with_unlike_layers_share_the_same_prefixes(kinds: tuple[Any, ...]) -> None:
+    meeting = Meeting(len(kinds), Kind.STATE if "hybrid" in kinds else Kind.WINDOW)
+    models = [SyntheticModel(kind, window=16, state_units=4) for kind in kinds]
+    played = meeting.play([lambda model=m: rows_in_place(model, meeting) for m in models])
+    (first, rows), *others = played
+    assert rows.shared > 5
+    assert rows.cache.report()["evicted_bytes"] > 0
+    for other, _ in others:
+        assert other == first
+
+
+def test_another_rank_keeps_what_a_prompt_will_use_on_rank_0() -> None:
+    """Only rank 0 knows of prompts that are not admitted yet."""
+    ranks = [Rows(SyntheticModel("kv")) for _ in range(2)]
+    ids = list(range(1, 40))
+    for rank in ranks:
+        rank.begin(ids, 1)
+        rank.end(0, [])
+    leader, follower = (rank.cache for rank in ranks)
+    claim = leader.claim(leader.match(KEY, [*ids, 5], len(ids)), least=LEAST)
+    assert claim is not None
+    assert follower.evict_to(0, leader.claimed) == leader.evict_to(0)
+    assert follower.nbytes == leader.nbytes > 0
+    del claim
+    assert follower.evict_to(0, leader.claimed) == leader.evict_to(0) > 0
 
 
 def test_what_a_part_counts_for_is_the_most_of_any_rank() -> None:

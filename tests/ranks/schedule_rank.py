@@ -2,8 +2,9 @@
 
     python schedule_rank.py SCHEDULES
 
-SCHEDULES is a JSON file: `{"plays": [{"settings": {...}, "do": [...]}], "elsewhere": {rank:
-{folder: folder}}}`. Each play has a service of its own, with these settings. Under `mlx.launch`
+SCHEDULES is a JSON file: `{"plays": [{"settings": {...}, "least": tokens, "do": [...]}],
+"elsewhere": {rank: {folder: folder}}}`. Each play has a service of its own, with these settings,
+whose rows share prefixes of so many tokens, or of as many as is measured. Under `mlx.launch`
 rank 0 plays them over all ranks and the others follow; alone they are played in one process. Every
 rank tells once, of every play: rank 0 what each request has got, the others what their engines
 still hold in the end.
@@ -27,12 +28,15 @@ from typing import Any
 from few_passes import FEW
 from mlx_provider.config import EngineSettings, engine_settings
 from mlx_provider.engine.execution import calibration
+from mlx_provider.engine.prefix_cache import rebuild
+from mlx_provider.engine.prefix_cache.reuse import Reuse
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.errors import MLXProviderError
 from mlx_provider.isolation import Isolation
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest, ScoreRequest
 from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving import engine_builder
 from mlx_provider.serving.loader import Loader
 from mlx_provider.serving.metrics import EngineMetrics
 from mlx_provider.serving.service import ChatService
@@ -164,6 +168,8 @@ def play(one: dict[str, Any], make: Callable[[EngineSettings], ChatService]) -> 
     """What becomes of one play, and how it came to that."""
     happened: Counter[str] = Counter()
     with Replaced() as replaced:
+        measured_as(replaced, one.get("least"))
+        count_reuse(replaced, happened)
         wrap(replaced, Scheduler, "preempt", partial(_counted, happened, lambda *_: "preempted"))
         wrap(replaced, Loader, "unload_here", partial(_counted, happened, lambda *_: "unloaded"))
         wrap(replaced, EngineMetrics, "step", partial(_counted, happened, _way_of_chunk))
@@ -177,6 +183,37 @@ def play(one: dict[str, Any], make: Callable[[EngineSettings], ChatService]) -> 
     }
     service.close()
     return played
+
+
+def measured_as(replaced: Replaced, least: int | None) -> None:
+    """Let rows share prefixes of so many tokens."""
+    if least is not None:
+        replaced.setattr(engine_builder, "least_shared", lambda *given: least)
+
+
+def count_reuse(replaced: Replaced, happened: Counter[str]) -> None:
+    """Count rows that begin behind a shared prefix, or in the buffers of an entry, and the tokens
+    that rows copy from the prefix cache."""
+
+    def begun(original: Callable[..., Any]) -> Callable[..., Any]:
+        def begin(reuse: Any, match: Any, *given: Any) -> Any:
+            holding, in_place = original(reuse, match, *given)
+            shared = holding.base is not None
+            happened["behind a prefix" if shared else "in place"] += bool(in_place)
+            happened["shared tokens"] += max(in_place.values(), default=0) if shared else 0
+            return holding, in_place
+
+        return begin
+
+    def joined(original: Callable[..., Any]) -> Callable[..., Any]:
+        def join(pieces: Any, slack: int) -> Any:
+            happened["copied tokens"] += sum(piece.shape[-2] for piece in pieces)
+            return original(pieces, slack)
+
+        return join
+
+    wrap(replaced, Reuse, "begin", begun)
+    wrap(replaced, rebuild, "_joined", joined)
 
 
 def settings_of(one: dict[str, Any]) -> EngineSettings:
@@ -242,9 +279,13 @@ def follow(registry: PluginRegistry) -> None:
     told: list[Any] = []
     with Isolation() as trying:
         for one in PLAYED["plays"]:
-            here = Here(settings_of(one), registry, channel, group)
-            here.run()
-            told.append(here.holds())
+            happened: Counter[str] = Counter()
+            with Replaced() as replaced:
+                measured_as(replaced, one.get("least") and 2**20)
+                count_reuse(replaced, happened)
+                here = Here(settings_of(one), registry, channel, group)
+                here.run()
+            told.append({**here.holds(), "happened": happened})
     if trying.fault is not None:
         print(f"rank {RANK}: {trying.fault.trace}", file=sys.stderr, flush=True)
         channel.failed(trying.fault.summary)

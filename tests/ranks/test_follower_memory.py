@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from mlx_provider.config import EngineSettings
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.replication import OneProcess
@@ -21,7 +23,7 @@ class Kept(PrefixCache):
         super().__init__(budget=lambda: 0)
         self.shrunk: list[int] = []
 
-    def evict_to(self, bytes_: int) -> int:
+    def evict_to(self, bytes_: int, claimed: Collection[int] = ()) -> int:
         self.shrunk.append(bytes_)
         return 0
 

@@ -13,12 +13,12 @@ the last row of the group.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from ...isolation import Isolation
+from ...isolation import Fault, Isolation
 from ...records import Unread
 from ...upstream.batch_caches import RowCache
 from ...upstream.cache_classes import Stored
@@ -44,6 +44,7 @@ REUNITED = 32
 """Passes without drafts after which a row may share a group again. More kernels in each pass cost
 more than an occasional copy."""
 
+Failed = Callable[[Fault], None]
 Widths = Mapping[Row, int]
 NO_DRAFTS: Widths = MappingProxyType({})
 Results = Mapping[Row, Unread]
@@ -116,11 +117,14 @@ class Layout(Protocol):
         are not among them, those of an unread result are. The layout does not change."""
 
 
-def make_layout(name: str, joining: Joining | None = None) -> Layout:
-    """A new, empty layout. `joining`: see `Groups`."""
+def make_layout(
+    name: str, joining: Joining | None = None, failed: Failed = lambda fault: None
+) -> Layout:
+    """A new, empty layout. `joining`: see `Groups`. `failed`: is told of the fault if a row cannot
+    be united with its prefix."""
     if name == "solo":
         return SoloLayout()
-    return MergedLayout(joining) if name == "merged" else GroupedLayout(joining)
+    return MergedLayout(joining) if name == "merged" else GroupedLayout(joining, failed)
 
 
 class OneTokenLayout:
@@ -204,8 +208,9 @@ class GroupedLayout:
 
     name = "grouped"
 
-    def __init__(self, joining: Joining | None = None) -> None:
+    def __init__(self, joining: Joining | None = None, failed: Failed = lambda fault: None) -> None:
         self.rows = Groups(MERGED_BYTES, joining)
+        self._failed = failed
         self._joined: RowCache | None = None
         """The joint cache of several groups. `None`: it must be rebuilt."""
         self._members: list[Group] = []
@@ -295,6 +300,7 @@ class GroupedLayout:
                     if prefix_of(layer) is not None:
                         unite(layer)
         if tried.fault is not None:
+            self._failed(tried.fault)
             log.warning("a row keeps its prefix apart: %s", tried.fault.summary)
         self._lone = lone.keys() - self._lone
 

@@ -115,9 +115,11 @@ def probe(
             drafted = judged(rows, partial(_drafted, model, rows, heterogeneous))
             if drafted.problem:
                 notes.append(f"nothing is drafted: {drafted.problem}")
-            if heterogeneous is None and any(type(e) in SHAREABLE for e in leaves(longest)):
+            divisible = any(type(each) in SHAREABLE for each in leaves(longest))
+            if divisible if heterogeneous is None else heterogeneous.divisible:
                 twins = [rows[0], rows[-1], rows[-1]]
-                shared = judged(twins, partial(_shared, model, make_cache, twins))
+                run = partial(_shared, model, make_cache, twins, heterogeneous)
+                shared = judged(twins, run)
                 if shared.problem:
                     notes.append(f"rows share no prefix: {shared.problem}")
             failed |= mixed.failed | drafted.failed
@@ -227,7 +229,12 @@ def _mixed(
     return [*found.values(), after]
 
 
-def _shared(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> list[ByStep]:
+def _shared(
+    model: LoadedModel,
+    make_cache: MakeCache,
+    rows: Sequence[SoloRow],
+    heterogeneous: Heterogeneous | None,
+) -> list[ByStep]:
     """Logits of the rows, of which the last two are equal and share a prefix."""
     tokens = rows[-1].tokens
     start = len(tokens) - CHUNK
@@ -237,7 +244,7 @@ def _shared(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) 
             divide(layer, start // 2)
     model.prefill(PrefillChunk(Prompt(tokens), start, len(tokens), cache))
     mx.eval(arrays(cache))
-    layout, found = make_layout("grouped"), dict[Row, list[mx.array]]()
+    layout, found = make_layout("grouped", heterogeneous), dict[Row, list[mx.array]]()
     for each, own in zip(rows, (rows[0].cache, cache, cache), strict=True):
         delta = ROPE_DELTAS[0 if each is rows[0] else -1]
         row = stand_in(each.tokens, delta)

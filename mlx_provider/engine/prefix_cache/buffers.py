@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...upstream.shared_kv import Prefix, divide, prefix_of
+from ...upstream.shared_kv import SHAREABLE, Prefix, divide, prefix_of
 from ..kv_capacity import whole_steps
 from ..memory import leaves
 from .layer_kinds import Kind, kind, kv_arrays
@@ -24,12 +24,20 @@ class RowBuffers:
     """Keys and values of a row's tokens, or of a prefix of several rows, by leaf index."""
 
     def __init__(
-        self, layers: dict[int, Any], first: int = 0, base: RowBuffers | None = None
+        self,
+        layers: dict[int, Any],
+        first: int = 0,
+        base: RowBuffers | None = None,
+        charged: int | None = None,
     ) -> None:
-        """`base`: the common prefix in which the tokens before `first` are."""
+        """`base`: the common prefix in which the tokens before `first` are. `charged`: bytes of one
+        token in the process with the largest arrays; `None`: they are of one size."""
         self.layers = layers
         self.first = first
         self.base = base
+        self.charged = charged
+        self.number = 0
+        """Its name in other processes with the same tree, see `Store.know`."""
         self.stored = 0
         """Bytes of the tree's segments that refer to it."""
         self.intact = True
@@ -47,7 +55,9 @@ class RowBuffers:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token in its arrays."""
+        """Bytes that one token counts for."""
+        if self.charged is not None:
+            return self.charged
         arrays = [a for layer in self.layers.values() for a in _own_arrays(layer)]
         return sum(a.nbytes // max(1, a.shape[-2]) for a in arrays)
 
@@ -62,6 +72,17 @@ class RowBuffers:
         """Whether a row uses it. Any thread may ask."""
         users = (ref() for ref in self._users)
         return any(user is not None and self in user.buffers for user in users)
+
+    @property
+    def holding(self) -> Holding | None:
+        """That of the row whose own tokens it takes."""
+        users = (ref() for ref in self._users)
+        return next((user for user in users if user is not None and user.own is self), None)
+
+    @property
+    def claimed(self) -> bool:
+        """Whether a prompt will use it if it is admitted."""
+        return any(isinstance(ref(), Claim) for ref in self._users)
 
     @property
     def needed(self) -> bool:
@@ -102,6 +123,8 @@ class RowBuffers:
 
     def slack(self, length: int) -> int:
         """Bytes of capacity behind the first `length` tokens."""
+        if self.charged is not None:
+            return self.charged * max(0, self.capacity - length)
         found = 0
         for layer in self.layers.values():
             for each in _own_arrays(layer):
@@ -138,8 +161,8 @@ class RowBuffers:
             self.layers[leaf] = fresh
 
     def grow(self, length: int, room: int, spare: int) -> None:
-        """Make capacity for `room` tokens behind the first `length`, and for as many as these
-        if that takes at most `spare` bytes: a conversation that continues may continue again.
+        """Make capacity for `room` tokens behind the first `length`, and for as many as these, but
+        at most `spare`: a conversation that continues may continue again.
 
         Copies layer by layer, if there is less.
         """
@@ -148,8 +171,7 @@ class RowBuffers:
             return  # some layers were united with the prefix: each grows by itself
         if all(a.shape[-2] >= own + room for x in self.layers.values() for a in _own_arrays(x)):
             return
-        more = min(own, spare // max(1, self.token_bytes))
-        capacity = whole_steps(own + room + more)
+        capacity = whole_steps(own + room + min(own, spare))
         for layer in self.layers.values():
             grown = [extended(a[..., :own, :], capacity - own) for a in _own_arrays(layer)]
             mx.eval(grown)
@@ -161,13 +183,14 @@ class RowBuffers:
             [_own_arrays(layer) for layer in self.layers.values()]
         )  # or raise before any change
         room = self.capacity - at
-        prefix = RowBuffers({x: divide(layer, at, room) for x, layer in self.layers.items()})
+        layers = {x: divide(layer, at, room) for x, layer in self.layers.items()}
+        prefix = RowBuffers(layers, charged=self.charged)
         self.first, self.base = at, prefix
         prefix.supports(self)
-        for ref in self._users:
-            if (user := ref()) is not None and user.own is self:
-                user.share(prefix, at)
-                user.capacity = self.capacity
+        user = self.holding
+        if user is not None:
+            user.share(prefix, at)
+            user.capacity = self.capacity
         return prefix
 
 
@@ -251,6 +274,11 @@ def own_layers(cache: Sequence[Any]) -> dict[int, Any]:
     """The layers of a row cache that keep every token, by leaf index."""
     every = enumerate(leaves(cache))
     return {leaf: each for leaf, each in every if each is not None and kind(each) is Kind.APPEND}
+
+
+def divisible(layers: Mapping[int, Any]) -> bool:
+    """Whether there are layers, and each can be divided into a prefix and other tokens."""
+    return bool(layers) and all(type(layer) in SHAREABLE for layer in layers.values())
 
 
 def shares(cache: Sequence[Any]) -> bool:

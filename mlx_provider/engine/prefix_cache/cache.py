@@ -13,13 +13,15 @@ is valid only while `holds` is true for it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...isolation import Isolation
 from ...protocol.figures import PrefixCacheFigures
 from ..heterogeneous import Heterogeneous
 from ..memory import MemoryProfile
+from ..replication import ONE_PROCESS, Replication
 from ..row_cache import grow_by
 from .buffers import Claim, Holding, RowBuffers, own_layers
 from .charges import parts_over, snapshot_over
@@ -60,11 +62,12 @@ class PrefixCache:
         budget: Callable[[], int],
         disk: DiskTier | None = None,
         max_buffers: int = MAX_BUFFERS,
-        shared_budget: Callable[[], int] | None = None,
+        replication: Replication = ONE_PROCESS,
     ) -> None:
-        """`shared_budget`: the budget of all processes, if several have the same nodes."""
+        """`replication`: of the processes that have the same nodes, and keep to one budget."""
         self._budget = budget
-        self._shared_budget = shared_budget or budget
+        self._shared_budget = replication.reading("prefix budget", budget)
+        self._replication = replication
         self._disk = disk
         self._store = Store(max_buffers)
         self._sessions = Sessions()
@@ -153,12 +156,12 @@ class PrefixCache:
     def prepare(self, match: Match, *, least: int | None) -> bool:
         """Cut the entry where a row with this match will leave it. Returns whether the match must
         be found again. `least`: fewest tokens to share with other rows; `None`: none."""
-        return Reuse(self._store, least).prepare(match)
+        return self._reuse(least).prepare(match)
 
     def claim(self, match: Match, *, least: int | None) -> Claim | None:
         """The buffers that a row with this match will use. Nothing is evicted from them as long as
         the claim exists."""
-        return Reuse(self._store, least).claim(match) if self.holds(match) else None
+        return self._reuse(least).claim(match) if self.holds(match) else None
 
     def resume(
         self,
@@ -167,13 +170,17 @@ class PrefixCache:
         *,
         room: int = 0,
         least: int | None = None,
+        charged: int | None = None,
     ) -> tuple[list[Any], Holding]:
-        """Like `restore`, but the row uses the buffers of the entry, if no other row does."""
+        """Like `restore`, but the row uses the buffers of the entry, if no other row does.
+
+        `charged`: see `RowBuffers`.
+        """
         if not self.holds(match):
             raise ValueError("the prefix cache has changed since the match")
         cache = make_cache()
-        spare = max(0, self._budget() - self.nbytes) // SPARE_SHARE
-        holding, in_place = Reuse(self._store, least).begin(match, cache, room, spare)
+        spare = max(0, self._shared_budget() - self.nbytes) // SPARE_SHARE
+        holding, in_place = self._reuse(least, charged).begin(match, cache, room, spare)
         self._fill(cache, match, room, in_place)
         self.used(match)
         return cache, holding
@@ -182,13 +189,28 @@ class PrefixCache:
         self, holding: Holding, cache: list[Any], *, least: int | None
     ) -> tuple[list[Any], Holding | None]:
         """Another row with the tokens of a row, see `Reuse.fork`."""
-        return Reuse(self._store, least).fork(holding, cache)
+        return self._reuse(least).fork(holding, cache)
 
     def hold(self, cache: list[Any]) -> Holding:
         """Let entries refer to the buffers of a row cache that was filled otherwise."""
         own = RowBuffers(own_layers(cache))
         self._store.know(own)
         return Holding(own)
+
+    def trim(self, own: RowBuffers, tokens: int) -> None:
+        """Free the capacity of a row's buffers behind this many tokens, in all processes."""
+        self._replication.announce("trim", lambda: {"buffers": own.number, "to": tokens})
+        with Isolation() as tried:  # a pass of the row may have failed
+            if own.holding is not None:
+                own.holding.trim(tokens)
+        if tried.fault is not None:
+            self._replication.failed(tried.fault)
+            log.warning("a row keeps its capacity: %s", tried.fault.summary)
+
+    def trim_numbered(self, number: int, tokens: int) -> None:
+        """`trim` in another process."""
+        for own in self._store.numbered([number]):
+            self.trim(own, tokens)
 
     def give_back(self, holding: Holding) -> None:
         """A row has ended, or was merged with others, and none of its passes has failed."""
@@ -207,6 +229,9 @@ class PrefixCache:
     def in_use(self) -> int:
         """Bytes that rows use. Any thread may ask."""
         return self._store.in_use
+
+    def _reuse(self, least: int | None, charged: int | None = None) -> Reuse:
+        return Reuse(self._store, least, charged, self._replication.failed)
 
     def _fill(self, cache: list[Any], match: Match, room: int, in_place: Mapping[int, int]) -> None:
         if match.length:
@@ -327,9 +352,17 @@ class PrefixCache:
             self._sessions.pin(session, leaf, len(ids) * each, awaited=awaited)
         return min(leaf.stop, len(ids))
 
-    def evict_to(self, bytes_: int) -> int:
-        """Shrink to at most `bytes_`. Returns the freed bytes."""
-        return self._store.evict(nbytes=bytes_)
+    def evict_to(self, bytes_: int, claimed: Collection[int] = ()) -> int:
+        """Shrink to at most `bytes_`. Returns the freed bytes. `claimed`: of another process."""
+        claim = Claim(self._store.numbered(claimed), 0)
+        freed = self._store.evict(nbytes=bytes_)
+        del claim
+        return freed
+
+    @property
+    def claimed(self) -> list[int]:
+        """The numbers of the buffers that claims hold."""
+        return self._store.claimed
 
     def clear(self) -> None:
         """Remove everything, also on disk."""

@@ -39,22 +39,35 @@ def parts_over(
 
 
 def _over(row: RowParts | None, heterogeneous: Heterogeneous) -> RowParts | None:
-    sizes = (
-        [0] * 4 if row is None else [*row.own_size(complete=False), *row.own_size(complete=True)]
-    )
-    cut = row is not None and row.complete, row is not None and row.exact
-    failed, partial, moved, *most = heterogeneous.most(
-        [row is None, not cut[0], not cut[1], *sizes]
-    )
+    own = [1] + [0] * 8 if row is None else _needs(row)
+    failed, partial, moved, windows, *most = heterogeneous.most(own)
     if row is None or failed:
         return None
-    counted = [int(each) for each in most]
+    each, packs, complete, complete_packs, arrays = (int(value) for value in most)
     return replace(
         row,
         complete=not partial,
         exact=not moved,
-        charges=(Charge(*counted[:2]), Charge(*counted[2:])),
+        windows=bool(windows),
+        charges=(
+            Charge(each, packs),
+            Charge(complete, complete_packs),
+            Charge(each, arrays),
+        ),
     )
+
+
+def _needs(row: RowParts) -> list[int]:
+    """What `_over` compares."""
+    return [
+        False,
+        not row.complete,
+        not row.exact,
+        row.windows,
+        *row.own_size(complete=False),
+        *row.own_size(complete=True),
+        row.arrays,
+    ]
 
 
 def snapshot_over(

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ...isolation import Fault, Isolation
 from ...records import LoadedModel, Prompt
-from ...upstream.shared_kv import SHAREABLE
 from ..heterogeneous import Heterogeneous
 from ..kv_capacity import STEP_TOKENS
 from ..memory import MemoryProfile, profile
 from ..request import PrefillJob, Request, Row
-from .buffers import Claim, Holding, own_layers, shares
+from .buffers import Claim, Holding, divisible, own_layers, shares
 from .cache import CacheKey, Match, PrefixCache, key_tokens
 from .disk_lookup import DiskLookup
 from .insertion import NEAR
 from .key import Ids, as_ids
 from .layer_kinds import Kind
 from .placement import GRID, ends_of, places
-
-log = logging.getLogger(__name__)
 
 WORTH_KEEPING = 32
 """A cancelled prefill with fewer tokens is not stored."""
@@ -54,7 +48,7 @@ class PrefixCachePolicy:
         none. `memory`: that of the model's rows, if it is known."""
         self._in_place = in_place
         self._least = least
-        self._forks = all(type(each) in SHAREABLE for each in own_layers(make_cache()).values())
+        self._forks = divisible(own_layers(make_cache()))
         self._cache = cache
         self._model = model
         self._kv = kv
@@ -66,6 +60,7 @@ class PrefixCachePolicy:
         self._grid = 1
         """A prefix is used only up to a multiple of this."""
         self._exact = False
+        self._charged = None if heterogeneous is None else heterogeneous.memory.token_bytes
         self._memory = memory
         """Memory of the model's rows. `None` before the first row, or if processes differ."""
 
@@ -111,9 +106,8 @@ class PrefixCachePolicy:
 
     def trim(self, row: Row, tokens: int) -> None:
         """Free the capacity of a row's buffers behind this many tokens."""
-        if row.holding is not None:
-            with Isolation(partial(_not_trimmed, row)):  # a pass of it may have failed
-                row.holding.trim(tokens)
+        if row.holding is not None and row.holding.own is not None:
+            self._cache.trim(row.holding.own, tokens)
 
     def _claim_forks(self, job: PrefillJob) -> None:
         """Count what the further rows of a prompt will share with the first."""
@@ -126,11 +120,12 @@ class PrefixCachePolicy:
 
     def fork_bytes(self, tokens: int, rows: int) -> int:
         """Bytes that rows of a prompt take less because they share it. Any thread may ask."""
-        if self._least is None or self._memory is None or not self._forks or tokens <= self._least:
+        each = self._charged or (self._memory.token_bytes if self._memory is not None else 0)
+        if self._least is None or not self._forks or tokens <= self._least:
             return 0
         # what is left of a step may be one more step of each row's own tokens
         steps = (rows - 1) * ((tokens - 1) // STEP_TOKENS) - 1
-        return max(0, steps) * STEP_TOKENS * self._memory.token_bytes
+        return max(0, steps) * STEP_TOKENS * each
 
     def fork(self, rows: Sequence[Row], cache: list[Any]) -> list[list[Any]]:
         """The caches of all rows of a prompt. `cache`: that of the first row, which is complete."""
@@ -172,8 +167,9 @@ class PrefixCachePolicy:
             job.rows[0].holding = self._cache.hold(job.cache) if self._in_place else None
         elif self._in_place:
             job.cache, job.rows[0].holding = self._cache.resume(
-                match, self._make_cache, room=room - match.length, least=self._least
-            )
+                match, self._make_cache, room=room - match.length, least=self._least,
+                charged=self._charged,
+            )  # fmt: skip
         else:
             job.cache = self._cache.restore(match, self._make_cache, room=room - match.length)
         self._claim_forks(job)
@@ -329,7 +325,3 @@ class PrefixCachePolicy:
     def _text(self, tokens: Sequence[int]) -> str:
         real = [t for t in tokens if t >= 0]
         return self._model.tokenizer.decode(real, skip_special=False) if real else "<media>"
-
-
-def _not_trimmed(row: Row, fault: Fault) -> None:
-    log.warning("a row of request %s keeps its capacity: %s", row.request.id, fault.summary)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
 import mlx.core as mx
 
-from ...isolation import Isolation
-from ...upstream.shared_kv import SHAREABLE, prefix_of, start
+from ...isolation import Fault, Isolation
+from ...upstream.shared_kv import prefix_of, start
 from ..kv_capacity import STEP_TOKENS, whole_steps
 from ..memory import leaves
-from .buffers import Claim, Holding, RowBuffers, own_layers
+from .buffers import Claim, Holding, RowBuffers, divisible, own_layers
 from .match import Match
 from .segments import segment_of
 from .store import Store
@@ -25,10 +25,19 @@ log = logging.getLogger(__name__)
 class Reuse:
     """All methods run on the engine thread."""
 
-    def __init__(self, store: Store, least: int | None) -> None:
-        """`least`: fewest tokens to share; `None`: this model's rows share none."""
+    def __init__(
+        self,
+        store: Store,
+        least: int | None,
+        charged: int | None,
+        failed: Callable[[Fault], None],
+    ) -> None:
+        """`least`: fewest tokens to share; `None`: this model's rows share none. `charged`: see
+        `RowBuffers`. `failed`: is told of the fault if buffers cannot be divided."""
         self._store = store
         self._least = least
+        self._charged = charged
+        self._failed = failed
 
     def prepare(self, match: Match) -> bool:
         """Cut the entry where the row will leave it. Returns whether the match must be found
@@ -46,24 +55,27 @@ class Reuse:
         self, match: Match, cache: list[Any], room: int, spare: int
     ) -> tuple[Holding, dict[int, int]]:
         """Give a fresh row cache what it need not copy. Returns the row's holding, and the tokens
-        that are in place, by leaf index. `room`, `spare`: see `RowBuffers.grow`."""
+        that are in place, by leaf index. `room`: see `RowBuffers.grow`. `spare`: the bytes for
+        that."""
         own = _last(match)
         if own is not None and self._may_take(own, match) and not self._beyond(own, match):
             own.move_to(cache, match.length)
             self._store.use_slack(own)
             holding = Holding(own, own.base, own.first)
-            own.grow(match.length, room, spare)
+            own.grow(match.length, room, spare // max(1, segment_of(match.path[0]).token_bytes))
             holding.capacity = own.capacity
             return holding, dict.fromkeys(own.layers, match.length)
         layers, base = own_layers(cache), self._common(match)
         if base is None:
-            own = RowBuffers(layers) if layers else None
+            own = RowBuffers(layers, charged=self._charged) if layers else None
             self._store.know(own)
             return Holding(own), {}
         length = _end(base, match)
         for leaf, prefix in base.head(length).items():
             start(layers[leaf], prefix)
-        own = RowBuffers(layers, length, base) if layers.keys() == base.layers.keys() else None
+        own = None
+        if layers.keys() == base.layers.keys():
+            own = RowBuffers(layers, length, base, self._charged)
         self._store.know(own)
         holding = Holding(own, base, length)
         holding.capacity = length + whole_steps(match.length + room - length)
@@ -75,7 +87,7 @@ class Reuse:
         own = holding.own
         if own is not None and self._least is not None and own.is_of(cache) and own.base is None:
             held = min(int(layer.offset) for layer in own.layers.values())
-            if held > self._least and all(type(each) in SHAREABLE for each in own.layers.values()):
+            if held > self._least and divisible(own.layers):
                 self._divide(own, held - 1, self._store.nodes_in(own))
         copied = deepcopy(cache)
         for layer in leaves(copied):
@@ -83,7 +95,7 @@ class Reuse:
                 prefix.holders.add(layer)
         if own is None or own.base is None or not own.is_of(cache):
             return copied, None
-        other = RowBuffers(own_layers(copied), own.first, own.base)
+        other = RowBuffers(own_layers(copied), own.first, own.base, own.charged)
         self._store.know(other)
         holding = Holding(other, own.base, own.first)
         holding.capacity = other.capacity
@@ -142,10 +154,9 @@ class Reuse:
 
     def _divisible(self, row: RowBuffers, match: Match) -> int:
         """The first tokens of a row that others can share. 0: none, or too few for the copy."""
-        layers = row.layers.values()
-        if not all(type(layer) in SHAREABLE for layer in layers):
+        if not divisible(row.layers):
             return 0
-        held = min(int(layer.offset) for layer in layers)
+        held = min(int(layer.offset) for layer in row.layers.values())
         at = min(_end(row, match), held - 1)  # one token at least stays the row's own
         return 0 if at < max(1, self._least or 0) or held > 2 * at else at
 
@@ -161,6 +172,7 @@ class Reuse:
                 set_segment(upper, segment_of(upper).moved_to(prefix))
             self._store.recount()
         if tried.fault is not None:
+            self._failed(tried.fault)
             log.warning("a prefix in use is not shared: %s", tried.fault.summary)
         return tried.fault is None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -14,6 +14,8 @@ from .snapshots import Charge
 from .tree import Node
 
 EMPTY = ArrayPack((), ())
+Charges = tuple[Charge, Charge, Charge]
+"""Of segments without windows, with them, and in a row's buffers."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,10 @@ class Segment:
     """Tokens before it in `held`."""
     slack: int = 0
     """Bytes of capacity behind it in `held`, if no row uses them."""
+    copy: Charge | None = None
+    """`charge` of a copy of the tokens in `held`. `None`: its own size."""
+    windows: bool = False
+    """Whether it has tokens of windows, in any process."""
 
     @property
     def nbytes(self) -> int:
@@ -58,7 +64,8 @@ class Segment:
         if self.held is not None:
             slack = self.slack if stop == self.length else 0
             return replace(self, length=stop - start, start=self.start + start, slack=slack)
-        return Segment(stop - start, self.pack.cut(start, stop), self.layers, self.charge)
+        pack = self.pack.cut(start, stop)
+        return Segment(stop - start, pack, self.layers, self.charge, windows=self.windows)
 
     def moved_to(self, held: RowBuffers) -> Segment:
         """The same tokens in other buffers."""
@@ -67,7 +74,11 @@ class Segment:
     def copied(self) -> Segment:
         """The same tokens as copies, so that its buffers may change."""
         arrays = [a for each in self.arrays().values() for a in each]
-        return Segment(self.length, ArrayPack.of(arrays), self.layers)
+        return Segment(self.length, ArrayPack.of(arrays), self.layers, self.copy)
+
+    def loose(self, arrays: Sequence[Any]) -> Segment:
+        """The same tokens in these arrays, as many as its buffers have."""
+        return Segment(self.length, ArrayPack.loose(arrays), self.layers, self.charge)
 
     def arrays(self) -> dict[int, list[Any]]:
         """Arrays (1, heads, length, dim) by leaf index: first those of keys, then of values."""
@@ -104,8 +115,10 @@ class RowParts:
     exact: bool
     """Whether no layer holds more than `length` tokens, so that its state is a valid snapshot
     there."""
-    charges: tuple[Charge, Charge] | None = None
-    """Charges of its segments, without and with the windows. `None`: their own size."""
+    charges: Charges | None = None
+    """Charges of its segments. `None`: their own size."""
+    windows: bool = False
+    """Whether complete segments have tokens of windows, in any process."""
 
     def cut(self, start: int, stop: int, *, complete: bool) -> Segment:
         """Tokens `start .. stop`. `complete`: with the windows, which must not have wrapped."""
@@ -113,13 +126,21 @@ class RowParts:
         arrays = [a[..., start:stop, :] for each in layers.values() for a in each]
         counts = tuple((leaf, len(each)) for leaf, each in layers.items())
         charge = None if self.charges is None else self.charges[complete]
-        return Segment(stop - start, ArrayPack.of(arrays), counts, charge)
+        windows = complete and self.windows
+        return Segment(stop - start, ArrayPack.of(arrays), counts, charge, windows=windows)
 
     def within(self, held: RowBuffers, start: int, stop: int) -> Segment:
         """Tokens `start .. stop`, which stay in the row's buffers."""
-        layers = self.shape
-        charge = Charge(self.token_bytes(complete=False), sum(count for _, count in layers))
-        return Segment(stop - start, EMPTY, layers, charge, held, start)
+        layers, copy = self.shape, None
+        charge = Charge(self.token_bytes(complete=False), self.arrays)
+        if self.charges is not None:
+            copy, _, charge = self.charges
+        return Segment(stop - start, EMPTY, layers, charge, held, start, copy=copy)
+
+    @property
+    def arrays(self) -> int:
+        """Arrays of the layers that keep every token."""
+        return sum(map(len, self.append.values()))
 
     @property
     def shape(self) -> tuple[tuple[int, int], ...]:
@@ -173,4 +194,4 @@ def row_parts(cache: list[Any], length: int) -> RowParts:
             window[leaf] = kv_arrays(layer)
         else:
             complete = False
-    return RowParts(length, append, window, complete, exact)
+    return RowParts(length, append, window, complete, exact, windows=bool(window))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
 
-from .arrays import ArrayPack
 from .buffers import RowBuffers
 from .eviction import evict, value
 from .fitting import fit
@@ -24,7 +23,7 @@ from .insertion import (
     shared_path,
 )
 from .key import CacheKey, Ids
-from .segments import Segment, segment_of
+from .segments import segment_of
 from .sessions import Share, head
 from .snapshots import Snapshot
 from .tree import (
@@ -56,14 +55,17 @@ class Store:
         self._layouts: dict[CacheKey, Layout] = {}
         self._max_buffers = max_buffers
         self._known: tuple[weakref.ref[RowBuffers], ...] = ()
+        self._numbered = 0
         self._clock = 0
         """Bytes stored so far, plus one per use."""
 
     # -- buffers of rows
 
     def know(self, buffers: RowBuffers | None) -> None:
-        """Count these buffers from now on."""
+        """Count these buffers from now on, under the next number."""
         if buffers is not None:
+            self._numbered += 1
+            buffers.number = self._numbered
             still = (ref for ref in self._known if ref() is not None)
             self._known = (*still, weakref.ref(buffers))
 
@@ -71,6 +73,15 @@ class Store:
     def in_use(self) -> int:
         """Bytes that rows use, which cannot be evicted. Any thread may ask."""
         return sum(each.stored for each in self._buffers() if each.in_use)
+
+    @property
+    def claimed(self) -> list[int]:
+        """The numbers of buffers that a prompt will use if it is admitted."""
+        return [each.number for each in self._buffers() if each.claimed]
+
+    def numbered(self, numbers: Collection[int]) -> list[RowBuffers]:
+        """The buffers with these numbers, of those that still exist."""
+        return [each for each in self._buffers() if each.number in numbers]
 
     def nodes_in(self, buffers: RowBuffers) -> list[Node]:
         """The nodes in these buffers, first tokens first."""
@@ -305,7 +316,7 @@ def _to_packs(buffers: RowBuffers, held: Sequence[Node]) -> None:
     copies = [buffers.pieces(leaf, spans) for leaf, count in layers if count]
     for i, node in enumerate(held):
         arrays = [array for leaf in copies for array in leaf[i]]
-        set_segment(node, Segment(node.stop - node.start, ArrayPack.loose(arrays), layers))
+        set_segment(node, segment_of(node).loose(arrays))
 
 
 def _sizes(states: Mapping[int, Snapshot]) -> dict[int, int]:

@@ -77,7 +77,7 @@ class Decode:
             state.drafting.waited(record.drafts, idle)
         state.corrupted = {row for rows, _ in forward.failed for row in rows}
         for _, cause in forward.failed:
-            state.replica.pass_failed(cause)
+            state.replica.failed(cause)
         if record.caught_up:
             return Decoded(forward, chunk)
         with Isolation() as reading:

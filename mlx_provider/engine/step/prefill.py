@@ -70,7 +70,7 @@ class Prefill:
             return
         job, fault = prefilled.job, prefilled.fault
         if fault is not None:
-            self._state.replica.pass_failed(fault)
+            self._state.replica.failed(fault)
             self._state.timer.forget()
             job.drop_cache()  # corrupted, so it must not reach the prefix cache
             self._commit.failed_by(job.request, "its prefill", fault)

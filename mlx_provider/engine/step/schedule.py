@@ -66,8 +66,6 @@ class Schedule:
         state = self._state
         now = state.clock()
         self._expire(now)
-        if state.prefix_cache is not None:
-            state.prefix_cache.settle(state.scheduler.running, state.batch.layout.cache_of)
         preempted, cut = self._make_room(now)
         admitted = self._admit(now)
         plan = self._plan(now)

@@ -1,0 +1,127 @@
+"""Rows of a model over ranks share their common prefix on each rank, and answer as one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .models import write
+from .rank_schedules import (
+    Held,
+    Play,
+    Played,
+    Step,
+    agree,
+    all_alone,
+    all_over,
+    ask,
+    cancel,
+    followed,
+    pictures,
+    read,
+)
+
+pytestmark = pytest.mark.ranks
+LEAST = 16
+COMMON = "one sees many words in this, and none of them is of any use at all. " * 4
+SETTINGS = {"max_chunk": 64, "output_reserve": 16, "measurements": "off"}
+BRANCHES, TURNS = 0, 1
+"""The plays with many rows at a time, and in which a row takes over the buffers of the last."""
+COUNTS = ("behind a prefix", "in place", "shared tokens", "copied tokens")
+CASES = {
+    "heads, text": (2, "llama", False),
+    "heads, window": (2, "gemma3", False),
+    "heads, states": (2, "qwen3_5", False),
+    "heads, image": (2, "qwen3_vl", False),
+    "layers, text": (2, "qwen2", True),
+    "layers, states": (2, "qwen3_next", True),
+}
+Ask = Callable[..., Step]
+
+
+def asking(model: Path, *, seeing: bool) -> Ask:
+    """A request that begins as all others do."""
+
+    def branch(name: str, ending: str, **more: Any) -> Step:
+        content = pictures((1,), COMMON + ending) if seeing else COMMON + ending
+        return ask(name, model, content, max_tokens=more.pop("max_tokens", 24), **more)
+
+    return branch
+
+
+def branches(branch: Ask) -> list[Step]:
+    """Rows join behind a prefix in use, leave it, are cancelled, and fork."""
+    do = [branch("first", "a", max_tokens=60), read("first", 3)]
+    for i in range(5):
+        do += [branch(f"{i}", f"{i} " * (1 + 3 * i)), read(f"{i}", 2)]
+    return [
+        *do,
+        cancel("1"),
+        branch("several", "say it", n=3),
+        branch("sampled", "go on", sampling={"temperature": 1.0, "seed": 3}),
+        read("3"),
+        cancel("first"),
+        branch("late", "and now?"),
+        read("several"),
+        read("late"),
+        branch("last", "0 "),
+    ]
+
+
+def turns(branch: Ask, model: Path) -> list[Step]:
+    """A conversation that continues, alone."""
+    said = [COMMON, "yes", "and what of it?", "nothing", "then go on", "so be it", "why?"]
+    do: list[Step] = []
+    for count in (1, 3, 5, 7):
+        roles = ["user", "assistant"] * 4
+        messages = [{"role": r, "content": t} for r, t in zip(roles, said[:count], strict=False)]
+        do += [ask(f"turn {count}", model, "", messages=messages), read(f"turn {count}")]
+    return do
+
+
+def plays_of(model: Path, case: str) -> list[Play]:
+    branch = asking(model, seeing="image" in case)
+    return [
+        {"settings": SETTINGS, "least": LEAST, "do": branches(branch)},
+        {"settings": SETTINGS, "least": LEAST, "do": turns(branch, model)},
+        {"settings": SETTINGS | {"prefix_bytes": 200_000}, "least": LEAST, "do": branches(branch)},
+    ]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def both(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The plays in one process, and over ranks."""
+    ranks, name, layered = CASES[request.param]
+    model = write(tmp_path_factory.mktemp("shared") / name, name, layered=layered)
+    plays = plays_of(model, request.param)
+    whole = all_alone(tmp_path_factory.mktemp("alone"), plays)
+    return whole, all_over(ranks, tmp_path_factory.mktemp("over"), plays)
+
+
+Both = tuple[list[Played], list[tuple[Played, list[Held]]]]
+
+
+def test_ranks_that_share_prefixes_answer_as_one_process(both: Both) -> None:
+    whole, over = both
+    for one, (together, followers) in zip(whole, over, strict=True):
+        agree(one, together, cancelled={"first", "1"})
+        assert all("failed" not in got for got in together["answers"].values())
+        followed(together, followers)
+
+
+def test_each_rank_shares_as_much_as_rank_0(both: Both) -> None:
+    for one, (together, followers) in zip(*both, strict=True):
+        print({name: [p["happened"].get(name, 0) for p in (one, together)] for name in COUNTS})
+        for each in followers:
+            for name in COUNTS[:3]:
+                assert each["happened"].get(name, 0) == together["happened"].get(name, 0), name
+    for at, (together, followers) in enumerate(both[1]):
+        for each in (together, *followers):
+            if at == TURNS:
+                assert each["happened"]["in place"] >= 3
+            elif at == BRANCHES:
+                assert each["happened"]["behind a prefix"] >= 3
+                assert each["happened"]["shared tokens"] > 3 * LEAST
