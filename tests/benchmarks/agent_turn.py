@@ -1,91 +1,136 @@
 """From a tool's result to the next call: what each part of the engine saves of an agent's turn.
 
-Recorded sessions give system text, tools and results; a model with random weights thinks a few
-tokens and writes a call whose grammar is that of the tools. Counted on this machine: tokens that
-are prefilled after a result has arrived, and passes up to the call's first byte and to its end. The
-curves of other devices give the times of so many tokens and passes behind a long prefix.
-
-A random model makes no call by its own choice. So for `auto` the same grammar holds it to the
-calls, but tells the engine of no forced text: what is drafted comes from the forecast alone.
+Recorded sessions give system text, tools, calls and results. The trained hybrid demo model thinks
+some tokens of its own; then it recites the recorded call, which no grammar demands of it. Counted
+on this machine: tokens that are prefilled after a result has arrived, and passes up to the call's
+first byte and to its end. The curves of other devices give the times of so many tokens and passes
+behind a long prefix. The engine reckons with such a curve and no clock, so that no count depends on
+this machine.
 """
 
 from __future__ import annotations
 
-import json
+import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import count
+from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any
 
-from device_curves import CHIPS, HOST, MODELS, Estimate
+import mlx.core as mx
+
+import mlx_provider
+from device_curves import CHIPS, HOST, MODELS, Estimate, Thinned
+from mlx_provider.chat.constraints.written import written_calls
 from mlx_provider.chat.output.reply import Reply
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.request import Request
+from mlx_provider.engine.speculation.policy import Policy
+from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.engine.speculation.step import DraftStep, Origin
+from mlx_provider.engine.step.decode import Decode
+from mlx_provider.engine.step.record import StepRecord
+from mlx_provider.engine.step.schedule import Schedule
+from mlx_provider.families.vision.patch_model import PatchVisionModel
 from mlx_provider.protocol.events import Delta, Done, Event, Failed, Usage
 from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.protocol.sampling import Sampling
+from mlx_provider.records import LoadedModel, PrefillChunk, ScoresPrompts, ToolParser
+from mlx_provider.serving import engine_builder, sparse_prefill, structure
 from mlx_provider.serving.service import ChatService
-from mlx_provider.serving.structure import ThinkingBudget
+from mlx_provider.testing.tiny import build
 from mlx_provider.testing.tiny.tokenizers import QWEN
-from mlx_provider.wire.anthropic.messages import chat_messages
-from mlx_provider.wire.responses.conversation import messages_of
-from mlx_provider_bench.models.random_weights import write_model
 from mlx_provider_bench.report import Result, surroundings
-from replaced import Replaced
+from mlx_provider_drafters.prompt_scoring import passes as scoring_passes
+from recorded_agents import Call, Session, sessions
+from replaced import Replaced, wrap
+from sparse_prefill import SCORER
+from speculation_curves import DRAFTERS
 
-RECORDED = Path(__file__).parents[1] / "data" / "requests"
-THOUGHT = 24
+HYBRID = Path(mlx_provider.__file__).parent / "demo" / "hybrid"
+PARSER = ToolParser("hermes", "<tool_call>", "</tool_call>")
+PULL = 100.0
+"""Added to the logit of a token that is recited."""
+THOUGHT = 48
 """Tokens of a thought."""
-VALUE = 24
-"""Most characters of a text in a call."""
-SYSTEM = 3000
-"""Characters of the system text, so that a CPU can prefill it."""
 TURNS = 4
 DEPTH = 32_000
 """Cached tokens on the devices that are not here."""
-DEVICES = (("M3 Max", "dense 8B"), ("M5 Max", "dense 8B"), ("M5 Max", "hybrid 9B"))
-AUTO, DRAFTS, AHEAD, PREFIX = "forced text", "drafts", "early prefill", "prefix"
-PARTS: tuple[frozenset[str], ...] = (
-    frozenset(),
-    frozenset({AUTO}),
-    frozenset({DRAFTS}),
-    frozenset({AHEAD}),
-    frozenset({AHEAD, DRAFTS}),
-    frozenset({PREFIX}),
-)
-"""What is left out. Without `AUTO`, forecasts draft, as with `tool_choice: auto`; without `DRAFTS`,
-neither they nor forced text; without `PREFIX`, the prefix was evicted while the tool ran."""
+PRICED = {chip: Estimate(CHIPS[chip], MODELS["hybrid 9B"]) for chip in ("M3 Max", "M5 Max")}
+RECKONED = PRICED["M3 Max"]
+SHARE = 0.3
+"""Of a prompt that sparse prefill computes."""
+LONG = 512
+"""Tokens from which on a prompt is long here."""
+PATIENCE = 600
 OPENS_THOUGHTS = QWEN.template.replace(
     "{{ '<|im_start|>assistant\\n' }}\n{%- if enable",
     "{{ '<|im_start|>assistant\\n<think>\\n' }}\n{%- if enable",
 )
-PATIENCE = 600
 
 
 @dataclass(frozen=True)
-class Plan:
-    template: Path | None = None
-    """A chat template, in place of a short one that opens a thought."""
-    family: str = "qwen3"
-    hidden: int = 256
-    layers: int = 4
+class Setting:
+    """What is on and off."""
+
+    name: str
+    drafter: str = "auto"
+    choice: str = "auto"
+    forecasts: bool = True
+    reads_late: bool = True
+    """Drafts are launched before the last result is read, where their drafter can."""
+    early_prefill: bool = True
+    keeps_prefix: bool = True
+    """Else it is evicted while the tool runs."""
+    sparse: bool = False
+
+    def options(self, scorer: Path) -> ModelOptions:
+        if not self.sparse:
+            return ModelOptions(drafter=self.drafter)
+        return ModelOptions(draft_model=str(scorer), sparse_prefill=SHARE)
+
+
+SETTINGS = (
+    Setting("all on"),
+    Setting("no forecasts", forecasts=False),
+    Setting("call demanded: forced text", choice="required"),
+    Setting("drafter off", drafter="off"),
+    Setting("drafter grammar", drafter="grammar"),
+    Setting("drafter lookup", drafter="lookup"),
+    Setting("drafter mtp", drafter="mtp"),
+    Setting("drafter mtp, each result read first", drafter="mtp", reads_late=False),
+    Setting("each result read first", reads_late=False),
+    Setting("no early prefill", early_prefill=False),
+    Setting("prefix evicted", keeps_prefix=False),
+    Setting("prefix evicted, sparse prefill", keeps_prefix=False, sparse=True),
+)
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """What a client sends."""
+class Pass:
+    """A pass of the one row."""
 
-    system: str
-    asked: str
-    tools: list[dict[str, Any]]
-    results: list[str]
+    width: int
+    """Tokens: drafts, and the one before them."""
+    waited: bool
+    """It was launched after the last one had been read."""
+    guesses: int = 0
+    """Drafts of a drafter,"""
+    drafter: str = "lookup"
+    """of this kind."""
+
+    def seconds(self, device: Estimate) -> float:
+        """Time of the device, with its wait for the host."""
+        own = device.seconds(0, 0, self.width, DEPTH)
+        own += self.guesses * DRAFTERS[self.drafter].round(device)
+        return own + HOST if self.waited else max(HOST, own)
 
 
 @dataclass
@@ -97,9 +142,25 @@ class Turn:
     """Seconds from the result to the first byte of the call,"""
     ended: float = 0.0
     """and to its end."""
-    reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     usage: Usage | None = None
+    passes: list[Pass] = field(default_factory=list)
+    begun: int = 0
+    """Passes up to the first byte of the call,"""
+    read: int = 0
+    """and to its end."""
+
+    @property
+    def prefilled(self) -> int:
+        """Tokens that are computed after the result has arrived."""
+        used = self.used
+        return used.prompt_tokens - used.cached_tokens - used.skipped_tokens
+
+    @property
+    def used(self) -> Usage:
+        if self.usage is None:
+            raise RuntimeError("the reply has not ended")
+        return self.usage
 
     def take(self, event: Event) -> None:
         if isinstance(event, Failed):
@@ -107,7 +168,6 @@ class Turn:
         if isinstance(event, Done):
             self.usage, self.ended = event.usage, time.perf_counter() - self.arrived
         elif isinstance(event, Delta):
-            self.reasoning += event.reasoning
             for piece in event.tool_calls:
                 self.first_byte = self.first_byte or time.perf_counter() - self.arrived
                 if piece.index == len(self.calls):
@@ -117,14 +177,11 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Medians:
-    """Of the turns of a session that begin with a result."""
+class Means:
+    """Of the turns of a session that begin with a result, their means."""
 
     session: str
-    thoughts: str
-    """Whether the client returns them."""
-    without: str
-    """The part that is off."""
+    setting: str
     result: int
     """Tokens of a result."""
     prefilled: int
@@ -132,7 +189,9 @@ class Medians:
     begun: int
     """Passes up to the first byte of the call,"""
     passes: int
-    """and of the reply."""
+    """and to its end."""
+    waits: int
+    """Passes that were launched after the last one had been read."""
     tokens: int
     first_byte: float
     ended: float
@@ -140,172 +199,241 @@ class Medians:
     """Seconds to the first token, to the first byte of the call and to the end, by device."""
 
 
-def bench(plan: Plan) -> Result:
-    with tempfile.TemporaryDirectory() as root:
-        folder = write_model(Path(root) / "m", plan.family, "float32", plan.hidden, plan.layers)
-        template = plan.template.read_text() if plan.template else OPENS_THOUGHTS
-        (folder / "chat_template.jinja").write_text(template)
+def bench() -> Result:
+    with tempfile.TemporaryDirectory() as root, Replaced() as patch:
+        folders = _written(Path(root))
+        patch.setattr(engine_builder, "calibrate", lambda *_: RECKONED.measured())
+        patch.setattr(sparse_prefill, "LONG", LONG)
         service = ChatService(EngineSettings(measurements="off"))
         try:
-            found = list(_measured(service, str(folder)))
+            found = [
+                _measured(service, folders, name, session, setting)
+                for name, session in sessions().items()
+                for setting in SETTINGS
+            ]
         finally:
             service.close()
     return {
         "benchmark": "agent_turn",
-        **{name: str(value) for name, value in asdict(plan).items()},
         **surroundings("float32"),
         "turns": [asdict(each) for each in found],
     }
 
 
-def _measured(service: ChatService, folder: str) -> Iterator[Medians]:
-    client = InProcessClient(service)
-    for name, recorded in sessions().items():
-        for returned in (True, False):
-            for parts in PARTS:
-                with _without(service, parts), _begun_calls() as begun:
-                    played = _play(service, client, folder, recorded, returned, parts)
-                yield _medians(service, folder, recorded, played, begun, name, returned, parts)
+@dataclass(frozen=True)
+class Folders:
+    model: Path
+    scorer: Path
 
 
-def sessions() -> dict[str, Recorded]:
-    """Recorded sessions by client, with what the results of the longest one hold."""
-    chat = _body("08b_chat_long_history_turn_n_plus_1")
-    results = [m["content"] for m in chat["messages"] if m["role"] == "tool"]
-    message = _body("03_messages_claude_code")
-    claude, _ = chat_messages(message["system"], message["messages"])
-    named = [each for each in message["tools"] if each.get("input_schema")]
-    tools = [_tool(each["name"], each["input_schema"]) for each in named]
-    functions = [each["function"] for each in chat["tools"]]
-    response = _body("02_responses_codex_developer")
-    codex, _ = messages_of(response["input"], None)
-    own = [each for each in response["tools"] if each["type"] == "function"]
-    return {
-        "OpenCode": _recorded(
-            chat["messages"], [_tool(f["name"], f["parameters"]) for f in functions], results
-        ),
-        "Claude Code": _recorded(claude, tools, results),
-        "Codex": _recorded(codex, [_tool(f["name"], f["parameters"]) for f in own], results),
-    }
+def _written(root: Path) -> Folders:
+    """The hybrid model, with a template that opens a thought; one of random weights that scores
+    prompts, because how many tokens it keeps does not depend on the scores."""
+    model = Path(shutil.copytree(HYBRID, root / "model"))
+    (model / "chat_template.jinja").write_text(OPENS_THOUGHTS)
+    scorer = build(root / "scorer", "qwen3", vocab_size=1536, num_hidden_layers=1)
+    shutil.copy(HYBRID / "tokenizer.json", scorer)
+    return Folders(model, scorer)
 
 
-def _body(name: str) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads((RECORDED / f"{name}.json").read_text())["body"]
-    return body
+def _measured(
+    service: ChatService, folders: Folders, name: str, session: Session, setting: Setting
+) -> Means:
+    options = setting.options(folders.scorer)
+    with service._models.use(str(folders.model), options) as lease:
+        model, engine = lease.view.model, lease.view.engine
+        _begin_anew(engine)
+        with Replaced() as patch:
+            _switch(patch, service, setting)
+            recital = Recital(patch, model)
+            asked = partial(
+                GenerateRequest,
+                model=str(folders.model),
+                options=options,
+                tools=session.tools,
+                tool_choice=setting.choice,
+                parallel_tool_calls=False,
+                max_tokens=400,
+                session="agent",
+                tenant=f"{name} {setting.name}",
+            )
+            played = list(_played(service, asked, session, setting, engine, recital))
+        results = [len(model.tokenizer.encode_plain(each)) for each in session.results[: TURNS - 1]]
+    return _means(name, setting, round(fmean(results)), played[1:])
 
 
-def _recorded(messages: Any, tools: list[dict[str, Any]], results: list[str]) -> Recorded:
-    system, asked = (
-        _text(next(m["content"] for m in messages if m["role"] in roles))
-        for roles in (("system", "developer"), ("user",))
-    )
-    return Recorded(system[:SYSTEM], asked, tools, results)
+def _begin_anew(engine: Engine) -> None:
+    """The engine reckons with the curve alone, and has learned nothing of drafts."""
+    engine.state.clock = _still
+    speculation = engine.state.drafting._speculation
+    if speculation is not None:
+        speculation.clock, speculation.policy = _still, Policy()
 
 
-def _text(content: Any) -> str:
-    return content if isinstance(content, str) else "\n".join(p.get("text", "") for p in content)
+def _still() -> float:
+    return 0.0
 
 
-def _tool(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """A tool whose texts are short, because a random model ends none, with what it requires."""
-    needed = schema.get("required", [])
-    properties = {
-        key: {"type": "string", "maxLength": VALUE} if kind.get("type") == "string" else kind
-        for key, kind in schema["properties"].items()
-        if key in needed
-    }
-    parameters = {"type": "object", "properties": properties, "required": needed}
-    parameters["additionalProperties"] = False
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+def _switch(patch: Replaced, service: ChatService, setting: Setting) -> None:
+    if not setting.early_prefill:
+        patch.setattr(service._next_prompts, "await_results", lambda turn: None)
+    if not setting.forecasts:
+        patch.setattr(structure, "CallMatchers", lambda *_: None)
+    if not setting.reads_late:
+        patch.setattr(Schedule, "_may_look_ahead", lambda *_: False)
+
+
+class Recital:
+    """Lets a model think as it likes, then write a text."""
+
+    def __init__(self, patch: Replaced, model: LoadedModel) -> None:
+        self._model = model
+        self._said = mx.array([-1])
+        """The token at each position; -1: the model's own."""
+        self.call: Call | None = None
+        """Of the next reply."""
+        tokenizer = model.tokenizer
+        self._special = min(tokenizer.encode("<|im_start|></think>", special=False))
+        wrap(patch, Engine, "submit", self._submitted)
+        wrap(patch, PatchVisionModel, "prefill_hidden", self._prefilled)
+        wrap(patch, PatchVisionModel, "decode_hidden", self._decoded)
+
+    def _submitted(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def submit(engine: Engine, request: Request) -> Any:
+            if self.call is not None:
+                self._said = self._reply(len(request.prompt.tokens), self.call)
+            return original(engine, request)
+
+        return submit
+
+    def _reply(self, prompt: int, call: Call) -> mx.array:
+        """A thought and a call, behind so many tokens."""
+        written = written_calls(PARSER.call_grammar(), [(call.name, call.arguments, {})])
+        text = f"\n</think>\n{written}<|im_end|>"
+        tokens = self._model.tokenizer.encode(text, special=False)
+        return mx.array([-1] * (prompt + THOUGHT) + tokens)
+
+    def _prefilled(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def prefill(model: Any, chunk: PrefillChunk, last: int) -> Any:
+            logits, hidden = original(model, chunk, last)
+            return self._pulled(model, logits, mx.array(chunk.stop)), hidden
+
+        return prefill
+
+    def _decoded(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def decode(
+            model: Any, tokens: Any, cache: Any, places: mx.array, at: mx.array | None = None
+        ) -> Any:
+            logits, hidden = original(model, tokens, cache, places, at)
+            return self._pulled(model, logits, 1 + (places if at is None else places[at])), hidden
+
+        return decode
+
+    def _pulled(self, model: Any, logits: mx.array, positions: mx.array) -> mx.array:
+        if model is not self._model:
+            return logits
+        said = self._said[mx.minimum(positions, self._said.size - 1)][..., None]
+        tokens = mx.arange(logits.shape[-1])
+        own = mx.where(tokens < self._special, 0.0, -PULL)  # a thought of plain words
+        return logits + mx.where(said < 0, own, PULL * (tokens == said))
 
 
 @contextmanager
-def _without(service: ChatService, parts: frozenset[str]) -> Iterator[None]:
-    prompts = service._next_prompts
+def _watched(engine: Engine, turn: Turn) -> Iterator[None]:
+    """The passes of a reply, and how many come before its call."""
+    speculation = engine.state.drafting._speculation
+    apart = False
+
+    def caught_up(original: Callable[..., Any]) -> Callable[..., Any]:
+        def catch_up(decode: Decode) -> Any:
+            nonlocal apart
+            apart = True
+            try:
+                return original(decode)
+            finally:
+                apart = False
+
+        return catch_up
+
+    def ran(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(decode: Decode, record: StepRecord) -> Any:
+            decoded = original(decode, record)
+            if record.plan.rows:
+                turn.passes.append(_pass(record, engine.state.drafting, speculation))
+            return decoded
+
+        return run
+
+    def pushed(original: Callable[..., Any]) -> Callable[..., Any]:
+        def push(reply: Reply, *given: Any) -> list[Delta]:
+            deltas: list[Delta] = original(reply, *given)
+            read = len(turn.passes) - (not apart)  # the last one may run still
+            if any(delta.tool_calls for delta in deltas):
+                turn.begun = turn.begun or read
+            turn.read = read
+            return deltas
+
+        return push
+
     with Replaced() as patch:
-        if AHEAD in parts:
-            patch.setattr(prompts, "await_results", lambda turn: None)
-        if AUTO in parts:
-            patch.setattr(ThinkingBudget, "forced", lambda constraint: ())
+        wrap(patch, Decode, "catch_up", caught_up)
+        wrap(patch, Decode, "run", ran)
+        wrap(patch, Reply, "push", pushed)
         yield
 
 
-@contextmanager
-def _begun_calls() -> Iterator[list[int]]:
-    """The passes of each reply up to the first byte of its call."""
-    passes, first, found = count(), dict[Reply, int](), list[int]()
-    step, push = Engine.step, Reply.push
-    now = 0
-
-    def stepped(engine: Engine) -> Any:
-        nonlocal now
-        now = next(passes)
-        return step(engine)
-
-    def pushed(reply: Reply, *given: Any) -> list[Delta]:
-        deltas = push(reply, *given)
-        began = first.setdefault(reply, now)
-        if began >= 0 and any(delta.tool_calls for delta in deltas):
-            found.append(1 + now - began)
-            first[reply] = -1
-        return deltas
-
-    with Replaced() as patch:
-        patch.setattr(Engine, "step", stepped)
-        patch.setattr(Reply, "push", pushed)
-        yield found
+def _pass(record: StepRecord, drafting: DraftStep, speculation: Speculation | None) -> Pass:
+    (row,) = record.plan.rows
+    drafts = record.drafts.get(row, ())
+    origin = drafting._origins[row][-1] if drafts else Origin()
+    if origin.source is None or speculation is None:
+        return Pass(1 + len(drafts), record.caught_up)
+    source = speculation.sources[origin.source]
+    kind = "MTP" if source.shows else "lookup"
+    if isinstance(source.drafting, ScoresPrompts):
+        kind = "draft model"
+    return Pass(1 + len(drafts), record.caught_up, len(drafts) - origin.known, kind)
 
 
-def _play(
+def _played(
     service: ChatService,
-    client: InProcessClient,
-    folder: str,
-    recorded: Recorded,
-    returned: bool,
-    parts: frozenset[str],
-) -> list[Turn]:
+    asked: Callable[..., GenerateRequest],
+    session: Session,
+    setting: Setting,
+    engine: Engine,
+    recital: Recital,
+) -> Iterator[Turn]:
+    client = InProcessClient(service)
     messages: list[dict[str, Any]] = [
-        {"role": "system", "content": recorded.system},
-        {"role": "user", "content": recorded.asked},
+        {"role": "system", "content": session.system},
+        {"role": "user", "content": session.asked},
     ]
-    turns: list[Turn] = []
     for at in range(TURNS):
-        request = GenerateRequest(
-            model=folder,
-            messages=messages,
-            tools=recorded.tools,
-            tool_choice="required",
-            parallel_tool_calls=False,
-            thinking_budget=THOUGHT,
-            max_tokens=400,
-            drafts=DRAFTS not in parts,
-            sampling=Sampling(temperature=1, seed=at),
-            session="agent",
-            tenant=f"{recorded.asked[:20]} {returned} {sorted(parts)}",
-        )
+        call, result = session.calls[at], session.results[at]
+        sampling = Sampling(temperature=1, seed=at)
+        request = asked(messages=messages, sampling=sampling)
+        recital.call = call
+
         turn = Turn(time.perf_counter())
-        generation = client.submit(request)
-        while events := generation.get(PATIENCE):
-            for event in events:
-                turn.take(event)
-        turns.append(turn)
+        with _watched(engine, turn):
+            generation = client.submit(request)
+            while events := generation.get(PATIENCE):
+                for event in events:
+                    turn.take(event)
+        if not turn.calls:
+            raise RuntimeError("a reply without a call")
+        yield turn
         said: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": turn.calls}
-        if returned:
-            said["reasoning_content"] = turn.reasoning
-        result = recorded.results[at]
         told = [{"role": "tool", "tool_call_id": c["id"], "content": result} for c in turn.calls]
         messages = [*messages, said, *told]
-        _run_tools(service, folder)
-        if PREFIX in parts:
+        _run_tools(service, engine)
+        if not setting.keeps_prefix:
             service.cache_clear()
-    return turns
 
 
-def _run_tools(service: ChatService, folder: str) -> None:
+def _run_tools(service: ChatService, engine: Engine) -> None:
     """Until what is computed meanwhile is computed: a tool may take longer."""
     worker = service._worker
-    with service._models.use(folder, ModelOptions()) as lease:
-        engine = lease.view.engine
 
     def busy() -> bool:
         return bool(worker._idle_calls) or not engine.idle
@@ -316,51 +444,48 @@ def _run_tools(service: ChatService, folder: str) -> None:
         service._next_prompts._pool.submit(int).result(PATIENCE)
 
 
-def _medians(
-    service: ChatService,
-    folder: str,
-    recorded: Recorded,
-    played: list[Turn],
-    begun: list[int],
-    name: str,
-    returned: bool,
-    parts: frozenset[str],
-) -> Medians:
-    with service._models.use(folder, ModelOptions()) as lease:
-        encode = lease.view.model.tokenizer.encode_plain
-        results = [len(encode(each)) for each in recorded.results[: TURNS - 1]]
-    used = [turn.usage for turn in played[1:] if turn.usage is not None]
-    prefilled = [each.prompt_tokens - each.cached_tokens for each in used]
-    passes = round(median(each.completion_tokens - each.accepted_tokens for each in used))
-    new, first = round(median(prefilled)), round(median(begun[1:]))
-    there = (DEPTH, 0) if PREFIX in parts else (new, DEPTH)
-    return Medians(
+def _means(name: str, setting: Setting, result: int, turns: Sequence[Turn]) -> Means:
+    def mean(value: Callable[[Turn], float]) -> float:
+        return fmean(map(value, turns))
+
+    return Means(
         name,
-        "returned" if returned else "dropped",
-        " and ".join(sorted(parts)) or "-",
-        round(median(results)),
-        new,
-        first,
-        passes,
-        round(median(each.completion_tokens for each in used)),
-        round(median(turn.first_byte for turn in played[1:]), 3),
-        round(median(turn.ended for turn in played[1:]), 3),
-        {
-            f"{chip}, {model}": _estimate(chip, model, *there, first, passes)
-            for chip, model in DEVICES
-        },
+        setting.name,
+        result,
+        round(mean(lambda turn: turn.prefilled)),
+        round(mean(lambda turn: turn.begun)),
+        round(mean(lambda turn: turn.read)),
+        round(mean(lambda turn: sum(each.waited for each in turn.passes[: turn.read]))),
+        round(mean(lambda turn: turn.used.completion_tokens)),
+        round(mean(lambda turn: turn.first_byte), 2),
+        round(mean(lambda turn: turn.ended), 2),
+        {chip: _priced(device, setting, turns) for chip, device in PRICED.items()},
     )
 
 
-def _estimate(
-    chip: str, model: str, prefilled: int, deep: int, begun: int, passes: int
-) -> dict[str, float]:
-    """`prefilled`: tokens behind `deep` ones that are cached."""
-    device = Estimate(CHIPS[chip], MODELS[model])
-    first = HOST + device.seconds(0, 0, prefilled, deep or prefilled // 2)
-    each = max(HOST, device.seconds(1, DEPTH))
+def _priced(device: Estimate, setting: Setting, turns: Sequence[Turn]) -> dict[str, float]:
+    first = [_first_token(device, setting, turn) for turn in turns]
+
+    def at(passes: Callable[[Turn], int]) -> float:
+        whole = (
+            start + sum(each.seconds(device) for each in turn.passes[: passes(turn)])
+            for start, turn in zip(first, turns, strict=True)
+        )
+        return round(fmean(whole), 2)
+
     return {
-        "first_token": round(first, 3),
-        "first_byte": round(first + begun * each, 3),
-        "ended": round(first + passes * each, 3),
+        "first_token": round(fmean(first), 2),
+        "first_byte": at(lambda turn: turn.begun),
+        "ended": at(lambda turn: turn.read),
     }
+
+
+def _first_token(device: Estimate, setting: Setting, turn: Turn) -> float:
+    if setting.keeps_prefix:
+        return HOST + device.seconds(0, 0, turn.prefilled, DEPTH)
+    kept = round(DEPTH * turn.prefilled / turn.used.prompt_tokens)
+    scoring = 0.0
+    if setting.sparse:
+        scored = Thinned(Estimate(device.chip, SCORER), scoring_passes(DEPTH), kept)
+        scoring = sum(map(scored.seconds, range(len(scored.pieces))))
+    return HOST + scoring + device.seconds(0, 0, kept, kept // 2)
