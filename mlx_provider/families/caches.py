@@ -15,6 +15,7 @@ from ..upstream.cache_classes import (
     appended,
     make_prompt_cache,
     visible,
+    visible_behind,
 )
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "row_cache",
     "text_cache",
     "visible",
+    "visible_behind",
 ]
 
 

@@ -35,8 +35,11 @@ __all__ = [
     "stored",
     "take_back",
     "visible",
+    "visible_behind",
 ]
 
+MOST_STALE = 7
+"""Most drafts of a row in one pass."""
 Stored = tuple[mx.array, mx.array]
 """Keys and values of a row in one layer, (1, heads, tokens, D), in order of position."""
 
@@ -142,18 +145,48 @@ def appended(cache: Any, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
 
 
 def append_behind(
-    cache: KVCache, keys: mx.array, values: mx.array, stale: mx.array
-) -> tuple[mx.array, mx.array]:
+    cache: KVCache | RotatingKVCache, keys: mx.array, values: mx.array, stale: mx.array
+) -> Stored:
     """Append (1, heads, T, D) to a layer's cache whose last `stale` tokens do not hold.
 
-    stale: (1,) int32, not read by the host. The new tokens stand where they stand once the stale
-    ones are taken back; as many columns at the end are then no tokens, and `visible` hides them.
+    stale: (1,) int32, at most `MOST_STALE`, not read by the host. The new tokens stand where they
+    stand once the stale ones are taken back; as many columns at the end are then no tokens, and
+    `visible_behind` hides them. A window keeps as many old tokens more as may be stale.
     """
-    cache.update_and_fetch(keys, values)
-    start = cache.offset - keys.shape[2] - stale
+    before = _columns_before(cache)
+    columns = before + keys.shape[2]
+    if isinstance(cache, RotatingKVCache):
+        old = (cache._temporal_order(each)[..., -before:, :] for each in (cache.keys, cache.values))
+        pairs = zip(old, (keys, values), strict=True)
+        cache.keys, cache.values = (mx.concatenate([*pair], axis=2) for pair in pairs)
+        cache.offset += keys.shape[2]
+        cache._idx = columns
+    else:
+        cache.update_and_fetch(keys, values)
+    start = before - stale
     cache.keys = mx.slice_update(cache.keys, keys, start, axes=(2,))
     cache.values = mx.slice_update(cache.values, values, start, axes=(2,))
-    return cache.keys[..., : cache.offset, :], cache.values[..., : cache.offset, :]
+    return cache.keys[..., :columns, :], cache.values[..., :columns, :]
+
+
+def visible_behind(
+    cache: KVCache | RotatingKVCache, places: mx.array, window: int | None = None
+) -> mx.array:
+    """The mask (T, columns) of tokens at `places`, (T,) int32, that `append_behind` will append to
+    a cache. `window`: of the layer, if its cache has none."""
+    before = _columns_before(cache)
+    if isinstance(cache, RotatingKVCache):
+        window = window or cache.max_size
+    return visible(places - (cache.offset - before), before + places.size, window)
+
+
+def _columns_before(cache: KVCache | RotatingKVCache) -> int:
+    """The last tokens of a layer's cache that stay in it if others are appended behind stale
+    ones."""
+    if not isinstance(cache, RotatingKVCache):
+        return int(cache.offset)
+    columns: int = min(cache.offset, cache.keys.shape[2], cache.max_size - 1 + MOST_STALE)
+    return columns
 
 
 def visible(places: mx.array, columns: int, window: int | None = None) -> mx.array:

@@ -50,8 +50,7 @@ class DraftModel(ScoringModel):
         self._followed: WeakSet[RowContext] = WeakSet()
         """Rows that the engine still knows."""
         self._together = not failure(self._alike)
-        plain = all(type(layer) is KVCache for layer in model.make_cache())
-        self.drafts_ahead = self._together and plain and not failure(self._alike_ahead)
+        self.drafts_ahead = self._together and not failure(self._alike_ahead)
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int] | None]:
         contexts = [self._context_of(row) for row in rows]

@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_provider.families.caches import append_behind, visible
+from mlx_provider.families.caches import append_behind, visible_behind
 from mlx_provider.records import Parts, Run
 
 Stale = Sequence[mx.array | None]
@@ -46,7 +46,7 @@ class PackedLayer:
         return [
             run.cache.make_mask(_count(run), *args, **kwargs)
             if stale is None
-            else visible(run.cache.offset - stale, run.cache.offset + 1)
+            else visible_behind(run.cache, run.cache.offset - stale, kwargs.get("window_size"))
             for run, stale in zip(self._runs, self._stale, strict=True)
         ]
 

@@ -24,6 +24,12 @@ def drafting(qwen3: TextModel) -> DraftModel:
     return DraftModel(qwen3, qwen3.info.vocab_size)
 
 
+@pytest.fixture
+def windows(folder: Callable[..., Path]) -> TextModel:
+    """A model with windows as long as a draft model must have."""
+    return load_text(folder("gemma3_text", sliding_window=256), LoadOptions())
+
+
 def spoken(model: TextModel, tokens: list[int], count: int) -> list[int]:
     """The tokens, and what the model says behind them by itself, greedily."""
     return tokens + output_of(alone(model, new_request(tokens, max_tokens=count))).tokens
@@ -44,12 +50,23 @@ def test_a_pass_with_drafts_is_launched_before_the_last_one_is_read(
     check_no_reads(engine, rows)
 
 
+def test_a_pass_is_launched_so_with_windows_too(windows: TextModel, qwen3: TextModel) -> None:
+    """Of the draft model, and of the model."""
+    for model, small in ((qwen3, windows), (windows, qwen3)):
+        drafting = DraftModel(small, model.info.vocab_size)
+        check_no_reads(drafted_rows(model, drafting, 2, SAMPLING["greedy"]), 2)
+
+
+@pytest.mark.parametrize("name", [pytest.param("qwen3", marks=pytest.mark.sweep), "windows"])
 def test_guesses_behind_unread_tokens_are_those_behind_read_ones(
-    drafting: DraftModel, qwen3: TextModel
+    name: str, request: pytest.FixtureRequest
 ) -> None:
     """Whether none, some or all drafts have held, with rows that have read tokens only."""
+    model: TextModel = request.getfixturevalue(name)
+    drafting = DraftModel(model, model.info.vocab_size)
+    assert drafting.drafts_ahead
     rows = [DraftRow(list(range(40 + n, 46 + n)), wanted=1 + n) for n in range(5)]
-    texts = [spoken(qwen3, row.tokens, 70) for row in rows]
+    texts = [spoken(model, row.tokens, 70) for row in rows]
     drafting.propose(rows)
     for step in range(12):
         for n, row in enumerate(rows):
@@ -95,11 +112,3 @@ def test_guesses_are_not_read_to_follow_unread_tokens(
     monkeypatch.setattr(DeviceTokens, "__getitem__", lambda own, at: read.append(at))
     assert drafting.propose([row])[0] is not None
     assert not read
-
-
-def test_with_windows_tokens_are_read_first(
-    folder: Callable[..., Path], drafting: DraftModel
-) -> None:
-    model = load_text(folder("gemma3_text", sliding_window=256), LoadOptions())
-    assert drafting.drafts_ahead
-    assert not DraftModel(model, model.info.vocab_size).drafts_ahead

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from mlx_provider.engine.execution.mixed_chunk import Turned
 from mlx_provider.engine.execution.unsettled import Unsettled
+from mlx_provider.upstream.cache_classes import append_behind, take_back, visible_behind
 
 
 def ran(cache: KVCache, tokens: int) -> Turned:
@@ -64,3 +67,29 @@ def test_another_order_is_refused() -> None:
         with pytest.raises(RuntimeError, match=r"kept|known"):
             wrong()
     assert cache.offset == 6
+
+
+@pytest.mark.parametrize("seen", [3, 30])
+@pytest.mark.parametrize("stale", [0, 3, 7])
+def test_tokens_behind_stale_ones_see_the_whole_window_before_them(seen: int, stale: int) -> None:
+    cache, row = RotatingKVCache(max_size=6), list[int]()
+    for tokens in (seen, 1, 8):
+        row += range(len(row), len(row) + tokens)
+        cache.update_and_fetch(*both(row[-tokens:]))
+    row = row[: len(row) - stale]
+    for tokens in (3, 1, 8):
+        new = [1000 * tokens + at for at in range(tokens)]
+        places = mx.arange(len(row), len(row) + tokens)
+        mask = visible_behind(cache, places)
+        keys, _ = append_behind(cache, *both(new), mx.array([stale]))
+        for at, sees in enumerate(mask.tolist(), 1):
+            found = [key for key, own in zip(keys.flatten().tolist(), sees, strict=True) if own]
+            assert found == [*row, *new[:at]][-6:]
+        assert keys.shape[2] < 6 + 2 * 8
+        take_back(cache, stale)
+        assert cache.offset == len(row) + tokens
+        row, stale = [*row, new[0]], tokens - 1
+
+
+def both(keys: Sequence[float]) -> list[mx.array]:
+    return [mx.array(keys, mx.float32).reshape(1, 1, -1, 1)] * 2

@@ -13,14 +13,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...upstream.batch_caches import RowCache
+from ...upstream.batch_caches import RowCache, columns
 from ...upstream.cache_classes import (
     ArraysCache,
     BatchKVCache,
     KVCache,
+    RotatingKVCache,
     append_behind,
     take_back,
-    visible,
+    visible_behind,
 )
 from ...upstream.recurrent import Prefixes
 from ..memory import leaves
@@ -100,11 +101,19 @@ def may_be_stale(cache: RowCache) -> bool:
     unread number does not hold."""
     layers = list(leaves(cache))
     attention = [each for each in layers if hasattr(each, "update_and_fetch")]
-    kinds = {type(each) for each in attention}
-    plain = kinds == {KVCache} or kinds == {BatchKVCache}
-    alike = plain and len({getattr(each, "_idx", each.offset) for each in attention}) == 1
+    counts = {_count_of(each) for each in attention}
+    alike = len(counts) == 1 and None not in counts
     others = [each for each in layers if not hasattr(each, "update_and_fetch")]
     return alike and all(isinstance(each, ArraysCache) for each in others)
+
+
+def _count_of(layer: Any) -> int | None:
+    """Tokens of an attention cache. `None`: its tokens cannot be stale."""
+    if type(layer) is BatchKVCache:
+        return columns(layer)
+    if type(layer) is KVCache or (type(layer) is RotatingKVCache and not layer.keep):
+        return int(layer.offset)
+    return None
 
 
 class ChunkKV:
@@ -128,8 +137,7 @@ class ChunkKV:
     def make_mask(self, N: int, *args: Any, **kwargs: Any) -> Any:
         """The causal mask of the tokens as one chunk. `N`: the one token that each row has."""
         if self._places is not None:
-            columns = self.inner.offset + self.tokens
-            return visible(self._places, columns, kwargs.get("window_size"))
+            return visible_behind(self.inner, self._places, kwargs.get("window_size"))
         if self._positions is not None:
             return self.inner.mask_at(self._positions, *args, **kwargs)
         return self.inner.make_mask(self.tokens, *args, **kwargs)
