@@ -2,7 +2,7 @@
 
 | name | what for |
 |---|---|
-| `PluginRegistry` | the plugins in use; a command's `typer.Context` may hold it |
+| `PluginRegistry` | the plugins in use; `of(context)`: those of a command's `typer.Context` |
 | `DEMOS`, `folder_of`, `checkpoint` | a model by its name: its folder and its files |
 | `context_in_memory` | tokens of context that fit into this machine's memory |
 | `prepare_mlx`, `preload_blas`, `active_blas` | this process, before MLX is imported |
@@ -25,7 +25,7 @@ core: a minor version may change them, and its changelog says so.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .client.generation import EngineClient
 from .config import PREFIX, EngineSettings
@@ -115,14 +115,17 @@ def context_in_memory(model: str, most: int) -> int:
     return context_that_fits(needs(checkpoint(model)), memory, most)
 
 
-def load_model(folder: Path, dtype: str | None = None) -> LoadedModel:
-    """Load a checkpoint by the family that serves it; `dtype`: unset: the checkpoint's own."""
+def load_model(folder: Path, dtype: str | None = None, **options: Any) -> LoadedModel:
+    """Load a checkpoint with the family that serves it and the kernels that an engine would choose.
+
+    `dtype`: unset: the checkpoint's own. `options`: the other fields of `LoadOptions`.
+    """
     from .families.checkpoint import read_json
     from .records import LoadOptions
     from .serving.kernels import equip
 
     registry = PluginRegistry.discover()
     family, _ = registry.family_for(read_json(folder / "config.json"))
-    loaded = family.load(folder, LoadOptions(dtype=dtype))
+    loaded = family.load(folder, LoadOptions(dtype=dtype, **options))
     equip(loaded, registry)
     return loaded

@@ -90,7 +90,7 @@ def options(
     if context.invoked_subcommand is None:
         from .front_door import show
 
-        show(context.find_object(PluginRegistry) or PluginRegistry.discover())
+        show(PluginRegistry.of(context))
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ def doctor(
     from ..doctor import Subject, by_severity, examine, healthy
     from ..doctor import as_json as in_json
 
-    registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
+    registry = PluginRegistry.of(context)
     subject = Subject(model, offline=offline, discover=lambda environ: registry)
     with Console(stderr=True).status("looking around ..."):
         found = by_severity(examine(subject, thorough=not quick))

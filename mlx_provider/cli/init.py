@@ -51,7 +51,7 @@ def init(
     from ..gateway.files import START, write_pair
     from ..gateway.models import chosen, device_memory, size
 
-    registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
+    registry = PluginRegistry.of(context)
     memory = device_memory()
     found = chosen(model, registry, memory, tokens)
     paths = write_pair(folder, found.served(), force=force)
@@ -82,7 +82,7 @@ def _write_fleet(
     if model is None:
         raise typer.BadParameter("name the model that the engines serve")
     fleet = Fleet(tuple(engines), tuple(fallbacks or ()), redis, stock)
-    registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
+    registry = PluginRegistry.of(context)
     found = candidate(model, registry, sys.maxsize, tokens)
     length = tokens or found.own_context or found.context
     served = replace(found.served(), context=length)

@@ -14,6 +14,7 @@ from ..errors import BadRequest
 from ..records import Client
 from ..registry import PluginRegistry
 from ..registry.names import near
+from .steps import show_step
 
 if TYPE_CHECKING:
     from ..gateway.models import Candidate
@@ -48,7 +49,7 @@ def launch(
     from ..gateway.profile import executable
     from ..gateway.session import Launch
 
-    registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
+    registry = PluginRegistry.of(context)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     chosen = _client(client, registry, console) if client else _asked_client(registry, console)
     if not show:
@@ -58,19 +59,15 @@ def launch(
         for line in Launch(chosen, found.served(), context.args, dict(os.environ)).preview():
             typer.echo(line)
         return
-    _tell(console, "model", found.summary)
+    show_step("model", found.summary)
     if not found.here:
         found = _downloaded(found, registry, tokens)
     launched = Launch(chosen, found.served(), context.args, dict(os.environ), direct)
     try:
-        code = launched.run(lambda phase, what: _tell(console, phase, what))
+        code = launched.run(show_step)
     except Ended as ended:
         code = 128 + ended.number
     raise typer.Exit(code)
-
-
-def _tell(console: Console, phase: str, what: str) -> None:
-    console.print(Text(f"{phase:<8}", style="dim"), Text(what), sep="")
 
 
 def _client(name: str, registry: PluginRegistry, console: Console) -> Client:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,6 +55,7 @@ def metrics(
 def _serve(
     client: HttpClient, host: str, port: int, key_file: Path | None, *, keyless: bool
 ) -> None:
+    from ..client.address import is_loopback
     from ..config import engine_settings
     from ..server.access import own_names
     from ..server.engine_key import kept_key, own_key_file
@@ -63,7 +63,7 @@ def _serve(
     from ..server.metrics_page import MetricsPage
     from ..server.side_server import run_side_server
 
-    if keyless and not _loopback(host):
+    if keyless and not is_loopback(host):
         raise BadRequest(f"on {host} metrics need a key: leave --no-key away", param="no_key")
     keys, summary = None, "no key"
     if not keyless:
@@ -74,10 +74,3 @@ def _serve(
     with run_side_server(page.asgi, host, port) as (address, wait):
         typer.echo(f"metrics on {address}/metrics · {summary}")
         wait()
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

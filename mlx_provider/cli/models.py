@@ -27,7 +27,7 @@ def pull(context: typer.Context, model: Repository) -> None:
     model = model.removeprefix("mlx/")
     if not is_repository(model):
         raise BadRequest(f"{model} is no repository of the Hub: name it OWNER/NAME", param="model")
-    registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
+    registry = PluginRegistry.of(context)
     registry.family_for(checkpoint(model).config)  # refused before gigabytes are fetched
     folder = download(model)
     typer.echo(f"{model}: {size(checkpoint(model).weight_bytes)} of weights in {folder}")
@@ -40,7 +40,7 @@ def show_models(context: typer.Context) -> None:
     from ..serving.hub import cache_root
     from ..serving.on_disk import models_on_disk
 
-    registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
+    registry = PluginRegistry.of(context)
     found = models_on_disk()
     if not found:
         typer.echo(f"none yet; `demo` is part of this package; the Hub cache is {cache_root()}")

@@ -38,7 +38,7 @@ def new_plugin(
             "kernels": kernels,
         }
     )
-    registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
+    registry = PluginRegistry.of(context)
     plugin = named(name, kind, registry)
     files = write_plugin(plugin, kind, folder)
     for path in files:

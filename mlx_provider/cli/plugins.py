@@ -24,7 +24,7 @@ def plugins(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the installed plugins with their hooks, records, errors and what checks have found."""
-    registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
+    registry = PluginRegistry.of(context)
     if as_json:
         summary = [asdict(each) | {"conformance": for_programs(each)} for each in registry.plugins]
         typer.echo(json.dumps(summary, indent=2))

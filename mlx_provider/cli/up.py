@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from ..errors import BadRequest, EngineUnavailable
 from ..registry import PluginRegistry
+from .steps import show_step
 
 if TYPE_CHECKING:
     from ..gateway.kept import Kept, Record
@@ -51,14 +50,14 @@ def up(
         record = _running(kept, model, tokens, port)
         while record is None:
             record = _record(context, kept, model, tokens, port)
-            if not start(kept, record, os.environ, _tell):
+            if not start(kept, record, os.environ, show_step):
                 record = _running(kept, model, tokens, port)
     except Ended as ended:
         raise typer.Exit(128 + ended.number) from None
     if at_login:
         item = _login_item(kept)
         item.write()
-        _tell("login", f"{item.path} starts it")
+        show_step("login", f"{item.path} starts it")
     key, new = kept.key()
     if new:  # the file was removed, or opened to others, while the gateway ran
         raise EngineUnavailable(
@@ -67,7 +66,7 @@ def up(
         )
     for line in _exports(record, key):
         typer.echo(line)
-    _tell("stop", "mlx-provider down")
+    show_step("stop", "mlx-provider down")
 
 
 def down(
@@ -83,16 +82,18 @@ def down(
     kept = Kept()
     kept.prepare()
     if running := kept.running():
-        stop(kept, running, os.environ, _tell)
+        stop(kept, running, os.environ, show_step)
     else:
-        _tell("proxy", "none runs that `mlx-provider up` has started")
+        show_step("proxy", "none runs that `mlx-provider up` has started")
         if kept.record() is not None:  # a proxy that was killed leaves its engine
-            _tell("engine", end_idle_engine(os.environ, "`mlx-provider down`"))
+            show_step("engine", end_idle_engine(os.environ, "`mlx-provider down`"))
     item = _login_item(kept)
     if at_login:
-        _tell("login", f"{item.path} is {'removed' if item.remove() else 'not there'}")
+        show_step("login", f"{item.path} is {'removed' if item.remove() else 'not there'}")
     elif item.path.exists():
-        _tell("login", f"{item.path} starts it again: `mlx-provider down {AT_LOGIN}` removes that")
+        show_step(
+            "login", f"{item.path} starts it again: `mlx-provider down {AT_LOGIN}` removes that"
+        )
 
 
 def _absolute(model: str | None) -> str | None:
@@ -119,7 +120,7 @@ def _running(kept: Kept, model: str | None, tokens: int | None, port: int | None
             f"{record.url}: end it with `mlx-provider down`, then run this again"
         )
     await_ready(kept, running)
-    _tell("runs", f"process {running.pid}, {served.model}")
+    show_step("runs", f"process {running.pid}, {served.model}")
     return record
 
 
@@ -135,10 +136,10 @@ def _record(
     port = port or (last.port if last else PORT)
     if last and tokens is None and model in (None, last.served.model):
         return Record(last.served, port)
-    registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
+    registry = PluginRegistry.of(context)
     memory = device_memory()
     found = chosen(model or (last.served.model if last else None), registry, memory, tokens)
-    _tell("model", found.summary)
+    show_step("model", found.summary)
     if not found.here:
         folder_of(found.model)  # by this process, so that its progress is seen
         found = chosen(found.model, registry, memory, tokens)
@@ -161,8 +162,3 @@ def _exports(record: Record, key: str) -> list[str]:
         f"export ANTHROPIC_BASE_URL={record.url}",
         f"export ANTHROPIC_AUTH_TOKEN={key}",
     ]
-
-
-def _tell(phase: str, what: str) -> None:
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(Text(f"{phase:<8}", style="dim"), Text(what), sep="")

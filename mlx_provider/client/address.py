@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 
 import httpx
@@ -42,3 +43,11 @@ def parse_address(api_base: str) -> Address:
         f"api_base {api_base!r} is neither http(s)://host:port nor unix:/path/to.sock",
         param="api_base",
     )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an IP address is that of this machine for itself."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

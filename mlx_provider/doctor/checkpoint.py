@@ -15,9 +15,10 @@ from ..families.estimate import (
     footprint,
     text_fields,
 )
+from ..gateway.models import size
 from ..serving.weight_files import broken_files, stored_tensors, weights_dtype, weights_estimate
 from .findings import Finding
-from .machine import room, size
+from .machine import room
 from .subject import Subject
 
 AGENT = 32_768

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from ..client.address import is_loopback
 from ..families.checkpoint import named_context
 from ..families.estimate import text_fields
 from .checkpoint import AGENT
@@ -63,7 +63,7 @@ def _judged(target: Target, subject: Subject) -> Iterator[Finding]:
         remedy = "write it as http://host:port"
         yield Finding("clients.address", "warn", f"{summary}, which is no address", remedy)
         return
-    if not _is_loopback(host):
+    if not is_loopback(host):
         yield Finding("clients.elsewhere", "note", f"{summary}: not this machine")
         return
     if _listens(host, port):
@@ -100,13 +100,6 @@ def _shown(url: str) -> str:
     """Without a password in it."""
     before, at, behind = url.rpartition("@")
     return f"{before.partition('://')[0]}://{behind}" if at else url
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _listens(host: str, port: int) -> bool:

@@ -9,9 +9,9 @@ from ..client.http import HttpClient
 from ..client.identity import differences, identity
 from ..client.runtime_folder import holder, is_held
 from ..errors import EngineUnavailable, OtherProtocol
+from ..gateway.models import size
 from ..protocol.health import Health
 from .findings import Finding
-from .machine import size
 from .process_text import process_text
 from .subject import Subject
 

@@ -14,6 +14,7 @@ from ..config import PREFIX, SETTINGS, EngineSettings, removed_variables
 from ..engine.memory import memory_limit, pool_limit
 from ..engine.prefix_cache.disk_limit import disk_limit, held
 from ..errors import BadRequest, EngineUnavailable
+from ..gateway.models import size
 from ..protocol.options import ModelOptions
 from ..registry.discovery import SELECTION
 from ..serving.drafting import UNNAMED
@@ -22,15 +23,10 @@ from ..serving.hub import cache_root
 from .findings import Finding
 from .subject import Subject
 
-GB, MB = 1e9, 1e6
 LEAST_BYTES = 4 * 10**9
-"""Bytes below which hardly a model of use fits."""
+"""Bytes below which no useful model fits."""
 OTHER_VARIABLES = (SELECTION, TRANSPORT, PREFIX + "RUNTIME_DIR", PREFIX + "API_KEY")
 VARIABLES = frozenset([*(PREFIX + name.upper() for name in SETTINGS), *OTHER_VARIABLES])
-
-
-def size(count: float) -> str:
-    return f"{count / GB:.1f} GB" if count >= GB else f"{count / MB:.0f} MB"
 
 
 def room(settings: EngineSettings) -> int:

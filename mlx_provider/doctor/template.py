@@ -74,7 +74,7 @@ def system(subject: Subject) -> Iterator[Finding]:
         ]
     ).text
     words = ("xFIRSTx", "xSECONDx", "xONEx", "xLATEx", "xTHREEx")
-    yield _arrives("template.system", text, words, "several system messages", OTHER)
+    yield _arrives("template.system", text, words, "several system messages")
 
 
 def tools(subject: Subject) -> Iterator[Finding]:
@@ -103,7 +103,7 @@ def history(subject: Subject) -> Iterator[Finding]:
     asked = [_said("user", "xONEx")]
     shown = formats.shown([*asked, *_called(), _said("user", "xTHREEx")], TOOLS)
     words = ("find_zyzzyva", "xLEAFx", "xBARKx", *RESULTS, "xTHREEx")
-    found = _arrives("template.history", shown.text, words, "earlier calls and results", OTHER)
+    found = _arrives("template.history", shown.text, words, "earlier calls and results")
     prompt = formats.shown(asked, TOOLS).text
     yield found
     if formats.tokenizer.form.text_with_calls == "dropped":
@@ -125,9 +125,8 @@ def thinking(subject: Subject) -> Iterator[Finding]:
     asked = [_said("user", "xONEx")]
     thought = {**_said("assistant", "xANSWERx"), "reasoning_content": "xTHOUGHTx"}
     text = formats.shown([*asked, thought, _said("user", "xTHREEx")]).text
-    yield _arrives(
-        "template.thinking", text, ("xONEx", "xANSWERx", "xTHREEx"), "answers after thoughts", OTHER
-    )
+    words = ("xONEx", "xANSWERx", "xTHREEx")
+    yield _arrives("template.thinking", text, words, "answers after thoughts")
     parser = formats.reasoning_parser
     if parser is None:
         if "reasoning_content" in (formats.template or ""):
@@ -189,10 +188,10 @@ def _lost(text: str, words: Sequence[str]) -> list[str]:
     return [word for word in words if word not in text]
 
 
-def _arrives(name: str, text: str, words: Sequence[str], what: str, remedy: str) -> Finding:
+def _arrives(name: str, text: str, words: Sequence[str], what: str) -> Finding:
     lost = _lost(text, words)
     if lost:
-        return Finding(name, "fail", f"{what}: the template drops {', '.join(lost)}", remedy)
+        return Finding(name, "fail", f"{what}: the template drops {', '.join(lost)}", OTHER)
     return Finding(name, "ok", f"{what} reach the prompt whole")
 
 

@@ -6,6 +6,7 @@ import re
 
 from .claims import through
 from .marked import read_marked
+from .parameters import function_of
 from .parsing import ToolParser, Tools
 from .reading import Emit, NotACall, Reading, Rest, TextEnded, TextReader, ends_within
 
@@ -110,7 +111,7 @@ def _names_tool(text: str, tools: Tools) -> bool:
     found = _NAME.match(text)
     if found is None:
         return False
-    names = (tool.get("function", tool).get("name") for tool in tools)
+    names = (function_of(tool).get("name") for tool in tools)
     whole, name = found.end() < len(text), found[1]
     return any(x == name if whole else str(x).startswith(name) for x in names if x)
 

@@ -1,4 +1,4 @@
-"""The parameters in a tool's schema, for grammars and parsers."""
+"""Functions and parameters in the definitions of tools, for grammars and parsers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ _KINDS = {
     "array": ("arr", "list", "tuple"),
 }
 _PREFIXES = {prefix: kind for kind, prefixes in _KINDS.items() for prefix in prefixes}
+
+
+def function_of(tool: Any) -> Mapping[str, Any]:
+    """The function of a tool, which may stand alone; empty: there is none."""
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    return function if isinstance(function, Mapping) else {}
 
 
 def listed_parameters(schema: Any) -> tuple[dict[str, Any], set[str]]:

@@ -69,6 +69,11 @@ class PluginRegistry:
         registry._note_shared_names()
         return registry
 
+    @classmethod
+    def of(cls, context: typer.Context) -> PluginRegistry:
+        """The registry that a command's context holds, else a new one."""
+        return context.find_object(cls) or cls.discover()
+
     @property
     def plugins(self) -> list[Plugin]:
         """Every requested plugin, working or not, in load order."""

@@ -81,20 +81,13 @@ def mlx_tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
 
 @pytest.fixture(scope="session")
 def mlx_load() -> Callable[..., LoadedModel]:
-    """`mlx_load(folder)`: its model, by the family of the installed plugins that serves it, with
-    the kernels that the engine would choose. Further arguments are those of `LoadOptions`."""
+    """`mlx_load(folder)`: its model, as an engine loads it with the installed plugins. Further
+    arguments are those of `LoadOptions`."""
 
     def load(folder: Path, **options: Any) -> LoadedModel:
-        from ..families.checkpoint import read_json
-        from ..records import LoadOptions
-        from ..registry import PluginRegistry
-        from ..serving.kernels import equip
+        from ..commands import load_model
 
-        registry = PluginRegistry.discover()
-        family, _ = registry.family_for(read_json(folder / "config.json"))
-        model = family.load(folder, LoadOptions(**options))
-        equip(model, registry)
-        return model
+        return load_model(folder, **options)
 
     return load
 

@@ -217,5 +217,5 @@ def _chosen(
     chosen = subjects(models, values(options or [], "--option"), values(variables or [], "--env"))
     if out is not None:
         require_writable(out, "--out")
-    prepare(chosen, context.find_object(PluginRegistry) or PluginRegistry.discover())
+    prepare(chosen, PluginRegistry.of(context))
     return chosen

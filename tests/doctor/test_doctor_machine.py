@@ -218,7 +218,7 @@ def test_the_disk_tier(subject: Make, tmp_path: Path, monkeypatch: pytest.Monkey
     )
     assert state(machine.disk_tier, subject(environ=tier)) == {"disk.prefix_cache": "ok"}
     (told,) = machine.disk_tier(subject(environ=tier))
-    assert "take 0 MB of 5.4 GB" in told.what
+    assert "take 0.0 MB of 5.4 GB" in told.what
     free["bytes"] = 2**30
     assert state(machine.disk_tier, subject(environ=tier)) == {"disk.prefix_cache": "ok"}
     wide = tier | {"MLX_PROVIDER_DISK_CACHE_BYTES": "2G"}

@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import BadRequest
 from ...families.tokenizer.template_fit import SHORT_ID
 from ...records.grammar import CallGrammar, TaggedArguments
-from ...records.parameters import listed_parameters
+from ...records.parameters import function_of, listed_parameters
 from .literal import ONE_LINE, Function, Spaces, Split, json_rule, literal
 from .one_terminal import one_terminal
 from .schema import SchemaReader
@@ -38,8 +38,8 @@ def tool_functions(
     by_name: dict[str, Function] = {}
     noted = warnings if warnings is not None else []
     for i, tool in enumerate(tools):
-        function = tool.get("function", tool)
-        name = function.get("name") if isinstance(function, Mapping) else None
+        function = function_of(tool)
+        name = function.get("name")
         if not isinstance(name, str) or not name:
             raise BadRequest(f"tools[{i}] must hold a function with a name", param=f"tools[{i}]")
         if names is None or name in names:

@@ -7,6 +7,7 @@ import json
 from ...errors import BadRequest
 from ...protocol.requests import GenerateRequest
 from ...records import ToolParser, listed_parameters
+from ...records.parameters import function_of
 from ..output.whole_reply import WholeReply, read_chunks
 from .request import demanded
 from .written import written_call
@@ -19,8 +20,8 @@ def check_readable(request: GenerateRequest, parser: ToolParser) -> None:
     """
     names = demanded(request)
     for tool in request.tools:
-        function = tool.get("function", tool)
-        name = function.get("name") if isinstance(function, dict) else None
+        function = function_of(tool)
+        name = function.get("name")
         if not isinstance(name, str) or (names and name not in names):
             continue
         parameters = function.get("parameters")

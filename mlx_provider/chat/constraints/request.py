@@ -10,6 +10,7 @@ from typing import Any
 from ...errors import BadRequest
 from ...protocol.requests import GenerateRequest
 from ...records.grammar import CallGrammar, MessageGrammar
+from ...records.parameters import function_of
 from .calls import CallRules, called_object, tool_functions
 from .literal import ONE_LINE, Function, Spaces, Split, json_rule, literal
 from .schema import SchemaReader
@@ -157,8 +158,7 @@ def demanded(request: GenerateRequest) -> list[str] | None:
 
 
 def _name(choice: Any) -> str:
-    function = choice.get("function", choice) if isinstance(choice, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
+    name = function_of(choice).get("name")
     if not isinstance(name, str):
         raise BadRequest(
             "tool_choice must be none, auto, required or "

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...records import CallGrammar, TemplateForm, ToolParser, Tools
+from ...records.parameters import function_of
 from ..constraints.written import written_call, written_calls
 from .normalise import BLANK_LINE
 
@@ -36,7 +37,7 @@ def described_tools(tools: Tools, parser: ToolParser | None) -> str:
     grammar = _grammar(parser)
     example = written_call(grammar, EXAMPLE, EXAMPLE_ARGUMENTS, _EXAMPLE_SCHEMA)
     several = "" if grammar.between is None else " Several calls may follow one another."
-    functions = "\n".join(json.dumps(_function(tool), ensure_ascii=False) for tool in tools)
+    functions = "\n".join(json.dumps(function_of(tool), ensure_ascii=False) for tool in tools)
     return BLANK_LINE.join(
         (
             "You can call the functions in this list. Each line is one function, with a JSON "
@@ -72,9 +73,8 @@ def fold_tools(
     Takes and returns canonical messages (`messages.normalise`); no text is lost. User and assistant
     alternate afterwards as far as the roles permit.
     """
-    schemas = {
-        str(_function(tool).get("name")): _function(tool).get("parameters") for tool in tools
-    }
+    functions = map(function_of, tools)
+    schemas = {str(each.get("name")): each.get("parameters") for each in functions}
     folded: list[dict[str, Any]] = []
     for message in messages:
         text = _folded(message, _grammar(parser), schemas)
@@ -83,11 +83,6 @@ def fold_tools(
         else:
             folded.append(text)
     return folded
-
-
-def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    function = tool.get("function")
-    return function if isinstance(function, Mapping) else tool
 
 
 def _grammar(parser: ToolParser | None) -> CallGrammar:

@@ -24,13 +24,11 @@ def vision_info(
     image: str,
     variant: str = "",
     default_context: int = DEFAULT_CONTEXT,
-    notes: tuple[str, ...] | None = None,
 ) -> ModelInfo:
     """`ModelInfo` of a vision model. `image`: its template's text for an image; `variant`: changes
     of its KV that its files do not show.
 
-    `default_context`: the context length if config and operator give none. `notes`: replaces the
-    tokenizer's.
+    `default_context`: the context length if config and operator give none.
     """
     config = read_json(folder / "config.json")
     text = config.get("text_config") or config
@@ -50,6 +48,5 @@ def vision_info(
         hoist_system=refuses_late_system(tokenizer),
         tool_media="image" in media and shows_tool_media(tokenizer, image),
         context_length=context,
-        notes=tokenizer.notes if notes is None else notes,
         variant=variant,
     )
