@@ -1,10 +1,10 @@
 """An engine process over a scripted service: `python fake_engine.py [server options]`.
 
 The prompt is the script: `count N GAP`, `flood N`, `wait`, `until PATH N GAP`, `slow SECONDS`,
-`gate`, `fail CODE [RETRY_AFTER]`, `bug`, `text WORDS`, `switch`, `slowexit`. `switch` says the
-switch interval of threads. `until` says one word and counts
-to N once the file PATH exists. FAKE_CLOCK names a file whose time of change is the clock by which
-the engine is idle. `/cache` tells what the service saw, DELETE opens the gate at which
+`gate`, `fail CODE [RETRY_AFTER]`, `break CODE`, `bug`, `text WORDS`, `switch`, `slowexit`. `switch`
+says the switch interval of threads. `until` says one word and counts to N once the file PATH
+exists. `break` says one word and fails. FAKE_CLOCK names a file whose time of change is the clock
+by which the engine is idle. `/cache` tells what the service saw, DELETE opens the gate at which
 `gate` waits to be accepted; `FAKE_START` makes the start fail.
 """
 
@@ -92,6 +92,9 @@ class FakeService:
         if word == "slowexit":
             time.sleep(0.5)
             os._exit(9)
+        if word == "break":
+            error = from_code(values[0], "grammar: scripted", "grammar")
+            queue.put([Delta(content="begun "), Failed.of(error)])
         player = threading.Thread(
             target=self._play, args=(request.id, word, values, queue), daemon=True
         )

@@ -398,7 +398,8 @@ def test_nothing_follows_an_error_in_a_stream() -> None:
         stream = Stream(accepted, ChatTools(), echo_of({}))
         out = stream.feed([accepted, Delta(content="a"), failed])
         assert stream.feed([Delta(content="b")]) == b""
-        *_, delta, last = events(out.decode())
+        *_, delta, told, last = events(out.decode())
         assert delta.delta == "a"
+        assert (told.type, told.code) == ("error", "engine_unavailable")
         assert (last.type, last.response.status) == ("response.failed", "failed")
         assert last.response.error.code == "server_error"

@@ -20,8 +20,5 @@ def error_body(error: MLXProviderError) -> dict[str, Any]:
     """A prompt that is too long has Anthropic's words already, by which clients know it."""
     other = "invalid_request_error" if error.status < 500 else "api_error"
     kind = TYPES.get(error.status, other)
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": error.message},
-        "request_id": None,
-    }
+    shown = {"type": kind, "message": error.message, "details": {"error_code": error.code}}
+    return {"type": "error", "error": shown, "request_id": None}

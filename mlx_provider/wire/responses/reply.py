@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...errors import MLXProviderError
+from ...errors import ContextTooLong, MLXProviderError
 from ...protocol.events import Accepted, Delta, Done, Event, Failed, Finish
 from .. import sse
 from ..asked import JSON, json_bytes
@@ -160,7 +160,7 @@ class Stream:
                     out.append(DONE)
         except MLXProviderError as error:
             self._ended = True
-            out += map(self._numbered, _failure(self._response.fields, error))
+            out += map(self._numbered, _failure(self._response.fields, error, told=True))
             out.append(DONE)
         return b"".join(out)
 
@@ -177,12 +177,26 @@ def _opening(response: _Response) -> Iterator[dict[str, Any]]:
     yield response.whole("in_progress")
 
 
-def _failure(fields: dict[str, Any], error: MLXProviderError) -> Iterator[dict[str, Any]]:
+def _failure(
+    fields: dict[str, Any], error: MLXProviderError, *, told: bool = False
+) -> Iterator[dict[str, Any]]:
+    """`told`: by an event with our own code and the parameter, for which a response has no room."""
     named = error_body(error)["error"]
-    code = "server_error" if error.status >= 500 else named["code"]
-    shown = {"code": code, "message": named["message"]}
+    if told:
+        yield {**named, "type": "error"}
+    shown = {"code": _code(error), "message": named["message"]}
     fields = {**fields, "status": "failed", "error": shown}
     yield {"type": "response.failed", "response": fields}
+
+
+def _code(error: MLXProviderError) -> str:
+    """One of OpenAI's words (openai 2.54, `ResponseError`), or the one by which Codex knows that
+    a conversation is too long."""
+    if isinstance(error, ContextTooLong):
+        return error.code
+    if error.status >= 500 or error.status == 408:
+        return "server_error"
+    return "rate_limit_exceeded" if error.status == 429 else "invalid_prompt"
 
 
 class _Numbered:
