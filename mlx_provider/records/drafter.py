@@ -76,8 +76,9 @@ class DraftRow:
     more rows, from which the n unread tokens were drawn."""
     cache: Sequence[tuple[mx.array, mx.array] | None] | None = None
     """With `Drafter.reads_cache`: keys and values of all of the row's tokens but the last one,
-    (1, heads, tokens, D) in order of position, by layer of the model's cache. `None`: the layer
-    stores something else. A window has let go the first ones. Gone after the call."""
+    (1, heads, tokens, D) in order of position, by layer of the model's cache. With `unread`, those
+    of the last one and of the n - 1 drafts of its pass follow, whether they hold or not. `None`:
+    the layer stores something else. A window has let go the first ones. Gone after the call."""
     state: Any = None
     """Kept for the drafter from one call to the next."""
     salt: str = ""

@@ -47,7 +47,8 @@ def refuses(folder: Path, model: LoadedModel, options: DraftOptions) -> str:
 
 def start(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
     """Read the head. Raises `BadRequest` where its weights do not fit."""
-    from .drafting import HeadDrafting, kv_bytes
+    from .drafting import HeadDrafting
+    from .followed_rows import kv_bytes
     from .head import load_head
 
     head, name = load_head(folder, model.model), f"the MTP head of {folder.name}"
@@ -56,10 +57,9 @@ def start(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
 
 def kept(drafting: Drafting) -> int:
     """Bytes of the keys, values and states of all rows that the head may follow."""
-    from .dflash2 import BlockDrafting
-    from .drafting import HeadDrafting
+    from .followed_rows import FollowedRows
 
-    return drafting.kept_bytes if isinstance(drafting, (HeadDrafting, BlockDrafting)) else 0
+    return drafting.kept_bytes if isinstance(drafting, FollowedRows) else 0
 
 
 def shown(drafting: Drafting) -> Sequence[int]:
@@ -97,7 +97,7 @@ def _named(name: str, serves: str) -> Drafter:
         return problem
 
     def start(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
-        from .drafting import kv_bytes
+        from .followed_rows import kv_bytes
 
         module = import_module(f".{name}", __name__)
         if options.model is None:

@@ -1,14 +1,15 @@
 """Gemma 4's assistants: a few layers that read the keys and values of the model itself.
 
-Their class is mlx-vlm's (mlx_vlm/speculative/drafters/gemma4_assistant 0.7.10). An assistant keeps
-nothing of a row. It sees the model's last state, and attends to what the model's last layer of each
-kind has stored.
+Their class is mlx-vlm's (mlx_vlm/speculative/drafters/gemma4_assistant 0.7.10), called layer by
+layer for many rows. An assistant keeps nothing of a row. It sees the model's last state, and
+attends to what the model's last layer of each kind has stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ import mlx.core as mx
 
 from mlx_provider import BadRequest
 from mlx_provider.errors import MLXProviderError
+from mlx_provider.families.caches import visible
 from mlx_provider.families.checkpoint import read_json
-from mlx_provider.records import DeviceTokens, DraftRow
+from mlx_provider.records import DeviceTokens, DraftRow, Parts, Run
 
 from .checkpoint import read_all
-from .drafting import Judged
+from .followed_rows import last_token
+from .judged import Guess, Judged
 from .weights import Named, load_into
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
@@ -98,64 +101,124 @@ def drafting(folder: Path, model: Any, kv_bytes: int) -> AssistantDrafting:
     language, module = language_of(model), _module(folder)
     tensors = module.sanitize(read_all(folder, language.model.norm.weight.dtype))
     load_into(module, tensors, language, Named("the assistant", "", "draft_model"))
-    module.bind(model)
     kinds = {each: layers_by_kind(language)[each] for each in module.config.text_config.layer_types}
-    return AssistantDrafting(module, f"the assistant in {folder.name}", kinds)
+    return AssistantDrafting(
+        module, f"the assistant in {folder.name}", kinds, partial(_embedded, language.model)
+    )
 
 
-@dataclass(eq=False)
-class LastGuess:
-    tokens: DeviceTokens
-    end: int
-    """Tokens of the row before them."""
+def _embedded(text: Any, tokens: mx.array) -> mx.array:
+    """(rows, 1, width)"""
+    found: mx.array = text.embed_tokens(tokens) * getattr(text, "embed_scale", 1.0)
+    return found
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an assistant attends to for one row."""
+
+    row: DraftRow
+    hidden: mx.array
+    """States of the model, of the row's last tokens."""
+    stored: Mapping[str, tuple[mx.array, mx.array]]
+    """Keys and values by kind of layer, the newest ones last, which may be unread."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens before its last one, with all unread ones."""
+        unread = self.row.unread
+        return len(self.row.tokens) - 1 + (0 if unread is None else unread.tokens.size)
+
+    @property
+    def stale(self) -> mx.array:
+        """How many of these do not hold, (1,) int32."""
+        unread = self.row.unread
+        if unread is None:
+            return mx.zeros(1, mx.int32)
+        return unread.tokens.size - 1 - unread.held
+
+    @property
+    def state(self) -> mx.array:
+        """The state from which the last token was drawn, (1, width)."""
+        unread = self.row.unread
+        return self.hidden[-1:] if unread is None else self.hidden[self.row.fresh + unread.held]
+
+    def mask(self, kind: str, window: int) -> mx.array | None:
+        """Of the stored tokens, (1, tokens): which of them the last token sees. `None`: all."""
+        stored = self.stored[kind][0].shape[2]
+        sees = None if kind == "full_attention" else window
+        if self.row.unread is None and (sees is None or stored <= sees):
+            return None
+        return visible(stored - 1 - self.stale, stored, sees)
 
 
 class AssistantDrafting:
-    """A `Drafting` with passes of its own for each row."""
+    """A `Drafting` with one pass for each guess, which follows unread tokens."""
 
-    def __init__(self, module: Any, name: str, kinds: Mapping[str, int]) -> None:
+    drafts_ahead = True
+
+    def __init__(
+        self, module: Any, name: str, kinds: Mapping[str, int], embed: Callable[..., mx.array]
+    ) -> None:
         """`name`: what it is, and of which checkpoint; `kinds`: places of the caches that it
-        reads, by kind of layer."""
+        reads, by kind of layer; `embed`: of the model."""
         self.module = module
         self.judged = Judged(name)
         self._kinds = kinds
+        self._embed = embed
+        self._window = module.config.text_config.sliding_window
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
         """Greedy guesses; nothing is waited for."""
-        return [self._guess(row) for row in rows]
-
-    def _guess(self, row: DraftRow) -> Sequence[int]:
-        self._judge(row)
-        stored = self._stored(row)
-        if stored is None or row.hidden is None:
-            return ()
-        known = len(row.tokens) - 1
-        # as mlx-vlm's generation does (mlx_vlm/speculative/mtp.py 0.7.10)
-        self.module.set_shared_kv(stored, known, position=max(0, known - 1), kv_valid_len=known)
-        drafts = self.module.draft_block(
-            row.tokens[-1], row.hidden[-1:][None], None, 1 + row.wanted, _most_likely, greedy=True
-        )
-        mx.async_eval(drafts)  # type: ignore[no-untyped-call]
-        guess = DeviceTokens(drafts)
-        row.state = LastGuess(guess, len(row.tokens))
-        return guess
-
-    def _judge(self, row: DraftRow) -> None:
-        last: LastGuess | None = row.state
-        if last is not None and last.end < len(row.tokens):
-            self.judged.add(last.tokens, row.tokens[last.end])
+        for row in rows:
+            self.judged.look(row.state, row.tokens)
             row.state = None
+        able = [seen for row in rows if (seen := self._seen(row)) is not None]
+        if not able:
+            return [() for _ in rows]
+        for each, drafts in zip(able, self._guess(able), strict=True):
+            each.row.state = Guess.of(each.row, DeviceTokens(drafts).first(each.row.wanted))
+        return [() if row.state is None else row.state.tokens for row in rows]
 
-    def _stored(self, row: DraftRow) -> dict[str, tuple[mx.array, mx.array]] | None:
-        """Keys and values by kind of layer. `None`: the row's are stored in another way."""
-        found = {}
-        for kind, at in self._kinds.items():
-            pair = None if row.cache is None else row.cache[at]
-            if pair is None:
-                return None
-            found[kind] = pair  # of a window, mlx-vlm masks what is outside
-        return found
+    def _guess(self, rows: Sequence[Seen]) -> mx.array:
+        """(rows, most that one wants)"""
+        runs = [Run(None, slice(at, at + 1)) for at in range(len(rows))]
+        keys, masks = {}, {}
+        for kind in self._kinds:
+            pairs = zip(*(each.stored[kind] for each in rows), strict=True)
+            keys[kind] = tuple(Parts([*each], runs) for each in pairs)
+            masks[kind] = [each.mask(kind, self._window) for each in rows]
+        held = [each.tokens - each.stale for each in rows]
+        places = mx.maximum(mx.concatenate(held) - 1, 0)  # as mtp.py of mlx-vlm 0.7.10, all alike
+        hidden = mx.concatenate([each.state for each in rows])[:, None]
+        tokens = mx.concatenate([last_token(each.row) for each in rows])[:, None]
+        guesses = []
+        for _ in range(max(each.row.wanted for each in rows)):
+            inputs = mx.concatenate([self._embed(tokens), hidden], axis=-1)
+            found = self.module.pre_projection(inputs)
+            for layer in self.module.model.layers:
+                kind = layer.layer_type
+                found, _, _ = layer(found, masks[kind], shared_kv=keys[kind], offset=places)
+            normed = self.module.model.norm(found)
+            hidden, tokens = self.module.post_projection(normed), self._best(normed)
+            mx.async_eval(tokens)  # type: ignore[no-untyped-call]
+            guesses.append(tokens)
+        return mx.concatenate(guesses, axis=1)
 
+    def _best(self, hidden: mx.array) -> mx.array:
+        """(rows, 1) int32"""
+        module, embedding = self.module, self.module.model.embed_tokens
+        if module.masked_embedding is not None:
+            found: mx.array = module.masked_embedding.argmax(hidden, embedding.weight)
+            return found
+        tied = module.config.tie_word_embeddings
+        logits = embedding.as_linear(hidden) if tied else module.lm_head(hidden)
+        return mx.argmax(logits, axis=-1).astype(mx.int32)
 
-def _most_likely(logits: mx.array) -> mx.array:
-    return mx.argmax(logits, axis=-1)
+    def _seen(self, row: DraftRow) -> Seen | None:
+        """`None`: there is no state, or a layer stores no keys and values as they are."""
+        if row.cache is None or row.hidden is None:
+            return None
+        found = {kind: row.cache[at] for kind, at in self._kinds.items()}
+        pairs = {kind: pair for kind, pair in found.items() if pair is not None}
+        return Seen(row, row.hidden, pairs) if len(pairs) == len(found) else None

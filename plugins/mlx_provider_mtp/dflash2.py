@@ -1,17 +1,14 @@
 """DFlash 2: guesses a block of tokens in one pass, from what some layers of a model put out.
 
-Its classes are mlx-vlm's (mlx_vlm/speculative/drafters/dflash2 0.7.10). The keys and values of a
-row's states lie in caches of mlx-vlm with a window; those of a block are not stored, so that
-nothing is taken back.
+Its classes are mlx-vlm's (mlx_vlm/speculative/drafters/dflash2 0.7.10), but for the attention. The
+keys and values of a block are not stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from weakref import WeakSet
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -21,16 +18,13 @@ from mlx_provider.families.checkpoint import read_json
 from mlx_provider.records import DeviceTokens, DraftRow
 
 from .checkpoint import read_all
-from .drafting import KV_BYTES, UNASKED, Judged
+from .followed_rows import KV_BYTES, FollowedRows, NewStates, Sizes
 from .head import NO_LANGUAGE, language_of
+from .row_states import WINDOW, RowStates, States, by_layer
 from .weights import Named, load_into
 
 CLASS = "DFlash2DraftModel"
 NONE_GIVEN = "it needs a DFlash 2 checkpoint for this model: name its folder (draft_model)"
-WINDOW = 1024
-"""Tokens of a row whose states it looks back on, if its config names no window."""
-LONGEST = 1536
-"""Tokens that the caches of a row store at most: the window, and the states of a whole prompt."""
 MOST_LAYERS = 64
 """Of the drafter itself. Published ones have five to eight."""
 
@@ -90,82 +84,89 @@ def load_dflash2(folder: Path, model: Any) -> Any:
     tensors = module.sanitize(read_all(folder, language.model.norm.weight.dtype))
     load_into(module, tensors, language, Named("the DFlash 2 drafter", "", "draft_model"))
     DFlashDraftModel.bind(module, model)  # that of DFlash 2 wants a cache that mlx-vlm rolls back
+    for layer in module.layers:
+        layer.self_attn = BlockAttention(layer.self_attn)
     return module
 
 
-@dataclass(eq=False)
-class Seen:
-    """What the drafter has seen of one row."""
+class BlockAttention:
+    """mlx-vlm's attention of a layer (`DFlashAttention`, qwen3_dflash/dflash.py 0.7.10) for the
+    blocks of several rows. Each sees what its row has stored, which may end in unread tokens."""
 
-    caches: list[Any]
-    end: int | None = None
-    """Tokens of the row up to the last state."""
-    guess: DeviceTokens | None = None
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.k_proj, self.v_proj = inner.k_proj, inner.v_proj  # mlx-vlm joins those of all layers
+
+    def __call__(
+        self, x: mx.array, states: mx.array, rope: Any, stored: Stored, projected: Any
+    ) -> mx.array:
+        """Of blocks (rows, L, width), and new states (1, T, width) that are stored first."""
+        inner, hidden = self._inner, stored.states.mask()
+        keys, values = projected or (self.k_proj(states), self.v_proj(states))
+        keys = inner.k_norm(_heads(keys.swapaxes(0, 1), inner.n_kv_heads))
+        values = _heads(values.swapaxes(0, 1), inner.n_kv_heads)
+        pairs = stored.states.update_and_fetch(rope(keys, offset=stored.states.offset), values)
+        queries = rope(inner.q_norm(_heads(inner.q_proj(x), inner.n_heads)), offset=stored.ends)
+        own = rope(inner.k_norm(_heads(self.k_proj(x), inner.n_kv_heads)), offset=stored.ends)
+        own_values = _heads(self.v_proj(x), inner.n_kv_heads)
+        found = [
+            mx.fast.scaled_dot_product_attention(
+                queries[at : at + 1],
+                mx.concatenate([row_keys, own[at : at + 1]], axis=2),
+                mx.concatenate([row_values, own_values[at : at + 1]], axis=2),
+                scale=inner.scale,
+                mask=_with_block(None if hidden is None else hidden[at], x.shape[1]),
+                sinks=inner.attention_sink_bias,
+            )
+            for at, (row_keys, row_values) in enumerate(zip(*pairs, strict=True))
+        ]
+        together = mx.concatenate(found).swapaxes(1, 2)
+        out: mx.array = inner.o_proj(together.reshape(*x.shape[:2], -1))
+        return out
 
 
-class BlockDrafting:
-    """A `Drafting` with one pass for each row."""
+def _heads(x: mx.array, heads: int) -> mx.array:
+    """(rows, L, width) as (rows, heads, L, D)."""
+    return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
+
+
+def _with_block(mask: mx.array | None, length: int) -> mx.array | None:
+    """The mask of stored tokens, (1, S), and of a block behind them, which is seen whole."""
+    return None if mask is None else mx.concatenate([mask, mx.ones((1, length), mx.bool_)], axis=1)
+
+
+class Stored(NamedTuple):
+    """Of the rows, in one layer."""
+
+    states: States
+    ends: mx.array
+    """Places of the rows' last tokens, with which their blocks begin, (rows,) int32."""
+
+
+class BlockDrafting(FollowedRows):
+    """One pass for the blocks of all rows."""
 
     def __init__(self, module: Any, name: str, *, kv_bytes: int = KV_BYTES) -> None:
-        """`name`: what it is, and of which checkpoint; `kv_bytes`: for keys and values of all
-        rows."""
+        """See `FollowedRows`."""
         self.module = module
-        self.judged = Judged(name)
         self.shown: Sequence[int] = tuple(module.config.target_layer_ids)
         """Layers of the model whose outputs it reads."""
         weight = module.norm.weight
-        states = mx.zeros((1, len(self.shown) * weight.shape[0]), weight.dtype)
-        trial = Seen(module.make_cache())
-        mx.eval(self._block(trial, states, 0, 1))  # what mlx-vlm keeps of weights, it keeps now
-        each = LONGEST * sum(
-            (cache.keys.nbytes + cache.values.nbytes) // cache.keys.shape[2]
-            for cache in trial.caches
-        )
-        self._places = max(1, kv_bytes // each)
-        self.kept_bytes = self._places * each + UNASKED * states.nbytes
-        """That keys and values of all followed rows take at most, and states that the engine keeps
-        until it asks."""
-        self._followed: WeakSet[Seen] = WeakSet()
-        """Of the rows that the engine still knows."""
+        state = mx.zeros((1, len(self.shown) * weight.shape[0]), weight.dtype)
+        seen, row = RowStates(len(module.layers)), DraftRow([0, 0], 1, 1, state)
+        mx.eval([each.array for each in self.guesses([row], [seen])])  # mlx-vlm joins weights now
+        window = module.config.draft_window_size
+        sizes = Sizes(len(module.layers), seen.token_bytes, state.nbytes, window)
+        super().__init__(name, sizes, kv_bytes)
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
-        """Greedy guesses; nothing is waited for."""
-        return [self._guess(row) for row in rows]
-
-    def _guess(self, row: DraftRow) -> Sequence[int]:
-        if not row.fresh or row.hidden is None or not self._room(row):
-            return ()
-        seen: Seen = row.state
-        begin = len(row.tokens) - 1 - row.fresh
-        if seen.end is not None:
-            if seen.guess is not None and seen.end + 1 < len(row.tokens):
-                self.judged.add(seen.guess, row.tokens[seen.end + 1])
-            for cache in seen.caches:  # tokens without states keep their places
-                cache.offset += begin - seen.end
-        wanted = min(row.wanted, self.module.config.block_size - 1)
-        drafts = self._block(seen, row.hidden, row.tokens[-1], wanted)
+    def guesses(self, rows: Sequence[DraftRow], seen: Sequence[RowStates]) -> list[DeviceTokens]:
+        new = NewStates(rows, seen)
+        stored = [Stored(each, new.ends) for each in by_layer(seen, new.sizes, new.places)]
+        most = min(max(row.wanted for row in rows), self.module.config.block_size - 1)
+        drafts = self.module.draft_block(new.last, new.hidden[None], stored, 1 + most, None)
         mx.async_eval(drafts)  # type: ignore[no-untyped-call]
-        seen.end, seen.guess = len(row.tokens) - 1, DeviceTokens(drafts)
-        return seen.guess
-
-    def _room(self, row: DraftRow) -> bool:
-        """Whether the row is followed, from now on if need be."""
-        if row.state is None and len(self._followed) < self._places:
-            row.state = Seen(self.module.make_cache())
-            self._followed.add(row.state)
-        return row.state is not None
-
-    def _block(self, seen: Seen, hidden: mx.array, last: int, wanted: int) -> mx.array:
-        """(1, wanted) guesses behind the token `last`, which was drawn from the last of the new
-        states (n, width)."""
-        found: mx.array = self.module.draft_block(
-            last, hidden[None], seen.caches, 1 + wanted, _most_likely
-        )
-        return found
-
-
-def _most_likely(logits: mx.array) -> mx.array:
-    return mx.argmax(logits, axis=-1)
+        pairs = zip(drafts, rows, strict=True)
+        return [DeviceTokens(own).first(row.wanted) for own, row in pairs]
 
 
 def drafting(folder: Path, model: Any, kv_bytes: int) -> BlockDrafting:

@@ -12,17 +12,16 @@ from mlx_provider.families.caches import KVCache, append_behind, visible
 from mlx_provider.records import Parts, Run, Unread
 
 WINDOW = 1024
-"""Tokens of a row that the head looks back on at least. Its states say much of what was before, and
-memory stays flat however long a reply is."""
-LONGEST = 2 * WINDOW
-"""Tokens of a row that are kept at most."""
+"""Tokens of a row that a module looks back on at least, and half of what is kept of a row at most.
+States say much of what was before, and memory stays flat however long a reply is."""
 
 
 class RowStates:
-    """What the head has seen of one row, at true positions."""
+    """What a module has seen of one row, at true positions."""
 
-    def __init__(self, layers: int = 1) -> None:
+    def __init__(self, layers: int = 1, window: int = WINDOW) -> None:
         self.caches = [KVCache() for _ in range(layers)]
+        self._window = window
         self.unread: Unread | None = None
         """The result that its last tokens follow. Those that did not hold are still among them."""
 
@@ -60,17 +59,17 @@ class RowStates:
 
     def bound(self) -> None:
         """Drop what is outside the window."""
-        self.caches = [_bounded(cache) for cache in self.caches]
+        self.caches = [_bounded(cache, self._window) for cache in self.caches]
 
 
-def _bounded(cache: KVCache) -> KVCache:
-    if cache.offset <= LONGEST:
+def _bounded(cache: KVCache, window: int) -> KVCache:
+    if cache.offset <= 2 * window:
         return cache
-    last = slice(cache.offset - WINDOW, cache.offset)
+    last = slice(cache.offset - window, cache.offset)
     keys, values = (each[..., last, :] for each in (cache.keys, cache.values))
-    window = KVCache()
-    window.update_and_fetch(keys, values)
-    return window
+    bounded = KVCache()
+    bounded.update_and_fetch(keys, values)
+    return bounded
 
 
 class States:
@@ -137,6 +136,14 @@ class States:
             return append_behind(run.cache, keys, values, stale)
         found: tuple[mx.array, mx.array] = run.cache.update_and_fetch(keys, values)
         return found
+
+
+def by_layer(
+    rows: Sequence[RowStates], sizes: Sequence[int], positions: mx.array, *, behind: bool = False
+) -> list[States]:
+    """`States` of each layer."""
+    layers, stale = zip(*(row.caches for row in rows), strict=True), [row.stale for row in rows]
+    return [States(each, sizes, positions, stale, behind=behind) for each in layers]
 
 
 def _hiding(run: Run, stale: mx.array) -> mx.array:

@@ -11,19 +11,17 @@ import mlx.core as mx
 from host_gap import Three
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.request import SamplingParams
-from mlx_provider.engine.speculation.speculation import Source, Speculation
-from mlx_provider.records import Drafting
+from mlx_provider.engine.speculation.speculation import Source, speculation_of
+from mlx_provider.records import LoadedModel
 from mlx_provider.testing.driver import new_engine, new_request
 from replaced import Replaced, wrap
 
 READS = ((mx.array, "tolist"), (mx.array, "item"), (mx, "eval"), (mx, "synchronize"))
 
 
-def drafted_rows(
-    model: Any, drafting: Drafting, rows: int, params: SamplingParams, shows: Any = None
-) -> Engine:
+def drafted_rows(model: LoadedModel, source: Source, rows: int, params: SamplingParams) -> Engine:
     """An engine whose rows decode with three drafts each."""
-    speculation = Speculation(Source(drafting, shows), vocab=model.info.vocab_size, policy=Three())
+    speculation = speculation_of([source], model, policy=Three())
     engine = new_engine(model, speculation=speculation, max_chunk=64)
     for at in range(rows):
         prompt = range(20 + 9 * at, 40 + 9 * at)

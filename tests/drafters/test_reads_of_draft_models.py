@@ -11,6 +11,7 @@ import pytest
 from device_reads import check_no_reads, drafted_rows
 from host_gap import SAMPLING
 from mlx_provider import LoadOptions
+from mlx_provider.engine.speculation.speculation import Source
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import DeviceTokens, DraftRow, Unread
 from mlx_provider.testing.driver import alone, new_request, output_of
@@ -46,7 +47,7 @@ def test_a_pass_with_drafts_is_launched_before_the_last_one_is_read(
 ) -> None:
     small = load_text(folder("qwen3", seed=4, num_hidden_layers=2), LoadOptions())
     drafting = DraftModel(small, qwen3.info.vocab_size)
-    engine = drafted_rows(qwen3, drafting, rows, SAMPLING[sampling])
+    engine = drafted_rows(qwen3, Source(drafting), rows, SAMPLING[sampling])
     check_no_reads(engine, rows)
 
 
@@ -54,7 +55,7 @@ def test_a_pass_is_launched_so_with_windows_too(windows: TextModel, qwen3: TextM
     """Of the draft model, and of the model."""
     for model, small in ((qwen3, windows), (windows, qwen3)):
         drafting = DraftModel(small, model.info.vocab_size)
-        check_no_reads(drafted_rows(model, drafting, 2, SAMPLING["greedy"]), 2)
+        check_no_reads(drafted_rows(model, Source(drafting), 2, SAMPLING["greedy"]), 2)
 
 
 @pytest.mark.parametrize("name", [pytest.param("qwen3", marks=pytest.mark.sweep), "windows"])

@@ -24,7 +24,7 @@ from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.speculation.policy import Ask, Asks, Policy
 from mlx_provider.engine.speculation.speculation import source_of, speculation_of
 from mlx_provider.protocol.options import ModelOptions
-from mlx_provider.records import DraftOptions, DraftRow
+from mlx_provider.records import DraftOptions, DraftRow, Unread
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of
 from mlx_provider.testing.driver import new_engine, new_request, output_of
@@ -185,6 +185,37 @@ def test_other_formats(tiny: TinyModels, tmp_path: Path, form: dict[str, Any]) -
     ]
     speculation = drafted(ASSISTANT, found, seeing(tmp_path / "d", found))
     assert accepted(check_steady(found.model, arrivals, speculation)) > 0.02
+
+
+@pytest.mark.parametrize("lost", [0, 9])
+def test_guesses_behind_an_unread_result_are_those_behind_its_tokens(
+    found: Any, tmp_path: Path, lost: int
+) -> None:
+    """`lost`: tokens that the window has let go."""
+    made(tmp_path / "d")
+    drafting, rng = started(found, tmp_path / "d"), np.random.default_rng(4)
+    kinds = drafting._kinds
+    tokens, result = (rng.integers(20, 300, count).tolist() for count in (30, 4))
+
+    def arrays(*shape: int) -> mx.array:
+        return mx.array(rng.standard_normal(shape).astype(np.float32))
+
+    wide, narrow = ((arrays(1, 2, 33, d), arrays(1, 2, 33, d)) for d in (32, 16))
+    hidden, rows, told = arrays(5, HIDDEN), [], []
+    for held in range(4):
+        pairs: list[Any] = [None] * (1 + max(kinds.values()))
+        pairs[kinds["full_attention"]] = wide
+        pairs[kinds["sliding_attention"]] = tuple(each[:, :, lost:] for each in narrow)
+        unread = Unread(mx.array(result), mx.array([held]))
+        rows.append(DraftRow(tokens, 7, 1, hidden, unread, pairs))
+        known = [
+            None if pair is None else tuple(each[:, :, : each.shape[2] - 3 + held] for each in pair)
+            for pair in pairs
+        ]
+        row = DraftRow([*tokens, *result[: held + 1]], 7, 2 + held, hidden[: 2 + held], cache=known)
+        told += map(list, drafting.propose([row]))
+    assert [*map(list, drafting.propose(rows))] == told
+    assert len({tuple(own) for own in told}) == 4
 
 
 class Some(Policy):

@@ -23,7 +23,8 @@ from mlx_provider.records import DraftOptions, DraftRow
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of
 from mlx_provider_mtp import mlx_drafters
-from mlx_provider_mtp.dflash2 import LONGEST, BlockDrafting
+from mlx_provider_mtp.dflash2 import BlockDrafting
+from mlx_provider_mtp.row_states import WINDOW
 
 from .company import (
     IMAGES,
@@ -33,6 +34,7 @@ from .company import (
     accepted,
     check,
     check_steady,
+    check_unread,
     drafted,
     drawn,
     plain,
@@ -138,14 +140,32 @@ def test_guesses_are_those_of_mlx_vlm(tiny_target: Any, tmp_path: Path) -> None:
 
 
 def test_tokens_without_states_keep_their_places(tiny_target: Any, tmp_path: Path) -> None:
+    theirs = made(tmp_path / "d")
+    DFlashDraftModel.bind(theirs, tiny_target.model.model)
+    theirs.config.draft_window_size = WINDOW
+    ours, cache = started(tiny_target, tmp_path / "d"), theirs.make_cache()
+    rng = np.random.default_rng(4)
+    row = DraftRow(rng.integers(20, 300, 30).tolist(), 7, 9, states(rng, 9))
+    for _ in range(4):
+        (guess,) = ours.propose([row])
+        assert row.hidden is not None
+        want = theirs.draft_block(row.tokens[-1], row.hidden[None], cache, 8, None)
+        assert list(guess) == want[0].tolist()
+        row.tokens, row.fresh, row.hidden = row.tokens + [5] * 20, 2, states(rng, 2)
+        for layer in cache:
+            layer.offset += 18
+
+
+def test_guesses_behind_an_unread_result_are_those_behind_its_tokens(
+    tiny_target: Any, tmp_path: Path
+) -> None:
     made(tmp_path / "d")
-    drafting, rng = started(tiny_target, tmp_path / "d"), np.random.default_rng(4)
-    row = DraftRow(rng.integers(20, 300, 30).tolist(), 3, 9, states(rng, 9))
-    drafting.propose([row])
-    first = row.state.caches[0].offset
-    row.tokens, row.fresh, row.hidden = row.tokens + [5] * 20, 2, states(rng, 2)
-    drafting.propose([row])
-    assert row.state.caches[0].offset == first + 20
+    ahead, told = (started(tiny_target, tmp_path / "d") for _ in range(2))
+
+    def row(rng: np.random.Generator, tokens: int, fresh: int) -> DraftRow:
+        return DraftRow(rng.integers(20, 300, tokens).tolist(), 3, fresh, states(rng, fresh))
+
+    check_unread(ahead, told, row)
 
 
 def test_what_is_kept_of_a_row_is_bounded(tiny_target: Any, tmp_path: Path) -> None:
@@ -154,9 +174,9 @@ def test_what_is_kept_of_a_row_is_bounded(tiny_target: Any, tmp_path: Path) -> N
     row, sizes = DraftRow([5] * 600, 3, 512, states(rng, 512)), []
     for _ in range(9):
         drafting.propose([row])
-        sizes += [cache.keys.shape[2] for cache in row.state.caches]
+        sizes += [cache.keys.shape[2] for cache in row.state.states.caches]
         row.tokens, row.hidden = row.tokens + [6] * 512, states(rng, 512)
-    assert max(sizes) <= LONGEST
+    assert max(sizes) <= 2 * WINDOW + 512
     tight = BlockDrafting(drafting.module, "it", kv_bytes=1)
     other = DraftRow([5, 6], 1, 1, states(rng, 1))
     assert [len(each) for each in tight.propose([replace(row, state=None), other])] == [3, 0]

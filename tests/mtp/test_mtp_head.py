@@ -19,13 +19,15 @@ from mlx_vlm.speculative.drafters import qwen3_5_mtp
 from mlx_provider import BadRequest, LoadOptions
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.text import load_text
-from mlx_provider.records import DraftOptions, DraftRow, Unread
+from mlx_provider.records import DraftOptions, DraftRow
 from mlx_provider.testing.tiny import build
 from mlx_provider_mtp import refuses, start
 from mlx_provider_mtp.checkpoint import read
 from mlx_provider_mtp.drafting import HeadDrafting
 from mlx_provider_mtp.head import load_head
 from mlx_provider_mtp.row_states import WINDOW
+
+from .company import check_unread
 
 TinyModels = Callable[..., Any]
 FAMILIES = ("qwen3_5_text", "qwen3_5", "qwen3_5_moe", "qwen3_next")
@@ -127,24 +129,7 @@ def test_guesses_behind_an_unread_result_are_those_behind_its_tokens(
     """Whatever the drafts were that did not hold."""
     found = tiny(family)
     ahead, told = (start(found.folder, found.model, NONE) for _ in range(2))
-    rng = np.random.default_rng(6)
-    rows = [row(rng, 30 + 7 * i, 1 + 3 * i) for i in range(3)]
-    others = [DraftRow(r.tokens, 3, r.fresh, r.hidden) for r in rows]
-    for turn in range(4):
-        for at, (one, other) in enumerate(zip(rows, others, strict=True)):
-            one.wanted = other.wanted = 1 + (at + turn) % 4
-            if not turn:
-                continue
-            if one.unread is not None:
-                one.unread.read = int(one.unread.held.item())
-                one.tokens = list(other.tokens)
-            drafts, held = at, (at + turn) % (at + 1)
-            result = row(rng, 1 + drafts, 1 + drafts)
-            one.unread = Unread(mx.array(result.tokens), mx.array([held]))
-            one.fresh, one.hidden = 0, result.hidden
-            other.tokens = [*other.tokens, *result.tokens[: held + 1]]
-            other.fresh, other.hidden = held + 1, result.hidden[: held + 1]
-        assert [*map(list, ahead.propose(rows))] == [*map(list, told.propose(others))]
+    check_unread(ahead, told, row)
 
 
 def test_a_row_without_states_gets_no_guess(tiny: TinyModels) -> None:
