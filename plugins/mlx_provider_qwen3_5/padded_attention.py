@@ -37,11 +37,14 @@ def masked(original: Function) -> Function:
         queries: mx.array, keys: Any, values: Any, *, cache: Any, scale: float, mask: Any
     ) -> Any:
         paddings = getattr(cache, "_qwen3_5_decode_left_padding", None)
-        if paddings is None or queries.shape[2] > 1 or not isinstance(keys, mx.array):
-            return original(queries, keys, values, cache=cache, scale=scale, mask=mask)
-        found = module[KERNEL](queries, keys, values, paddings, scale)
-        if found is not None:
-            return found
+        if isinstance(keys, mx.array):
+            if paddings is None or queries.shape[2] > 1:
+                return original(queries, keys, values, cache=cache, scale=scale, mask=mask)
+            found = module[KERNEL](queries, keys, values, paddings, scale)
+            if found is not None:
+                return found
+        else:  # behind a shared prefix: shape and paddings are those of the rows' own tokens
+            paddings = cache.left_padding
         seen = mx.arange(keys.shape[2]) >= mx.array(paddings)[:, None, None, None]
         return module[ATTENTION](queries, keys, values, cache=None, scale=scale, mask=seen)
 

@@ -434,7 +434,9 @@ def test_any_storm_of_forks(tiny: Tiny, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma3"])
-def test_an_image_inside_a_shared_prefix(family: str, seeing: Seeing) -> None:
+def test_an_image_inside_a_shared_prefix(
+    family: str, seeing: Seeing, caplog: pytest.LogCaptureFixture
+) -> None:
     model, item = seeing(family)
     engine, _ = sharing(model, max_chunk=256)
     for question in ("Which is the first?", "How many are there?"):  # where they part is stored
@@ -445,5 +447,6 @@ def test_an_image_inside_a_shared_prefix(family: str, seeing: Seeing) -> None:
         decoding(engine, request)
     assert min(prefix.length for prefix in prefixes(engine)) > 64
     run(engine)
+    assert "failed" not in caplog.text, "no pass had to run again"
     for request in requests:
         check_as_alone(model, request)
