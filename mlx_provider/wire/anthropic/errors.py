@@ -5,15 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import MLXProviderError
+from ..openai import errors
 
-TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-}
+TYPES = {**errors.TYPES, 404: "not_found_error", 413: "request_too_large"}
 
 
 def error_body(error: MLXProviderError) -> dict[str, Any]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import EngineUnavailable, MLXProviderError
-from ...protocol.events import Accepted, Delta, Done, Event, Failed, Finish
-from .. import sse
-from ..asked import JSON, json_bytes
-from ..openai.answer import usage_of
+from ...errors import MLXProviderError
+from ...protocol.events import Accepted, Delta, Done, Event, Finish
+from .. import replies, sse
+from ..openai.answer import finish_reason, usage_of
 from .blocks import Blocks, Content
 from .errors import error_body
 
@@ -56,7 +55,7 @@ class _Message:
         }
 
     def feed(self, event: Event) -> Iterator[dict[str, Any]]:
-        """Raises the error of a request that failed or was cancelled."""
+        """Raises the error of a request that was cancelled."""
         if isinstance(event, Delta):
             yield from self._blocks.feed(event)
         elif isinstance(event, Finish):
@@ -66,8 +65,6 @@ class _Message:
             end = {**self._end, "stop_details": None, "container": None}
             yield {"type": "message_delta", "delta": end, "usage": self._usage(event)}
             yield {"type": "message_stop"}
-        elif isinstance(event, Failed):
-            raise event.error.exception()
 
     def _usage(self, done: Done) -> dict[str, Any]:
         """The last token of a prompt is always computed, so that it is in neither count of the
@@ -82,11 +79,10 @@ class _Message:
         return counts | {"output_tokens_details": details, "server_tool_use": None}
 
     def _reason(self, finish: Finish) -> str:
-        if finish.reason == "cancelled":
-            raise EngineUnavailable("the engine cancelled the request")
-        if finish.reason == "length":
+        reason = finish_reason(finish, legacy=False)
+        if reason == "length":
             return "model_context_window_exceeded" if self._clipped else "max_tokens"
-        if finish.reason == "tool_calls":
+        if reason == "tool_calls":
             return "tool_use"
         return "stop_sequence" if finish.stop else "end_turn"
 
@@ -106,52 +102,32 @@ def _counts(prompt: int, cached: int, stored: int, completion: int) -> dict[str,
     }
 
 
-class Stream:
-    """See `asked.Reply`."""
-
-    media_type = sse.MEDIA_TYPE
+class Stream(replies.Streamed):
     heartbeat = PING
-    streamed = True
 
     def __init__(self, accepted: Accepted, wanted: int | None, shown: Shown = Shown()) -> None:
         self._message = _Message(accepted, wanted, shown)
-        self._ended = False
 
-    def feed(self, events: Sequence[Event]) -> bytes:
-        out: list[bytes] = []
-        try:
-            for event in events:
-                if isinstance(event, Accepted):
-                    out.append(sse.named(self._message.start()))
-                elif not self._ended:
-                    out.extend(map(sse.named, self._message.feed(event)))
-        except MLXProviderError as error:
-            self._ended = True
-            out.append(sse.named(error_body(error)))
-        return b"".join(out)
+    def _frames(self, event: Event) -> Iterator[bytes]:
+        parts = self._message.feed(event)
+        return map(sse.named, [self._message.start()] if isinstance(event, Accepted) else parts)
+
+    def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
+        yield sse.named(error_body(error))
 
 
-class Whole:
-    """See `asked.Reply`."""
-
-    media_type = JSON
-    heartbeat = b""
-    streamed = False
-
+class Whole(replies.Whole):
     def __init__(self, accepted: Accepted, wanted: int | None, shown: Shown = Shown()) -> None:
         self._message = _Message(accepted, wanted, shown)
         self._content = Content()
 
-    def feed(self, events: Sequence[Event]) -> bytes:
-        for event in events:
+    def _take(self, event: Event) -> None:
+        if not isinstance(event, Done):
             for part in self._message.feed(event):
-                if part["type"] == "message_delta":
-                    return self._body(part)
                 self._content.add(part)
-        return b""
 
-    def _body(self, end: dict[str, Any]) -> bytes:
-        message = self._message.start()["message"]
+    def _body(self, done: Done) -> dict[str, Any]:
+        message, end = self._message.start()["message"], next(self._message.feed(done))
         usage = message["usage"] | end["usage"]
         more = {"content": self._content.whole(), "usage": usage}
-        return json_bytes(message | end["delta"] | more)
+        return {**message, **end["delta"], **more}

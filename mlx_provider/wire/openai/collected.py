@@ -18,14 +18,17 @@ class Collected:
     def feed(self, events: Iterable[Event]) -> None:
         """Take some events. Raises the error that a `Failed` event carries."""
         for event in events:
-            if isinstance(event, Delta):
-                self._answer(event.index).add(event)
-            elif isinstance(event, Finish):
-                self._answer(event.index).finish = event
-            elif isinstance(event, Done):
-                self.done = event
-            elif isinstance(event, Failed):
+            if isinstance(event, Failed):
                 raise event.error.exception()
+            self.take(event)
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, Delta):
+            self._answer(event.index).add(event)
+        elif isinstance(event, Finish):
+            self._answer(event.index).finish = event
+        elif isinstance(event, Done):
+            self.done = event
 
     def answers(self) -> list[Answer]:
         """Every choice that the client gets, in its order."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterator
 from typing import Any
 
 from ...errors import MLXProviderError
-from ...protocol.events import Accepted, Delta, Done, Event, Failed, Finish
+from ...protocol.events import Accepted, Delta, Done, Event, Finish
 from .. import sse
+from ..replies import Streamed
 from .answer import delta_parts, finish_reason, logprobs_of, text_logprobs, usage_of
 from .custom_tools import WholeCalls
 from .errors import error_body
@@ -19,13 +19,7 @@ from .whole import head
 DONE = b"data: [DONE]\n\n"
 
 
-class Stream:
-    """See `asked.Reply`."""
-
-    media_type = sse.MEDIA_TYPE
-    heartbeat = sse.COMMENT
-    streamed = True
-
+class Stream(Streamed):
     def __init__(self, accepted: Accepted, form: AnswerForm, *, usage: bool) -> None:
         """`usage`: add a last chunk with the usage (`stream_options.include_usage`)."""
         self._form = form
@@ -35,20 +29,15 @@ class Stream:
         self._spoken: set[int] = set()
         self._written: Counter[int] = Counter()
         """Characters of each choice for which log-probabilities were sent."""
-        self._ended = False
 
-    def feed(self, events: Sequence[Event]) -> bytes:
-        out: list[bytes] = []
-        try:
-            for event in chain.from_iterable(map(self._calls.of, events)):
-                if not self._ended:
-                    out.extend(map(sse.data, self._chunks(event)))
-                    if isinstance(event, Done):
-                        out.append(DONE)
-        except MLXProviderError as error:
-            self._ended = True
-            out.append(sse.data(error_body(error)))
-        return b"".join(out)
+    def _frames(self, event: Event) -> Iterator[bytes]:
+        for each in self._calls.of(event):
+            yield from map(sse.data, self._chunks(each))
+        if isinstance(event, Done):
+            yield DONE
+
+    def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
+        yield sse.data(error_body(error))
 
     def _chunks(self, event: Event) -> Iterator[dict[str, Any]]:
         if isinstance(event, Delta):
@@ -60,8 +49,6 @@ class Stream:
         elif isinstance(event, Done) and self._usage:
             usage = usage_of(event, timings=self._form.timings)
             yield self._head | {"choices": [], "usage": usage}
-        elif isinstance(event, Failed):
-            raise event.error.exception()
 
     def _chat(self, event: Delta) -> Iterator[dict[str, Any]]:
         form = self._form

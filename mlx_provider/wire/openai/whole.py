@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
-from ...protocol.events import Accepted, Event
-from ..asked import JSON, json_bytes
+from ...protocol.events import Accepted, Done, Event
+from .. import replies
 from .answer import Answer, logprobs_of, text_logprobs, usage_of
 from .collected import Collected
 from .form import AnswerForm
@@ -24,26 +23,19 @@ def head(accepted: Accepted, form: AnswerForm, *, chunk: bool = False) -> dict[s
     }
 
 
-class Whole:
-    """See `asked.Reply`."""
-
-    media_type = JSON
-    heartbeat = b""
-    streamed = False
-
+class Whole(replies.Whole):
     def __init__(self, accepted: Accepted, form: AnswerForm) -> None:
         self._head = head(accepted, form)
         self._form = form
         self._collected = Collected(form)
 
-    def feed(self, events: Sequence[Event]) -> bytes:
-        self._collected.feed(events)
-        done = self._collected.done
-        if done is None:
-            return b""
+    def _take(self, event: Event) -> None:
+        self._collected.take(event)
+
+    def _body(self, done: Done) -> dict[str, Any]:
         choices = [self._choice(*each) for each in enumerate(self._collected.answers())]
         usage = usage_of(done, timings=self._form.timings)
-        return json_bytes(self._head | {"choices": choices, "usage": usage})
+        return self._head | {"choices": choices, "usage": usage}
 
     def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
         legacy = self._form.legacy

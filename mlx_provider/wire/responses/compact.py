@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
-from ...protocol.events import Accepted, Event
-from ..asked import JSON, json_bytes
+from ...protocol.events import Accepted, Done, Event
 from ..objects import objects
 from ..openai.collected import Collected
 from ..openai.form import AnswerForm
+from ..replies import Whole
 from .conversation import sealed
 from .reply import response_usage
 
@@ -48,35 +47,26 @@ def _as_output(item: Any, index: int) -> dict[str, Any]:
     return {**head, "status": "completed", "content": parts or []}
 
 
-class Compacted:
-    """See `asked.Reply`."""
-
-    media_type = JSON
-    heartbeat = b""
-    streamed = False
-
+class Compacted(Whole):
     def __init__(self, accepted: Accepted, items: list[dict[str, Any]]) -> None:
         self._id = accepted.id
         self._items = items
         self._collected = Collected(AnswerForm())
 
-    def feed(self, events: Sequence[Event]) -> bytes:
-        self._collected.feed(events)
-        done = self._collected.done
-        if done is None:
-            return b""
+    def _take(self, event: Event) -> None:
+        self._collected.take(event)
+
+    def _body(self, done: Done) -> dict[str, Any]:
         texts = [text for answer in self._collected.answers() for text in answer.content]
         item = {
             "id": f"cmp_{self._id}",
             "type": "compaction",
             "encrypted_content": sealed("".join(texts)),
         }
-        return json_bytes(
-            {
-                "id": f"resp_{self._id}",
-                "object": "response.compaction",
-                "created_at": int(time.time()),
-                "output": [*self._items, item],
-                "usage": response_usage(done),
-            }
-        )
+        return {
+            "id": f"resp_{self._id}",
+            "object": "response.compaction",
+            "created_at": int(time.time()),
+            "output": [*self._items, item],
+            "usage": response_usage(done),
+        }

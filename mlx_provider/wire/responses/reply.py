@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...errors import ContextTooLong, MLXProviderError
-from ...protocol.events import Accepted, Delta, Done, Event, Failed, Finish
-from .. import sse
-from ..asked import JSON, json_bytes
+from ...protocol.events import Accepted, Delta, Done, Event, Finish
+from .. import replies, sse
 from ..openai.answer import finish_reason, usage_of
 from ..openai.errors import error_body
 from ..openai.stream import DONE
@@ -96,8 +95,11 @@ class _Response:
                 self.fields[name] = getattr(accepted, name)
 
     def take(self, event: Event) -> Iterator[dict[str, Any]]:
-        """The stream's events for one of the engine. Raises the error of a `Failed` one."""
-        if isinstance(event, Delta):
+        """The stream's events for one of the engine."""
+        if isinstance(event, Accepted):
+            yield self.whole("created")
+            yield self.whole("in_progress")
+        elif isinstance(event, Delta):
             yield from self.output.add(event)
         elif isinstance(event, Finish):
             cut = finish_reason(event, legacy=False) == "length"
@@ -110,59 +112,36 @@ class _Response:
         elif isinstance(event, Done):
             self.fields["usage"] = response_usage(event)
             yield self.whole(self.fields["status"])
-        elif isinstance(event, Failed):
-            raise event.error.exception()
 
     def whole(self, what: str) -> dict[str, Any]:
         return {"type": f"response.{what}", "response": self.fields}
 
 
-class Whole:
-    """See `asked.Reply`."""
-
-    media_type = JSON
-    heartbeat = b""
-    streamed = False
-
+class Whole(replies.Whole):
     def __init__(self, accepted: Accepted, tools: ChatTools, echo: Mapping[str, Any]) -> None:
         self._response = _Response(accepted, tools, echo)
 
-    def feed(self, events: Sequence[Event]) -> bytes:
-        for event in events:
-            for _ in self._response.take(event):
-                pass
-        fields = self._response.fields
-        return b"" if fields["usage"] is None else json_bytes(fields)
+    def _take(self, event: Event) -> None:
+        for _ in self._response.take(event):
+            pass
+
+    def _body(self, done: Done) -> dict[str, Any]:
+        return self._response.fields
 
 
-class Stream:
-    """See `asked.Reply`."""
-
-    media_type = sse.MEDIA_TYPE
-    heartbeat = sse.COMMENT
-    streamed = True
-
+class Stream(replies.Streamed):
     def __init__(self, accepted: Accepted, tools: ChatTools, echo: Mapping[str, Any]) -> None:
         self._response = _Response(accepted, tools, echo)
         self._numbered = _Numbered()
-        self._ended = False
 
-    def feed(self, events: Sequence[Event]) -> bytes:
-        out: list[bytes] = []
-        try:
-            for event in events:
-                if self._ended:
-                    break
-                if isinstance(event, Accepted):
-                    out += map(self._numbered, _opening(self._response))
-                out += map(self._numbered, self._response.take(event))
-                if isinstance(event, Done):
-                    out.append(DONE)
-        except MLXProviderError as error:
-            self._ended = True
-            out += map(self._numbered, _failure(self._response.fields, error, told=True))
-            out.append(DONE)
-        return b"".join(out)
+    def _frames(self, event: Event) -> Iterator[bytes]:
+        yield from map(self._numbered, self._response.take(event))
+        if isinstance(event, Done):
+            yield DONE
+
+    def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
+        yield from map(self._numbered, _failure(self._response.fields, error, told=True))
+        yield DONE
 
 
 def failed_stream(name: str, model: str, error: MLXProviderError, echo: Mapping[str, Any]) -> bytes:
@@ -170,11 +149,6 @@ def failed_stream(name: str, model: str, error: MLXProviderError, echo: Mapping[
     fields, numbered = _head(name, model, echo), _Numbered()
     created = {"type": "response.created", "response": fields}
     return b"".join(map(numbered, (created, *_failure(fields, error)))) + DONE
-
-
-def _opening(response: _Response) -> Iterator[dict[str, Any]]:
-    yield response.whole("created")
-    yield response.whole("in_progress")
 
 
 def _failure(
