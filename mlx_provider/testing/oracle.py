@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
+from ..engine.speculation.asks import Ask, Asks
 from ..engine.speculation.odds import RowOdds
-from ..engine.speculation.policy import Ask, Asks, Policy
+from ..engine.speculation.policy import Policy
 from ..records import DeviceTokens, DraftRow, Unread
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from draft_decisions import decisions
 from imagined_device import without_device
 from kernel_count import LAYERS, deep_model
 from mlx_provider.engine.engine import Engine
@@ -24,7 +25,8 @@ from mlx_provider.engine.execution import draws as drawing
 from mlx_provider.engine.execution.decode_batch import DecodeBatch
 from mlx_provider.engine.execution.grouped_kv import EarlyStart
 from mlx_provider.engine.request import SamplingParams
-from mlx_provider.engine.speculation.policy import Ask, Asks, Policy
+from mlx_provider.engine.speculation.asks import Ask, Asks
+from mlx_provider.engine.speculation.policy import Policy
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import load_text
 from mlx_provider.records import Drafting, DraftOptions, LoadedModel, LoadOptions, ShowsHidden
@@ -214,7 +216,8 @@ class Plan:
 
 def bench(plan: Plan) -> Result:
     """Milliseconds, by rows and sampling: a step on the host, parts of it, and the wait
-    of devices with passes of several lengths; the wait for each pass with drafts."""
+    of devices with passes of several lengths; the wait for each pass with drafts; the time to
+    decide which drafts a step has."""
     with tempfile.TemporaryDirectory() as scratch, Replaced() as patch:
         patch.setattr(drawing, "compiles", lambda: True)  # as on the device that is imagined
         plain = deep_model(Path(scratch) / "plain")
@@ -227,7 +230,12 @@ def bench(plan: Plan) -> Result:
             ),
         }
     about = {"benchmark": "gap", **asdict(plan), **without_device("imagined")}
-    return {**about, "ms": found, "ms with drafts": drafting}
+    return {
+        **about,
+        "ms": found,
+        "ms with drafts": drafting,
+        "ms to decide drafts": decisions(plan.rows),
+    }
 
 
 def hybrid_with_head(folder: Path) -> tuple[LoadedModel, Drafting]:

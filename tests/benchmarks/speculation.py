@@ -28,7 +28,8 @@ from mlx_provider.engine.execution.calibration import calibrate
 from mlx_provider.engine.execution.probe import Probe, probe
 from mlx_provider.engine.request import Request
 from mlx_provider.engine.scheduling.costs import Costs, Curve
-from mlx_provider.engine.speculation.policy import MOST_DRAFTS, Policy
+from mlx_provider.engine.speculation.odds import MOST_DRAFTS
+from mlx_provider.engine.speculation.policy import Policy
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.errors import MLXProviderError
 from mlx_provider.protocol.options import ModelOptions

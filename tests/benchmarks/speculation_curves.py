@@ -17,8 +17,9 @@ from mlx_provider.engine.scheduling.costs import Costs
 from mlx_provider.engine.scheduling.pass_timer import PassTimer
 from mlx_provider.engine.scheduling.plan import StepPlan
 from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
+from mlx_provider.engine.speculation.costs import Kind
 from mlx_provider.engine.speculation.odds import RowOdds
-from mlx_provider.engine.speculation.policy import Kind, Policy
+from mlx_provider.engine.speculation.policy import Policy
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import Prompt
 from mlx_provider.testing.driver import TokenOutput
@@ -145,7 +146,9 @@ class Bench:
         self.timer.launched(seconds(drafts), self.now)
         self.free = self.now + self._pass([row.drafts for row in self.rows])
         if drafts:
-            self.policy.timed(ALONE, self.host, rounds * self.guessing.round(self.device), rounds)
+            self.policy.costs[ALONE].timed(
+                self.host, rounds * self.guessing.round(self.device), rounds
+            )
         self.drafted = drafts > 0
         if not drafts:
             self._take()
@@ -181,7 +184,7 @@ class Bench:
         drafts = sum(row.drafts for row in self.rows) if self.drafted else 0
         times = self.timer.ended(self.now, usual=not drafts)
         if drafts:
-            self.policy.passed(ALONE, drafts, times)
+            self.policy.costs[ALONE].passed(drafts, times)
         if self.drafted:
             self._take()
         self.drafted = False

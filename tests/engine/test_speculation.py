@@ -19,7 +19,8 @@ from mlx_provider.engine.memory import arrays
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.speculation.ahead import allows, masks_ahead
-from mlx_provider.engine.speculation.policy import Ask, Asks, Policy
+from mlx_provider.engine.speculation.asks import Ask, Asks
+from mlx_provider.engine.speculation.policy import Policy
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.protocol.events import Failed

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from mlx_provider.engine.speculation import policy as policies
+from mlx_provider.engine.speculation.costs import KNOWN_TEXT, Kind
 from mlx_provider.engine.speculation.odds import LONGEST_REST, MISSED_PASSES, Odds, RowOdds
-from mlx_provider.engine.speculation.policy import KNOWN_TEXT, SAVED, Kind, Policy
+from mlx_provider.engine.speculation.policy import Policy
+from mlx_provider.engine.speculation.trials import ALLOWANCE, REFUSED, SAVED, Trials
 from speculation_curves import (
     DEVICES,
     DRAFTERS,
@@ -143,27 +144,27 @@ def counts(
 
 def test_tries_cost_their_allowance() -> None:
     policy, rows = Policy(), untrusted()
-    policy.timed(ALONE, 0.005, 0, 0)
+    policy.costs[ALONE].timed(0.005, 0, 0)
     tries = 0
     for _ in range(10_000):
         if counts(policy, rows, 0, plain) != [0]:
             tries += 1
-            policy.timed(ALONE, 0.005, 0, 1)
+            policy.costs[ALONE].timed(0.005, 0, 1)
             policy.learn(0, rows[0], 1, 0)
         policy.rested([rows])
-    assert tries == pytest.approx(10_000 * policies.ALLOWANCE + SAVED, rel=0.2)  # each costs one
+    assert tries == pytest.approx(10_000 * ALLOWANCE + SAVED, rel=0.2)  # each costs one
 
 
 def test_a_try_that_would_cost_more_than_can_be_saved_is_made_and_paid_for() -> None:
     policy, rows = Policy(), untrusted()
-    policy.timed(ALONE, 0.04, 0, 0)
+    policy.costs[ALONE].timed(0.04, 0, 0)
     assert counts(policy, rows, 0, plain) == [1]
-    assert policy.saved == pytest.approx(SAVED - 8)
+    assert policy.trials.saved == pytest.approx(SAVED - 8)
 
 
 def test_rows_are_tried_in_the_same_step() -> None:
     policy, rows = Policy(), untrusted(8)
-    policy.timed(ALONE, 0.001, 0, 0)
+    policy.costs[ALONE].timed(0.001, 0, 0)
     assert counts(policy, rows, 0, plain) == [1] * 8
 
 
@@ -175,10 +176,10 @@ def test_nothing_is_tried_where_not_even_good_drafts_would_pay() -> None:
 @pytest.mark.parametrize(("saved", "longer"), [(SAVED, 1.0), (-SAVED, 0.0)])
 def test_a_refused_trial_is_considered_again_some_steps_later(saved: float, longer: float) -> None:
     """It would not pay off, or the allowance does not permit it."""
-    policy, rows = Policy(saved=saved), untrusted(8)
-    policy.timed(ALONE, 0.005, 0, 0)
+    policy, rows = Policy(trials=Trials(saved=saved)), untrusted(8)
+    policy.costs[ALONE].timed(0.005, 0, 0)
     considered = 0
-    for _ in range(10 * policies.REFUSED):
+    for _ in range(10 * REFUSED):
         asked: list[int] = []
 
         def seconds(drafts: int, asked: list[int] = asked) -> float:
@@ -224,9 +225,9 @@ def test_rows_that_cannot_draft_are_not_slowed_down_for_those_that_can() -> None
 def test_a_pass_that_compiled_kernels_tells_nothing() -> None:
     policy, rows = Policy(), [RowOdds()]
     wanted = counts(policy, rows, 0, plain)
-    policy.passed(ALONE, sum(wanted), 50.0)
-    policy.timed(ALONE, 0.5, 0.5, 7)
-    policy.timed(ALONE, 1e-5, 1e-5, 1)
+    policy.costs[ALONE].passed(sum(wanted), 50.0)
+    policy.costs[ALONE].timed(0.5, 0.5, 7)
+    policy.costs[ALONE].timed(1e-5, 1e-5, 1)
     assert (policy.costs[ALONE].aside, policy.costs[ALONE].per_draft) == (1e-5, 1e-5)
     assert counts(policy, rows, 0, plain) == wanted
 
@@ -240,7 +241,9 @@ def test_passes_that_take_longer_than_the_curve_says_are_left_alone_and_tried_ag
         found.append(count)
         if count:
             policy.learn(0, rows[0], count, count)
-            policy.passed(ALONE, count, 2.9 * count)  # three positions cost what three passes do
+            policy.costs[ALONE].passed(
+                count, 2.9 * count
+            )  # three positions cost what three passes do
     late = [count for count in found[100:] if count]
     assert 0 < len(late) < 100
 
@@ -262,29 +265,29 @@ def test_certain_drafts_of_one_row_pay_only_if_other_rows_lose_less() -> None:
     def seconds(drafts: int) -> float:
         return 0.020 * (1 + 0.01 * drafts)
 
-    certain = [1.0] * 4
-    assert policy.worthwhile(certain, 1, seconds) == 4
-    assert policy.worthwhile(certain, 8, seconds) == 4
-    assert policy.worthwhile(certain, 30, seconds) == 0
-    assert policy.worthwhile([1.0, 0.001], 1, seconds) == 1, "what is uncertain costs more"
-    policy.timed(KNOWN_TEXT, 0.060, 0.0, 0)
-    assert policy.worthwhile([1.0], 1, seconds) == 0
+    certain, known = [1.0] * 4, policy.known_text
+    assert known.worthwhile(certain, 1, seconds) == 4
+    assert known.worthwhile(certain, 8, seconds) == 4
+    assert known.worthwhile(certain, 30, seconds) == 0
+    assert known.worthwhile([1.0, 0.001], 1, seconds) == 1, "what is uncertain costs more"
+    policy.costs[KNOWN_TEXT].timed(0.060, 0.0, 0)
+    assert known.worthwhile([1.0], 1, seconds) == 0
 
 
 def test_tokens_are_read_first_where_foretold_text_often_begins() -> None:
     policy, value, name = Policy(), Odds(), Odds()
     for at in range(40):
-        policy.learn_beginning(value, begun=False)
-        policy.learn_beginning(name, begun=at % 3 == 0)
+        policy.known_text.learn_beginning(value, begun=False)
+        policy.known_text.learn_beginning(name, begun=at % 3 == 0)
 
     def seconds(drafts: int) -> float:
         return 0.020
 
-    assert policy.reads_first(name, 1, seconds)
-    assert not policy.reads_first(name, 8, seconds), "seven rows would wait"
-    assert not policy.reads_first(value, 1, seconds)
-    policy.timed(KNOWN_TEXT, 0.020, 0.0, 0)
-    assert not policy.reads_first(name, 1, seconds), "the device would wait for long"
+    assert policy.known_text.reads_first(name, 1, seconds)
+    assert not policy.known_text.reads_first(name, 8, seconds), "seven rows would wait"
+    assert not policy.known_text.reads_first(value, 1, seconds)
+    policy.costs[KNOWN_TEXT].timed(0.020, 0.0, 0)
+    assert not policy.known_text.reads_first(name, 1, seconds), "the device would wait for long"
 
 
 # -- several drafters
@@ -319,12 +322,25 @@ def settled(
                     asked[at][source] += 1
         kind = frozenset(asks[0].source for asks in wanted if asks)
         if kind and aside:
-            policy.timed(kind, aside[kind], 0.0, 0)
+            policy.costs[kind].timed(aside[kind], 0.0, 0)
     return asked
 
 
 def mostly(asked: Counter[int], source: int) -> bool:
     return asked[source] > 0.9 * asked.total() > 0
+
+
+def test_the_duration_of_a_pass_is_asked_for_once_in_a_step() -> None:
+    asked: Counter[int] = Counter()
+
+    def seconds(drafts: int) -> float:
+        asked[drafts] += 1
+        return 0.01 + 0.0001 * drafts
+
+    rows: list[list[RowOdds | None]] = [[RowOdds(), RowOdds()] for _ in range(4)]
+    assert all(Policy().wanted(rows, 0, seconds))
+    assert max(asked) == 4 * 7
+    assert {*asked.values()} == {1}
 
 
 def test_each_row_has_the_drafter_whose_drafts_hold() -> None:
@@ -380,7 +396,7 @@ def test_a_better_drafter_stands_in_where_the_first_one_has_no_guess() -> None:
     for _ in range(20):
         policy.learn(LOOKUP, row[LOOKUP], 7, 7)
         policy.learn(HEAD, row[HEAD], 2, 1)
-    policy.steps = 1  # no trial is due
+    policy.trials.steps = 1  # no trial is due
     (asks,) = policy.wanted([row], 0, plain)
     assert [ask.source for ask in asks] == [LOOKUP, HEAD]
     assert asks[0].drafts >= asks[1].drafts > 0

@@ -21,7 +21,8 @@ from mlx_vlm.speculative.drafters import gemma4_assistant
 from mlx_provider import BadRequest, LoadOptions
 from mlx_provider.engine.execution import batch_layout
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.speculation.policy import Ask, Asks, Policy
+from mlx_provider.engine.speculation.asks import Ask, Asks
+from mlx_provider.engine.speculation.policy import Policy
 from mlx_provider.engine.speculation.speculation import source_of, speculation_of
 from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.records import DraftOptions, DraftRow, Unread

@@ -28,8 +28,10 @@ from ...records import (
 from ..execution.batch_layout import NO_RESULTS, Results
 from ..execution.circuit_breaker import CircuitBreaker
 from ..request import Row
+from .asks import Ask, Asks, within
+from .costs import KNOWN_TEXT, Kind
 from .odds import Odds, RowOdds
-from .policy import KNOWN_TEXT, Ask, Asks, Kind, Policy, within
+from .policy import Policy
 
 log = logging.getLogger(__name__)
 
@@ -215,12 +217,12 @@ class Speculation:
         guessing, rounds = self._guessing
         kind = KNOWN_TEXT.union(self._asked) if known else frozenset(self._asked)
         if seconds is None:
-            self.policy.timed(kind, 0.0, 0.0, rounds)
+            self.policy.costs[kind].timed(0.0, 0.0, rounds)
             return kind
         idle = max(0.0, seconds - guessing)
-        self.policy.timed(kind, idle, guessing, rounds)
+        self.policy.costs[kind].timed(idle, guessing, rounds)
         if known and self._asked:
-            self.policy.timed(KNOWN_TEXT, idle, 0.0, 0)
+            self.policy.costs[KNOWN_TEXT].timed(idle, 0.0, 0)
         return kind
 
     def first_of(self, prompt: Prompt) -> int:
@@ -288,21 +290,21 @@ class Speculation:
 
     def chance(self, row: Row) -> float:
         """Of a token that the row's forecast foretells."""
-        return self.policy.foresees(self._rows[row].foretold)
+        return self.policy.known_text.foresees(self._rows[row].foretold)
 
     def foretold(self, row: Row, *, right: bool) -> None:
         """The row's forecast has foretold its next token."""
         if row in self._rows:
-            self.policy.learn_forecast(self._rows[row].foretold, right=right)
+            self.policy.known_text.learn_forecast(self._rows[row].foretold, right=right)
 
     def reads_first(self, row: Row, rows: int, seconds: Callable[[int], float]) -> bool:
-        """See `Policy`."""
-        return self.policy.reads_first(self._rows[row].begins, rows, seconds)
+        """See `KnownText`."""
+        return self.policy.known_text.reads_first(self._rows[row].begins, rows, seconds)
 
     def begun(self, row: Row, *, begun: bool) -> None:
         """The row's forecast had not foretold the last token. `begun`: it foretells the next."""
         if row in self._rows:
-            self.policy.learn_beginning(self._rows[row].begins, begun=begun)
+            self.policy.known_text.learn_beginning(self._rows[row].begins, begun=begun)
 
     def drafts_for(self, row: Row) -> bool:
         """Whether a row may have drafts that are not the drafters'."""

@@ -19,8 +19,9 @@ from ..request_log import Recorder
 from ..scheduling.plan import StepPlan
 from ..scheduling.scheduler import Scheduler
 from .ahead import masks_ahead
+from .asks import Asks, within
+from .costs import Kind, Seconds
 from .odds import MOST_DRAFTS
-from .policy import Asks, Kind, within
 from .speculation import NONE, Guess, Speculation
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 Place = tuple[Row, int]
 """A row, and the number of its drafts before a position."""
 Isolated = Callable[[Row, str], Isolation]
-Seconds = Callable[[int], float]
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class DraftStep:
             return ()
         chance = self._speculation.chance(row)
         chances = [1.0 if at < certain else chance for at in range(drawn, len(run))]
-        worth = self._speculation.policy.worthwhile(chances, rows, seconds)
+        worth = self._speculation.policy.known_text.worthwhile(chances, rows, seconds)
         return run[drawn : drawn + worth]
 
     def _reads_first(self, row: Row, rows: int, seconds: Seconds) -> bool:
@@ -228,7 +228,7 @@ class DraftStep:
             if each.drafts and self._origins.get(each.row)
         ]
         if kinds and times and self._speculation is not None:
-            self._speculation.policy.passed(kinds[0], drafts, times)
+            self._speculation.policy.costs[kinds[0]].passed(drafts, times)
 
     def show(self, forward: Forward) -> None:
         """Give the drafter the hidden states that it needs."""
