@@ -28,7 +28,8 @@ GROUP = 32
 """Values that share a scale, if keys and values are quantised."""
 TAIL = 128
 """Own tokens of each row."""
-STEPS = 5
+STEPS = 12
+"""Of each way, in turn, so that other work on the machine slows both."""
 SIZES: dict[str, Any] = {
     "num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 256,
     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
@@ -42,6 +43,12 @@ PADDED_AT = 512
 
 
 @dataclass(frozen=True)
+class Step:
+    seconds: float
+    cpu: float
+
+
+@dataclass(frozen=True)
 class Measured:
     """Rows that decode."""
 
@@ -52,6 +59,8 @@ class Measured:
     shared: bool
     seconds: float
     """Fastest step."""
+    cpu: float
+    """Least processor time of a step, seconds: it says more if others use the machine."""
     nbytes: int
     """Bytes of their caches; a shared prefix counts once."""
 
@@ -61,11 +70,7 @@ def run(
 ) -> list[Measured]:
     with tempfile.TemporaryDirectory() as folder:
         model = load_text(build(Path(folder) / "qwen3", "qwen3", **SIZES), LoadOptions())
-    return [
-        _measured(model, rows, prefix, bits, shared=shared)
-        for prefix in prefixes
-        for shared in (False, True)
-    ]
+    return [each for prefix in prefixes for each in _measured(model, rows, prefix, bits)]
 
 
 def read_bytes(prefix: int = 20_000, tails: Iterable[int] = UNLIKE) -> int:
@@ -94,22 +99,45 @@ def made_cache(model: TextModel, bits: int | None) -> list[Any]:
     return model.make_cache() if bits is None else quantised(model.make_cache(), bits, GROUP)
 
 
-def _measured(
+def _measured(model: TextModel, rows: int, prefix: int, bits: int | None) -> list[Measured]:
+    layouts = {
+        shared: _layout(model, rows, prefix, bits, shared=shared) for shared in (False, True)
+    }
+    steps: dict[bool, list[Step]] = {shared: [] for shared in layouts}
+    for at in range(STEPS):
+        for shared, layout in layouts.items():
+            steps[shared].append(_step(model, layout, prefix + TAIL + at))
+    return [
+        Measured(
+            bits,
+            rows,
+            prefix,
+            shared,
+            min(each.seconds for each in steps[shared]),
+            min(each.cpu for each in steps[shared]),
+            _nbytes(layout),
+        )
+        for shared, layout in layouts.items()
+    ]
+
+
+def _layout(
     model: TextModel, rows: int, prefix: int, bits: int | None, *, shared: bool
-) -> Measured:
+) -> GroupedLayout:
     layout, held = GroupedLayout(), prefix + TAIL
     filled = _filled(model, held, bits)
     for layer in filled if shared else ():
         divide(layer, prefix)
     for _ in range(rows):
         layout.add(stand_in([1] * held, 0), _copied(filled, shared=shared))
-    del filled
-    best = min(_step(model, layout, held + i) for i in range(STEPS))
+    return layout
+
+
+def _nbytes(layout: GroupedLayout) -> int:
     caches = [layer for group in layout.rows.groups for layer in leaves(group.cache)]
     once = {each for layer in caches if (each := prefix_of(layer)) is not None}
     nbytes = sum(a.nbytes for a in arrays(caches))
-    nbytes += sum(a.nbytes for _, a in tree_flatten([[p.keys, p.values] for p in once]))
-    return Measured(bits, rows, prefix, shared, best, nbytes)
+    return nbytes + sum(a.nbytes for _, a in tree_flatten([[p.keys, p.values] for p in once]))
 
 
 def _filled(model: TextModel, tokens: int, bits: int | None) -> list[Any]:
@@ -130,10 +158,10 @@ def _copied(cache: list[Any], *, shared: bool) -> list[Any]:
     return found
 
 
-def _step(model: TextModel, layout: GroupedLayout, position: int) -> float:
-    began = time.perf_counter()
+def _step(model: TextModel, layout: GroupedLayout, position: int) -> Step:
+    began, used = time.perf_counter(), time.process_time()
     for each in layout.passes():
         count = len(each.rows)
         tokens = mx.ones((count,), dtype=mx.int32)
         mx.eval(run_pass(model, each, tokens, [position] * count).logits)
-    return time.perf_counter() - began
+    return Step(time.perf_counter() - began, time.process_time() - used)
