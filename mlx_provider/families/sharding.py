@@ -128,7 +128,7 @@ def _by_heads(model: Any, group: Any) -> None:
 def _by_layers(model: Any, group: Any) -> None:
     if not isinstance(model, nn.Module):
         raise ValueError("it is not a module")
-    pipelines.split(pipelines.pipelined(model), group)
+    pipelines.split(model, group)
 
 
 def refused(kind: str, processes: int, reason: str) -> UnsupportedModel:

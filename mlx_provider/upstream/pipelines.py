@@ -2,12 +2,15 @@
 
 Process n - 1 has the first layers. Each calls its own on what the one above it sends, and all
 gather what process 0, which has the last ones, comes to. Upstream is made for one row and one call
-at a time, so two things are done here at each call:
+at a time, so these things are done here at each call:
 
 - Transfers are launched by whoever evaluates a call, in an order that hangs on its own
   graph. Here they are launched by the call itself, so that all processes have them in one order.
 - What a process sends is tied to its last layer's cache by an attribute that caches of several rows
-  do not have. It is launched here anyway, so a blank behind the caches takes that cache's place.
+  do not have. It is launched here anyway, so `None` behind the caches takes that cache's place.
+- A process may have layers with windows or states only, while those of others keep every token. One
+  more cache behind those of its layers then gets a blank for each token: processes share and store
+  the tokens of a row alike (`engine/prefix_cache/buffers.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +21,12 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from .cache_classes import KVCache, make_prompt_cache
 from .file_limit import file_limit_kept
+from .shared_kv import Shared
 
+BLANK = 64
+"""Values of a blank key or value: a group of any quantised cache."""
 CACHE = "cache"
 """What upstream's models call their argument for one cache a layer."""
 
@@ -40,17 +47,18 @@ def pipelined(model: Any) -> Any:
     return found[0]
 
 
-def split(part: Any, group: Any) -> None:
-    """Leave this process's layers in `part`, which `pipelined` has found.
+def split(model: Any, group: Any) -> None:
+    """Leave this process's layers in `model`.
 
-    Raises `ValueError` where the layers do not suffice.
+    Raises `ValueError` where upstream cannot split it, or its layers do not suffice.
     """
+    part, kept = pipelined(model), _keeps_tokens(model)
     if len(part.layers) < group.size():
         raise ValueError(f"its {len(part.layers)} layers are fewer than the processes")
     part.pipeline(group)
-    kind = type(part)
-    own = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    part.__class__ = type(kind.__name__, (_InOrder, kind), own)
+    _mix(part, _InOrder)
+    if kept and not _keeps_tokens(model):
+        _mix(model, _Blanks)
 
 
 def layers_of(model: Any) -> range:
@@ -59,14 +67,46 @@ def layers_of(model: Any) -> range:
     return range(part.start_idx, part.end_idx)
 
 
+def _keeps_tokens(model: Any) -> bool:
+    """Whether a layer keeps every token."""
+    return any(type(layer) is KVCache for layer in make_prompt_cache(model))
+
+
+def _mix(part: Any, into: type[nn.Module]) -> None:
+    """Put a class before that of a part of a model."""
+    kind = type(part)
+    own = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    part.__class__ = type(kind.__name__, (into, kind), own)
+
+
+class _Blanks(nn.Module):
+    """Mixed into the class of a model whose layers in this process keep no token."""
+
+    def make_cache(self) -> list[Any]:
+        inner: Any = super()
+        return [*inner.make_cache(), KVCache()]
+
+
 class _InOrder(nn.Module):
     """Mixed into the class of a part that is split."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
-        call = super().__call__
+        call, count = super().__call__, len(self.pipeline_layers)
         given = signature(call).bind(*args, **kwargs)
-        if given.arguments.get(CACHE) is not None:
-            given.arguments[CACHE] = [*given.arguments[CACHE], None]
+        caches = given.arguments.get(CACHE)
+        if caches is not None:
+            given.arguments[CACHE] = [*caches[:count], None]
         hidden: mx.array = call(*given.args, **given.kwargs)
-        mx.async_eval(hidden)  # type: ignore[no-untyped-call]
+        rows, tokens, _ = hidden.shape
+        blank = mx.zeros((rows, 1, tokens, BLANK), mx.float16)
+        behind = [each.update_and_fetch(blank, blank) for each in (caches or [])[count:]]
+        mx.async_eval(hidden, _arrays(behind))  # type: ignore[no-untyped-call]
         return hidden
+
+
+def _arrays(fetched: Any) -> list[mx.array]:
+    """The arrays of what caches have returned, without those of shared prefixes."""
+    if isinstance(fetched, mx.array):
+        return [fetched]
+    inner = [fetched.tail] if isinstance(fetched, Shared) else fetched
+    return [array for each in inner for array in _arrays(each)]

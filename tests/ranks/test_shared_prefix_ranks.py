@@ -38,6 +38,8 @@ CASES = {
     "heads, image": (2, "qwen3_vl", False),
     "layers, text": (2, "qwen2", True),
     "layers, states": (2, "qwen3_next", True),
+    "layers, a rank of windows": (2, "ministral3", True),
+    "layers, a rank of states": (3, "qwen3_next", True),
 }
 Ask = Callable[..., Step]
 
