@@ -137,7 +137,6 @@ def drafts(
 
 
 class SparsePart(StrEnum):
-    needle = "needle"
     prefill = "prefill"
     curves = "curves"
 
@@ -149,9 +148,6 @@ def sparse(
     share: Annotated[
         list[float] | None,
         typer.Option(min=0.1, max=1, help="Of a prompt that is kept; repeatable; 1: all of it."),
-    ] = None,
-    length: Annotated[
-        list[int] | None, typer.Option(min=256, help="Tokens of the talks; repeatable. 350.")
     ] = None,
     prompt: Annotated[int, typer.Option(min=256, help="Tokens of the timed prompt.")] = 4096,
     rounds: Annotated[int, typer.Option(min=1, help="Timed runs of each share.")] = 3,
@@ -165,7 +161,7 @@ def sparse(
     layers: Layers = 6,
     dtype: Dtype = "float32",
 ) -> None:
-    """Sparse prefill: what it saves, what it forgets, a long prompt on device curves."""
+    """Sparse prefill: time to first token, and a long prompt on device curves."""
     running.preload()
     from sparse_prefill import Plan
     from sparse_prefill import bench as measure
@@ -174,7 +170,6 @@ def sparse(
     plan = Plan(
         parts=[p.value for p in part or list(SparsePart)],
         shares=share or default.shares,
-        lengths=length or default.lengths,
         prompt=prompt,
         rounds=rounds,
         hidden=hidden,
