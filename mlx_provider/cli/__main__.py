@@ -1,4 +1,4 @@
-"""`python -m mlx_provider.cli`, for who does not know where the script `mlx-provider` is."""
+"""`python -m mlx_provider.cli`, for callers that do not know where the script `mlx-provider` is."""
 
 from . import main
 

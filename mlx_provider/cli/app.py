@@ -1,4 +1,4 @@
-"""Puts the commands together; an error of ours ends as one line, not as a traceback."""
+"""Assembles the commands. Our own errors are shown as one line, not as a traceback."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ def options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", is_eager=True, callback=_show_version, help="Print the version and end."
+            "--version", is_eager=True, callback=_show_version, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
-    """Local MLX models behind LiteLLM. Without a command: what to do next on this machine."""
+    """Local MLX models behind LiteLLM. Without a command, shows what to do next on this machine."""
     if context.invoked_subcommand is None:
         from .front_door import show
 
@@ -94,7 +94,7 @@ def options(
 
 
 def main() -> None:
-    """Entry point of `mlx-provider`: exit code 1 after an error of ours, 2 for wrong usage.
+    """Entry point of `mlx-provider`: exit code 1 after one of our errors, 2 for wrong usage.
 
     Ctrl-C before a command has handlers of its own: 130.
     """

@@ -1,4 +1,4 @@
-"""`mlx-provider cache`: what the engine's prefix caches hold."""
+"""`mlx-provider cache`: the contents of the engine's prefix caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mlx-provider chat`: a conversation in the terminal, straight with the engine."""
+"""`mlx-provider chat`: a conversation with the engine in the terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Message = dict[str, Any]
 def chat(
     model: Annotated[str, typer.Argument(help="Hub id, folder, or demo.")] = "demo",
     image: Annotated[
-        list[Path] | None, typer.Option(help="Goes with the first message; repeatable.")
+        list[Path] | None, typer.Option(help="Image for the first message; repeatable.")
     ] = None,
     system: Annotated[str, typer.Option(help="System message.")] = "",
     api_base: ApiBase = None,
@@ -56,7 +56,7 @@ def chat(
 
 
 class Conversation:
-    """The messages so far; a turn that fails leaves them as they were."""
+    """The messages so far. A turn that fails does not change them."""
 
     def __init__(self, client: EngineClient, model: str, messages: list[Message]) -> None:
         self._client = client

@@ -22,7 +22,7 @@ Coding agents need a larger model: [bold]mlx-provider[/bold] alone names two for
 def demo() -> None:
     """Serve the shipped model through a LiteLLM proxy and talk to it.
 
-    Exit code 0: all is well; 1: an answer was wrong; 130 after Ctrl-C.
+    Exit code 0: every answer was right; 1: an answer was wrong; 130: Ctrl-C.
     """
     from ..demo.stage import stage
     from ..gateway.foreground import Ended, ending_by_signal
@@ -43,7 +43,7 @@ def demo() -> None:
 
 
 def _perform(running: Stage, console: Console) -> bool:
-    """Run the scenario and print its account. Returns whether every check passed."""
+    """Run the scenario and print its results. Returns whether every check passed."""
     import openai
 
     from ..demo.scenario import RECALL, STREAMED, Scenario

@@ -1,4 +1,4 @@
-"""`mlx-provider doctor`: what is wrong here, and what to do about it."""
+"""`mlx-provider doctor`: what is wrong on this machine, and how to fix it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Start no engine and no proxy for one token.")
+        bool,
+        typer.Option("--quick", help="Skip the test token, which needs an engine and a proxy."),
     ] = False,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Ask the Hub nothing about a model.")
+        bool, typer.Option("--offline", help="Do not look up a model on the Hub.")
     ] = False,
 ) -> None:
-    """Examine this machine, and a model. Exit code 0: nothing fails."""
+    """Check this machine, and optionally a model. Exit code 0: no check fails."""
     from ..doctor import Subject, by_severity, examine, healthy
     from ..doctor import as_json as in_json
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 engine = typer.Typer(no_args_is_help=True, help="The engine process of this machine and user.")
 END_LIMIT = 30.0
-"""Seconds in which an engine that was told to end at once must have ended."""
+"""Seconds within which an engine must end that was told to end at once."""
 POLL = 0.1
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -34,9 +34,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def status(
     as_json: AsJson = False, api_base: ApiBase = None, api_key_file: ApiKeyFile = None
 ) -> None:
-    """What runs, with which models, and whether it is out of date. Starts nothing.
+    """Show the running engine, its models, and whether it is out of date. Starts nothing.
 
-    Exit code 0: it runs; 1: it does not answer, or not well; 3: there is none.
+    Exit code 0: it runs; 1: it does not answer, or has a problem; 3: no engine runs.
     """
     from ..client.identity import differences, identity
 
@@ -59,7 +59,7 @@ def stop(
     idle: Annotated[bool, typer.Option("--idle", help="Wait until no request runs.")] = False,
     api_base: ApiBase = None,
 ) -> None:
-    """End the engine; requests that run end with a typed error, unless --idle."""
+    """Stop the engine. Running requests end with an error, unless --idle is given."""
     _only_here(api_base)
     if why := none_runs(runtime()):
         typer.echo(why)
@@ -78,7 +78,7 @@ def restart(
     idle: Annotated[bool, typer.Option("--idle", help="Only if no request runs.")] = False,
     api_base: ApiBase = None,
 ) -> None:
-    """End the engine and start one with the plugins and settings of today.
+    """Stop the engine and start one with the current plugins and settings.
 
     One that another program started with other settings is only ended: that program's next
     request starts it again.
@@ -106,11 +106,11 @@ def restart(
 
 @engine.command()
 def logs(
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many lines.")] = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Number of lines.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines, too.")] = False,
     api_base: ApiBase = None,
 ) -> None:
-    """Print the end of the engine's log."""
+    """Print the last lines of the engine's log."""
     _only_here(api_base)
     if not runtime().log.exists():
         require_engine(None)
@@ -122,7 +122,7 @@ def logs(
 
 
 def described(health: Health, other: list[str], api_base: str | None = None) -> list[str]:
-    """The engine's state, a line for each thing."""
+    """The engine's state as lines of text."""
     from ..doctor.process_text import process_text
     from ..serving.decoding_text import decoding
 
@@ -151,7 +151,7 @@ def described(health: Health, other: list[str], api_base: str | None = None) -> 
 
 
 def _only_here(api_base: str | None) -> None:
-    """Raises `EngineUnavailable` for an engine that is not found by the runtime folder."""
+    """Raises `EngineUnavailable` for an engine that the runtime folder does not name."""
     if api_base is not None:
         raise EngineUnavailable(
             f"the engine at {api_base} can be asked for its status, and no more, from here: it is "
@@ -161,7 +161,7 @@ def _only_here(api_base: str | None) -> None:
 
 
 def _answered(client: HttpClient, *, own: bool = True) -> Health:
-    """The engine's state. Raises `EngineUnavailable` that names the process that is silent."""
+    """The engine's state. Raises `EngineUnavailable` with the process that does not answer."""
     from ..client.runtime_folder import holder
 
     here = runtime()
@@ -178,7 +178,7 @@ def _answered(client: HttpClient, *, own: bool = True) -> Health:
 
 
 def _await_end(pid: int) -> None:
-    """Wait until its lock is free, or another engine's."""
+    """Wait until its lock is free, or held by another engine."""
     from ..client.runtime_folder import holder, is_held
 
     here = runtime()
@@ -193,7 +193,7 @@ def _await_end(pid: int) -> None:
 
 
 def _log_text(path: Path, lines: int, *, follow: bool) -> Iterator[str]:
-    """The last lines; with `follow` what is added, through the next engines' logs too."""
+    """The last lines; with `follow` also new ones, including those of later engines."""
     with ExitStack() as opened:
         log = opened.enter_context(_opened(path))
         yield from deque(log, lines)
@@ -215,7 +215,7 @@ def _opened(path: Path) -> IO[str]:
 
 
 def _is_another(path: Path, log: IO[str]) -> bool:
-    """Whether a new engine has set the log aside and begun one."""
+    """Whether a new engine has moved the log away and begun another one."""
     try:
         return not os.path.samestat(path.stat(), os.fstat(log.fileno()))
     except FileNotFoundError:

@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from ..client.http import HttpClient
 
 NONE_RUNS = 3
-"""Exit code where there is no engine, as of a service that is not active."""
+"""Exit code if no engine runs, as for an inactive service."""
 
 ApiBase = Annotated[
     str | None,
-    typer.Option(help="http://host:port or unix:/path of an engine; else the one of this machine."),
+    typer.Option(help="http://host:port or unix:/path of an engine. Default: this machine's."),
 ]
 ApiKeyFile = Annotated[
     Path | None,
-    typer.Option(help=f"File with the engine's key; else {PREFIX}API_KEY is taken."),
+    typer.Option(help=f"File with the engine's key. Default: {PREFIX}API_KEY."),
 ]
 
 
 def no_key_in_sight(key: str | None) -> None:
-    """A key on the command line shows in the process list."""
+    """A key on the command line is visible in the process list."""
     if key is not None:
         raise typer.BadParameter(
             f"every user of this machine could read it in the process list: set {PREFIX}API_KEY, "
@@ -39,19 +39,19 @@ def no_key_in_sight(key: str | None) -> None:
 
 
 ApiKey = Annotated[str | None, typer.Option(hidden=True, callback=no_key_in_sight)]
-"""Taken only to say what to give in its place."""
+"""Accepted only to name the option to use instead."""
 
 
 def running_engine(
     api_base: str | None, file: Path | None = None, *, as_json: bool = False
 ) -> HttpClient:
-    """The client of an engine that runs. Ends the command as `require_engine` does."""
+    """A client of the running engine. Ends the command like `require_engine`."""
     require_engine(api_base, as_json=as_json)
     return http_client(api_base, file)
 
 
 def require_engine(api_base: str | None, *, as_json: bool = False, err: bool = False) -> None:
-    """End the command with a line and exit code 3 where this machine has no engine.
+    """End the command with a message and exit code 3 if this machine has no engine.
 
     `err`: the line goes to stderr, where stdout is for a program. Raises as `none_runs` does.
     """
@@ -61,7 +61,7 @@ def require_engine(api_base: str | None, *, as_json: bool = False, err: bool = F
 
 
 def none_runs(here: Runtime) -> str:
-    """Why there is no engine, in a line; empty: some process holds the lock.
+    """Why there is no engine, in one line; empty: a process holds the lock.
 
     Raises `EngineUnavailable` for a folder of another user, and where something else than an
     engine is at the socket's place.
@@ -87,13 +87,13 @@ def none_runs(here: Runtime) -> str:
 
 
 def http_client(api_base: str | None = None, file: Path | None = None) -> HttpClient:
-    """The client of an engine in another process; starts none."""
+    """A client of an engine in another process; does not start one."""
     from ..client.connection import connect
     from ..client.http import HttpClient
 
     client = connect(api_base, api_key_of(file))
     if not isinstance(client, HttpClient):
-        raise EngineUnavailable("an in-process engine is part of the process that uses it")
+        raise EngineUnavailable("an in-process engine is a part of the process that uses it")
     return client
 
 
@@ -105,7 +105,7 @@ def api_key_of(file: Path | None) -> str | None:
 
 
 def finite(value: float) -> float:
-    """Refuse infinity, and NaN, which no bound of an option keeps out."""
+    """Refuse infinity, and NaN, which the bounds of an option do not exclude."""
     if not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is no finite number")
+        raise typer.BadParameter(f"{value} is not a finite number")
     return value

@@ -1,4 +1,4 @@
-"""Bare `mlx-provider`: what there is on this machine, and what to do next. Starts nothing."""
+"""Plain `mlx-provider`: what is on this machine, and what to do next. Starts nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_NAMES = 5
 
 
 def show(registry: PluginRegistry) -> None:
-    """Print it. Imports nothing heavy, unless an engine runs that can be asked."""
+    """Print it. Without a running engine to ask, imports nothing heavy."""
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text(f"mlx-provider {__version__}: local MLX models behind LiteLLM\n"))
     here, missing = _clients(registry)

@@ -10,39 +10,39 @@ from typing import Annotated
 import typer
 
 from ..registry import PluginRegistry
+from .gateway_commands import ContextTokens
 
 
 def init(
     context: typer.Context,
     model: Annotated[
-        str | None, typer.Argument(help="Hub id, folder, or demo; else the best that is here.")
+        str | None,
+        typer.Argument(help="Hub id, folder, or demo. Default: the best one here."),
     ] = None,
-    tokens: Annotated[
-        int | None, typer.Option("--context", min=256, help="Tokens; else what fits into memory.")
-    ] = None,
+    tokens: ContextTokens = None,
     folder: Annotated[Path, typer.Option(help="Where the files are written.")] = Path(),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     engine: Annotated[
         list[str] | None,
-        typer.Option(help="http://host:port of an engine that serves it; once for each."),
+        typer.Option(help="http://host:port of an engine that serves it; repeatable."),
     ] = None,
     fallback: Annotated[
         list[str] | None,
         typer.Option(
-            help="provider/model that answers where every engine fails, or a prompt is too long; "
-            "may be repeated. Only with --engine."
+            help="provider/model that answers if every engine fails or a prompt is too long; "
+            "repeatable. Only with --engine."
         ),
     ] = None,
     redis: Annotated[
         str | None,
-        typer.Option(help="redis://host:port that several proxies share. Only with --engine."),
+        typer.Option(help="redis://host:port shared by several proxies. Only with --engine."),
     ] = None,
     stock: Annotated[
         bool,
         typer.Option("--stock", help="For a LiteLLM without this package. Only with --engine."),
     ] = False,
 ) -> None:
-    """Write config.yaml and .env for a LiteLLM proxy. Downloads nothing but the model's config."""
+    """Write config.yaml and .env for a LiteLLM proxy. Downloads only the model's config."""
     if engine:
         _write_fleet(context, model, tokens, folder, force, engine, fallback, redis, stock)
         return
@@ -72,8 +72,7 @@ def _write_fleet(
 ) -> None:
     """The same for engines on other machines.
 
-    What fits into their memory is theirs to know, and a longer context than the model's own theirs
-    to grant.
+    The engines know what fits into their memory, and may allow a longer context than the model's.
     """
     from ..gateway.files import START, write_pair
     from ..gateway.fleet import Fleet

@@ -14,7 +14,7 @@ from ..errors import BadRequest
 from ..records import Client
 from ..registry import PluginRegistry
 from ..registry.names import near
-from .steps import show_step
+from .gateway_commands import ContextTokens, show_step
 
 if TYPE_CHECKING:
     from ..gateway.models import Candidate
@@ -25,25 +25,23 @@ DEMO = "demo"
 def launch(
     context: typer.Context,
     client: Annotated[
-        str | None, typer.Argument(help="Which one; without it, a menu in a terminal.")
+        str | None, typer.Argument(help="The agent. Default: a menu, in a terminal.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Hub id, folder, or demo; else the best that is here.")
+        str | None, typer.Option(help="Hub id, folder, or demo. Default: the best one here.")
     ] = None,
-    tokens: Annotated[
-        int | None, typer.Option("--context", min=256, help="Tokens; else what fits into memory.")
-    ] = None,
+    tokens: ContextTokens = None,
     show: Annotated[
         bool, typer.Option("--print", help="Show environment, files and command; run nothing.")
     ] = False,
     direct: Annotated[
-        bool, typer.Option("--direct", help="Ask the engine itself, without a LiteLLM proxy.")
+        bool, typer.Option("--direct", help="Connect to the engine without a LiteLLM proxy.")
     ] = False,
 ) -> None:
-    """Run a coding agent on a local model. What follows `--` goes to the agent.
+    """Run a coding agent on a local model. Arguments after `--` go to the agent.
 
-    Engine and proxy are started where they do not run. The agent gets variables and files of its
-    own in a folder that goes with it; your own settings of it are neither read nor written.
+    Starts engine and proxy if they do not run. The agent gets its own variables, and files in a
+    folder that is removed afterwards. Your own settings of the agent are neither read nor written.
     """
     from ..gateway.foreground import Ended
     from ..gateway.profile import executable
@@ -53,7 +51,7 @@ def launch(
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     chosen = _client(client, registry, console) if client else _asked_client(registry, console)
     if not show:
-        executable(chosen)  # said before anybody is asked for a model
+        executable(chosen)  # fails before the user is asked for a model
     found = _model(chosen, registry, model, tokens, console)
     if show:
         for line in Launch(chosen, found.served(), context.args, dict(os.environ)).preview():
@@ -71,7 +69,7 @@ def launch(
 
 
 def _client(name: str, registry: PluginRegistry, console: Console) -> Client:
-    """The client of that name. Else shows those that are known, and raises `BadRequest`."""
+    """The client of that name. Otherwise shows the known ones, and raises `BadRequest`."""
     try:
         return registry.client(name)
     except BadRequest:
@@ -83,12 +81,12 @@ def _client(name: str, registry: PluginRegistry, console: Console) -> Client:
 
 
 def _listed(registry: PluginRegistry) -> list[str]:
-    """A line for each client: what it is, and how it is installed where it is not."""
+    """A line for each client: what it is, and how to install it if it is missing."""
     return [f"{each.name:<10} {each.serves}{_missing(each)}" for each in registry.clients.values()]
 
 
 def _asked_client(registry: PluginRegistry, console: Console) -> Client:
-    """What the user picks. Raises `typer.Exit` with 2 and the list where nobody can pick."""
+    """The client that the user picks. Without a terminal, shows the list and exits with 2."""
     clients, lines = list(registry.clients.values()), _listed(registry)
     if not sys.stdin.isatty():
         for line in lines or ["no client is installed as a plugin"]:
@@ -110,7 +108,7 @@ def _model(
     tokens: int | None,
     console: Console,
 ) -> Candidate:
-    """The model to serve, which fits. Raises what is wrong with it, with figures."""
+    """The model to serve, which fits. Raises an error with figures otherwise."""
     from ..gateway.models import (
         automatic,
         candidate,
@@ -133,7 +131,7 @@ def _model(
 
 
 def _downloaded(found: Candidate, registry: PluginRegistry, tokens: int | None) -> Candidate:
-    """Fetched by this process, so that progress is seen; then looked at again."""
+    """Downloaded by this process, which shows the progress; then examined again."""
     from ..gateway.models import candidate, device_memory
     from ..serving.hub import folder_of
 
@@ -158,7 +156,7 @@ def _asked_model(registry: PluginRegistry, memory: int, console: Console) -> str
 
 
 def _picked(lines: list[str], question: str, console: Console) -> int:
-    """The index of the line that the user names by its number; the first by return alone."""
+    """The index of the line that the user selects by number; return alone selects the first."""
     for number, line in enumerate(lines, 1):
         console.print(Text(f"{number:>3}  {line}"))
     while True:

@@ -1,4 +1,4 @@
-"""`mlx-provider metrics`: what the engine counts, for Prometheus."""
+"""`mlx-provider metrics`: the engine's metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ if TYPE_CHECKING:
 def metrics(
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="Serve them there until Ctrl-C; 0: any free port."),
+        typer.Option(
+            min=0, max=65535, help="Serve them on this port until Ctrl-C; 0: any free one."
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="With --port: address to listen on.")] = "127.0.0.1",
     key_file: Annotated[
         Path | None,
         typer.Option(
-            help="With --port: file with the key that a scrape must send; else one is "
+            help="With --port: file with the key that a scrape must send. Default: one is "
             "made and kept."
         ),
     ] = None,
     no_key: Annotated[
-        bool, typer.Option("--no-key", help="With --port, on loopback: a scrape needs no key.")
+        bool, typer.Option("--no-key", help="With --port, on loopback: scrapes need no key.")
     ] = False,
     api_base: ApiBase = None,
     api_key_file: ApiKeyFile = None,
@@ -64,7 +66,7 @@ def _serve(
     from ..server.side_server import run_side_server
 
     if keyless and not is_loopback(host):
-        raise BadRequest(f"on {host} metrics need a key: leave --no-key away", param="no_key")
+        raise BadRequest(f"on {host} metrics need a key: omit --no-key", param="no_key")
     keys, summary = None, "no key"
     if not keyless:
         file = key_file or own_key_file(name="metrics.key")

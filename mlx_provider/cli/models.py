@@ -15,27 +15,27 @@ from ..registry import PluginRegistry
 if TYPE_CHECKING:
     from ..serving.on_disk import OnDisk
 
-Repository = Annotated[str, typer.Argument(help="OWNER/NAME of the Hub; @REVISION may follow.")]
+Repository = Annotated[str, typer.Argument(help="OWNER/NAME or OWNER/NAME@REVISION on the Hub.")]
 
 
 def pull(context: typer.Context, model: Repository) -> None:
-    """Download a model into the Hub cache, or what is new of it. An interrupted one goes on."""
+    """Download or update a model in the Hub cache. Continues an interrupted download."""
     from ..gateway.models import size
     from ..serving.checkpoint import checkpoint
     from ..serving.hub import download, is_repository
 
     model = model.removeprefix("mlx/")
     if not is_repository(model):
-        raise BadRequest(f"{model} is no repository of the Hub: name it OWNER/NAME", param="model")
+        raise BadRequest(f"{model} is not a repository on the Hub: give OWNER/NAME", param="model")
     registry = PluginRegistry.of(context)
-    registry.family_for(checkpoint(model).config)  # refused before gigabytes are fetched
+    registry.family_for(checkpoint(model).config)  # refused before a download of gigabytes
     folder = download(model)
     typer.echo(f"{model}: {size(checkpoint(model).weight_bytes)} of weights in {folder}")
     typer.echo(f"serve it: mlx-provider up {model}")
 
 
 def show_models(context: typer.Context) -> None:
-    """The models in the Hub cache and in LM Studio's folders, with their sizes."""
+    """List the models in the Hub cache and in LM Studio's folders, with their sizes."""
     from ..gateway.models import size
     from ..serving.hub import cache_root
     from ..serving.on_disk import models_on_disk

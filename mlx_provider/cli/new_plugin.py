@@ -1,4 +1,4 @@
-"""`mlx-provider new-plugin`: the folder of a plugin that works, to be changed into one's own."""
+"""`mlx-provider new-plugin`: the folder of a working plugin, from which an author starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..scaffold.kinds import KINDS, Kind
 
 def new_plugin(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Such as my-format.")],
+    name: Annotated[str, typer.Argument(help="Name, such as my-format.")],
     family: Annotated[bool, typer.Option("--family", help=KINDS["family"].about)] = False,
     tool_parser: Annotated[
         bool, typer.Option("--tool-parser", help=KINDS["tool-parser"].about)
@@ -24,7 +24,7 @@ def new_plugin(
     ] = False,
     drafter: Annotated[bool, typer.Option("--drafter", help=KINDS["drafter"].about)] = False,
     kernels: Annotated[bool, typer.Option("--kernels", help=KINDS["kernels"].about)] = False,
-    folder: Annotated[Path, typer.Option(help="Where its folder is made.")] = Path(),
+    folder: Annotated[Path, typer.Option(help="Where to create its folder.")] = Path(),
 ) -> None:
     """Write the folder of a new plugin: a working example of its kind, with tests that pass."""
     from ..scaffold import named, write_plugin
@@ -51,14 +51,14 @@ def new_plugin(
 
 
 def _one_kind(asked: dict[str, bool]) -> Kind:
-    """Raises `BadRequest` for none, and for several: a plugin grows from one."""
+    """Raises `BadRequest` for none or several: a plugin starts with one."""
     chosen = [option for option, is_asked in asked.items() if is_asked]
     options = ", ".join(f"--{option}" for option in KINDS)
     if not chosen:
-        raise BadRequest(f"say what the plugin brings: one of {options}", param="name")
+        raise BadRequest(f"choose what the plugin provides: one of {options}", param="name")
     if len(chosen) > 1:
         given = " and ".join(f"--{option}" for option in chosen)
-        raise BadRequest(f"{given}: choose one to begin with, and add the other hook to it")
+        raise BadRequest(f"{given}: choose one, and add the other hook later")
     return KINDS[chosen[0]]
 
 

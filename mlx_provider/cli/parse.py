@@ -1,4 +1,4 @@
-"""`mlx-provider parse`: what a parser makes of a reply, for plugin authors and bug reports."""
+"""`mlx-provider parse`: what a parser reads in a reply, for plugin authors and bug reports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def parse() -> None:
     optionally tools, prompt_opened_think, stop. Out: id, content, reasoning_content,
     tool_calls with name and arguments; a line that cannot be read gives id and error, and so does
     a parser that fails.
-    With response_format, also parsed, valid and violated: how the content stands to it.
+    With response_format, also parsed, valid and violated: whether the content matches it.
     """
     if sys.stdin.isatty():
         sys.stderr.write("reading JSON lines from the terminal; Ctrl-D ends\n")
@@ -53,7 +53,7 @@ def answers(lines: Iterable[str], registry: PluginRegistry) -> Iterator[dict[str
 
 
 def answer(line: str, registry: PluginRegistry) -> dict[str, Any]:
-    """What the parsers that a line names make of its chunks, or what is wrong with the line."""
+    """What the parsers of a line read in its chunks, or what is wrong with the line."""
     request_id: Any = None
     try:
         data = json.loads(line)
@@ -67,7 +67,7 @@ def answer(line: str, registry: PluginRegistry) -> dict[str, Any]:
 def run(request: ParseRequest, registry: PluginRegistry) -> dict[str, Any]:
     """Feed the chunks to a reply's text state machine. Raises `BadRequest`.
 
-    A parser that fails is named under `error`, beside what came of the reply without it.
+    A parser that fails is named under `error`, beside the rest of the reply.
     """
     named = (request.tool_parser, request.reasoning_parser, request.response_format)
     if all(part is None for part in named):
@@ -93,7 +93,7 @@ def run(request: ParseRequest, registry: PluginRegistry) -> dict[str, Any]:
 
 
 def message(reply: WholeReply) -> dict[str, Any]:
-    """A reply as a message. A call that its end has cut is under `unfinished_calls`."""
+    """A reply as a message. Calls that are cut by its end are in `unfinished_calls`."""
     found: dict[str, Any] = {
         "content": reply.content or None,
         "reasoning_content": reply.reasoning or None,

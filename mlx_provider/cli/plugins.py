@@ -1,4 +1,4 @@
-"""`mlx-provider plugins`: what is installed, what it brings, what is broken."""
+"""`mlx-provider plugins`: installed plugins, what they provide, and which are broken."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def plugins(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the installed plugins with their hooks, records, errors and what checks have found."""
+    """List the installed plugins with their hooks, records, errors and findings of checks."""
     registry = PluginRegistry.of(context)
     if as_json:
         summary = [asdict(each) | {"conformance": for_programs(each)} for each in registry.plugins]
@@ -59,7 +59,7 @@ def _described(
 
 
 def _replaced(patch: UpstreamPatch) -> str:
-    """What is replaced, and whether another version is installed than its author has read."""
+    """What is replaced, and the installed version if its author read another one."""
     distribution, _, read = patch.version.rpartition(" ")
     found = (installed_version(distribution) if distribution else "") or read
     here = "" if found == read else f" ({found} is installed)"

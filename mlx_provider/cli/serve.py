@@ -31,15 +31,15 @@ def serve(
         typer.Option(
             min=0,
             callback=finite,
-            help="Seconds that requests may take to end once it is told to stop, while new ones "
+            help="Seconds that running requests get when it is told to stop, while new ones "
             "are refused; a second signal ends it at once. With --host or --port.",
         ),
     ] = 0.0,
     api_key: ApiKey = None,
 ) -> None:
-    """Run the engine; without --host and --port, on this user's socket.
+    """Run the engine, by default on this user's socket.
 
-    Other machines name it with `api_base` and the same key in their LiteLLM config.
+    With --host or --port, other machines can use it: their LiteLLM config names `api_base` and key.
     """
     from ..client.lifecycle import ENGINE_COMMAND
 

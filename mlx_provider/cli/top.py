@@ -1,4 +1,4 @@
-"""`mlx-provider top`: what the engine does now, in the terminal or as a local page."""
+"""`mlx-provider top`: what the engine is doing, in the terminal or on a local page."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ if TYPE_CHECKING:
 
 
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show it once and exit.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON: a line each time, or one with --once.")
+        bool,
+        typer.Option("--json", help="Print JSON: a line for each update, or once."),
     ] = False,
     every: Annotated[
         float,
-        typer.Option(min=0.2, max=60, callback=finite, help="Seconds between two looks."),
+        typer.Option(min=0.2, max=60, callback=finite, help="Seconds between updates."),
     ] = 1.0,
-    web: Annotated[bool, typer.Option("--web", help="As a page in the browser.")] = False,
+    web: Annotated[bool, typer.Option("--web", help="Show a page in the browser.")] = False,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="With --web: of the page; 0: any free one.")
+        int, typer.Option(min=0, max=65535, help="With --web: port of the page; 0: any free port.")
     ] = 0,
     api_base: ApiBase = None,
     api_key_file: ApiKeyFile = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Watch requests, prompts, memory and prefix cache of a running engine. Starts none.
+    """Watch requests, prompts, memory and prefix cache of a running engine. Starts no engine.
 
     Exit code 3: no engine runs.
     """
@@ -89,5 +90,5 @@ def _page(client: HttpClient, port: int, every: float) -> None:
     page = FiguresPage(client, every)
     with run_side_server(page.asgi, LOOPBACK, port) as (address, wait):
         typer.echo(f"{address}/#{page.key}")
-        typer.echo("whoever has this address may watch; Ctrl-C ends the page")
+        typer.echo("anyone with this address can watch; Ctrl-C ends the page")
         wait()

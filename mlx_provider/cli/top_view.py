@@ -108,7 +108,7 @@ def _requests(requests: Sequence[RequestFigures]) -> Table:
 
 
 def _prompt(request: RequestFigures) -> Text:
-    """How much of it came from the prefix cache, is computed, and is left."""
+    """How much of it the prefix cache had, how much is computed, and how much is left."""
     whole, width = max(1, request.prompt_tokens), 16
     cached = round(width * request.cached_tokens / whole)
     done = round(width * (request.cached_tokens + request.prefilled_tokens) / whole)
@@ -143,7 +143,7 @@ def _engine(engine: EngineFigures) -> Text:
 
 
 def _chunks(steps: Sequence[StepFigures]) -> Text:
-    """A block a step, as high as its chunk; in another colour in the pass of the rows."""
+    """A block for each step, as high as its chunk; another colour: it was in the rows' pass."""
     most, shown = max(step.chunk for step in steps), Text()
     for step in steps:
         if step.chunk:
@@ -194,5 +194,5 @@ def size(nbytes: int) -> str:
 
 
 def plain(text: str) -> str:
-    """Names are others' to choose: nothing in them reaches the terminal as a command."""
+    """Without control characters: names come from others, and must not control the terminal."""
     return "".join(each if each.isprintable() else "?" for each in text)

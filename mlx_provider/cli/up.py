@@ -1,4 +1,4 @@
-"""`mlx-provider up` and `down`: a gateway that stays."""
+"""`mlx-provider up` and `down`: a gateway that runs in the background."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from ..errors import BadRequest, EngineUnavailable
 from ..registry import PluginRegistry
-from .steps import show_step
+from .gateway_commands import ContextTokens, show_step
 
 if TYPE_CHECKING:
     from ..gateway.kept import Kept, Record
@@ -23,21 +23,20 @@ def up(
     context: typer.Context,
     model: Annotated[
         str | None,
-        typer.Argument(help="Hub id, folder, or demo; else the last one, else the best here."),
+        typer.Argument(help="Hub id, folder, or demo. Default: the last one or the best one here."),
     ] = None,
-    tokens: Annotated[
-        int | None, typer.Option("--context", min=256, help="Tokens; else what fits into memory.")
-    ] = None,
+    tokens: ContextTokens = None,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Of the proxy; else the last one, or 4100.")
+        int | None,
+        typer.Option(min=1, max=65535, help="Port of the proxy. Default: the last one or 4100."),
     ] = None,
     at_login: Annotated[
-        bool, typer.Option(AT_LOGIN, help="Start it again at each login of yours.")
+        bool, typer.Option(AT_LOGIN, help="Start it again each time you log in.")
     ] = False,
 ) -> None:
     """Serve a model to every client of this machine, until `mlx-provider down`.
 
-    Starts engine and LiteLLM proxy, which go on. Prints what a client needs, for the shell.
+    Starts engine and LiteLLM proxy in the background. Prints what clients need, for the shell.
     """
     from ..gateway.foreground import Ended
     from ..gateway.kept import Kept
@@ -71,10 +70,10 @@ def up(
 
 def down(
     at_login: Annotated[
-        bool, typer.Option(AT_LOGIN, help="Do not start it at login any more, either.")
+        bool, typer.Option(AT_LOGIN, help="Also stop starting it at login.")
     ] = False,
 ) -> None:
-    """End what `mlx-provider up` has started."""
+    """Stop what `mlx-provider up` has started."""
     from ..gateway.engine import end_idle_engine
     from ..gateway.kept import Kept
     from ..gateway.standing import stop
@@ -97,7 +96,7 @@ def down(
 
 
 def _absolute(model: str | None) -> str | None:
-    """A folder by its absolute path."""
+    """A folder as an absolute path."""
     if model is None:
         return None
     model = model.removeprefix("mlx/")
@@ -106,7 +105,7 @@ def _absolute(model: str | None) -> str | None:
 
 
 def _running(kept: Kept, model: str | None, tokens: int | None, port: int | None) -> Record | None:
-    """The gateway that runs, once it answers. Raises `BadRequest` where another one is wanted."""
+    """The running gateway, once it answers. Raises `BadRequest` if another one is wanted."""
     from ..gateway.standing import await_ready
 
     running = kept.running()
@@ -127,7 +126,7 @@ def _running(kept: Kept, model: str | None, tokens: int | None, port: int | None
 def _record(
     context: typer.Context, kept: Kept, model: str | None, tokens: int | None, port: int | None
 ) -> Record:
-    """What to serve: as given, else as the last time."""
+    """What to serve: as given, or as the last time."""
     from ..gateway.kept import PORT, Record
     from ..gateway.models import chosen, device_memory
     from ..serving.hub import folder_of
@@ -153,7 +152,7 @@ def _login_item(kept: Kept) -> LoginItem:
 
 
 def _exports(record: Record, key: str) -> list[str]:
-    """What a client needs, as a shell reads it."""
+    """What a client needs, as shell commands."""
     return [
         f"# model {record.served.name}, context {record.served.context:,}; "
         "any other name leads to it, too",

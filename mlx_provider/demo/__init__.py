@@ -1,1 +1,1 @@
-""""""
+"""What `mlx-provider demo` starts and asks."""

@@ -80,40 +80,28 @@ class _Call:
                 raise TextEnded
             raise NotACall("a call has arguments in braces")
         reader.call(self.name)
-        yield from self.object(reader.arguments, top=True)
+        yield from self.items(reader.arguments, "{}", top=True)
         reader.end_call()
 
-    def object(self, emit: Emit, top: bool = False) -> Reading[None]:
-        reader = self.reader
-        yield from reader.expect("{")
-        emit("{")
-        first = True
+    def items(self, emit: Emit, brackets: str, *, top: bool = False) -> Reading[None]:
+        """An object or a list, by its brackets."""
+        reader, opener, closer = self.reader, *brackets
+        yield from reader.expect(opener)
+        emit(opener)
+        before, key = "", ""
         while True:
             yield from reader.space()
-            if (yield from reader.accept("}")):
-                emit("}")
+            if (yield from reader.accept(closer)):
+                emit(closer)
                 return
-            key = yield from self.key()
-            emit(("" if first else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
-            first = False
+            if opener == "{":
+                key = yield from self.key()
+                before += json.dumps(key, ensure_ascii=False) + ": "
+            emit(before)
+            before = ", "
             yield from reader.space()
             yield from self.value(emit, key if top else "")
-            yield from self.comma("}")
-
-    def list(self, emit: Emit) -> Reading[None]:
-        reader = self.reader
-        yield from reader.expect("[")
-        emit("[")
-        first = True
-        while True:
-            yield from reader.space()
-            if (yield from reader.accept("]")):
-                emit("]")
-                return
-            emit("" if first else ", ")
-            first = False
-            yield from self.value(emit, "")
-            yield from self.comma("]")
+            yield from self.comma(closer)
 
     def comma(self, closer: str) -> Reading[None]:
         reader = self.reader
@@ -142,7 +130,7 @@ class _Call:
             self.depth += 1
             if self.depth > DEEPEST:
                 raise NotACall("nested too deeply")
-            yield from self.object(emit) if found == "{" else self.list(emit)
+            yield from self.items(emit, "{}" if found == "{" else "[]")
             self.depth -= 1
         elif found:
             yield from self.quoted(emit, found)

@@ -68,4 +68,4 @@ def test_what_is_no_command_is_a_model(name: str) -> None:
     cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "bench"}))
     done = CliRunner().invoke(cli, ["bench", name, "--help"])
     assert done.exit_code == 0
-    assert "First token and tokens per second" in done.output
+    assert "Measure time to first token" in done.output

@@ -28,15 +28,16 @@ class Peer(StrEnum):
 
 
 Out = Annotated[
-    Path | None, typer.Option(help="Folder for report.md and result.json, kept up meanwhile.")
+    Path | None,
+    typer.Option(help="Folder for report.md and result.json, updated during the run."),
 ]
-Plots = Annotated[bool, typer.Option("--plots", help="Pictures into that folder, too.")]
+Plots = Annotated[bool, typer.Option("--plots", help="Also write plots into that folder.")]
 
 
 def _finite(value: float) -> float:
-    """Refuse NaN, which no bound of an option keeps out, and infinity."""
+    """Refuse infinity, and NaN, which the bounds of an option do not exclude."""
     if not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is no finite number")
+        raise typer.BadParameter(f"{value} is not a finite number")
     return value
 
 
@@ -49,7 +50,8 @@ def compare(
         typer.Option(help="A folder or Hub repository; repeatable. Unset: random weights."),
     ] = None,
     family: Annotated[
-        list[str] | None, typer.Option(help="Of random weights; repeatable. llama, qwen3_5.")
+        list[str] | None,
+        typer.Option(help="For random weights; repeatable. Default: llama, qwen3_5."),
     ] = None,
     form: Annotated[
         list[str] | None,
@@ -58,28 +60,29 @@ def compare(
     server: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME=URL[,model] of a server that runs; repeatable. Its key: NAME_API_KEY."
+            help="NAME=URL[,model] of a running server; repeatable. Its key: NAME_API_KEY."
         ),
     ] = None,
     peer: Annotated[
         list[Peer] | None,
-        typer.Option(help="Servers of installed packages, started here; repeatable. Both."),
+        typer.Option(help="Servers of installed packages to start; repeatable. Both by default."),
     ] = None,
     native: Annotated[
-        bool, typer.Option(help="On a CPU ours also in the dtype of the checkpoint.")
+        bool, typer.Option(help="On a CPU, also measure ours in the checkpoint's dtype.")
     ] = True,
     streams: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Requests at once; repeatable. 1, 2, 4, 8, 16, 32."),
+        typer.Option(min=1, help="Requests at once; repeatable. Default: 1, 2, 4, 8, 16, 32."),
     ] = None,
     crowd: Annotated[int, typer.Option(min=1, help="Requests at once, for `answers`.")] = 16,
     words: Annotated[
-        int, typer.Option(min=4, help="Words of the shortest question; others: up to twice.")
+        int,
+        typer.Option(min=4, help="Words of the shortest question; others have up to twice."),
     ] = 40,
-    reply: Annotated[int, typer.Option(min=2, help="Tokens of each answer at most.")] = 64,
+    reply: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 64,
     prompt: Annotated[int, typer.Option(min=20, help="Words of a long prompt.")] = 1000,
     edge: Annotated[int, typer.Option(min=28, help="Pixels along an image's sides.")] = 448,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns that the servers take.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each server.")] = 3,
     limit: Annotated[
         float, typer.Option(min=1, callback=_finite, help="Seconds for one request.")
     ] = 120.0,
@@ -88,7 +91,7 @@ def compare(
     out: Out = None,
     plots: Plots = False,
 ) -> None:
-    """Ours beside other servers behind one LiteLLM proxy: answers first, then speed."""
+    """Compare ours with other servers behind one LiteLLM proxy: answers first, then speed."""
     if plots:
         _drawable(out)
     running.preload()
@@ -126,7 +129,7 @@ def report(
     out: Out = None,
     plots: Plots = False,
 ) -> None:
-    """Several runs of `bench compare` as one report: its parts may be run one by one."""
+    """Join several runs of `bench compare` in one report, for parts that were run separately."""
     if plots:
         _drawable(out)
     from ..compare.result import merged, read, show
@@ -135,25 +138,25 @@ def report(
 
 
 def model(
-    folder: Annotated[Path, typer.Argument(help="Where it is written; must not be there.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write, which must not exist.")],
     family: Annotated[str, typer.Option(help="llama, qwen3_5, qwen3_vl, gemma3, ...")] = "llama",
     form: Annotated[str, typer.Option("--format", help="float32, bfloat16, 4bit.")] = "4bit",
     hidden: Hidden = 256,
     layers: Layers = 6,
 ) -> None:
-    """A model of random weights for every side of `bench compare --model --server`."""
+    """Write a model of random weights for every side of `bench compare --model --server`."""
     running.preload()
     from mlx_provider.errors import BadRequest
 
     from ..models.random_weights import write_format
 
     if folder.exists():
-        raise BadRequest(f"{folder} is there already", param="folder")
+        raise BadRequest(f"{folder} already exists", param="folder")
     typer.echo(write_format(folder.absolute(), family, form, hidden, layers))
 
 
 def _drawable(out: Path | None) -> None:
-    """Fail before minutes are spent."""
+    """Fail before the measurement, which takes minutes."""
     from mlx_provider.errors import BadRequest
 
     from ..plot import pyplot

@@ -15,15 +15,16 @@ from .options import Dtype, Hidden, Layers
 def speed(
     model: Annotated[str, typer.Argument(help="A folder, a Hub repository, or demo.")],
     streams: Annotated[
-        list[int] | None, typer.Option(min=1, help="Requests at once; repeatable. 1, 4, 8.")
+        list[int] | None,
+        typer.Option(min=1, help="Requests at once; repeatable. Default: 1, 4, 8."),
     ] = None,
     prompt: Annotated[
         list[int] | None,
-        typer.Option(min=20, help="Tokens of a prompt; repeatable. 1000, 8000, 32000."),
+        typer.Option(min=20, help="Tokens of a prompt; repeatable. Default: 1000, 8000, 32000."),
     ] = None,
-    reply: Annotated[int, typer.Option(min=2, help="Tokens of each answer at most.")] = 128,
+    reply: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 128,
 ) -> None:
-    """First token and tokens per second of a model on this machine."""
+    """Measure time to first token and tokens per second of a model on this machine."""
     running.preload()
     from ..model_speed import Plan, bench
 
@@ -42,11 +43,11 @@ def engine(
     part: Annotated[
         list[EnginePart] | None, typer.Option(help="Repeat for several; all by default.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Weights of the random model.")] = "float32",
-    hidden: Annotated[int, typer.Option(help="Hidden size of the random model.")] = 256,
-    layers: Annotated[int, typer.Option(help="Layers of the random model.")] = 6,
+    dtype: Dtype = "float32",
+    hidden: Hidden = 256,
+    layers: Layers = 6,
 ) -> None:
-    """Our engine beside mlx-lm's BatchGenerator: mixed load, decode rate, stalls, host time."""
+    """Compare our engine with mlx-lm's BatchGenerator: mixed load, decoding, stalls, host time."""
     running.preload()
     from ..engine import bench as measure
     from ..engine import sizes
@@ -66,14 +67,15 @@ def prefix(
     ] = None,
     variant: Annotated[
         list[str] | None,
-        typer.Option(help="A tiny family, with +image for one before the document; repeatable."),
+        typer.Option(help="A tiny family; +image: with an image before the document; repeatable."),
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(exists=True, help="A checkpoint's folder, in place of random models."),
+        typer.Option(exists=True, help="A checkpoint's folder instead of random models."),
     ] = None,
     tokens: Annotated[
-        list[int] | None, typer.Option(help="Prompt length; repeatable. 1024, 4096, 16384.")
+        list[int] | None,
+        typer.Option(help="Tokens of the prompt; repeatable. Default: 1024, 4096, 16384."),
     ] = None,
     document: Annotated[int, typer.Option(help="Tokens of the conversation's document.")] = 17_000,
     turns: Annotated[int, typer.Option(help="Turns of the conversation.")] = 6,
@@ -81,7 +83,7 @@ def prefix(
     layers: Layers = 4,
     dtype: Dtype = "float32",
 ) -> None:
-    """What a stored prefix saves: first tokens, a conversation."""
+    """Measure what a stored prefix saves: time to first token, and a conversation."""
     running.preload()
     from ..prefix_cache import VARIANTS, Plan
     from ..prefix_cache import bench as measure
