@@ -1,11 +1,10 @@
-"""What is wrong on this machine, and what to do about it.
+"""What is wrong on this machine, and how to fix it.
 
     from mlx_provider.doctor import Subject, examine
     for finding in examine(Subject("mlx-community/some-model"), thorough=False): ...
 
-Every check is a function from a `Subject` to `Finding`s and stands in a module by its subject;
-`base_checks` and `mlx_checks` list them. None changes anything, and none needs the network but
-for a model that the Hub alone has.
+Every check is a function from a `Subject` to `Finding`s; `base_checks` and `mlx_checks` list them.
+Checks change nothing, and use the network only for a model that is not on this machine.
 """
 
 from .examination import examine

@@ -1,4 +1,4 @@
-"""Checks that need nothing but Python: they say why the others cannot even be imported."""
+"""Checks that need only Python. They explain why the others cannot be imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check is, and how one that breaks itself becomes a complaint."""
+"""What a check is, and how its own failure becomes a finding."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which server each known client would ask, by its variables and files; they are only read.
+"""The server that each known client would ask, by its variables and files. Changes nothing.
 
-Where they stand is told by the clients' records, which plugins bring.
+The clients' records in the plugins name the places.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ ANY = Client(
 def targets(
     clients: Iterable[Client], environ: Mapping[str, str], home: Path
 ) -> Iterator[Target | Unread]:
-    """All that the clients would ask, and the files that could not be read."""
+    """The servers of all clients, and the files that could not be read."""
     for client in (*clients, ANY):
         settings = client.settings
         for name in settings.variables:

@@ -1,4 +1,4 @@
-"""Clients on this machine that are set to a server: is it there, and is it ours to serve them?"""
+"""Clients on this machine that are set to a server: whether it runs, and suits them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _address(url: str) -> tuple[str, int]:
 
 
 def _shown(url: str) -> str:
-    """Without a password in it."""
+    """The address without its password."""
     before, at, behind = url.rpartition("@")
     return f"{before.partition('://')[0]}://{behind}" if at else url
 

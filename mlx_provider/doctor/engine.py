@@ -19,7 +19,7 @@ RESTART = "mlx-provider engine restart (with --idle: once no request runs)"
 
 
 def running(subject: Subject) -> Iterator[Finding]:
-    """Its state, and whether it is what an engine started now would be. Starts none."""
+    """Its state, and whether a new engine would be the same. Starts none."""
     connections = Connections(subject.environ)
     client = connections.client(None, None)
     if not isinstance(client, HttpClient):

@@ -1,4 +1,4 @@
-"""All checks, in the order in which they are made."""
+"""All checks, in order."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MODEL = "model.found"
 
 
 def examine(subject: Subject, *, thorough: bool = True) -> list[Finding]:
-    """Everything that can be said of this machine, and of a model where the subject names one.
+    """All findings about this machine, and about a model if the subject names one.
 
-    `thorough`: start a proxy and an engine for one token, too. Changes no setting and no file but
-    those of the engine that it may start. Raises nothing that a check raises.
+    `thorough`: also start a proxy and an engine for one token. Changes no settings, and only files
+    of the engine that it may start. Errors of a check are findings.
     """
     found: list[Finding] = []
     for check in base_checks.CHECKS:
@@ -43,6 +43,6 @@ def _is_due(check: Check, subject: Subject, found: Sequence[Finding], *, thoroug
 
 
 def _news(found: Sequence[Finding], more: Iterable[Finding]) -> list[Finding]:
-    """Without failures that were told before: one cause may stop several checks."""
+    """Without failures that were already found: one cause may stop several checks."""
     known = {each.what for each in found if each.state == "fail"}
     return [each for each in more if each.state != "fail" or each.what not in known]

@@ -1,4 +1,4 @@
-"""What a check says: records that people, programs and other commands read alike."""
+"""What a check finds: records for people, programs and other commands."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact about this machine, and what to do about it where it is a complaint.
+    """One fact about this machine, and the remedy if it is a problem.
 
-    `ok`: as it should be; `note`: good to know; `warn`: works, but not well or not for everything;
+    `ok`: as it should be; `note`: information; `warn`: works with limits;
     `fail`: does not work.
     """
 
@@ -39,7 +39,7 @@ def healthy(findings: Iterable[Finding]) -> bool:
 
 
 def by_severity(findings: Sequence[Finding]) -> list[Finding]:
-    """Worst first, else in the order of the checks."""
+    """Worst first, then in the order of the checks."""
     return sorted(findings, key=lambda finding: STATES.index(finding.state))
 
 

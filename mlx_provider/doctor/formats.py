@@ -1,4 +1,4 @@
-"""What a checkpoint's tokenizer and template say of its formats, without its weights."""
+"""A checkpoint's formats by its tokenizer and template, without its weights."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Formats:
         return self.tokenizer.chat_template
 
     def shown(self, messages: Messages, tools: Messages = (), **variables: Any) -> Shown:
-        """As a request's would be. Raises `BadRequest` where the template refuses them."""
+        """As for a request. Raises `BadRequest` if the template refuses the messages."""
         form, parser = self.tokenizer.form, self.tool_parser or self.forced_parser
         summary = described_tools(tools, parser) if tools and lacks_tools(form, messages) else ""
         found = normalise(
@@ -70,7 +70,7 @@ class Formats:
 
 
 def formats_of(folder: Path, registry: PluginRegistry) -> Formats:
-    """Raises what loading the tokenizer raises."""
+    """Raises the errors of loading the tokenizer."""
     tokenizer = load_tokenizer(folder, LoadOptions())
     template = tokenizer.chat_template or ""
     return Formats(

@@ -30,7 +30,7 @@ VARIABLES = frozenset([*(PREFIX + name.upper() for name in SETTINGS), *OTHER_VAR
 
 
 def room(settings: EngineSettings) -> int:
-    """Bytes for weights and rows together: what is left beside MLX's pool of free buffers."""
+    """Bytes for weights and rows together: the limit without MLX's pool of free buffers."""
     limit = memory_limit(settings.memory_limit)
     return limit - pool_limit(limit)
 
@@ -48,7 +48,7 @@ def memory(subject: Subject) -> Iterator[Finding]:
 
 
 def wired(subject: Subject) -> Iterator[Finding]:
-    """The limit of wired memory on a Mac; it is read and never set."""
+    """The limit of wired memory on a Mac."""
     if not subject.system.is_mac:
         return
     limit = subject.wired()
@@ -152,7 +152,7 @@ def owners_file(subject: Subject) -> Iterator[Finding]:
 
 
 def _strange(subject: Subject, model: str, options: ModelOptions) -> Iterator[str]:
-    """Parsers and drafters that the owner names for a model and no plugin brings."""
+    """Parsers and drafters that the owner names for a model, but no plugin has."""
     registry = subject.registry
     for named, find in (
         (options.tool_parser, registry.tool_parser),

@@ -1,4 +1,4 @@
-"""What was measured of a model at its load, and is kept for the next one."""
+"""What was measured when a model was loaded, and is kept for the next load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .subject import Subject
 
 
 def decoding(subject: Subject) -> Iterator[Finding]:
-    """How rows decode together, and how far company moves their last bits."""
+    """How rows decode together, and how much that changes their last bits."""
     if subject.folder is None:
         return
     kept = last_measured(subject)

@@ -1,4 +1,4 @@
-"""Checks that stand on MLX and on all else that an engine imports."""
+"""Checks that need MLX and the other imports of an engine."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ LOGS = "see `mlx-provider engine logs`"
 
 
 def token(subject: Subject) -> Iterator[Finding]:
-    """The engine is the user's, so that no model is loaded twice; one that was not there ends."""
+    """Uses the user's engine, so that no model is loaded twice. Ends an engine that it started."""
     if subject.folder is None:
         return
     with ExitStack() as ending:
@@ -49,7 +49,7 @@ def token(subject: Subject) -> Iterator[Finding]:
 
 
 def told_of(health: Health | None, subject: Subject) -> Iterator[Finding]:
-    """How the engine says that it serves the model."""
+    """How the engine serves the model, by its own report."""
     models = health.models if health else []
     served = [each for each in models if each.model == subject.served_name]
     for status in served[-1:]:
@@ -104,7 +104,7 @@ def _health(engine: EngineClient) -> Health | None:
 
 
 def _end(engine: EngineClient) -> None:
-    """End the engine that was started for this, unless somebody else has come to use it."""
+    """End the engine that was started for this check, unless others use it by now."""
     if not isinstance(engine, HttpClient):
         return
     for _ in range(TRIES):  # the proxy that has ended is a client for a moment more

@@ -1,4 +1,4 @@
-"""Installed plugins, and which of them serves a model with which formats."""
+"""Installed plugins, and those that serve the model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .subject import Subject
 
 
 def installed(subject: Subject) -> Iterator[Finding]:
-    """Those that work, those that are broken, and what was noted of them."""
+    """Working plugins, broken plugins, and their notes."""
     plugins = subject.registry.plugins
     for plugin in plugins:
         if plugin.error is not None:

@@ -1,4 +1,4 @@
-"""A process of a group in words."""
+"""A process of a group, in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guessing ahead: whether a checkpoint has a head for it, and what it would gain here."""
+"""Speculation: whether a checkpoint has a draft head, and its gain on this machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Head:
 
 
 def head_of(tensors: Mapping[str, int], layers: object) -> Head:
-    """By names and bytes. `layers`: of the model; a head may be stored as further ones.
+    """By names and bytes. `layers`: of the model; a head may be stored as additional ones.
 
     A guess reads the head and the output matrix once more.
     """
@@ -52,7 +52,7 @@ def head_of(tensors: Mapping[str, int], layers: object) -> Head:
 
 
 def head(subject: Subject) -> Iterator[Finding]:
-    """Whether the checkpoint has kept the head that its config declares."""
+    """Whether the checkpoint has the head that its config declares."""
     found = head_of_model(subject)
     if found is None:
         return
@@ -70,7 +70,7 @@ def head(subject: Subject) -> Iterator[Finding]:
 
 
 def gain(subject: Subject) -> Iterator[Finding]:
-    """What guesses would gain on this device, by the costs of passes that were timed at load."""
+    """The gain of drafts on this device, by the costs of passes that were timed at load."""
     found = head_of_model(subject)
     if found is None:
         return
@@ -86,7 +86,7 @@ def gain(subject: Subject) -> Iterator[Finding]:
 
 
 def promised(kept: Measured, head: Head) -> str:
-    """For people. What a guess costs is taken from the bytes that it reads."""
+    """For people. The cost of a guess follows from the bytes that it reads."""
     seconds = kept.curve.seconds
     drafts, times = Policy().promised(
         lambda drafts: seconds(1 + drafts), ACCEPTED, per_draft=head.share * seconds(1)
@@ -103,7 +103,7 @@ def promised(kept: Measured, head: Head) -> str:
 
 
 def last_measured(subject: Subject) -> Measured | None:
-    """Of the model with a KV cache as it is; `None`: nothing was kept."""
+    """Of the model with an unchanged KV cache; `None`: nothing was kept."""
     if subject.folder is None:
         return None
     kept = Measurements.chosen(subject.settings.measurements, subject.environ).of(subject.folder)

@@ -1,4 +1,4 @@
-"""What is examined: all that a check reads of the world, so that a test can be another world."""
+"""What is examined: everything that checks read, so that tests can replace it."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class System:
 
 
 def wired_limit() -> int:
-    """Mebibytes that macOS lets the GPU wire; 0: its own choice. Reads, and sets nothing."""
+    """Mebibytes that the GPU may wire on macOS; 0: the default. Changes nothing."""
     answer = subprocess.run(WIRED, capture_output=True, text=True, timeout=TIME_LIMIT, check=True)
     return int(answer.stdout.strip())
 
 
 @dataclass(frozen=True)
 class Subject:
-    """This machine, and a model where one is named. Nothing is looked up before it is asked for."""
+    """This machine, and a model if one is named. Values are read when they are first needed."""
 
     model: str | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -66,7 +66,7 @@ class Subject:
 
     @cached_property
     def settings(self) -> EngineSettings:
-        """Raises `BadRequest` for a variable that is not what it should be."""
+        """Raises `BadRequest` for an invalid variable."""
         return engine_settings(self.environ)
 
     @property
@@ -98,7 +98,7 @@ class Subject:
 
     @cached_property
     def outline(self) -> Outline | None:
-        """What the Hub says of a model that is not here; `None`: it is not to be asked."""
+        """The Hub's entry of a model that is not here; `None`: the Hub must not be asked."""
         away = self.model is not None and self.folder is None
         return outline(str(self.model)) if away and not self.offline else None
 

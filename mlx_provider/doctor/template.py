@@ -1,4 +1,4 @@
-"""The chat template on trial: what agents send must arrive, what it writes must be read back."""
+"""Tests the chat template: it must show what agents send, and our parser must read its calls."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def history(subject: Subject) -> Iterator[Finding]:
 
 
 def thinking(subject: Subject) -> Iterator[Finding]:
-    """Thoughts: whether they are read, may be switched, and leave the answers of history alone."""
+    """Thoughts: whether they are read, can be switched, and keep earlier answers whole."""
     formats = _formats(subject)
     if formats is None:
         return
@@ -142,7 +142,7 @@ def thinking(subject: Subject) -> Iterator[Finding]:
 
 
 def images(subject: Subject) -> Iterator[Finding]:
-    """Where the model sees: whether the template has a place for an image."""
+    """For a model with vision: whether the template has a place for an image."""
     formats = _formats(subject)
     if formats is None or not subject.config.get("vision_config"):
         return
@@ -168,7 +168,7 @@ def _said(role: str, text: str) -> Message:
 
 
 def _called() -> list[Message]:
-    """A turn with two calls at once, and what came of them."""
+    """A turn with two calls at once, and their results."""
     calls = [
         {
             "id": f"{CALL_ID}{number}",
@@ -207,7 +207,7 @@ def _read_back(parser: ToolParser, written: str) -> Finding:
 
 
 def _thought_read(parser: ReasoningParser) -> Finding:
-    """Whether a thought in the parser's own markers is told from the answer."""
+    """Whether a thought in the parser's own markers is separated from the answer."""
     text = f"{parser.start}\nxTHOUGHTx\n{parser.end}\n\nxANSWERx"
     reply = read_chunks([text], reasoning_parser=parser)
     answered = "xANSWERx" in reply.content and "xTHOUGHTx" not in reply.content

@@ -1,4 +1,4 @@
-"""Python, the system, and the packages that we stand on, against what was tested."""
+"""Compares Python, the system and our dependencies with the tested ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UPGRADE = "pip install --upgrade mlx-provider, into an environment of its own"
 
 @dataclass(frozen=True)
 class Tested:
-    """Versions of one package: what may be installed, and what the suite has run with."""
+    """Versions of one package: those allowed, and those of the test suite."""
 
     package: str
     allowed: str

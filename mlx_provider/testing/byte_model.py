@@ -1,4 +1,4 @@
-"""A tiny byte-level vocabulary, and a model without any sense that writes under a grammar."""
+"""A tiny byte-level vocabulary, and a model that writes random text under a grammar."""
 
 from __future__ import annotations
 

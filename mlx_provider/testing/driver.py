@@ -78,7 +78,7 @@ def output_of(request: Request, choice: int = 0) -> TokenOutput:
 
 
 class Alternating(Scheduler):
-    """Lets rows decode in every step, so that what joins meets them at every stage."""
+    """Lets rows decode in every step, so that new rows join at every stage."""
 
     def _precedes(self, job: PrefillJob) -> bool:
         return False
@@ -155,7 +155,7 @@ class Calls:
 
 
 def run(engine: Engine, max_steps: int = 10_000) -> list[Event]:
-    """Step until nothing is left to do; every event in order."""
+    """Step until nothing is left to do. Returns every event in order."""
     events: list[Event] = []
     for _ in range(max_steps):
         if engine.idle:

@@ -1,4 +1,4 @@
-"""A real engine process on a socket of its own, its errors and its memory."""
+"""A real engine process on its own socket, its errors and its memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class EngineProcess:
         return self.post(json.dumps({"max_tokens": 1, **body}).encode())
 
     def post(self, body: Any, **options: Any) -> tuple[int, list[dict[str, Any]]]:
-        """Status and events for a body as it is."""
+        """Status and events for an unchanged body."""
         reply = self.http.post("/v1/generate", content=body, **options)
         if reply.status_code != 200:
             return reply.status_code, [reply.json()["error"]]
@@ -52,7 +52,7 @@ class EngineProcess:
         return int(line.split()[1]) * 1024
 
     def forget_peak(self) -> int:
-        """Let the peak begin anew (Linux); the memory that it begins with."""
+        """Reset the peak (Linux). Returns the current memory."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
         return self.memory("VmRSS")
 

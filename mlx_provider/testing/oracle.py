@@ -1,4 +1,4 @@
-"""A drafter that knows the answers, and is wrong as often as it is told."""
+"""A drafter that knows the answers, and is wrong for a given share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Oracle:
         self._known.append(list(tokens))
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
-        """As many as are wanted, where the text so far is known."""
+        """As many drafts as are wanted, if the text so far is known."""
         return [self._behind(row, row.unread) for row in rows]
 
     def _behind(self, row: DraftRow, unread: Unread | None) -> Sequence[int]:
@@ -53,7 +53,7 @@ class Oracle:
 
 
 class Eager(Policy):
-    """Wants drafts whatever they cost, another number of another drafter at every step."""
+    """Always wants drafts: at every step, another number from another drafter."""
 
     turns = 0
 

@@ -1,7 +1,7 @@
 """Fixtures for tests of plugins, and `--mlx-conformance`. pytest finds this module by itself.
 
-Every pytest of an environment that has this package imports it: whatever takes time is imported by
-what uses it.
+Every pytest run in an environment with this package imports it, so slow imports are inside the
+functions that need them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With the option, run the checks, and what is named beside it."""
+    """With the option, run the checks, and tests that are named beside it."""
     names = config.getoption(OPTION)
     if not names:
         return
@@ -117,7 +117,7 @@ def mlx_scripted_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..
 
 @pytest.fixture(scope="session")
 def mlx_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Variables of processes that find what this one can import, and the scripted family."""
+    """Variables for processes that find the modules of this one, and the scripted family."""
     from .scripted import environment
 
     own = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -71,7 +71,7 @@ def tiny_tokens(arrival: Arrival) -> list[int]:
 
 
 def request_of(arrival: Arrival, tokens: Sequence[int]) -> Request:
-    """It, with these tokens for a prompt."""
+    """The request, with these tokens as its prompt."""
     request = new_request(
         tokens,
         max_tokens=arrival.max_tokens,
@@ -102,7 +102,7 @@ def run_schedule(
     answered: Answered = alone,
     **more: Any,
 ) -> list[Request]:
-    """Every request at its step, to the end of all.
+    """Submit every request at its step, and run until all end.
 
     `guessed`: share of the drafts that are right, by what each request gets `answered` alone;
     unset: nothing is drafted. `ahead`: they are made before the last pass is read.
@@ -144,7 +144,7 @@ def guessing(
     *,
     ahead: bool = False,
 ) -> Speculation:
-    """Drafts for every row in every number, by one who knows what comes."""
+    """Drafts in every number for every row, from the known answers."""
     oracle = Oracle(share, ahead=ahead)
     for request in requests:
         for row, answer in zip(request.rows, answered(model, request).rows, strict=True):

@@ -1,4 +1,4 @@
-"""The old name of `mlx_provider.testing.tiny`; goes with version 0.3."""
+"""The old name of `mlx_provider.testing.tiny`; is removed in version 0.3."""
 
 import warnings
 

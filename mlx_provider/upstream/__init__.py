@@ -1,4 +1,4 @@
-"""Where internals of mlx, mlx-lm and mlx-vlm are read or replaced, each with file and version.
+"""Reads or replaces internals of mlx, mlx-lm and mlx-vlm. Each place names file and version.
 
-The core's own; plugins find what they need of it in `mlx_provider.families`.
+Only for the core; plugins use `mlx_provider.families`.
 """

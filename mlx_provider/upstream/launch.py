@@ -1,4 +1,4 @@
-"""`python -m mlx_provider.upstream.launch`: `mlx.launch`, which waits instead of asking on and on.
+"""`python -m mlx_provider.upstream.launch`: `mlx.launch`, which waits instead of polling.
 
 A thread for each process (mlx 0.32.4, `_distributed_utils/launch.py`, `_launch_with_io`) waits
 until the process has written something, or could read. It nearly always could read, so the threads
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from select import select
 
 PAUSE = 0.1
-"""Seconds after which a thread looks whether there is something for its process to read."""
+"""Seconds after which a thread checks whether its process has input."""
 
 Files = Sequence[int]
 
@@ -19,7 +19,7 @@ Files = Sequence[int]
 def unhurried(
     read: Files, write: Files, odd: Files, limit: float = PAUSE
 ) -> tuple[list[int], list[int], list[int]]:
-    """As `select.select`, but that it does not wait for what can be written to."""
+    """Like `select.select`, but does not wait until something is writable."""
     readable, _, failed = select(read, [], odd, min(limit, PAUSE))
     return readable, select([], write, [], 0)[1], failed
 

@@ -1,7 +1,7 @@
-"""A row's attention cache that holds fewer tokens than its position tells.
+"""A row's attention cache that holds fewer tokens than its position says.
 
 mlx-lm's cache counts both with one number (mlx_lm/models/cache.py 0.32.2, `KVCache.offset`), which
-models read as the rotary offset of what comes next. Here that is all it is.
+models read as the rotary offset of the next token. Here it is only that offset.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Skipping:
     skipped: int
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Append what stands from `offset` on; keys and values of all that is held."""
+        """Append tokens from `offset` on. Returns all keys and values that are held."""
         self.offset -= self.skipped
         inner: Any = super()
         found: tuple[Any, Any] = inner.update_and_fetch(keys, values)

@@ -1,7 +1,7 @@
-"""mlx-lm's state space rule in chunks of one size, so that a prompt may be cut on a grid.
+"""mlx-lm's state space rule in chunks of one size, so that prompts can be cut on a grid.
 
-Upstream (mlx_lm/models/ssm.py 0.32.2, `ssm_attn`) takes the tokens of a call in steps of 256: where
-passes end otherwise, its sums are rounded otherwise. In steps of which the scheduler's grid is a
+Upstream (mlx_lm/models/ssm.py 0.32.2, `ssm_attn`) takes the tokens of a call in steps of 256: if
+passes end elsewhere, its sums are rounded differently. In steps of which the scheduler's grid is a
 multiple, any cut on the grid gives the same bits (tests/families/test_prefill_grid.py: 0 instead
 of 0.03 in bfloat16 and 0.05 in 4 bits).
 """

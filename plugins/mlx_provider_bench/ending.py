@@ -1,4 +1,4 @@
-"""No signal ends a benchmark between the start of a process and the note of it."""
+"""Holds signals back while a process starts, so that the benchmark can end it later."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mlx_provider.commands import PASSED_ON
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Signals wait: who would end a process that is being started does not know it yet."""
+    """Signals wait until a process that is being started is known to its clean-up."""
     received: list[int] = []
 
     def later(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""`mlx-provider bench engine`: our engine beside mlx-lm's BatchGenerator, in one process.
+"""`mlx-provider bench engine`: compares our engine with mlx-lm's BatchGenerator, in one process.
 
 Four questions, each answered as a ratio within the run: (mixed) do short requests wait behind
 long ones, (decode) tokens per second at 1 to 32 rows of skewed lengths, (stall) the gaps of

@@ -1,7 +1,7 @@
-"""The group `bench`, whose commands are read when one of them, or their list, is asked for.
+"""The group `bench`, which imports its commands when one of them, or their list, is needed.
 
-They have dozens of options, for which no other command of `mlx-provider` should wait. What ends a
-command ends the servers, engines and proxies that it has started.
+Their dozens of options would delay other commands of `mlx-provider`. The end of a command also ends
+the servers, engines and proxies that it has started.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typer.main import get_group
 
 
 class LongGroup(TyperGroup):
-    """Its commands take minutes: they show that they run, and a signal ends them soon."""
+    """Commands that take minutes: they show progress, and end soon after a signal."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Clean-ups run after a signal, too; its exit code is a shell's."""
+        """Clean-ups also run after a signal. The exit code is that of a shell."""
         from mlx_provider.commands import Ended, long_command
 
         try:
@@ -29,7 +29,7 @@ class LongGroup(TyperGroup):
 
 
 class Deferred(LongGroup):
-    """Reads the commands of `commands.bench` at its first use."""
+    """Imports the commands of `commands.bench` at its first use."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         self._read()
@@ -40,7 +40,7 @@ class Deferred(LongGroup):
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """A word that is no command's name is a model's name."""
+        """A word that is not the name of a command is the name of a model."""
         from .commands import MODEL
 
         if args[0] != MODEL and (args[0].startswith("-") or self.get_command(ctx, args[0])):

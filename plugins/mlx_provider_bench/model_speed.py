@@ -1,6 +1,6 @@
-"""`mlx-provider bench MODEL`: first token and tokens per second of a model on this machine.
+"""`mlx-provider bench MODEL`: time to first token and tokens per second of a model.
 
-An engine process of its own serves the model, with drafts and limits as it serves clients. Each
+A separate engine process serves the model, with the drafts and limits of normal use. Each
 row is a prompt length and a number of streams, and two rounds over the same prompts: the first
 computes them and asks for one token, the second finds them in the prefix cache and decodes.
 """
@@ -42,8 +42,8 @@ class Plan:
 def bench(plan: Plan) -> Result:
     """Run the plan; JSON-able. A table goes to stderr.
 
-    Raises `ModelNotFound`, `BadRequest`, `EngineUnavailable`, or `RequestFailed` where the model
-    cannot be loaded. A row that the engine refuses says why in `failed`.
+    Raises `ModelNotFound`, `BadRequest`, `EngineUnavailable`, or `RequestFailed` if the model
+    cannot be loaded. A row that the engine refuses has the reason in `failed`.
     """
     folder = folder_of(plan.model)
     result = surroundings("of the checkpoint") | {"model": plan.model, "rows": []}
@@ -92,7 +92,7 @@ def failed(answers: Sequence[Answer]) -> str:
 
 
 def questions(name: str, count: int, words: int) -> list[Messages]:
-    """Prompts without a common beginning."""
+    """Prompts that begin differently."""
     return [question(f"{name} {count} {at}", words) for at in range(count)]
 
 

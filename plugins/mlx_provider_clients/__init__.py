@@ -1,8 +1,8 @@
-"""Coding agents that `mlx-provider launch` starts: one module each, with where its names are from.
+"""Coding agents for `mlx-provider launch`: one module each, with the source of its names.
 
-Every profile sends a client's settings, sessions and caches into the launch's own folder, names the
-model's real window where the client would guess another, and lifts the client's time limits, which
-a long prompt on a slow machine exceeds.
+Every profile puts a client's settings, sessions and caches into the launch's own folder. It tells
+clients that would guess it the real context of the model, and raises time limits that a long prompt
+on a slow machine exceeds.
 """
 
 from __future__ import annotations

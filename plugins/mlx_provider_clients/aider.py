@@ -15,9 +15,9 @@ HISTORIES = ("INPUT_HISTORY_FILE", "CHAT_HISTORY_FILE")
 
 
 def profile(gateway: Gateway) -> Profile:
-    """By variables; what it would write beside the project's files is written elsewhere.
+    """By variables. Files that aider would write beside the project's are written elsewhere.
 
-    Its own folder is always `~/.aider`, so that it gets another home; git finds the user's.
+    Its folder is always `~/.aider`, so it gets another home; git still finds the user's.
     """
     model = f"openai/{gateway.model}"
     metadata = {
@@ -53,7 +53,7 @@ def profile(gateway: Gateway) -> Profile:
 
 
 def git_config(home: Path) -> Path:
-    """The file that git reads for a user, of the two that it may be."""
+    """The file that git reads for a user, one of two."""
     own, base = home / ".gitconfig", home / ".config" / "git" / "config"
     return base if base.is_file() and not own.is_file() else own
 

@@ -23,7 +23,7 @@ LIMITS = (
 
 
 def profile(gateway: Gateway) -> Profile:
-    """All by variables; the file spares the questions of a first start."""
+    """By variables; the file skips the questions of a first start."""
     environment = {
         "CLAUDE_CONFIG_DIR": str(gateway.folder),
         "ANTHROPIC_BASE_URL": gateway.url,

@@ -47,7 +47,7 @@ def profile(gateway: Gateway) -> Profile:
 
 
 def _toml(values: dict[str, object]) -> list[str]:
-    """Texts, numbers and truth values are written alike in JSON and TOML."""
+    """Texts, numbers and booleans are the same in JSON and TOML."""
     return [f"{name} = {json.dumps(value)}" for name, value in values.items()]
 
 

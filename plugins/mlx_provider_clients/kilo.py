@@ -9,7 +9,7 @@ from .opencode import config, folders
 
 
 def profile(gateway: Gateway) -> Profile:
-    """As for OpenCode, by its own names."""
+    """Like OpenCode's, with its own names."""
     return Profile(
         {
             **folders(gateway),

@@ -1,4 +1,4 @@
-"""What stands in a user's settings of a client, of which nothing is as it should be for sure."""
+"""Reads a user's settings of a client, which may have any shape."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def mapping(content: Any, *names: str) -> Mapping[str, Any]:
-    """What stands below some names, where that is a mapping; else an empty one."""
+    """The mapping below these names; empty if there is none."""
     for name in names:
         content = content.get(name) if isinstance(content, Mapping) else None
     return content if isinstance(content, Mapping) else {}

@@ -16,9 +16,9 @@ FOLDERS = ("CONFIG", "DATA", "STATE", "CACHE")
 
 
 def folders(gateway: Gateway) -> dict[str, str]:
-    """The base folders of a program that has no other way to be told where its own are.
+    """The base folders of a program whose own folders cannot be set otherwise.
 
-    It fetches the packages of its plugins by npm, whose cache is another's.
+    It installs its plugins with npm, which has another cache.
     """
     cache = {"npm_config_cache": str(gateway.folder / "npm")}
     return cache | {f"XDG_{name}_HOME": str(gateway.folder / name.lower()) for name in FOLDERS}
@@ -59,7 +59,7 @@ def config(gateway: Gateway) -> str:
 
 
 def profile(gateway: Gateway) -> Profile:
-    """A file that is read beside the project's own."""
+    """A file that is read in addition to the project's."""
     return Profile(
         {
             **folders(gateway),

@@ -13,7 +13,7 @@ from .nested import count, mapping
 
 
 def profile(gateway: Gateway) -> Profile:
-    """One `settings.json` in a home of its own; a provider's entry alone may tell the window."""
+    """One `settings.json` in its own home. Only a provider's entry can set the context."""
     model = {
         "id": gateway.model,
         "name": gateway.model,

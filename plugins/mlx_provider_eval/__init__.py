@@ -1,16 +1,16 @@
-"""`mlx-provider eval`: which model, parser, option and context serve this user on this machine.
+"""`mlx-provider eval`: find the best model, parser, options and context for a machine.
 
 | module | is about |
 |---|---|
-| `subjects` | models with their options and variables, as they were asked for |
-| `stage` | one gateway for them, and who asks it: `asking` |
+| `subjects` | models with their options and variables, as requested |
+| `stage` | one gateway for them, and its client: `asking` |
 | `scenario`, `scenarios/` | what is asked, with its check as data |
-| `matching`, `scoring` | whether a reply is right, and what is wrong with it |
-| `playing`, `tools`, `tools_report` | a scenario turn by turn; all of them, counted by kind |
-| `haystack`, `needle`, `needle_report` | prompts that hold one thing to be found |
+| `matching`, `scoring` | whether a reply is right, and its faults |
+| `playing`, `tools`, `tools_report` | a scenario turn by turn; all scenarios, counted by kind |
+| `haystack`, `needle`, `needle_report` | long prompts with one fact to find |
 | `running`, `screen` | subject after subject, until a signal ends it |
-| `conditions`, `report` | what a figure depends on, and how it is shown |
-| `tool_eval_bench` | the same gateway for another project's scenarios |
+| `conditions`, `report` | the conditions of a figure, and its tables |
+| `tool_eval_bench` | another project's scenarios through the same gateway |
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A client of OpenAI's, and what comes back to it."""
+"""An OpenAI client, and its replies."""
 
 from __future__ import annotations
 

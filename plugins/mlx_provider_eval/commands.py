@@ -1,4 +1,4 @@
-"""The commands of `eval`. What they need is imported where one of them runs."""
+"""The commands of `eval`. Each imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 evaluate = typer.Typer(
     no_args_is_help=True,
-    help="Which model, parser, option and context serve you on this machine: by what they answer.",
+    help="Find the model, parser, options and context that answer best on this machine.",
 )
 
 Models = Annotated[list[str], typer.Argument(metavar="MODEL...", help="Hub ids, folders, or demo.")]
@@ -40,7 +40,7 @@ Said = Annotated[
     str,
     typer.Option(
         metavar="JSON",
-        help='What requests say besides: {"chat_template_kwargs": {"enable_thinking": false}}.',
+        help='Further fields of requests: {"chat_template_kwargs": {"enable_thinking": false}}.',
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder for the report, as Markdown and as JSON.")]
@@ -55,21 +55,23 @@ def tools(
     env: Variables = None,
     scenarios: Annotated[
         list[Path] | None,
-        typer.Option(help="A file of your own scenarios, in place of ours. Repeatable."),
+        typer.Option(help="A file of your own scenarios instead of ours. Repeatable."),
     ] = None,
     kind: Annotated[
-        list[str] | None, typer.Option(help="Of the scenarios this kind alone. Repeatable.")
+        list[str] | None, typer.Option(help="Only scenarios of this kind. Repeatable.")
     ] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="Times that each scenario is asked.")] = 1,
-    at_once: Annotated[int, typer.Option(min=1, help="Scenarios that are asked at once.")] = 1,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of one reply, thoughts included.")] = 2048,
+    repeat: Annotated[int, typer.Option(min=1, help="How often to ask each scenario.")] = 1,
+    at_once: Annotated[int, typer.Option(min=1, help="Scenarios to ask at once.")] = 1,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Most tokens of a reply, with thoughts.")
+    ] = 2048,
     body: Said = "{}",
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tool calls through a real gateway, scored by kind; several models or options are compared.
+    """Score tool calls through a real gateway by kind, and compare models or options.
 
-    Decoding is greedy. No network is needed, but for a model that is not here.
+    Decoding is greedy. Only a model that is not on this machine needs the network.
     """
     from . import tools as measuring
     from . import tools_report as report
@@ -101,27 +103,35 @@ def needle(
     option: Options = None,
     env: Variables = None,
     haystack: Annotated[
-        Hay | None, typer.Option(help="document, but for the models of the package: talk.")
+        Hay | None, typer.Option(help="Default: document, or talk for the models of the package.")
     ] = None,
     least: Annotated[
         int, typer.Option("--from", min=64, help="Tokens of the shortest prompt.")
     ] = 1024,
     limit: Annotated[
         int | None,
-        typer.Option(min=64, help="Tokens of the longest; else what model and memory allow."),
+        typer.Option(
+            min=64, help="Tokens of the longest one. Default: what model and memory allow."
+        ),
     ] = None,
     depth: Annotated[
         list[int] | None,
-        typer.Option(min=0, max=100, help="Per cent before it. Repeatable. 0, 25, 50, 75, 100."),
+        typer.Option(
+            min=0,
+            max=100,
+            help="Percent of the text before it. Repeatable. Default: 0, 25, 50, 75, 100.",
+        ),
     ] = None,
-    needles: Annotated[int, typer.Option(min=1, help="Times that each cell is asked.")] = 3,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of one reply, thoughts included.")] = 64,
+    needles: Annotated[int, typer.Option(min=1, help="How often to ask each cell.")] = 3,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Most tokens of a reply, with thoughts.")
+    ] = 64,
     body: Said = "{}",
-    plot: Annotated[Path | None, typer.Option(help="Write a PNG or SVG picture.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a plot as PNG or SVG.")] = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a model still finds in a long prompt, by length and depth; options are compared.
+    """Measure what a model finds in long prompts, by length and depth, and compare options.
 
     Lengths double up to the model's context. Decoding is greedy.
     """
@@ -162,9 +172,9 @@ def tool_eval_bench(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """The scenarios of the program tool-eval-bench, if it is installed. What follows goes to it.
+    """Run the scenarios of tool-eval-bench, if it is installed. It gets all further arguments.
 
-    As in: mlx-provider eval tool-eval-bench demo -- --short
+    For example: mlx-provider eval tool-eval-bench demo -- --short
     """
     from . import tool_eval_bench as others
     from .running import Evaluation, Report, run, show
@@ -207,7 +217,7 @@ def _chosen(
     variables: list[str] | None,
     out: Path | None,
 ) -> list[Subject]:
-    """What is to be compared; all that can be wrong with it is found here."""
+    """The subjects to compare. Raises every error that they can have before a start."""
     from mlx_provider.commands import PluginRegistry
 
     from .report import require_writable

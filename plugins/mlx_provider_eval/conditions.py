@@ -1,4 +1,4 @@
-"""What a figure depends on besides the model: so that whoever reads it can repeat it."""
+"""What a figure depends on besides the model, so that readers can repeat the measurement."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def conditions() -> dict[str, Any]:
 
 
 def of_subject(staged: Staged) -> dict[str, Any]:
-    """What serves one subject, and how."""
+    """The parts that serve one subject."""
     status, health = staged.status, staged.health()
     return {
         **staged.subject.encoded(),

@@ -1,8 +1,8 @@
-"""Long prompts that tell one thing at a chosen depth and ask for it at their end.
+"""Long prompts that contain one fact at a chosen depth, and ask for it at the end.
 
-A `talk` is many short turns, in one of which the user tells a name; the shipped demo models were
-trained on such talks. A `document` is one message of a report whose every sentence is another one,
-among them a code; that is what larger models are asked. `seed` makes another one of the same kind.
+A `talk` has many short turns, in one of which the user tells a name; the demo models were trained
+on such talks. A `document` is one message with a report of different sentences, one of which tells
+a code; it is for larger models. Another `seed` makes another prompt of the same kind.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`mlx-provider eval needle`: what a model still finds, by length of the prompt and depth.
+"""`mlx-provider eval needle`: what a model finds, by length of the prompt and depth.
 
-Lengths double up to the model's context, as far as memory and the user let them; tokens are counted
-by the model's own template and tokenizer. A cell is asked several times, each time for another
-thing, greedily, through the gateway.
+Lengths double up to the limit of the model's context, memory and the user's choice. The model's own
+template and tokenizer count the tokens. Each cell is asked several times through the gateway, each
+time for another fact, with greedy decoding.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Limit:
 
 
 def limit_of(plan: Plan, staged: Staged) -> Limit:
-    """The least of what the model takes, of what fits into memory, and of what the user wants."""
+    """The smallest of: what the model takes, what fits into memory, what the user wants."""
     context = staged.status.context_length
     bounds = [Limit(context - plan.max_tokens - 1, "the model's context")]
     bounds.append(Limit(_fitting(staged) - plan.max_tokens - 1, "this machine's memory"))
@@ -88,7 +88,7 @@ def _lengths(plan: Plan, limit: Limit) -> list[int]:
 def measured(plan: Plan, staged: Staged, done: Callable[[], None]) -> Result:
     """One subject's result; JSON-able. `done` is called after each question.
 
-    Raises `EngineUnavailable` where the gateway has ended.
+    Raises `EngineUnavailable` if the gateway has ended.
     """
     limit = limit_of(plan, staged)
     if limit.tokens < 1:

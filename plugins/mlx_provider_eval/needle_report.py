@@ -1,4 +1,4 @@
-"""What `eval needle` shows: found, by length and depth, and where a subject begins to miss."""
+"""What `eval needle` shows: hits by length and depth, and where a subject begins to miss."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _rows(subject: Result) -> list[list[Result]]:
 
 
 def guidance(result: Result) -> list[str]:
-    """Up to which length each found everything, and what an option has changed."""
+    """The length up to which each found everything, and the effect of options."""
     found = measured_of(result)
     lines = [_reach(each) for each in found]
     lines += [_never_thinned(each) for each in found if _never_thinned(each)]

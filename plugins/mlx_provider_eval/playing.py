@@ -38,7 +38,7 @@ class Played:
 
 
 def play(client: Client, scenario: Scenario) -> Played:
-    """Raises `EngineUnavailable` where the gateway has ended."""
+    """Raises `EngineUnavailable` if the gateway has ended."""
     streamed = _played(client, scenario, stream=True)
     if scenario.stream != "both" or not streamed.passed:
         return streamed

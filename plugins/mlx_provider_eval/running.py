@@ -1,4 +1,4 @@
-"""Subjects one after the other, what is known so far kept in files, the whole shown at the end."""
+"""Runs subjects one after the other, saves each result, and shows all at the end."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Evaluation:
 
 
 def run(evaluation: Evaluation, chosen: Sequence[Subject], out: Path | None) -> Result:
-    """The whole result. With `out` its files are there after each subject, whatever comes then.
+    """The whole result. With `out`, its files are updated after each subject.
 
-    Raises `EngineUnavailable` where the gateway has ended, `typer.Exit` for a signal.
+    Raises `EngineUnavailable` if the gateway has ended, `typer.Exit` for a signal.
     """
     found: list[Result] = []
     with ending() as screen, closing(staging(chosen, screen.tell)) as stages:

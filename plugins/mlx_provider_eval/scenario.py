@@ -1,4 +1,4 @@
-"""What is asked of a model that has tools, and what a right reply is: data, read from YAML."""
+"""Requests to a model with tools, and the right replies, read from YAML."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Text(_Data):
 
 
 class Expected(_Data):
-    """Of one reply: exactly these calls in any order, or no call and a text."""
+    """The expected reply: exactly these calls in any order, or no call and a text."""
 
     calls: list[Call] = Field(default_factory=list)
     text: Text | None = None
@@ -189,7 +189,7 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 
 class _Plain(yaml.SafeLoader):  # type: ignore[misc]  # yaml is untyped
-    """What looks like a date stays text, as it is in JSON."""
+    """Keeps dates as text, as in JSON."""
 
 
 _Plain.yaml_implicit_resolvers = {

@@ -1,4 +1,4 @@
-"""What is wrong with a reply: one word for a table, and a sentence for whoever looks into it."""
+"""The fault of a reply: one word for a table, and a sentence with the details."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user sees on stderr while it runs, and how a signal ends it: with nothing left behind."""
+"""What a user sees on stderr during a run, and how a signal ends the run without leftovers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Screen:
 
 @contextmanager
 def ending() -> Iterator[Screen]:
-    """Signals end what runs inside with its clean-ups, and this process as a shell has it."""
+    """Signals end the block with its clean-ups, and this process with a shell's exit code."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     tell = None if console.is_terminal else console.print  # a terminal has the bar
     try:

@@ -1,4 +1,4 @@
-"""One gateway for some subjects, and one that asks each of them as a client of OpenAI's would."""
+"""One gateway for several subjects, and a client that asks each like an OpenAI client."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Staged:
         )
 
     def require_gateway(self) -> None:
-        """Raises `EngineUnavailable` with the log's last lines where the proxy has ended."""
+        """Raises `EngineUnavailable` with the log's last lines if the proxy has ended."""
         if self.apart.proxy.process.poll() is not None:
             self.apart.proxy.wait_ready()
 
@@ -81,9 +81,9 @@ class Skipped:
 
 
 def prepare(subjects: Sequence[Subject], registry: PluginRegistry) -> None:
-    """What is wrong with a model, parser or variable is found before anything starts.
+    """Find what is wrong with models, parsers or variables before anything starts.
 
-    Downloads what is not here. Raises `ModelNotFound`, `UnsupportedModel`, `BadRequest`.
+    Downloads missing models. Raises `ModelNotFound`, `UnsupportedModel`, `BadRequest`.
     """
     for subject in subjects:
         folder_of(subject.model)
@@ -106,7 +106,7 @@ def staging(
     """Subjects one after the other, each loaded when its turn comes.
 
     Those with the same variables share a gateway, which ends with them or with `close()`. Raises
-    `NotInstalled` or `EngineUnavailable` where proxy or engine cannot start.
+    `NotInstalled` or `EngineUnavailable` if proxy or engine cannot start.
     """
     groups: dict[tuple[tuple[str, str], ...], list[Subject]] = {}
     for subject in subjects:

@@ -73,7 +73,7 @@ def _label(subject: Subject, name: str, compared: Sequence[str]) -> str:
 
 
 def _short(model: str, among: Sequence[Subject]) -> str:
-    """Of a folder its last part, where no other model has the same."""
+    """The last part of a folder, unless another model has the same."""
     if not model.startswith("/"):
         return model
     name = Path(model).name
@@ -105,7 +105,7 @@ def _options(written: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _value(name: str, text: str) -> Any:
-    """A value as a config file has it: a number, `true`, a text."""
+    """A value as in a config file: a number, `true`, a text."""
     import yaml
 
     if name in FOLDERS:
@@ -117,7 +117,7 @@ def _value(name: str, text: str) -> Any:
 
 
 def _absolute(model: str) -> str:
-    """A folder by its whole path: engine and proxy have a working folder of their own."""
+    """A folder as an absolute path: engine and proxy have their own working folder."""
     model = model.removeprefix("mlx/")
     path = Path(model).expanduser()
     return os.fspath(path.resolve()) if path.is_dir() else model

@@ -1,7 +1,7 @@
 """The scenarios of tool-eval-bench (github.com/SeraphimSerapis/tool-eval-bench), run as it is.
 
-It is a program of others, in an environment of its own: its `rich` is newer than the one that
-LiteLLM's proxy takes. Options and the report's fields are those of version 3.0.0.
+This separate program needs its own environment: its `rich` is newer than LiteLLM's proxy allows.
+Options and the report's fields are those of version 3.0.0.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def measured(
 ) -> Result:
     """One subject's result; `done` is called at its end.
 
-    Raises `RequestFailed` with the program's last lines where it fails.
+    Raises `RequestFailed` with the program's last lines if it fails.
     """
     with tempfile.TemporaryDirectory(prefix="mlxp-") as scratch:
         report = _run(path, staged, arguments, Path(scratch))

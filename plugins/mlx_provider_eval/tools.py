@@ -1,7 +1,7 @@
-"""`mlx-provider eval tools`: scenarios with tools, asked through the gateway, counted by kind.
+"""`mlx-provider eval tools`: scenarios with tools through the gateway, counted by kind.
 
-Decoding is greedy, so that a run can be repeated; `repeat` asks each scenario several times, as
-many at once as `at_once` says, and counts one as passed where every time was right.
+Decoding is greedy, so that a run can be repeated. `repeat` asks each scenario several times, up to
+`at_once` at the same time; it passes if every reply was right.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Plan:
 def measured(plan: Plan, staged: Staged, done: Callable[[], None]) -> Result:
     """One subject's result; JSON-able. `done` is called after each run of a scenario.
 
-    Raises `EngineUnavailable` where the gateway has ended.
+    Raises `EngineUnavailable` if the gateway has ended.
     """
     if why := knows_tools(staged):
         return {**of_subject(staged), "skipped": why}
@@ -59,7 +59,7 @@ def whole(plan: Plan, subjects: Sequence[Result]) -> Result:
 
 
 def counted(cases: Sequence[Result]) -> Result:
-    """Passed and asked by kind and in all, faults by name, and who said the same every time."""
+    """Numbers by kind and in all, faults by name, and which replies were the same every time."""
     kinds = list(dict.fromkeys(case["kind"] for case in cases))
     of_kind = {kind: [case for case in cases if case["kind"] == kind] for kind in kinds}
     return {
@@ -117,9 +117,9 @@ def _case(scenario: Scenario, runs: Sequence[Played]) -> Result:
 
 
 def knows_tools(staged: Staged) -> str:
-    """Why the scenarios say nothing about this model; empty: they do.
+    """Why the scenarios say nothing about this model; empty: they apply.
 
-    A template that shows no tools tells the model nothing of them.
+    If a template shows no tools, the model does not know them.
     """
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     without = staged.engine.count(staged.request(HELLO))

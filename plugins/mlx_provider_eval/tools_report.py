@@ -1,4 +1,4 @@
-"""What `eval tools` shows: passes by kind, what went wrong, what each failure looked like."""
+"""What `eval tools` shows: passes by kind, faults, and an example of each failure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _of(pair: Any) -> str:
 
 
 def guidance(result: Result) -> list[str]:
-    """What the counts say, subject by subject, and no more than that."""
+    """Conclusions from the counts, for each subject."""
     found = sorted(measured_of(result), key=lambda each: -each["passed"])
     lines = []
     for each in found:

@@ -1,4 +1,4 @@
-"""What any plugin is held to: it loads, and listing it stays light."""
+"""Any plugin: it loads, and its listing stays light."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ LEAST_SECONDS = 0.01
 def bounded(seconds: float, what: str) -> Iterator[None]:
     """Raise `Nonconformity` inside the block after so many seconds of work of the main thread.
 
-    Counted in the thread's processor time: a busy machine and other threads are no defect. Without
+    Counts the thread's processor time: a busy machine or other threads do not matter. Without
     effect in other threads.
     """
     if threading.current_thread() is not threading.main_thread():

@@ -1,6 +1,6 @@
 """A model that says what it is told and calls the tools that it is told to call.
 
-Whoever tests a client, a parser, a gateway or a plugin needs a model whose next words are known:
+Tests of a client, a parser, a gateway or a plugin need a model whose next words are known:
 
     from mlx_provider.testing.scripted import Call, Step, build, environment, script
 
@@ -8,13 +8,13 @@ Whoever tests a client, a parser, a gateway or a plugin needs a model whose next
     both = (Call("read", {"path": "a"}), Call("read", {"path": "b"}))
     prompt = script(Step("Looking.", (Call("bash", {"command": "ls"}),)), Step(calls=both))
 
-The script stands in the user's message, whatever the client writes around it. The first step
+The script is in the user's message; the client may write anything around it. The first step
 answers that message, the second what follows the first tool results, and so on; then the model
-ends with a text that quotes the last tool result. Without a script it says what it was asked.
+ends with a text that quotes the last tool result. Without a script it repeats the question.
 
 It is a model like any other: rendered by a chat template, tokenised (some three letters a token),
-prefilled in chunks, decoded token by token, sampled, masked by grammars, cached and cut. What it
-says it reads from its KV cache alone, so that a wrong cache gives wrong words.
+prefilled in chunks, decoded token by token, sampled, masked by grammars, cached and cut. It
+reads what it says only from its KV cache, so that a wrong cache gives wrong words.
 
 | of a step | does |
 |---|---|
@@ -29,12 +29,12 @@ says it reads from its KV cache alone, so that a wrong cache gives wrong words.
 Prompts of one engine whose `prefill` counts from one moment take their time side by side.
 
 `build` writes the folder of such a model, `FORMATS` names how it can write calls. The family is a
-plugin like a stranger's. In a process of its own (an engine, a proxy) it is found where
-`environment(folder)` is part of that process's environment: nothing has to be installed. A test of
-one process takes the family as it is: `family.FAMILY.load(folder, LoadOptions())`.
+plugin like any third party's. Other processes (an engine, a proxy) find it if their environment has
+`environment(folder)`; nothing has to be installed. A test in one process uses the family directly:
+`family.FAMILY.load(folder, LoadOptions())`.
 
-A request for a summary of the conversation, by which coding agents make room, is answered with
-a summary that carries the rest of the script on. One for a title, without tools, gets a title.
+The answer to a request for a summary of the conversation, with which coding agents make room, is a
+summary that contains the rest of the script. A request for a title, without tools, gets a title.
 """
 
 from .checkpoint import build

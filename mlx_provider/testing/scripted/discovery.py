@@ -1,4 +1,4 @@
-"""Processes that find the family without its being installed."""
+"""Lets processes find the family without an installation."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ DISTRIBUTION = "mlx_provider_scripted"
 
 
 def environment(folder: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables with which a process finds the family, besides the plugins that are installed.
+    """Variables with which a process finds the family in addition to the installed plugins.
 
-    Writes into `folder` what pip would leave of a distribution with this one plugin, and puts it
-    on `PYTHONPATH`, before what `environ` has there.
+    Writes into `folder` the files that pip would install for this plugin, and puts the folder first
+    on the `PYTHONPATH` of `environ`.
     """
     info = folder / f"{DISTRIBUTION}-{__version__}.dist-info"
     info.mkdir(parents=True, exist_ok=True)

@@ -108,7 +108,7 @@ class ScriptedModel:
         return logits
 
     def _next(self, history: Tokens) -> list[tuple[int, float]]:
-        """Tokens by which the reply may go on with their logits, the best one last."""
+        """Tokens that may continue the reply, with their logits, the best one last."""
         at = self._last_turn(history)
         begun = history[at:].tolist()
         head = self._encoded(f"{START}assistant\n")
@@ -122,7 +122,7 @@ class ScriptedModel:
         return found
 
     def _going_on(self, text: str, said: tuple[int, ...]) -> list[tuple[int, float]]:
-        """Tokens by which a text goes on with their logits, the best last; none: it does not."""
+        """Tokens that continue a text, with their logits, the best one last; empty: it ends."""
         whole = self._encoded(text)
         if whole[: len(said)] == said:
             left = self.tokenizer.decode(whole[len(said) :], skip_special=False)
@@ -138,7 +138,7 @@ class ScriptedModel:
         return [(self._encoded(each)[0], height) for each, height in beginnings if each]
 
     def _before(self, history: Tokens) -> Reply:
-        """The reply to all that stands before the last turn."""
+        """The reply to everything before the last turn."""
         return self._remembered(history[: self._last_turn(history)].tobytes())
 
     def _last_turn(self, history: Tokens) -> int:
@@ -166,7 +166,7 @@ class ScriptedModel:
 
 
 def rest_of(text: str, said: str) -> str | None:
-    """What is left of a text once `said` is, but for its white space; `None`: that differs."""
+    """The rest of a text after `said`, ignoring its white space; `None`: it begins differently."""
     if text.startswith(said):
         return text[len(said) :]
     wanted = iter(enumerate(text))

@@ -38,7 +38,7 @@ class Turn:
 
     @property
     def is_result(self) -> bool:
-        """Whether it brings a tool's result."""
+        """Whether it is the result of a tool."""
         return self.text.startswith(RESULT)
 
 
@@ -69,7 +69,7 @@ class Playing:
 
 
 def reply_to(turns: Sequence[Turn], calls: Format) -> Reply:
-    """The next reply; a script that cannot be read is what it complains of."""
+    """The next reply. For an unreadable script, it tells the error."""
     try:
         playing = _playing(turns)
     except BadScript as error:
@@ -102,8 +102,11 @@ def _playing(turns: Sequence[Turn]) -> Playing | None:
 
 
 def _answered(steps: Sequence[Step], done: int, turns: Sequence[Turn]) -> int:
-    """How many steps were, after the first `done`. What a client has the assistant say (its thanks
-    for a summary), or keeps of what came before, is none: a step's words or calls tell."""
+    """Number of answered steps; `done`: those before `turns`.
+
+    The words or calls of a step identify it. Other texts of the assistant (its thanks for a
+    summary, what a client keeps of earlier turns) are not steps.
+    """
     for turn in turns:
         done += turn.role == "assistant" and (done >= len(steps) or _is(turn, steps[done]))
     return done
@@ -121,7 +124,7 @@ def _quoted(steps: Sequence[Step], text: str) -> int:
 
 
 def _summary_wanted(turns: Sequence[Turn]) -> bool:
-    """Whether what stands last asks for one."""
+    """Whether the last message asks for a summary."""
     asked = without_script(turns[-1].text) if turns and not turns[-1].is_result else ""
     if any(words in asked for words in SUMMARY_WANTED):
         return True
@@ -135,7 +138,7 @@ def _summary(playing: Playing | None) -> str:
 
 
 def _title_wanted(turns: Sequence[Turn]) -> bool:
-    """Whether the system prompt, which offers no tools, is one for titles."""
+    """Whether the system prompt asks for a title, without tools."""
     system = _system(turns)
     return bool(TITLE_WANTED.search(system)) and TOOLS not in system
 
@@ -145,7 +148,7 @@ def _system(turns: Sequence[Turn]) -> str:
 
 
 def _asked(turns: Sequence[Turn]) -> str:
-    """What stands last, unless a tool brought it."""
+    """The last message, unless it is the result of a tool."""
     return next((t.text for t in reversed(turns) if t.role == "user" and not t.is_result), "")
 
 

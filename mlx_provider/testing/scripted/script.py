@@ -1,4 +1,4 @@
-"""A script: what a message holds, and how it is found there again."""
+"""A script in a message, and how it is found there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WRITTEN = re.compile(r"SCRIPT:(.*?):END", re.DOTALL)
 
 
 class BadScript(ValueError):
-    """What stands between the marks is no list of steps."""
+    """The text between the marks is not a list of steps."""
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def _model(library: str, config: dict[str, Any]) -> Any:
 
 
 def _mtp_head(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """A layer like the last one with attention, and what joins its two inputs."""
+    """A layer like the last one with attention, and the projection that joins its two inputs."""
     last = [name for name in shapes if name.endswith("self_attn.q_proj.weight")][-1]
     layer = last.removesuffix("self_attn.q_proj.weight")
     copied = {

@@ -1,4 +1,4 @@
-"""Ours beside other servers: a run, several runs as one report, a model for all sides."""
+"""Compares ours with other servers: a run, a report of several runs, a model for all sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every command does before it measures, and with what it has measured."""
+"""What every command does before its measurement, and with the result."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import typer
 
 
 def preload() -> None:
-    """As an engine process starts: the BLAS must be loaded before MLX is.
+    """Set up this process like an engine: its BLAS must be loaded before MLX.
 
-    Raises `NotInstalled` where MLX is missing.
+    Raises `NotInstalled` if MLX is missing.
     """
     from mlx_provider.commands import prepare_mlx
 

@@ -1,7 +1,7 @@
-"""Whether requests in company get the answers that each gets alone, on the same server.
+"""Whether requests in a batch get the answers that each gets alone, on the same server.
 
-Half of the rounds ask together first and one by one then, the others the other way round, so that
-neither is always the one that finds its prompts in a prefix cache.
+Half of the rounds ask together first and then one by one, the other half in the opposite order, so
+that neither always finds its prompts in a prefix cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is asked: drawn from words, the same for every side, never twice in a run."""
+"""Questions of random words: the same for every side, and never twice in a run."""
 
 from __future__ import annotations
 

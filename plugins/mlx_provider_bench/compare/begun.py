@@ -1,4 +1,4 @@
-"""Streams that have begun: what comes beside them comes then."""
+"""Waits until streams have begun, for what must come beside them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 class Begun:
     """Counts the pieces of text of several streams. Safe from several threads.
 
-    Which stream a piece is of is not told: `pieces` of each are about as many times the streams.
+    It does not know the stream of a piece: it waits for `pieces` times the number of streams.
     """
 
     def __init__(self, streams: int, pieces: int = 2) -> None:
@@ -31,12 +31,12 @@ class Begun:
         return True
 
     def ended(self, result: T) -> T:
-        """All streams have ended, with or without text: whoever waits need not any longer."""
+        """All streams have ended, with or without text, so nobody needs to wait."""
         self.end = time.perf_counter()
         self._enough.set()
         return result
 
     def wait(self, limit: float) -> float:
-        """Return once they have begun, or the time is up; when that was."""
+        """Wait until they have begun, or the time is up. Returns that time."""
         self._enough.wait(limit)
         return time.perf_counter()

@@ -1,7 +1,7 @@
-"""Streams beside a request that is bad, or a client that leaves: they are answered as alone.
+"""Streams beside a bad request, or a client that leaves, are answered as if they were alone.
 
-What the server says to the bad request is told as it is: what is an error on one server is taken by
-another. Each is sent once every stream has begun. Afterwards the server is asked one more thing.
+The server's answer to the bad request is only reported: one server refuses what another accepts.
+The bad request is sent once every stream has begun. Then the server gets one more question.
 """
 
 from __future__ import annotations

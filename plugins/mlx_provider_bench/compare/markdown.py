@@ -1,4 +1,4 @@
-"""The result for people: what differs first, then every figure, then how to repeat it."""
+"""The result for people: differences, then every figure, then how to repeat it."""
 
 from __future__ import annotations
 

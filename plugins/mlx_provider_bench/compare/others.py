@@ -1,4 +1,4 @@
-"""Servers that run already, of whatever make, with OpenAI's API."""
+"""Running servers of any kind with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def key_of(other: Other, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def model_of(other: Other) -> str:
-    """What the server calls its model. Raises `EngineUnavailable` that says why it cannot be told.
+    """The server's name of its model. Raises `EngineUnavailable` with the reason if it is unknown.
 
-    An address that answers nothing is found out here, before anything is measured. A server that
-    answers, and does not list its models as OpenAI's API has it, is taken at its user's word.
+    Finds an address without a server before anything is measured. If a server answers but does not
+    list its models like OpenAI's API, the user's name of the model is used.
     """
     address = f"{other.base}/models"
     try:

@@ -16,7 +16,7 @@ BARS = {"reuse": "first_token", "stall": "longest_gap"}
 
 
 def draw(result: Result, folder: Path) -> list[str]:
-    """SVG files in `folder`; their names. Raises `NotInstalled` where matplotlib is missing."""
+    """SVG files in `folder`; their names. Raises `NotInstalled` if matplotlib is missing."""
     plots = pyplot()
     folder.mkdir(parents=True, exist_ok=True)
     names = []

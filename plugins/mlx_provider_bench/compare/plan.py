@@ -1,4 +1,4 @@
-"""What is measured, how large, and the command that repeats it."""
+"""What is measured, its size, and the command that repeats it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Plan:
             )
 
     def command(self, out: str = "") -> str:
-        """The command line that does this again, with every default in full."""
+        """The command line that repeats this, with all defaults."""
         words = ["mlx-provider", "bench", "compare", *self._subject_options()]
         words += [*_repeated("--part", self.parts), *_repeated("--streams", self.streams)]
         words += _repeated("--peer", self.peers or ["none"])
@@ -107,7 +107,7 @@ class Subject:
 
 
 def refuse_too_large(plan: Plan, subject: Subject, memory: int) -> None:
-    """Raises `BadRequest` where the sides' copies of the weights alone do not fit into memory."""
+    """Raises `BadRequest` if the sides' copies of the weights do not fit into memory."""
     weights = sum(path.stat().st_size for path in subject.folder.glob("*.safetensors"))
     copies = 1 + len(plan.peers)
     if copies * weights > memory:
@@ -119,9 +119,9 @@ def refuse_too_large(plan: Plan, subject: Subject, memory: int) -> None:
 
 
 def subjects(plan: Plan, scratch: Path) -> Iterator[Subject]:
-    """One after another; a folder of random weights is written when it is asked for.
+    """One after another; a folder of random weights is written when its turn comes.
 
-    Raises `ModelNotFound` or `BadRequest` for a model that is none.
+    Raises `ModelNotFound` or `BadRequest` for an invalid model.
     """
     from mlx_provider.commands import folder_of
 

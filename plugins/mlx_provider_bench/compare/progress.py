@@ -1,4 +1,4 @@
-"""What is being measured, for whoever waits."""
+"""Shows what is being measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves, and several runs as one."""
+"""The result of a run, or of several runs."""
 
 from __future__ import annotations
 

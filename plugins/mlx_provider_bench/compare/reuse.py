@@ -1,8 +1,8 @@
-"""Time to first token of a long prompt, and of those that begin as it does; the same with images.
+"""Time to first token of a long prompt, and of prompts with the same beginning; also with images.
 
-A document is asked about for the first time, once more, with another question, and in the next
-turn of its conversation. An image is asked about for the first time, once more, with another
-question, and before another document. Each round has documents and images of its own.
+Requests about a document: the first one, the same again, another question, the next turn of the
+conversation. Requests about an image: the first one, the same again, another question, the image
+before another document. Each round has its own documents and images.
 """
 
 from __future__ import annotations

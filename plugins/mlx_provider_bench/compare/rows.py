@@ -1,4 +1,4 @@
-"""One figure's place: part, model, case, server."""
+"""The place of a figure: part, model, case, server."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Figure = float | None
 class Row:
     """What one server did in one case of one part.
 
-    `figures`: by metric, one for each round; `None` where the round gave none. What another server
-    did in the same round stands at the same place.
+    `figures`: by metric, one for each round; `None`: the round has none. Figures of one round have
+    the same place in the rows of all servers.
     """
 
     part: str
@@ -62,7 +62,7 @@ class Row:
     def hold(self, answers: Sequence[Answer], alone: Sequence[Answer]) -> None:
         """Answers against those that the same server gives to the same requests alone.
 
-        A request that was refused has no answer that could be wrong: it counts as refused.
+        A refused request counts as refused, not as a wrong answer.
         """
         for answer, truth in zip(answers, alone, strict=True):
             if not answer.failure and not truth.failure:

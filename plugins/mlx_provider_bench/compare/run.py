@@ -1,4 +1,4 @@
-"""Models in turn, and for each of them the parts in turn."""
+"""Runs the parts for one model after another."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ MEASURES: Mapping[str, Part] = {
 
 
 def bench(plan: Plan, out: Path | None = None) -> Result:
-    """Run the plan. What has been measured so far stands in `out`, always.
+    """Run the plan. `out` always has what has been measured so far.
 
-    Raises `BadRequest`, `ModelNotFound`, `NotInstalled`, `EngineUnavailable` where nothing can be
-    measured at all; whatever a server does is a figure.
+    Raises `BadRequest`, `ModelNotFound`, `NotInstalled`, `EngineUnavailable` if nothing can be
+    measured at all; errors of a server are figures.
     """
     plan.check()
     require_proxy()

@@ -1,4 +1,4 @@
-"""Whoever takes part, each with a client through one LiteLLM proxy."""
+"""The participants, each with a client through one LiteLLM proxy."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Side:
         self.revive()
 
     def revive(self) -> None:
-        """Before a case: a process that died is started again, unless that failed before."""
+        """Before a case, start a process again that has died, unless that failed before."""
         if self.kept is not None and self.died():
             try:
                 self.kept.start()
@@ -112,16 +112,16 @@ class Absent:
 
 
 def in_turn(sides: Sequence[Side], turn: int) -> list[Side]:
-    """The sides, beginning with another one each turn: a machine drifts."""
+    """The sides, each turn with another one first, because the speed of a machine drifts."""
     first = turn % len(sides)
     return [*sides[first:], *sides[:first]]
 
 
 @contextmanager
 def opened(plan: Plan, subject: Subject) -> Iterator[tuple[list[Side], list[Absent]]]:
-    """Every side with the subject's model, each of which has answered once; and who has not.
+    """Every side that has answered once with the subject's model, and the absent ones.
 
-    Raises `NotInstalled` or `EngineUnavailable` where the proxy cannot start.
+    Raises `NotInstalled` or `EngineUnavailable` if the proxy cannot start.
     """
     with ExitStack() as ending:
         logs = Path(ending.enter_context(tempfile.TemporaryDirectory()))
@@ -157,7 +157,7 @@ def _proxy(ending: ExitStack, config: Mapping[str, Any], variables: Mapping[str,
 
 
 def _greet(server: Server, limit: float) -> None:
-    """Whoever loads its model with the first request does so now. Raises `RequestFailed`."""
+    """Some servers load their model with the first request: send it now. Raises `RequestFailed`."""
     client = Client(server, limit=limit)
     try:
         client.ask(HELLO, 4)

@@ -39,7 +39,7 @@ def _run(side: Side, asked: Sequence[Messages], reply: int) -> Run:
 
 
 def _add(row: Row, run: Run) -> None:
-    """A round in which a request was refused has no figures: fewer streams are another case."""
+    """A round with a refused request has no figures, because fewer streams are another case."""
     row.count(run.answers)
     whole = not any(answer.failure for answer in run.answers)
     row.add("throughput", run.rate if whole else None)

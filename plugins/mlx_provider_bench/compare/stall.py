@@ -1,7 +1,7 @@
-"""The longest gap of streams while a long prompt arrives, and how soon that is answered.
+"""The longest gap of streams while a long prompt arrives, and the time to its first token.
 
-Either alone says little: a server that makes the prompt wait has no gaps, and one that computes it
-in one go answers it soonest.
+Both are needed: a server that delays the prompt has no gaps, and one that computes it in one pass
+answers it first.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> Iterator[lis
 
 @dataclass(frozen=True)
 class Scene:
-    """What was seen. Times on one clock, in seconds from the streams' start."""
+    """The observations. Times of one clock, in seconds from the start of the streams."""
 
     streams: Sequence[Answer]
     newcomer: Answer

@@ -1,4 +1,4 @@
-"""Where ours is not faster than another server, and where answers are not as alone."""
+"""Cases in which ours is not faster, and answers that differ from those alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_ours(server: str) -> bool:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Ours over another server's in one case; above 1 is in our favour, whatever the metric."""
+    """Ours over another server's in one case; above 1, ours is better, for every metric."""
 
     ours: Row
     other: Row
@@ -35,7 +35,7 @@ class Ratio:
 
 
 def ratios(rows: Sequence[Row], server: str = OURS) -> Iterator[Ratio]:
-    """Ours, as it comes, beside each other server, where both answered every request."""
+    """Ours with its defaults and each other server, if both answered every request."""
     for ours, others in _cases(rows, server):
         for other in others:
             for metric in METRICS:
@@ -50,19 +50,19 @@ def not_faster(rows: Sequence[Row]) -> list[Ratio]:
 
 
 def without_rival(rows: Sequence[Row]) -> list[Row]:
-    """Cases of ours with figures that no other server's could be held against."""
+    """Cases of ours with figures, but without a figure of another server."""
     held = {id(ratio.ours) for ratio in ratios(rows)}
     ours = [row for row in rows if row.server == OURS and row.figures and not row.refused]
     return [row for row in ours if id(row) not in held]
 
 
 def refusals(rows: Sequence[Row]) -> list[Row]:
-    """Cases in which ours has no figures to show for some of what was asked."""
+    """Cases in which ours has no figures for some of the requests."""
     return [row for row in rows if row.server == OURS and row.figures and row.refused]
 
 
 def without_figure(rows: Sequence[Row]) -> Iterator[tuple[Row, str]]:
-    """Cases of ours, and metrics that another server has a figure for and ours has none."""
+    """Cases of ours, and metrics for which only another server has a figure."""
     for ours, others in _cases(rows, OURS):
         for metric in METRICS:
             there = any(figure(each.figures.get(metric, ())) is not None for each in others)
@@ -71,13 +71,13 @@ def without_figure(rows: Sequence[Row]) -> Iterator[tuple[Row, str]]:
 
 
 def answers_wrongly(rows: Sequence[Row], row: Row) -> bool:
-    """Whether that server, with that model, has answers that are others in company."""
+    """Whether that server, with that model, has answers that differ in a batch."""
     who = row.server, row.model, row.format
     return any((r.server, r.model, r.format) == who for r in not_as_alone(rows))
 
 
 def not_as_alone(rows: Sequence[Row]) -> list[Row]:
-    """Rows of any server with an answer that is another one in company."""
+    """Rows of any server with an answer that differs in a batch."""
     return [row for row in rows if row.equal < row.compared]
 
 

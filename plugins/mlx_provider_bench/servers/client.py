@@ -1,4 +1,4 @@
-"""Ask a server one thing over HTTP and time it, in our protocol or OpenAI's."""
+"""Sends a request to a server and measures it, in our protocol or OpenAI's."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Answer:
     cached: int
     """Prompt tokens that the server says it did not compute; 0 where it says nothing."""
     failure: str = ""
-    """Why there is no reply, where `try_ask` got none."""
+    """Why `try_ask` got no reply."""
     prompt: int = 0
     """Tokens of the prompt, as the server counts them."""
     times: tuple[float, ...] = ()
-    """When each piece of text came."""
+    """Arrival times of the pieces of text."""
     late: bool = False
-    """It failed by the time that was allowed."""
+    """It failed because its time was up."""
 
     @property
     def pace(self) -> float:
@@ -70,7 +70,7 @@ class Run:
 
 
 class TooLate(RequestFailed):
-    """No end within the time that was allowed."""
+    """The reply did not end in time."""
 
 
 class Client:
@@ -79,7 +79,7 @@ class Client:
     def __init__(
         self, server: Server, said: Mapping[str, Any] | None = None, limit: float = TIMEOUT
     ) -> None:
-        """`said`: what each of its requests says besides. `limit`: seconds for each of them."""
+        """`said`: further fields of each request. `limit`: seconds for each request."""
         self.server = server
         self._said = said or {}
         self._limit = limit
@@ -95,7 +95,7 @@ class Client:
     ) -> Answer:
         """Greedy reply. Raises `RequestFailed` with what the server said, `TooLate`.
 
-        `heard` is called for each piece of text; once it says no, the connection is closed.
+        `heard` is called for each piece of text; if it returns False, the connection is closed.
         """
         dialect = self.server.kind.dialect
         path, body = _REQUESTS[dialect](self.server.model, messages, max_tokens)
@@ -128,7 +128,7 @@ class Client:
     def try_ask(
         self, messages: Messages, max_tokens: int, heard: Callable[[], bool] = lambda: True
     ) -> Answer:
-        """As `ask`, but a request that fails is an empty answer."""
+        """Like `ask`, but a failed request is an empty answer."""
         began = time.perf_counter()
         try:
             return self.ask(messages, max_tokens, heard)
@@ -153,7 +153,7 @@ class Client:
         return at_once([partial(one, at, messages) for at, messages in enumerate(prompts)])
 
     def status(self, messages: Any, said: Mapping[str, Any]) -> tuple[int, str]:
-        """HTTP status and text of a request without a stream, written as it should not be.
+        """HTTP status and text of a malformed request without a stream.
 
         `said` replaces fields of the request. Raises `RequestFailed`, `TooLate`.
         """
@@ -172,7 +172,7 @@ class Client:
 def at_once(tasks: Sequence[Callable[[], T]]) -> list[T]:
     """Each in a thread of its own, results in order.
 
-    What ends the waiting (a signal) does not wait for requests, which end with their server.
+    A signal ends the wait at once; the requests end with their server.
     """
     pool = ThreadPoolExecutor(max(1, len(tasks)))
     try:
@@ -188,7 +188,7 @@ def both(one: Callable[[], T], other: Callable[[], U]) -> tuple[T, U]:
 
 
 def _lines(reply: httpx.Response, deadline: float) -> Iterator[str]:
-    """Of a stream, whose end must come in time even where bytes never stop to come."""
+    """The lines of a stream, which must end in time even if bytes never stop."""
     rest = ""
     for text in reply.iter_text():
         if time.perf_counter() > deadline:

@@ -1,4 +1,4 @@
-"""Servers under measurement: ours and the peers', each a process of its own on 127.0.0.1.
+"""The measured servers: ours and the peers', each in its own process on 127.0.0.1.
 
 `python -m mlx_provider_bench.servers.processes MODULE ARGUMENT...` runs a peer's module as its
 own command would, after the BLAS that our engine uses: all sides then compute with the same one.
@@ -37,18 +37,18 @@ PREFILL_STEP = "2048"
 
 @dataclass(frozen=True)
 class Kind:
-    """A make of server, and how it is started."""
+    """A kind of server, and its start."""
 
     name: str
     dialect: Dialect
-    """`generate`: our `/v1/generate`; `chat`: OpenAI's `/v1/chat/completions`, with what the
-    peers need told; `gateway`: the same through LiteLLM, which is told it in its config."""
+    """`generate`: our `/v1/generate`; `chat`: OpenAI's `/v1/chat/completions`, with fields that the
+    peers need; `gateway`: the same through LiteLLM, whose config has these fields."""
     module: str = ""
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     images: bool = True
     takes_model: bool = True
-    """Whether it is told the model at its start."""
+    """Whether its command line names the model."""
 
 
 OURS = Kind(
@@ -82,9 +82,9 @@ class Server:
     url: str
     folder: Path
     key: str
-    """Which ours needs and others ignore."""
+    """Ours needs it, others ignore it."""
     alias: str = ""
-    """What the model is called; unset: its folder's path."""
+    """The name of the model; unset: the path of its folder."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -152,7 +152,7 @@ class Kept:
 def running(kind: Kind, folder: Path, log: Path) -> Iterator[Server]:
     """A server for the model in `folder`; stopped at the end.
 
-    Raises `EngineUnavailable` with the log's last lines if it does not come up.
+    Raises `EngineUnavailable` with the log's last lines if it does not start.
     """
     kept = Kept(kind, folder, log)
     try:
@@ -166,7 +166,7 @@ def _ended(code: int) -> str:
 
 
 def stop(process: subprocess.Popen[Any], limit: float = STOP_LIMIT) -> None:
-    """End a process of ours, in earnest if it does not listen. Idempotent."""
+    """End one of our processes, and kill it if it does not react. Idempotent."""
     process.terminate()
     try:
         process.wait(limit)

@@ -1,4 +1,4 @@
-"""What is measured: our engine and mlx-lm's BatchGenerator, behind one interface."""
+"""Our engine and mlx-lm's BatchGenerator with one interface, for measurements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WIDE = 2**50
 
 @dataclass(eq=False)
 class Job:
-    """One request of a workload and what was seen of it. Times in seconds of one clock."""
+    """One request of a workload, and its tokens. Times in seconds of one clock."""
 
     prompt: list[int]
     max_tokens: int

@@ -1,4 +1,4 @@
-"""Our engine with its prefix cache, stepped in this process, and what a hit cannot spare."""
+"""Our engine with its prefix cache in this process, and the cost that remains after a hit."""
 
 from __future__ import annotations
 
