@@ -29,6 +29,7 @@ from mlx_provider.records import DraftOptions, DraftRow, Unread
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of
 from mlx_provider.testing.driver import new_engine, new_request, output_of
+from mlx_provider.testing.tiny.models import family_named
 from mlx_provider.upstream.cache_classes import stored
 from mlx_provider_mtp import mlx_drafters
 from mlx_provider_mtp.assistant import AssistantDrafting
@@ -63,14 +64,7 @@ TEXT = {
     "sliding_window": WINDOW,
     "hidden_size_per_layer_input": 0,
     "use_double_wide_mlp": False,
-    "rope_parameters": {
-        "full_attention": {
-            "rope_type": "proportional",
-            "rope_theta": 1_000_000.0,
-            "partial_rotary_factor": 0.25,
-        },
-        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-    },
+    "rope_parameters": family_named("gemma4_text").config({})["rope_parameters"],
 }
 CONFIG = {"model_type": "gemma4_assistant", "backbone_hidden_size": HIDDEN, "text_config": TEXT}
 SPARSE = {"use_ordered_embeddings": True, "num_centroids": 32, "centroid_intermediate_top_k": 8}
