@@ -191,6 +191,6 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 def test_one_kind_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="one of --family, --tool-parser, --reasoning-parser"):
         run("new-plugin", "none", "--folder", str(tmp_path))
-    with pytest.raises(BadRequest, match="--family and --kernels: choose one to begin with"):
+    with pytest.raises(BadRequest, match="--family and --kernels: choose one, and"):
         run("new-plugin", "both", "--family", "--kernels", "--folder", str(tmp_path))
     assert list(tmp_path.iterdir()) == []
