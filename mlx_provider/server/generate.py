@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
@@ -16,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from ..byte_gate import Ticket
 from ..client.generation import Generation
 from ..client.multi_prompt import submit_all
-from ..errors import MLXProviderError, RequestFailed, RequestTimedOut, for_another
+from ..errors import MLXProviderError, RequestFailed, for_another
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Event, Failed
 from ..protocol.options import ModelOptions
@@ -121,6 +122,9 @@ class _Answer:
         self._refusal, self._places = asked.refusal, asked.places
         self._unsent: tuple[list[ModelRequest], Ticket] | None = (list(asked.requests), ticket)
         self._submitting = anyio.CancelScope()
+        self._beating = anyio.CancelScope()
+        self._written = time.monotonic()
+        """When something was written last."""
         self._submitted = 0
         """Requests that the service has or had; one that it refused is not its any more."""
 
@@ -134,7 +138,7 @@ class _Answer:
                 watchers.start_soon(self._watch_stop)
                 try:
                     generation = await self._accept()
-                    await self._write(generation, send)
+                    await self._write(generation, send, watchers)
                 except MLXProviderError as error:
                     # its frames hold the whole request, and this frame would hold them
                     failure = for_another(error)
@@ -210,7 +214,7 @@ class _Answer:
                 if index < self._submitted:
                     self._service.cancel(self._ids[index])
 
-    async def _write(self, generation: Generation, send: Send) -> None:
+    async def _write(self, generation: Generation, send: Send, group: TaskGroup) -> None:
         """Write the bytes of each wake-up. While `send` waits for a slow reader, events are
         joined."""
         accepted = generation.accepted
@@ -223,18 +227,25 @@ class _Answer:
                 warnings = [*map(self._places.text, accepted.warnings)]
                 await send(_start(reply, warnings))
                 started = True
+                if reply.heartbeat:
+                    group.start_soon(self._beat, reply.heartbeat, send)
             if out:
                 await send({"type": "http.response.body", "body": out, "more_body": True})
-            events = self._places.events(await self._next(generation, reply, send))
+                self._written = time.monotonic()
+            events = self._places.events(await generation.aget())
+        self._beating.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _next(self, generation: Generation, reply: Reply, send: Send) -> list[Event]:
-        while True:
-            try:
-                return await generation.aget(HEARTBEAT if reply.heartbeat else None)
-            except RequestTimedOut:
-                beat = {"type": "http.response.body", "body": reply.heartbeat, "more_body": True}
-                await send(beat)
+    async def _beat(self, heartbeat: bytes, send: Send) -> None:
+        """Write a heartbeat whenever nothing was written for so long. One task for a reply: a timer
+        for each of its events costs more than to write them."""
+        with self._beating:
+            while True:
+                silent = time.monotonic() - self._written
+                if silent >= HEARTBEAT:
+                    await send({"type": "http.response.body", "body": heartbeat, "more_body": True})
+                    self._written, silent = time.monotonic(), 0.0
+                await anyio.sleep(HEARTBEAT - silent)
 
 
 def _start(reply: Reply, warnings: list[str]) -> dict[str, object]:

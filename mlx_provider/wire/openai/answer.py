@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,17 +127,20 @@ def finish_reason(finish: Finish, *, legacy: bool) -> str:
 
 def delta_parts(
     event: Delta, *, legacy: bool, custom: Collection[str] = ()
-) -> Iterator[dict[str, Any]]:
+) -> list[dict[str, Any]]:
     """A delta for each kind of output, because accumulators of clients take one kind at a time.
 
     `custom`: names of custom tools, whose calls must be whole (`custom_tools.WholeCalls`).
     """
+    parts: list[dict[str, Any]] = []
     if event.reasoning:
-        yield {"reasoning_content": event.reasoning}
+        parts.append({"reasoning_content": event.reasoning})
     if event.content:
-        yield {"content": event.content}
+        parts.append({"content": event.content})
     for piece in call_pieces(event.tool_calls, custom):
-        yield {"function_call": piece["function"]} if legacy else {"tool_calls": [piece]}
+        call = {"function_call": piece["function"]} if legacy else {"tool_calls": [piece]}
+        parts.append(call)
+    return parts
 
 
 def call_pieces(

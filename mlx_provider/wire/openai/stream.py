@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from ...errors import MLXProviderError
 from ...protocol.events import Accepted, Delta, Done, Event, Finish
 from .. import sse
+from ..asked import json_bytes
 from ..replies import Streamed
 from .answer import delta_parts, finish_reason, logprobs_of, text_logprobs, usage_of
 from .custom_tools import WholeCalls
@@ -24,52 +26,57 @@ class Stream(Streamed):
         """`usage`: add a last chunk with the usage (`stream_options.include_usage`)."""
         self._form = form
         self._head = head(accepted, form, chunk=True) | ({"usage": None} if usage else {})
+        self._begin = b"data: " + json_bytes(self._head)[:-1] + b',"choices":['
+        """Of each chunk. It is written once."""
         self._usage = usage
         self._calls = WholeCalls(form.custom)
         self._spoken: set[int] = set()
         self._written: Counter[int] = Counter()
         """Characters of each choice for which log-probabilities were sent."""
 
-    def _frames(self, event: Event) -> Iterator[bytes]:
-        for each in self._calls.of(event):
-            yield from map(sse.data, self._chunks(each))
-        if isinstance(event, Done):
-            yield DONE
+    def _frames(self, event: Event) -> Iterable[bytes]:
+        if not self._form.custom:
+            return self._chunks(event)
+        return chain.from_iterable(map(self._chunks, self._calls.of(event)))
 
     def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
         yield sse.data(error_body(error))
 
-    def _chunks(self, event: Event) -> Iterator[dict[str, Any]]:
+    def _chunks(self, event: Event) -> list[bytes]:
         if isinstance(event, Delta):
-            yield from self._text(event) if self._form.text else self._chat(event)
-        elif isinstance(event, Finish):
+            return self._text(event) if self._form.text else self._chat(event)
+        if isinstance(event, Finish):
             reason = finish_reason(event, legacy=self._form.legacy)
             part: dict[str, Any] = {"text": ""} if self._form.text else self._delta(event.index, {})
-            yield self._chunk(event.index, part, None, reason)
-        elif isinstance(event, Done) and self._usage:
-            usage = usage_of(event, timings=self._form.timings)
-            yield self._head | {"choices": [], "usage": usage}
+            return [self._chunk(event.index, part, None, reason)]
+        if not isinstance(event, Done):
+            return []
+        usage = {"choices": [], "usage": usage_of(event, timings=self._form.timings)}
+        return [sse.data(self._head | usage), DONE] if self._usage else [DONE]
 
-    def _chat(self, event: Delta) -> Iterator[dict[str, Any]]:
-        form = self._form
-        parts = list(delta_parts(event, legacy=form.legacy, custom=form.custom))
+    def _chat(self, event: Delta) -> list[bytes]:
+        form, index = self._form, event.index
+        parts = delta_parts(event, legacy=form.legacy, custom=form.custom)
         logprobs = logprobs_of(event.logprobs)
-        if logprobs is not None and not parts:
-            parts = [{"content": ""}]
-        for part in parts:
-            yield self._chunk(event.index, self._delta(event.index, part), logprobs)
-            logprobs = None
+        if logprobs is None:
+            return [self._chunk(index, self._delta(index, part), None) for part in parts]
+        first, *others = parts or [{"content": ""}]
+        return [
+            self._chunk(index, self._delta(index, first), logprobs),
+            *(self._chunk(index, self._delta(index, part), None) for part in others),
+        ]
 
-    def _text(self, event: Delta) -> Iterator[dict[str, Any]]:
+    def _text(self, event: Delta) -> list[bytes]:
         begins = self._written[event.index]
         self._written[event.index] += sum(len(token.token) for token in event.logprobs)
         logprobs = text_logprobs(event.logprobs, begins)
-        yield self._chunk(event.index, {"text": event.content}, logprobs)
+        return [self._chunk(event.index, {"text": event.content}, logprobs)]
 
     def _delta(self, index: int, part: dict[str, Any]) -> dict[str, Any]:
-        role = {} if index in self._spoken else {"role": "assistant"}
+        if index in self._spoken:
+            return {"delta": part}
         self._spoken.add(index)
-        return {"delta": {**role, **part}}
+        return {"delta": {"role": "assistant", **part}}
 
     def _chunk(
         self,
@@ -77,6 +84,6 @@ class Stream(Streamed):
         part: dict[str, Any],
         logprobs: dict[str, Any] | None,
         reason: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> bytes:
         choice = {"index": index, **part, "logprobs": logprobs, "finish_reason": reason}
-        return self._head | {"choices": [choice]}
+        return self._begin + json_bytes(choice) + b"]}\n\n"
