@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from jsonschema import validate
 
-from agent_turn import HOST, PRICED, Pass
+from agent_turn import HOST, PRICED
 from recorded_agents import sessions
+from watched_passes import Pass
 
 
 @pytest.mark.parametrize("name", ["OpenCode", "Claude Code", "Codex"])
@@ -21,5 +22,5 @@ def test_each_recorded_call_fits_a_tool_of_its_session(name: str) -> None:
 @pytest.mark.parametrize("device", PRICED.values(), ids=PRICED)
 def test_a_pass_that_waits_for_the_host_takes_longer(device) -> None:
     ahead, waited = (Pass(4, waited, 3, "MTP") for waited in (False, True))
-    assert waited.seconds(device) == pytest.approx(ahead.seconds(device) + HOST)
-    assert Pass(4, False).seconds(device) < ahead.seconds(device)
+    assert waited.seconds(device, 32_000) == pytest.approx(ahead.seconds(device, 32_000) + HOST)
+    assert Pass(4, False).seconds(device, 32_000) < ahead.seconds(device, 32_000)

@@ -14,52 +14,36 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import mlx.core as mx
-
 import mlx_provider
 from device_curves import CHIPS, HOST, MODELS, Estimate, Thinned
-from mlx_provider.chat.constraints.written import written_calls
-from mlx_provider.chat.output.reply import Reply
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.request import Request
 from mlx_provider.engine.speculation.policy import Policy
-from mlx_provider.engine.speculation.speculation import Speculation
-from mlx_provider.engine.speculation.step import DraftStep, Origin
-from mlx_provider.engine.step.decode import Decode
-from mlx_provider.engine.step.record import StepRecord
 from mlx_provider.engine.step.schedule import Schedule
-from mlx_provider.families.vision.patch_model import PatchVisionModel
 from mlx_provider.protocol.events import Delta, Done, Event, Failed, Usage
 from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.protocol.sampling import Sampling
-from mlx_provider.records import LoadedModel, PrefillChunk, ScoresPrompts, ToolParser
 from mlx_provider.serving import engine_builder, sparse_prefill, structure
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny import build
 from mlx_provider.testing.tiny.tokenizers import QWEN
 from mlx_provider_bench.report import Result, surroundings
 from mlx_provider_drafters.prompt_scoring import passes as scoring_passes
-from recorded_agents import Call, Session, sessions
-from replaced import Replaced, wrap
+from recital import Recital
+from recorded_agents import Session, sessions
+from replaced import Replaced
 from sparse_prefill import SCORER
-from speculation_curves import DRAFTERS
+from watched_passes import Passes, watched
 
 HYBRID = Path(mlx_provider.__file__).parent / "demo" / "hybrid"
-PARSER = ToolParser("hermes", "<tool_call>", "</tool_call>")
-PULL = 100.0
-"""Added to the logit of a token that is recited."""
-THOUGHT = 48
-"""Tokens of a thought."""
 TURNS = 4
 DEPTH = 32_000
 """Cached tokens on the devices that are not here."""
@@ -113,26 +97,6 @@ SETTINGS = (
 )
 
 
-@dataclass(frozen=True)
-class Pass:
-    """A pass of the one row."""
-
-    width: int
-    """Tokens: drafts, and the one before them."""
-    waited: bool
-    """It was launched after the last one had been read."""
-    guesses: int = 0
-    """Drafts of a drafter,"""
-    drafter: str = "lookup"
-    """of this kind."""
-
-    def seconds(self, device: Estimate) -> float:
-        """Time of the device, with its wait for the host."""
-        own = device.seconds(0, 0, self.width, DEPTH)
-        own += self.guesses * DRAFTERS[self.drafter].round(device)
-        return own + HOST if self.waited else max(HOST, own)
-
-
 @dataclass
 class Turn:
     """A reply to a result."""
@@ -144,11 +108,7 @@ class Turn:
     """and to its end."""
     calls: list[dict[str, Any]] = field(default_factory=list)
     usage: Usage | None = None
-    passes: list[Pass] = field(default_factory=list)
-    begun: int = 0
-    """Passes up to the first byte of the call,"""
-    read: int = 0
-    """and to its end."""
+    passes: Passes = field(default_factory=Passes)
 
     @property
     def prefilled(self) -> int:
@@ -283,118 +243,6 @@ def _switch(patch: Replaced, service: ChatService, setting: Setting) -> None:
         patch.setattr(Schedule, "_may_look_ahead", lambda *_: False)
 
 
-class Recital:
-    """Lets a model think as it likes, then write a text."""
-
-    def __init__(self, patch: Replaced, model: LoadedModel) -> None:
-        self._model = model
-        self._said = mx.array([-1])
-        """The token at each position; -1: the model's own."""
-        self.call: Call | None = None
-        """Of the next reply."""
-        tokenizer = model.tokenizer
-        self._special = min(tokenizer.encode("<|im_start|></think>", special=False))
-        wrap(patch, Engine, "submit", self._submitted)
-        wrap(patch, PatchVisionModel, "prefill_hidden", self._prefilled)
-        wrap(patch, PatchVisionModel, "decode_hidden", self._decoded)
-
-    def _submitted(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def submit(engine: Engine, request: Request) -> Any:
-            if self.call is not None:
-                self._said = self._reply(len(request.prompt.tokens), self.call)
-            return original(engine, request)
-
-        return submit
-
-    def _reply(self, prompt: int, call: Call) -> mx.array:
-        """A thought and a call, behind so many tokens."""
-        written = written_calls(PARSER.call_grammar(), [(call.name, call.arguments, {})])
-        text = f"\n</think>\n{written}<|im_end|>"
-        tokens = self._model.tokenizer.encode(text, special=False)
-        return mx.array([-1] * (prompt + THOUGHT) + tokens)
-
-    def _prefilled(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def prefill(model: Any, chunk: PrefillChunk, last: int) -> Any:
-            logits, hidden = original(model, chunk, last)
-            return self._pulled(model, logits, mx.array(chunk.stop)), hidden
-
-        return prefill
-
-    def _decoded(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def decode(
-            model: Any, tokens: Any, cache: Any, places: mx.array, at: mx.array | None = None
-        ) -> Any:
-            logits, hidden = original(model, tokens, cache, places, at)
-            return self._pulled(model, logits, 1 + (places if at is None else places[at])), hidden
-
-        return decode
-
-    def _pulled(self, model: Any, logits: mx.array, positions: mx.array) -> mx.array:
-        if model is not self._model:
-            return logits
-        said = self._said[mx.minimum(positions, self._said.size - 1)][..., None]
-        tokens = mx.arange(logits.shape[-1])
-        own = mx.where(tokens < self._special, 0.0, -PULL)  # a thought of plain words
-        return logits + mx.where(said < 0, own, PULL * (tokens == said))
-
-
-@contextmanager
-def _watched(engine: Engine, turn: Turn) -> Iterator[None]:
-    """The passes of a reply, and how many come before its call."""
-    speculation = engine.state.drafting._speculation
-    apart = False
-
-    def caught_up(original: Callable[..., Any]) -> Callable[..., Any]:
-        def catch_up(decode: Decode) -> Any:
-            nonlocal apart
-            apart = True
-            try:
-                return original(decode)
-            finally:
-                apart = False
-
-        return catch_up
-
-    def ran(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(decode: Decode, record: StepRecord) -> Any:
-            decoded = original(decode, record)
-            if record.plan.rows:
-                turn.passes.append(_pass(record, engine.state.drafting, speculation))
-            return decoded
-
-        return run
-
-    def pushed(original: Callable[..., Any]) -> Callable[..., Any]:
-        def push(reply: Reply, *given: Any) -> list[Delta]:
-            deltas: list[Delta] = original(reply, *given)
-            read = len(turn.passes) - (not apart)  # the last one may run still
-            if any(delta.tool_calls for delta in deltas):
-                turn.begun = turn.begun or read
-            turn.read = read
-            return deltas
-
-        return push
-
-    with Replaced() as patch:
-        wrap(patch, Decode, "catch_up", caught_up)
-        wrap(patch, Decode, "run", ran)
-        wrap(patch, Reply, "push", pushed)
-        yield
-
-
-def _pass(record: StepRecord, drafting: DraftStep, speculation: Speculation | None) -> Pass:
-    (row,) = record.plan.rows
-    drafts = record.drafts.get(row, ())
-    origin = drafting._origins[row][-1] if drafts else Origin()
-    if origin.source is None or speculation is None:
-        return Pass(1 + len(drafts), record.caught_up)
-    source = speculation.sources[origin.source]
-    kind = "MTP" if source.shows else "lookup"
-    if isinstance(source.drafting, ScoresPrompts):
-        kind = "draft model"
-    return Pass(1 + len(drafts), record.caught_up, len(drafts) - origin.known, kind)
-
-
 def _played(
     service: ChatService,
     asked: Callable[..., GenerateRequest],
@@ -413,9 +261,8 @@ def _played(
         sampling = Sampling(temperature=1, seed=at)
         request = asked(messages=messages, sampling=sampling)
         recital.call = call
-
         turn = Turn(time.perf_counter())
-        with _watched(engine, turn):
+        with watched(engine) as turn.passes:
             generation = client.submit(request)
             while events := generation.get(PATIENCE):
                 for event in events:
@@ -453,9 +300,9 @@ def _means(name: str, setting: Setting, result: int, turns: Sequence[Turn]) -> M
         setting.name,
         result,
         round(mean(lambda turn: turn.prefilled)),
-        round(mean(lambda turn: turn.begun)),
-        round(mean(lambda turn: turn.read)),
-        round(mean(lambda turn: sum(each.waited for each in turn.passes[: turn.read]))),
+        round(mean(lambda turn: turn.passes.begun)),
+        round(mean(lambda turn: turn.passes.read)),
+        round(mean(lambda turn: turn.passes.waits)),
         round(mean(lambda turn: turn.used.completion_tokens)),
         round(mean(lambda turn: turn.first_byte), 2),
         round(mean(lambda turn: turn.ended), 2),
@@ -468,15 +315,15 @@ def _priced(device: Estimate, setting: Setting, turns: Sequence[Turn]) -> dict[s
 
     def at(passes: Callable[[Turn], int]) -> float:
         whole = (
-            start + sum(each.seconds(device) for each in turn.passes[: passes(turn)])
+            start + sum(each.seconds(device, DEPTH) for each in turn.passes.all[: passes(turn)])
             for start, turn in zip(first, turns, strict=True)
         )
         return round(fmean(whole), 2)
 
     return {
         "first_token": round(fmean(first), 2),
-        "first_byte": at(lambda turn: turn.begun),
-        "ended": at(lambda turn: turn.read),
+        "first_byte": at(lambda turn: turn.passes.begun),
+        "ended": at(lambda turn: turn.passes.read),
     }
 
 
