@@ -153,6 +153,11 @@ class Row:
 
     holding: Holding | None = None
     """Its buffers that entries of the prefix cache may refer to."""
+    merged: int = 0
+    """Tokens of the longest row in the cache that it shares with others, after the next pass. 0: it
+    has its own cache."""
+    gave_way: bool = False
+    """Whether it has freed its memory for other rows."""
     history: Any = None
     """Token counts of the sampler, if the row has penalties."""
     masks: list[Any] = field(default_factory=list)

@@ -21,6 +21,7 @@ from mlx_provider.engine.kv_capacity import STEP_TOKENS, whole_steps
 from mlx_provider.engine.memory import arrays, leaves, profile
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
+from mlx_provider.engine.scheduling.plan import StepPlan
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
@@ -310,15 +311,24 @@ def storm(
     longest = max(len(ask(which).prompt.tokens) for which in asked) + REPLY
     # a prefix in use may be longer than what its only row has of it, whose own tokens have steps
     least = memory.row_bytes(longest) + (LEAST + STEP_TOKENS) * memory.token_bytes
+    early: set[Any] = set()
+
+    class Watched(Alternating):
+        """Before each pass, the rows are within the memory."""
+
+        def plan(self, *given: Any, **more: Any) -> StepPlan:
+            alone = self.active_rows <= 1 or early & {*self.waiting}
+            assert alone or self.live_bytes + cache.in_use <= room
+            return super().plan(*given, **more)
+
     engine, cache = sharing(
         model, lambda: budget, available=lambda: room - cache.in_use, row_bytes=memory.row_bytes,
-        make_cache=make_cache,
+        make_cache=make_cache, scheduler=Watched,
     )  # fmt: skip
     admission = engine.scheduler.admission
     admission.budget = replace(admission.budget, alone=lambda: room)
     requests: list[Request] = []
     cancelled: set[str] = set()
-    early: set[Any] = set()
     for each, which, steps in what:
         if each == "fork":
             requests.append(ask(which))
@@ -336,9 +346,7 @@ def storm(
             early = {job for job in engine.scheduler.waiting if job.admitted}
         for _ in range(steps):
             engine.step()
-            alone = engine.scheduler.active_rows <= 1 or early & {*engine.scheduler.waiting}
             charged = engine.scheduler.live_bytes + cache.in_use
-            assert alone or charged <= room
             assert not bits or taken(engine) <= charged, "nothing but buffers of single rows"
             waited = max(waited, engine.scheduler.queued if each == "shrink" else 0)
             most = max(most, len(prefixes(engine)))

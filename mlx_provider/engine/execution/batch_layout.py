@@ -93,6 +93,9 @@ class Layout(Protocol):
     def cache_of(self, row: Row) -> RowCache | None:
         """The row's own cache. `None`: it is merged with those of others."""
 
+    def merged(self) -> Mapping[Row, int]:
+        """The rows in caches with others, each with `Row.merged`."""
+
     def keep(self, row: Row, tokens: int) -> None:
         """Keep the first `tokens` tokens of the last pass in the row's cache, at least one. If
         called again before any other use of the row, the last call counts."""
@@ -129,6 +132,9 @@ def make_layout(
 
 class OneTokenLayout:
     """A layout whose passes have one token per row: it keeps each, and follows no unread result."""
+
+    def merged(self) -> Mapping[Row, int]:
+        return {}
 
     def keep(self, row: Row, tokens: int) -> None:
         """Nothing to remove."""
@@ -199,6 +205,9 @@ class MergedLayout(OneTokenLayout):
     def cache_of(self, row: Row) -> RowCache | None:
         return None if self.rows.shared(row) else self.rows.cache_of(row)
 
+    def merged(self) -> Mapping[Row, int]:
+        return self.rows.merged()
+
     def extract(self, row: Row) -> RowCache:
         return self.rows.cache_of(row)
 
@@ -260,6 +269,9 @@ class GroupedLayout:
 
     def cache_of(self, row: Row) -> RowCache | None:
         return None if self.rows.shared(row) else self.rows.cache_of(row)
+
+    def merged(self) -> Mapping[Row, int]:
+        return self.rows.merged()
 
     def keep(self, row: Row, tokens: int) -> None:
         if row in self._unsettled:

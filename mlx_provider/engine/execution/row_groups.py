@@ -20,6 +20,7 @@ from ...upstream.batch_caches import (
     rows_of,
 )
 from ...upstream.shared_kv import Prefix, prefix_of
+from ..kv_capacity import whole_steps
 from ..memory import MemoryProfile, leaves, profile
 from ..request import Row
 
@@ -61,6 +62,12 @@ class Group:
         prefix = shared_prefix(self.cache)
         shared = 0 if prefix is None else prefix.length
         return [row.held - shared for row in rows]
+
+    def takes_more(self, row: Row) -> bool:
+        """Whether one of its rows, or `row`, would have more capacity than alone if `row`
+        joined."""
+        steps = {whole_steps(own + 1) for own in self._own_tokens(*self.rows, row)}
+        return len(steps) > 1
 
     def caches(self, rows: Sequence[Row]) -> list[RowCache]:
         """Row caches of some of its rows. The cache of the group does not change."""
@@ -148,6 +155,12 @@ class Groups:
         stay = [(g, [row for row in g.rows if row not in gone]) for g in self.groups]
         self.groups = [group.part(left) for group, left in stay if left]
 
+    def merged(self) -> dict[Row, int]:
+        """The rows in caches with others, each with `Row.merged`."""
+        several = [group.rows for group in self.groups if len(group.rows) > 1]
+        longest = [(rows, max(row.held for row in rows)) for rows in several]
+        return {row: held + 1 for rows, held in longest for row in rows}
+
     def shared(self, row: Row) -> bool:
         """Whether a row's cache is merged with others."""
         return any(row in g.rows and len(g.rows) > 1 for g in self.groups)
@@ -189,4 +202,7 @@ class Groups:
         return next((g for g in self.groups if len(g.rows) > 1 and g.nbytes() > limit), None)
 
     def _admits(self, group: Group, row: Row) -> bool:
+        short = any(each.gave_way for each in (row, *group.rows))  # of memory
+        if short and group.takes_more(row):
+            return False
         return group.resembles(row) and group.nbytes(row) <= self.bound

@@ -94,14 +94,14 @@ class Admission:
 
     def may_wait(self, row: Row, active_rows: int) -> bool:
         """Whether a row that has outgrown the memory can continue later."""
-        whole = self.budget.row_bytes(self._tokens_reserved(row))  # also what others hold now
+        whole = self.budget.row_bytes(self._own_capacity(row))  # also what others hold now
         if whole + self.budget.passing(self._tokens_to_run(row), 1) > self.budget.alone():
             return False
         return active_rows > 1 or self.budget.others_go_on()
 
     def kv_capacity(self, job: PrefillJob) -> int:
         """Token capacity for the caches of the prompt's rows."""
-        return max(map(self._tokens_reserved, job.rows))
+        return max(map(self._own_capacity, job.rows))
 
     def kv_growth(self, job: PrefillJob) -> int:
         """Growth in tokens of a row beyond that capacity."""
@@ -122,6 +122,10 @@ class Admission:
         """Whether a row needs more memory than its reservation at admission."""
         return len(row.tokens) >= self.limits.output_reserve
 
+    def exceeds(self, row: Row) -> bool:
+        """The same, also because of a longer row in the same cache."""
+        return self.outgrown(row) or row.merged > self._first_capacity(row.request)[0]
+
     def _own_bytes(self, row: Row) -> int:
         stored = 0 if row.holding is None else row.holding.stored
         return max(0, self._bytes(row, self._tokens_reserved(row)) - stored)
@@ -137,6 +141,10 @@ class Admission:
         return min(row.held, whole)
 
     def _tokens_reserved(self, row: Row) -> int:
+        return max(self._own_capacity(row), row.merged)
+
+    def _own_capacity(self, row: Row) -> int:
+        """Token capacity of a row in a cache of its own."""
         first, longest = self._first_capacity(row.request)
         held = 0 if row.holding is None else row.holding.capacity
         return kv_capacity(first, longest, row.held + 1, held)

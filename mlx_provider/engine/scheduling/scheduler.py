@@ -69,7 +69,7 @@ class Scheduler:
         self._settled = 0
         """Bytes of live rows for which memory was last reclaimed."""
         self._fitting: int | None = None
-        """The limit at which all rows were last found to fit. It holds until a row outgrows its
+        """The limit at which all rows were last found to fit. It holds until a row exceeds its
         reservation."""
 
     # -- coming and going
@@ -173,6 +173,7 @@ class Scheduler:
 
     def preempt(self, row: Row) -> PrefillJob:
         """Free a row's memory. The row continues from its committed tokens when it fits again."""
+        row.gave_way = True
         return self._again(row, admitted=False)
 
     def _again(self, row: Row, *, admitted: bool) -> PrefillJob:
@@ -266,7 +267,7 @@ class Scheduler:
         """
         budget = self.admission.budget
         limit = budget.available()
-        if limit == self._fitting and not any(map(self.admission.outgrown, self.running)):
+        if limit == self._fitting and not any(map(self.admission.exceeds, self.running)):
             return None
         need = self.live_bytes
         if need > self._settled:

@@ -157,8 +157,9 @@ class Commit:
         """Remove rows from the batch, for good or until they have started again."""
         self._state.batch.drop(rows)
         self._state.drafting.forget(rows)
+        self._state.charge_merged()
         for row in rows:
-            row.holding = None
+            row.holding, row.merged = None, 0
 
     def keep(self, request: Request, running: Sequence[Row]) -> None:
         """Store what rows and prefills of a request have computed in the prefix cache."""

@@ -55,6 +55,13 @@ class State:
     corrupted: set[Row] = field(default_factory=set)
     """Rows of this step whose caches are corrupted."""
 
+    def charge_merged(self) -> None:
+        """Charge rows in caches with others as much as the longest. Call it after rows have joined,
+        left or decoded."""
+        merged = self.batch.layout.merged()
+        for row in self.scheduler.running:
+            row.merged = merged.get(row, 0)
+
     @property
     def batch(self) -> DecodeBatch:
         """The rows that decode."""

@@ -1,0 +1,80 @@
+"""Rows in one cache are charged for its capacity, which is that of the longest row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.memory import leaves, profile
+from mlx_provider.engine.request import Request
+from mlx_provider.engine.scheduling.scheduler import Scheduler
+from mlx_provider.families.text import TextModel
+from mlx_provider.records import PrefillChunk, Prompt
+from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+
+LENGTHS = (190, 100)
+REPLY = 120
+
+
+def rows(model: TextModel) -> tuple[Engine, list[Request], int]:
+    """An engine with two rows of unlike lengths, and the bytes of one token."""
+    row = model.make_cache()
+    model.prefill(PrefillChunk(Prompt([1, 2, 3]), 0, 3, row))
+    memory = profile(row, 3)
+    engine = new_engine(model, row_bytes=memory.row_bytes, max_chunk=256, reserve=16)
+    asked = [
+        new_request([20 + (i * 31 + j) % 200 for j in range(length)], max_tokens=REPLY)
+        for i, length in enumerate(LENGTHS)
+    ]
+    for request in asked:
+        engine.submit(request)
+    return engine, asked, memory.token_bytes
+
+
+def taken(engine: Engine) -> int:
+    """Bytes of the buffers of the rows that decode."""
+    groups: Any = engine.batch.layout
+    every = [layer for group in groups.rows.groups for layer in leaves(group.cache)]
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in every)
+
+
+def test_a_shorter_row_is_charged_for_a_step_when_the_longest_takes_it(qwen3: TextModel) -> None:
+    engine, _, each = rows(qwen3)
+    rooms = set()
+    while len(engine.scheduler.running) < len(LENGTHS):
+        engine.step()
+    while len(engine.scheduler.running) == len(LENGTHS):
+        charged = engine.scheduler.live_bytes
+        engine.step()
+        rooms.add(taken(engine) // each)
+        assert taken(engine) <= charged
+    assert rooms >= {2 * 256, 2 * 512}, "both rows grew"
+
+
+def test_a_row_that_gave_way_is_not_merged_until_that_takes_no_memory(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory holds both rows apart, but not both with the capacity of the longer one."""
+    engine, asked, each = rows(qwen3)
+    waited: Counter[str] = Counter()
+    preempt = Scheduler.preempt
+
+    def counted(scheduler: Scheduler, row: Any) -> Any:
+        waited[row.request.id] += 1
+        return preempt(scheduler, row)
+
+    monkeypatch.setattr(Scheduler, "preempt", counted)
+    budget = engine.scheduler.admission.budget
+    engine.scheduler.admission.budget = replace(budget, available=lambda: 3 * 256 * each)
+    run(engine)
+    assert waited == {asked[1].id: 1}
+    for request in asked:
+        alone = new_engine(qwen3, layout="solo", max_chunk=256)
+        twin = new_request(request.prompt.tokens, max_tokens=REPLY)
+        alone.submit(twin)
+        run(alone)
+        assert output_of(request).tokens == output_of(twin).tokens
