@@ -1,15 +1,15 @@
-"""A toolkit for authors of model families; ours are built with it, as any other may be.
+"""A toolkit for authors of model families, with which our own are built, too.
 
 A family tells the core everything about an architecture, and the core names none. Its plugin
-yields a `ModelFamily` whose `load` returns an object that has what `LoadedModel` lists. Take from
-here whatever upstream's model does not do differently:
+yields a `ModelFamily` whose `load` returns an object with the interface of `LoadedModel`. These
+modules have the parts that families share:
 
 | module | what for |
 |---|---|
 | `matching` | in `matches`: has mlx-lm, or mlx-vlm, a class for this config? |
 | `text` | `load_text`: a whole model of mlx-lm, with changes or a class of the family's own |
 | `checkpoint` | what `config.json` and the other files of a folder say; `fingerprint` |
-| `config_sizes` | `check_sizes`: a size in `config.json` that no such weights can have |
+| `config_sizes` | `check_sizes`: refuses sizes in `config.json` that weights cannot have |
 | `tokenizer` | `load_tokenizer`: tokens and the chat template; what a client sends stays text |
 | `info` | `describe`: the `ModelInfo` of a model; stop tokens, bytes, precision |
 | `estimate` | `footprint`: bytes of weights, of a token and of a row, by `config.json` alone |
@@ -22,9 +22,9 @@ here whatever upstream's model does not do differently:
 | `caches` | a row's cache by mlx-lm or mlx-vlm, and the classes that it may consist of |
 | `sharding` | `shard`: a text model split over processes; `parted`, `refused`, `settle` |
 | `expand` | weights in the dtype that the operator or the core chose |
-| `patching` | `patch`: a function of the family's in the place of one that upstream's model calls |
-| `trial` | `failure`: try at load what a model may not be able to do |
-| `vision.loading` | `load_model`: a model of mlx-vlm; `replaced`: mend its class meanwhile |
+| `patching` | `patch`: a family's own function instead of one that upstream's model calls |
+| `trial` | `failure`: tries at load what a model may not support |
+| `vision.loading` | `load_model`: a model of mlx-vlm; `replaced`: patch its class for the load |
 | `vision.info` | `vision_info`: the same as `info`, with media and pixels |
 | `vision.model` | `VisionModel` to derive from; features of an image, and a chunk's embeddings |
 | `vision.prompt` | messages and media to tokens and spans: `MediaMarks`, `build_prompt` |
@@ -34,7 +34,7 @@ here whatever upstream's model does not do differently:
 | `vision.patches` | images and frames of any size as patches, a strip at a time: `PatchTexts` |
 | `vision.patch_model` | `load_patch_model`: a whole model over patches and such positions |
 | `vision.slices` | `in_slices`: a tower of mlx-vlm a layer at a time |
-| `vision.calls` | any model of mlx-vlm by its front door: processor, embeddings, logits |
+| `vision.calls` | any model of mlx-vlm by its public calls: processor, embeddings, logits |
 
 A text model mostly needs `load_text` alone, a vision model `load_model`, `MediaMarks` and a class
 derived from `VisionModel`. Methods that get or return arrays run on the engine's one thread;

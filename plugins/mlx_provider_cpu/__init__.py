@@ -1,4 +1,4 @@
-"""Kernels for a CPU that MLX's build knows little of: any but Apple's."""
+"""Kernels for CPUs that MLX's build does not optimise: all but Apple's."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ PATCHES = (
 
 
 def matches(device: str, precision: str) -> bool:
-    """A CPU outside of macOS. Of whichever precision: each function looks at its arrays' dtype."""
+    """A CPU outside of macOS. Any precision: each function checks the dtype of its arrays."""
     return device == "cpu" and sys.platform != "darwin"
 
 
 def replacements() -> Iterable[Replacement]:
-    """NumPy in place of what is slow there."""
+    """NumPy instead of the slow functions."""
     from .functions import REPLACEMENTS
 
     return REPLACEMENTS

@@ -1,10 +1,10 @@
-"""Attention in NumPy, where MLX's build is slow at exponentials.
+"""Attention in NumPy, because MLX's build computes exponentials slowly.
 
 Outside of macOS, MLX's CPU build (0.32.4, x86-64) takes some 20 ns for the exponential of one
-score, NumPy 2 ns: with a few hundred tokens of context that is most of what attention costs, with
-a few thousand most of a prompt's time. Here all of it is NumPy's, over blocks of queries that each
-see no key beyond their own position; keys and values are read where the cache has them. The
-heads of a large call are shared among the cores.
+score, NumPy 2 ns. With a few hundred tokens of context that is most of the cost of attention, with
+a few thousand most of the time of a prompt. Here NumPy computes blocks of queries with the keys up
+to their positions. It reads keys and values in place, and shares the heads of a large call among
+the cores.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from . import shares
 from .numpy_threads import numpy_alone
 
 BLOCK = 1 << 18
-"""Scores of one block: few enough to be at hand."""
+"""Scores of one block, few enough for the cache of a core."""
 QUERIES = 16
-"""A block's at least: fewer are not worth reading the keys."""
+"""Least queries of a block: fewer are not worth reading the keys."""
 PACKED = 16
 """Values of a key for each query from which on a product is faster without packing the keys."""
 SHARED = 1 << 16
@@ -34,7 +34,7 @@ SHARED = 1 << 16
 Share = tuple[slice, ...]
 """Of rows, of key heads, and of the queries of each."""
 WORTH = 1 << 12
-"""Scores below which waiting for the keys costs more than it saves."""
+"""Minimum number of scores: with fewer, the wait for the keys costs more than it saves."""
 
 
 def applies(queries: mx.array, parts: Sequence[Part], options: Mapping[str, Any]) -> bool:
@@ -128,7 +128,7 @@ def _product(few: NDArray[np.float32], many: NDArray[np.float32]) -> NDArray[np.
 
 
 def _shares(axes: tuple[int, int, int], scores: int) -> list[Share]:
-    """Parts of (B, Hk, G) for the cores there are; few scores are not worth parting."""
+    """Parts of (B, Hk, G) for the cores. Few scores are not divided."""
     everything = (slice(None),) * 3
     if scores < SHARED:
         return [everything]
@@ -149,7 +149,7 @@ def _masked(mask: mx.array, Hk: int, H: int) -> NDArray[Any]:
 
 
 def _narrowed(at: Share, shape: tuple[int, ...]) -> Share:
-    """A share's part of what has these axes, some of them of one for all."""
+    """The part of a share in an array of this shape, some of whose axes have size 1."""
     return tuple(s if n > 1 else slice(None) for s, n in zip(at, shape, strict=False))
 
 

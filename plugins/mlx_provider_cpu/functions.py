@@ -1,8 +1,7 @@
-"""Which functions of upstream's models NumPy takes the place of.
+"""The functions of upstream's models that NumPy replaces.
 
-By the module and name of their definition (mlx 0.32.4, mlx-lm 0.32.2, mlx-vlm 0.7.10), since others
-of the same name do something else. What is not worth it goes to the original: small arrays, and
-those not float32.
+They are named by the module that defines them (mlx 0.32.4, mlx-lm 0.32.2, mlx-vlm 0.7.10), because
+others of the same name do something else. Small arrays, and those not float32, go to the original.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def _precise_swiglu(hidden: mx.array, gate: mx.array, x: mx.array) -> mx.array:
 
 
 def _attention(original: Function) -> Function:
-    """Several caches of one call are attended together: each alone may not be worth it."""
+    """Attends several caches of one call together, because each alone may be too small."""
 
     def call(
         queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, **kwargs: Any

@@ -62,7 +62,7 @@ def gated_delta_step(
     beta: mx.array,
     state: mx.array,
 ) -> tuple[mx.array, mx.array]:
-    """The same for one token of every row (T = 1), by the rule as it is written."""
+    """The same for one token of every row (T = 1), by the plain rule."""
     numpy_alone()
     mx.eval(q, k, v, g, beta, state)
     repeats = v.shape[2] // k.shape[2]
@@ -88,7 +88,7 @@ def _scan(
 ) -> tuple[Floats, Floats]:
     """Chunk after chunk: all (B, H, count, size, D), `decay` the logarithm from the chunk's start.
 
-    The state is taken and given as (B, H, Dv, Dk), and held the other way round in between.
+    Takes and returns the state as (B, H, Dv, Dk), and transposes it in between.
     """
     size = q.shape[-2]
     earlier = np.tril(np.ones((size, size), dtype=np.float32))

@@ -7,10 +7,10 @@ import functools
 
 @functools.cache
 def numpy_alone() -> None:
-    """Let each of NumPy's products be of the calling thread alone, from now on.
+    """From now on, NumPy computes each product in the calling thread only.
 
-    The threads of its BLAS (the one in its wheel) and those of MLX's wait for work by spinning,
-    and would keep the cores from each other: a chunk of 20 ms then takes 180 now and then.
+    The threads of its BLAS (the one in its wheel) and those of MLX's BLAS spin while they wait, and
+    would take the cores from each other: a chunk of 20 ms then sometimes takes 180.
     """
     from threadpoolctl import ThreadpoolController
 

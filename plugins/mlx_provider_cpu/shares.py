@@ -1,8 +1,8 @@
-"""Shares of one piece of work, each on a core of its own.
+"""Divides work into shares, each on its own core.
 
-Linux runs a thread that is woken while no core is idle on the core of whoever woke it, behind
-that thread. The threads of MLX's BLAS are never idle between two products, they spin; so each of
-ours is kept off the core of the thread that waits for it. Without that two cores were no faster
+If no core is idle, Linux runs a woken thread on the core of the thread that woke it, after that
+thread. The threads of MLX's BLAS spin between two products, so no core is idle. So each of our
+threads stays off the core of the thread that waits for it. Without that, two cores were no faster
 than one beside OpenBLAS.
 """
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def on_cores(work: Callable[[T], None], shares: Sequence[T]) -> None:
-    """Do every share, the first in this thread. Raises what any of them raises."""
+    """Do every share, the first in this thread. Raises the errors of all shares."""
     first, *others = shares
     if not others:
         work(first)

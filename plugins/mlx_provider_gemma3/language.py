@@ -23,7 +23,7 @@ from mlx_provider.families.vision.model import media_rows, pieces
 
 
 def load_gemma3(folder: Any, options: LoadOptions) -> Any:
-    """Load a checkpoint, with its output matrix tied to the embedding where it has none.
+    """Load a checkpoint, with its output matrix tied to the embedding if it has none.
 
     Upstream's `LanguageModel.sanitize` looks for the output matrix under a name that never
     occurs, so it overwrites an untied one and cannot tie a quantised one (no `scales`).
@@ -71,7 +71,7 @@ def image_rows(model: Any, pixels: mx.array) -> mx.array:
 class Ahead:
     """A layer's cache that keeps only the first `count` tokens of what passes through it.
 
-    The rest is attended to and forgotten: it is the tail of an image that the chunk cuts.
+    The rest is used once and dropped: it is the tail of an image that the chunk cuts.
     """
 
     def __init__(self, cache: Any, count: int) -> None:

@@ -65,7 +65,7 @@ class GemmaModel(VisionModel):
 
 @dataclass(frozen=True)
 class GemmaInput:
-    """One scaled image, and what makes the vision tower's input of it."""
+    """One scaled image, and the processor that converts it for the vision tower."""
 
     pixels: OnDemand[NDArray[np.uint8]]
     processor: Any
@@ -103,7 +103,7 @@ class GemmaImages:
 
 
 def load_gemma(folder: Path, options: LoadOptions) -> GemmaModel:
-    """Load a checkpoint. Raises `BadRequest` for a window that is no number."""
+    """Load a checkpoint. Raises `BadRequest` for a window that is not a number."""
     window = chosen_window()
     tokenizer = load_tokenizer(folder, options)
     model = load_gemma3(folder, options)

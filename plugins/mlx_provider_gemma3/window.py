@@ -22,12 +22,12 @@ class Window:
 
     @property
     def variant(self) -> str:
-        """What tells its KV from that of another window."""
+        """Distinguishes its KV from that of another window."""
         return "" if self.tokens is None else f":window={self.tokens}"
 
 
 def chosen_window(environ: Mapping[str, str] = os.environ) -> Window:
-    """Raises `BadRequest` for a value that is no number of tokens."""
+    """Raises `BadRequest` for a value that is not a number of tokens."""
     text = environ.get(WINDOW_VARIABLE, "")
     if not text:
         return Window(None)

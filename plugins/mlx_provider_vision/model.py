@@ -1,4 +1,4 @@
-"""A loaded mlx-vlm model of which nothing is known: its images belong to one prompt."""
+"""A loaded mlx-vlm model without known properties: its images belong to one prompt."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from mlx_provider.families.vision.prompt import message_ends
 from . import passes
 
 UNKNOWN_PIXELS = 4096 * 4096
-"""Bound told to the core; larger images are scaled down to it, the processor then goes by rules of
-its own."""
+"""Limit for the core, which scales larger images down to it. After that, the processor has its own
+rules."""
 
 
 @dataclass(frozen=True)
 class PromptFeatures:
-    """What the model makes of a whole prompt with its media."""
+    """Features of a whole prompt with its media."""
 
     arrays: Mapping[str, Any]
 
@@ -51,10 +51,10 @@ class PromptFeatures:
 
 
 class AnyVisionModel:
-    """Media of a prompt are one span, whose features hold for it alone.
+    """The media of a prompt are one span, whose features are valid only for this prompt.
 
-    Whether rows can decode together is for the engine's probe to say: nothing is known of the
-    model but how mlx-vlm calls it.
+    The engine's probe finds out whether rows can decode together: only the calls of mlx-vlm are
+    known of the model.
     """
 
     kv_layouts: Sequence[str] = ("grouped", "merged", "solo")
@@ -83,7 +83,7 @@ class AnyVisionModel:
     ) -> Prompt:
         """Render messages and, where there are images, run the model's own processor.
 
-        It tokenises by itself: beside images, control tokens typed by a user are escaped.
+        The processor also tokenises, so with images, control tokens typed by a user are escaped.
         Raises `BadRequest` (template, processor) and `MediaError` (video).
         """
         for item in media:
@@ -96,18 +96,18 @@ class AnyVisionModel:
             return Prompt(tokens=tokens, text=hidden.reveal(text), spans=[], snapshot_points=ends)
         text = self.with_places(hidden, text, len(media))
         if len(text) > self.info.context_length:
-            # in pieces, and no further than it fits: the processor takes any text whole
+            # in pieces, up to the limit: the processor takes any text as a whole
             self.hf_tokenizer.encode(text, special=False)
         inputs = OnDemand(lambda: self.processed(text, media))
         ids = inputs()["input_ids"][0]
         tokens = [max(0, int(token)) for token in ids]
         span = _span(ids, inputs, media, self.image_token)
-        # behind the first image nothing can be of use to another prompt
+        # nothing after the first image is useful to another prompt
         ends = message_ends(tokens, self.info.stop_tokens)
         return Prompt(tokens, text, [span], snapshot_points=[e for e in ends if e <= span.start])
 
     def processed(self, text: str, media: Sequence[MediaItem]) -> dict[str, np.ndarray]:
-        """What the model's own processor makes of a text and its images. Raises `MediaError`."""
+        """The model's own processor's output for a text and its images. Raises `MediaError`."""
         images = [Image.fromarray(as_image(item, UNKNOWN_PIXELS)) for item in media]
         try:
             return model_inputs(self.processor, text, images, self.image_token)
@@ -123,7 +123,7 @@ class AnyVisionModel:
             yield [self.features_of(made)]
 
     def inputs_of(self, span: MediaSpan) -> dict[str, np.ndarray]:
-        """What the processor has made of the media of a span."""
+        """The output of the processor for the media of a span."""
         return dict(span.inputs())
 
     def features_of(self, made: dict[str, mx.array]) -> Features:
@@ -145,9 +145,9 @@ class AnyVisionModel:
         return rows_at(logits_at)(passes.decode(self.model, tokens, cache, positions))
 
     def with_places(self, hidden: Hidden, text: str, images: int) -> str:
-        """The text, or one with image tokens as text where the template knows no parts.
+        """The text; with image tokens as text if the template does not support parts.
 
-        Raises `BadRequest` where the template has no place for an image.
+        Raises `BadRequest` if the template has no place for an image.
         """
         if text.count(self.image_text) == images:
             return text
@@ -162,7 +162,7 @@ class AnyVisionModel:
 
 
 def image_text(processor: Any, chat: HFTokenizer, token: int | None) -> str:
-    """What stands for one image in a rendered prompt."""
+    """The text that represents one image in a rendered prompt."""
     for name in ("boi_token", "image_token"):
         text = getattr(processor, name, None)
         if isinstance(text, str) and text:
@@ -196,7 +196,7 @@ def _span(
     media: Sequence[MediaItem],
     token: int | None,
 ) -> MediaSpan:
-    """From the first image token to the last; features belong to this very prompt."""
+    """From the first image token to the last; its features belong only to this prompt."""
     at = np.flatnonzero(ids == token) if token is not None else np.empty(0, int)
     start, end = (int(at[0]), int(at[-1]) + 1) if at.size else (0, len(ids))
     digest = hashlib.sha256(np.ascontiguousarray(ids).tobytes())

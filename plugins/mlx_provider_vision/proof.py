@@ -1,8 +1,8 @@
-"""At load: whether a model's images may be embedded each by itself.
+"""Checks at load whether a model's images can be embedded separately.
 
 One prompt with two images is computed both ways: as the model's own processor and mlx-vlm do it,
 and from its parts, with a chunk's end inside an image. Tokens, the images' rows and the logits
-must be the same; what keeps a model from it is for its operator to know.
+must be the same. The operator is told why a model does not support it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model whose images are embedded each by itself, so that any prompt may reuse them."""
+"""A model that embeds each image separately, so that any prompt can reuse it."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from .model import AnyVisionModel
 
 Inputs = Mapping[str, np.ndarray]
 KNOWN = 1024
-"""Images whose tokens are remembered."""
+"""Number of images whose tokens are remembered."""
 EMBEDDED = {"inputs_embeds", "position_ids", "rope_deltas"}
-"""What the embeddings of a prompt may consist of: rows for its tokens, and positions."""
+"""Parts that the embeddings of a prompt may have: rows for its tokens, and positions."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """What one image is in any prompt."""
+    """One image as part of any prompt."""
 
     tokens: np.ndarray
     grid: tuple[int, ...]
-    """Patches in time, height and width, where the processor tells."""
+    """Patches in time, height and width; empty: the processor does not say."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class Alone:
     """One image of a prompt, as `rotary_positions` and `embed` take it."""
 
     inputs: OnDemand[dict[str, np.ndarray]]
-    """What the processor makes of it."""
+    """The output of the processor for it."""
     grid: tuple[int, ...]
     merge: int
 
 
 class Blocks:
-    """Blocks of images seen before, which need no processor to be placed. Any thread."""
+    """Blocks of known images, which are placed without the processor. Any thread."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, Block] = OrderedDict()
@@ -78,8 +78,8 @@ class Blocks:
 
 
 class SeparateVisionModel(AnyVisionModel):
-    """Every image is a span of its own, known by its content; only for models that `proof`
-    finds to work so."""
+    """Every image is a separate span, identified by its content. Only for models for which `proof`
+    shows that this works."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -96,7 +96,7 @@ class SeparateVisionModel(AnyVisionModel):
         media: Sequence[MediaItem],
         variables: Mapping[str, Any],
     ) -> Prompt:
-        """Render messages and put each image's tokens in place of its placeholder.
+        """Render messages and replace each placeholder by the tokens of its image.
 
         Raises `BadRequest` (template, processor) and `MediaError` (video).
         """
@@ -170,7 +170,7 @@ class SeparateVisionModel(AnyVisionModel):
         return tokens, spans
 
     def _span(self, item: MediaItem, start: int, tokens: list[int]) -> MediaSpan:
-        """Append the image's tokens; its span of them."""
+        """Append the tokens of an image. Returns their span."""
         inputs = OnDemand(lambda: self.processed(self.image_text, [item]))
         block = self._blocks.of(item.content_hash, lambda: _block(inputs()))
         tokens += block.tokens.tolist()
