@@ -200,3 +200,12 @@ def test_every_parameter_of_the_sdks_is_tried(path: str) -> None:
     tried = {name.partition(".")[0].partition("[")[0] for name in WRONG[path]}
     assert DECLARED[path].keys() <= tried | OPEN[path]
     assert not OPEN[path] & tried
+
+
+def test_a_count_names_the_clients_part(engine: Any) -> None:
+    call = {"type": "tool_use", "id": "c", "name": "", "input": {}}
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [call]}]
+    body = {"model": engine.scripted, "system": "Be brief.", "messages": turns}
+    answer = engine.http.post(f"{MESSAGES}/count_tokens", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("messages[1].content[0] ")
