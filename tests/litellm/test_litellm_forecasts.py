@@ -16,6 +16,7 @@ import pytest
 from mlx_provider.chat.constraints import forecast
 from mlx_provider.config import EngineSettings
 from mlx_provider.engine.speculation import speculation
+from mlx_provider.engine.speculation.known_text import KnownText
 from mlx_provider.engine.speculation.policy import Policy
 from mlx_provider.server.app import EngineApp
 from mlx_provider.server.listen import listen_unix
@@ -69,7 +70,7 @@ async def served(folder: Path) -> AsyncIterator[Path]:
         await asyncio.wait_for(running, PATIENCE)
 
 
-class AtAnyCost(Policy):
+class AtAnyCost(KnownText):
     """Takes what is foretold, whatever passes cost."""
 
     def worthwhile(self, chances: Sequence[float], rows: int, seconds: Any) -> int:
@@ -84,7 +85,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is foretold depends on no time: nor on when a grammar is compiled."""
     begun = forecast._begun
     monkeypatch.setattr(forecast, "_begun", lambda pool, make: begun(None, make))
-    monkeypatch.setattr(speculation, "Policy", AtAnyCost)
+    monkeypatch.setattr(speculation, "Policy", lambda: Policy(known_text=AtAnyCost()))
 
 
 @pytest.mark.usefixtures("no_clock")
