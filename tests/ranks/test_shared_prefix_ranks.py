@@ -28,8 +28,11 @@ pytestmark = pytest.mark.ranks
 LEAST = 16
 COMMON = "one sees many words in this, and none of them is of any use at all. " * 4
 SETTINGS = {"max_chunk": 64, "output_reserve": 16, "measurements": "off"}
-BRANCHES, TURNS = 0, 1
-"""The plays with many rows at a time, and in which a row takes over the buffers of the last."""
+FULL = {"max_rows": 3}
+"""Fewer rows than one account asks for."""
+BRANCHES, TURNS, PRESSED = 0, 1, 3
+"""The plays with many rows at a time, in which a row takes over the buffers of the last, and in
+which rows free their memory for others."""
 COUNTS = ("behind a prefix", "in place", "shared tokens", "copied tokens")
 CASES = {
     "heads, text": (2, "llama", False),
@@ -86,10 +89,14 @@ def turns(branch: Ask, model: Path) -> list[Step]:
 
 def plays_of(model: Path, case: str) -> list[Play]:
     branch = asking(model, seeing="image" in case)
+    flood = [branch(f"{i}", f"{i} " * (1 + 9 * i), max_tokens=90, account="a") for i in range(5)]
+    other = [read("2", 2), branch("other", "and me?", account="b"), read("other")]
+    pressed = [{"settings": SETTINGS | FULL, "least": LEAST, "do": [*flood, *other]}]
     return [
         {"settings": SETTINGS, "least": LEAST, "do": branches(branch)},
         {"settings": SETTINGS, "least": LEAST, "do": turns(branch, model)},
         {"settings": SETTINGS | {"prefix_bytes": 200_000}, "least": LEAST, "do": branches(branch)},
+        *(pressed if case == "heads, text" else []),
     ]
 
 
@@ -99,7 +106,8 @@ def both(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     ranks, name, layered = CASES[request.param]
     model = write(tmp_path_factory.mktemp("shared") / name, name, layered=layered)
     plays = plays_of(model, request.param)
-    whole = all_alone(tmp_path_factory.mktemp("alone"), plays)
+    ample = [play | {"settings": SETTINGS} for play in plays]
+    whole = all_alone(tmp_path_factory.mktemp("alone"), ample)
     return whole, all_over(ranks, tmp_path_factory.mktemp("over"), plays)
 
 
@@ -127,3 +135,6 @@ def test_each_rank_shares_as_much_as_rank_0(both: Both) -> None:
             elif at == BRANCHES:
                 assert each["happened"]["behind a prefix"] >= 3
                 assert each["happened"]["shared tokens"] > 3 * LEAST
+            elif at == PRESSED:
+                assert each["happened"]["behind a prefix"] > 0
+                assert together["happened"]["preempted"] > 0
