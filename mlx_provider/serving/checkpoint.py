@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from ..errors import BadRequest
 from ..families.checkpoint import named_template, read_json
 from .hub import Outline, local_folder, outline
 
@@ -9,10 +12,18 @@ from .hub import Outline, local_folder, outline
 def checkpoint(model: str) -> Outline:
     """The data of a model on this machine, or on the Hub, of which the small files are read.
 
-    Raises the errors of `folder_of`, and `BadRequest` for a file that cannot be read.
+    Raises the errors of `folder_of`, and `BadRequest` for a config that cannot be read.
     """
     folder = local_folder(model)
     if folder is None:
         return outline(model)
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    return Outline(read_json(folder / "config.json"), weights, named_template(folder), here=True)
+    return Outline(read_json(folder / "config.json"), weights, _template(folder), here=True)
+
+
+def _template(folder: Path) -> str:
+    """Empty also if it cannot be read: only a load needs it, and names the file then."""
+    try:
+        return named_template(folder)
+    except BadRequest:
+        return ""

@@ -91,7 +91,7 @@ def remove(model: str) -> int:
     """
     if model in DEMOS or not is_repository(model):
         raise BadRequest(
-            f"{model} is no repository of the Hub cache: remove other folders yourself",
+            f"{model} is not a repository of the Hub cache: remove other folders yourself",
             param="model",
         )
     name, _, revision = model.partition("@")

@@ -218,7 +218,7 @@ def test_what_nobody_serves_is_not_fetched(hub: Hub) -> None:
 def test_what_is_no_repository_is_refused(hub: Hub, name: str) -> None:
     for command in ("pull", "rm"):
         code, told = invoke(command, name)
-        assert (code, "no repository" in told) == (1, True), told
+        assert (code, "not a repository" in told) == (1, True), told
     assert hub.asked == []
 
 

@@ -141,7 +141,7 @@ def test_an_engine_on_demand_ends_when_nobody_uses_it(spawn: Spawn, wait_until: 
         engine = on_demand(Path(name), lock, idle="0.2", clock=clock)
         os.close(lock)
         transport = httpx.HTTPTransport(uds=f"{name}/engine.sock")
-        wait_until((Path(name) / "engine.sock").exists)
+        wait_until(lambda: _listens(Path(name) / "engine.sock"))
         body = {"model": "fake", "prompt": "count 20 0.02"}
         with (
             httpx.Client(transport=transport, base_url="http://engine", timeout=30) as client,
@@ -164,6 +164,12 @@ def test_an_engine_on_demand_ends_when_nobody_uses_it(spawn: Spawn, wait_until: 
 
         wait_until(has_ended)
         assert engine.returncode == 0
+
+
+def _listens(path: Path) -> bool:
+    """The file is there before the engine listens."""
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
 
 
 def on_demand(

@@ -63,7 +63,7 @@ def test_pieces_add_up_to_the_text(qwen: Any) -> None:
         assert answer.only.content == lease.view.model.tokenizer.decode(answer.only.tokens)
     assert answer.only.reason == "length"
     assert answer.usage.completion_tokens == len(answer.only.tokens) == 40
-    assert answer.deltas > 10, "it comes in pieces"
+    assert answer.deltas > 1, "it comes in pieces"
 
 
 def test_a_reader_that_comes_late_gets_the_same_text(qwen: Any) -> None:
