@@ -128,7 +128,7 @@ def proxy(
     config["model_list"] += [embedder]
     config["model_list"] += proxy_config("absent", "nobody/has-this")["model_list"]
     config["model_list"] += proxy_config("anything/*", "*")["model_list"]
-    environ = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    environ = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONFAULTHANDLER": "1"}
     running = start_proxy(write_config(config, folder), environ)
     try:
         running.wait_ready()
