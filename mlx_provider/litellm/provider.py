@@ -75,10 +75,11 @@ class Provider(CustomLLM):
         with LiteLLMErrors(given["model"]):
             call = _begun(given, "messages")
             spans = EngineSpans.of(call.litellm_params, call.model)
-            with client_names(call).naming():
+            names = client_names(call)
+            with names.naming():
                 requests = generate_requests(call)
                 generation = submit_all(self._connect(call.api_base, call.api_key).submit, requests)
-            keep_warnings(call.logging, generation.accepted.warnings)
+            keep_warnings(call.logging, [*map(names.text, generation.accepted.warnings)])
             show(call.model, model_facts(generation.accepted), call.deployment)
             return Reply(
                 generation,
@@ -87,6 +88,7 @@ class Provider(CustomLLM):
                 answer_form(call),
                 spans,
                 partial(uncount, call.litellm_params),
+                names,
             )
 
     def _embed(self, given: dict[str, Any]) -> Held:

@@ -19,6 +19,7 @@ from ..client.generation import Generation
 from ..errors import EngineDied, RequestTimedOut
 from ..protocol.events import Event
 from ..wire.openai.form import AnswerForm
+from ..wire.places import Places
 from .call import Deadline
 from .chunks import ChunkStream
 from .errors import LiteLLMErrors
@@ -50,13 +51,16 @@ class Held:
         collector: Collects,
         spans: EngineSpans | None = None,
         left: Callable[[], None] | None = None,
+        names: Places | None = None,
     ) -> None:
-        """`left` is called if the client leaves before the end: LiteLLM may drop this unread."""
+        """`left` is called if the client leaves before the end: LiteLLM may drop this unread.
+        `names`: those of the client, for a late error."""
         self.generation = generation
         self.deadline = deadline
         self.model = model
         self._collector = collector
         self._spans = spans
+        self._names = names or Places()
         self._left: weakref.finalize[[], Held] | None = None
         if left is not None:
             self._left = weakref.finalize(self, left)
@@ -123,7 +127,7 @@ class Held:
             raise EngineDied("the engine ended the stream early")
         if self._spans is not None:
             self._spans.watch(self.generation.accepted, events)
-        return events
+        return self._names.events(events)
 
     def settle(self) -> None:
         """The reader has seen its end."""
@@ -150,9 +154,10 @@ class Reply(Held):
         form: AnswerForm = AnswerForm(),  # noqa: B008  (frozen)
         spans: EngineSpans | None = None,
         left: Callable[[], None] | None = None,
+        names: Places | None = None,
     ) -> None:
         collector = Collector(generation.accepted, form)
-        super().__init__(generation, deadline, model, collector, spans, left)
+        super().__init__(generation, deadline, model, collector, spans, left, names)
         self.form = form
 
 

@@ -122,8 +122,8 @@ class _Answer:
         self._refusal, self._places = asked.refusal, asked.places
         self._unsent: tuple[list[ModelRequest], Ticket] | None = (list(asked.requests), ticket)
         self._submitting = anyio.CancelScope()
-        self._beating = anyio.CancelScope()
-        self._written = time.monotonic()
+        self._beating, self._beaten = anyio.CancelScope(), anyio.Event()
+        self._written = 0.0
         """When something was written last."""
         self._submitted = 0
         """Requests that the service has or had; one that it refused is not its any more."""
@@ -227,6 +227,7 @@ class _Answer:
                 warnings = [*map(self._places.text, accepted.warnings)]
                 await send(_start(reply, warnings))
                 started = True
+                self._written = time.monotonic()
                 if reply.heartbeat:
                     group.start_soon(self._beat, reply.heartbeat, send)
             if out:
@@ -234,18 +235,24 @@ class _Answer:
                 self._written = time.monotonic()
             events = self._places.events(await generation.aget())
         self._beating.cancel()
+        if reply.heartbeat:
+            await self._beaten.wait()  # it may be on its way out of `send`, which nothing cancels
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _beat(self, heartbeat: bytes, send: Send) -> None:
-        """Write a heartbeat whenever nothing was written for so long. One task for a reply: a timer
-        for each of its events costs more than to write them."""
-        with self._beating:
-            while True:
-                silent = time.monotonic() - self._written
-                if silent >= HEARTBEAT:
-                    await send({"type": "http.response.body", "body": heartbeat, "more_body": True})
-                    self._written, silent = time.monotonic(), 0.0
-                await anyio.sleep(HEARTBEAT - silent)
+        """Write a heartbeat after `HEARTBEAT` seconds without output. One task for the whole reply:
+        a timer for each event costs more than to write the event."""
+        beat = {"type": "http.response.body", "body": heartbeat, "more_body": True}
+        try:
+            with self._beating:
+                while True:
+                    silent = time.monotonic() - self._written
+                    if silent >= HEARTBEAT:
+                        await send(beat)
+                        self._written, silent = time.monotonic(), 0.0
+                    await anyio.sleep(HEARTBEAT - silent)
+        finally:
+            self._beaten.set()
 
 
 def _start(reply: Reply, warnings: list[str]) -> dict[str, object]:

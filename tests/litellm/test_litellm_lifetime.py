@@ -8,10 +8,10 @@ from functools import partial
 
 import litellm
 import pytest
-from litellm.exceptions import ServiceUnavailableError
+from litellm.exceptions import BadRequestError, ServiceUnavailableError
 
 from mlx_provider.client.generation import Generation
-from mlx_provider.errors import EngineDied
+from mlx_provider.errors import BadRequest, EngineDied
 from mlx_provider.litellm.call import Deadline
 from mlx_provider.litellm.streams import AsyncReplyStream, Reply, ReplyStream
 from mlx_provider.protocol.event_queue import EventQueue
@@ -177,6 +177,13 @@ async def test_what_was_said_before_a_failure_is_heard():
     with pytest.raises(ServiceUnavailableError, match="gone"):
         await anext(in_loop)
     assert next(in_thread, "over") == await anext(in_loop, "over") == "over"
+
+
+async def test_a_late_failure_names_the_clients_parameter(engine):
+    late = BadRequest("response_format: too large", param="response_format")
+    engine.script = lambda request: [[Failed.of(late)]]
+    with pytest.raises(BadRequestError, match="guided_json: too large"):
+        await litellm.acompletion(model="mlx/m", messages=HI, guided_json={})
 
 
 async def test_a_cancellation_that_meets_an_event_is_not_lost():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -158,6 +159,40 @@ async def test_a_silent_stream_has_heartbeats(
     frames = said.replace(beat, b"").decode().split("\n\n")
     assert all(frame.startswith(("event: ", "data: ")) for frame in frames if frame)
     assert frames[-2].endswith(end)
+
+
+async def test_a_slow_reader_gets_no_heartbeat_behind_the_end(
+    fake_service: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its buffer is full until the reply and heartbeats wait to be sent, as in uvicorn."""
+    monkeypatch.setattr(mlx_provider.server.generate, "HEARTBEAT", 0.01)
+    app = EngineApp(fake_service(EngineSettings()))
+    body, sent, waiting = body_of(PATH, "count 2 0", stream=True), list[bool](), 0
+    taken = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        nonlocal body
+        if body:
+            body, given = {}, body
+            return {"type": "http.request", "body": json.dumps(given).encode()}
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def send(message: dict[str, Any]) -> None:
+        nonlocal waiting
+        if message["type"] != "http.response.body":
+            return
+        waiting += 1
+        if waiting == 2:  # the writer, and a heartbeat
+            asyncio.get_running_loop().call_later(0.2, taken.set)
+        await taken.wait()
+        assert False not in sent, "something follows the end"
+        sent.append(message["more_body"])
+
+    scope = {"type": "http", "method": "POST", "path": PATH, "raw_path": PATH.encode()}
+    await app.asgi({**scope, "query_string": b"", "headers": []}, receive, send)
+    assert sent[-1] is False
+    assert waiting > 2
 
 
 def test_nothing_follows_an_error_in_a_stream() -> None:
