@@ -203,9 +203,7 @@ class Engine:
         record = self._schedule.record()
         self._decode.commit(self._decode.run(record))
         self._prefill.commit(self._prefill.run(record))
-        if self.state.prefix_cache is not None:
-            self.state.prefix_cache.settle(self.scheduler.running, self.batch.layout.cache_of)
-        self.state.charge_merged()
+        self.state.settle()
         self._remember(record)
         restoring = any(job.restoring for job in self.scheduler.waiting)
         self._waits_for_disk = restoring and not record.runs

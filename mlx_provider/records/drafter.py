@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
     from .model import LoadedModel
 
+MOST_DRAFTS = 7
+"""Most drafts of a row in one pass: fused attention accepts at most 8 queries (Metal, mlx
+0.32.4)."""
+
 
 class DeviceTokens(Sequence[int]):
     """Drafts on the device, read when one of them is asked for.

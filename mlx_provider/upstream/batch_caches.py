@@ -60,8 +60,8 @@ def rows_of(batch: Sequence[Any], indices: Iterable[int]) -> list[RowCache]:
 
 
 class StoredLayers(Sequence[Stored | None]):
-    """What the layers of a cache hold of one of its rows, see `stored`. A layer is looked at when
-    it is asked for, and stays as it is: the arrays are views, but for windows that have wrapped."""
+    """What the layers of a cache hold of one of its rows, see `stored`. A layer is read when it is
+    asked for, and does not change. The arrays are views, except those of wrapped windows."""
 
     def __init__(self, cache: RowCache, index: int) -> None:
         self._cache = cache

@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..records.drafter import MOST_DRAFTS
 from .file_limit import file_limit_kept
 
 with file_limit_kept():
@@ -38,8 +39,6 @@ __all__ = [
     "visible_behind",
 ]
 
-MOST_STALE = 7
-"""Most drafts of a row in one pass."""
 Stored = tuple[mx.array, mx.array]
 """Keys and values of a row in one layer, (1, heads, tokens, D), in order of position."""
 
@@ -149,7 +148,7 @@ def append_behind(
 ) -> Stored:
     """Append (1, heads, T, D) to a layer's cache whose last `stale` tokens do not hold.
 
-    stale: (1,) int32, at most `MOST_STALE`, not read by the host. The new tokens stand where they
+    stale: (1,) int32, at most `MOST_DRAFTS`, not read by the host. The new tokens stand where they
     stand once the stale ones are taken back; as many columns at the end are then no tokens, and
     `visible_behind` hides them. A window keeps as many old tokens more as may be stale.
     """
@@ -185,7 +184,7 @@ def _columns_before(cache: KVCache | RotatingKVCache) -> int:
     ones."""
     if not isinstance(cache, RotatingKVCache):
         return int(cache.offset)
-    columns: int = min(cache.offset, cache.keys.shape[2], cache.max_size - 1 + MOST_STALE)
+    columns: int = min(cache.offset, cache.keys.shape[2], cache.max_size - 1 + MOST_DRAFTS)
     return columns
 
 

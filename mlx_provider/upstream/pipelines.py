@@ -4,7 +4,7 @@ Process n - 1 has the first layers. Each calls its own on what the one above it 
 gather what process 0, which has the last ones, comes to. Upstream is made for one row and one call
 at a time, so these things are done here at each call:
 
-- Transfers are launched by whoever evaluates a call, in an order that hangs on its own
+- Transfers are launched by whoever evaluates a call, in an order that depends on its own
   graph. Here they are launched by the call itself, so that all processes have them in one order.
 - What a process sends is tied to its last layer's cache by an attribute that caches of several rows
   do not have. It is launched here anyway, so `None` behind the caches takes that cache's place.
@@ -20,6 +20,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from .cache_classes import KVCache, make_prompt_cache
 from .file_limit import file_limit_kept
@@ -100,13 +101,7 @@ class _InOrder(nn.Module):
         rows, tokens, _ = hidden.shape
         blank = mx.zeros((rows, 1, tokens, BLANK), mx.float16)
         behind = [each.update_and_fetch(blank, blank) for each in (caches or [])[count:]]
-        mx.async_eval(hidden, _arrays(behind))  # type: ignore[no-untyped-call]
+        flat = [each for _, each in tree_flatten(behind)]
+        found = [each.tail if isinstance(each, Shared) else each for each in flat]
+        mx.async_eval(hidden, found)  # type: ignore[no-untyped-call]
         return hidden
-
-
-def _arrays(fetched: Any) -> list[mx.array]:
-    """The arrays of what caches have returned, without those of shared prefixes."""
-    if isinstance(fetched, mx.array):
-        return [fetched]
-    inner = [fetched.tail] if isinstance(fetched, Shared) else fetched
-    return [array for each in inner for array in _arrays(each)]

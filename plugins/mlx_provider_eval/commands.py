@@ -36,6 +36,7 @@ Variables = Annotated[
         help="A variable of the engine's environment; several values are compared, as above.",
     ),
 ]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Most tokens of a reply, with thoughts.")]
 Said = Annotated[
     str,
     typer.Option(
@@ -62,9 +63,7 @@ def tools(
     ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="How often to ask each scenario.")] = 1,
     at_once: Annotated[int, typer.Option(min=1, help="Scenarios to ask at once.")] = 1,
-    max_tokens: Annotated[
-        int, typer.Option(min=1, help="Most tokens of a reply, with thoughts.")
-    ] = 2048,
+    max_tokens: MaxTokens = 2048,
     body: Said = "{}",
     out: Out = None,
     as_json: AsJson = False,
@@ -123,9 +122,7 @@ def needle(
         ),
     ] = None,
     needles: Annotated[int, typer.Option(min=1, help="How often to ask each cell.")] = 3,
-    max_tokens: Annotated[
-        int, typer.Option(min=1, help="Most tokens of a reply, with thoughts.")
-    ] = 64,
+    max_tokens: MaxTokens = 64,
     body: Said = "{}",
     plot: Annotated[Path | None, typer.Option(help="Write a plot as PNG or SVG.")] = None,
     out: Out = None,

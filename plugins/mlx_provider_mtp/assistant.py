@@ -189,7 +189,8 @@ class AssistantDrafting:
             keys[kind] = tuple(Parts([*each], runs) for each in pairs)
             masks[kind] = [each.mask(kind, self._window) for each in rows]
         held = [each.tokens - each.stale for each in rows]
-        places = mx.maximum(mx.concatenate(held) - 1, 0)  # as mtp.py of mlx-vlm 0.7.10, all alike
+        # one place for all guesses, as in mlx-vlm 0.7.10 (mlx_vlm/speculative/mtp.py)
+        places = mx.maximum(mx.concatenate(held) - 1, 0)
         hidden = mx.concatenate([each.state for each in rows])[:, None]
         tokens = mx.concatenate([last_token(each.row) for each in rows])[:, None]
         guesses = []

@@ -18,7 +18,7 @@ from mlx_provider.families.checkpoint import read_json
 from mlx_provider.records import DeviceTokens, DraftRow
 
 from .checkpoint import read_all
-from .followed_rows import KV_BYTES, FollowedRows, NewStates, Sizes
+from .followed_rows import KV_BYTES, FollowedRows, NewStates, Sizes, last_token, more
 from .head import NO_LANGUAGE, language_of
 from .row_states import WINDOW, RowStates, States, by_layer
 from .weights import Named, load_into
@@ -101,7 +101,7 @@ class BlockAttention:
         self, x: mx.array, states: mx.array, rope: Any, stored: Stored, projected: Any
     ) -> mx.array:
         """Of blocks (rows, L, width), and new states (1, T, width) that are stored first."""
-        inner, hidden = self._inner, stored.states.mask()
+        inner, hidden = self._inner, stored.hidden
         keys, values = projected or (self.k_proj(states), self.v_proj(states))
         keys = inner.k_norm(_heads(keys.swapaxes(0, 1), inner.n_kv_heads))
         values = _heads(values.swapaxes(0, 1), inner.n_kv_heads)
@@ -141,6 +141,8 @@ class Stored(NamedTuple):
     states: States
     ends: mx.array
     """Places of the rows' last tokens, with which their blocks begin, (rows,) int32."""
+    hidden: Sequence[mx.array | None] | None
+    """Masks of the stored tokens, by row. `None`: all are seen."""
 
 
 class BlockDrafting(FollowedRows):
@@ -161,9 +163,13 @@ class BlockDrafting(FollowedRows):
 
     def guesses(self, rows: Sequence[DraftRow], seen: Sequence[RowStates]) -> list[DeviceTokens]:
         new = NewStates(rows, seen)
-        stored = [Stored(each, new.ends) for each in by_layer(seen, new.sizes, new.places)]
+        last = mx.concatenate([last_token(row) for row in rows])
+        ends = mx.array([len(row.tokens) - 1 for row in rows], mx.int32) + more(seen)
+        layers = by_layer(seen, new.sizes, new.places)
+        masks = layers[0].mask()  # those of the other layers are equal
+        stored = [Stored(each, ends, masks) for each in layers]
         most = min(max(row.wanted for row in rows), self.module.config.block_size - 1)
-        drafts = self.module.draft_block(new.last, new.hidden[None], stored, 1 + most, None)
+        drafts = self.module.draft_block(last, new.hidden[None], stored, 1 + most, None)
         mx.async_eval(drafts)  # type: ignore[no-untyped-call]
         pairs = zip(drafts, rows, strict=True)
         return [DeviceTokens(own).first(row.wanted) for own, row in pairs]

@@ -63,7 +63,8 @@ class HeadDrafting(FollowedRows):
             places = mx.array([len(rows[which].tokens) + step - 2 for which in at], mx.int32)
             places = places + more(going)
             ones = [1] * len(at)
-            hidden = _after(self.head, going, ones, places, tokens, hidden, behind=True)
+            states = by_layer(going, ones, places, behind=True)
+            hidden = self.head.after(tokens, hidden, states)
         for row, own in zip(rows, seen, strict=True):
             own.forget(row.wanted - 1)
         return _by_row(len(rows), drawn)
@@ -76,29 +77,18 @@ class HeadDrafting(FollowedRows):
             if row.unread is not None:
                 tokens.append(row.unread.tokens)
         joined = mx.concatenate(tokens)
-        after = _after(self.head, seen, new.sizes, new.places, joined, new.hidden)
+        states = by_layer(seen, new.sizes, new.places)
+        after = self.head.after(joined, new.hidden, states)
         ends = zip(accumulate(new.sizes), seen, strict=True)
         last = mx.array([end - 1 - own.unread_tokens for end, own in ends], mx.int32)
         return after[last + more(seen)]
 
 
-def _after(
-    head: GuessingHead,
-    rows: Sequence[RowStates],
-    sizes: Sequence[int],
-    positions: mx.array,
-    tokens: mx.array,
-    hidden: mx.array,
-    *,
-    behind: bool = False,
-) -> mx.array:
-    return head.after(tokens, hidden, by_layer(rows, sizes, positions, behind=behind))
-
-
 def _token_bytes(head: GuessingHead) -> int:
     """Of the keys and values of a row's token."""
     seen = RowStates(head.layers)
-    mx.eval(_after(head, [seen], [1], mx.array([0]), mx.array([0]), head.blank()))
+    first = mx.array([0])
+    mx.eval(head.after(first, head.blank(), by_layer([seen], [1], first)))
     return seen.token_bytes
 
 

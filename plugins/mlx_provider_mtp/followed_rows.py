@@ -27,10 +27,10 @@ UNASKED = 4096
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one row that may be followed."""
+    """Sizes of one followed row."""
 
     layers: int
-    """Of the module, which have keys and values."""
+    """Layers of the module that have keys and values."""
     token: int
     """Bytes of keys and values of a token in all layers."""
     state: int
@@ -67,8 +67,8 @@ class FollowedRows(ABC):
 
     @abstractmethod
     def guesses(self, rows: Sequence[DraftRow], seen: Sequence[RowStates]) -> list[DeviceTokens]:
-        """At most so many guesses as each row wants, unread. `seen`: of the same rows, without
-        their new states; take them in (`NewStates`)."""
+        """Unread guesses, for each row at most as many as it wants. `seen`: what the module has
+        seen of these rows. Take in their new states with `NewStates`."""
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
         """Greedy guesses; nothing is waited for."""
@@ -114,10 +114,6 @@ class NewStates:
         """Of all of them, (T,): a pair stands where its state does, one before its token."""
         self.hidden = mx.concatenate([row.hidden for row in rows if row.hidden is not None])
         """(T, width)"""
-        self.last = mx.concatenate([last_token(row) for row in rows])
-        """(rows,) int32"""
-        self.ends = mx.array([len(row.tokens) - 1 for row in rows], mx.int32) + more(seen)
-        """Places of these, (rows,) int32."""
 
 
 def last_token(row: DraftRow) -> mx.array:

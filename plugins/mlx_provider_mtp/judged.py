@@ -49,8 +49,7 @@ class Judged:
     def look(self, guess: Guess | None, tokens: Sequence[int]) -> None:
         """Count a row's last guesses, if it is known what came; says so once where they hold as
         seldom as by chance."""
-        token = None if guess is None else guess.answered(tokens)
-        if guess is None or token is None:
+        if guess is None or (token := guess.answered(tokens)) is None:
             return
         self.tried += 1
         if self.tried > TRIED:

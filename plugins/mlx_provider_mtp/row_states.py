@@ -12,8 +12,8 @@ from mlx_provider.families.caches import KVCache, append_behind, visible
 from mlx_provider.records import Parts, Run, Unread
 
 WINDOW = 1024
-"""Tokens of a row that a module looks back on at least, and half of what is kept of a row at most.
-States say much of what was before, and memory stays flat however long a reply is."""
+"""A module looks back on at least so many tokens of a row. Older ones are dropped once a row has
+twice as many: states say much of what was before, and memory stays flat however long a reply is."""
 
 
 class RowStates:

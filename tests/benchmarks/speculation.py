@@ -28,12 +28,12 @@ from mlx_provider.engine.execution.calibration import calibrate
 from mlx_provider.engine.execution.probe import Probe, probe
 from mlx_provider.engine.request import Request
 from mlx_provider.engine.scheduling.costs import Costs, Curve
-from mlx_provider.engine.speculation.odds import MOST_DRAFTS
 from mlx_provider.engine.speculation.policy import Policy
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.errors import MLXProviderError
 from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.records import Drafting, LoadedModel
+from mlx_provider.records.drafter import MOST_DRAFTS
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of
 from mlx_provider.testing.driver import new_request

@@ -241,9 +241,8 @@ def test_passes_that_take_longer_than_the_curve_says_are_left_alone_and_tried_ag
         found.append(count)
         if count:
             policy.learn(0, rows[0], count, count)
-            policy.costs[ALONE].passed(
-                count, 2.9 * count
-            )  # three positions cost what three passes do
+            # three positions cost what three passes do
+            policy.costs[ALONE].passed(count, 2.9 * count)
     late = [count for count in found[100:] if count]
     assert 0 < len(late) < 100
 

@@ -99,6 +99,11 @@ def cancel(name: str) -> Step:
     return {"do": "cancel", "id": name}
 
 
+def cancelled_in(play: Play) -> set[str]:
+    """The requests that a play cancels."""
+    return {step["id"] for step in play["do"] if step["do"] == "cancel"}
+
+
 def pictures(seeds: Iterable[int], text: str) -> list[dict[str, Any]]:
     """A message with images."""
     urls = [{"type": "image_url", "image_url": {"url": _picture(seed)}} for seed in seeds]

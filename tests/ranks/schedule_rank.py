@@ -28,7 +28,6 @@ from typing import Any
 from few_passes import FEW
 from mlx_provider.config import EngineSettings, engine_settings
 from mlx_provider.engine.execution import calibration
-from mlx_provider.engine.prefix_cache import rebuild
 from mlx_provider.engine.prefix_cache.reuse import Reuse
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.errors import MLXProviderError
@@ -192,8 +191,7 @@ def measured_as(replaced: Replaced, least: int | None) -> None:
 
 
 def count_reuse(replaced: Replaced, happened: Counter[str]) -> None:
-    """Count rows that begin behind a shared prefix, or in the buffers of an entry, and the tokens
-    that rows copy from the prefix cache."""
+    """Count rows that begin behind a shared prefix, or in the buffers of an entry."""
 
     def begun(original: Callable[..., Any]) -> Callable[..., Any]:
         def begin(reuse: Any, match: Any, *given: Any) -> Any:
@@ -205,15 +203,7 @@ def count_reuse(replaced: Replaced, happened: Counter[str]) -> None:
 
         return begin
 
-    def joined(original: Callable[..., Any]) -> Callable[..., Any]:
-        def join(pieces: Any, slack: int) -> Any:
-            happened["copied tokens"] += sum(piece.shape[-2] for piece in pieces)
-            return original(pieces, slack)
-
-        return join
-
     wrap(replaced, Reuse, "begin", begun)
-    wrap(replaced, rebuild, "_joined", joined)
 
 
 def settings_of(one: dict[str, Any]) -> EngineSettings:

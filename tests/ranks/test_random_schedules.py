@@ -19,6 +19,7 @@ from .rank_schedules import (
     all_over,
     ask,
     cancel,
+    cancelled_in,
     embed,
     followed,
     pictures,
@@ -137,6 +138,6 @@ def test_two_ranks_answer_as_one_process(
     seed: int, plays: list[Play], over: list[tuple[Played, list[Held]]], whole: list[Played]
 ) -> None:
     together, followers = over[seed]
-    left = {step["id"] for step in plays[seed]["do"] if step["do"] == "cancel"}
+    left = cancelled_in(plays[seed])
     agree(whole[seed], together, cancelled=left)
     followed(together, followers)

@@ -18,6 +18,7 @@ from .rank_schedules import (
     all_over,
     ask,
     cancel,
+    cancelled_in,
     followed,
     likelihoods_agree,
     pictures,
@@ -193,7 +194,7 @@ def test_two_ranks_answer_as_one_process(
     name: str, plays: dict[str, Play], over: Over, whole: dict[str, Played]
 ) -> None:
     together, followers = over[name]
-    left = {step["id"] for step in plays[name]["do"] if step["do"] == "cancel"}
+    left = cancelled_in(plays[name])
     if name == "quantised kv":  # one rounding may move a value by a step of eight bits
         likelihoods_agree(whole[name], together, STEP)
     else:

@@ -19,6 +19,7 @@ from .rank_schedules import (
     all_over,
     ask,
     cancel,
+    cancelled_in,
     followed,
     pictures,
     read,
@@ -33,7 +34,7 @@ FULL = {"max_rows": 3}
 BRANCHES, TURNS, PRESSED = 0, 1, 3
 """The plays with many rows at a time, in which a row takes over the buffers of the last, and in
 which rows free their memory for others."""
-COUNTS = ("behind a prefix", "in place", "shared tokens", "copied tokens")
+COUNTS = ("behind a prefix", "in place", "shared tokens")
 CASES = {
     "heads, text": (2, "llama", False),
     "heads, window": (2, "gemma3", False),
@@ -108,27 +109,24 @@ def both(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     plays = plays_of(model, request.param)
     ample = [play | {"settings": SETTINGS} for play in plays]
     whole = all_alone(tmp_path_factory.mktemp("alone"), ample)
-    return whole, all_over(ranks, tmp_path_factory.mktemp("over"), plays)
+    return plays, whole, all_over(ranks, tmp_path_factory.mktemp("over"), plays)
 
 
-Both = tuple[list[Played], list[tuple[Played, list[Held]]]]
+Both = tuple[list[Play], list[Played], list[tuple[Played, list[Held]]]]
 
 
 def test_ranks_that_share_prefixes_answer_as_one_process(both: Both) -> None:
-    whole, over = both
-    for one, (together, followers) in zip(whole, over, strict=True):
-        agree(one, together, cancelled={"first", "1"})
+    for play, one, (together, followers) in zip(*both, strict=True):
+        agree(one, together, cancelled=cancelled_in(play))
         assert all("failed" not in got for got in together["answers"].values())
         followed(together, followers)
 
 
 def test_each_rank_shares_as_much_as_rank_0(both: Both) -> None:
-    for one, (together, followers) in zip(*both, strict=True):
-        print({name: [p["happened"].get(name, 0) for p in (one, together)] for name in COUNTS})
+    for at, (together, followers) in enumerate(both[2]):
         for each in followers:
-            for name in COUNTS[:3]:
+            for name in COUNTS:
                 assert each["happened"].get(name, 0) == together["happened"].get(name, 0), name
-    for at, (together, followers) in enumerate(both[1]):
         for each in (together, *followers):
             if at == TURNS:
                 assert each["happened"]["in place"] >= 3

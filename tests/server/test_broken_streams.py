@@ -164,9 +164,7 @@ def test_anthropics_client_raises(
     assert error.api_message == "output_config.format: scripted"
 
 
-def test_an_engine_that_is_killed_breaks_streams(
-    spawn: Any, wait_until: Callable[..., None]
-) -> None:
+def test_an_engine_that_is_killed_breaks_streams(spawn: Any) -> None:
     """The connection ends before the reply does, which no client takes for the end."""
     engine = spawn("--port", "0", MLX_PROVIDER_API_KEY="secret")
     url = str(engine.http.base_url)

@@ -13,7 +13,6 @@ import pytest
 from mlx_provider.client.generation import Generation
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
-from mlx_provider.engine.speculation.odds import MOST_DRAFTS
 from mlx_provider.protocol.events import (
     Delta,
     Done,
@@ -27,6 +26,7 @@ from mlx_provider.protocol.events import (
 from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.protocol.sampling import Sampling
+from mlx_provider.records.drafter import MOST_DRAFTS
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.model_view import ModelView
 from mlx_provider.serving.service import ChatService

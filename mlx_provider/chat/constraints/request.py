@@ -106,11 +106,11 @@ def _with_text(function: Function, request: GenerateRequest, compiles: Compiles)
     grammar = request.tool_grammars.get(function.name)
     if not isinstance(grammar, Mapping):
         return function
-    named = [tool.get("function", tool).get("name") for tool in request.tools]
-    where = f"tools[{named.index(function.name)}].function"
     try:
         form = _free_grammar(grammar, compiles, "")
     except BadRequest as error:
+        named = [function_of(tool).get("name") for tool in request.tools]
+        where = f"tools[{named.index(function.name)}].function"
         raise BadRequest(f"{where}.format: {error.message}", param=where) from None
     return replace(function, text=form.lark)
 

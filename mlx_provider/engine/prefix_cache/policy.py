@@ -167,9 +167,12 @@ class PrefixCachePolicy:
             job.rows[0].holding = self._cache.hold(job.cache) if self._in_place else None
         elif self._in_place:
             job.cache, job.rows[0].holding = self._cache.resume(
-                match, self._make_cache, room=room - match.length, least=self._least,
+                match,
+                self._make_cache,
+                room=room - match.length,
+                least=self._least,
                 charged=self._charged,
-            )  # fmt: skip
+            )
         else:
             job.cache = self._cache.restore(match, self._make_cache, room=room - match.length)
         self._claim_forks(job)

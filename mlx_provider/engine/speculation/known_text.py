@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import log, log1p
 
+from ...records.drafter import MOST_DRAFTS
 from .choice import MARGIN
 from .costs import Costs, Passes, Seconds
-from .odds import HOPE, LASTING, MOST_DRAFTS, Odds
+from .odds import HOPE, LASTING, Odds
 
 SELDOM = 0.1
 """How often text that a forecast foretells begins behind another token, before any measurement."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-MOST_DRAFTS = 7
-"""Most drafts of a row in one pass: fused attention accepts at most 8 queries (Metal, mlx
-0.32.4)."""
+from ...records.drafter import MOST_DRAFTS
+
 MEMORY = 24
 """Drafts per row that are remembered: few enough to react soon to a change in its text."""
 LASTING = 200

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...records.drafter import MOST_DRAFTS
 from .asks import Asks
 from .choice import Floats, Prospects, best_of, fastest
 from .costs import KNOWN_TEXT, Costs, Kind, Passes, Seconds, Step
 from .known_text import KnownText
-from .odds import FIRST_PAUSE, HOPE, MOST_DRAFTS, SUREST, RowOdds, SourceOdds
+from .odds import FIRST_PAUSE, HOPE, SUREST, RowOdds, SourceOdds
 from .trials import Trials
 
 

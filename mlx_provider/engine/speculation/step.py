@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from ...isolation import Fault, Isolation
 from ...records import LoadedModel, PrefillChunk, ShowsHidden
+from ...records.drafter import MOST_DRAFTS
 from ..execution.batch_layout import Results
 from ..execution.decode_batch import NO_DRAFTS, Drafts, Forward, Held
 from ..recent import Recent
@@ -21,7 +22,6 @@ from ..scheduling.scheduler import Scheduler
 from .ahead import masks_ahead
 from .asks import Asks, within
 from .costs import Kind, Seconds
-from .odds import MOST_DRAFTS
 from .speculation import NONE, Guess, Speculation
 
 log = logging.getLogger(__name__)

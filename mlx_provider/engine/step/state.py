@@ -55,6 +55,12 @@ class State:
     corrupted: set[Row] = field(default_factory=set)
     """Rows of this step whose caches are corrupted."""
 
+    def settle(self) -> None:
+        """Charge rows for the caches in which a step has left them."""
+        if self.prefix_cache is not None:
+            self.prefix_cache.settle(self.scheduler.running, self.batch.layout.cache_of)
+        self.charge_merged()
+
     def charge_merged(self) -> None:
         """Charge rows in caches with others as much as the longest. Call it after rows have joined,
         left or decoded."""

@@ -46,11 +46,12 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _choice(choice: Mapping[str, Any]) -> Any:
     kind = choice.get("type")
     check_known(kind, CHOICES, "tool_choice.type")
-    if kind == "tool" and not isinstance(choice.get("name"), str):
-        raise BadRequest("tool_choice.name must be a text", param="tool_choice")
-    if kind == "tool":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    return CHOICES[str(kind)]
+    if kind != "tool":
+        return CHOICES[str(kind)]
+    name = choice.get("name")
+    if not isinstance(name, str):
+        raise BadRequest("tool_choice.name must be a text", param="tool_choice.name")
+    return {"type": "function", "function": {"name": name}}
 
 
 def _alone(choice: Mapping[str, Any]) -> bool:

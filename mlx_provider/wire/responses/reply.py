@@ -140,7 +140,9 @@ class Stream(replies.Streamed):
             yield DONE
 
     def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
-        yield from map(self._numbered, _failure(self._response.fields, error, told=True))
+        # our own code and the parameter, for which a failed response has no place
+        told = {**error_body(error)["error"], "type": "error"}
+        yield from map(self._numbered, (told, _failed(self._response.fields, error)))
         yield DONE
 
 
@@ -148,19 +150,12 @@ def failed_stream(name: str, model: str, error: MLXProviderError, echo: Mapping[
     """A stream of a request that was not accepted."""
     fields, numbered = _head(name, model, echo), _Numbered()
     created = {"type": "response.created", "response": fields}
-    return b"".join(map(numbered, (created, *_failure(fields, error)))) + DONE
+    return b"".join(map(numbered, (created, _failed(fields, error)))) + DONE
 
 
-def _failure(
-    fields: dict[str, Any], error: MLXProviderError, *, told: bool = False
-) -> Iterator[dict[str, Any]]:
-    """`told`: by an event with our own code and the parameter, for which a response has no room."""
-    named = error_body(error)["error"]
-    if told:
-        yield {**named, "type": "error"}
-    shown = {"code": _code(error), "message": named["message"]}
-    fields = {**fields, "status": "failed", "error": shown}
-    yield {"type": "response.failed", "response": fields}
+def _failed(fields: dict[str, Any], error: MLXProviderError) -> dict[str, Any]:
+    shown = {"code": _code(error), "message": error_body(error)["error"]["message"]}
+    return {"type": "response.failed", "response": {**fields, "status": "failed", "error": shown}}
 
 
 def _code(error: MLXProviderError) -> str:
