@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import anyio
-import anyio.to_thread
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
@@ -17,6 +17,7 @@ from ..protocol.requests import GenerateRequest
 from ..wire.asked import Asked
 from .generate import Reader
 from .incoming import Incoming
+from .threads import in_thread
 
 COUNTING = 4
 """Prompts that are rendered at once. Others wait."""
@@ -39,9 +40,7 @@ class Count:
         except ClientDisconnect:
             return
         with self._incoming.activity.counting():
-            answer = await anyio.to_thread.run_sync(
-                self._answered, asked, ticket, limiter=self._limiter
-            )
+            answer = await in_thread(partial(self._answered, asked, ticket), self._limiter)
         await JSONResponse(answer)(scope, receive, send)
 
     def _answered(self, asked: Asked, ticket: Ticket) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from ..wire.warnings import HEADER, header_text
 from .access import error_response
 from .incoming import Incoming, parse_object
 from .ndjson import asked
+from .threads import in_thread
 
 SUBMITTING = 1024
 """Requests in `submit` at once (validation, templates, loading of a model)."""
@@ -170,9 +171,7 @@ class _Answer:
         """Submit in a thread. Abandoned when the engine stops; the thread then cleans up."""
         with self._places.naming(), self._submitting:
             try:
-                return await anyio.to_thread.run_sync(
-                    self._submit_all, limiter=self._limiter, abandon_on_cancel=True
-                )
+                return await in_thread(self._submit_all, self._limiter, abandon_on_cancel=True)
             except MLXProviderError:
                 if not self.queues[self._submitted].ended:
                     raise  # otherwise the end of the engine ended it, which is the reason

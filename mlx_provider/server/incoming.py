@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-import anyio.to_thread
 from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.types import Receive, Scope
@@ -20,6 +19,7 @@ from ..invalid import bad_request, shown
 from ..protocol.requests import ModelRequest
 from .activity import Activity
 from .body import Bodies
+from .threads import in_thread
 
 R = TypeVar("R")
 T = TypeVar("T", bound=ModelRequest)
@@ -66,7 +66,7 @@ async def _parsed(parse: Callable[[bytearray], R], data: bytearray) -> R:
     """Parse a body. Large bodies are parsed in a thread, so that other streams continue."""
     if len(data) <= AT_ONCE:
         return parse(data)
-    return await anyio.to_thread.run_sync(parse, data)
+    return await in_thread(partial(parse, data))
 
 
 def parse_object(body: bytes | bytearray) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from ..errors import (
     MLXProviderError,
     ProcessLost,
     RequestFailed,
+    for_another,
 )
 from ..isolation import Fault, Isolation
 from ..log_lines import Trace
@@ -219,11 +220,12 @@ class ChatService:
             self._take([(active.request, [Failed.of(self._cause(error))])])
 
     def _cause(self, error: MLXProviderError) -> MLXProviderError:
-        """The error of the lost process, if that is why a request finds its engine gone."""
+        """An error to raise, which no frame holds. The error of the lost process, if that is why a
+        request finds its engine gone."""
         death = self._worker.death
         if isinstance(error, EngineDied) and isinstance(death, ProcessLost):
             return self._thread_died(death)
-        return error
+        return for_another(error)
 
     def _take(self, posts: list[Post]) -> None:
         """Deliver the events of one step. A reader of a last event finds the request's resources
@@ -238,6 +240,7 @@ class ChatService:
                 self._next_prompts.await_results(entry.turn)
             if isinstance(events[-1], Done | Failed):
                 self._in_flight.leave(entry)
+                request.rows = []  # which hold it, and so would all the prompt until a collection
             elif entry.queue.ended:  # it accepts no more events
                 active.cancel()
         self._deliver(partial(_put, posts))

@@ -128,9 +128,9 @@ def test_bodies_at_once_are_bounded_together_and_small_ones_pass(engine: EngineP
         holder.close()
         answers = [future.result() for future in waiting]
     assert {status for status, _ in answers} == {400}
-    assert engine.memory("VmHWM") - before < 6 * LIMIT
+    assert engine.memory("VmHWM") - before < 5 * LIMIT
     deadline = time.monotonic() + 60
-    while engine.memory("VmRSS") - before > 2 * LIMIT:
+    while engine.memory("VmRSS") - before > LIMIT // 2:
         assert time.monotonic() < deadline, "the engine keeps what it has refused"
         time.sleep(0.05)
 

@@ -1,0 +1,37 @@
+"""An error of a thread's call keeps nothing of the call alive."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import anyio
+import pytest
+
+from mlx_provider.errors import BadRequest
+from mlx_provider.server.threads import in_thread
+
+
+class Prompt:
+    """Something large in a frame of the call."""
+
+
+def test_the_frames_of_a_refused_call_are_gone() -> None:
+    held: list[weakref.ref[Prompt]] = []
+
+    def refuse() -> None:
+        prompt = Prompt()
+        held.append(weakref.ref(prompt))
+        raise BadRequest("no", param="prompt")
+
+    async def ask() -> None:
+        with pytest.raises(BadRequest, match="no") as caught:
+            await in_thread(refuse)
+        assert caught.value.param == "prompt"
+        assert held[0]() is None
+
+    gc.disable()
+    try:
+        anyio.run(ask)
+    finally:
+        gc.enable()

@@ -1,0 +1,83 @@
+"""The memory of a request is free at its end, without a run of the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mlx_provider.engine.request import PrefillJob, Request, Row
+from mlx_provider.errors import BadRequest, ContextTooLong
+from mlx_provider.protocol.requests import GenerateRequest
+from mlx_provider.records import MediaItem
+
+from .conftest import PATIENCE, Tiny, TinyOf
+from .test_service_images import question
+
+HELD = (GenerateRequest, Request, Row, PrefillJob, MediaItem)
+TOOL = {
+    "name": "find",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string", "maxLength": 3}}},
+}
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def alive() -> Counter[str]:
+    return Counter(type(each).__name__ for each in gc.get_objects() if type(each) in HELD)
+
+
+def finished(tiny: Tiny) -> None:
+    assert tiny.ask(n=2).error is None
+
+
+def with_calls(tiny: Tiny) -> None:
+    tools = [{"type": "function", "function": TOOL}]
+    assert tiny.ask(tools=tools, tool_choice="required", max_tokens=60).only.calls
+
+
+def with_an_image(tiny: Tiny) -> None:
+    assert tiny.ask(messages=question("What is it?", 1)).error is None
+
+
+def cancelled(tiny: Tiny) -> None:
+    running = tiny.start(max_tokens=4000, min_tokens=4000)
+    running.get(PATIENCE)
+    running.close()
+
+
+def too_long(tiny: Tiny) -> None:
+    with pytest.raises(ContextTooLong):
+        tiny.start("word " * 100_000)
+
+
+def refused(tiny: Tiny) -> None:
+    with pytest.raises(BadRequest):
+        tiny.start(response_format={"type": "json_schema", "schema": {"type": "nothing"}})
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize(
+    "ending", [finished, with_calls, with_an_image, cancelled, too_long, refused]
+)
+def test_nothing_of_a_request_waits_for_the_collector(tiny: TinyOf, ending: Any) -> None:
+    model = tiny("qwen3_vl")
+    ending(model)
+    gc.collect()
+    before = alive()
+    for _ in range(3):
+        ending(model)
+    deadline = time.monotonic() + PATIENCE
+    while (more := alive() - before).total() > 1:  # the step of the last one is still known
+        assert time.monotonic() < deadline, more
+        time.sleep(0.01)
