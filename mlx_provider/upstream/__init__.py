@@ -1,4 +1,5 @@
-"""Reads or replaces internals of mlx, mlx-lm and mlx-vlm. Each place names file and version.
+"""Code that reads or replaces internals of mlx, mlx-lm and mlx-vlm. Each place names the upstream
+file and version.
 
-Only for the core; plugins use `mlx_provider.families`.
+Only the core imports it; plugins use `mlx_provider.families`.
 """

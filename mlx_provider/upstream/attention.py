@@ -1,13 +1,14 @@
-"""Attention over rows whose caches stay apart, for models written for one batch cache.
+"""Attention over rows with separate caches, for models that expect one batch cache.
 
 mlx-lm and mlx-vlm models call a module-level `scaled_dot_product_attention(queries, keys,
 values, cache, scale, mask, ...)` (mlx_lm/models/base.py 0.32.2, mlx_vlm/models/base.py 0.7.10).
-`route` puts a wrapper in its place in the modules of one model: where `keys` is a `Parts`
-(several caches, each for a run of rows) every part is attended on its own and the results are
-joined; a part may also be the tokens of one row, each of which the model takes for a row.
+`route` replaces this function in the modules of one model by a wrapper. If `keys` is a `Parts`
+(several caches, each for consecutive rows of the call), the wrapper computes the attention of each
+part separately and joins the results. A part can also be several tokens of one row; the model
+treats each of these tokens as a row.
 
-On a GPU, many queries over a quantised cache attend to copies of its keys and values, because
-upstream's quantised attention stores every score: queries times keys times heads.
+On a GPU, many queries over a quantised cache use dequantised copies of its keys and values, because
+upstream's quantised attention stores every score (queries times keys times heads).
 """
 
 from __future__ import annotations
@@ -28,27 +29,28 @@ __all__ = ["Parts", "Run", "Watched", "route", "routed"]
 
 NAME = "scaled_dot_product_attention"
 PARAMETERS = ("scale", "mask", "sinks")
-"""Of the original, after the cache."""
+"""Parameters of the original function after the cache."""
 FEW = 8
-"""Most queries of one row that attend to quantised keys as they are."""
+"""Maximum number of queries of one row that use quantised keys without a dequantised copy."""
 TOGETHER = 512
-"""Most cached tokens of which several layers may have such copies at once. Metal frees none before
-its command buffer ends (mlx 0.32.4, backend/metal/eval.cpp), and ten may be in flight."""
+"""Maximum length of a cache whose dequantised copies may exist for several layers at once. Metal
+frees a copy only when its command buffer ends (mlx 0.32.4, backend/metal/eval.cpp), and ten command
+buffers can be in flight."""
 FUSED_WIDTHS = (64, 80, 128)
 """Head sizes with a fused kernel for more queries (mlx 0.32.4, Metal and CUDA,
 `scaled_dot_product_attention.cpp`)."""
 
 
 def route(model: Any) -> bool:
-    """Make the attention of `model`'s modules understand `Parts`. Idempotent.
+    """Make the attention functions in the modules of `model` accept `Parts`. Idempotent.
 
-    Returns whether any module was found to route.
+    Returns whether any module has such a function.
     """
     return patch(namespaces(model), NAME, routed)
 
 
 def routed(original: Function) -> Function:
-    """`original`, with `Parts` attended part by part."""
+    """`original` with support for `Parts`."""
 
     @functools.wraps(original)
     def attend(
@@ -56,7 +58,7 @@ def routed(original: Function) -> Function:
     ) -> mx.array:
         named = dict(zip(PARAMETERS, args, strict=False)) | kwargs
         mask = named.pop("mask", None)
-        if not isinstance(keys, (Parts, Shared)):  # the usual call, in each layer of each step
+        if not isinstance(keys, (Parts, Shared)):  # the most frequent case
             return one(Call(queries, keys, values, mask, cache), named)
         calls = calls_of(queries, keys, values, mask, cache)
         plain = named.get("sinks") is None
@@ -74,7 +76,7 @@ def routed(original: Function) -> Function:
             cache = Quantised.of(keys, queries.shape[-1])
         if isinstance(keys, tuple) and hasattr(cache, "bits") and _fused(queries):
             if keys[0].shape[2] > TOGETHER:
-                mx.eval(queries)  # the copies of the last layer are free then
+                mx.eval(queries)  # frees the copies of the previous layer first
             keys, values = _dequantised(keys, cache), _dequantised(values, cache)
             cache = None
         found: mx.array = original(queries, keys, values, cache, **named, mask=mask)
@@ -84,10 +86,10 @@ def routed(original: Function) -> Function:
 
 
 class Quantised(NamedTuple):
-    """What attention asks a quantised cache for.
+    """The properties that attention reads from a quantised cache.
 
-    A layer that reads the keys of another layer has no cache, so that upstream takes its keys for
-    ones that are not quantised (mlx_lm/models/base.py 0.32.2).
+    A layer that uses the keys of another layer has no cache. Without this object, upstream treats
+    such keys as unquantised (mlx_lm/models/base.py 0.32.2).
     """
 
     group_size: int
@@ -95,13 +97,13 @@ class Quantised(NamedTuple):
 
     @classmethod
     def of(cls, keys: tuple[mx.array, mx.array, mx.array], width: int) -> Quantised:
-        """Of packed keys with so many values each."""
+        """The properties of packed keys; a key has `width` values."""
         packed, scales, _ = keys
         return cls(width // scales.shape[-1], 32 * packed.shape[-1] // width)
 
 
 def _fused(queries: mx.array) -> bool:
-    """Whether the device has a kernel for many queries that stores no scores."""
+    """Whether the device has an attention kernel for many queries that does not store scores."""
     *_, count, width = queries.shape
     return count > FEW and width in FUSED_WIDTHS and mx.default_device() == mx.gpu
 
@@ -112,14 +114,14 @@ def _dequantised(stored: tuple[mx.array, mx.array, mx.array], cache: Any) -> mx.
 
 
 Watch = Callable[[mx.array, mx.array, Any, float], None]
-"""(queries (B, H, L, D), keys (B, Hk, S, D) as the cache keeps them, the layer's cache, scale)."""
+"""Arguments: queries (B, H, L, D), keys (B, Hk, S, D) in the cache's format, cache, scale."""
 
 
 class Watched:
-    """While entered, each call of a model's attention is shown to `watch` first.
+    """A context in which each call of a model's attention first calls `watch`.
 
-    The functions stand in the modules of a model, which others share: nobody else may run
-    meanwhile, as on the engine thread nobody does.
+    Models of one architecture share the patched modules: no other model may run during that time.
+    The engine thread guarantees this.
     """
 
     def __init__(self, model: Any, watch: Watch) -> None:

@@ -1,7 +1,7 @@
-"""Checkpoints of a backbone alone, as embedding models are published: they have no output matrix,
-and name weights as the backbone does, without what the whole model puts before.
+"""Checkpoints of a backbone without an output matrix, as published for embedding models. Their
+weight names lack the prefix that the complete model uses.
 
-mlx-lm 0.32.2 (mlx_lm/utils.py, `load_model`) takes names as they are and refuses such a checkpoint.
+mlx-lm 0.32.2 (mlx_lm/utils.py, `load_model`) does not change names and refuses such a checkpoint.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ BACKBONE, HEAD = "model", "lm_head"
 
 
 def whole_names(model: nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
-    """The weights as the whole model names them; it then uses its embedding as output matrix.
+    """The weights of a backbone under the names of the complete model.
 
-    Others stay as they are.
+    The model then uses its embedding as output matrix. Weights of a complete model do not change.
     """
     backbone, given = model.get(BACKBONE), set(map(_first, weights))
     if not isinstance(backbone, nn.Module) or BACKBONE in given:

@@ -1,8 +1,8 @@
-"""Row caches merged to batch caches, and rows out of them again, by mlx-lm's classes.
+"""Merges row caches into batch caches of mlx-lm, and extracts rows again.
 
-Upstream's own ways (mlx_lm/models/cache.py 0.32.2) copy more than they must and wait for the
-device: `BatchKVCache.merge` leaves no room, so that the first token copies everything once more;
-`extract` copies a whole row; `filter` reads the paddings back in every layer.
+Upstream's own methods (mlx_lm/models/cache.py 0.32.2) copy too much and wait for the device:
+`BatchKVCache.merge` reserves no capacity, so that the first token copies everything again;
+`extract` copies a complete row; `filter` reads the paddings from the device in every layer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RowCache = list[Any]
 """One entry per layer."""
 Offsets = dict[tuple[int, ...], mx.array]
 PLAIN = (KVCache, SparseKVCache, SharedKV)
-"""Keep every token that they were given."""
+"""Classes that hold all appended tokens."""
 
 
 def mergeable(cache: Sequence[Any]) -> bool:
@@ -39,29 +39,31 @@ def mergeable(cache: Sequence[Any]) -> bool:
 
 
 def merged(rows: Sequence[RowCache]) -> RowCache:
-    """The rows as one batch, lazily: one batch cache per layer.
+    """The rows as one batch: one batch cache per layer, not evaluated.
 
-    Layers whose rows have the same offsets share the array of them: it need not be computed, nor
-    compared, layer by layer.
+    Layers whose rows have the same offsets share one array of offsets, so that it is computed and
+    compared only once.
     """
     offsets: Offsets = {}
     return [_merged(layers, offsets) for layers in zip(*rows, strict=True)]
 
 
 def rows_of(batch: Sequence[Any], indices: Iterable[int]) -> list[RowCache]:
-    """Rows of a merged cache as caches of their own, lazily.
+    """Rows of a merged cache as separate caches, not evaluated.
 
-    Keys and values are views, but for windows that have wrapped: whoever reads some tokens copies
-    those alone, and writing to a row leaves the batch as it is.
+    Keys and values are views, except those of wrapped windows: reading some tokens copies only
+    these, and a write to a row does not change the batch.
     """
     rings = [layer for layer in batch if isinstance(layer, BatchRotatingKVCache)]
-    mx.eval([[ring.left_padding, ring.offset] for ring in rings])  # else layer by layer
+    mx.eval(
+        [[ring.left_padding, ring.offset] for ring in rings]
+    )  # one wait instead of one per layer
     return [[_row(layer, index) for layer in batch] for index in indices]
 
 
 class StoredLayers(Sequence[Stored | None]):
-    """What the layers of a cache hold of one of its rows, see `stored`. A layer is read when it is
-    asked for, and does not change. The arrays are views, except those of wrapped windows."""
+    """The stored arrays of one row, by layer (see `stored`). A layer is read on access and does not
+    change. The arrays are views, except those of wrapped windows."""
 
     def __init__(self, cache: RowCache, index: int) -> None:
         self._cache = cache
@@ -84,7 +86,7 @@ class StoredLayers(Sequence[Stored | None]):
 
 
 def counting_alike(batch: Iterable[Any]) -> list[list[Any]]:
-    """Layers that share the array of their offsets, as `merged` leaves them."""
+    """The layers in groups that share one array of offsets (see `merged`)."""
     found: dict[int, list[Any]] = {}
     for layer in batch:
         if isinstance(getattr(layer, "offset", None), mx.array):
@@ -93,7 +95,7 @@ def counting_alike(batch: Iterable[Any]) -> list[list[Any]]:
 
 
 def columns(cache: Any) -> int:
-    """Tokens of a cache's longest row, its padding and what a window has let go included."""
+    """Tokens of the longest row of a cache, including padding and tokens that left a window."""
     if isinstance(cache.offset, mx.array):
         return int(getattr(cache, "_offset", cache._idx))
     return held(cache)
@@ -106,7 +108,7 @@ def _merged(rows: Sequence[Any], offsets: Offsets) -> Any:
         return cache_list(first, [_merged(each, offsets) for each in inner])
     plain = type(first) in PLAIN and all(row.offset for row in rows)
     batch = _merged_kv(rows) if plain else type(first).merge(rows)
-    # others change theirs in place
+    # caches of other classes change their offsets in place and cannot share them
     if type(batch) in (BatchKVCache, BatchRotatingKVCache, SharedBatchKV):
         counts = tuple(row.offset for row in rows)
         batch.offset = offsets.setdefault(counts, mx.array(counts))
@@ -114,10 +116,10 @@ def _merged(rows: Sequence[Any], offsets: Offsets) -> Any:
 
 
 def _merged_kv(rows: Sequence[KVCache]) -> BatchKVCache:
-    """Rows of at least a token each, with room for the next ones.
+    """A batch of rows that hold at least one token each, with capacity for the next tokens.
 
-    Their offsets are the caller's to set; a row that holds fewer tokens is `skipped` so many. Rows
-    with a shared prefix must all have the same.
+    The caller sets the offsets. `skipped` of a row is the number of its tokens that are not held.
+    Either all rows have the same shared prefix, or none has one.
     """
     longest, prefix = max(map(held, rows)), prefix_of(rows[0])
     paddings = [longest - held(row) for row in rows]
@@ -133,7 +135,7 @@ def _merged_kv(rows: Sequence[KVCache]) -> BatchKVCache:
 def _padded(
     arrays: Sequence[mx.array], rows: Sequence[KVCache], longest: int, room: int
 ) -> mx.array:
-    """(rows, heads, room, dim): every row's tokens end at `longest`."""
+    """(rows, heads, room, dim): the tokens of each row end at column `longest`."""
     _, heads, _, dim = arrays[0].shape
     together = mx.zeros((len(rows), heads, room, dim), dtype=arrays[0].dtype)
     for i, (array, row) in enumerate(zip(arrays, rows, strict=True)):

@@ -1,4 +1,4 @@
-"""mlx-lm's cache classes (mlx_lm/models/cache.py 0.32.2), and what models ask of them beyond it."""
+"""mlx-lm's cache classes (mlx_lm/models/cache.py 0.32.2), with additions that models need."""
 
 from __future__ import annotations
 
@@ -44,14 +44,15 @@ Stored = tuple[mx.array, mx.array]
 
 
 class StateCache(ArraysCache):
-    """mlx-lm's recurrent cache with the two methods that mlx-vlm's hybrid layers call.
+    """mlx-lm's recurrent cache, plus the two methods that mlx-vlm's hybrid layers call.
 
     Upstream: `ArraysCache.update_window` and `update_recurrent`, mlx_vlm/models/cache.py 0.7.10,
-    without the recording for speculation.
+    without the code that records states for speculation.
     """
 
     def update_window(self, index: int, source: mx.array, width: int, *, lengths: Any) -> mx.array:
-        """Keep the last `width` columns of `source` (per row: those before `lengths`)."""
+        """Store the last `width` columns of `source`; if `lengths` is set, those before the length
+        of each row."""
         span = source.shape[1] - width
         if lengths is None:
             state = mx.contiguous(source[:, span:])
@@ -65,14 +66,14 @@ class StateCache(ArraysCache):
     def update_recurrent(
         self, index: int, length: int, update: Callable[[Any, Any], tuple[Any, ...]]
     ) -> tuple[Any, Any]:
-        """Run one state transition over `length` tokens and keep its final state."""
+        """Run one state transition over `length` tokens and store the final state."""
         output, state = update(self.cache[index], None)[:2]
         self.cache[index] = state
         return output, state
 
 
 class StateHistory(StateCache):
-    """A copy of a row's recurrent cache that keeps the states after each token of one call.
+    """A copy of a row's recurrent cache that records the states after each token of one call.
 
     Upstream: `record_speculative_window` and `record_speculative_states`, mlx_vlm/models/cache.py
     0.7.10.
@@ -107,7 +108,7 @@ class StateHistory(StateCache):
         return found
 
     def after_unread(self, held: mx.array) -> list[Any]:
-        """The states after the first `held` + 1 tokens. held: (1,) int32."""
+        """The states after the first `held` + 1 tokens, without a host read. held: (1,) int32."""
         found = list(self.cache)
         for index, (source, width) in self._windows.items():
             found[index] = mx.take(source, held + 1 + mx.arange(width), axis=1)
@@ -118,10 +119,10 @@ class StateHistory(StateCache):
 
 
 def stored(cache: Any) -> Stored | None:
-    """What a layer's cache of one row holds. `None`: it is empty, or stores keys and values in
-    another way.
+    """The keys and values in a layer's cache of one row. `None`: the cache is empty, or has
+    another format.
 
-    A ring's order is that of its own `_temporal_order` (cache.py 0.32.2).
+    A rotating cache is put into order as its `_temporal_order` does (cache.py 0.32.2).
     """
     if type(cache) not in (KVCache, RotatingKVCache) or cache.keys is None:
         return None
@@ -131,9 +132,9 @@ def stored(cache: Any) -> Stored | None:
 
 
 def appended(cache: Any, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-    """Append to a layer's cache; keys and values that it holds, in order of position.
+    """Append to a layer's cache. Returns all keys and values that it holds, in order of position.
 
-    For one token a ring's own `update_and_fetch` returns them unrolled at another place (cache.py
+    For one token, `update_and_fetch` of a rotating cache returns them in buffer order (cache.py
     0.32.2, `RotatingKVCache._update_in_place`).
     """
     if isinstance(cache, RotatingKVCache):
@@ -146,11 +147,11 @@ def appended(cache: Any, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
 def append_behind(
     cache: KVCache | RotatingKVCache, keys: mx.array, values: mx.array, stale: mx.array
 ) -> Stored:
-    """Append (1, heads, T, D) to a layer's cache whose last `stale` tokens do not hold.
+    """Append (1, heads, T, D) to a layer's cache whose last `stale` tokens are rejected.
 
-    stale: (1,) int32, at most `MOST_DRAFTS`, not read by the host. The new tokens stand where they
-    stand once the stale ones are taken back; as many columns at the end are then no tokens, and
-    `visible_behind` hides them. A window keeps as many old tokens more as may be stale.
+    stale: (1,) int32, at most `MOST_DRAFTS`, not read by the host. The new tokens overwrite the
+    stale ones. The last `stale` columns then contain no token, and `visible_behind` masks them. A
+    window keeps `MOST_DRAFTS` more old tokens.
     """
     before = _columns_before(cache)
     columns = before + keys.shape[2]
@@ -171,8 +172,8 @@ def append_behind(
 def visible_behind(
     cache: KVCache | RotatingKVCache, places: mx.array, window: int | None = None
 ) -> mx.array:
-    """The mask (T, columns) of tokens at `places`, (T,) int32, that `append_behind` will append to
-    a cache. `window`: of the layer, if its cache has none."""
+    """The mask (T, columns) for tokens at the positions `places`, (T,) int32, that `append_behind`
+    will append to a cache. `window`: the window of the layer, if its cache has none."""
     before = _columns_before(cache)
     if isinstance(cache, RotatingKVCache):
         window = window or cache.max_size
@@ -180,8 +181,7 @@ def visible_behind(
 
 
 def _columns_before(cache: KVCache | RotatingKVCache) -> int:
-    """The last tokens of a layer's cache that stay in it if others are appended behind stale
-    ones."""
+    """Number of tokens of a layer's cache that stay in it when `append_behind` appends tokens."""
     if not isinstance(cache, RotatingKVCache):
         return int(cache.offset)
     columns: int = min(cache.offset, cache.keys.shape[2], cache.max_size - 1 + MOST_DRAFTS)
@@ -189,17 +189,19 @@ def _columns_before(cache: KVCache | RotatingKVCache) -> int:
 
 
 def visible(places: mx.array, columns: int, window: int | None = None) -> mx.array:
-    """A mask (T, columns) for tokens at `places`, (T,) int32, of one row."""
+    """The mask (T, columns) for tokens of one row at the positions `places`, (T,) int32."""
     at = mx.arange(columns)
     mask = at[None] <= places[:, None]
     return mask if window is None else mask & (at[None] > places[:, None] - window)
 
 
 def take_back(cache: Any, tokens: int) -> None:
-    """Forget the last tokens of a row's attention cache, which came with others in one call.
+    """Remove the last tokens of a row's attention cache, which were appended by a call with several
+    tokens.
 
-    A window then holds more than it needs, in order of position, and nothing of it is lost
-    (mlx_lm/models/cache.py 0.32.2, `RotatingKVCache._update_concat`); its own `trim` would refuse.
+    After such a call, a window holds more tokens than it needs, in order of position
+    (mlx_lm/models/cache.py 0.32.2, `RotatingKVCache._update_concat`), so that no token is missing.
+    Its own `trim` would refuse.
     """
     if not tokens:
         return

@@ -1,10 +1,10 @@
-"""How much work one Metal command buffer takes.
+"""The size of a Metal command buffer.
 
 MLX 0.32.4 closes a command buffer after 50 operations or 50 Mi elements on most chips
-(backend/metal/device.cpp), and `async_eval` waits when ten are in flight (transforms.cpp). By
-count, a decode step of an 8B model with eight rows takes 254 buffers; with the limits below it
-takes 36. Each buffer costs about 20 microseconds. Published gains: 58 to 91 tokens per second for
-a 35B-A3B on an M1 Ultra (vllm-metal #637), 5 to 8 % (mlx #4521). On an M5 there was none.
+(backend/metal/device.cpp), and `async_eval` waits when ten are in flight (transforms.cpp). A count
+of operations gives 254 buffers for a decode step of an 8B model with eight rows, and 36 with the
+limits below. Each buffer costs about 20 microseconds. Published gains: from 58 to 91 tokens per
+second for a 35B-A3B on an M1 Ultra (vllm-metal #637), 5 to 8 % (mlx #4521), none on an M5.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import sys
 from collections.abc import MutableMapping
 
 LIMITS = {"MLX_MAX_OPS_PER_BUFFER": "1000", "MLX_MAX_MB_PER_BUFFER": "400"}
-"""MLX's own variables. Values that the user has set stay."""
+"""Variables of MLX. Values of the user have precedence."""
 CHIPS = re.compile(r"Apple M[1-4]\b")
 
 
 def enlarge(environ: MutableMapping[str, str] = os.environ, chip: str | None = None) -> None:
-    """Set `LIMITS` on chips that gain by them; call before `import mlx.core`.
+    """Set `LIMITS` on chips that benefit. Call it before `import mlx.core`.
 
-    `chip`: the name of the processor; unset: what macOS tells. Without effect elsewhere.
+    `chip`: the name of the processor; if unset, the name that macOS reports. It has no effect on
+    other systems.
     """
     if CHIPS.match(_chip() if chip is None else chip):
         for name, value in LIMITS.items():

@@ -1,4 +1,4 @@
-"""Importing mlx_lm lowers the process's file limit for good (mlx_lm/utils.py 0.32.2, line 39)."""
+"""Keeps the limit of open files, which the import of mlx_lm lowers (mlx_lm/utils.py 0.32.2)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def file_limit_kept() -> Iterator[None]:
-    """Imports inside the block cannot change the limit of open files.
+    """A context in which imports cannot change the limit of open files.
 
-    Restoring it afterwards needs a privilege: the hard limit is lowered too.
+    To restore the limit afterwards would need a privilege, because the hard limit is lowered too.
     """
     original = resource.setrlimit
 

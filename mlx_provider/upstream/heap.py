@@ -1,11 +1,11 @@
-"""What becomes of memory that MLX's CPU build frees.
+"""Settings of the C heap that MLX's CPU build allocates from.
 
-MLX 0.32.4 takes every array of its CPU device from `malloc` and gives it back with `free`; only
-its GPU devices keep a cache of freed buffers. glibc returns the top of its heap to the kernel
-as soon as a few MB of it are free, so that each new cache, chunk or batch pays for its pages
-again: a third of the time of a short prompt behind a long stored prefix.
+MLX 0.32.4 allocates every array of its CPU device with `malloc`; only its GPU devices cache freed
+buffers. glibc returns the top of its heap to the kernel when a few MB of it are free. Each new
+cache, chunk or batch then causes page faults again: a third of the time of a short prompt behind a
+long stored prefix.
 
-glibc also merges all its small free blocks ("fast bins") whenever a block above 64 KiB is freed
+glibc also merges all its small free blocks ("fast bins") when a block above 64 KiB is freed
 (`FASTBIN_CONSOLIDATION_THRESHOLD`, malloc.c of glibc 2.36). A decode step frees thousands of small
 blocks between its arrays.
 """
@@ -16,20 +16,19 @@ import ctypes
 import sys
 
 KEPT = 1 << 30
-"""Bytes that stay with the process when they are freed: what MLX would cache on a GPU."""
+"""Bytes of freed memory that the process keeps, as MLX's buffer cache does on a GPU."""
 LARGEST = (KEPT, 32 << 20)
-"""Sizes up to which arrays come from the heap, in order of preference: glibc before 2.35 takes
-no more than the second."""
+"""Maximum sizes of arrays on the heap, in order of preference. glibc before 2.35 accepts only the
+second one."""
 M_MXFAST, M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = 1, -1, -3, -8
 
 
 def keep_freed() -> bool:
-    """Let this process keep freed memory for its next arrays, and merge small free blocks at once;
-    whether its C library can.
+    """Keep freed memory for the next arrays, merge small free blocks at once, and use one heap.
 
-    All threads share one heap: `malloc_trim` (glibc 2.35) returns the top of no other, and up to
-    64 MB would stay with each thread that has ever decoded an image. For a process whose work is
-    the engine. Without effect on macOS.
+    Returns whether the C library has these settings; it has none on macOS. Call it only in an
+    engine process. One heap for all threads: `malloc_trim` (glibc 2.35) returns the top of the main
+    heap only, so that each thread that has decoded an image would keep up to 64 MB.
     """
     if not _is_glibc():
         return False
@@ -40,9 +39,9 @@ def keep_freed() -> bool:
 
 
 def give_back() -> None:
-    """Return all free memory to the system: for what is rare and large beside MLX's arrays.
+    """Return all free memory to the system. Call it after rare and large allocations.
 
-    Without effect on macOS, which returns large blocks as they are freed.
+    It has no effect on macOS, which returns large blocks when they are freed.
     """
     if _is_glibc():
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Whether MLX itself can be imported here."""
+"""Test whether MLX can be imported."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ..errors import NotInstalled
 
 
 def require_mlx() -> None:
-    """Import `mlx.core`; raises `NotInstalled` that names what to install.
+    """Import `mlx.core`. Raises `NotInstalled` with the package to install.
 
-    On Linux `mlx` alone is an empty shell: its library comes with `mlx-cpu` or `mlx-cuda-13`.
+    On Linux, the package `mlx` has no library: it comes with `mlx-cpu` or `mlx-cuda-13`.
     """
     try:
         importlib.import_module("mlx.core")

@@ -1,11 +1,11 @@
-"""Packages whose `__init__` costs more than an engine process uses of them: it starts sooner.
+"""A faster start of an engine process: imports modules of packages without their `__init__`.
 
-Holds for mlx-lm 0.32.2 and mlx-vlm 0.7.10, whose packages import conversion, training and
-generation (`mlx_lm/__init__.py`, `mlx_vlm/__init__.py`). The loader of mlx-vlm imports adapters,
-whose package imports all of training (`mlx_vlm/trainer/__init__.py`), and requests, to fetch images
-(`mlx_vlm/utils.py`). transformers 5.23 reads the source of all its models to list their names, and
-once more for a package of its own (`transformers/models/__init__.py`). httpx 0.28 imports its
-command line where rich and click are installed (`httpx/__init__.py`).
+mlx-lm 0.32.2 and mlx-vlm 0.7.10 import conversion, training and generation (`mlx_lm/__init__.py`,
+`mlx_vlm/__init__.py`). The loader of mlx-vlm imports adapters, whose package imports all of
+training (`mlx_vlm/trainer/__init__.py`), and requests, to fetch images (`mlx_vlm/utils.py`).
+transformers 5.23 reads the source of all its models to list their names, and does so again for its
+subpackage (`transformers/models/__init__.py`). httpx 0.28 imports its command line if rich and
+click are installed (`httpx/__init__.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMMAND_LINE = "httpx._main"
 
 
 def lean_packages() -> None:
-    """For a process of our own, before these packages are imported; does nothing afterwards."""
+    """Import `PACKAGES` without their `__init__` in this process. Those already imported stay."""
     if not any(isinstance(finder, LeanFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, LeanFinder())
     if "httpx" not in sys.modules:
@@ -31,7 +31,7 @@ def lean_packages() -> None:
 
 
 class LeanFinder(MetaPathFinder):
-    """Finds `PACKAGES` as lean ones."""
+    """Finds each of `PACKAGES` as a `LeanPackage`."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -43,7 +43,7 @@ class LeanFinder(MetaPathFinder):
 
 
 class LeanLoader(Loader):
-    """Makes the package, and leaves its `__init__` to it."""
+    """Makes a `LeanPackage`, which runs its `__init__` itself."""
 
     def __init__(self, whole: Loader) -> None:
         self._whole = whole
@@ -58,7 +58,8 @@ class LeanLoader(Loader):
 
 
 class LeanPackage(ModuleType):
-    """A package whose modules can be imported; its `__init__` runs once somebody asks for more."""
+    """A package whose modules can be imported. Its `__init__` runs at the first access to another
+    attribute."""
 
     def __init__(self, name: str, run: Callable[[ModuleType], object]) -> None:
         super().__init__(name)
@@ -66,15 +67,15 @@ class LeanPackage(ModuleType):
         self.__lock, self.__begun = threading.RLock(), False
 
     def __getattr__(self, name: str) -> Any:
-        """Called for what is not there. Raises `AttributeError` where `__init__` has none, too."""
+        """Called for a missing attribute. Raises `AttributeError` if `__init__` does not set it."""
         if not (name.startswith("__") and name.endswith("__")) or name == "__version__":
-            with self.__lock:  # who comes second waits for the whole
+            with self.__lock:  # a second thread waits until `__init__` is complete
                 if not self.__begun:
                     self.__begun = True
                     self.__run(self)
             if name in self.__dict__:
                 return self.__dict__[name]
-            other = sys.modules.get(self.__name__, self)  # `__init__` may put another module there
+            other = sys.modules.get(self.__name__, self)  # `__init__` can replace the module
             if other is not self:
                 return getattr(other, name)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The one place that touches mlx-lm's internals. Holds for mlx-lm 0.32.2 (< 0.33)."""
+"""Loading of models with mlx-lm 0.32.2 (< 0.33)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .file_limit import file_limit_kept
 
 INSTALL = "install one of: pip install 'mlx-provider[cpu]', pip install 'mlx-provider[cuda13]'"
 Classes = Callable[[dict[str, Any]], tuple[type[Any], type[Any]]]
-"""A model's class and its arguments' class by `config.json`; as in mlx-lm's own modules."""
+"""Finds the classes of model and arguments for a `config.json`, as mlx-lm's `_get_classes` does."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Loaded:
     tokenizer: Any
     """The transformers tokenizer."""
     renderer: Any
-    """mlx-lm's wrapper where its chat template is a Python function of mlx-lm's; else `None`."""
+    """mlx-lm's wrapper, if its chat template is a Python function of mlx-lm; else `None`."""
     stop_tokens: frozenset[int]
     config: dict[str, Any]
 
@@ -49,7 +49,7 @@ def supports(config: Mapping[str, Any]) -> bool:
 
 
 def classes(config: Mapping[str, Any]) -> tuple[type[Any], type[Any]]:
-    """The class of a config's model and that of its arguments. `ValueError`: there is none."""
+    """The model class for a config and the class of its arguments. `ValueError`: there is none."""
     found: tuple[type[Any], type[Any]] = _utils()._get_classes(dict(config))
     return found
 
@@ -62,11 +62,11 @@ def load(
     classes: Classes | None = None,
     lazy: bool = False,
 ) -> Loaded:
-    """Load weights and tokenizer of a folder; weights of other parts than the text stay out.
+    """Load the text model and the tokenizer of a folder, without weights of other parts.
 
-    `classes`: `None` takes mlx-lm's. `lazy`: no weight is evaluated.
+    `classes`: the classes to use; `None`: those of mlx-lm. `lazy`: evaluate no weight.
 
-    Raises `UnsupportedModel` for an unknown architecture and for weights that are not its own,
+    Raises `UnsupportedModel` for an unknown architecture or for weights that do not belong to it,
     `BadRequest` for a broken folder.
     """
     upstream = _utils()
@@ -98,7 +98,7 @@ def load(
 
 
 def _adapted(upstream: Any, model: Any, adapter: Path) -> Any:
-    """The model with an adapter. Raises `BadRequest` for whatever is wrong with it."""
+    """The model with an adapter. Raises `BadRequest` if the adapter cannot be loaded."""
     with Isolation() as trying:
         return upstream.load_adapters(model, str(adapter))
     reason = trying.fault.summary if trying.fault is not None else ""
@@ -106,9 +106,9 @@ def _adapted(upstream: Any, model: Any, adapter: Path) -> Any:
 
 
 def quantised(cache: Sequence[Any], bits: int, group_size: int) -> list[Any]:
-    """The same fresh cache with plain KV layers kept in `bits` bits; other layers as they are.
+    """An empty cache with its plain KV layers quantised to `bits` bits; other layers do not change.
 
-    Windows and recurrent states have no quantised form upstream (cache.py 0.32.2).
+    Upstream has no quantised form of windows and recurrent states (cache.py 0.32.2).
     """
     from mlx_lm.models.cache import QuantizedKVCache
 

@@ -1,7 +1,7 @@
-"""mlx-vlm's models called as its own `generate_step` does. Holds for mlx-vlm 0.7.10 (< 0.8).
+"""Calls of mlx-vlm's models, as its own `generate_step` makes them. For mlx-vlm 0.7.10 (< 0.8).
 
-Its M-RoPE models remember the last request's positions on the model object; here none are read
-from it and none are left (mlx_vlm/models: `LanguageModel._rope_deltas`, `_position_ids`).
+Its M-RoPE models store the positions of the last request on the model object. The calls here
+neither read nor leave such state (mlx_vlm/models: `LanguageModel._rope_deltas`, `_position_ids`).
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from ..errors import UnsupportedModel
 from .file_limit import file_limit_kept
 
 REQUEST_STATE = ("_rope_deltas", "_position_ids")
-"""What mlx-vlm's M-RoPE models remember of the last request."""
+"""Attributes in which mlx-vlm's M-RoPE models store the positions of the last request."""
 
 
 def library() -> Any:
-    """`mlx_vlm.utils`; its models import mlx-lm."""
+    """`mlx_vlm.utils`. Its import keeps the file limit, because models of mlx-vlm import mlx-lm."""
     with file_limit_kept():
         importlib.import_module("mlx_lm.utils")
         return importlib.import_module("mlx_vlm.utils")
 
 
 def has_mrope(model: Any) -> bool:
-    """Whether it has M-RoPE: positions in time, height and width."""
+    """Whether the model uses M-RoPE: positions in time, height and width."""
     return hasattr(model.language_model, "_rope_deltas")
 
 
 def embedded(model: Any, inputs: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """What `Model.get_input_embeddings` makes of a processor's arrays; evaluates nothing."""
+    """The result of `Model.get_input_embeddings` for a processor's arrays, not evaluated."""
     arrays = dict(inputs)
     ids, pixels = arrays.pop("input_ids"), arrays.pop("pixel_values", None)
     mask = arrays.pop("attention_mask", None)
@@ -44,10 +44,10 @@ def embedded(model: Any, inputs: Mapping[str, mx.array]) -> dict[str, mx.array]:
 
 
 def language_logits(model: Any, ids: mx.array, cache: list[Any], more: dict[str, Any]) -> mx.array:
-    """The language model on `ids` (B, length); logits (B, length, vocab).
+    """Logits (B, length, vocab) of the language model for `ids` (B, length).
 
-    `more`: further arguments, of which it gets those that it takes. Raises `UnsupportedModel` for
-    a model that attends across to an encoder.
+    `more`: further arguments; those that the model does not accept are left out. Raises
+    `UnsupportedModel` for a model with cross-attention to an encoder.
     """
     language = model.language_model
     _forget(language)
@@ -62,7 +62,7 @@ def language_logits(model: Any, ids: mx.array, cache: list[Any], more: dict[str,
 
 
 def accepted(language: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments that the callee takes, plus `None` for what it demands beyond them.
+    """The arguments that the callee accepts, plus `None` for each required one that is missing.
 
     Some models declare `pixel_values` or `mask` without a default.
     """

@@ -1,6 +1,6 @@
-"""Weights of a checkpoint that belong to other parts than the text model.
+"""Weights of a checkpoint that do not belong to the text model.
 
-mlx-lm 0.32.2 drops them where a model's `sanitize` knows their names, and otherwise refuses the
+mlx-lm 0.32.2 drops them if the model's `sanitize` knows their names. Otherwise it refuses the
 checkpoint (mlx_lm/utils.py, `load_model`: `load_weights(strict=True)`).
 """
 
@@ -22,24 +22,23 @@ OTHER_PART = re.compile(
     r"vision|visual|image|video|audio|speech|multi_?modal|^mm_|projector|connector|resampler"
     r"|perceiver|aligner|^mtp|nextn|eagle|medusa|^rotary_emb$"
 )
-"""Names of modules beside a text model: towers, what joins them to it, drafting heads; and the
-frequencies that old checkpoints store."""
+"""Names of modules outside the text model: towers, their projectors, drafting heads, and rotary
+frequencies, which old checkpoints store."""
 SHOWN = 4
-"""Names in a message."""
+"""Maximum number of names in a message."""
 
 
 class Selective(nn.Module):
-    """Mixed into an mlx-lm model class: loads the text model's weights and leaves other parts."""
+    """A mixin for an mlx-lm model class that loads only the weights of the text model."""
 
     def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """The model's own, of weights with their whole names (see `backbone_alone`)."""
+        """The model's own `sanitize`, with complete weight names (see `backbone_alone`)."""
         weights = whole_names(self, weights)
         own = getattr(super(), "sanitize", None)
         return weights if own is None else own(weights)
 
     def load_weights(self, file_or_weights: Any, strict: bool = True) -> nn.Module:
-        """Raises `ValueError` for weights that are missing, and for unknown ones within the
-        text model."""
+        """Raises `ValueError` for missing weights, and for unknown weights of the text model."""
         if strict and not isinstance(file_or_weights, str):
             file_or_weights = _own(self, dict(file_or_weights))
         super().load_weights(file_or_weights, strict)
@@ -47,7 +46,7 @@ class Selective(nn.Module):
 
 
 def selective(model_class: type[Any]) -> type[Any]:
-    """The class with `Selective.load_weights`; it stays in its module, where others look for it."""
+    """A subclass with `Selective`, in the same module, because upstream looks up names there."""
     place = {"__module__": model_class.__module__}
     return type(model_class.__name__, (Selective, model_class), place)
 
@@ -75,7 +74,8 @@ def _own(model: nn.Module, given: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _elsewhere(model: nn.Module, name: str) -> bool:
-    """Whether the first module on a weight's path that the model lacks is another part's."""
+    """Whether a weight belongs to another part: judged by the first module on its path that the
+    model lacks."""
     at: Any = model
     for step in name.split("."):
         inside = _inside(at, step)
@@ -94,7 +94,7 @@ def _inside(at: Any, step: str) -> Any:
 
 
 def _parts(names: Iterable[str]) -> list[str]:
-    """The modules that weights are of: their paths up to what names the part."""
+    """The modules of other parts: weight paths, cut behind the name of the part."""
     found = set()
     for name in names:
         steps = name.split(".")

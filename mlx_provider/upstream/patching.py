@@ -1,4 +1,4 @@
-"""Functions of upstream's modules that ours take the place of, and putting the originals back."""
+"""Replaces functions of upstream's modules, and restores the originals."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def patch(
     make: Callable[[Function], Function | None],
     key: Hashable = None,
 ) -> bool:
-    """Put `make(original)` in the place of each function `name` of the modules.
+    """Replace each function `name` of the modules by `make(original)`.
 
-    Where `make` gives `None` the original stays. A patch may lie over another; one of the same
-    `key` (unset: `make` itself) is put in once. Returns whether there is any patch of it.
+    If `make` returns `None`, the original stays. A function can have several patches, but only one
+    with the same `key` (default: `make` itself). Returns whether a function has a patch with `key`.
     """
     key = make if key is None else key
     patched = False
@@ -37,7 +37,7 @@ def patch(
 
 
 def unpatch(modules: Iterable[ModuleType], key: Hashable) -> None:
-    """Take the patches of that key out again, but for those that another one lies over."""
+    """Remove the patches with that key, except where a later patch wraps them."""
     for module in modules:
         for name, function in list(vars(module).items()):
             if next((layer.patch == key for layer in _patches(function)), False):
@@ -52,7 +52,7 @@ def _patches(function: Any) -> Iterator[Any]:
 
 
 class Unpatched:
-    """While entered, `model`'s modules have their own functions: upstream as it comes."""
+    """A context in which the modules of `model` have upstream's original functions."""
 
     def __init__(self, model: Any) -> None:
         self._ours = [
@@ -72,6 +72,6 @@ class Unpatched:
 
 
 def namespaces(model: Any) -> list[ModuleType]:
-    """The Python modules that the classes of `model`'s layers are defined in."""
+    """The Python modules that define the classes of `model`'s layers."""
     names = {type(layer).__module__ for layer in model.modules()}
     return [sys.modules[name] for name in sorted(names) if name in sys.modules]

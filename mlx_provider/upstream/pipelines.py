@@ -1,16 +1,18 @@
-"""Upstream's split of a model layer by layer (mlx_lm/models/pipeline.py 0.32.2, `PipelineMixin`).
+"""Pipeline parallelism by upstream's split of layers (mlx_lm/models/pipeline.py 0.32.2,
+`PipelineMixin`).
 
-Process n - 1 has the first layers. Each calls its own on what the one above it sends, and all
-gather what process 0, which has the last ones, comes to. Upstream is made for one row and one call
-at a time, so these things are done here at each call:
+Of n processes, process n - 1 has the first layers and process 0 the last ones. Each process runs
+its layers on the output of the process before it, and all processes receive the output of process
+0. Upstream supports one row and one call at a time. For more, each call differs from upstream in
+three points:
 
-- Transfers are launched by whoever evaluates a call, in an order that depends on its own
-  graph. Here they are launched by the call itself, so that all processes have them in one order.
-- What a process sends is tied to its last layer's cache by an attribute that caches of several rows
-  do not have. It is launched here anyway, so `None` behind the caches takes that cache's place.
-- A process may have layers with windows or states only, while those of others keep every token. One
-  more cache behind those of its layers then gets a blank for each token: processes share and store
-  the tokens of a row alike (`engine/prefix_cache/buffers.py`).
+- Upstream starts a transfer when a result is evaluated, in an order that depends on the graph. Here
+  the call itself starts it, so that all processes have the same order of transfers.
+- Upstream ties a send operation to the cache of the last layer, by an attribute that batch caches
+  lack. The call starts the transfer anyway, so that upstream gets `None` in place of that cache.
+- A process can have only layers with windows or states, while layers of other processes hold all
+  tokens. It then has an additional cache with a blank entry for each token, because all processes
+  must share and store the same tokens of a row (`engine/prefix_cache/buffers.py`).
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ from .file_limit import file_limit_kept
 from .shared_kv import Shared
 
 BLANK = 64
-"""Values of a blank key or value: a group of any quantised cache."""
+"""Width of a blank key or value: a multiple of each group size of a quantised cache."""
 CACHE = "cache"
-"""What upstream's models call their argument for one cache a layer."""
+"""The name of the argument of upstream's models for the list of layer caches."""
 
 
 def pipelined(model: Any) -> Any:
-    """The part of `model` that upstream can split layer by layer.
+    """The module of `model` that upstream can split into groups of layers.
 
-    Raises `ValueError` where there is none.
+    Raises `ValueError` if there is none.
     """
     with file_limit_kept():
         from mlx_lm.models.pipeline import PipelineMixin
@@ -43,15 +45,15 @@ def pipelined(model: Any) -> Any:
     found = [part for part in model.modules() if isinstance(part, PipelineMixin)]
     if not found:
         raise ValueError("upstream has no pipeline for it")
-    if hasattr(found[0], "make_cache"):  # caches in step, which rows cannot share
+    if hasattr(found[0], "make_cache"):  # its caches depend on each other; rows cannot share them
         raise ValueError("the caches of its layers hang on one another")
     return found[0]
 
 
 def split(model: Any, group: Any) -> None:
-    """Leave this process's layers in `model`.
+    """Remove the layers of other processes from `model`.
 
-    Raises `ValueError` where upstream cannot split it, or its layers do not suffice.
+    Raises `ValueError` if upstream cannot split it, or if it has too few layers.
     """
     part, kept = pipelined(model), _keeps_tokens(model)
     if len(part.layers) < group.size():
@@ -63,25 +65,25 @@ def split(model: Any, group: Any) -> None:
 
 
 def layers_of(model: Any) -> range:
-    """The layers of `model` that `split` has left."""
+    """The indices of the layers of `model` that `split` has kept."""
     part = pipelined(model)
     return range(part.start_idx, part.end_idx)
 
 
 def _keeps_tokens(model: Any) -> bool:
-    """Whether a layer keeps every token."""
+    """Whether a layer holds all tokens."""
     return any(type(layer) is KVCache for layer in make_prompt_cache(model))
 
 
 def _mix(part: Any, into: type[nn.Module]) -> None:
-    """Put a class before that of a part of a model."""
+    """Add a mixin to the class of a part of a model."""
     kind = type(part)
     own = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     part.__class__ = type(kind.__name__, (into, kind), own)
 
 
 class _Blanks(nn.Module):
-    """Mixed into the class of a model whose layers in this process keep no token."""
+    """A mixin for a model none of whose layers in this process holds all tokens."""
 
     def make_cache(self) -> list[Any]:
         inner: Any = super()
@@ -89,7 +91,7 @@ class _Blanks(nn.Module):
 
 
 class _InOrder(nn.Module):
-    """Mixed into the class of a part that is split."""
+    """A mixin for the module that is split."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
         call, count = super().__call__, len(self.pipeline_layers)

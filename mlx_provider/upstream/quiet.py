@@ -1,4 +1,4 @@
-"""What transformers tells on its own is kept from terminals and logs: it is not about a request."""
+"""Hides messages of transformers that do not concern a request."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 
 
 def quiet_transformers() -> None:
-    """Errors alone, unless the user has chosen. Before transformers is imported, which reads it.
+    """Let transformers log only errors, unless the user has set its level. Call it before the
+    import of transformers.
 
-    It would say that there is no PyTorch, and which keys of a `config.json` it does not know
+    transformers warns about missing PyTorch and about unknown keys of a `config.json`
     (transformers 5.23, `utils/logging.py`).
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

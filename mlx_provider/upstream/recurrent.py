@@ -1,9 +1,9 @@
-"""Recurrent layers over rows that decode and tokens of one row in one call.
+"""Recurrent layers in a call with decoding rows and several tokens of one row.
 
-mlx-lm's and mlx-vlm's recurrent modules take hidden states and an `ArraysCache`, and cannot know
-that some rows of a call are one row's tokens. `route` makes the classes of one model's modules
-understand `StateParts`: they then run once for the rows that decode and once for each other part,
-while everything around them, most of the weights, is read once for all.
+In such a call, the model treats the tokens of one row as rows. The recurrent modules of mlx-lm and
+mlx-vlm take hidden states and an `ArraysCache`, and cannot detect this. `route` makes the module
+classes of one model accept `StateParts`: a recurrent module then runs once for the decoding rows
+and once for each other part. All other modules, with most of the weights, run once.
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ from .state_steps import StateSteps
 
 ROUTES_ATTRIBUTE = "routes_state_parts"
 MASK = "mask"
-"""What upstream's modules call their argument for the tokens that a row takes, (B, length)."""
+"""The name of the argument of upstream's modules for the mask of a row's tokens, (B, length)."""
 
 
 @dataclass(frozen=True)
 class StateRun:
-    """Rows of a call, and the states that belong to them."""
+    """Rows of a call and their states."""
 
     cache: Any
     rows: slice
     turned: bool = False
-    """They are one row's tokens, which stand where others have rows."""
+    """Whether the rows of the call are tokens of one row."""
     prefixes: Prefixes | None = None
-    """Where the state after each of those tokens is kept; unset: after the last one, in `cache`."""
+    """Records the state after each of these tokens. If unset, `cache` gets the last state only."""
 
 
 class Prefixes:
-    """The states of one layer after each token of a row, of which the last may be taken back.
+    """The states of one layer after each token of a row, so that its last tokens can be removed.
 
-    A layer that writes its states through its cache runs once over the tokens, and so does one
-    whose rule `StateSteps` knows. Another one runs over as many rows as there are tokens, each of
-    which ends a token later.
+    A layer runs once over the tokens if it writes its states with methods of `StateCache`, or if
+    `StateSteps` supports its rule. Any other layer runs over one row for each token; row i has the
+    first i + 1 tokens.
     """
 
     def __init__(self, cache: ArraysCache, tokens: int) -> None:
         self.cache = cache
-        """As it was before the tokens."""
+        """The states before the tokens."""
         self.tokens = tokens
         self._after: ArraysCache | None = None
         self._history: StateHistory | StateSteps | None = None
 
     def history(self) -> StateHistory:
-        """A cache that keeps the states after each token."""
+        """A cache that records the states after each token."""
         self._history = StateHistory(self.cache)
         return self._history
 
     def steps(self, run: Callable[[StateSteps], mx.array], layer: object) -> mx.array | None:
-        """The result of `run` with a cache that keeps the states after each token. `None`: the
-        layer cannot keep them so."""
+        """The result of `run` with a cache that records the states after each token. `None`: this
+        is not possible for the layer."""
         steps = StateSteps(self.cache, self.tokens, layer)
         with Isolation(), steps:
             found = run(steps)
@@ -72,7 +72,7 @@ class Prefixes:
         return None
 
     def rows(self) -> ArraysCache:
-        """A cache whose row i takes the first i + 1 tokens."""
+        """A cache whose row i ends after the first i + 1 tokens."""
         if self._after is None:
             self._after = type(self.cache)(len(self.cache.cache))
             self._after.cache = [
@@ -83,11 +83,11 @@ class Prefixes:
         return self._after
 
     def mask(self) -> mx.array:
-        """(tokens, tokens) bool: which tokens a row takes."""
+        """(tokens, tokens) bool: the tokens of each row."""
         return mx.tril(mx.ones((self.tokens, self.tokens), dtype=mx.bool_))
 
     def keep(self, tokens: int) -> None:
-        """The first `tokens` stay."""
+        """Set the states of the cache to those after the first `tokens` tokens."""
         if self._history is not None:
             self.cache.cache = self._history.after(tokens)
         if self._after is not None:
@@ -96,7 +96,7 @@ class Prefixes:
             ]
 
     def keep_unread(self, held: mx.array) -> None:
-        """The first `held` + 1 stay, held: (1,) int32; `keep` may follow."""
+        """`keep` for `held` + 1 tokens without a host read; held: (1,) int32. `keep` may follow."""
         if self._history is not None:
             self.cache.cache = self._history.after_unread(held)
         if self._after is not None:
@@ -107,7 +107,7 @@ class Prefixes:
 
 
 class StateParts:
-    """The states of one recurrent layer for all parts of a call, seen by the model as one cache."""
+    """The states of one recurrent layer for all parts of a call, in the form of one cache."""
 
     lengths = None
     left_padding = None
@@ -116,10 +116,10 @@ class StateParts:
         self.runs = runs
 
     def make_mask(self, N: int) -> None:
-        """Nothing is padded."""
+        """There is no padding."""
 
     def __getitem__(self, index: int) -> mx.array:
-        """A state that is only read: of every row, and of each token its row's."""
+        """A state, only for reading: one entry per row of the call, also for tokens of one row."""
         return mx.concatenate([self._rows(run, index) for run in self.runs])
 
     def _rows(self, run: StateRun, index: int) -> mx.array:
@@ -128,9 +128,9 @@ class StateParts:
 
 
 def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> None:
-    """Make the modules understand `StateParts` that ask `cache` for states while `run` has it.
+    """Make each module accept `StateParts` that reads a state of `cache` while `run` runs.
 
-    `run` calls the model on one token with the cache it is given; nothing is computed. Idempotent.
+    `run` calls the model on one token with the given cache; nothing is evaluated. Idempotent.
     """
     if not any(isinstance(layer, ArraysCache) for layer in _leaves(cache)):
         return
@@ -142,13 +142,13 @@ def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> None:
 
 
 def routed(original: Callable[..., Any], *, through: bool) -> Callable[..., Any]:
-    """A module's call, with `StateParts` taken part by part. `through`: it writes its states with
+    """A module's call with support for `StateParts`. `through`: the module writes its states with
     methods of `StateCache`."""
     signature = inspect.signature(original)
     stepped = not through
 
     def over_tokens(prefixes: Prefixes, bound: inspect.BoundArguments, cache: str) -> Any:
-        """The result of one call over the tokens, if the states after each one can be kept."""
+        """The result of one call over the tokens. `None`: it cannot record all states."""
         nonlocal stepped
 
         def run(states: ArraysCache) -> mx.array:
@@ -193,7 +193,7 @@ def routed(original: Callable[..., Any], *, through: bool) -> Callable[..., Any]
 
 
 def _over_prefixes(prefixes: Prefixes, arguments: dict[str, Any], states: str, cache: str) -> None:
-    """Let a call run once for each number of tokens that may stay; the last row has them all."""
+    """Change the arguments of a call so that its row i has the first i + 1 tokens."""
     arguments[states] = mx.repeat(arguments[states], prefixes.tokens, axis=0)
     arguments[cache] = prefixes.rows()
     arguments[MASK] = prefixes.mask()
@@ -205,8 +205,8 @@ def _leaves(cache: Sequence[Any]) -> Iterator[Any]:
 
 
 def _watched(layer: Any, found: dict[type, bool]) -> Any:
-    """The layer's cache, which notes the classes of modules that ask it for a state, and whether
-    they write states only with methods of `StateCache`."""
+    """An empty cache like `layer` that records the class of each module that accesses a state, and
+    whether the module writes states only with methods of `StateCache`."""
     if hasattr(layer, "caches"):
         together = type(layer)()
         together.caches = tuple(_watched(each, found) for each in layer.caches)
@@ -230,7 +230,7 @@ def _watched(layer: Any, found: dict[type, bool]) -> Any:
 
 
 def _asking(frame: FrameType | None) -> type | None:
-    """The class of the innermost module on the stack."""
+    """The class of the innermost module on the call stack."""
     while frame is not None:
         module = frame.f_locals.get("self")
         if isinstance(module, nn.Module):

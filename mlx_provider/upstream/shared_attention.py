@@ -1,7 +1,7 @@
-"""Attention of rows to a prefix that they share, in one product of all their queries.
+"""Attention of rows to a shared prefix, as one matrix product for all their queries.
 
-Each row attends to its own tail apart. The two are joined by the sums of their weights, which is
-exact but for rounding: softmax over all keys is the mean of both, weighted by these sums.
+The attention of each row to its own tail is computed separately. The softmax over all keys is the
+mean of both results, weighted by the sums of their exponentials; only the rounding differs.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from ..records import Parts, parts_of
 from .shared_kv import Shared, length_of
 
 FEW = 16
-"""Most queries of a row that attend to its two parts apart. For more, the scores would take more
-memory than a copy of one layer's prefix, and the device has kernels that keep no scores."""
+"""Maximum number of queries of a row for which prefix and tail are computed separately. With more
+queries, the scores need more memory than a copy of one layer's prefix, and the device has kernels
+that do not store scores."""
 
 
 class Call(NamedTuple):
-    """Rows of one cache that attend."""
+    """The arguments of attention for the rows of one cache."""
 
     queries: mx.array
     """(B, H, L, D)"""
@@ -31,12 +32,12 @@ class Call(NamedTuple):
 
     @property
     def apart(self) -> bool:
-        """Whether its rows attend to a shared prefix apart from their tails."""
+        """Whether prefix and tails are computed separately."""
         return isinstance(self.keys, Shared) and self.queries.shape[2] <= FEW
 
     @property
     def whole(self) -> Call:
-        """The same with prefix and tails as one."""
+        """The same call with prefix and tails concatenated."""
         if not isinstance(self.keys, Shared):
             return self
         mask = _widened(self.mask, length_of(self.keys.prefix))
@@ -44,7 +45,7 @@ class Call(NamedTuple):
 
 
 def calls_of(queries: mx.array, keys: Any, values: Any, mask: Any, cache: Any) -> list[Call]:
-    """The caches of one call of attention."""
+    """One `Call` for each cache of a call of attention."""
     if not isinstance(keys, Parts):
         return [Call(queries, keys, values, mask, cache)]
     return [
@@ -54,7 +55,7 @@ def calls_of(queries: mx.array, keys: Any, values: Any, mask: Any, cache: Any) -
 
 
 def attend_apart(calls: Sequence[Call], scale: float) -> list[mx.array]:
-    """Attention of each call, all of which are `apart`. Those with one prefix attend to it in one
+    """The attention of each call, all of which are `apart`. Calls with the same prefix share one
     product."""
     found: dict[int, mx.array] = {}
     for prefix in {id(call.keys.prefix): call.keys.prefix for call in calls}.values():
@@ -64,16 +65,16 @@ def attend_apart(calls: Sequence[Call], scale: float) -> list[mx.array]:
 
 
 class Partial(NamedTuple):
-    """Attention to some of the keys, as float32."""
+    """The attention to a part of the keys, in float32."""
 
     mean: mx.array
-    """(..., queries, D): values by their weights"""
+    """(..., queries, D): weighted mean of the values"""
     total: mx.array
     """(..., queries, 1): logarithm of the sum of the weights"""
 
 
 def _attend(calls: Sequence[Call], scale: float) -> list[mx.array]:
-    """Attention of calls with one prefix."""
+    """The attention of calls with the same prefix."""
     first = calls[0]
     kv_heads = _heads(first.keys.prefix)
     split = [_split(call.queries, kv_heads) for call in calls]
@@ -102,7 +103,7 @@ def attend_prefix(
 
 
 def _own(call: Call, queries: mx.array, scale: float) -> Partial:
-    """Attention of rows to their tails. Queries and results: (B, Hk, group, L, ...)."""
+    """The attention of rows to their tails. Queries and results: (B, Hk, group, L, ...)."""
     rows, kv_heads, group, tokens, width = queries.shape
     mask = call.mask
     if mask is not None:
@@ -120,26 +121,26 @@ def _joined(one: Partial, other: Partial) -> mx.array:
 def _partial(
     queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, cache: Any
 ) -> Partial:
-    """The scores are read by few operations: for many rows they are as large as the keys."""
+    """Few operations read the scores, which are as large as the keys if there are many rows."""
     scores = _product(queries * scale, keys, cache, transpose=True)
     if mask is not None:
         hidden = mx.finfo(scores.dtype).min
         scores = mx.where(mask, scores, hidden) if mask.dtype == mx.bool_ else scores + mask
     weights = mx.softmax(scores, axis=-1, precise=True)
-    # the largest weight is 1 / the sum of all, relative to it
+    # softmax: the largest weight is 1 / (sum of the exponentials, relative to the largest)
     top, largest = (x.max(axis=-1, keepdims=True).astype(mx.float32) for x in (scores, weights))
     mean = _product(weights, values, cache, transpose=False)
     return Partial(mean.astype(mx.float32), top - mx.log(largest))
 
 
 def _product(x: mx.array, stored: Any, cache: Any, *, transpose: bool) -> mx.array:
-    """`x @ stored`, or `x` times the transpose of it."""
+    """`x @ stored`, or `x` times the transpose of `stored`."""
     if isinstance(stored, (tuple, list)):
         how = {"group_size": cache.group_size, "bits": cache.bits}
         if mx.default_device() == mx.gpu:
             packed, scales, biases = stored
             return mx.quantized_matmul(x, packed, scales, biases, transpose=transpose, **how)
-        # on a CPU ten times as fast in bfloat16, and as fast in float32 (mlx 0.32.4)
+        # on a CPU, ten times as fast as quantized_matmul in bfloat16, equal in float32 (mlx 0.32.4)
         stored = mx.dequantize(*stored, **how)
     found: mx.array = x @ (stored.swapaxes(-1, -2) if transpose else stored)
     return found
@@ -172,7 +173,7 @@ def _by_kv_head(mask: Any, tokens: int, keys: int, group: int, kv_heads: int) ->
 
 
 def _widened(mask: Any, prefix: int) -> Any:
-    """A mask with columns for a prefix that every query sees."""
+    """The mask with additional columns for a prefix that is visible to all queries."""
     if not isinstance(mask, mx.array):
         return mask
     shape = (*mask.shape[:-1], prefix)

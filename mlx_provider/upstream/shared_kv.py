@@ -1,8 +1,8 @@
-"""Attention caches of rows with a common prefix, which is in memory once.
+"""Attention caches of rows with a shared prefix, which is stored once.
 
-A row, or a merged group of rows, holds a `Prefix` that others hold too, and its own tail. Models
-see keys and values as `Shared`, which only a routed attention understands (`attention.route`).
-Keys and values are arrays, or triples of packed values, scales and biases if they are quantised.
+A row, or a merged group of rows, has a `Prefix`, shared with others, and its own tail. Models get
+keys and values as `Shared`, which only patched attention accepts (`attention.route`). Keys and
+values are arrays; if quantised, triples of packed values, scales and biases.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .cache_classes import BatchKVCache, KVCache, QuantizedKVCache
 from .sparse_cache import Skipping
 
 SHAREABLE = (KVCache, QuantizedKVCache)
-"""Caches of a row that can be divided."""
+"""Classes of row caches that `divide` accepts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,14 +30,14 @@ class Prefix:
     """(1, Hk, length, D)"""
     values: Any
     holders: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
-    """Caches of rows, or of merged groups, that begin with it."""
+    """Caches of rows, or of merged groups, that use it."""
 
     @property
     def length(self) -> int:
         return length_of(self.keys)
 
     def head(self, length: int) -> Prefix:
-        """The first tokens of it, as views."""
+        """Its first `length` tokens, as views."""
         if length == self.length:
             return self
         return Prefix(cut(self.keys, 0, length), cut(self.values, 0, length))
@@ -48,7 +48,7 @@ class Prefix:
 
 @dataclass(frozen=True)
 class Shared:
-    """Keys or values of rows with a common prefix."""
+    """Keys or values of rows with a shared prefix."""
 
     prefix: Any
     """(1, Hk, P, D)"""
@@ -57,8 +57,8 @@ class Shared:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the tail: models cut masks to the length of the keys (mlx_vlm/models/base.py 0.7.10,
-        `kv_sequence_length`)."""
+        """The shape of the tail: models cut masks to the length of the keys (mlx_vlm/models/base.py
+        0.7.10, `kv_sequence_length`)."""
         return _arrays(self.tail)[0].shape
 
     def whole(self) -> Any:
@@ -67,7 +67,7 @@ class Shared:
 
 
 class Behind:
-    """Before an attention cache among the bases of a class: its own tokens follow a prefix."""
+    """A mixin, before an attention cache in the bases of a class: its tokens follow a prefix."""
 
     prefix: Prefix
 
@@ -78,11 +78,11 @@ class Behind:
 
 
 class SharedRow(Behind, Skipping):
-    """One row. Masks are those of its own tokens. `divide` and `start` make it."""
+    """One row. Its masks cover its own tokens only. `divide` and `start` create it."""
 
 
 class SharedKV(SharedRow, KVCache):
-    """A row with keys and values as they are."""
+    """A row with unquantised keys and values."""
 
 
 class SharedQuantisedKV(SharedRow, QuantizedKVCache):
@@ -90,7 +90,7 @@ class SharedQuantisedKV(SharedRow, QuantizedKVCache):
 
 
 class SharedBatchKV(Behind, BatchKVCache):
-    """Several rows with one prefix."""
+    """Several rows with the same prefix."""
 
     def __init__(self, prefix: Prefix, left_padding: list[int]) -> None:
         super().__init__(left_padding)
@@ -107,7 +107,7 @@ class SharedBatchKV(Behind, BatchKVCache):
 
 
 class Spliced:
-    """Keys or values of a row with a shared prefix, to be cut: only what is cut is copied."""
+    """Keys or values of a row with a shared prefix. A slice copies only the tokens of the slice."""
 
     def __init__(self, prefix: mx.array, tail: mx.array) -> None:
         self._prefix, self._tail = prefix, tail
@@ -127,11 +127,12 @@ class Spliced:
 
 
 def divide(layer: Any, tokens: int, room: int = 0) -> Prefix:
-    """Make a row's first tokens a prefix that others can hold, in place. `room`: capacity of the
-    row for its other tokens.
+    """Move a row's first tokens into a prefix that other rows can use, in place. `room`: capacity
+    for the other tokens of the row.
 
-    The object stays the same, because a pass may refer to it. Both parts are copies: otherwise
-    the capacity behind the row's tokens would stay allocated as long as the prefix, unaccounted.
+    The object keeps its identity, because a pass can refer to it. Both parts are copies. With
+    views, the unused capacity of the row would stay allocated as long as the prefix, and no account
+    would count it.
     """
     end, both = layer.offset, (layer.keys, layer.values)
     prefix = Prefix(*[_each(mx.contiguous, cut(each, 0, tokens)) for each in both])
@@ -139,26 +140,26 @@ def divide(layer: Any, tokens: int, room: int = 0) -> Prefix:
         _each(partial(_copy, room=room), cut(each, tokens, end)) for each in both
     ]
     _become_shared(layer, prefix)
-    # layer by layer, so that only one is held twice
+    # after each layer, so that only one layer is in memory twice
     mx.eval(prefix.keys, prefix.values, layer.keys, layer.values)
     return prefix
 
 
 def start(layer: Any, prefix: Prefix) -> None:
-    """Put a fresh row behind a prefix, in place."""
+    """Let an empty row begin with a prefix, in place."""
     layer.offset = prefix.length
     _become_shared(layer, prefix)
 
 
 def unite(layer: Any) -> None:
-    """Make a row with tokens of its own one buffer again, in place."""
+    """Concatenate prefix and tail of a row into one buffer, in place. The tail is not empty."""
     prefix = layer.prefix
     layer.keys = Shared(prefix.keys, layer.keys).whole()
     layer.values = Shared(prefix.values, layer.values).whole()
     prefix.holders.discard(layer)
     del layer.prefix, layer.skipped
     layer.__class__ = KVCache if isinstance(layer, KVCache) else QuantizedKVCache
-    mx.eval(layer.keys, layer.values)  # layer by layer, as above
+    mx.eval(layer.keys, layer.values)  # after each layer, as in `divide`
 
 
 def arrays_of(layer: Any) -> list[Any]:
@@ -174,7 +175,7 @@ def arrays_of(layer: Any) -> list[Any]:
 
 
 def prefix_of(cache: Any) -> Prefix | None:
-    """The prefix of a layer's cache, if it is shared."""
+    """The shared prefix of a layer's cache; `None`: it has none."""
     found: Prefix | None = getattr(cache, "prefix", None)
     return found
 
@@ -185,7 +186,7 @@ def cut(stored: Any, start: int, stop: int) -> Any:
 
 
 def length_of(stored: Any) -> int:
-    """Tokens of keys or values."""
+    """Number of tokens of keys or values."""
     return int(_arrays(stored)[0].shape[2])
 
 
@@ -196,7 +197,7 @@ def _become_shared(layer: Any, prefix: Prefix) -> None:
 
 
 def _copy(array: mx.array, room: int) -> mx.array:
-    """The same tokens with capacity for `room` in all, or for no more if that is less."""
+    """A copy with capacity for `room` tokens, but at least for the tokens of `array`."""
     found = mx.zeros((*array.shape[:2], max(room, array.shape[2]), array.shape[3]), array.dtype)
     found[:, :, : array.shape[2]] = array
     return found
@@ -212,7 +213,7 @@ def _arrays(stored: Any) -> list[mx.array]:
 
 
 def _each(function: Callable[..., mx.array], *stored: Any) -> Any:
-    """`function` of keys or values, array by array."""
+    """`function` of keys or values, applied to each of their arrays."""
     if not isinstance(stored[0], (tuple, list)):
         return function(*stored)
     return tuple(function(*arrays) for arrays in zip(*stored, strict=True))

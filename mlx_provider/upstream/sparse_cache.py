@@ -1,7 +1,7 @@
-"""A row's attention cache that holds fewer tokens than its position says.
+"""A row's attention cache that lacks some of the tokens before its next position.
 
-mlx-lm's cache counts both with one number (mlx_lm/models/cache.py 0.32.2, `KVCache.offset`), which
-models read as the rotary offset of the next token. Here it is only that offset.
+mlx-lm's cache has one number for the count of tokens and for the rotary offset of the next token
+(mlx_lm/models/cache.py 0.32.2, `KVCache.offset`). Here this number is only the rotary offset.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ __all__ = [
 
 
 class Skipping:
-    """Before one of mlx-lm's attention caches among the bases of a class.
+    """A mixin, before one of mlx-lm's attention caches in the bases of a class.
 
-    `offset`: where the next token stands; `skipped`: tokens before it that are not held.
+    `offset`: the position of the next token. `skipped`: the number of earlier tokens that are not
+    held.
     """
 
     offset: int
     skipped: int
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Append tokens from `offset` on. Returns all keys and values that are held."""
+        """Append tokens at positions from `offset`. Returns all keys and values that are held."""
         self.offset -= self.skipped
         inner: Any = super()
         found: tuple[Any, Any] = inner.update_and_fetch(keys, values)
@@ -45,10 +46,9 @@ class Skipping:
         return found
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """What the next `N` tokens may see: all that is held, and what precedes them.
+        """The mask of the next `N` tokens: each attends to all held tokens and is causal.
 
-        Raises `ValueError` for a window, within which held tokens would have to be counted by
-        their positions.
+        Raises `ValueError` for a window, because the held tokens of a window depend on positions.
         """
         if window_size is not None:
             raise ValueError("attention within a window finds no tokens that were left out")
@@ -61,14 +61,14 @@ class Skipping:
         return held(self)
 
     def trim(self, n: int) -> int:
-        """Take the last tokens back, none of which may stand before one that was left out."""
+        """Remove the last `n` tokens. They must have consecutive positions."""
         n = min(held(self), n)
         self.offset -= n
         return n
 
 
 class SparseKVCache(Skipping, KVCache):
-    """Keys and values as they are."""
+    """A row with unquantised keys and values."""
 
     def __init__(self, skipped: int = 0) -> None:
         super().__init__()
@@ -77,14 +77,14 @@ class SparseKVCache(Skipping, KVCache):
     def append_at(
         self, keys: mx.array, values: mx.array, positions: Sequence[int]
     ) -> tuple[Any, Any]:
-        """Append tokens at ascending positions; keys and values of all that is held."""
+        """Append tokens at ascending positions. Returns all keys and values that are held."""
         found = self.update_and_fetch(keys, values)
         self.skipped += positions[-1] + 1 - self.offset
         self.offset = positions[-1] + 1
         return found
 
     def mask_at(self, positions: Sequence[int], *args: Any, **kwargs: Any) -> Any:
-        """What the next tokens, at these positions, may see."""
+        """The mask of the next tokens, at these positions."""
         return self.make_mask(len(positions), *args, **kwargs)
 
 
@@ -98,12 +98,12 @@ class SparseWindow(RotatingKVCache):
     def __init__(self, max_size: int) -> None:
         super().__init__(max_size)
         self.positions: list[int] = []
-        """Of the tokens that are held, ascending."""
+        """Positions of the tokens that are held, ascending."""
 
     def append_at(
         self, keys: mx.array, values: mx.array, positions: Sequence[int]
     ) -> tuple[mx.array, mx.array]:
-        """Append tokens; keys and values of these and of all that the first of them sees."""
+        """Append tokens. Returns their keys and values, after those in the window of the first."""
         gone = self._gone(positions)
         if self.keys is not None and self.values is not None:
             keys, values = (
@@ -118,7 +118,7 @@ class SparseWindow(RotatingKVCache):
     def mask_at(
         self, positions: Sequence[int], return_array: bool = False, window_size: int | None = None
     ) -> mx.array:
-        """(tokens, held and new tokens) bool: which of them stand within the window of each."""
+        """(new tokens, held and new tokens) bool: the tokens in the window of each new token."""
         queries = mx.array(list(positions))[:, None]
         keys = mx.array([*self.positions[self._gone(positions) :], *positions])[None]
         window = min(window_size or self.max_size, self.max_size)
@@ -126,42 +126,41 @@ class SparseWindow(RotatingKVCache):
         return seen
 
     def _gone(self, positions: Sequence[int]) -> int:
-        """Number of held tokens that none at `positions` sees."""
+        """Number of held tokens that are in no window of `positions`."""
         return bisect_right(self.positions, positions[0] - self.max_size)
 
 
 def held(cache: Any) -> int:
-    """Tokens that one row's cache of a layer holds."""
+    """Number of tokens that a layer's cache of one row holds."""
     return int(cache.offset) - int(getattr(cache, "skipped", 0))
 
 
 def unsupported(layer: Any) -> bool:
-    """Whether tokens cannot be left out of the cache of a layer (no list of caches)."""
+    """Whether the cache of a layer cannot skip tokens. `layer`: one cache, not a list of caches."""
     if type(layer) is RotatingKVCache:
         return bool(layer.keep)
     return type(layer) is not KVCache and not isinstance(layer, ArraysCache)
 
 
 def widest_window(cache: Sequence[Any]) -> int:
-    """Tokens before the next one that some window must hold completely."""
+    """The size of the widest `SparseWindow`, which must hold all of its tokens at the end."""
     layers = (layer for each in cache for layer in getattr(each, "caches", [each]))
     return max((each.max_size for each in layers if isinstance(each, SparseWindow)), default=0)
 
 
 def sparse(cache: Sequence[Any]) -> list[Any]:
-    """An empty row, of whose next tokens some may be left out. Recurrent states stay as they are:
-    they do not know positions."""
+    """The layers of an empty row as caches that can skip tokens. Recurrent states do not change,
+    because they have no positions."""
     return [_sparse(layer) for layer in cache]
 
 
 def whole_windows(cache: Sequence[Any]) -> list[Any]:
-    """The row after its prompt, of which every window holds all its tokens: these are plain ones
-    again."""
+    """The row after its prompt, with mlx-lm's own windows. Each window must hold all its tokens."""
     return [_whole(layer) for layer in cache]
 
 
 def cache_list(like: Any, caches: Iterable[Any]) -> Any:
-    """Another list of caches of the same class (`CacheList`)."""
+    """A list of caches of the same class as `like` (`CacheList`)."""
     together = type(like)()
     together.caches = tuple(caches)
     return together

@@ -1,9 +1,9 @@
-"""mlx-lm's state space rule in chunks of one size, so that prompts can be cut on a grid.
+"""mlx-lm's state space rule with a smaller step, so that chunks of a prompt give equal results.
 
-Upstream (mlx_lm/models/ssm.py 0.32.2, `ssm_attn`) takes the tokens of a call in steps of 256: if
-passes end elsewhere, its sums are rounded differently. In steps of which the scheduler's grid is a
-multiple, any cut on the grid gives the same bits (tests/families/test_prefill_grid.py: 0 instead
-of 0.03 in bfloat16 and 0.05 in 4 bits).
+Upstream (mlx_lm/models/ssm.py 0.32.2, `ssm_attn`) computes the tokens of a call in steps of 256. If
+a pass ends within such a step, sums are rounded differently. The chunk grid of the scheduler is a
+multiple of the step size here, so that all chunks on the grid give the same bits
+(tests/families/test_prefill_grid.py: difference 0 instead of 0.03 in bfloat16 and 0.05 in 4 bits).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STEP = 32
 
 
 def one_step_size() -> None:
-    """Replace the function in upstream's module, where a model has imported it. Idempotent."""
+    """Replace the function in upstream's module, if a model has imported it. Idempotent."""
     module = sys.modules.get("mlx_lm.models.ssm")
     if module is not None:
         patch([module], "ssm_attn", _stepped)

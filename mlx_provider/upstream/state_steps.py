@@ -1,8 +1,8 @@
 """The states of a recurrent layer of mlx-lm after each token of one call.
 
-Such a layer writes its states itself. It gathers its convolution window at `lengths`, of which
-there may be several for one row. Its recurrent rule stands in its module (from gated_delta.py or
-ssm.py of mlx_lm/models 0.32.2), and runs token by token here, as it does when rows decode.
+Such a layer writes its states itself. It gathers its convolution window at `lengths`; one row can
+have several lengths. Its module imports the recurrent rule from gated_delta.py or ssm.py
+(mlx_lm/models 0.32.2). Here the rule runs token by token, as it does for decoding rows.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ RULES = {
     "gated_delta_update": ("q", "k", "v", "a", "b"),
     "ssm_update": ("hidden_states", "B", "C", "dt"),
 }
-"""Functions in the modules of layers, with their arguments (B, length, ...). Each also takes a
-`state`, and returns (output, state)."""
+"""Rule functions, with those of their arguments that have the shape (B, length, ...). Each rule
+also takes a `state`, and returns (output, state)."""
 OF_PADDED_ROWS = ("mask", "lengths")
 
 
 class StateSteps(ArraysCache):
-    """A copy of a row's recurrent cache for one call over its tokens. While it is entered, rules
-    run token by token where they are given a state of this cache.
+    """A copy of a row's recurrent cache for one call over its tokens. In its context, rules run
+    token by token if their state is of this cache.
 
-    The functions stand in modules that other models share: nobody else may run meanwhile, as on
-    the engine thread nobody does.
+    Models of one architecture share the patched modules: no other model may run during that time.
+    The engine thread guarantees this.
     """
 
     def __init__(self, cache: ArraysCache, tokens: int, layer: object) -> None:
@@ -50,7 +50,7 @@ class StateSteps(ArraysCache):
         ]
 
     def advance(self, N: int) -> None:
-        """The lengths are those of this call alone."""
+        """Does nothing: the lengths are valid for one call only."""
 
     def __enter__(self) -> None:
         for module, name, function in self._before:
@@ -62,7 +62,7 @@ class StateSteps(ArraysCache):
 
     @property
     def complete(self) -> bool:
-        """Whether every state is known after each token."""
+        """Whether all states after each token are known."""
         return all(
             state is None or at in self._after or state.shape[0] == self._tokens
             for at, state in enumerate(self.cache)
@@ -80,7 +80,7 @@ class StateSteps(ArraysCache):
         ]
 
     def after_unread(self, held: mx.array) -> list[Any]:
-        """The states after the first `held` + 1 tokens. held: (1,) int32."""
+        """The states after the first `held` + 1 tokens, without a host read. held: (1,) int32."""
         return [
             mx.take(mx.concatenate(self._after[at]), held, axis=0)
             if at in self._after
