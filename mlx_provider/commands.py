@@ -15,6 +15,7 @@
 | `Health`, `ModelStatus` | what it tells of itself |
 | `EngineSettings`, `PREFIX` | an engine's settings, and how the names of their variables begin |
 | `installed_version` | the version of an installed distribution |
+| `free_port` | a port for a server that will listen later |
 | `direct` | variables by which a program reaches this machine without a proxy |
 | `long_command`, `Ended`, `PASSED_ON` | a command of minutes, and its end by a signal |
 
@@ -36,7 +37,7 @@ from .gateway.foreground import PASSED_ON, Ended
 from .gateway.long_command import long_command
 from .gateway.models import MEMORY_SHARE, device_memory, needs
 from .gateway.profile import direct
-from .gateway.proxy import Proxy, require_proxy
+from .gateway.proxy import Proxy, free_port, require_proxy
 from .installed import installed_version
 from .protocol.events import EVENT_BATCH, Delta, Done, Event, Failed
 from .protocol.health import Health, ModelStatus
@@ -76,6 +77,7 @@ __all__ = [
     "context_in_memory",
     "direct",
     "folder_of",
+    "free_port",
     "gateway_apart",
     "installed_version",
     "load_model",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import secrets
 import signal
 import socket
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,8 @@ POLL = 0.1
 COMMAND = (sys.executable, "-P", "-m", "litellm.proxy.proxy_cli")
 NEEDED = ("fastapi", "orjson", "apscheduler")
 """Packages of LiteLLM's `proxy` extra that it needs to start."""
+PORTS = range(20_000, 32_000)
+"""Below those that Linux and macOS give to connections and to servers that ask for any port."""
 FOREIGN = ("LITELLM_", "DATABASE_", "REDIS_", "STORE_MODEL_IN_DB", "CONFIG_FILE_PATH", "WORKER_")
 """Prefixes of variables in the caller's environment that would change the proxy."""
 
@@ -138,10 +142,16 @@ def require_proxy() -> None:
 
 
 def free_port() -> int:
-    """A TCP port on loopback without a listener at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A free TCP port on loopback that no other process gets by chance.
+
+    A proxy listens seconds after this, when another process could have a port of the system's
+    choice. Raises `EngineUnavailable` if no port is free.
+    """
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise EngineUnavailable("no port is free: choose one with --port")
 
 
 def port_taken(port: int) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import runpy
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from typing import Any, Literal
 
 import httpx
 
-from mlx_provider.commands import PREFIX, preload_blas
+from mlx_provider.commands import PREFIX, free_port, preload_blas
 from mlx_provider.errors import EngineUnavailable
 
 from ..ending import held
@@ -173,13 +172,6 @@ def stop(process: subprocess.Popen[Any], limit: float = STOP_LIMIT) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def free_port() -> int:
-    """A TCP port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _await_health(process: subprocess.Popen[bytes], server: Server, log: Path) -> None:
