@@ -172,6 +172,8 @@ class Engine:
         prefixes = self.state.prefix_cache
         if prefixes is not None and self.scheduler.fits_ahead(request, prefixes.nbytes):
             self.submit(request)
+        else:
+            request.rows = []
 
     def end_ahead(self) -> None:
         """End the prefill of a prompt without a reply. Its tokens so far stay in the prefix

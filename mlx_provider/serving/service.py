@@ -232,15 +232,17 @@ class ChatService:
         free."""
         for request, events in posts:
             found = self._in_flight.of(request)
+            last = isinstance(events[-1], Done | Failed)
+            if last:
+                request.rows = []  # they hold it, and so all its prompt until a collection
             if found is None:
                 continue
             entry, active = found
             entry.media.prefilled()  # its first event is the end of its prefill
             if entry.turn is not None and entry.turn.take(events):
                 self._next_prompts.await_results(entry.turn)
-            if isinstance(events[-1], Done | Failed):
+            if last:
                 self._in_flight.leave(entry)
-                request.rows = []  # which hold it, and so would all the prompt until a collection
             elif entry.queue.ended:  # it accepts no more events
                 active.cancel()
         self._deliver(partial(_put, posts))

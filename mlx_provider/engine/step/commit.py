@@ -57,6 +57,8 @@ class Commit:
         for row in request.unfinished:
             row.finish = "cancelled"
         self.release(request, request.rows)
+        if request.ahead:
+            request.rows = []  # nobody reads it, and they hold it until a collection
         return True
 
     # -- tokens
