@@ -101,6 +101,11 @@ class Engine:
         state.batch.shows = state.drafting.shows
         if speculation is not None:
             speculation.stored_of = state.batch.stored
+        self._waits_for_disk = False
+        self._make_step(state)
+
+    def _make_step(self, state: State) -> None:
+        """Make the parts of a step, which share `state`."""
         self._start = Start(state)
         self._commit = Commit(state)
         draws = Draws(state, self._commit)
@@ -109,7 +114,6 @@ class Engine:
         self._prefill = Prefill(state, self._commit, self._start, join)
         self._decode = Decode(state, self._commit, draws, join, self._prefill, recovery)
         self._schedule = Schedule(state, self._commit, self._start, self._decode)
-        self._waits_for_disk = False
 
     @property
     def batch(self) -> DecodeBatch:

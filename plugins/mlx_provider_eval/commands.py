@@ -95,32 +95,34 @@ class Hay(StrEnum):
     document = "document"
 
 
+Haystack = Annotated[
+    Hay | None, typer.Option(help="Default: document, or talk for the models of the package.")
+]
+Least = Annotated[int, typer.Option("--from", min=64, help="Tokens of the shortest prompt.")]
+Limit = Annotated[
+    int | None,
+    typer.Option(min=64, help="Tokens of the longest one. Default: what model and memory allow."),
+]
+Depths = Annotated[
+    list[int] | None,
+    typer.Option(
+        min=0,
+        max=100,
+        help="Percent of the text before it. Repeatable. Default: 0, 25, 50, 75, 100.",
+    ),
+]
+
+
 @evaluate.command()
 def needle(
     context: typer.Context,
     model: Models,
     option: Options = None,
     env: Variables = None,
-    haystack: Annotated[
-        Hay | None, typer.Option(help="Default: document, or talk for the models of the package.")
-    ] = None,
-    least: Annotated[
-        int, typer.Option("--from", min=64, help="Tokens of the shortest prompt.")
-    ] = 1024,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            min=64, help="Tokens of the longest one. Default: what model and memory allow."
-        ),
-    ] = None,
-    depth: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=0,
-            max=100,
-            help="Percent of the text before it. Repeatable. Default: 0, 25, 50, 75, 100.",
-        ),
-    ] = None,
+    haystack: Haystack = None,
+    least: Least = 1024,
+    limit: Limit = None,
+    depth: Depths = None,
     needles: Annotated[int, typer.Option(min=1, help="How often to ask each cell.")] = 3,
     max_tokens: MaxTokens = 64,
     body: Said = "{}",

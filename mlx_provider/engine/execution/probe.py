@@ -9,7 +9,7 @@ tolerance is measured, see `noise`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -107,32 +107,18 @@ def probe(
         if found.problem:
             notes.append(f"layout {name!r} is not used: {found.problem}")
             continue
-        mixed = drafted = shared = UNTRIED
+        more = GroupedPasses()
         if name == "grouped" and shares:
-            mixed = _mixing(model, make_cache, rows, judged, heterogeneous)
-            if mixed.problem:
-                notes.append(f"chunks run in forward passes of their own: {mixed.problem}")
-            drafted = judged(rows, partial(_drafted, model, rows, heterogeneous))
-            if drafted.problem:
-                notes.append(f"nothing is drafted: {drafted.problem}")
-            divisible = any(type(each) in SHAREABLE for each in leaves(longest))
-            if divisible if heterogeneous is None else heterogeneous.divisible:
-                twins = [rows[0], rows[-1], rows[-1]]
-                run = partial(_shared, model, make_cache, twins, heterogeneous)
-                shared = judged(twins, run)
-                if shared.problem:
-                    notes.append(f"rows share no prefix: {shared.problem}")
-            failed |= mixed.failed | drafted.failed
-        floor = max(each.widest for each in (found, mixed, drafted, shared))
+            more = _grouped_passes(model, make_cache, rows, judged, heterogeneous)
         return Probe(
             name,
             memory,
-            tuple(notes),
-            mixed.passed,
-            floor,
-            conclusive=not failed,
-            drafts=drafted.passed,
-            shares=shared.passed,
+            (*notes, *more.notes),
+            more.mixed.passed,
+            max(each.widest for each in (found, more.mixed, more.drafted, more.shared)),
+            conclusive=not (failed or more.mixed.failed or more.drafted.failed),
+            drafts=more.drafted.passed,
+            shares=more.shared.passed,
         )
     return Probe("solo", memory, tuple(notes), conclusive=not failed)
 
@@ -156,6 +142,42 @@ class Judgement:
 
 UNTRIED = Judgement(False)
 Judge = Callable[[Sequence[SoloRow], Callable[[], Sequence[ByStep]]], Judgement]
+
+
+@dataclass(frozen=True)
+class GroupedPasses:
+    """Results of the passes that only the grouped layout has."""
+
+    mixed: Judgement = UNTRIED
+    drafted: Judgement = UNTRIED
+    shared: Judgement = UNTRIED
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """The passes that are not used, with the reason."""
+        if self.mixed.problem:
+            yield f"chunks run in forward passes of their own: {self.mixed.problem}"
+        if self.drafted.problem:
+            yield f"nothing is drafted: {self.drafted.problem}"
+        if self.shared.problem:
+            yield f"rows share no prefix: {self.shared.problem}"
+
+
+def _grouped_passes(
+    model: LoadedModel,
+    make_cache: MakeCache,
+    rows: Sequence[SoloRow],
+    judged: Judge,
+    heterogeneous: Heterogeneous | None,
+) -> GroupedPasses:
+    mixed = _mixing(model, make_cache, rows, judged, heterogeneous)
+    drafted = judged(rows, partial(_drafted, model, rows, heterogeneous))
+    divisible = any(type(each) in SHAREABLE for each in leaves(rows[-1].cache))
+    if not (divisible if heterogeneous is None else heterogeneous.divisible):
+        return GroupedPasses(mixed, drafted)
+    twins = [rows[0], rows[-1], rows[-1]]
+    run = partial(_shared, model, make_cache, twins, heterogeneous)
+    return GroupedPasses(mixed, drafted, judged(twins, run))
 
 
 def _judgement(

@@ -121,6 +121,10 @@ class RowBuffers:
         every = leaves(cache)
         return all(every[leaf] is layer for leaf, layer in self.layers.items())
 
+    def count(self, length: int, token_bytes: int) -> None:
+        """The prefix cache counts the first `length` tokens: they are not charged to the row."""
+        self.stored = max(self.stored, (length - self.first) * token_bytes)
+
     def slack(self, length: int) -> int:
         """Bytes of capacity behind the first `length` tokens."""
         if self.charged is not None:
@@ -217,6 +221,10 @@ class Holding:
         """The first tokens of the row have become a common prefix."""
         self.base, self._shared, self._token_bytes = base, tokens, base.token_bytes
         base.used_by(self)
+
+    def own_of(self, cache: Sequence[Any]) -> RowBuffers | None:
+        """Its own buffers. `None`: `cache` has others, because the row was merged with others."""
+        return self.own if self.own is not None and self.own.is_of(cache) else None
 
     @property
     def buffers(self) -> tuple[RowBuffers, ...]:

@@ -319,19 +319,15 @@ class PrefixCache:
         ends = {n: s for n, s in snapshots.items() if 0 < n <= len(ids) and not s.inside}
         inside = {n: s for n, s in snapshots.items() if n <= len(ids) and s.inside}
         shared = self._store.walk(key, ids).shared if inside else 0
-        own = None if holding is None else holding.own
-        if own is not None and not own.is_of(cache):
-            own = None  # merged with other rows
+        own = None if holding is None else holding.own_of(cache)
         try:
             row = self._row_parts(cache, len(ids), ends, beyond=beyond, heterogeneous=heterogeneous)
             if not row.exact and not row.complete:  # its state belongs to a later token
                 ids = ids[: max(ends, default=0)]
-            path = LivePath(
-                row, cache, ends, row.length if prompted is None else prompted, inside, own
-            )
-            if own is not None:  # what the cache counts is no longer charged to the row
-                whole = (len(ids) - own.first) * row.token_bytes(complete=False)
-                own.stored = max(own.stored, whole)
+            before_reply = row.length if prompted is None else prompted
+            path = LivePath(row, cache, ends, before_reply, inside, own)
+            if own is not None:
+                own.count(len(ids), row.token_bytes(complete=False))
             budget = self._shared_budget()
             leaf = self._add(key, ids, path, budget, self._sessions.share(session, budget))
             self._save(key, ids, path, shared)

@@ -41,32 +41,42 @@ def _finite(value: float) -> float:
     return value
 
 
+Parts = Annotated[
+    list[ComparePart] | None, typer.Option(help="Repeat for several; all by default.")
+]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(help="A folder or Hub repository; repeatable. Unset: random weights."),
+]
+Families = Annotated[
+    list[str] | None,
+    typer.Option(help="For random weights; repeatable. Default: llama, qwen3_5."),
+]
+Formats = Annotated[
+    list[str] | None,
+    typer.Option("--format", help="float32, bfloat16, 4bit; repeatable. All by default."),
+]
+Servers = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=URL[,model] of a running server; repeatable. Its key: NAME_API_KEY."),
+]
+Peers = Annotated[
+    list[Peer] | None,
+    typer.Option(help="Servers of installed packages to start; repeatable. Both by default."),
+]
+Words = Annotated[
+    int, typer.Option(min=4, help="Words of the shortest question; others have up to twice.")
+]
+Limit = Annotated[float, typer.Option(min=1, callback=_finite, help="Seconds for one request.")]
+
+
 def compare(
-    part: Annotated[
-        list[ComparePart] | None, typer.Option(help="Repeat for several; all by default.")
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="A folder or Hub repository; repeatable. Unset: random weights."),
-    ] = None,
-    family: Annotated[
-        list[str] | None,
-        typer.Option(help="For random weights; repeatable. Default: llama, qwen3_5."),
-    ] = None,
-    form: Annotated[
-        list[str] | None,
-        typer.Option("--format", help="float32, bfloat16, 4bit; repeatable. All by default."),
-    ] = None,
-    server: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="NAME=URL[,model] of a running server; repeatable. Its key: NAME_API_KEY."
-        ),
-    ] = None,
-    peer: Annotated[
-        list[Peer] | None,
-        typer.Option(help="Servers of installed packages to start; repeatable. Both by default."),
-    ] = None,
+    part: Parts = None,
+    model: Models = None,
+    family: Families = None,
+    form: Formats = None,
+    server: Servers = None,
+    peer: Peers = None,
     native: Annotated[
         bool, typer.Option(help="On a CPU, also measure ours in the checkpoint's dtype.")
     ] = True,
@@ -75,17 +85,12 @@ def compare(
         typer.Option(min=1, help="Requests at once; repeatable. Default: 1, 2, 4, 8, 16, 32."),
     ] = None,
     crowd: Annotated[int, typer.Option(min=1, help="Requests at once, for `answers`.")] = 16,
-    words: Annotated[
-        int,
-        typer.Option(min=4, help="Words of the shortest question; others have up to twice."),
-    ] = 40,
+    words: Words = 40,
     reply: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 64,
     prompt: Annotated[int, typer.Option(min=20, help="Words of a long prompt.")] = 1000,
     edge: Annotated[int, typer.Option(min=28, help="Pixels along an image's sides.")] = 448,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each server.")] = 3,
-    limit: Annotated[
-        float, typer.Option(min=1, callback=_finite, help="Seconds for one request.")
-    ] = 120.0,
+    limit: Limit = 120.0,
     hidden: Hidden = 256,
     layers: Layers = 6,
     out: Out = None,
