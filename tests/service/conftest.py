@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 from mlx_provider.client.generation import Generation
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
+from mlx_provider.engine.step_output import Post
 from mlx_provider.protocol.events import (
     Delta,
     Done,
@@ -151,6 +155,22 @@ class Tiny:
         """What requests with these options see of the model."""
         with self.service._models.use(self.model, options or ModelOptions()) as lease:
             return lease.view
+
+    @contextmanager
+    def pausing(self, after: int = 0) -> Iterator[None]:
+        """In the block, its engine takes requests, but runs so many steps only."""
+        engine, steps = self.served().engine, count()
+        step = engine.step
+
+        def some() -> list[Post]:
+            if next(steps) < after:
+                return step()
+            time.sleep(0.001)
+            return []
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine, "step", some)
+            yield
 
     def prompt_of(self, **given: Any) -> str:
         """The rendered prompt of a request."""

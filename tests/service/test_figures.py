@@ -12,6 +12,7 @@ import pytest
 from mlx_provider.engine.recent import LookedUp, Ring, Step
 from mlx_provider.errors import EngineDied
 from mlx_provider.protocol.sampling import Sampling
+from mlx_provider.serving import prefixes
 from mlx_provider.serving.latest import Latest
 
 SECRET = "The vault opens at midnight by the eastern door. "
@@ -37,6 +38,13 @@ def own(tiny_class: Any, build_tiny: Any) -> Any:
     service.close()
 
 
+@pytest.fixture(autouse=True)
+def waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine has the statistics of this moment, too, and none goes by the clock."""
+    monkeypatch.setattr(prefixes, "FIGURES_WAIT", 300)
+    monkeypatch.setattr("mlx_provider.serving.figures.WINDOW", 300)
+
+
 def test_nothing_runs_yet(make_service: Any) -> None:
     figures = make_service()[0].figures()
     assert (figures.requests, figures.engines, figures.prefix_cache.entries) == ([], [], 0)
@@ -47,29 +55,31 @@ def test_rows_steps_and_memory_while_it_works(own: Any) -> None:
     chunks = lambda: sum(s.chunk for e in own.client.figures().engines for s in e.steps)  # noqa: E731
     earlier = chunks()
     drawn = Sampling(temperature=1, seed=1, logit_bias=QUIET)
-    running = own.start(SECRET * 4, max_tokens=400, sampling=drawn)
-    waiting = own.start("Hello", max_tokens=2)
-    states = lambda: [each.state for each in own.client.figures().requests]  # noqa: E731
-    until(lambda: states() == ["decode", "queued"])
-    figures = until(lambda: (f := own.client.figures()).requests[0].completion_tokens > 4 and f)
-    first, second = figures.requests
-    assert first.id == running.accepted.id
-    assert first.prompt_tokens == running.accepted.prompt_tokens
-    assert first.prefilled_tokens + first.cached_tokens == first.prompt_tokens
-    assert first.tokens_per_second > 0
-    assert second.queued > 0
-    assert second.queued == second.age, "its prefill has not begun"
-    assert figures.waiting() == 1
-    assert "vault" not in figures.model_dump_json()
-    (engine,) = figures.engines
-    assert (engine.queued, engine.rows) == (1, 1)
-    assert chunks() - earlier == first.prefilled_tokens
-    assert 0 < engine.step_median <= engine.step_longest
-    assert engine.decoded_per_second > 0
-    (memory,) = figures.memory.models
-    assert memory.model == first.model == engine.model
-    assert memory.weights > 0
-    assert memory.rows > 0
+    with own.pausing(after=40):
+        running = own.start(SECRET * 4, max_tokens=400, sampling=drawn)
+        waiting = own.start("Hello", max_tokens=2)
+        states = lambda: [each.state for each in own.client.figures().requests]  # noqa: E731
+        until(lambda: states() == ["decode", "queued"])
+        until(lambda: own.client.figures().requests[0].completion_tokens > 4)
+        figures = until(lambda: (f := own.client.figures()).engines[0].queued and f)
+        first, second = figures.requests
+        assert first.id == running.accepted.id
+        assert first.prompt_tokens == running.accepted.prompt_tokens
+        assert first.prefilled_tokens + first.cached_tokens == first.prompt_tokens
+        assert first.tokens_per_second > 0
+        assert second.queued > 0
+        assert second.queued == second.age, "its prefill has not begun"
+        assert figures.waiting() == 1
+        assert "vault" not in figures.model_dump_json()
+        (engine,) = figures.engines
+        assert (engine.queued, engine.rows) == (1, 1)
+        assert chunks() - earlier == first.prefilled_tokens
+        assert 0 < engine.step_median <= engine.step_longest
+        assert engine.decoded_per_second > 0
+        (memory,) = figures.memory.models
+        assert memory.model == first.model == engine.model
+        assert memory.weights > 0
+        assert memory.rows > 0
     running.close()
     own.read(waiting)
     until(lambda: states() == [])
@@ -95,9 +105,10 @@ def test_a_miss_has_its_reason_and_no_text(own: Any) -> None:
     assert "/" not in cache.model_dump_json(), "no folder either"
 
 
-def test_the_engine_thread_is_not_waited_for(own: Any) -> None:
+def test_the_engine_thread_is_not_waited_for(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     own.ask(SECRET, max_tokens=2)
     before, busy = own.client.figures().prefix_cache, threading.Event()
+    monkeypatch.setattr(prefixes, "FIGURES_WAIT", 0.05)
     own.service._worker.call(busy.wait)
     try:
         assert own.client.figures().prefix_cache.entries == before.entries > 0

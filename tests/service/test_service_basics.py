@@ -348,9 +348,10 @@ def test_a_strangers_error_names_the_line_of_its_code(
 
 
 def test_an_id_is_one_requests(qwen: Any) -> None:
-    first = qwen.start(id="same", max_tokens=60)
-    with pytest.raises(BadRequest, match="another request with this id"):
-        qwen.start(id="same", max_tokens=1)
+    with qwen.pausing():
+        first = qwen.start(id="same", max_tokens=60)
+        with pytest.raises(BadRequest, match="another request with this id"):
+            qwen.start(id="same", max_tokens=1)
     assert qwen.read(first).usage.completion_tokens == 60
     with pytest.raises(BadRequest, match="either messages or a prompt"):
         qwen.start(id="same", prompt="x", messages=[{"role": "user", "content": "x"}])
