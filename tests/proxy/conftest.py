@@ -62,7 +62,7 @@ class ScriptedEngine:
         for event in events:
             found.append(event)
             signs += is_sign(event)
-            if signs == 3:
+            if signs >= 3:  # again at each: the thread that speaks may come to its gate late
                 self.client.cache_clear()
         return found
 

@@ -15,8 +15,8 @@ from mlx_provider.serving.decoding_text import decoding
 
 # uvicorn ends a worker whose imports take longer than its health check waits.
 OPTIONS = ("--num_workers", "2", "--timeout_worker_healthcheck", "100")
-LONG = {"max_tokens": 2000, "min_tokens": 1500}
-"""Several seconds of text, whatever the model would like to say."""
+LONG = {"max_tokens": 30_000, "min_tokens": 20_000}
+"""Text that no test awaits, whatever the model would like to say."""
 
 
 def say(text):
@@ -112,9 +112,7 @@ def test_leaving_ends_the_request(raw, own_engine, leave, wait_until, stream):
 def test_a_killed_engine(client, own_engine):
     client.chat.completions.create(**say("Hello!"))
     before = own_engine.health().pid
-    chunks = client.chat.completions.create(
-        **say("Tell me a story."), stream=True, extra_body={"min_tokens": 1500}, max_tokens=2000
-    )
+    chunks = client.chat.completions.create(**say("Tell me a story."), stream=True, extra_body=LONG)
     next(chunks)
     os.kill(before, signal.SIGKILL)
     with pytest.raises(openai.APIError, match="engine"):

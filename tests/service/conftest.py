@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -139,10 +139,13 @@ class Tiny:
             asked["messages"] = [{"role": "user", "content": text}]
         return self.client.submit(GenerateRequest(**asked))
 
-    def read(self, generation: Generation, choices: int = 1) -> Answer:
+    def read(self, generation: Generation, choices: int = 1, begun: Sequence[Event] = ()) -> Answer:
+        """begun: what was read of it before."""
         accepted = generation.accepted
         empty = [Choice() for _ in range(choices)]
         answer = Answer(accepted.prompt_tokens, accepted.warnings, empty)
+        for event in begun:
+            answer.take(event)
         while events := generation.get(PATIENCE):
             for event in events:
                 answer.take(event)

@@ -58,7 +58,10 @@ def own(tiny_class: Any, made: Any, folder: Path) -> Any:
 
 
 def test_pieces_add_up_to_the_text(qwen: Any) -> None:
-    answer = qwen.ask(max_tokens=40, logprobs=True)
+    with qwen.pausing(after=20):
+        running = qwen.start(max_tokens=40, logprobs=True)
+        begun = running.get(60)
+    answer = qwen.read(running, begun=begun)
     with qwen.service._models.use(qwen.model, ModelOptions()) as lease:
         assert answer.only.content == lease.view.model.tokenizer.decode(answer.only.tokens)
     assert answer.only.reason == "length"
