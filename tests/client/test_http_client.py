@@ -130,12 +130,13 @@ def test_a_waiting_submit_ends_when_the_client_closes(
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
         client.submit(request_of("count 1 0"))
-        waiting = pool.submit(client.submit, request_of("slow 2", id="slow"))
-        wait_until(lambda: "slow" in client.cache_report()["submitted"])
+        waiting = pool.submit(client.submit, request_of("gate", id="held"))
+        wait_until(lambda: "held" in client.cache_report()["submitted"])
         client.close()
         with pytest.raises(EngineUnavailable, match="closed"):
             waiting.result(PATIENCE)
-    wait_until(lambda: "slow" in client.cache_report()["cancelled"])
+    client.cache_clear()  # opens the gate
+    wait_until(lambda: "held" in client.cache_report()["cancelled"])
 
 
 def test_a_closed_client_opens_again(client: Any, request_of: Any, read: Any) -> None:
