@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without a plugin's kernels, only tests of a model that has kernels are worth a second run."""
+    """Without a plugin's kernels, run only the tests of a model for which it has kernels."""
     if config.getoption("--without-plugin"):
         mine = [item for item in items if HERE in item.path.parents and not _is_equipped(item)]
         config.hook.pytest_deselected(items=mine)

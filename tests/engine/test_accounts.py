@@ -1,4 +1,4 @@
-"""The device is shared among accounts: by steps on curves of devices, and with a real model."""
+"""Accounts share the device: in simulated steps on curves of devices, and with a real model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_flood_delays_another_account_at_most_twice_as_long_as_one_prompt() ->
     assert wait(LAPTOP, 20) <= 2 * wait(LAPTOP, 1)
 
 
-def test_two_floods_share_the_device_by_tokens_from_when_both_are_there() -> None:
+def test_two_floods_share_the_device_by_tokens_while_both_run() -> None:
     run = Accounts(LAPTOP)
     jobs = {"a": [run.ask("a", LONG, 1) for _ in range(20)]}
     while served(jobs["a"]) < 5 * LONG:
@@ -72,7 +72,7 @@ def test_each_account_keeps_one_row() -> None:
     assert list(above_share(rows)) == [rows[2], rows[1], rows[4]]
 
 
-def test_a_full_queue_has_room_for_an_account_that_waits_for_nothing() -> None:
+def test_a_full_queue_takes_a_request_of_an_account_without_waiting_requests() -> None:
     run = Accounts(LAPTOP)
     for _ in range(1000):
         run.ask("a", 9)
@@ -82,12 +82,12 @@ def test_a_full_queue_has_room_for_an_account_that_waits_for_nothing() -> None:
         run.scheduler.check(new_request([1], account="a"))
     with pytest.raises(Overloaded):
         run.scheduler.check(new_request([1], account="b"), arriving=["a"] * 250)
-    with pytest.raises(Overloaded):  # its own are on their way
+    with pytest.raises(Overloaded):  # its own account has waiting requests
         run.scheduler.check(new_request([1], account="b"), arriving=["b"])
 
 
 @pytest.mark.parametrize("full", ["rows", "memory"])
-def test_a_row_gives_way_and_goes_on_with_the_same_tokens(qwen3: TextModel, full: str) -> None:
+def test_a_preempted_row_continues_with_the_same_tokens(qwen3: TextModel, full: str) -> None:
     limits = {"max_rows": 3} if full == "rows" else {"available": lambda: 180, "reserve": 40}
     engine = new_engine(qwen3, **limits)
     flood = [new_request([5, at, 7], max_tokens=40, account="a") for at in range(8)]

@@ -1,4 +1,4 @@
-"""Brief prompts that come together are prefilled together; others wait their turn."""
+"""Short prompts that arrive together are prefilled before the next decode step, long ones not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mlx_provider.testing.driver import new_engine, new_request, run
 
 @pytest.fixture
 def decodes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Engine], int]:
-    """Steps the engine, and tells how many rows decoded in that step."""
+    """A function that runs one step and returns the number of rows that decoded in it."""
     rows: list[int] = []
     decode = Decode.run
 
@@ -61,7 +61,9 @@ def test_rows_that_have_waited_for_the_target_decode_first(
     run(engine)
 
 
-def test_a_long_prompt_precedes_nobody(qwen3: TextModel, decodes: Callable[[Engine], int]) -> None:
+def test_a_long_prompt_does_not_delay_a_decode_step(
+    qwen3: TextModel, decodes: Callable[[Engine], int]
+) -> None:
     engine = new_engine(qwen3, clock=lambda: 0.0, max_chunk=16)
     engine.submit(new_request([30] * 12, max_tokens=6))
     while decodes(engine) == 0:

@@ -1,4 +1,4 @@
-"""Passes are timed while a model is loaded, whatever the model is."""
+"""At load, passes of any kind of model are timed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _passes_of_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Timed:
-    """Notes how far prompts reached, and fails where told."""
+    """Records the ends of chunks, and fails at a given position."""
 
     inner: TextModel
     info: ModelInfo
@@ -61,7 +61,7 @@ def test_no_pass_reaches_beyond_the_context(qwen3: TextModel, context: int) -> N
     assert (curve is UNMEASURED) == (context == 2)
 
 
-def test_what_fails_is_not_measured(qwen3: TextModel) -> None:
+def test_a_failed_pass_is_not_measured(qwen3: TextModel) -> None:
     for fails_from, widths in ((1, ()), (4, ()), (256, WIDTHS[:-1])):
         model = Timed(qwen3, qwen3.info, fails_from)
         curve = calibrate(model, qwen3.make_cache)  # type: ignore[arg-type]
@@ -73,20 +73,20 @@ OF_THE_FIRST = Curve([(1, 1.0), (4, 2.0)], [(1, 0.5)])
 
 
 class Follower(OneProcess):
-    """A process that gets the curve of another one."""
+    """A process that uses the curve of another process."""
 
     def decide(self, kind: str, own: Any, encode: Any, decode: Any) -> Any:
         return decode(encode(OF_THE_FIRST)) if kind == "curve" else own()
 
 
 def test_all_processes_get_the_curve_of_the_first(qwen3: TextModel) -> None:
-    """Else each would choose other widths for its next passes, and these exchange arrays."""
+    """Their passes must have equal widths, because they exchange arrays."""
     assert calibrate(qwen3, qwen3.make_cache, Follower()) == OF_THE_FIRST
 
 
 @dataclass
 class Room:
-    """Free memory, of which measurements reserve a part."""
+    """Free memory; measurements reserve a part of it."""
 
     free: int
     most: int = 0
@@ -106,7 +106,7 @@ ROUNDING = 2**17
 def test_passes_stay_within_the_free_memory(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, tokens: int, deepest: int
 ) -> None:
-    """In less memory over a shallower cache, or over none. All that they take is reserved."""
+    """With less memory, they use a shorter cache, or none. All memory that they use is reserved."""
     model = Timed(qwen3, replace(qwen3.info, context_length=32768))
     qwen3.prefill(PrefillChunk(Prompt([1]), 0, 1, cache := qwen3.make_cache()))
     room = Room(tokens * profile(cache, 1).token_bytes)
@@ -131,7 +131,7 @@ def test_passes_stay_within_the_free_memory(
             assert deepest <= max(model.reached) < 2 * max(deepest, 512)
 
 
-# -- devices that people have, on a clock of their own
+# -- curves of existing devices, on a simulated clock
 
 BASE = Chip(90e9, products=2.9e12, attention=2.25e12, vector=0.5e12, plateau=40)
 """10 cores: a quarter of an M3 Max."""
@@ -154,7 +154,7 @@ FIRST_KERNEL = 0.03
 
 @dataclass
 class OnAClock:
-    """A model that is nothing but the time of its passes."""
+    """A model whose passes only advance a clock."""
 
     device: Estimate
     now: float = 0.0
@@ -173,7 +173,7 @@ class OnAClock:
 def test_the_slopes_of_a_deep_cache_are_found_on_every_device(
     chip: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At every width that a chunk may have there."""
+    """For each width of a chunk at that depth."""
     monkeypatch.setattr(calibration, "SLOW_DEPTHS", DEPTHS[:1])
     for needs in LOADED.values():
         model = OnAClock(device := Estimate(DEVICES[chip], needs))

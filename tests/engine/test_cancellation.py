@@ -1,4 +1,4 @@
-"""A cancelled request frees its place within one step, wherever it is; memory comes back."""
+"""A cancelled request frees its row and its memory within one step, in each phase."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_cancel_of_one_choice_holder_ends_every_choice(qwen3: TextModel) -> None
 
 
 @pytest.mark.parametrize("count", [250, pytest.param(1000, marks=pytest.mark.sweep)])
-def test_many_mixed_requests_leave_nothing_behind(qwen3: TextModel, count: int) -> None:
+def test_many_mixed_requests_leave_no_memory_behind(qwen3: TextModel, count: int) -> None:
     rng = random.Random(0)
     engine = new_engine(qwen3, max_chunk=64, max_rows=16)
     waiting = [
@@ -90,7 +90,7 @@ def test_many_mixed_requests_leave_nothing_behind(qwen3: TextModel, count: int) 
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_a_row_that_leaves_right_after_it_joined_is_kept_as_far_as_its_cache(
+def test_of_a_row_that_leaves_right_after_it_joined_the_cached_tokens_are_stored(
     qwen3: TextModel, steps: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = new_engine(qwen3, prefix_cache=PrefixCache(budget=lambda: 2**24))

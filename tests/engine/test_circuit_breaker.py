@@ -1,4 +1,4 @@
-"""What was given up after failures is tried again, rarer each time; no row loses anything."""
+"""A feature that failures have switched off is tried again, less often each time; no row fails."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_it_opens_at_the_second_failure_and_waits_twice_as_long_each_time(
         assert breaker.closed
 
 
-def test_a_failure_of_what_stands_in_begins_the_wait_anew() -> None:
+def test_a_failure_of_the_fallback_restarts_the_wait() -> None:
     breaker = CircuitBreaker()
     assert [breaker.failed(), breaker.failed()] == [False, True]
     assert not any(breaker.passed(used=False) for _ in range(WAIT - 1))
@@ -55,7 +55,7 @@ def test_a_failure_of_what_stands_in_begins_the_wait_anew() -> None:
     assert steps_until_tried(breaker) == WAIT
 
 
-def test_steps_that_use_it_make_failures_forgotten_and_waits_short() -> None:
+def test_successful_steps_reset_the_failures_and_the_wait() -> None:
     breaker = CircuitBreaker()
     breaker.failed()
     assert not any(breaker.passed(used=False) for _ in range(9 * WAIT))
@@ -68,7 +68,7 @@ def test_steps_that_use_it_make_failures_forgotten_and_waits_short() -> None:
 
 @dataclass
 class Failing:
-    """A model whose passes fail as told, and that notes how many tokens they had."""
+    """A model whose passes fail on demand, and that records the number of tokens of each pass."""
 
     inner: TextModel
     fails: Callable[[int], bool]
@@ -118,7 +118,7 @@ def test_rows_decode_together_again_once_that_works(qwen3: TextModel, layout: st
     assert_as_alone(qwen3, requests)
 
 
-def test_each_try_that_fails_makes_the_next_one_rarer(qwen3: TextModel) -> None:
+def test_each_failed_try_lengthens_the_wait_for_the_next(qwen3: TextModel) -> None:
     model = Failing(qwen3, lambda size: size > 1)
     engine = new_engine(model)  # type: ignore[arg-type]
     requests = streams(engine, max_tokens=150)
@@ -130,7 +130,7 @@ def test_each_try_that_fails_makes_the_next_one_rarer(qwen3: TextModel) -> None:
     assert_as_alone(qwen3, requests)
 
 
-def test_rows_that_cannot_be_merged_go_on_alone(
+def test_rows_that_cannot_be_merged_continue_alone(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = [True]
@@ -179,7 +179,7 @@ def test_chunks_are_mixed_in_again_once_that_works(qwen3: TextModel) -> None:
     assert_as_alone(qwen3, requests)
 
 
-def test_a_model_that_only_decodes_alone_has_nothing_to_go_back_to(qwen3: TextModel) -> None:
+def test_a_model_with_only_the_solo_layout_never_tries_to_batch_rows(qwen3: TextModel) -> None:
     engine = new_engine(qwen3, layout="solo")
     requests = streams(engine)
     read, failures = engine.batch.read, [0]

@@ -1,7 +1,7 @@
-"""What the engine decides in fixed schedules is what was recorded: who is let in, who runs, in
-which chunks, with which drafts, and who makes room.
+"""The engine's decisions in fixed schedules equal the recorded ones: admissions, rows of a pass,
+chunks, drafts and preemptions.
 
-`python tests/engine/test_decisions.py` writes the traces anew.
+`python tests/engine/test_decisions.py` writes the traces again.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ CASES = {
 
 @dataclass
 class Unsteady:
-    """A model whose passes over rows fail at their numbers, and whose images are zeros.
+    """A model whose decode passes with given numbers fail, and whose image features are zeros.
 
-    What follows a token depends on that and its place alone, not on how a device rounds.
+    The next token depends only on the last token and its position, not on the device's rounding.
     """
 
     inner: TextModel
@@ -108,14 +108,14 @@ class Unsteady:
 
 
 def following(tokens: mx.array, places: mx.array) -> mx.array:
-    """Logits (B, vocab) that leave no choice."""
+    """Logits (B, vocab) with one clear maximum per row."""
     chosen = FIRST + (7 * tokens + 13 * places) % WORDS
     return 20.0 * (mx.arange(VOCAB) == chosen[:, None])
 
 
 @dataclass
 class Trace:
-    """Decisions in their order."""
+    """Decisions in order."""
 
     lines: list[str] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class Trace:
 
 
 def traced(trace: Trace, scheduler: type[Scheduler]) -> type[Scheduler]:
-    """A scheduler whose decisions are written down."""
+    """A scheduler that records its decisions."""
 
     class Traced(scheduler):  # type: ignore[misc, valid-type]
         def let_in(self, job: PrefillJob | None) -> PrefillJob | None:
@@ -193,7 +193,7 @@ def requests_of(case: Case, arrivals: Sequence[Arrival]) -> list[Request]:
 def trace_of(
     model: TextModel, case: Case, made: Callable[[StepRecord], None] = lambda record: None
 ) -> list[str]:
-    """Decisions of a schedule, then what each request got. `made`: is given each record."""
+    """Decisions of a schedule, then the result of each request. `made`: called with each record."""
     arrivals = arrivals_of(case)
     requests = requests_of(case, arrivals)
     trace, step = Trace(numbers={id(request): at for at, request in enumerate(requests)}), [0]
@@ -211,7 +211,7 @@ def trace_of(
         reserve=4,
         available=lambda: case.available,
         prefix_cache=PrefixCache(budget=lambda: 2**24) if case.cached else None,
-        in_place=False,  # rows are sized in tokens here
+        in_place=False,  # memory is counted in tokens here
         speculation=speculation,
         clock=lambda: STEP_SECONDS * step[0],
     )
@@ -232,7 +232,7 @@ def trace_of(
         engine.step()
         step[0] += 1
         assert step[0] < LAST
-    engine.step()  # whose record says what ended with the last one
+    engine.step()  # its record has the requests that ended in the step before
     return trace.lines + [line for at, request in enumerate(requests) for line in got(at, request)]
 
 
@@ -256,7 +256,7 @@ def got(at: int, request: Request) -> list[str]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_decisions_are_those_that_were_recorded(qwen3: TextModel, name: str) -> None:
+def test_decisions_equal_the_recorded_ones(qwen3: TextModel, name: str) -> None:
     recorded = (TRACES / f"{name}.txt").read_text().splitlines()
     assert trace_of(qwen3, CASES[name]) == recorded
 

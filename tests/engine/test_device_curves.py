@@ -1,4 +1,4 @@
-"""The scheduler on the curves of devices that people have: a prompt beside streams, no mlx."""
+"""The scheduler on curves of existing devices, without MLX: a prompt during decoding."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def idle(name: str, prompt: int) -> float:
 
 
 def paced(device: Estimate, found: Outcome, streams: int, target: float, held: int) -> bool:
-    """Whether the streams had the pace that the target promises them."""
+    """Whether the streams were as fast as the stall target demands."""
     alone = 1 / pace_alone(device, streams, held)
     return 1 / found.pace <= 1.02 * max(target, FAIR * alone) + HOST
 
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_a_long_prompt_beside_streams_uses_the_whole_device(name: str) -> None:
-    """What the prompt and the streams get of what each would have alone."""
+    """The shares of prompt and streams, relative to each alone."""
     device = DEVICES[name]
     found = simulate(device, 4, prompt=LONG, held=HELD)
     assert found.rate / idle(name, LONG) + found.pace / pace_alone(device, 4, HELD) >= 0.95
@@ -65,7 +65,7 @@ def test_a_long_prompt_beside_streams_uses_the_whole_device(name: str) -> None:
 
 @pytest.mark.parametrize("streams", [1, 4])
 @pytest.mark.parametrize("name", [*DEVICES, *MORE])
-def test_a_shorter_one_does_nearly_and_a_tighter_target_gives_streams_more(
+def test_a_shorter_prompt_nearly_uses_the_device_and_a_tighter_target_gives_streams_more(
     name: str, streams: int
 ) -> None:
     device = (DEVICES | MORE)[name]
@@ -79,12 +79,12 @@ def test_a_shorter_one_does_nearly_and_a_tighter_target_gives_streams_more(
 
 
 @pytest.mark.parametrize("name", ["M5 Max, hybrid 9B", "H200, dense 8B", "small CPU"])
-def test_where_a_step_of_the_stall_target_is_worth_it_no_stream_waits_longer(name: str) -> None:
+def test_no_stream_waits_longer_than_the_stall_target_if_chunks_within_it_pay(name: str) -> None:
     found = simulate((DEVICES | MORE)[name], 1)
     assert found.worst <= 0.11 + 2 * HOST
 
 
-def test_on_a_grid_a_stream_waits_for_what_lies_between_two_of_its_points() -> None:
+def test_with_a_chunk_grid_a_stream_waits_for_one_grid_step_at_most() -> None:
     device = MORE["M4 Pro, hybrid 27B"]
     found = simulate(device, 4)
     between = device.seconds(0, 0, GRID, PROMPT) + device.seconds(4, 4 * STREAM)
@@ -101,7 +101,7 @@ def test_a_brief_prompt_waits_for_one_chunk_and_its_own_share(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["M3 Max, dense 8B", "M5 Max, 30B-A3B", "H200, dense 8B"])
-def test_what_the_log_promises_is_what_streams_have(name: str) -> None:
+def test_streams_have_the_rate_that_the_log_names(name: str) -> None:
     device = DEVICES[name]
     chunking = Chunking(Limits(64, 256, 0.1, 2048, 0), Costs(device.measured()), grid=1, fixed=None)
     promise = chunking.promise(4, STREAM, PROMPT // 2)

@@ -1,4 +1,4 @@
-"""Passes with drafts that are launched before the result of the last one is read."""
+"""Passes with drafts that are launched before the result of the previous pass is read."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def assert_as_alone(model: TextModel, requests: Sequence[Request]) -> None:
 def test_rows_that_come_and_go_have_the_tokens_they_have_alone(
     models: Callable[[str], TextModel], kind: str
 ) -> None:
-    """Greedy, sampled, with penalties, of several choices, cancelled, preempted."""
+    """Rows: greedy, sampled, with penalties, with several choices, cancelled, preempted."""
     model = models(kind)
     requests = [*asked(), *asked(n=2)[1:2], *asked(stop_tokens=frozenset(range(40, 60)))[:2]]
     room = [10_000]
@@ -137,7 +137,7 @@ def test_logprobs_are_those_of_rows_alone(models: Callable[[str], TextModel]) ->
 
 
 @pytest.mark.parametrize(("kind", "accepted"), [("attention", 1), ("hybrid", 2), ("hybrid", 3)])
-def test_a_row_that_ends_within_an_unread_result_leaves_what_it_has_computed(
+def test_of_a_row_that_ends_within_an_unread_result_all_computed_tokens_are_stored(
     models: Callable[[str], TextModel], kind: str, accepted: int
 ) -> None:
     model = models(kind)
@@ -158,7 +158,7 @@ def test_a_row_that_ends_within_an_unread_result_leaves_what_it_has_computed(
     assert_as_alone(model, [again])
 
 
-def test_a_drafter_that_fails_ahead_costs_nobody_an_answer(
+def test_no_request_fails_if_a_drafter_fails_ahead(
     models: Callable[[str], TextModel],
 ) -> None:
     class Failing(Oracle):
@@ -211,7 +211,7 @@ def test_a_pass_that_fails_ahead_is_run_again(models: Callable[[str], TextModel]
 
 
 class Checking(Oracle):
-    """Counts results that it is told wrongly, and those of passes without drafts."""
+    """Counts wrong results among those that it gets, and results of passes without drafts."""
 
     def __init__(self) -> None:
         super().__init__(0.7, ahead=True)
@@ -237,7 +237,7 @@ class Alternating(Policy):
         return [(Ask(0, 3),) if (self.steps + at) % 4 < 2 else () for at in range(len(rows))]
 
 
-def test_a_drafter_is_told_what_held_before_its_next_guesses(
+def test_a_drafter_gets_the_accepted_tokens_before_its_next_guesses(
     models: Callable[[str], TextModel],
 ) -> None:
     model, requests = models("bfloat16"), asked()

@@ -1,4 +1,4 @@
-"""Vectors in the engine: the same in any company, never in the way of a stream, nothing left."""
+"""Vectors in the engine: equal in any batch, no delay of streams, no memory left behind."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def vectors_of(events: Sequence[Event]) -> list[NDArray[np.float32]]:
 
 
 def events_of(engine: Engine, request: Request) -> list[Event]:
-    """The events of one request, once nothing is left to do."""
+    """The events of one request, after the engine has become idle."""
     found: list[Event] = []
     while not engine.idle:
         for each, events in engine.step():
@@ -62,7 +62,7 @@ def events_of(engine: Engine, request: Request) -> list[Event]:
 
 
 def embedded(engine: Engine, texts: Sequence[Sequence[int]], *how: Any, **more: Any) -> list[Any]:
-    """The vectors of some texts, from an engine that may have more to do."""
+    """The vectors of some texts, from an engine that may have other requests."""
     request = new_embedding(texts, *how, **more)
     engine.submit(request)
     return vectors_of(events_of(engine, request))
@@ -97,7 +97,7 @@ def test_fewer_dimensions_have_length_1_again(qwen3: TextModel) -> None:
         ("qwen3_5_text", "bfloat16", "mean"),
     ],
 )
-def test_a_vector_is_the_same_in_any_company(
+def test_a_vector_is_the_same_in_any_batch(
     tmp_path: Path, family: str, form: str, pooling: Any
 ) -> None:
     folder = build(tmp_path / "m", family, dtype="float32" if form == "4bit" else form)
@@ -111,7 +111,7 @@ def test_a_vector_is_the_same_in_any_company(
         engine.submit(new_request([33 + first] * (40 * first + 3), max_tokens=30))
     for _ in range(4):
         engine.step()
-    # slower than it was measured: what else is planned gets smaller chunks
+    # slower than measured, so that other plans have smaller chunks
     engine.scheduler.costs.pace = 50.0
     together = embedded(engine, [*TEXTS[::-1], *TEXTS], pooling)
     for one, other in zip([*alone[::-1], *alone], together, strict=True):
@@ -139,7 +139,7 @@ def test_a_stream_gets_a_token_in_every_step_beside_200_long_texts(qwen3: TextMo
     run(engine)
 
 
-def test_a_prompt_goes_before_the_rest_of_many_texts(qwen3: TextModel) -> None:
+def test_a_prompt_runs_before_the_rest_of_many_texts(qwen3: TextModel) -> None:
     engine = new_engine(qwen3)
     many, prompt = new_embedding([[40] * 9] * 50), new_request([41] * 100, max_tokens=1)
     few = new_embedding([[42] * 9] * 2)
@@ -152,7 +152,9 @@ def test_a_prompt_goes_before_the_rest_of_many_texts(qwen3: TextModel) -> None:
     assert many.prompt_tokens == many.prefilled == 450
 
 
-def test_the_prefix_cache_is_left_alone(qwen3: TextModel, caplog: pytest.LogCaptureFixture) -> None:
+def test_texts_do_not_use_the_prefix_cache(
+    qwen3: TextModel, caplog: pytest.LogCaptureFixture
+) -> None:
     kept = PrefixCache(budget=lambda: 2**30)
     engine = new_engine(qwen3, prefix_cache=kept)
     prompt = [30 + i % 50 for i in range(100)]
@@ -189,7 +191,7 @@ def test_a_cancelled_request_leaves_nothing(qwen3: TextModel, steps: int) -> Non
     assert len(embedded(engine, TEXTS)) == len(TEXTS)
 
 
-def test_a_vector_that_is_none_fails_alone(qwen3: TextModel, monkeypatch: Any) -> None:
+def test_a_vector_with_nan_fails_alone(qwen3: TextModel, monkeypatch: Any) -> None:
     engine = new_engine(qwen3)
     stream, broken = new_request([40] * 5, max_tokens=20), new_embedding([[41] * 4, [42] * 4])
     shown = type(qwen3).prefill_hidden
@@ -208,7 +210,7 @@ def test_a_vector_that_is_none_fails_alone(qwen3: TextModel, monkeypatch: Any) -
     assert len(output_of(stream).tokens) == 20
 
 
-def test_texts_wait_for_memory_and_hold_the_longest_one_s(qwen3: TextModel) -> None:
+def test_texts_wait_for_memory_and_reserve_that_of_the_longest(qwen3: TextModel) -> None:
     room = {"bytes": 1000}
     engine = new_engine(qwen3, available=lambda: room["bytes"])
     request = new_embedding([[40] * 9, [41] * 300, [42] * 9])
@@ -227,7 +229,7 @@ def test_texts_wait_for_memory_and_hold_the_longest_one_s(qwen3: TextModel) -> N
 
 
 def test_a_text_starts_again_when_the_pass_before_it_has_failed(qwen3: TextModel) -> None:
-    """Of a pass whose chunk was not waited for, nobody knows whether it took place."""
+    """The engine did not wait for that pass, so it cannot know whether its chunk was computed."""
     engine = new_engine(qwen3, max_chunk=16)
     engine.submit(new_request([40] * 5, max_tokens=30))
     engine.step()

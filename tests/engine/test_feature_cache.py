@@ -1,4 +1,4 @@
-"""Features of images: least recently used first out, under a byte budget."""
+"""Features of images: eviction of the least recently used ones, within a byte budget."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def features(seed: int) -> dict[str, mx.array]:
     return {"rows": mx.full((10, 10), seed, dtype=mx.float32)}
 
 
-def test_the_longest_unused_goes_first() -> None:
+def test_the_least_recently_used_features_are_evicted_first() -> None:
     cache = FeatureCache(2 * EACH)
     for name in (1, 2):
         cache.put(str(name), features(name))
@@ -24,7 +24,7 @@ def test_the_longest_unused_goes_first() -> None:
     assert cache.nbytes == 2 * EACH
 
 
-def test_what_is_larger_than_the_budget_is_not_kept() -> None:
+def test_features_larger_than_the_budget_are_not_stored() -> None:
     cache = FeatureCache(EACH - 1)
     cache.put("1", features(1))
     assert cache.get("1") is None

@@ -1,4 +1,4 @@
-"""What ranks that keep unlike parts of a row have in common, and which rows then share a group."""
+"""Ranks with different parts of a row: their common values, and the rows that can share a group."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 class Beside(OneProcess):
-    """Another rank, which tells what `other` makes of this one's."""
+    """Another rank, whose value is `other(value of this rank)`."""
 
     def __init__(self, other: Callable[[Any], Any]) -> None:
         self._other = other
@@ -37,11 +37,11 @@ class Beside(OneProcess):
         return [own, self._other(own)]
 
 
-def test_ranks_that_keep_alike_parts_have_nothing_to_agree(model: LoadedModel) -> None:
+def test_ranks_with_equal_parts_need_no_common_values(model: LoadedModel) -> None:
     assert compare_parts(model, model.make_cache, Beside(lambda own: own)) is None
 
 
-def test_all_go_by_the_most_and_by_the_least(model: LoadedModel) -> None:
+def test_all_ranks_use_the_largest_and_smallest_values(model: LoadedModel) -> None:
     state = {"state_bytes": 900, "token_bytes": 8, "windows": [[16, 4]]}
     cannot = dict.fromkeys(("mergeable", "shares_a_pass", "divisible"), False)
     told = {"layers": 1, "kind": 2, "memory": state, **cannot}
@@ -53,7 +53,7 @@ def test_all_go_by_the_most_and_by_the_least(model: LoadedModel) -> None:
     assert (found.mergeable, found.shares_a_pass, found.divisible) == (False, False, False)
 
 
-def test_a_rank_that_cannot_run_its_share_is_told_of(model: LoadedModel) -> None:
+def test_all_ranks_learn_that_one_cannot_run_its_share(model: LoadedModel) -> None:
     with pytest.raises(LoadFailed, match="no room"):
         compare_parts(model, model.make_cache, Beside(lambda own: "no room"))
 
@@ -73,7 +73,7 @@ class Joining:
         (Joining(MemoryProfile(0, 1), mergeable=False), 2),
     ],
 )
-def test_rows_share_a_group_where_they_may_on_every_rank(
+def test_rows_share_a_group_if_every_rank_permits_it(
     joining: Joining | None, groups: int, model: LoadedModel
 ) -> None:
     rows = Groups(2**22, joining)

@@ -1,4 +1,4 @@
-"""A failure ends the request that caused it and touches no other."""
+"""A failure ends only the request that caused it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ POISON = 77
 
 @dataclass
 class Flaky:
-    """A model whose device steps fail where told; everything else is the real model's."""
+    """The real model, with device steps that fail on demand."""
 
     inner: TextModel
     fails_beyond: int = 10**9
     """Fail every decode step in which a row has reached this position."""
     fails_batches: int = 0
-    """Fail so many decode steps of more than one row."""
+    """Number of decode steps with several rows that fail."""
     fails_prefill_of: int | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -123,7 +123,7 @@ def test_a_prefill_that_fails_ends_its_request_alone(qwen3: TextModel) -> None:
     assert_as_alone(qwen3, requests[1])
 
 
-def test_a_failed_batch_step_is_run_again_and_nobody_notices(qwen3: TextModel) -> None:
+def test_a_failed_batch_step_is_run_again_without_effect_on_results(qwen3: TextModel) -> None:
     model = Flaky(qwen3, fails_batches=1)
     engine = new_engine(model)  # type: ignore[arg-type]
     requests = start(engine, prompts(4))
@@ -134,7 +134,7 @@ def test_a_failed_batch_step_is_run_again_and_nobody_notices(qwen3: TextModel) -
     assert engine.batch.layout.name == "grouped"
 
 
-def test_a_row_is_run_again_if_the_others_of_a_failed_step_just_ended(qwen3: TextModel) -> None:
+def test_a_row_is_run_again_if_the_other_rows_of_a_failed_step_have_ended(qwen3: TextModel) -> None:
     model = Flaky(qwen3)
     engine = new_engine(model)  # type: ignore[arg-type]
     ending, staying = (
@@ -162,7 +162,7 @@ def test_rows_decode_alone_after_batching_failed_again(qwen3: TextModel) -> None
 
 @pytest.mark.parametrize("layout", ["grouped", "merged", "solo"])
 def test_a_poisoned_row_fails_alone(qwen3: TextModel, layout: str) -> None:
-    # the row of 100 prompt tokens fails from its 8th token on; nobody else gets that far
+    # the row with 100 prompt tokens fails from its 8th token; no other row gets that far
     model = Flaky(qwen3, fails_beyond=107)
     engine = new_engine(model, layout=layout)  # type: ignore[arg-type]
     requests = start(engine, [*prompts(4)[:3], [50] * 100])
@@ -174,10 +174,10 @@ def test_a_poisoned_row_fails_alone(qwen3: TextModel, layout: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["insert", "match", "restore"])
-def test_a_broken_prefix_cache_costs_nobody_a_reply(
+def test_no_request_fails_if_the_prefix_cache_is_broken(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    """Not even one that has to wait for memory, and is looked up again."""
+    """Not even one that waits for memory and has a second look-up."""
 
     def broken(*args: Any, **more: Any) -> None:
         raise ValueError("prefix_cache exploded")
@@ -217,7 +217,7 @@ def test_a_time_limit_ends_the_request_alone(qwen3: TextModel) -> None:
 
 def test_rows_that_outgrow_the_memory_take_turns(qwen3: TextModel) -> None:
     class Watched(Scheduler):
-        """Before each pass the rows are within their limit."""
+        """Checks before each pass that the rows are within their limit."""
 
         def plan(self, *args: Any, **more: Any) -> StepPlan:
             assert self.live_bytes <= 260
@@ -237,11 +237,11 @@ def test_rows_that_outgrow_the_memory_take_turns(qwen3: TextModel) -> None:
 
 
 class Odd(Exception):
-    """A class that stands for those of a library which nobody here knows."""
+    """Represents an exception class of an unknown library."""
 
 
 class Panic(BaseException):
-    """As of a library written in Rust."""
+    """Represents a panic of a library written in Rust."""
 
 
 def exception_classes() -> list[type[BaseException]]:
@@ -263,7 +263,7 @@ def raised(kind: type[BaseException]) -> BaseException:
 
 @dataclass
 class Raising(TokenOutput):
-    """Output whose parts raise what they are told, when they are told."""
+    """Output whose methods raise a given error at a given time."""
 
     part: str = ""
     error: Callable[[], BaseException] = field(default=ValueError)
@@ -316,13 +316,13 @@ def test_whatever_a_requests_work_raises_ends_it_alone(
     row.constraint = RaisingGrammar(part, lambda: raised(kind))
     run(engine)
     message = error_of(requests[1])
-    # a generator may not end by StopIteration: Python makes another error of it, elsewhere
+    # Python converts a StopIteration of a generator to another error
     assert issubclass(kind, StopIteration) or kind.__name__ in message
     assert issubclass(kind, StopIteration) or "test_isolation, line" in message
     assert_as_alone(qwen3, requests[0])
 
 
-def test_an_error_is_told_with_the_line_of_the_strangers_code() -> None:
+def test_an_error_names_the_line_of_third_party_code() -> None:
     with Isolation() as tried:
         json.loads("{")
     assert tried.fault is not None
@@ -330,7 +330,7 @@ def test_an_error_is_told_with_the_line_of_the_strangers_code() -> None:
     assert "test_isolation, line" in tried.fault.summary
 
 
-def test_a_fault_keeps_nothing_alive_that_the_block_had_made() -> None:
+def test_a_fault_keeps_no_object_of_the_block_alive() -> None:
     made: list[weakref.ref[Panic]] = []
 
     def fail() -> None:
@@ -352,6 +352,6 @@ def test_a_fault_keeps_nothing_alive_that_the_block_had_made() -> None:
     assert "JSONDecodeError" in tried.fault.trace
 
 
-def test_ctrl_c_is_the_users() -> None:
+def test_ctrl_c_passes() -> None:
     with pytest.raises(KeyboardInterrupt), Isolation():
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""What the engine's tests compute with."""
+"""The kernels that the engine's tests use."""
 
 from __future__ import annotations
 

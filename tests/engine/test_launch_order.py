@@ -1,4 +1,4 @@
-"""The device has its next pass before the host reads the tokens of the last one."""
+"""The host launches the next pass before it reads the tokens of the previous one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = 12
 def test_a_device_that_is_slower_than_the_host_never_waits(
     qwen3: TextModel, rows: int, sampling: str
 ) -> None:
-    """Each look of the host at its clock takes one second of it."""
+    """Each read of the host's clock advances it by one second."""
     engine = decoding(qwen3, rows, SAMPLING[sampling], STEPS)
     device = ImaginedDevice(seconds=1000, host=map(float, count()).__next__)
     assert gaps(engine, device, STEPS) == [0] * STEPS

@@ -21,7 +21,7 @@ REPLY = 120
 
 
 def rows(model: TextModel) -> tuple[Engine, list[Request], int]:
-    """An engine with two rows of unlike lengths, and the bytes of one token."""
+    """An engine with two rows of different lengths, and the bytes of one token."""
     row = model.make_cache()
     model.prefill(PrefillChunk(Prompt([1, 2, 3]), 0, 3, row))
     memory = profile(row, 3)
@@ -55,10 +55,10 @@ def test_a_shorter_row_is_charged_for_a_step_when_the_longest_takes_it(qwen3: Te
     assert rooms >= {2 * 256, 2 * 512}, "both rows grew"
 
 
-def test_a_row_that_gave_way_is_not_merged_until_that_takes_no_memory(
+def test_a_preempted_row_is_not_merged_until_the_merge_needs_no_memory(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory holds both rows apart, but not both with the capacity of the longer one."""
+    """Both rows fit into memory separately, but not both with the capacity of the longer one."""
     engine, asked, each = rows(qwen3)
     waited: Counter[str] = Counter()
     preempt = Scheduler.preempt

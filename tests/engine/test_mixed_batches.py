@@ -1,4 +1,4 @@
-"""Chunks of a long prompt share the passes of rows that decode; nobody's tokens are touched."""
+"""Chunks of a long prompt share passes with decoding rows; no tokens change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LONG = [100 + 3 * i % 250 for i in range(200)]
 
 @dataclass
 class Watched:
-    """A model that notes its passes, and fails where told."""
+    """A model that records its passes, and fails on demand."""
 
     inner: TextModel
     fails: Callable[[list[int]], bool] = lambda tokens: False
@@ -71,7 +71,7 @@ def engine_of(model: Any, **more: Any) -> Engine:
 
 
 def streams(engine: Engine, count: int = 3) -> list[Request]:
-    """Requests that decode already."""
+    """Requests that are decoding."""
     requests = [new_request([30 + i] * (6 + 9 * i), max_tokens=60) for i in range(count)]
     for request in requests:
         engine.submit(request)
@@ -99,7 +99,7 @@ def test_a_long_prompt_has_few_passes_of_its_own(qwen3: TextModel) -> None:
     assert_as_alone(qwen3, *others, long)
 
 
-def test_what_was_mixed_in_is_kept_in_the_prefix_cache(qwen3: TextModel) -> None:
+def test_a_prompt_with_mixed_chunks_is_stored_in_the_prefix_cache(qwen3: TextModel) -> None:
     prefix_cache = PrefixCache(budget=lambda: 2**24)
     engine = engine_of(qwen3, prefix_cache=prefix_cache)
     streams(engine)
@@ -126,7 +126,7 @@ def test_a_cancelled_prompt_leaves_the_rows_alone(qwen3: TextModel) -> None:
 
 
 def test_a_cancelled_prompt_leaves_no_cache_behind(qwen3: TextModel) -> None:
-    """Which passes an error may come from is remembered longer than they last."""
+    """The record of passes that can have caused an error outlives these passes."""
     engine = engine_of(qwen3)
     others = streams(engine)
     long = new_request(LONG, max_tokens=9)
@@ -145,10 +145,10 @@ def test_a_cancelled_prompt_leaves_no_cache_behind(qwen3: TextModel) -> None:
 
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("done", [1, len(LONG) - 30])
-def test_a_draw_that_fails_beside_a_chunk_is_drawn_again(
+def test_a_draw_that_fails_in_a_mixed_pass_is_repeated(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, done: int, stored: bool
 ) -> None:
-    """Also beside the last chunk of a prompt, whose prefill starts again."""
+    """Also with the last chunk of a prompt, whose prefill starts again."""
     prefix_cache = PrefixCache(budget=lambda: 2**24) if stored else None
     engine = engine_of(qwen3, prefix_cache=prefix_cache)
     others = streams(engine)
@@ -169,7 +169,9 @@ def test_a_draw_that_fails_beside_a_chunk_is_drawn_again(
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_failed_pass_is_run_again_and_nobody_notices(qwen3: TextModel, rows: int) -> None:
+def test_a_failed_mixed_pass_is_run_again_without_effect_on_results(
+    qwen3: TextModel, rows: int
+) -> None:
     failures: list[int] = []
 
     def fails(tokens: list[int]) -> bool:
@@ -188,7 +190,7 @@ def test_a_failed_pass_is_run_again_and_nobody_notices(qwen3: TextModel, rows: i
     assert engine.batch.layout.name == "grouped"
 
 
-def test_rows_decode_together_where_mixed_passes_always_fail(qwen3: TextModel) -> None:
+def test_rows_decode_together_if_mixed_passes_always_fail(qwen3: TextModel) -> None:
     engine = engine_of(Watched(qwen3, lambda tokens: len(tokens) > 5, only_decode=True))
     others = streams(engine)
     long = new_request(LONG, max_tokens=9)
@@ -198,7 +200,7 @@ def test_rows_decode_together_where_mixed_passes_always_fail(qwen3: TextModel) -
     assert engine.batch.layout.name == "grouped"
 
 
-def test_nothing_is_mixed_in_once_rows_decode_alone(qwen3: TextModel) -> None:
+def test_no_chunk_is_mixed_when_rows_decode_alone(qwen3: TextModel) -> None:
     engine = engine_of(Watched(qwen3, lambda tokens: len(tokens) > 1, only_decode=True))
     others = streams(engine)
     while engine.batch.layout.name != "solo":
@@ -212,7 +214,7 @@ def test_nothing_is_mixed_in_once_rows_decode_alone(qwen3: TextModel) -> None:
     assert_as_alone(qwen3, *others, long)
 
 
-def test_an_error_that_shows_a_step_later_is_the_chunks_first(
+def test_an_error_one_step_later_is_first_attributed_to_the_chunk(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Watched(qwen3)
@@ -265,7 +267,7 @@ def test_a_chunk_that_always_fails_ends_its_request_alone(qwen3: TextModel, at: 
     assert_as_alone(qwen3, after)
 
 
-def test_the_probe_mixes_nothing_in_that_is_not_exact(qwen3: TextModel) -> None:
+def test_the_probe_permits_mixed_passes_only_if_they_are_exact(qwen3: TextModel) -> None:
     class Wrong(Watched):
         def decode(
             self,

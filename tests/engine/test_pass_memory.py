@@ -1,4 +1,4 @@
-"""What passes take while they run is measured, and set aside beside what rows hold."""
+"""The memory of running passes is measured and reserved, in addition to that of rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GIGA = 2**30
 
 
 def passing(model: TextModel, cache: list[Any], start: int, width: int) -> int:
-    """Most bytes that a chunk takes while it runs."""
+    """Peak bytes of a running chunk."""
     mx.eval(arrays(cache))
     mx.reset_peak_memory()
     tokens = Prompt([7] * (start + width))
@@ -72,14 +72,14 @@ and with others than MLX's own, attention here never holds its scores."""
 @pytest.mark.parametrize(
     "family", ["qwen3", pytest.param("gpt_oss", marks=pytest.mark.sweep), "nemotron_h"]
 )
-def test_a_request_peaks_within_what_was_set_aside_for_it(family: str, tmp_path: Path) -> None:
+def test_the_peak_of_a_request_is_within_its_reservation(family: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "m"), family]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     peak, reserved, kept = json.loads(done.stdout)
     assert peak <= 1.2 * reserved
     assert reserved <= 2 * peak
-    assert kept < 0.8 * peak  # or this shows nothing
+    assert kept < 0.8 * peak  # otherwise the test proves nothing
 
 
 def test_a_deep_chunk_is_as_narrow_as_its_time_demands() -> None:
@@ -88,7 +88,7 @@ def test_a_deep_chunk_is_as_narrow_as_its_time_demands() -> None:
     assert (passes.widest, passes.least) == (64, 1)
     assert passes(10, 1) == 10 + 1000 + 100
     assert passes(500, 2) == 20 + 6400 + 64 * 500
-    # 64 tokens may have 28,125 behind them; 8 have 575,000, which are more pairs
+    # limit: 64 new tokens after 28,125, or 8 after 575,000; the latter have more pairs
     assert passes(50_000, 1) == pytest.approx(10 + 6400 + 64 * 28_125)
     assert passes(10**6, 1) == pytest.approx(10 + 6400 + 8 * 575_000)
     assert passes(1, 200) == 2000 + 20_000 + 1
@@ -97,7 +97,7 @@ def test_a_deep_chunk_is_as_narrow_as_its_time_demands() -> None:
 def test_the_copy_of_one_quantised_layer_is_reserved_for_each_cached_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a device with a fused kernel for many queries, which keeps no scores."""
+    """As on a device with a fused kernel for many queries, which stores no scores."""
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
     monkeypatch.setattr(
         mx.fast,
@@ -117,13 +117,15 @@ def test_the_copy_of_one_quantised_layer_is_reserved_for_each_cached_token(
     found = measure(model, make, UNMEASURED)
     assert found is not None
     assert one_layer <= found.key <= 2.2 * one_layer  # a CPU dequantises in two steps
-    assert found.pair < 8  # scores of four heads would take 16 bytes; the rest is noise of peaks
+    assert (
+        found.pair < 8
+    )  # scores of four heads would need 16 bytes; the rest is noise of the measured peaks
     reserved = PassMemory.of(found, UNMEASURED, 100, 64)(3064, 1)
     assert passing(model, deep, 3000, 64) <= reserved
 
 
-def test_what_cannot_be_measured_takes_nothing() -> None:
-    """Loading goes on, with what the limit leaves beside the working set."""
+def test_a_failed_measurement_reserves_nothing() -> None:
+    """Loading continues, with the memory that the limit leaves besides the working set."""
 
     class Broken:
         info = SimpleNamespace(context_length=4096, vocab_size=100)
@@ -133,14 +135,14 @@ def test_what_cannot_be_measured_takes_nothing() -> None:
     assert passes(10_000, 3) == 0
 
 
-def test_memory_is_set_aside_for_the_large_chunks_of_a_slow_device() -> None:
+def test_memory_is_reserved_for_the_large_chunks_of_a_slow_device() -> None:
     slow = Curve(((1, 0.6), (2000, 2.6)), depths=((1, 1e-6), (64, 64e-6)))
     passes = PassMemory.of(PassBytes(pair=1), slow, 0.5, 2048)
     assert passes.widest >= passes.least >= 1000
     assert passes(100_000, 1) == passes.least * 100_000
 
 
-def test_metal_recommends_cuda_tells_its_own_a_cpu_has_the_hosts(
+def test_the_memory_of_metal_cuda_and_cpu_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def limit(**told: Any) -> int:
@@ -156,7 +158,7 @@ def test_metal_recommends_cuda_tells_its_own_a_cpu_has_the_hosts(
 
 
 def test_the_pool_is_a_small_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert memory.pool_limit(8 * GIGA) == 0  # of a CPU
+    assert memory.pool_limit(8 * GIGA) == 0  # on a CPU
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
     assert memory.pool_limit(8 * GIGA) == GIGA // 2
     assert memory.pool_limit(100 * GIGA) == 2 * GIGA

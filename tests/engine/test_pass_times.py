@@ -1,4 +1,4 @@
-"""Which times tell what passes cost, and which do not."""
+"""The durations that are valid measurements of passes, and those that are not."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ CURVE = Curve(((1, 0.01), (256, 0.2)))
 
 
 @pytest.mark.parametrize("idle", [0.0, 60.0])
-def test_time_in_which_nothing_ran_is_nobodys(idle: float) -> None:
-    """The last pass of a reply that ends is never waited for."""
+def test_idle_time_is_not_attributed_to_a_pass(idle: float) -> None:
+    """The engine does not wait for the last pass of a reply."""
     costs, now = Costs(CURVE), 0.0
     timer = PassTimer(costs)
     for _ in range(40):
@@ -43,8 +43,8 @@ def test_time_in_which_nothing_ran_is_nobodys(idle: float) -> None:
 
 
 @pytest.mark.parametrize(("slower", "other"), [(0.5, 0), (1, 0), (4, 0), (1, 0.1), (1, 0.5)])
-def test_passes_of_another_engine_are_not_ours(slower: float, other: float) -> None:
-    """A pass runs while the host prepares the next; other engines' passes come behind it."""
+def test_passes_of_another_engine_are_not_measured(slower: float, other: float) -> None:
+    """The host prepares the next pass while one runs; passes of other engines run between."""
     costs, now, free = Costs(CURVE), 0.0, 0.0
     timer = PassTimer(costs)
     for _ in range(80):
@@ -60,7 +60,7 @@ def test_passes_of_another_engine_are_not_ours(slower: float, other: float) -> N
 
 @dataclass
 class RunsAhead:
-    """All of an image passes with its first tokens, as in models that attend to it both ways."""
+    """Prefills a whole image with its first tokens, as models with bidirectional attention do."""
 
     inner: TextModel
     now: float = 0.0
@@ -79,7 +79,7 @@ class RunsAhead:
         return self.inner.prefill(chunk)
 
 
-def test_what_an_image_takes_is_no_measure_of_text(qwen3: TextModel) -> None:
+def test_the_time_of_an_image_is_no_measurement_of_text(qwen3: TextModel) -> None:
     model, costs = RunsAhead(qwen3), Costs(CURVE)
     engine = new_engine(model, max_chunk=16, costs=costs, clock=lambda: model.now)  # type: ignore[arg-type]
     request = new_request([30] * 640, max_tokens=1)
@@ -94,7 +94,7 @@ def test_what_an_image_takes_is_no_measure_of_text(qwen3: TextModel) -> None:
 def test_rows_that_decode_in_several_passes_are_expected_to_take_as_long(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, layout: str, passes: int
 ) -> None:
-    """Else a device that does what it did when it was timed would seem to be slow at everything."""
+    """Otherwise a device with the measured speed would seem to be slow."""
     plans: list[StepPlan] = []
     decode = Decode.run
 
@@ -110,18 +110,18 @@ def test_rows_that_decode_in_several_passes_are_expected_to_take_as_long(
     while len(engine.scheduler.running) < 3:
         engine.step()
     engine.step()
-    keys = sum(row.length for row in plans[-1].rows) - 3  # a token each has come since
+    keys = sum(row.length for row in plans[-1].rows) - 3  # each row has one more token since
     assert plans[-1].pass_seconds == pytest.approx(passes * 0.01 + keys * 1e-5, rel=0.01)
 
 
 @dataclass
 class Device:
-    """Runs passes one after the other; the host waits where it asks for a result."""
+    """Runs passes in sequence; the host waits when it reads a result."""
 
     inner: TextModel
     launched: list[str] = field(default_factory=list)
     waits: int = 0
-    """How often the engine has waited for what it launched."""
+    """Number of times that the engine has waited for a launched pass."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -135,7 +135,7 @@ class Device:
         return self.inner.decode(*args)
 
 
-def test_a_chunk_behind_the_rows_is_not_waited_for(
+def test_the_engine_does_not_wait_for_a_chunk_after_the_rows(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = Device(qwen3)
@@ -158,8 +158,8 @@ def test_a_chunk_behind_the_rows_is_not_waited_for(
         assert output_of(request).tokens == output_of(alone(qwen3, request)).tokens
 
 
-def test_a_chunk_behind_the_rows_that_fails_is_run_again(qwen3: TextModel) -> None:
-    """Nobody waits for it, so its error shows where the rows' tokens are read."""
+def test_a_failed_chunk_after_the_rows_is_run_again(qwen3: TextModel) -> None:
+    """The engine does not wait for it, so that its error appears when the rows' tokens are read."""
     engine = new_engine(qwen3, max_chunk=16, scheduler=Alternating)
     stream, long = new_request([30] * 8, max_tokens=40), new_request([40] * 200, max_tokens=3)
     engine.submit(stream)

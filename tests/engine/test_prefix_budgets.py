@@ -1,4 +1,4 @@
-"""A prompt that is longer than the prefix budget is kept as far as it fits."""
+"""Of a prompt that is larger than the prefix budget, the part that fits is stored."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WINDOW, STATE = 24, 40
 
 
 def visible(layer: Any) -> list[mx.array]:
-    """What the next token can see."""
+    """The keys and values that the next token attends to."""
     if isinstance(layer, RotatingKVCache):
         seen = min(WINDOW - 1, layer.offset)
         return [layer._temporal_order(a)[..., -seen:, :] for a in (layer.keys, layer.values)]
@@ -34,7 +34,7 @@ def visible(layer: Any) -> list[mx.array]:
 
 
 class Bounded(PrefixCache):
-    """Checks itself whenever a row was stored."""
+    """Checks its invariants after each insertion."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(budget=lambda: limit)
@@ -48,7 +48,7 @@ class Bounded(PrefixCache):
 
 
 class Compared(Server):
-    """Checks that a restored row holds what a cold one does, and goes on as that."""
+    """Checks that a restored row has the contents of a cold one, and continues equally."""
 
     def check(self, asked: SimRequest) -> None:
         ids = as_ids(asked.prompt)
@@ -66,7 +66,7 @@ class Compared(Server):
 
 
 def what_fits(model: SyntheticModel, budget: int) -> int:
-    """Tokens of a prompt that `budget` bytes hold with a state at their end, at the least."""
+    """Minimum number of tokens, with a state at their end, that fit into `budget` bytes."""
     state = {
         "kv": 0, "quantised": 0, "window": WINDOW * model.unit, "hybrid": STATE * model.unit,
         "state": 3 * STATE * model.unit,
@@ -86,14 +86,14 @@ def what_fits(model: SyntheticModel, budget: int) -> int:
     growths=st.lists(st.integers(1, 500), min_size=1, max_size=5),
     chunk=st.sampled_from([64, 256]),
 )
-def test_each_turn_reuses_what_fits(
+def test_each_turn_reuses_the_part_that_fits(
     layers: Layers, budget: int, first: int, growths: list[int], chunk: int
 ) -> None:
     traffic = Traffic(first)
     model = SyntheticModel(layers, window=WINDOW, state_units=STATE)
     cache = Bounded(budget * model.unit)
     server = Compared(cache, model, chunk=chunk)
-    server.serve(SimRequest([1, 2, 3], (), [4]))  # the first pass tells what a row takes
+    server.serve(SimRequest([1, 2, 3], (), [4]))  # the first pass measures the memory of a row
     history = traffic.tokens(first)
     stored = 0
     for growth in growths:
@@ -113,7 +113,7 @@ def test_each_turn_reuses_what_fits(
 def test_an_agent_on_a_small_budget_computes_little_more_than_it_must(
     layers: Layers, budget: int
 ) -> None:
-    """A hundredth of an agent of 60,000 tokens, on 20,000, 40,000 and 80,000."""
+    """Scaled by 1/100: an agent with 60,000 tokens, budgets of 20,000, 40,000 and 80,000 tokens."""
     traffic, history, asked = Traffic(1), [], []
     history = traffic.tokens(500)
     for _ in range(6):
@@ -132,7 +132,7 @@ def test_an_agent_on_a_small_budget_computes_little_more_than_it_must(
 
 @pytest.mark.parametrize("layers", ["window", "hybrid"])
 @pytest.mark.parametrize("budget", [190, 230, 270, 310])
-def test_a_reply_that_is_spelt_another_way_costs_no_state_of_its_prompt(
+def test_a_reply_with_another_tokenization_evicts_no_state_of_its_prompt(
     layers: Layers, budget: int
 ) -> None:
     traffic = Traffic(1)
@@ -145,7 +145,7 @@ def test_a_reply_that_is_spelt_another_way_costs_no_state_of_its_prompt(
     assert server.serve(after).cached == len(history)
 
 
-def test_a_replay_counts_what_was_computed() -> None:
+def test_a_replay_counts_computed_tokens() -> None:
     drawn = list(sessions(1, start=6200, turns=3))
     roomy = replay("kv", 20_000, drawn)
     tight = replay("kv", 3000, drawn)
@@ -155,7 +155,7 @@ def test_a_replay_counts_what_was_computed() -> None:
 
 
 def agent(seed: int, tokens: int, turns: int) -> list[SimRequest]:
-    """Prompts of one agent, the last message of each the new one."""
+    """Prompts of one agent; each ends with one new message."""
     traffic = Traffic(seed)
     history, asked = traffic.tokens(tokens), []
     for _ in range(turns):
@@ -174,11 +174,11 @@ def test_agents_that_take_turns_each_keep_a_share(layers: Layers, agents: int) -
     for turn in range(6):
         for name, asked in enumerate(every):
             request = server.serve(asked[turn], str(name))
-            if turn > 2:  # by then all have come back
+            if turn > 2:  # each agent has returned by then
                 assert request.cached >= what_fits(model, 500 * model.unit) - len(TAIL)
 
 
-def test_a_session_that_is_over_leaves_all_to_the_next() -> None:
+def test_the_next_session_gets_the_whole_budget_after_one_ends() -> None:
     model = SyntheticModel("kv")
     server = Server(Bounded(1000 * model.unit), model, chunk=64)
     for name in ("one", "other"):
@@ -188,6 +188,6 @@ def test_a_session_that_is_over_leaves_all_to_the_next() -> None:
     for now in agent(3, 900, 2):
         server.serve(now, "one")
         server.serve(now, "third")
-    for now in agent(4, 900, 12):  # as those do not come back
+    for now in agent(4, 900, 12):  # the others do not return
         request = server.serve(now, "fourth")
     assert request.cached == 1000

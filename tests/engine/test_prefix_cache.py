@@ -30,14 +30,14 @@ UNLIMITED = 2**60
 
 
 def contents(cache) -> list:
-    """What a row cache holds, in token order, without slack."""
+    """The contents of a row cache, in token order, without unused capacity."""
     held = []
     for layer in cache:
         if isinstance(layer, KVCache):
             used = slice(0, layer.offset)
             held.append([np.array(a[0, 0, used, 0]) for a in (layer.keys, layer.values)])
         elif isinstance(layer, RotatingKVCache):
-            # only what the next token can see is promised
+            # only the tokens that the next one attends to are guaranteed
             ordered = [layer._temporal_order(a) for a in (layer.keys, layer.values)]
             seen = min(layer.max_size - 1, layer.offset)
             held.append([np.array(a[0, 0, -seen:, 0]) for a in ordered] + [layer.offset])
@@ -63,7 +63,7 @@ def cold(model: SyntheticModel, ids, length: int, steps: int = 3) -> list:
 def keep(
     prefix_cache, model, ids, ends=(), *, key=KEY, session=None, inside=frozenset(), prompted=None
 ) -> Match:
-    """Serve `ids` as a prompt with message ends; everything is kept."""
+    """Serve `ids` as a prompt with message ends, and store all of it."""
     match = prefix_cache.match(key, ids, len(ids) - 1)
     cache = prefix_cache.restore(match, model.make_cache)
     at, states = match.length, {}
@@ -79,7 +79,7 @@ def keep(
 
 
 class CacheAgainstList(RuleBasedStateMachine):
-    """Whatever happened before, a restored row equals a cold one."""
+    """After any operations, a restored row equals a cold one."""
 
     @initialize(
         layers=st.sampled_from(["kv", "window", "hybrid", "state"]),
@@ -92,7 +92,7 @@ class CacheAgainstList(RuleBasedStateMachine):
         self.budget = budget
         self.folder = Path(tempfile.mkdtemp()) if disk else None
         self.open()
-        self.whole = budget == UNLIMITED  # all that was kept is still in memory
+        self.whole = budget == UNLIMITED  # all stored rows are still in memory
         self.kept: dict[CacheKey, list[list[int]]] = {KEY: [], CacheKey("other"): []}
         self.pending: list[tuple[list[int], Match]] = []
 
@@ -143,7 +143,7 @@ class CacheAgainstList(RuleBasedStateMachine):
             prompted=prompted,
         )
         known.append(ids)
-        if self.roomy:  # everything just kept can be resumed at its end
+        if self.roomy:  # the row just stored can be resumed at its end
             assert self.prefix_cache.match(key, [*ids, 9], len(ids)).length == len(ids)
 
     @property
@@ -171,7 +171,7 @@ class CacheAgainstList(RuleBasedStateMachine):
         grid=st.sampled_from([1, 4]),
     )
     def restore_from_disk(self, key, ids, grid) -> None:
-        """Whatever memory still has, a row has as much as was ever kept of append-only layers."""
+        """Append-only layers are restored as far as they were ever stored, in memory or on disk."""
         self.prefix_cache._disk.flush()
         row, length = restored(self.prefix_cache, self.calls, self.model, key, ids, grid=grid)
         best = max((self.common(ids[:-1], path) for path in self.kept[key]), default=0)
@@ -196,7 +196,7 @@ class CacheAgainstList(RuleBasedStateMachine):
     def compare_row(self, row, length: int, ids) -> None:
         if length:
             assert same(contents(row), contents(cold(self.model, ids, length)))
-            # the row goes on; the prefix cache must not notice
+            # the row continues, without effect on the prefix cache
             self.model.feed(row, as_ids(ids), length, len(ids))
             assert same(contents(row), contents(cold(self.model, ids, len(ids))))
 
@@ -227,7 +227,7 @@ def prefix_cache() -> PrefixCache:
 
 
 @pytest.mark.parametrize("layers", ["kv", "window", "hybrid", "state"])
-def test_rows_of_one_match_disturb_neither_each_other_nor_the_store(prefix_cache, layers) -> None:
+def test_rows_of_one_match_change_neither_each_other_nor_the_store(prefix_cache, layers) -> None:
     model = SyntheticModel(layers, window=8, state_units=4)
     ids = list(range(1, 30))
     keep(prefix_cache, model, ids)
@@ -241,8 +241,8 @@ def test_rows_of_one_match_disturb_neither_each_other_nor_the_store(prefix_cache
     assert same(contents(again), contents(cold(model, ids, 29)))
 
 
-def test_the_live_row_does_not_reach_into_the_store(prefix_cache) -> None:
-    """Upstream caches write in place: a kept array must be another array."""
+def test_a_running_row_does_not_change_the_store(prefix_cache) -> None:
+    """Upstream caches write in place, so a stored array must be a copy."""
     model = SyntheticModel("kv")
     ids = list(range(1, 20))
     cache = cold(model, ids, 19)
@@ -254,13 +254,13 @@ def test_the_live_row_does_not_reach_into_the_store(prefix_cache) -> None:
 
 
 def test_only_used_tokens_are_counted(prefix_cache) -> None:
-    """Upstream allocates 256 tokens at a time; ten tokens must not cost as many."""
+    """Upstream allocates 256 tokens at a time; ten tokens must not count as 256."""
     model = SyntheticModel("kv")
     prefix_cache.insert(KEY, list(range(10)), cold(model, range(10), 10), {})
     assert prefix_cache.nbytes == 10 * 2 * 8 + 10 * 8
 
 
-def test_shared_prefixes_are_held_once(prefix_cache) -> None:
+def test_shared_prefixes_are_stored_once(prefix_cache) -> None:
     model = SyntheticModel("kv")
     keep(prefix_cache, model, [*range(1, 1001)])
     one = prefix_cache.nbytes
@@ -269,7 +269,7 @@ def test_shared_prefixes_are_held_once(prefix_cache) -> None:
     assert prefix_cache.nbytes == one + 2 * (one // 1000)
 
 
-def test_a_match_leaves_one_token_to_feed(prefix_cache) -> None:
+def test_a_match_leaves_one_token_to_prefill(prefix_cache) -> None:
     model = SyntheticModel("kv")
     keep(prefix_cache, model, [1, 2, 3, 4])
     assert prefix_cache.match(KEY, [1, 2, 3, 4], 3).length == 3
@@ -285,7 +285,7 @@ def test_a_miss_is_explained(prefix_cache) -> None:
     assert prefix_cache.match(CacheKey("new"), [1, 2], 1).diverged_at is None
 
 
-def test_tenants_and_models_never_meet(prefix_cache) -> None:
+def test_tenants_and_models_never_share_prefixes(prefix_cache) -> None:
     model = SyntheticModel("kv")
     keep(prefix_cache, model, [1, 2, 3, 4])
     for other in (CacheKey("model", salt="b"), CacheKey("adapter"), CacheKey("model", kv="8")):
@@ -323,7 +323,7 @@ def test_checkpoints_are_pruned_per_path(prefix_cache) -> None:
     prefix_cache.check_integrity()
 
 
-def test_a_checkpoint_close_behind_another_goes_once_the_path_leads_on(prefix_cache) -> None:
+def test_a_snapshot_close_behind_another_is_removed_when_the_path_continues(prefix_cache) -> None:
     model = SyntheticModel("hybrid", state_units=4)
     ids = list(range(1, 201))
     keep(prefix_cache, model, ids[:53], ends=[20, 50])
@@ -344,7 +344,7 @@ def test_a_window_can_be_cut_until_it_wraps(prefix_cache) -> None:
     states = {7: early, 30: prefix_cache.snapshot(cache)}
     model.feed(cache, as_ids(ids), 30, 59)
     prefix_cache.insert(KEY, ids, cache, states)
-    assert prefix_cache.report()["snapshots"] == 2  # none where the path can be cut
+    assert prefix_cache.report()["snapshots"] == 2  # none, if the path can be cut at any token
     assert prefix_cache.match(KEY, [*ids[:7], 99], 7).length == 7
     assert prefix_cache.match(KEY, [*ids[:35], 99], 35).length == 30
     assert prefix_cache.match(KEY, [*ids, 99], 59).length == 59
@@ -362,7 +362,7 @@ def test_another_image_ends_the_match_at_its_start(prefix_cache) -> None:
     assert prefix_cache.match(KEY, prompt("dog"), 13).length == 3
     assert (
         prefix_cache.match(KEY, prompt("cat", 9), 14).length == 3
-    )  # another scale of the same one
+    )  # the same image in another size
     keep(prefix_cache, model, prompt("cow", 9))
     assert prefix_cache.match(KEY, prompt("cow", 8), 13).length == 3
     for inside in range(4, 11):
@@ -377,7 +377,7 @@ def test_neighbouring_images_keep_their_borders() -> None:
     assert [outside_spans(ids, at) for at in range(9)] == [0, 1, 1, 1, 4, 4, 4, 7, 8]
 
 
-def test_an_entry_larger_than_the_budget_is_kept_as_far_as_it_fits() -> None:
+def test_of_an_entry_larger_than_the_budget_the_part_that_fits_is_stored() -> None:
     prefix_cache = PrefixCache(budget=lambda: 2000)
     model = SyntheticModel("kv")
     keep(prefix_cache, model, list(range(1, 41)))
@@ -398,7 +398,7 @@ def test_an_entry_without_a_state_that_fits_is_refused() -> None:
     assert prefix_cache.report()["refused"] == 1
 
 
-def test_room_is_made_before_keeping() -> None:
+def test_entries_are_evicted_before_an_insertion() -> None:
     model = SyntheticModel("kv")
     seen = []
     prefix_cache = PrefixCache(budget=lambda: seen.append(prefix_cache.nbytes) or 3000)
@@ -409,7 +409,7 @@ def test_room_is_made_before_keeping() -> None:
     assert prefix_cache.nbytes > 2000
 
 
-def test_a_shrinking_budget_is_met() -> None:
+def test_the_cache_shrinks_with_its_budget() -> None:
     model = SyntheticModel("kv")
     budget = [10_000]
     prefix_cache = PrefixCache(budget=lambda: budget[0])
@@ -427,7 +427,7 @@ def one_size(first: int) -> list[int]:
     return list(range(first, first + 100))
 
 
-def test_the_longest_unused_goes_first() -> None:
+def test_the_least_recently_used_entry_is_evicted_first() -> None:
     model = SyntheticModel("kv")
     prefix_cache = PrefixCache(budget=lambda: UNLIMITED)
     for first in (1, 1000, 2000):
@@ -438,7 +438,7 @@ def test_the_longest_unused_goes_first() -> None:
     assert alive == [99, 0, 99]
 
 
-def test_a_conversation_that_went_on_outlives_a_newer_one_off() -> None:
+def test_a_continued_conversation_outlives_a_newer_single_request() -> None:
     model = SyntheticModel("kv")
     prefix_cache = PrefixCache(budget=lambda: UNLIMITED)
     keep(prefix_cache, model, one_size(1))
@@ -457,7 +457,7 @@ def test_a_pinned_path_outlives_newer_ones() -> None:
         keep(prefix_cache, model, one_size(first))
     prefix_cache.evict_to(prefix_cache.nbytes // 4)
     assert prefix_cache.match(KEY, one_size(1), 99).length == 99
-    # the pin moves on with the session
+    # the pin moves with the session
     keep(prefix_cache, model, one_size(5000), session="s")
     keep(prefix_cache, model, one_size(6000))
     keep(prefix_cache, model, one_size(7000))
@@ -467,7 +467,7 @@ def test_a_pinned_path_outlives_newer_ones() -> None:
     prefix_cache.check_integrity()
 
 
-def test_what_is_evicted_is_freed_though_its_session_is_remembered(prefix_cache) -> None:
+def test_evicted_memory_is_freed_although_its_session_is_remembered(prefix_cache) -> None:
     keep(prefix_cache, SyntheticModel("hybrid"), [1, 2, 3, 4], session="s")
     node = prefix_cache.match(KEY, [1, 2, 3, 4, 5], 4).path[-1]
     held = [weakref.ref(node.segment), weakref.ref(node.snapshot)]
@@ -476,7 +476,7 @@ def test_what_is_evicted_is_freed_though_its_session_is_remembered(prefix_cache)
     assert [ref() for ref in held] == [None, None]
 
 
-def test_tails_go_before_the_prefix_they_share() -> None:
+def test_tails_are_evicted_before_the_prefix_they_share() -> None:
     model = SyntheticModel("kv")
     prefix_cache = PrefixCache(budget=lambda: UNLIMITED)
     shared = list(range(1, 200))
@@ -488,7 +488,7 @@ def test_tails_go_before_the_prefix_they_share() -> None:
 
 @pytest.mark.parametrize("layers", ["kv", "hybrid"])
 def test_side_requests_do_not_evict_the_main_chat(layers) -> None:
-    """Titles and the like are short and come once; the long chat is worth more per byte."""
+    """Side requests, such as titles, are short and single; a chat has more value per byte."""
     traffic = Traffic(1).side_requests(turns=8, titles=4)
     model = SyntheticModel(layers, state_units=200)
     chat = [r for r in traffic if len(r.prompt) > 1000]
@@ -505,7 +505,7 @@ def test_side_requests_do_not_evict_the_main_chat(layers) -> None:
     assert tight.report()["reused_tokens"] >= 0.7 * total
 
 
-def test_lists_of_caches_are_opened(prefix_cache) -> None:
+def test_the_members_of_cache_lists_are_stored(prefix_cache) -> None:
     def make() -> list:
         return [CacheList(KVCache(), ArraysCache(1)), KVCache()]
 
@@ -526,7 +526,7 @@ def test_lists_of_caches_are_opened(prefix_cache) -> None:
 
 
 class Opaque:
-    """A cache of a class nobody knows, with plain state."""
+    """A cache of an unknown class with a plain state."""
 
     def __init__(self) -> None:
         self.total = None
@@ -534,7 +534,7 @@ class Opaque:
         self.extra = {"a": [None, (1, "x")]}
 
 
-def test_an_unknown_class_is_kept_whole(prefix_cache) -> None:
+def test_a_cache_of_an_unknown_class_is_stored_whole(prefix_cache) -> None:
     cache = [KVCache(), Opaque()]
     cache[0].update_and_fetch(mx.ones((1, 1, 3, 2)), mx.ones((1, 1, 3, 2)))
     cache[1].total, cache[1].steps = mx.array([3.0]), 3
@@ -547,7 +547,7 @@ def test_an_unknown_class_is_kept_whole(prefix_cache) -> None:
     assert prefix_cache.match(KEY, [1, 2, 9, 9], 3).length == 0
 
 
-def test_what_cannot_be_kept_is_refused_and_said_once(prefix_cache, caplog) -> None:
+def test_a_cache_that_cannot_be_stored_is_refused_and_logged_once(prefix_cache, caplog) -> None:
     odd = Opaque()
     odd.extra = object()
     with caplog.at_level(logging.WARNING):
@@ -576,7 +576,7 @@ def test_a_cache_with_too_few_tokens_is_an_error(prefix_cache) -> None:
         prefix_cache.insert(KEY, [1, 2, 3, 4], cold(model, [1, 2, 3], 3), {})
 
 
-def test_a_fresh_cache_of_another_make_is_an_error(prefix_cache) -> None:
+def test_a_fresh_cache_of_another_kind_is_an_error(prefix_cache) -> None:
     keep(prefix_cache, SyntheticModel("kv"), [1, 2, 3])
     match = prefix_cache.match(KEY, [1, 2, 3], 2)
     with pytest.raises(ValueError, match="differs from the stored layer"):
@@ -584,7 +584,7 @@ def test_a_fresh_cache_of_another_make_is_an_error(prefix_cache) -> None:
 
 
 def test_a_cache_ahead_of_its_tokens(prefix_cache) -> None:
-    """A step in flight: append-only layers are cut, states of a later token are not used."""
+    """During a step, append-only layers are cut, and states of a later token are not used."""
     ids = list(range(1, 13))
     for layers, usable in (("kv", 11), ("hybrid", 5)):
         key, model = CacheKey(layers), SyntheticModel(layers, state_units=4)
@@ -599,7 +599,7 @@ def test_a_cache_ahead_of_its_tokens(prefix_cache) -> None:
         assert same(contents(restored), contents(cold(model, ids, usable)))
 
 
-def test_restore_leaves_room(prefix_cache) -> None:
+def test_restore_adds_capacity(prefix_cache) -> None:
     model = SyntheticModel("kv")
     keep(prefix_cache, model, list(range(1, 301)))
     match = prefix_cache.match(KEY, list(range(1, 301)), 299)
@@ -641,7 +641,7 @@ def test_many_sessions_lose_the_oldest_pin(prefix_cache) -> None:
 
 @pytest.mark.parametrize("layers", ["kv", "window", "hybrid"])
 def test_buffers_are_bounded_however_few_bytes_they_have(layers) -> None:
-    """Metal ends a process at a number of live buffers; the longest unused go."""
+    """Metal limits the number of live buffers; the least recently used ones are evicted."""
     prefix_cache = PrefixCache(budget=lambda: UNLIMITED, max_buffers=12)
     model = SyntheticModel(layers)
     for first in range(1, 40):

@@ -1,4 +1,4 @@
-"""The disk tier: restarts, crashes, damage, other versions, and company."""
+"""The disk tier: restarts, crashes, damage, other versions, several processes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def keep(prefix_cache, model, ids, ends=(), key=KEY) -> int:
 
 
 def reuse(prefix_cache, model, ids, key=KEY) -> int:
-    """Tokens of a restored row, after comparing it with a cold one."""
+    """Number of tokens of a restored row, after a comparison with a cold one."""
     row, length = restored(prefix_cache, CALLS, model, key, ids)
     cold = model.make_cache()
     model.feed(cold, as_ids(ids), 0, length)
@@ -77,7 +77,7 @@ def _newest(layer, array, count) -> np.ndarray:
 
 @dataclass
 class Rows:
-    """Stands for a model of one layer."""
+    """Represents a model with one layer."""
 
     layer: Any
 
@@ -90,7 +90,7 @@ def files(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("layers", ["kv", "window", "hybrid", "state"])
-def test_a_restart_keeps_what_was_there(tmp_path, layers) -> None:
+def test_prefixes_survive_a_restart(tmp_path, layers) -> None:
     model = SyntheticModel(layers, window=24, state_units=4)
     ids = list(range(1, 61))
     first = store_on(tmp_path)
@@ -108,12 +108,12 @@ def test_a_restart_keeps_what_was_there(tmp_path, layers) -> None:
     again.close()
 
 
-def test_what_memory_evicts_comes_back(tmp_path) -> None:
+def test_entries_evicted_from_memory_come_back_from_disk(tmp_path) -> None:
     model = SyntheticModel("hybrid", state_units=4)
     ids = list(range(1, 61))
     prefix_cache = store_on(tmp_path)
     keep(prefix_cache, model, ids, ends=[30])
-    prefix_cache.evict_to(0)  # at once: a restore waits for what is being written
+    prefix_cache.evict_to(0)  # immediately: a restore waits for pending writes
     assert reuse(prefix_cache, model, [*ids, 7]) == 60
     assert prefix_cache.nbytes == 0, "it goes straight into the row"
 
@@ -181,7 +181,7 @@ def test_pruned_checkpoints_leave_the_disk_too(tmp_path) -> None:
     assert sum(".state." in path.name for path in files(tmp_path)) == 1 + RECENT + INSIDE
 
 
-def test_files_are_the_owners_alone(tmp_path) -> None:
+def test_only_the_owner_can_read_the_files(tmp_path) -> None:
     prefix_cache = store_on(tmp_path)
     keep(prefix_cache, SyntheticModel("kv"), [1, 2, 3])
     prefix_cache.close()
@@ -197,7 +197,7 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path) -> None:
         DiskTier(tmp_path, PLENTY, Calls())
 
 
-def test_keys_do_not_meet_on_disk(tmp_path) -> None:
+def test_keys_do_not_share_files(tmp_path) -> None:
     model = SyntheticModel("kv")
     prefix_cache = store_on(tmp_path)
     keep(prefix_cache, model, [1, 2, 3])
@@ -206,7 +206,7 @@ def test_keys_do_not_meet_on_disk(tmp_path) -> None:
     for other in (CacheKey("model"), CacheKey("other", salt="tenant-secret")):
         assert reuse(prefix_cache, model, [1, 2, 3, 4], key=other) == 0
     assert reuse(prefix_cache, model, [1, 2, 3, 4]) == 3
-    assert len(files(tmp_path)) == 1  # another model's files are left to it
+    assert len(files(tmp_path)) == 1  # files of another model stay
     prefix_cache.close()
 
 
@@ -233,7 +233,7 @@ def damage_data(path: Path) -> None:
 
 
 def damage_tokens(path: Path) -> None:
-    """Still a valid header, of other tokens: the name does not fit any more."""
+    """Write a valid header with other tokens, which does not match the file name."""
     data = path.read_bytes()
     at = data.index(b'"tokens":"AQ')
     path.write_bytes(data[: at + 10] + b"CQ" + data[at + 12 :])
@@ -274,14 +274,14 @@ def test_damage_is_ignored_with_one_line_and_removed(tmp_path, caplog, damage) -
     assert "removed" in caplog.text
     prefix_cache._disk.flush()
     assert files(tmp_path) == []
-    # and what is computed anew is written anew
+    # the prefix is computed and written again
     prefix_cache = store_on(tmp_path)
     keep(prefix_cache, model, [1, 2, 3, 4])
     prefix_cache.close()
     assert len(files(tmp_path)) == 1
 
 
-def test_the_folder_keeps_within_its_bound_and_drops_the_longest_unused(tmp_path) -> None:
+def test_the_folder_keeps_its_bound_and_evicts_the_least_recently_used(tmp_path) -> None:
     model = SyntheticModel("kv")
     prefix_cache = store_on(tmp_path)
     for first in (1, 1000, 2000, 3000):
@@ -292,7 +292,7 @@ def test_the_folder_keeps_within_its_bound_and_drops_the_longest_unused(tmp_path
     for path in files(tmp_path):
         os.utime(path, (now - 100, now - 100))
     prefix_cache = store_on(tmp_path, limit=int(size * 3.5))
-    assert reuse(prefix_cache, model, list(range(1, 501))) == 499  # used: stays
+    assert reuse(prefix_cache, model, list(range(1, 501))) == 499  # used, therefore kept
     keep(prefix_cache, model, list(range(4000, 4500)))
     prefix_cache.close()
     assert sum(path.stat().st_size for path in files(tmp_path)) <= size * 3.5
@@ -302,7 +302,7 @@ def test_the_folder_keeps_within_its_bound_and_drops_the_longest_unused(tmp_path
     prefix_cache.close()
 
 
-def test_the_tail_of_a_path_goes_before_its_head(tmp_path) -> None:
+def test_the_tail_of_a_path_is_evicted_before_its_head(tmp_path) -> None:
     model = SyntheticModel("kv")
     prefix_cache = store_on(tmp_path)
     keep(prefix_cache, model, list(range(1, 6001)))
@@ -331,7 +331,7 @@ def test_bfloat16_comes_back_bit_for_bit(tmp_path) -> None:
     prefix_cache.close()
 
 
-def test_old_temporary_files_are_swept(tmp_path) -> None:
+def test_old_temporary_files_are_removed(tmp_path) -> None:
     folder = tmp_path / "prefixes"
     folder.mkdir()
     old, new = folder / ".a.tmp", folder / ".b.tmp"
@@ -355,7 +355,7 @@ def test_a_removed_file_is_a_miss(tmp_path) -> None:
     prefix_cache.close()
 
 
-def test_a_disk_that_fails_costs_nothing_but_the_entry(tmp_path, caplog, monkeypatch) -> None:
+def test_a_disk_failure_loses_only_the_entry(tmp_path, caplog, monkeypatch) -> None:
     def full(*_args) -> None:
         raise OSError(28, "No space left on device")
 
@@ -442,7 +442,7 @@ COMPANY = """
 
 
 def test_two_processes_share_a_folder(tmp_path) -> None:
-    """Both write the same and other files, and both remove what is over the bound."""
+    """Both write equal and different files, and both remove files above the bound."""
     children = [run_child(COMPANY, tmp_path) for _ in range(2)]
     assert [child.wait(120) for child in children] == [0, 0]
     assert files(tmp_path)
@@ -452,9 +452,7 @@ def test_two_processes_share_a_folder(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("layers", ["kv", "hybrid"])
-def test_what_another_engine_has_written_is_found_while_both_run(
-    tmp_path, monkeypatch, layers
-) -> None:
+def test_files_of_another_running_engine_are_found(tmp_path, monkeypatch, layers) -> None:
     monkeypatch.setattr(writer, "LOOK", 0.02)
     model, ids = SyntheticModel(layers), list(range(300))
     one, other = store_on(tmp_path), store_on(tmp_path)
@@ -502,7 +500,7 @@ def test_segments_in_few_bits_are_as_near_as_mlx_rounds(tmp_path, bits, dtype) -
     exact.close()
 
 
-def test_a_path_that_the_folder_cannot_hold_is_written_as_far_as_it_can(tmp_path) -> None:
+def test_of_a_path_larger_than_the_folder_the_part_that_fits_is_written(tmp_path) -> None:
     model = SyntheticModel("kv")
     prefix_cache = store_on(tmp_path, limit=100_000)
     keep(prefix_cache, model, list(range(1, 6001)))

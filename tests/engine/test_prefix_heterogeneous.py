@@ -1,4 +1,4 @@
-"""Prefix caches of ranks that keep unlike layers of the same rows: all have the same tree."""
+"""Prefix caches of ranks with different layers of the same rows: all have the same tree."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LEAST = 8
 
 @dataclass
 class Meeting:
-    """Ranks as threads, of which one runs at a time; `most` waits until all have come."""
+    """Ranks as threads; one runs at a time. `most` waits for all ranks."""
 
     ranks: int
     kind: Kind
@@ -63,7 +63,7 @@ class Meeting:
 
 
 def traffic(model: SyntheticModel, meeting: Meeting) -> tuple[list[Any], int]:
-    """What the tree of one rank looks like after each of many rows, and what it has evicted."""
+    """The tree of one rank after each of many rows, and the bytes that it has evicted."""
     dice, seen = random.Random(5), []
     cache = PrefixCache(budget=lambda: BUDGET)
     texts = [[dice.randrange(1, 50) for _ in range(60)] for _ in range(6)]
@@ -81,7 +81,9 @@ def traffic(model: SyntheticModel, meeting: Meeting) -> tuple[list[Any], int]:
             snapshot = cache.snapshot(row, inside=inside, heterogeneous=meeting)  # type: ignore[arg-type]
             snapshots = {} if snapshot is None else {end: snapshot}
         model.feed(row, as_ids(ids), end, len(ids))
-        ahead = dice.random() < 0.3  # the last token was run ahead: a state alone does not show it
+        ahead = (
+            dice.random() < 0.3
+        )  # the last token was computed ahead, which a state does not show
         kept = ids[: len(ids) - ahead]
         cache.insert(KEY, kept, row, snapshots, heterogeneous=meeting)  # type: ignore[arg-type]
         cache.check_integrity()
@@ -98,7 +100,7 @@ def traffic(model: SyntheticModel, meeting: Meeting) -> tuple[list[Any], int]:
 
 @dataclass
 class Rows:
-    """The rows of one rank in the buffers of its prefix cache."""
+    """The rows of one rank, in buffers of its prefix cache."""
 
     model: SyntheticModel
     meeting: Any = None
@@ -108,7 +110,7 @@ class Rows:
     shared: int = 0
 
     def begin(self, ids: list[int], end: int) -> None:
-        """A row with these tokens and a state at `end`."""
+        """Start a row with these tokens and a state at `end`."""
         match, cache = self.cache.match(KEY, ids, len(ids) - 1), self.cache
         if cache.prepare(match, least=LEAST):
             match = cache.match(KEY, ids, len(ids) - 1)
@@ -129,7 +131,7 @@ class Rows:
         self.live.append((ids, row, holding))
 
     def end(self, at: int, more: list[int]) -> None:
-        """A row ends after these tokens."""
+        """End a row after these tokens."""
         ids, row, holding = self.live.pop(at)
         self.model.feed(row, as_ids(ids + more), len(ids), len(ids + more))
         self.store(ids + more, row, holding, {})
@@ -140,7 +142,7 @@ class Rows:
         self.cache.check_integrity()
 
     def seen(self) -> tuple[Any, ...]:
-        """What is the same on all ranks."""
+        """The values that must be equal on all ranks."""
         store = vars(self.cache)["_store"]
         held = [
             (
@@ -159,7 +161,7 @@ class Rows:
 
 
 def rows_in_place(model: SyntheticModel, meeting: Meeting) -> tuple[list[Any], Rows]:
-    """What the rows and the tree of one rank look like after each of many steps."""
+    """The rows and the tree of one rank after each of many steps."""
     dice, seen = random.Random(3), []
     own = LAYER_BYTES * len(own_layers(model.make_cache()))
     rows = Rows(model, meeting, int(meeting.most([own])[0]))
@@ -178,7 +180,7 @@ def rows_in_place(model: SyntheticModel, meeting: Meeting) -> tuple[list[Any], R
 
 
 def _contents(row: list[Any]) -> list[Any]:
-    """What the next token can see."""
+    """The keys and values that the next token attends to."""
     seen: list[Any] = []
     for layer in row:
         if isinstance(layer, SharedRow):
@@ -202,7 +204,7 @@ def _contents(row: list[Any]) -> list[Any]:
     [("kv", "hybrid"), ("kv", "window", "state"), ("window", "kv"), ("state", "kv")],
     ids=" ".join,
 )
-def test_ranks_with_unlike_layers_have_the_same_tree(kinds: tuple[Any, ...]) -> None:
+def test_ranks_with_different_layers_have_the_same_tree(kinds: tuple[Any, ...]) -> None:
     strictest = Kind.STATE if {"hybrid", "state"} & {*kinds} else Kind.WINDOW
     meeting = Meeting(len(kinds), strictest)
     models = [SyntheticModel(kind, window=16, state_units=4) for kind in kinds]
@@ -217,7 +219,7 @@ def test_ranks_with_unlike_layers_have_the_same_tree(kinds: tuple[Any, ...]) -> 
 @pytest.mark.parametrize(
     "kinds", [("kv", "hybrid"), ("window", "kv", "hybrid"), ("window", "kv")], ids=" ".join
 )
-def test_ranks_with_unlike_layers_share_the_same_prefixes(kinds: tuple[Any, ...]) -> None:
+def test_ranks_with_different_layers_share_the_same_prefixes(kinds: tuple[Any, ...]) -> None:
     meeting = Meeting(len(kinds), Kind.STATE if "hybrid" in kinds else Kind.WINDOW)
     models = [SyntheticModel(kind, window=16, state_units=4) for kind in kinds]
     played = meeting.play([lambda model=m: rows_in_place(model, meeting) for m in models])
@@ -228,8 +230,8 @@ def test_ranks_with_unlike_layers_share_the_same_prefixes(kinds: tuple[Any, ...]
         assert other == first
 
 
-def test_another_rank_keeps_what_a_prompt_will_use_on_rank_0() -> None:
-    """Only rank 0 knows of prompts that are not admitted yet."""
+def test_another_rank_keeps_the_buffers_that_a_prompt_will_use_on_rank_0() -> None:
+    """Only rank 0 knows prompts before their admission."""
     ranks = [Rows(SyntheticModel("kv")) for _ in range(2)]
     ids = list(range(1, 40))
     for rank in ranks:
@@ -244,8 +246,8 @@ def test_another_rank_keeps_what_a_prompt_will_use_on_rank_0() -> None:
     assert follower.evict_to(0, leader.claimed) == leader.evict_to(0) > 0
 
 
-def test_what_a_part_counts_for_is_the_most_of_any_rank() -> None:
-    """A rank that keeps less than another evicts no later, and nothing it has is larger."""
+def test_a_part_counts_with_the_largest_bytes_of_any_rank() -> None:
+    """A rank with smaller parts must evict at the same time as a rank with larger ones."""
     meeting = Meeting(2, Kind.STATE)
     models = [SyntheticModel(kind, state_units=4) for kind in ("hybrid", "state")]
 
@@ -265,7 +267,7 @@ def test_what_a_part_counts_for_is_the_most_of_any_rank() -> None:
     assert together[0] == together[1] >= max(map(own, models))
 
 
-def test_the_largest_profile_takes_at_least_what_each_does() -> None:
+def test_the_common_memory_profile_is_at_least_that_of_each_rank() -> None:
     profiles = [
         MemoryProfile(100, 0),
         MemoryProfile(0, 30, ((16, 8), (16, 8))),

@@ -1,4 +1,4 @@
-"""Where states are kept inside messages, and which of them go first."""
+"""Where snapshots inside messages are placed, and which ones are evicted first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TAIL = [7, 7, 7]
 
 
 def about(first: int, size: int = 40, document: list[int] = DOCUMENT) -> SimRequest:
-    """A question at the end of the document's own message."""
+    """A question at the end of the message with the document."""
     prompt = document + list(range(first, first + size))
     return SimRequest(prompt + TAIL, (len(prompt),), list(range(first, first + 900)))
 
@@ -28,7 +28,7 @@ def prefix_cache() -> PrefixCache:
 
 
 def held(prefix_cache: PrefixCache, ids: list[int]) -> list[int]:
-    """Token counts of the states along a path."""
+    """Token counts of the snapshots along a path."""
     path = prefix_cache.match(KEY, [*ids, 1], len(ids)).path
     return [node.stop for node in path if node.snapshot is not None]
 
@@ -36,32 +36,34 @@ def held(prefix_cache: PrefixCache, ids: list[int]) -> list[int]:
 # -- places
 
 
-def test_a_short_prompt_is_not_guessed_about() -> None:
+def test_a_short_prompt_gets_no_guess() -> None:
     assert places(Prompt([1] * 503, snapshot_points=(500,))) == (500,)
 
 
-def test_a_long_message_is_guessed_about_on_the_grid() -> None:
-    """Close to its end, and a quarter before it."""
+def test_a_long_message_gets_guesses_on_the_grid() -> None:
+    """One guess close to its end, one a quarter before the end."""
     prompt = Prompt([1] * 8003, snapshot_points=(8000,))
     assert places(prompt) == (5952, 7488, 8000)
     assert all(at % GRID == 0 for at in places(prompt)[:2])
 
 
-def test_a_prompt_without_messages_is_guessed_about_too() -> None:
+def test_a_prompt_without_messages_gets_guesses_too() -> None:
     assert places(Prompt([1] * 8000)) == (5952, 7488)
 
 
-def test_a_conversation_that_goes_on_is_not_guessed_about() -> None:
+def test_a_continued_conversation_gets_no_guess() -> None:
     prompt = Prompt([1] * 8003, snapshot_points=(100, 8000))
     assert places(prompt, done=4100) == (8000,)
     assert len(places(prompt, done=3900)) == 3
 
 
-def test_a_prompt_that_left_another_keeps_its_state_there() -> None:
+def test_a_prompt_that_branches_off_gets_a_snapshot_at_the_branch() -> None:
     prompt = Prompt([1] * 8003, snapshot_points=(8000,))
     assert places(prompt, branch=7900) == (7872, 8000)
     assert places(prompt, branch=7900, grid=1) == (7900, 8000)
-    assert places(prompt, done=7850, branch=7900) == (8000,)  # next to where it resumes
+    assert places(prompt, done=7850, branch=7900) == (
+        8000,
+    )  # the branch is close to the resumed position
     assert 1984 in places(prompt, branch=2000)
 
 
@@ -84,7 +86,7 @@ def test_a_prompt_of_many_images_has_few_passes() -> None:
     assert len(found) <= 1 + RECENT + 3
 
 
-# -- what is reused
+# -- reuse
 
 
 @pytest.mark.parametrize("layers", ["hybrid", "state", "window"])
@@ -98,7 +100,7 @@ def test_the_second_question_resumes_from_a_guess(prefix_cache: PrefixCache, lay
 @pytest.mark.parametrize("layers", ["hybrid", "state", "window"])
 @pytest.mark.parametrize("size", [200, 1500])
 def test_the_third_question_resumes_at_the_branch(prefix_cache, layers, size) -> None:
-    """However far from the end prompts part, the second to do so leaves a state there."""
+    """The second prompt that branches off leaves a snapshot there, at any distance from the end."""
     model = SyntheticModel(layers, state_units=50)
     serve(prefix_cache, model, about(5000, size))
     assert serve(prefix_cache, model, about(10_000, size)) < 4000 - GRID
@@ -106,8 +108,8 @@ def test_the_third_question_resumes_at_the_branch(prefix_cache, layers, size) ->
     prefix_cache.check_integrity()
 
 
-def test_a_reply_spelt_another_way_is_no_branch(prefix_cache) -> None:
-    """The client sends on what a tokenizer made of the text; nobody leaves the path there again."""
+def test_a_reply_with_another_tokenization_is_no_branch(prefix_cache) -> None:
+    """The client's text has other tokens than the reply; no later prompt branches off there."""
     model = SyntheticModel("hybrid", state_units=50)
     first = SimRequest(DOCUMENT + TAIL, (4000,), list(range(5000, 5600)))
     serve(prefix_cache, model, first)
@@ -119,11 +121,11 @@ def test_a_reply_spelt_another_way_is_no_branch(prefix_cache) -> None:
     assert prefix_cache.match(KEY, other, 3020).branch == 3000
 
 
-# -- what is kept
+# -- eviction
 
 
 def test_a_path_holds_a_bounded_number_of_states(prefix_cache) -> None:
-    """A document, then questions that part ever later, each with some turns."""
+    """A document, then questions that branch off later each time, each with some turns."""
     model = SyntheticModel("hybrid", state_units=5)
     for turn in range(1, 9):
         for other in range(2):
@@ -133,8 +135,8 @@ def test_a_path_holds_a_bounded_number_of_states(prefix_cache) -> None:
     prefix_cache.check_integrity()
 
 
-def test_a_guess_gives_way_to_a_branch(prefix_cache) -> None:
-    """Of two guesses and a branch on one path, the first guess goes: nobody needed it."""
+def test_a_branch_replaces_a_guess(prefix_cache) -> None:
+    """Of two guesses and a branch on one path, the first guess is evicted, because it is unused."""
     model = SyntheticModel("hybrid", state_units=50)
     serve(prefix_cache, model, about(5000, 200))
     assert held(prefix_cache, about(5000, 200).prompt)[:2] == [3136, 3904]
@@ -142,7 +144,7 @@ def test_a_guess_gives_way_to_a_branch(prefix_cache) -> None:
     assert held(prefix_cache, about(5000, 200).prompt)[:2] == [3136, 3584]
 
 
-def test_guesses_go_first(prefix_cache) -> None:
+def test_guesses_are_evicted_first(prefix_cache) -> None:
     model = SyntheticModel("hybrid", state_units=1000)
     asked = about(5000), about(20_000, document=list(range(30_000, 34_000)))
     for request in asked:
@@ -153,8 +155,8 @@ def test_guesses_go_first(prefix_cache) -> None:
 
 
 @pytest.mark.parametrize("share", [0.45, 0.5, 0.55, 0.6, 0.7, 0.8])
-def test_guesses_cost_no_conversation_its_room(share, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those on the very path that grows: an agent's, and in turn with another's."""
+def test_guesses_evict_no_conversation(share, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also guesses on the growing path itself: of one agent, and of two agents that alternate."""
     model = SyntheticModel("hybrid")
     traffic = Traffic(0).agent(tasks=2, steps=5, system=6000)
     whole = PrefixCache(budget=lambda: UNLIMITED)
@@ -170,8 +172,8 @@ def test_guesses_cost_no_conversation_its_room(share, monkeypatch: pytest.Monkey
     assert sum(hits[0]) <= sum(hits[1])
 
 
-def test_a_guess_displaces_only_what_is_worth_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full store has no room for a guess while all that it holds is in use."""
+def test_a_guess_evicts_only_entries_of_less_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full store takes no guess while all its entries are in use."""
     model = SyntheticModel("hybrid", state_units=1000)
     asked = [about(5000 + n, document=list(range(n, n + 4000))) for n in (10_000, 20_000)]
     stored = []
@@ -180,7 +182,9 @@ def test_a_guess_displaces_only_what_is_worth_less(monkeypatch: pytest.MonkeyPat
         prefix_cache = PrefixCache(budget=lambda: stored[0] if stored else UNLIMITED)
         for request in asked:
             serve(prefix_cache, model, request)
-        stored.append(prefix_cache.nbytes + 4 * model.state_floats)  # the end of a prompt comes too
+        stored.append(
+            prefix_cache.nbytes + 4 * model.state_floats
+        )  # includes the snapshot at the prompt's end
     ends = [held(prefix_cache, [*request.prompt, *request.reply]) for request in asked]
     assert all({4040, 4943} <= {*each} for each in ends)
     prefix_cache.check_integrity()

@@ -1,4 +1,4 @@
-"""A prefix comes back from disk while others decode."""
+"""A prefix is restored from disk while other requests decode."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PIECES = 5
 
 @dataclass
 class Restarted:
-    """An engine that finds on disk what another one has kept."""
+    """An engine that finds the prefixes of an earlier engine on disk."""
 
     model: TextModel
     folder: Path
@@ -87,7 +87,7 @@ def restarted(
     made.cache.close()
 
 
-def test_others_decode_between_two_slices(restarted: Restarted) -> None:
+def test_other_requests_decode_between_two_slices_of_a_restore(restarted: Restarted) -> None:
     engine = restarted.engine
     neighbour = new_request([40, 41, 42], max_tokens=200)
     engine.submit(neighbour)
@@ -115,7 +115,7 @@ def test_others_decode_between_two_slices(restarted: Restarted) -> None:
         assert output_of(request).tokens == output_of(alone(restarted.model, request)).tokens
 
 
-def test_what_memory_has_is_not_read(restarted: Restarted) -> None:
+def test_prefixes_in_memory_are_not_read_from_disk(restarted: Restarted) -> None:
     restarted.served(PROMPT[:100])
     (at,) = [path for path in restarted.names() if path.stat().st_ino == _first(restarted)]
     at.write_bytes(b"not ours")
@@ -157,7 +157,7 @@ def test_a_deadline_ends_a_restore(restarted: Restarted) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 100, None])
-def test_a_damaged_file_costs_what_is_behind_it(restarted: Restarted, damage: bytes | None) -> None:
+def test_the_restore_ends_at_a_damaged_file(restarted: Restarted, damage: bytes | None) -> None:
     headers = restarted.cache._disk._index.segments.values()  # type: ignore[union-attr]
     (third,) = [h for each in headers for h in each.values() if h.start == 80]
     path = restarted.folder / "prefixes" / third.name
@@ -178,13 +178,13 @@ def test_a_prompt_is_written_while_it_is_computed(restarted: Restarted) -> None:
     run(restarted.engine)
 
 
-def test_what_the_queue_does_not_take_is_written_with_a_later_turn(
+def test_tokens_that_the_full_queue_refuses_are_written_with_a_later_turn(
     restarted: Restarted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk, prompt = restarted.cache._disk, PROMPT[::-1]
     assert disk is not None
     monkeypatch.setattr(disk_tier, "MAX_QUEUED", 1)
-    monkeypatch.setattr(disk, "_drain", lambda: None)  # the disk does not keep up
+    monkeypatch.setattr(disk, "_drain", lambda: None)  # simulates a slow disk
     restarted.served(prompt)
     monkeypatch.undo()
     monkeypatch.setattr(disk_tier, "EDGE", 40)
@@ -194,7 +194,7 @@ def test_what_the_queue_does_not_take_is_written_with_a_later_turn(
     assert restarted.served([*prompt, 50, 51, 52]).cached == len(prompt) + 2
 
 
-def test_an_engine_thread_waits_for_the_disk_and_is_woken_by_it(
+def test_the_engine_thread_waits_for_the_disk_without_polling(
     restarted: Restarted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = EngineWorker(_deliver, lambda error: None)

@@ -73,7 +73,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 def serve(prefix_cache, model, make, ids, ends=()) -> tuple[int, tuple[list[int], np.ndarray]]:
-    """As the engine does: match, restore, prefill with snapshots, decode, insert."""
+    """Match, restore, prefill with snapshots, decode and insert, as the engine does."""
     match = prefix_cache.match(KEY, ids, len(ids) - 1)
     cache = prefix_cache.restore(match, make)
     at, states, logprobs = match.length, {}, None
@@ -95,7 +95,7 @@ def assert_equal(hit, cold) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_hit_equals_a_cold_run(family, model_of) -> None:
-    """Repeat, next turn, edited turn, other question: short of and beyond the window (24)."""
+    """Repeated prompt, next turn, edited turn, other question: below and above the window (24)."""
     model = model_of(family)
 
     def make() -> list:
@@ -123,8 +123,8 @@ def test_a_hit_equals_a_cold_run(family, model_of) -> None:
 
 
 @pytest.mark.parametrize("length", [10, 23, 24, 25, 40, 70])
-def test_a_window_resumes_at_any_state_of_its_ring(length, model_of) -> None:
-    """Decoding token by token and prefilling in chunks leave different orders in the ring."""
+def test_a_rotating_window_resumes_at_any_rotation(length, model_of) -> None:
+    """Decoding and chunked prefill leave different orders in the rotating buffer."""
     model = model_of("gemma3_text")
     ids = prompt(length)
     prefix_cache = PrefixCache(budget=lambda: 2**40)
@@ -152,7 +152,7 @@ def test_a_window_resumes_at_any_state_of_its_ring(length, model_of) -> None:
 
 
 def test_a_rotating_cache_that_keeps_its_first_tokens(model_of) -> None:
-    """`--max-kv-size` style: the ring spares `keep` tokens, and so must its snapshot."""
+    """As with `--max-kv-size`: the first `keep` tokens stay in the buffer and in its snapshot."""
     model = model_of("qwen3")
 
     def make() -> list:
@@ -185,8 +185,8 @@ CHECKPOINTS = [
 
 
 @pytest.mark.parametrize(("start", "windows"), CHECKPOINTS)
-def test_a_window_gives_a_checkpoint_from_within_its_last_pass(start, windows, model_of) -> None:
-    """No pass ends there: the window still holds what the state at that token needs."""
+def test_a_window_gives_a_snapshot_inside_its_last_pass(start, windows, model_of) -> None:
+    """No pass ends at that token, but the window still holds all tokens of the snapshot."""
     model = model_of("qwen3" if windows == "kept" else windows)
 
     def make() -> list:
@@ -210,14 +210,14 @@ def test_a_window_gives_a_checkpoint_from_within_its_last_pass(start, windows, m
         row = prefix_cache.restore(match, make)
         assert match.length == at
         hit = greedy(model, row, prefill(model, row, more, at, len(more)))
-        # `RotatingKVCache.make_mask` knows nothing of `keep`, so chunks show: cold in equal ones
+        # `RotatingKVCache.make_mask` ignores `keep`, so the cold row must have equal chunks
         fresh = make()
         for stop in sorted({start, at} - {0}):
             model(mx.array([more[fresh[0].offset : stop]]), cache=fresh)
         assert_equal(hit, greedy(model, fresh, prefill(model, fresh, more, at, len(more))))
 
 
-def test_a_state_gives_no_checkpoint_once_it_has_gone_on(model_of) -> None:
+def test_a_state_gives_no_snapshot_of_an_earlier_token(model_of) -> None:
     model = model_of("qwen3_5_text")
     prefix_cache = PrefixCache(budget=lambda: 2**40)
     cache = make_prompt_cache(model)
@@ -245,8 +245,8 @@ def test_quantised_kv(bits, model_of) -> None:
         assert_equal(hit, greedy(model, cache, prefill(model, cache, more, 0, len(more))))
 
 
-def test_rows_left_by_a_batch_are_stored_as_they_are(model_of) -> None:
-    """Merged rows decode together; what upstream's `extract` gives back must restore exactly."""
+def test_rows_that_leave_a_batch_are_stored(model_of) -> None:
+    """Rows from upstream's `extract` of a merged cache must be restored exactly."""
     model = model_of("qwen3_5_text")
 
     def make() -> list:
@@ -273,7 +273,7 @@ def test_rows_left_by_a_batch_are_stored_as_they_are(model_of) -> None:
 
 
 def test_vision_packages_classes_are_known() -> None:
-    """mlx-vlm's caches are other classes of the same shape."""
+    """mlx-vlm has its own classes with the same structure."""
     from mlx_vlm.models import cache as vlm
 
     assert kind(vlm.KVCache()) is kind(KVCache()) is Kind.APPEND
@@ -282,7 +282,7 @@ def test_vision_packages_classes_are_known() -> None:
     assert kind(vlm.ChunkedKVCache(8)) is kind(ChunkedKVCache(8)) is Kind.WINDOW
     assert kind(vlm.ArraysCache(2)) is kind(ArraysCache(2)) is Kind.STATE
     assert kind(ConcatenateKVCache()) is Kind.APPEND
-    assert kind(vlm.BufferedRotatingKVCache(8)) is Kind.STATE  # it has slack of its own
+    assert kind(vlm.BufferedRotatingKVCache(8)) is Kind.STATE  # it has unused capacity of its own
     with pytest.raises(Unstorable):
         kind(3)
 
@@ -303,7 +303,7 @@ def test_states_of_both_packages_round_trip(package) -> None:
     assert again.batch_size == 1
 
 
-def test_packs_keep_no_larger_buffer_alive() -> None:
+def test_packed_arrays_keep_no_larger_buffer_alive() -> None:
     mx.clear_cache()
     before = mx.get_active_memory()
     big = mx.zeros((1, 1, 4_000_000, 1))
@@ -320,7 +320,7 @@ def feed(layer, start: int, stop: int) -> tuple:
     return layer.update_and_fetch(new, -new)
 
 
-def test_a_cut_frees_the_rest() -> None:
+def test_a_cut_frees_the_other_tokens() -> None:
     pack = ArrayPack.of([mx.zeros((1, 1, 4_000_000, 1))])
     before = mx.get_active_memory()
     part = pack.cut(0, 1000)
@@ -330,8 +330,8 @@ def test_a_cut_frees_the_rest() -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 4])
-def test_a_long_chunk_leaves_no_more_than_the_window(keep) -> None:
-    """Upstream holds the whole chunk until the next update; a snapshot what is still seen."""
+def test_a_snapshot_after_a_long_chunk_has_only_the_window(keep) -> None:
+    """Upstream holds the whole chunk until the next update; a snapshot only the window."""
 
     prefix_cache = PrefixCache(budget=lambda: 2**40)
     row = RotatingKVCache(max_size=16, keep=keep)
@@ -345,7 +345,7 @@ def test_a_long_chunk_leaves_no_more_than_the_window(keep) -> None:
 @pytest.mark.parametrize("keep", [0, 4])
 @pytest.mark.parametrize("held", [7, 16, 17, 100])
 @pytest.mark.parametrize("steps", [(1,) * 20, (3, 1, 1), (20, 1)])
-def test_a_restored_window_goes_on_like_the_live_one(keep, held, steps) -> None:
+def test_a_restored_window_continues_like_the_original(keep, held, steps) -> None:
     def live() -> RotatingKVCache:
         row = RotatingKVCache(max_size=16, keep=keep)
         feed(row, 0, held)
@@ -369,14 +369,14 @@ def test_layers_of_one_shape_share_a_buffer() -> None:
     assert [pack[i][0, 0, 0, 0].item() for i in range(20)] == list(range(20))
 
 
-def test_looking_at_an_array_copies_nothing_of_its_pack() -> None:
+def test_a_view_of_an_array_copies_no_packed_data() -> None:
     pack = ArrayPack.of([mx.full((1, 2, 300, 4), float(i)) for i in range(3)])
     assert np.shares_memory(np.asarray(pack[1]), np.asarray(pack.stacks[0]))
     pack[1][:] = -1
     assert mx.min(pack.stacks[0]).item() == 0
 
 
-def test_a_window_refuses_the_state_of_tokens_that_it_dropped():
+def test_a_window_gives_no_snapshot_of_tokens_that_it_dropped():
     window = RotatingKVCache(max_size=8)
     for count in (16, 4):
         window.update_and_fetch(*(mx.random.normal((1, 1, count, 4)) for _ in range(2)))

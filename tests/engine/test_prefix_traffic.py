@@ -1,4 +1,4 @@
-"""Hit rates of the real prefix_cache on simulated agent traffic."""
+"""Hit rates of the real prefix cache with simulated traffic of agents."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from agent_traffic import Layers, lookup_seconds, scenarios, simulate
 
-# per cent of prompt tokens on (positional, hybrid) models, and token units held by the latter
+# percent of prompt tokens for (positional, hybrid) models, and token units stored for the latter
 EXPECTED = {
     "6 users x 6 turns, 2k system": (92.5, 92.5, 81_000),
     "+ 500 thinking tokens, stripped": (85.3, 85.2, 198_000),
@@ -37,7 +37,7 @@ def test_hit_rates(name: str) -> None:
 
 
 def test_a_tight_budget_costs_little() -> None:
-    """With half the room, finished tasks and side requests go, not what is still in use."""
+    """With half the budget, finished tasks and side requests are evicted, not active sessions."""
     for name in ("agent 4 tasks x 10 steps, 6k system", "long chat with side requests"):
         for layers in ("kv", "hybrid"):
             free = simulate(name, scenarios()[name], layers)
@@ -46,5 +46,5 @@ def test_a_tight_budget_costs_little() -> None:
             assert tight.units <= free.units // 2
 
 
-def test_the_lookup_benchmark_finds_what_it_looks_for() -> None:
+def test_the_lookup_benchmark_finds_its_prefixes() -> None:
     assert lookup_seconds(entries=5, tokens=3000, shared=1000) > 0

@@ -1,4 +1,4 @@
-"""The tree against a naive list of prefixes."""
+"""The tree compared with a plain list of prefixes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATHS = st.lists(st.lists(st.integers(-2, 2), min_size=1, max_size=9), max_size=
 
 @dataclass(frozen=True)
 class Tokens:
-    """A payload that is its own tokens, so that a wrong cut shows."""
+    """A payload that consists of its tokens, so that the tests detect a wrong cut."""
 
     ids: Ids
 

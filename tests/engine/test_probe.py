@@ -1,4 +1,4 @@
-"""The probe tells kernel noise from errors of a layout, on deep models that carry noise far."""
+"""The probe distinguishes kernel noise from errors of a layout; deep models amplify noise."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_any_noise_leaves_the_best_layout(
 
 
 def each_with_a_seed(bugs: Iterable[str]) -> list[tuple[str, int]]:
-    """Two models take turns; the sweep has all errors in many of them."""
+    """Alternates between two models; the sweep tests all errors with many models."""
     return list(zip(bugs, itertools.cycle(range(2)), strict=False))
 
 
@@ -145,7 +145,7 @@ def test_every_error_is_found_at_any_noise(
 
 @dataclass
 class Changed:
-    """A model that gives other logits for a batch, however its rows lie together."""
+    """A model whose logits for a batch differ, in any layout."""
 
     inner: TextModel
     change: Callable[[mx.array], mx.array]
@@ -168,7 +168,7 @@ class Changed:
     ],
     ids=["other tokens", "other temperature", "no numbers", "infinite"],
 )
-def test_equal_rows_that_are_wrong_are_no_noise(
+def test_equal_rows_with_wrong_logits_are_no_noise(
     qwen3: TextModel, change: Callable[[mx.array], mx.array]
 ) -> None:
     model: Any = Changed(qwen3, change)
@@ -176,7 +176,7 @@ def test_equal_rows_that_are_wrong_are_no_noise(
     assert (found.layout, found.mixes, len(found.notes)) == ("solo", False, 2)
 
 
-def test_a_cache_that_cannot_hold_equal_rows_is_judged_all_the_same(
+def test_a_cache_that_cannot_hold_equal_rows_is_judged_too(
     qwen3: TextModel, monkeypatch: Patch
 ) -> None:
     def refuse(*args: Any) -> Any:
@@ -201,10 +201,10 @@ def test_rows_that_decode_alone_need_no_proof(qwen3: TextModel) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "nemotron_h"])
-def test_all_that_the_probe_holds_is_reserved(
+def test_all_memory_of_the_probe_is_reserved(
     family: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Of a model whose logits take most of a pass, as those of real models do."""
+    """For a model whose logits need most of the memory of a pass, as for real models."""
     model = load_text(build(tmp_path / "m", family, vocab_size=1500), LoadOptions())
     asked: list[int] = []
     peaks: list[int] = []

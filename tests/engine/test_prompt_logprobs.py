@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's tokens: what the whole prompt in one pass gives, told once."""
+"""Log-probabilities of prompt tokens: equal to those of one pass over the prompt, reported once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scored(tokens: list[int] = PROMPT, **more: Any) -> Request:
 
 
 def told(engine: Engine, request: Request) -> list[list[TokenLogprob]]:
-    """What was told of the prompt, by choice."""
+    """The reported log-probabilities of the prompt, by choice."""
     found: list[list[TokenLogprob]] = [[] for _ in request.rows]
     while not engine.idle:
         for each, events in engine.step():
@@ -78,7 +78,7 @@ def test_a_short_prompt(qwen3: TextModel, tokens: list[int]) -> None:
     assert len(output_of(request).tokens) == 4
 
 
-def test_a_prompt_that_is_stored_is_run_again_and_its_reply_is_kept(
+def test_a_stored_prompt_is_run_again_and_its_reply_is_stored(
     qwen3: TextModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept = PrefixCache(budget=lambda: 2**30)
@@ -95,7 +95,7 @@ def test_a_prompt_that_is_stored_is_run_again_and_its_reply_is_kept(
     assert not caplog.records
 
 
-def test_a_prefill_that_starts_again_tells_nothing_twice(qwen3: TextModel) -> None:
+def test_a_prefill_that_starts_again_reports_nothing_twice(qwen3: TextModel) -> None:
     engine = new_engine(qwen3)
     request = scored()
     engine.submit(request)

@@ -1,4 +1,4 @@
-"""Who stays in a prefix cache that holds a third of what agents have sent."""
+"""Which sessions stay in a prefix cache with space for a third of the agents' tokens."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def today(layers: Kind) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("layers", LAYERS)
-def test_sessions_whose_tools_run_stay_before_others(layers: Kind) -> None:
+def test_sessions_whose_tools_run_are_evicted_after_others(layers: Kind) -> None:
     found = today(layers)["all"]
     assert found > hit_rates(EVERY, layers, least_recently_used)["all"]
     assert found > hit_rates(EVERY, layers, without_calls(eviction.value))["all"]
 
 
 @pytest.mark.parametrize("layers", LAYERS)
-def test_a_client_that_says_that_it_comes_back_is_found_again(layers: Kind) -> None:
+def test_the_prefix_of_a_client_that_announces_its_return_is_found(layers: Kind) -> None:
     assert hit_rates(EVERY, layers, retained="chat")["chat"] > today(layers)["chat"]
 
 
-def test_no_more_is_found_than_if_all_returns_were_known() -> None:
+def test_the_hit_rate_is_at_most_that_with_known_returns() -> None:
     known = hit_rates(EVERY, "kv", returns=Returns(known=True))["all"]
     learned = hit_rates(EVERY, "kv", returns=Returns(known=False))["all"]
     assert known > max(learned, today("kv")["all"])
 
 
-def test_published_pauses_are_drawn_as_often_as_published() -> None:
+def test_simulated_pauses_have_the_published_distribution() -> None:
     drawn = random.Random(0)
     pauses = [CODEX_TOOLS.draw(drawn) for _ in range(4000)]
     for share, seconds in ((0.5, 0.626), (0.88, 10), (0.969, 60), (1, 3600)):

@@ -1,4 +1,4 @@
-"""What a row's cache allocates and copies, as MLX's allocator on a Mac would see it."""
+"""Allocations and copies of a row's cache, by the rules of MLX's allocator on a Mac."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_cold_prefill_copies_nothing(chunk: int) -> None:
 
 
 def test_real_buffers_are_written_in_place() -> None:
-    """MLX copies a buffer where anything else still refers to it."""
+    """MLX copies a buffer if another reference to it exists."""
     model = StandIn()
     engine = new_engine(model, max_chunk=512, reserve=RESERVE)  # type: ignore[arg-type]
     mx.clear_cache()
@@ -54,7 +54,7 @@ def test_real_buffers_are_written_in_place() -> None:
     assert mx.get_peak_memory() - before <= 1.1 * row
 
 
-def test_a_row_after_a_prefix_hit_copies_nothing_more() -> None:
+def test_a_row_after_a_prefix_hit_makes_no_further_copy() -> None:
     model = StandIn()
     stored = PrefixCache(budget=lambda: 2**40)
     engine = new_engine(model, max_chunk=2048, reserve=RESERVE, prefix_cache=stored)  # type: ignore[arg-type]
@@ -66,10 +66,10 @@ def test_a_row_after_a_prefix_hit_copies_nothing_more() -> None:
     run(engine)
     assert again.cached > 2900
     assert model.replay.copied == 0
-    assert model.replay.room == 12_544  # the prompt, the reserve, and as much again as was found
+    assert model.replay.room == 12_544  # the prompt, the reserve, and again the length of the hit
 
 
-def test_a_reply_beyond_its_reserve_grows_seldom() -> None:
+def test_the_cache_of_a_reply_beyond_its_reserve_grows_rarely() -> None:
     model = StandIn()
     accounts = []
     engine = new_engine(model, max_chunk=2048, reserve=64)  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ def test_a_reply_beyond_its_reserve_grows_seldom() -> None:
     assert sorted(set(rooms)) == [8192, 9216, 10240]
 
 
-def test_growth_is_bounded_by_what_may_still_come() -> None:
+def test_growth_is_bounded_by_the_remaining_tokens() -> None:
     assert kv_growth(1000, 1010) == 256
     assert kv_growth(1000, 9000) == 1024
     assert kv_growth(80_000, 120_000) == 10_240
@@ -107,7 +107,7 @@ def rooms(cache: Any) -> set[int]:
 
 
 @pytest.mark.parametrize("make", [KVCache, QuantizedKVCache])
-def test_plain_and_quantised_layers_get_their_room_at_once(make: Any) -> None:
+def test_plain_and_quantised_layers_get_their_capacity_at_once(make: Any) -> None:
     cache = make()
     grow_by([cache], 5000)
     assert rooms(appended(cache, 10)) == {5120}
@@ -116,8 +116,8 @@ def test_plain_and_quantised_layers_get_their_room_at_once(make: Any) -> None:
     assert rooms(appended(cache, 1500)) == {4010 + 1536}
 
 
-def test_windows_and_states_stay_as_they_are() -> None:
-    """Also one of a make that nobody knows."""
+def test_windows_and_states_do_not_grow() -> None:
+    """Also one of an unknown class."""
 
     class Counting(KVCache):
         def __init__(self) -> None:
@@ -139,8 +139,8 @@ def row(tokens: int, room: int) -> KVCache:
     return appended(cache, tokens)
 
 
-def test_batching_never_multiplies_the_room() -> None:
-    """Joining, leaving and taking a row out drop or keep what is spare."""
+def test_batching_never_multiplies_the_capacity() -> None:
+    """Unused capacity is kept or dropped when rows join, leave or are extracted."""
     group = KVCache.merge([row(100, 5000), row(90, 9000)])
     assert group.keys.shape[2] == 100
     new = mx.zeros((2, 2, 1, 64))
@@ -154,7 +154,7 @@ def test_batching_never_multiplies_the_room() -> None:
 
 
 @pytest.mark.parametrize(("prompt", "clears"), [(1000, 0), (5000, 1)])
-def test_free_buffers_go_back_after_a_long_prefill(
+def test_free_buffers_are_returned_after_a_long_prefill(
     prompt: int, clears: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cleared = []

@@ -1,4 +1,4 @@
-"""A row that ends is the entry of the next turn: counted bytes, and what may happen between."""
+"""A finished row becomes the entry for the next turn: counted bytes, and events in between."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check(model: TextModel, *requests: Request) -> None:
         assert output_of(request).tokens == output_of(alone(model, request)).tokens
 
 
-def test_a_conversation_copies_only_where_it_outgrows_its_buffers() -> None:
+def test_a_conversation_copies_only_when_it_outgrows_its_buffers() -> None:
     found = measured(in_place=True, first=5000, each=800)
     assert [turn.cached for turn in found[1:]] == [turn.tokens for turn in found[:-1]]
     grown = [turn for turn in found if turn.copied]
@@ -122,7 +122,7 @@ def test_a_row_that_ends_with_its_first_token_is_an_entry(qwen3: TextModel) -> N
 
 
 class Failing:
-    """Fails one pass of a row."""
+    """A model that fails one pass of a row."""
 
     def __init__(self, inner: TextModel) -> None:
         self.inner = inner
@@ -138,7 +138,7 @@ class Failing:
         return logits
 
 
-def test_nothing_of_a_failed_row_is_an_entry(qwen3: TextModel) -> None:
+def test_no_part_of_a_failed_row_becomes_an_entry(qwen3: TextModel) -> None:
     stored = PrefixCache(budget=lambda: 2**26)
     model: Any = Failing(qwen3)
     engine = new_engine(model, prefix_cache=stored, max_chunk=512)
@@ -155,7 +155,7 @@ PREFIX, TAIL, REPLY = [20 + i * i % 300 for i in range(700)], 6, 12
 
 
 def tight(model: TextModel) -> tuple[Engine, PrefixCache, int]:
-    """Memory for one prefix and a step of eight tails. Returns the bytes of a token, too."""
+    """An engine with memory for one prefix and one step of eight tails; the bytes of a token."""
     row = model.make_cache()
     model.prefill(PrefillChunk(Prompt(PREFIX[:64]), 0, 64, row))
     memory = profile(row, 64)
@@ -176,7 +176,7 @@ def tight(model: TextModel) -> tuple[Engine, PrefixCache, int]:
 
 
 def most_of(engine: Engine, stored: PrefixCache) -> tuple[int, int]:
-    """The most rows at a time, and the most bytes of rows and of what they use."""
+    """The maximum number of rows, and the maximum bytes of rows with the entries that they use."""
     rows = nbytes = 0
     while not engine.idle:
         engine.step()
@@ -186,7 +186,7 @@ def most_of(engine: Engine, stored: PrefixCache) -> tuple[int, int]:
 
 
 def test_memory_for_one_prefix_and_eight_tails_admits_eight_rows(qwen3: TextModel) -> None:
-    """In the ledger and in the order of admission: what rows share counts once."""
+    """In the ledger and at admission, tokens that rows share count once."""
     engine, stored, each = tight(qwen3)
     requests = [
         new_request([*PREFIX, *(40 + (i * 31 + j) % 200 for j in range(TAIL))], max_tokens=REPLY)
@@ -217,7 +217,7 @@ def test_eight_choices_take_the_memory_of_one_prompt(qwen3: TextModel) -> None:
     stored.check_integrity()
 
 
-def test_a_row_that_never_fits_alone_does_not_wait_for_ever(qwen3: TextModel) -> None:
+def test_a_row_that_never_fits_alone_does_not_wait_forever(qwen3: TextModel) -> None:
     engine, _, _ = tight(qwen3)
     requests = [
         new_request([*PREFIX, *range(40 + i, 40 + i + TAIL)], max_tokens=120) for i in range(8)
@@ -230,7 +230,7 @@ def test_a_row_that_never_fits_alone_does_not_wait_for_ever(qwen3: TextModel) ->
 
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_rows_use_what_the_cache_counts(qwen3: TextModel, *, cancelled: bool) -> None:
-    """While a row decodes, its prompt counts once: as a part of the cache that stays."""
+    """While a row decodes, its prompt counts once, as part of the prefix cache."""
     stored = PrefixCache(budget=lambda: 2**26)
     engine = new_engine(qwen3, prefix_cache=stored, max_chunk=512, row_bytes=lambda n: 1024 * n)
     request = new_request(COMMON, max_tokens=30)
@@ -257,7 +257,7 @@ LONG = [20 + i * i % 300 for i in range(755)]
 
 
 class Shrinking:
-    """An engine whose memory may shrink."""
+    """An engine whose memory limit can shrink."""
 
     def __init__(self, model: TextModel, least: int | None = None) -> None:
         row = model.make_cache()
@@ -278,7 +278,7 @@ class Shrinking:
         )
 
     def turn(self, before: Request, reply: int) -> Request:
-        """The next turn of a conversation, which decodes."""
+        """Start the next turn of a conversation. It decodes."""
         tokens = [*before.prompt.tokens, *output_of(before).tokens, 60, 61]
         request = new_request(tokens, max_tokens=reply)
         self.engine.submit(request)
@@ -288,7 +288,7 @@ class Shrinking:
         return request
 
 
-def test_a_lone_row_gives_back_the_capacity_of_later_turns_before_it_is_cut(
+def test_a_single_row_frees_the_capacity_for_later_turns_before_it_is_preempted(
     qwen3: TextModel,
 ) -> None:
     own = Shrinking(qwen3)
@@ -301,10 +301,10 @@ def test_a_lone_row_gives_back_the_capacity_of_later_turns_before_it_is_cut(
     own.stored.check_integrity()
 
 
-def test_capacity_of_later_turns_is_charged_whoever_made_it(qwen3: TextModel) -> None:
-    """In the turn that made it, in the next one, and once a row has grown into it."""
+def test_capacity_for_later_turns_is_always_charged(qwen3: TextModel) -> None:
+    """In the turn that allocated it, in the next turn, and after a row has used it."""
     own = Shrinking(qwen3)
-    own.room = own.memory.row_bytes(3072)  # a part of it is for later turns
+    own.room = own.memory.row_bytes(3072)  # includes capacity for later turns
     request = asked(own.engine, LONG)
     for reply in (30, 500):
         request = own.turn(request, reply)
@@ -323,7 +323,7 @@ def test_capacity_of_later_turns_is_charged_whoever_made_it(qwen3: TextModel) ->
     assert rooms[-1] > rooms[0], "it grew beyond"
 
 
-def test_another_prompt_gets_the_capacity_of_later_turns(qwen3: TextModel) -> None:
+def test_another_prompt_can_use_the_memory_of_capacity_for_later_turns(qwen3: TextModel) -> None:
     own = Shrinking(qwen3)
     first = own.turn(asked(own.engine, LONG), reply=40)
     other = new_request(LONG[300:500], max_tokens=8)
@@ -337,7 +337,7 @@ def test_another_prompt_gets_the_capacity_of_later_turns(qwen3: TextModel) -> No
     check(qwen3, first, other)
 
 
-def test_a_turn_gets_the_capacity_of_its_own_entry(qwen3: TextModel) -> None:
+def test_a_turn_uses_the_capacity_of_its_own_entry(qwen3: TextModel) -> None:
     own = Shrinking(qwen3)
     first = own.turn(asked(own.engine, LONG), reply=12)
     run(own.engine)
@@ -350,7 +350,7 @@ def test_a_turn_gets_the_capacity_of_its_own_entry(qwen3: TextModel) -> None:
     check(qwen3, again)
 
 
-def test_freed_capacity_behind_entries_that_stay_is_counted(qwen3: TextModel) -> None:
+def test_freed_capacity_behind_remaining_entries_is_counted(qwen3: TextModel) -> None:
     own = Shrinking(qwen3)
     own.turn(asked(own.engine, LONG), reply=12)
     run(own.engine)
@@ -361,8 +361,8 @@ def test_freed_capacity_behind_entries_that_stay_is_counted(qwen3: TextModel) ->
     assert freed == before - store.tally.nbytes > 0
 
 
-def test_a_prefix_that_leaves_no_room_for_its_only_row_goes(qwen3: TextModel) -> None:
-    """Behind it, a row takes up to a step more than without it."""
+def test_a_prefix_that_leaves_no_memory_for_its_only_row_is_evicted(qwen3: TextModel) -> None:
+    """A row behind a prefix needs up to one capacity step more than without it."""
     own = Shrinking(qwen3, least=256)
     requests = [new_request([*LONG[:700], 40 + i, 50, 51], max_tokens=12) for i in range(3)]
     for request in requests[:2]:
@@ -374,8 +374,8 @@ def test_a_prefix_that_leaves_no_room_for_its_only_row_goes(qwen3: TextModel) ->
     check(qwen3, *requests)
 
 
-def test_a_layer_that_was_united_is_cut_at_its_own_length() -> None:
-    """Where another layer of the row could not be."""
+def test_a_layer_whose_prefix_was_united_is_cut_at_its_own_length() -> None:
+    """Another layer of the row still has its prefix."""
     layers = {leaf: KVCache() for leaf in range(2)}
     for layer in layers.values():
         layer.update_and_fetch(*[mx.arange(24.0).reshape(1, 1, 24, 1)] * 2)

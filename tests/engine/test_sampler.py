@@ -1,4 +1,4 @@
-"""Draws: each row by its own parameters, the same in any company."""
+"""Sampling: each row by its own parameters, equal in any batch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PARAMS = st.builds(
 
 
 @given(params=st.lists(PARAMS, min_size=1, max_size=6), seed=st.integers(0, 1000))
-def test_a_row_draws_the_same_in_any_company(params: list[dict[str, Any]], seed: int) -> None:
+def test_a_row_draws_the_same_tokens_in_any_batch(params: list[dict[str, Any]], seed: int) -> None:
     values = logits(seed, len(params))
     rows = [row(tokens=(5, 5, i), **p) for i, p in enumerate(params)]
     together = draw(values, rows, [None] * len(rows)).tokens.tolist()
@@ -69,7 +69,7 @@ def test_a_seed_repeats_and_positions_differ() -> None:
 
 
 def kept_by_definition(values: np.ndarray, top_k: int, top_p: float, min_p: float) -> set[int]:
-    """top-k, then top-p over what is left, then min-p, straight from their definitions."""
+    """top-k, then top-p of the rest, then min-p, directly from their definitions."""
     order = np.argsort(-values)[: top_k or None]
     probs = np.exp(values[order] - values[order].max())
     probs /= probs.sum()
@@ -83,7 +83,7 @@ def kept_by_definition(values: np.ndarray, top_k: int, top_p: float, min_p: floa
     [(5, 1, 0, 3), (0, 0.7, 0, 3), (0, 1, 0.2, 3), (40, 0.8, 0.05, 2), (400, 1, 0, 0.01),
      (0, 0.9, 0, 0.01), (400, 0.8, 0.5, 0.3), (0, 0.8, 0.1, 1), (200, 0.9, 0, 3)],
 )  # fmt: skip
-def test_only_tokens_that_the_definitions_keep_are_drawn(
+def test_only_tokens_that_the_definitions_permit_are_drawn(
     top_k: int, top_p: float, min_p: float, scale: float
 ) -> None:
     values = logits(2, 1, scale)[0]
@@ -143,7 +143,7 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
 
 @pytest.mark.parametrize("count", [1, 20, 64])
 @pytest.mark.parametrize("vocab", [50, 64 * BLOCK * 3, 64 * BLOCK * 3 + 17])
-def test_the_best_are_found_without_sorting_all(vocab: int, count: int) -> None:
+def test_the_best_tokens_are_found_without_sorting_all(vocab: int, count: int) -> None:
     values = np.random.default_rng(count).normal(size=(3, vocab)).astype("f4")
     values[1, vocab // 2 :] = -np.inf  # as a grammar leaves them
     found = np.array(best(mx.array(values), count))
@@ -154,8 +154,8 @@ def test_the_best_are_found_without_sorting_all(vocab: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("spread", [1e-3, 0.2, 2.0, 12.0])
-def test_a_threshold_leaves_as_much_weight_as_is_wanted(spread: float) -> None:
-    """And no value less, but for those that count as equal."""
+def test_a_threshold_leaves_the_required_probability(spread: float) -> None:
+    """And no value below it, except values that count as equal."""
     values = np.random.default_rng(0).normal(0, spread, (5, 5000)).astype("f4")
     values[:, 3000:] = -np.inf  # as a grammar leaves them
     weights = np.exp(values - values.max(-1, keepdims=True), dtype="f8")
@@ -178,7 +178,7 @@ OPERATIONS = {"all": (15, 5), "few": (44, 24), "above": (67, 28)}
 
 
 @pytest.mark.parametrize("method", OPERATIONS)
-def test_a_draw_takes_few_operations(method: str) -> None:
+def test_a_draw_needs_few_operations(method: str) -> None:
     params = {"all": {}, "few": {"top_k": 20, "top_p": 0.9}, "above": {"top_p": 0.9}}[method]
     columns = draws._columns([SamplingParams(temperature=0.7, **params)] * 3)
     values, keys = mx.random.normal((3, 5000)), mx.zeros((3, 2), mx.uint32)
@@ -188,7 +188,7 @@ def test_a_draw_takes_few_operations(method: str) -> None:
         assert len(nodes(tokens)) <= most
 
 
-def test_penalties_count_what_was_written_since() -> None:
+def test_penalties_count_the_tokens_of_the_reply() -> None:
     values = mx.zeros((VOCAB,))
     values[7], values[8], values[9] = 2.0, 1.95, 1.9
     growing = row(temperature=0, presence_penalty=0.06)
@@ -210,17 +210,17 @@ def test_penalties_count_what_was_written_since() -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("logprobs", [None, pytest.param(3, marks=pytest.mark.sweep)])
-def test_a_step_is_put_together_without_waiting_for_the_device(
+def test_a_step_is_built_without_waiting_for_the_device(
     params: dict[str, Any], logprobs: int | None
 ) -> None:
-    """Whatever was computed would lie in memory: the logits alone take 16 MB."""
+    """A computed array would be in memory: the logits alone need 16 MB."""
     rows = [row(tokens=(5, 5, i), logprobs=logprobs, **params) for i in range(40)]
     values = mx.random.normal((40, 100_000), key=mx.random.key(0))
     mx.synchronize()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     drawn = draw(values, rows, [None] * 40)
-    allowed = 2**20 + 40 * 100_000 * bool(rows[0].history)  # which tokens a prompt has
+    allowed = 2**20 + 40 * 100_000 * bool(rows[0].history)  # the set of prompt tokens
     assert mx.get_peak_memory() - before < allowed
     mx.eval(drawn.arrays)
     assert mx.get_peak_memory() - before > 15_000_000

@@ -1,4 +1,4 @@
-"""The scheduler alone: no mlx, no model, a clock of our own."""
+"""The scheduler alone: no MLX, no model, a simulated clock."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def scheduler(
 
 
 def next_chunk(plan: Scheduler, now: float = 0.0) -> Chunk | None:
-    """What a step would prefill, after it has let somebody in."""
+    """The chunk of the next step, after admission."""
     plan.admit(now)
     return plan.plan(now).chunk
 
 
 def ran(plan: Scheduler, chunk: Chunk) -> None:
-    """The chunk is computed; rows of a whole prompt decode."""
+    """Report the chunk as computed; rows decode after their whole prompt."""
     chunk.job.done = chunk.stop
     plan.passed(chunk)
     if chunk.job.remaining == 0:
@@ -108,7 +108,7 @@ WORK = st.lists(
         st.integers(1, 300),  # prompt
         st.integers(1, 40),  # max_tokens
         st.integers(1, 3),  # choices
-        st.one_of(st.none(), st.integers(0, 100)),  # cancelled after so many steps
+        st.one_of(st.none(), st.integers(0, 100)),  # cancelled after this number of steps
     ),
     min_size=1,
     max_size=25,
@@ -117,7 +117,7 @@ WORK = st.lists(
 
 @settings(max_examples=300)
 @given(work=WORK, memory=st.integers(400, 2000), max_rows=st.integers(3, 8))
-def test_budget_is_kept_nobody_starves_everyone_ends_once(
+def test_the_budget_is_kept_and_every_request_ends_once(
     work: list[tuple[int, int, int, int, int | None]], memory: int, max_rows: int
 ) -> None:
     plan = scheduler(max_rows=max_rows, memory=memory)
@@ -154,8 +154,8 @@ def test_budget_is_kept_nobody_starves_everyone_ends_once(
     assert sorted(map(id, ended)) == sorted(id(request) for _, request, _ in requests)
 
 
-def test_what_never_fits_is_judged_by_the_model_alone() -> None:
-    """Other models may leave: only what does not fit without them is the prompt's fault."""
+def test_a_prompt_is_refused_only_if_it_never_fits_without_other_models() -> None:
+    """Other models can be unloaded, so that their memory is no reason to refuse a prompt."""
     limits = Limits(4, 100, 0.1, 64, 8)
     budget = Budget(lambda tokens: tokens, lambda: 50, lambda need: None, lambda: 200)
     plan = Scheduler(limits, budget)
@@ -164,7 +164,7 @@ def test_what_never_fits_is_judged_by_the_model_alone() -> None:
         plan.check(make(300))
 
 
-def test_the_last_row_waits_only_for_those_who_go_on_without_it() -> None:
+def test_the_last_row_waits_only_for_rows_that_can_continue() -> None:
     others = True
     budget = Budget(
         lambda tokens: tokens, lambda: 50, lambda need: None, lambda: 200, lambda: others
@@ -181,7 +181,7 @@ def test_the_last_row_waits_only_for_those_who_go_on_without_it() -> None:
     assert not plan.admission.may_wait(row, 1), "it has outgrown all there is"
 
 
-def test_a_row_that_gets_room_by_asking_is_admitted() -> None:
+def test_a_row_is_admitted_if_others_give_back_memory() -> None:
     free = 50
 
     def reclaim(need: int) -> None:
@@ -196,7 +196,7 @@ def test_a_row_that_gets_room_by_asking_is_admitted() -> None:
     assert plan.admit(0.0) is not None
 
 
-def test_a_limit_that_shrinks_sends_the_youngest_back_until_the_others_fit() -> None:
+def test_a_lower_limit_preempts_the_youngest_rows_until_the_others_fit() -> None:
     plan = scheduler(max_rows=10)
     limit = 10_000
     plan.admission.budget = dataclasses.replace(plan.admission.budget, available=lambda: limit)
@@ -217,7 +217,7 @@ def test_a_limit_that_shrinks_sends_the_youngest_back_until_the_others_fit() -> 
     assert plan.live_bytes <= limit
 
 
-def test_a_patient_prompt_does_not_stop_those_that_have_started() -> None:
+def test_a_prompt_of_low_priority_does_not_stop_started_ones() -> None:
     plan = scheduler(memory=300, max_rows=10)
     holder, patient = make(200, 1), make(150, 1)
     plan.submit(holder, 0.0)
@@ -246,7 +246,7 @@ def end(plan: Scheduler, row: Row, ended: list[Request]) -> None:
         ended.append(row.request)
 
 
-def test_the_shortest_goes_first_and_the_long_one_is_not_starved() -> None:
+def test_the_shortest_prompt_runs_first_and_a_long_one_does_not_starve() -> None:
     plan = scheduler(max_rows=1000, max_chunk=64, curve=Curve(((1, 1 / 640), (640, 1.0))))
     long = make(640)
     plan.submit(long, now=0.0)
@@ -265,8 +265,8 @@ def test_the_shortest_goes_first_and_the_long_one_is_not_starved() -> None:
 
 
 @pytest.mark.parametrize("done", [640, 12_800, 19_200])
-def test_a_prompt_that_comes_never_waits_for_the_whole_of_another(done: int) -> None:
-    """However long that one has been prefilled."""
+def test_a_new_prompt_never_waits_for_the_whole_of_another(done: int) -> None:
+    """For any number of prefilled tokens of the other one."""
     plan = scheduler(max_rows=1000)
     long = plan.submit(make(20_000), now=0.0)
     for start in range(0, done, 64):
@@ -277,7 +277,7 @@ def test_a_prompt_that_comes_never_waits_for_the_whole_of_another(done: int) -> 
 
 
 def test_a_deep_prompt_is_no_brief_one() -> None:
-    """Its passes take longer than as many tokens elsewhere."""
+    """Its passes take longer than those with as many tokens at a smaller depth."""
     curve = Curve(((1, 0.001), (64, 0.01)), ((1, 1e-6),))
     plan = scheduler(max_chunk=64, max_rows=1000, curve=curve)
     deep, other = plan.submit(make(20_000), 0.0), plan.submit(make(1000), 0.0)
@@ -288,7 +288,7 @@ def test_a_deep_prompt_is_no_brief_one() -> None:
 
 
 def test_an_idle_device_takes_small_chunks_of_a_deep_prompt() -> None:
-    """Larger ones are hardly faster where each token reads so much, and a request may come."""
+    """At this depth, larger chunks are hardly faster, and a new request would wait for them."""
     curve = Curve(((1, 0.002), (64, 0.01), (256, 0.03)), ((1, 7e-7), (256, 77e-6)))
     plan = scheduler(max_chunk=2048, curve=curve)
     job = plan.submit(make(60_000), 0.0)
@@ -309,7 +309,7 @@ def test_asking_for_a_plan_changes_nothing() -> None:
 
 
 def beside_rows(plan: Scheduler, rows: int = 1, length: int = 10) -> Scheduler:
-    """With so many rows that decode."""
+    """Add `rows` decoding rows."""
     job = plan.submit(make(length, n=rows), 0.0)
     plan.admit(0.0)
     ran(plan, Chunk(job, 0, length))
@@ -332,7 +332,7 @@ CURVES = st.builds(
 
 
 @given(curve=CURVES, rows=st.integers(1, 4), mixes=st.booleans(), target=st.floats(0.04, 0.4))
-def test_a_chunk_keeps_to_the_longest_gap_and_is_worth_its_pass(
+def test_a_chunk_keeps_the_longest_gap_and_is_worth_its_pass(
     curve: Curve, rows: int, mixes: bool, target: float
 ) -> None:
     plan = scheduler(max_rows=9, max_chunk=2048, curve=curve)
@@ -348,17 +348,17 @@ def test_a_chunk_keeps_to_the_longest_gap_and_is_worth_its_pass(
     assert took <= max(target, LONGEST_GAP, LITTLE_MORE * least)
     half = step.chunk.size // 2
     if half > 16:
-        # a much smaller chunk would have been slower for the prompt: its pass costs too much
+        # a much smaller chunk would be slower for the prompt, because each pass has a fixed cost
         wide = curve.seconds(rows + half) if mixes else curve.seconds(rows) + curve.seconds(half)
         assert step.chunk.size / took >= half / wide
 
 
 @settings(max_examples=25)
 @given(curve=CURVES, rows=st.integers(1, 4), mixes=st.booleans(), target=st.floats(0.001, 0.4))
-def test_rows_have_their_tokens_in_a_fair_time_on_average(
+def test_rows_get_their_tokens_within_the_stall_target_on_average(
     curve: Curve, rows: int, mixes: bool, target: float
 ) -> None:
-    """However long a chunk takes: steps without one repay it, and no more of them than that."""
+    """For any duration of a chunk: the fewest steps without a chunk compensate for it."""
     plan = scheduler(max_rows=9, max_chunk=2048, curve=curve)
     plan.chunking.limits = dataclasses.replace(plan.chunking.limits, stall_target=target)
     long_prompt(beside_rows(plan, rows))
@@ -372,13 +372,13 @@ def test_rows_have_their_tokens_in_a_fair_time_on_average(
 
 
 def run_step(plan: Scheduler, mixes: bool) -> StepPlan:
-    """A step of rows that wait for nothing brief; nobody's prompt gets longer by it."""
+    """Run a step in which rows do not wait for a short prompt; no prompt becomes longer."""
     step = plan.plan(0.0, mixes=mixes, stalled=10.0)
     plan.ran(step)
     return step
 
 
-def test_a_prompt_that_nobody_waits_beside_leaves_no_debt() -> None:
+def test_a_prompt_without_waiting_rows_leaves_no_debt() -> None:
     plan = scheduler(max_chunk=2048, curve=Curve(((1, 0.05), (16, 0.2), (64, 0.25))))
     long_prompt(beside_rows(plan))
     assert run_step(plan, mixes=True).chunk is not None
@@ -390,7 +390,7 @@ def test_a_prompt_that_nobody_waits_beside_leaves_no_debt() -> None:
 
 
 @given(curve=CURVES)
-def test_mixed_in_a_chunk_costs_no_second_reading_of_the_weights(curve: Curve) -> None:
+def test_a_mixed_chunk_does_not_read_the_weights_again(curve: Curve) -> None:
     plan = scheduler(max_chunk=2048, curve=curve)
     long_prompt(beside_rows(plan))
     apart, mixed = plan.plan(0.0, stalled=10.0), plan.plan(0.0, mixes=True)
@@ -402,7 +402,7 @@ def rate(step: StepPlan) -> float:
     return step.chunk.size / (step.pass_seconds + step.chunk_seconds)
 
 
-def test_images_have_a_pass_of_their_own_and_text_behind_them_has_not() -> None:
+def test_images_have_their_own_pass_and_text_behind_them_has_not() -> None:
     plan = beside_rows(scheduler(max_chunk=32))
     request = make(1000)
     span = MediaSpan(100, 150, "image", None)
@@ -429,7 +429,7 @@ def test_a_brief_prompt_is_not_cut_up() -> None:
     assert chunk.stop == 10_000
 
 
-def test_a_brief_prompt_precedes_rows_until_those_have_waited_for_the_target() -> None:
+def test_a_brief_prompt_precedes_rows_until_these_have_waited_for_the_target() -> None:
     plan = beside_rows(scheduler(max_chunk=2048))
     plan.submit(make(50), 0.0)
     plan.admit(0.0)
@@ -441,7 +441,7 @@ def test_a_brief_prompt_precedes_rows_until_those_have_waited_for_the_target() -
     assert plan.plan(0.0, stalled=0.0).rows, "a long one precedes nobody"
 
 
-def test_while_nobody_decodes_a_chunk_takes_half_a_second() -> None:
+def test_without_decoding_rows_a_chunk_takes_half_a_second() -> None:
     plan = scheduler(max_chunk=2048, curve=Curve(((1, 0.001), (1000, 1.0))))
     long_prompt(plan)
     chunk = plan.plan(0.0).chunk
@@ -449,8 +449,8 @@ def test_while_nobody_decodes_a_chunk_takes_half_a_second() -> None:
     assert 400 < chunk.size <= 500
 
 
-def test_where_every_pass_takes_longer_than_that_a_chunk_is_worth_its_pass() -> None:
-    """A slow device, as measured: 0.6 s for one token, 2.6 s for 2,000."""
+def test_if_every_pass_takes_longer_than_that_a_chunk_is_worth_its_pass() -> None:
+    """A measured slow device: 0.6 s for one token, 2.6 s for 2,000 tokens."""
     plan = scheduler(max_chunk=2048, curve=Curve(((1, 0.6), (2000, 2.6))))
     long_prompt(plan)
     chunk = plan.plan(0.0).chunk
@@ -458,7 +458,7 @@ def test_where_every_pass_takes_longer_than_that_a_chunk_is_worth_its_pass() -> 
     assert chunk.size >= 1000
 
 
-def test_a_brief_prompt_beside_streams_is_not_computed_token_by_token_either() -> None:
+def test_a_brief_prompt_beside_streams_is_not_computed_token_by_token() -> None:
     plan = beside_rows(scheduler(max_chunk=2048, curve=Curve(((1, 0.12), (200, 0.25)))))
     plan.submit(make(200), 0.0)
     chunk = next_chunk(plan)
@@ -476,7 +476,7 @@ def test_a_brief_prompt_beside_streams_is_not_computed_token_by_token_either() -
 def test_an_idle_device_takes_chunks_of_nearly_its_best_rate(
     fixed: float, steps: list[float], pace: float, length: int, grid: int
 ) -> None:
-    """Whatever a pass costs, and each further token between two measured widths."""
+    """For any cost of a pass, and of each further token between two measured widths."""
     points, took = [(1, fixed)], fixed
     for (n, m), each in zip(pairwise((1, 16, 64, 512, 2048)), steps, strict=True):
         took += (m - n) * each
@@ -512,7 +512,7 @@ def test_beside_streams_chunks_have_nearly_the_best_rate_within_the_target(
 
 
 @given(factor=st.floats(0.2, 5.0))
-def test_costs_follow_the_device(factor: float) -> None:
+def test_costs_adapt_to_the_device(factor: float) -> None:
     costs = Costs(Curve(((1, 0.01), (256, 0.2))))
     for _ in range(60):
         expected = costs.pass_of(4, 1000)
@@ -522,8 +522,8 @@ def test_costs_follow_the_device(factor: float) -> None:
 
 @settings(max_examples=20)
 @given(wrong=st.floats(0.3, 3.0), pace=st.floats(0.5, 2.0))
-def test_slopes_follow_passes_of_known_depth(wrong: float, pace: float) -> None:
-    """From those of one long prompt beside a row: what depth takes is not taken for a slow
+def test_slopes_adapt_to_passes_of_known_depth(wrong: float, pace: float) -> None:
+    """From passes of one long prompt beside a row: the cost of depth is not attributed to a slow
     device."""
     true = Costs(Curve([(1, 0.01), (256, 0.2)], [(1, 1e-7), (64, 4e-6), (256, 8e-6)]))
     known = [(n, slope * wrong) for n, slope in true.curve.depths]
@@ -543,7 +543,7 @@ def test_slopes_follow_passes_of_known_depth(wrong: float, pace: float) -> None:
     assert left <= 0.4 * abs(log(wrong)) + 0.05
 
 
-def test_slopes_stay_within_bounds_of_what_was_measured() -> None:
+def test_slopes_stay_within_bounds_of_the_measured_ones() -> None:
     costs = Costs(Curve([(1, 0.01), (256, 0.2)], [(1, 1e-7), (64, 4e-6)]))
     for factor in (3.0, 0.01):
         for _ in range(300):
@@ -561,7 +561,7 @@ def test_one_disturbed_pass_changes_little() -> None:
     assert costs.pace < 1.3
 
 
-def test_a_curve_runs_through_what_was_measured_and_never_falls() -> None:
+def test_a_curve_runs_through_the_measurements_and_never_falls() -> None:
     curve = Curve.through([(1, 0.01), (8, 0.009), (64, 0.04)], [(1, 0.03), (64, 0.3)], 2000)
     assert [curve.seconds(n) for n in (1, 8, 64)] == [0.01, 0.01, 0.04]
     assert curve.seconds(120) == pytest.approx(0.07)
@@ -592,7 +592,7 @@ def test_chunks_end_at_cuts() -> None:
     slow=st.lists(st.floats(0.2, 5.0), min_size=110, max_size=110),
     rows=st.integers(0, 2),
 )
-def test_with_recurrent_state_no_pass_ends_where_the_clock_says(
+def test_with_recurrent_state_no_pass_ends_at_a_measured_time(
     length: int, cuts: list[int], resumed: bool, slow: list[float], rows: int
 ) -> None:
     plan = scheduler(max_rows=9, max_chunk=512)
@@ -623,7 +623,7 @@ def test_a_full_queue_says_how_long_it_is() -> None:
         plan.check(make(5))
 
 
-def test_what_can_never_fit_is_refused_at_once() -> None:
+def test_a_prompt_that_can_never_fit_is_refused_at_once() -> None:
     with pytest.raises(BadRequest, match="MLX_PROVIDER_MEMORY_LIMIT"):
         scheduler(memory=100).check(make(200))
     with pytest.raises(BadRequest, match="n=9"):
@@ -656,8 +656,8 @@ def test_a_prompt_that_does_not_fit_now_waits_and_lets_smaller_ones_pass() -> No
     assert chunk.job.request is big
 
 
-def test_a_pass_is_set_aside_once_for_all_rows() -> None:
-    """As wide as the longest prompt makes it; prompts wait for that, too."""
+def test_the_memory_of_a_pass_is_reserved_once_for_all_rows() -> None:
+    """The memory of the widest pass of the longest prompt; prompts wait for it, too."""
     plan = scheduler(memory=800)
     plan.admission.budget = dataclasses.replace(
         plan.admission.budget, passing=lambda tokens, rows: 3 * tokens + rows

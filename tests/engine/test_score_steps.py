@@ -1,4 +1,4 @@
-"""Scores in the engine: the same in any company, with one prefill of what the prompts share."""
+"""Scores in the engine: equal in any batch, with one prefill of the prompts' common part."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def new_scoring(prompts: Sequence[Sequence[int]], shared: int = SHARED) -> Reque
 
 
 def scored(engine: Engine, *requests: Request) -> list[list[float]]:
-    """The scores of some requests, from an engine that may have more to do."""
+    """The scores of some requests, from an engine that may have other requests."""
     for each in requests:
         engine.submit(each)
     found: dict[Request, list[float]] = {each: [] for each in requests}
@@ -54,7 +54,7 @@ def scored(engine: Engine, *requests: Request) -> list[list[float]]:
         ("qwen3_5_text", "bfloat16"),
     ],
 )
-def test_a_score_is_the_same_alone_in_company_and_behind_a_stored_prefix(
+def test_a_score_is_the_same_alone_in_a_batch_and_behind_a_stored_prefix(
     tmp_path: Path, family: str, form: str
 ) -> None:
     folder = build(tmp_path / "m", family, dtype="float32" if form == "4bit" else form)
@@ -79,7 +79,7 @@ def test_a_score_is_the_same_alone_in_company_and_behind_a_stored_prefix(
     kept.check_integrity()
 
 
-def test_the_prefix_cache_gets_what_is_shared_and_no_document(tmp_path: Path) -> None:
+def test_the_prefix_cache_gets_the_common_part_and_no_document(tmp_path: Path) -> None:
     model = load_text(build(tmp_path / "m", "qwen3"), LoadOptions())
     kept = PrefixCache(budget=lambda: 2**30)
     engine = new_engine(model, prefix_cache=kept, max_chunk=64)

@@ -1,4 +1,4 @@
-"""From which length on rows share a prefix is measured at load."""
+"""The minimum length of a shared prefix is measured at load."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ DEPTH = sharing.SLOW_DEPTH
         (1e-6, 2e-9, MOST_TOKENS),
     ],
 )
-def test_a_shared_prefix_pays_from_where_it_saves_more_than_it_costs(
+def test_a_prefix_is_shared_if_that_saves_more_than_it_costs(
     overhead: float, shared: float, tokens: int
 ) -> None:
     assert sharing.least_tokens(overhead, shared, COPIED) == tokens
 
 
 def test_it_is_timed_in_passes_of_two_rows(qwen3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds by number of the pass: rows apart, with a short and with a deep prefix."""
+    """Seconds by number of the pass: separate rows, a short prefix, a long prefix."""
     clock = iter(at + end for at in range(6) for end in (0.0, [1e-6, 3e-6, 4.05e-6][at // 2]))
     monkeypatch.setattr("mlx_provider.engine.execution.sharing.perf_counter", clock.__next__)
     model = qwen3

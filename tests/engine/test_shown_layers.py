@@ -1,4 +1,4 @@
-"""A drafter gets the outputs of layers that it asks for, of the tokens that it is told of."""
+"""A drafter gets the outputs of the layers that it requests, for each of its tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TEXT = [20 + (i * i * 31 + i // 7) % 300 for i in range(120)]
 
 
 class Noting:
-    """Guesses that the text repeats, and notes the states that come with each row."""
+    """A drafter that guesses a repetition of the text, and records the states of each row."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[list[int], mx.array]] = []
@@ -55,14 +55,14 @@ def drafter(noting: Noting) -> Drafter:
 
 
 def states(model: LoadedModel, tokens: Sequence[int], shown: ShowsHidden | None = None) -> mx.array:
-    """(tokens, layers * hidden) by one call of the model."""
+    """(tokens, layers * hidden) from one call of the model."""
     assert isinstance(model, ShowsLayers)
     chunk = PrefillChunk(Prompt(tokens), 0, len(tokens), model.make_cache())
     return (shown or model.showing(LAYERS)).prefill_hidden(chunk, len(tokens))[1]
 
 
 def check(model: LoadedModel, noting: Noting) -> None:
-    """Each state is that of the token before the one that was drawn from it."""
+    """Each state belongs to the token before the one that was drawn from it."""
     assert noting.seen
     assert isinstance(model, ShowsLayers)
     shown = model.showing(LAYERS)
@@ -84,7 +84,7 @@ def serve(model: LoadedModel, requests: Sequence[Request], **more: Any) -> Notin
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "qwen3_5_text", "qwen3_vl", "qwen3_5_moe"])
-def test_layers_show_what_they_put_out(tmp_path: Path, family: str) -> None:
+def test_the_requested_layers_are_shown(tmp_path: Path, family: str) -> None:
     found, _ = PluginRegistry.discover({}).family_for(
         read_json(build(tmp_path, family) / "config.json")
     )
@@ -132,7 +132,7 @@ def test_rows_that_join_in_chunks_and_drafts_that_fail(qwen3: TextModel, mixes: 
     assert sum(request.drafted for request in requests) > 20
     for request in requests:
         assert output_of(request).tokens == output_of(alone(qwen3, request)).tokens
-    if not mixes:  # the longest prompt gave as many as it may
+    if not mixes:  # the longest prompt has shown its maximum of states
         assert max(hidden.shape[0] for _, hidden in noting.seen) == CONTEXT
 
 
@@ -167,7 +167,7 @@ def test_a_preempted_row_starts_again_with_the_states_of_its_reply(qwen3: TextMo
 
 
 def test_states_of_many_prompts_are_bounded(qwen3: TextModel) -> None:
-    """Nobody asks about these rows: only so many keep the states of their prompts."""
+    """Without calls of a drafter, a limited number of rows keep the states of their prompts."""
     noting = Noting()
     speculation = speculation_of([source_of(drafter(noting), noting, qwen3)], qwen3)
     width = mx.zeros((UNASKED // 2, 4))

@@ -1,4 +1,4 @@
-"""Drafts in the engine: what goes wrong with them costs nobody an answer."""
+"""Drafts in the engine: no request fails because of a drafter."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def asked(**more: Any) -> list[Request]:
 
 
 def drafted(model: LoadedModel, drafting: Any, **more: Any) -> Engine:
-    """An engine that drafts in every step, whatever it costs."""
+    """An engine that drafts in every step, at any cost."""
     speculation = Speculation(Source(drafting), vocab=model.info.vocab_size, policy=Eager())
     return new_engine(model, mixes=True, speculation=speculation, **more)
 
@@ -71,11 +71,11 @@ class Raising:
         raise RuntimeError("no guess")
 
 
-def test_a_drafter_that_raises_costs_nobody_an_answer(qwen3: TextModel) -> None:
+def test_no_request_fails_if_a_drafter_raises(qwen3: TextModel) -> None:
     drafting, requests = Raising(), asked()
     serve(drafted(qwen3, drafting), requests)
     assert_as_alone(qwen3, requests)
-    assert 0 < drafting.calls < 5  # then it is left alone for a while
+    assert 0 < drafting.calls < 5  # after failures, it is not called for a while
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_drafter_that_raises_costs_nobody_an_answer(qwen3: TextModel) -> None:
         "no integers on the device",
     ],
 )
-def test_what_a_drafter_says_is_not_believed(
+def test_wrong_guesses_of_a_drafter_do_not_change_tokens(
     qwen3: TextModel, guess: Callable[[DraftRow], Any]
 ) -> None:
     class Lying:
@@ -113,7 +113,7 @@ def test_what_a_drafter_says_is_not_believed(
     assert_as_alone(qwen3, requests)
 
 
-def test_guesses_for_other_rows_than_were_asked_for_are_none(qwen3: TextModel) -> None:
+def test_guesses_for_other_rows_than_requested_are_ignored(qwen3: TextModel) -> None:
     class Short:
         def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
             return [[1]] * (len(rows) + 1)
@@ -158,7 +158,7 @@ def test_right_drafts_save_steps(qwen3: TextModel) -> None:
 
 
 class Noting(Oracle):
-    """Knows the answer to one prompt, and how often it was asked about each one."""
+    """Knows the answer to one prompt, and counts the calls for each prompt."""
 
     def __init__(self, model: LoadedModel, known: Request) -> None:
         super().__init__(1.0)
@@ -216,7 +216,7 @@ def test_nothing_is_drafted_while_a_prompt_is_prefilled(qwen3: TextModel) -> Non
     while not first.drafted:
         engine.step()
     engine.submit(newcomer)
-    engine.step()  # it reads what was drafted before
+    engine.step()  # it reads the earlier drafts
     before = first.drafted
     while not newcomer.rows[0].tokens:
         engine.step()
@@ -234,14 +234,14 @@ def test_a_client_that_wants_no_drafts_has_none(qwen3: TextModel) -> None:
     assert [request.drafted > 0 for request in requests] == [True, False, True, True, True]
 
 
-def test_nothing_is_drafted_where_rows_decode_alone(qwen3: TextModel) -> None:
+def test_nothing_is_drafted_if_rows_decode_alone(qwen3: TextModel) -> None:
     requests = asked()
     serve(drafted(qwen3, knowing(qwen3, requests), layout="solo"), requests)
     assert_as_alone(qwen3, requests)
     assert not any(request.drafted for request in requests)
 
 
-def test_rows_that_wait_for_memory_go_on_as_alone(qwen3: TextModel) -> None:
+def test_rows_that_wait_for_memory_continue_as_alone(qwen3: TextModel) -> None:
     requests = asked()
     room = [10_000]
     engine = drafted(qwen3, knowing(qwen3, requests), available=lambda: room[0], reserve=4)
@@ -282,7 +282,7 @@ def test_a_pass_with_drafts_that_fails_is_run_again(qwen3: TextModel) -> None:
     assert_as_alone(qwen3, requests)
 
 
-def test_what_was_drafted_and_cancelled_is_kept_as_far_as_it_held(qwen3: TextModel) -> None:
+def test_of_a_cancelled_row_with_drafts_the_accepted_tokens_are_stored(qwen3: TextModel) -> None:
     kept = PrefixCache(budget=lambda: 2**24)
     request = new_request(PROMPTS[3], max_tokens=60)
     engine = drafted(qwen3, knowing(qwen3, [request], share=0.6), prefix_cache=kept)
@@ -313,7 +313,7 @@ def test_greedy_and_sampled_rows_have_the_logprobs_they_have_alone(qwen3: TextMo
 def test_drawn_tokens_have_the_distribution_that_they_have_without_drafts(
     qwen3: TextModel,
 ) -> None:
-    """The same seeds draw the same tokens, so all that could differ is who accepts what."""
+    """Equal seeds draw equal tokens, so that only the acceptance of drafts could differ."""
     params = [SamplingParams(temperature=1.3, seed=i) for i in range(24)]
     requests = [new_request(PROMPTS[1], max_tokens=6, params=each) for each in params]
     serve(drafted(qwen3, knowing(qwen3, requests, share=0.5), max_rows=32), requests)
@@ -325,7 +325,7 @@ def test_drawn_tokens_have_the_distribution_that_they_have_without_drafts(
 
 
 class Counting:
-    """Allows the tokens that a rule names after so many others."""
+    """Allows the tokens that a rule names for each number of earlier tokens."""
 
     def __init__(self, rule: Callable[[int], set[int]], taken: int = 0) -> None:
         self.rule = rule
@@ -373,7 +373,7 @@ def test_drafts_keep_to_the_grammar(qwen3: TextModel) -> None:
         assert request.accepted > 0
 
 
-def test_masks_ahead_end_where_the_grammar_does_not_let_a_draft_through() -> None:
+def test_masks_ahead_end_at_a_draft_that_the_grammar_refuses() -> None:
     constraint = Counting(held)
     masks = masks_ahead(constraint, [40, 41, 99, 43])
     assert len(masks) == 3
@@ -413,14 +413,16 @@ class Always(Eager):
         return [(Ask(0, 2),)] * len(rows)
 
 
-def test_a_drafter_that_is_shown_states_drafts_in_every_pass(qwen3: TextModel) -> None:
+def test_a_drafter_with_states_drafts_in_every_pass(qwen3: TextModel) -> None:
     class Shown(Oracle):
         def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
             for row in rows:
                 assert row.hidden is not None
                 row.state = (row.state or 0) + row.fresh
                 assert row.hidden.shape[0] == row.fresh > 0
-                assert row.state == len(row.tokens) - 1  # none is missing, of the prompt neither
+                assert (
+                    row.state == len(row.tokens) - 1
+                )  # no state is missing, also none of the prompt
             return super().propose(rows)
 
     request = new_request(PROMPTS[1], max_tokens=32)
@@ -430,7 +432,7 @@ def test_a_drafter_that_is_shown_states_drafts_in_every_pass(qwen3: TextModel) -
     speculation = Speculation(Source(drafting, qwen3), vocab=vocab, policy=Always())
     serve(new_engine(qwen3, speculation=speculation), [request])
     assert_as_alone(qwen3, [request])
-    # one comes with the prompt, one is the last
+    # the first token comes with the prompt, and the last one is not drafted
     assert request.accepted == request.drafted >= 2 * (32 - 2) // 3
 
 
@@ -443,8 +445,8 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
     return equipped(load_text(folder, LoadOptions()))
 
 
-def test_memory_grows_by_what_a_row_keeps_and_no_more(hybrid: TextModel) -> None:
-    """States are recorded for one pass, and those of drafts that did not hold are gone with it."""
+def test_memory_grows_only_by_the_tokens_of_a_row(hybrid: TextModel) -> None:
+    """States are recorded for one pass; those of rejected drafts are freed after it."""
 
     class Same:
         def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Drafts on the curves of devices: they pay where they can, and cost next to nothing elsewhere."""
+"""Drafts on the curves of devices: they are faster where possible, and cost little elsewhere."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def decoded(name: str, rows: list[Luck], drafter: str = "MTP", **more: float) ->
 
 
 @each_device
-def test_no_width_is_slower_than_without(name: str) -> None:
+def test_drafts_of_any_width_are_not_slower_than_none(name: str) -> None:
     mixed = [steady(share) for share in SHARES]
     alone = [([row], drafter) for row in mixed[:3] for drafter in ("lookup", "draft model")]
     for rows, drafter in [
@@ -65,7 +65,9 @@ def test_no_width_is_slower_than_without(name: str) -> None:
     ],
 )
 @each_device
-def test_nor_are_sixteen_rows(name: str, share: float, other: float) -> None:
+def test_drafts_of_sixteen_rows_are_not_slower_than_none(
+    name: str, share: float, other: float
+) -> None:
     rows = [steady(share), steady(other)] * 8
     found = simulate(DEVICES[name], rows, DRAFTERS["MTP"], steps=350, warm=200)
     assert found.ratio >= FLOOR
@@ -74,8 +76,8 @@ def test_nor_are_sixteen_rows(name: str, share: float, other: float) -> None:
 
 @pytest.mark.parametrize("host", [0.001, 0.003])
 @each_device
-def test_one_row_gains_what_the_device_lets_it(name: str, host: float) -> None:
-    """Two drafts of which 0.7 hold. An H200 waits for the host about as long as for a pass."""
+def test_one_row_gains_as_much_as_the_device_permits(name: str, host: float) -> None:
+    """Two drafts, acceptance 0.7. An H200 waits for the host about as long as for a pass."""
     for drafter, guessing in DRAFTERS.items():
         best = reachable(DEVICES[name], 0.7, guessing, host, most=2)
         found = simulate(
@@ -85,7 +87,7 @@ def test_one_row_gains_what_the_device_lets_it(name: str, host: float) -> None:
 
 
 def test_devices_on_which_one_row_cannot_gain_as_much() -> None:
-    """With 2 ms of the host, and of a draft model an eighth of the pass for each guess."""
+    """With 2 ms on the host, and an eighth of a pass for each guess of a draft model."""
     short = {
         (name, drafter)
         for name in DEVICES
@@ -98,7 +100,7 @@ def test_devices_on_which_one_row_cannot_gain_as_much() -> None:
 
 
 @each_device
-def test_a_text_that_changes_is_noticed(name: str) -> None:
+def test_the_policy_notices_when_the_text_changes(name: str) -> None:
     worse = [turning(0.9, 0, 900)]
     assert simulate(DEVICES[name], worse, DRAFTERS["MTP"], steps=900).ratio >= FLOOR
     better = [turning(0, 0.95, 300)]
@@ -117,13 +119,13 @@ def test_parts_that_are_copied_are_found_between_others(name: str) -> None:
 
 
 @each_device
-def test_a_row_without_luck_keeps_its_pace_beside_one_with(name: str) -> None:
+def test_a_row_without_accepted_drafts_keeps_its_pace_beside_one_with_them(name: str) -> None:
     for rows in ([steady(0.95), steady(0)], [steady(0.95)] + [steady(0)] * 7):
         assert decoded(name, rows).slowest >= 0.72
 
 
 def plain(drafts: int) -> float:
-    """Seconds of a pass that is as long for any number of drafts."""
+    """Seconds of a pass that takes equally long with any number of drafts."""
     return 0.01
 
 
@@ -137,12 +139,12 @@ def untrusted(count: int = 1) -> list[RowOdds]:
 def counts(
     policy: Policy, rows: list[RowOdds], others: int, seconds: Callable[[int], float]
 ) -> list[int]:
-    """Drafts of rows with one drafter."""
+    """The number of drafts of each row, with one drafter."""
     asked = policy.wanted([[row] for row in rows], others, seconds)
     return [sum(ask.drafts for ask in asks) for asks in asked]
 
 
-def test_tries_cost_their_allowance() -> None:
+def test_trials_use_up_their_allowance() -> None:
     policy, rows = Policy(), untrusted()
     policy.costs[ALONE].timed(0.005, 0, 0)
     tries = 0
@@ -152,10 +154,10 @@ def test_tries_cost_their_allowance() -> None:
             policy.costs[ALONE].timed(0.005, 0, 1)
             policy.learn(0, rows[0], 1, 0)
         policy.rested([rows])
-    assert tries == pytest.approx(10_000 * ALLOWANCE + SAVED, rel=0.2)  # each costs one
+    assert tries == pytest.approx(10_000 * ALLOWANCE + SAVED, rel=0.2)  # each trial costs one
 
 
-def test_a_try_that_would_cost_more_than_can_be_saved_is_made_and_paid_for() -> None:
+def test_a_trial_that_costs_more_than_drafts_can_save_uses_saved_allowance() -> None:
     policy, rows = Policy(), untrusted()
     policy.costs[ALONE].timed(0.04, 0, 0)
     assert counts(policy, rows, 0, plain) == [1]
@@ -168,7 +170,7 @@ def test_rows_are_tried_in_the_same_step() -> None:
     assert counts(policy, rows, 0, plain) == [1] * 8
 
 
-def test_nothing_is_tried_where_not_even_good_drafts_would_pay() -> None:
+def test_nothing_is_tried_if_even_good_drafts_would_not_pay() -> None:
     rows = untrusted(4)
     assert counts(Policy(), rows, 0, lambda drafts: 0.01 * (1 + drafts)) == [0] * 4
 
@@ -192,7 +194,7 @@ def test_a_refused_trial_is_considered_again_some_steps_later(saved: float, long
     assert considered == 10
 
 
-def test_drafts_that_hardly_ever_hold_are_not_compared() -> None:
+def test_drafts_that_are_rarely_accepted_are_not_compared() -> None:
     rows = [RowOdds() for _ in range(8)]
     for row in rows:
         row.odds.learn(0, 50)
@@ -212,7 +214,7 @@ def test_drafts_that_hardly_ever_hold_are_not_compared() -> None:
     assert not any(asked)
 
 
-def test_rows_that_cannot_draft_are_not_slowed_down_for_those_that_can() -> None:
+def test_rows_that_cannot_draft_are_not_slowed_down_by_those_that_can() -> None:
     def wider(drafts: int) -> float:
         return 0.01 if drafts <= 2 else 0.02
 
@@ -222,7 +224,7 @@ def test_rows_that_cannot_draft_are_not_slowed_down_for_those_that_can() -> None
     assert counts(Policy(), rows, 3, wider) == [2]
 
 
-def test_a_pass_that_compiled_kernels_tells_nothing() -> None:
+def test_a_pass_that_compiled_kernels_is_no_measurement() -> None:
     policy, rows = Policy(), [RowOdds()]
     wanted = counts(policy, rows, 0, plain)
     policy.costs[ALONE].passed(sum(wanted), 50.0)
@@ -232,7 +234,7 @@ def test_a_pass_that_compiled_kernels_tells_nothing() -> None:
     assert counts(policy, rows, 0, plain) == wanted
 
 
-def test_passes_that_take_longer_than_the_curve_says_are_left_alone_and_tried_again() -> None:
+def test_a_width_that_is_slower_than_its_curve_is_avoided_and_tried_again() -> None:
     policy, rows = Policy(), [RowOdds()]
     found = []
     for _ in range(4000):
@@ -241,18 +243,18 @@ def test_passes_that_take_longer_than_the_curve_says_are_left_alone_and_tried_ag
         found.append(count)
         if count:
             policy.learn(0, rows[0], count, count)
-            # three positions cost what three passes do
+            # three positions cost as much as three passes
             policy.costs[ALONE].passed(count, 2.9 * count)
     late = [count for count in found[100:] if count]
     assert 0 < len(late) < 100
 
 
-def test_a_new_row_is_expected_to_be_like_the_others() -> None:
+def test_a_new_row_is_expected_to_accept_drafts_like_the_others() -> None:
     policy = Policy()
     for _ in range(100):
         policy.learn(0, RowOdds(), 2, 0)
     shy = counts(policy, [RowOdds()], 0, lambda drafts: 0.01 + 0.002 * drafts)
-    assert shy == [1]  # a try
+    assert shy == [1]  # a trial
     for _ in range(200):
         policy.learn(0, RowOdds(), 7, 7)
     assert counts(policy, [RowOdds()], 0, lambda drafts: 0.01 + 0.002 * drafts) == [7]
@@ -273,7 +275,7 @@ def test_certain_drafts_of_one_row_pay_only_if_other_rows_lose_less() -> None:
     assert known.worthwhile([1.0], 1, seconds) == 0
 
 
-def test_tokens_are_read_first_where_foretold_text_often_begins() -> None:
+def test_tokens_are_read_first_if_foretold_text_often_begins() -> None:
     policy, value, name = Policy(), Odds(), Odds()
     for at in range(40):
         policy.known_text.learn_beginning(value, begun=False)
@@ -302,9 +304,9 @@ def settled(
     aside: Mapping[Kind, float] | None = None,
     width: float = 0.0,
 ) -> list[Counter[int]]:
-    """How often each drafter was asked for each row in the last two thirds of the steps.
+    """The number of calls of each drafter for each row in the last two thirds of the steps.
 
-    held: of each row, how many drafts of each drafter hold; aside: seconds that the device waits,
+    held: for each row, the accepted drafts of each drafter; aside: seconds that the device waits,
     by the drafters of a pass; width: seconds that a pass takes longer for each draft.
     """
     rows: list[list[RowOdds | None]] = [[RowOdds() for _ in row] for row in held]
@@ -329,7 +331,7 @@ def mostly(asked: Counter[int], source: int) -> bool:
     return asked[source] > 0.9 * asked.total() > 0
 
 
-def test_the_duration_of_a_pass_is_asked_for_once_in_a_step() -> None:
+def test_the_duration_of_a_pass_is_estimated_once_in_a_step() -> None:
     asked: Counter[int] = Counter()
 
     def seconds(drafts: int) -> float:
@@ -342,7 +344,7 @@ def test_the_duration_of_a_pass_is_asked_for_once_in_a_step() -> None:
     assert {*asked.values()} == {1}
 
 
-def test_each_row_has_the_drafter_whose_drafts_hold() -> None:
+def test_each_row_has_the_drafter_whose_drafts_are_accepted() -> None:
     good_head, good_lookup = [5, 1], [1, 5]
     for held, source in ((good_head, HEAD), (good_lookup, LOOKUP)):
         (asked,) = settled(Policy(), [held])
@@ -355,14 +357,14 @@ def test_each_row_has_the_drafter_whose_drafts_hold() -> None:
     assert mostly(second, LOOKUP)
 
 
-def test_a_drafter_that_does_not_pay_is_tried_and_not_asked() -> None:
+def test_a_drafter_that_does_not_pay_is_called_only_in_trials() -> None:
     (asked,) = settled(Policy(), [[0, 0]], steps=3000)
     for source in (HEAD, LOOKUP):
         assert 0 < asked[source] <= 2000 / LONGEST_REST + 1
 
 
-def test_a_drafter_for_which_all_rows_wait_has_to_gain_more() -> None:
-    """Both hold alike, and a little less of the head's: the wait decides."""
+def test_a_drafter_that_delays_all_rows_must_gain_more() -> None:
+    """Both have nearly the same acceptance, so that the wait decides."""
     alike = [[2, 3]]
     waits = {frozenset({LOOKUP}): 0.02, frozenset({HEAD}): 0.0}
     (asked,) = settled(Policy(), alike, aside=waits)
@@ -371,8 +373,8 @@ def test_a_drafter_for_which_all_rows_wait_has_to_gain_more() -> None:
     assert mostly(asked, LOOKUP)
 
 
-def test_a_row_is_not_slowed_down_for_the_drafter_of_another_one() -> None:
-    """What a pass with drafts of both takes is measured by itself."""
+def test_a_row_is_not_slowed_down_by_the_drafter_of_another_row() -> None:
+    """A pass with drafts of both has its own measurement."""
     rows = [[5, 0]] * 7 + [[0, 5]]
     both = {frozenset({HEAD}): 0.0, frozenset({LOOKUP}): 0.03, frozenset({HEAD, LOOKUP}): 0.03}
     *heads, last = settled(Policy(), rows, aside=both)
@@ -380,8 +382,8 @@ def test_a_row_is_not_slowed_down_for_the_drafter_of_another_one() -> None:
     assert not mostly(last, LOOKUP)
 
 
-def test_late_drafts_that_never_hold_have_no_place() -> None:
-    """Two of three hold: a head that was trained for two tokens, or a rate of two thirds?"""
+def test_late_drafts_that_are_never_accepted_are_not_made() -> None:
+    """Two of three are accepted: the head was trained for two tokens, or the rate is 2/3."""
     policy, rows = Policy(), [RowOdds()]
     for _ in range(60):
         (drafts,) = counts(policy, rows, 0, lambda drafts: 0.01 * (1 + 0.08 * drafts))
@@ -390,7 +392,7 @@ def test_late_drafts_that_never_hold_have_no_place() -> None:
     assert drafts == 2
 
 
-def test_a_better_drafter_stands_in_where_the_first_one_has_no_guess() -> None:
+def test_a_second_drafter_is_used_if_the_better_one_has_no_guess() -> None:
     policy, row = Policy(), [RowOdds(), RowOdds()]
     for _ in range(20):
         policy.learn(LOOKUP, row[LOOKUP], 7, 7)

@@ -1,4 +1,4 @@
-"""Results of a row's passes are told in order, and nothing else is taken."""
+"""Results of a row's passes must be reported in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ran(cache: KVCache, tokens: int) -> Turned:
     return Turned([cache], tokens, drafts=True)
 
 
-def test_the_cache_loses_what_did_not_hold_of_either_pass() -> None:
+def test_the_cache_loses_the_rejected_tokens_of_both_passes() -> None:
     cache = KVCache()
     before, last = ran(cache, 4), ran(cache, 3)
     passes = Unsettled(last, before)
@@ -34,7 +34,7 @@ def test_the_cache_loses_what_did_not_hold_of_either_pass() -> None:
     assert cache.offset == 3
 
 
-def test_a_pass_that_had_no_drafts_is_known_once_it_has_followed() -> None:
+def test_a_pass_without_drafts_is_settled_after_the_next_one() -> None:
     cache = KVCache()
     passes = Unsettled(last := ran(cache, 1), last)
     passes.keep(1)
@@ -71,7 +71,7 @@ def test_another_order_is_refused() -> None:
 
 @pytest.mark.parametrize("seen", [3, 30])
 @pytest.mark.parametrize("stale", [0, 3, 7])
-def test_tokens_behind_stale_ones_see_the_whole_window_before_them(seen: int, stale: int) -> None:
+def test_tokens_behind_stale_ones_attend_to_their_whole_window(seen: int, stale: int) -> None:
     cache, row = RotatingKVCache(max_size=6), list[int]()
     for tokens in (seen, 1, 8):
         row += range(len(row), len(row) + tokens)

@@ -18,7 +18,7 @@ from references import alone
 
 
 class Catastrophe(BaseException):
-    """Nothing that a request could cause."""
+    """An error that no request can cause."""
 
 
 def new_worker() -> tuple[EngineWorker, list[EngineDied]]:
@@ -31,7 +31,7 @@ def new_worker() -> tuple[EngineWorker, list[EngineDied]]:
     return EngineWorker(deliver, deaths.append), deaths  # type: ignore[arg-type]
 
 
-def test_calls_run_on_one_thread_that_is_not_ours() -> None:
+def test_calls_run_on_one_separate_thread() -> None:
     worker, _ = new_worker()
     names = {worker.call(lambda: threading.current_thread().name).result() for _ in range(5)}
     worker.close()
@@ -40,13 +40,13 @@ def test_calls_run_on_one_thread_that_is_not_ours() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such policy")
-def test_neither_its_thread_nor_mlx_threads_take_the_core_of_who_wakes_them() -> None:
+def test_neither_its_thread_nor_mlx_threads_preempt_the_thread_that_wakes_them() -> None:
     def tasks() -> set[int]:
         return {int(each.name) for each in Path("/proc/self/task").iterdir()}
 
     def policies() -> list[int]:
         before = tasks()
-        mx.eval(mx.zeros(1) + 1)  # starts MLX's thread for the stream of this one
+        mx.eval(mx.zeros(1) + 1)  # starts MLX's thread for the stream of this thread
         return [os.sched_getscheduler(each) for each in (0, *tasks() - before)]
 
     worker, _ = new_worker()
@@ -57,7 +57,7 @@ def test_neither_its_thread_nor_mlx_threads_take_the_core_of_who_wakes_them() ->
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
-def test_a_call_that_fails_hurts_nobody() -> None:
+def test_a_failed_call_affects_no_other() -> None:
     worker, deaths = new_worker()
 
     def bad() -> None:
@@ -70,7 +70,7 @@ def test_a_call_that_fails_hurts_nobody() -> None:
     assert deaths == []
 
 
-def test_whatever_a_call_raises_is_its_callers() -> None:
+def test_the_caller_gets_any_error_of_its_call() -> None:
     worker, deaths = new_worker()
 
     def die() -> None:
@@ -84,7 +84,7 @@ def test_whatever_a_call_raises_is_its_callers() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_dead_thread_tells_who_waits_and_is_replaced() -> None:
+def test_waiting_callers_get_an_error_when_the_thread_dies_and_it_is_replaced() -> None:
     others = set(threading.enumerate())
     worker, deaths = new_worker()
     blocked, go = threading.Event(), threading.Event()
@@ -126,7 +126,7 @@ def test_a_request_runs_to_its_end(qwen3: TextModel) -> None:
     assert output_of(request).tokens == output_of(alone(qwen3, request)).tokens
 
 
-def test_nothing_is_taken_after_close() -> None:
+def test_no_call_is_accepted_after_close() -> None:
     worker, _ = new_worker()
     worker.close()
     with pytest.raises(EngineDied):

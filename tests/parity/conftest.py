@@ -35,7 +35,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TextModel]:
 
 @pytest.fixture
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, MediaItem]]:
-    """A tiny model that sees, by family name, and an image."""
+    """A tiny vision model, by family name, and an image."""
 
     def get(family: str) -> tuple[Any, MediaItem]:
         folder = build(tmp_path_factory.mktemp("seeing") / family, family)

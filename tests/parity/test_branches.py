@@ -1,4 +1,4 @@
-"""Prompts that part inside a message reuse what they share, in every kind of cache, exactly."""
+"""Prompts that branch inside a message reuse their common part exactly, in every kind of cache."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def reused(request: Request) -> float:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_same_document_other_question(tiny: Callable[..., TextModel], family: str) -> None:
-    """The second hits a guess, the third where the second was seen to part from the first."""
+    """The second prompt resumes at a guess, the third at the branch of the first two."""
     model = tiny(family)
     prefix_cache = PrefixCache(budget=lambda: 2**26)
     engine = new_engine(model, prefix_cache=prefix_cache, max_chunk=256)
@@ -73,8 +73,8 @@ def test_same_document_other_question(tiny: Callable[..., TextModel], family: st
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_prompts_that_part_early(tiny: Callable[..., TextModel], family: str) -> None:
-    """In the middle of a message, far from any guess: the third resumes there."""
+def test_prompts_that_branch_early(tiny: Callable[..., TextModel], family: str) -> None:
+    """In the middle of a message, far from any guess: the third prompt resumes there."""
     model = tiny(family)
     prefix_cache = PrefixCache(budget=lambda: 2**26)
     engine = new_engine(model, prefix_cache=prefix_cache, max_chunk=96)

@@ -1,4 +1,4 @@
-"""How many kernels a decode step launches, counted on the graph that it builds."""
+"""The number of kernels that a decode step launches, counted on its graph."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def fusing() -> Iterator[Replaced]:
         yield patch
 
 
-def test_rows_apart_launch_little_more_than_rows_together(
+def test_rows_in_separate_caches_launch_little_more_than_merged_rows(
     deep: TextModel, fusing: Replaced
 ) -> None:
     together = kernels(deep, filled(deep, ALIKE))
@@ -60,10 +60,10 @@ def test_rows_apart_launch_little_more_than_rows_together(
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("rows", "most"), [(1, 700), (8, 1500)])
-def test_a_row_in_two_buffers_launches_more_than_a_copy_is_worth(
+def test_a_row_in_two_buffers_launches_too_many_kernels_to_avoid_a_copy(
     rows: int, most: int, deep: TextModel, fusing: Replaced
 ) -> None:
-    """By 28 in each layer for each row; with fewer, an entry could grow by a second buffer."""
+    """28 more in each layer for each row; with fewer, an entry could grow by a second buffer."""
     rows_apart(fusing)
     whole, apart = (filled(deep, (600,) * rows, prefix=prefix) for prefix in (0, 500))
     one = kernels(deep, whole)
@@ -106,10 +106,10 @@ tokens, alike or not."""
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("name", "layers", "real", "most"), SPARSE)
-def test_so_does_a_step_of_experts_and_of_recurrent_layers(
+def test_a_step_of_experts_and_of_recurrent_layers_takes_few_command_buffers(
     name: str, layers: list[str], real: Real, most: int, tmp_path: Path, fusing: Replaced
 ) -> None:
-    fusing.setattr(mx, "contiguous", mx.abs)  # one operation, too, and it can be exported
+    fusing.setattr(mx, "contiguous", mx.abs)  # also one operation, which can be exported
     sizes: dict[str, Any] = {"num_hidden_layers": len(layers), "layer_types": layers}
     folder = build(tmp_path / "model", name, dtype="float32", **sizes)
     model = load_text(folder, LoadOptions(dtype="float32"))
@@ -125,7 +125,9 @@ models that are dense, a mixture of experts, and a hybrid."""
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
-def test_a_step_launches_no_more_than_it_did(name: str, tmp_path: Path, fusing: Replaced) -> None:
+def test_a_step_launches_no_more_kernels_than_recorded(
+    name: str, tmp_path: Path, fusing: Replaced
+) -> None:
     folder = build(tmp_path / "model", name, dtype="float32")
     model = load_text(folder, LoadOptions(dtype="float32"))
     found = [kernels(model, prefilled(model, rows)) for rows in (1, 8)]
@@ -136,7 +138,7 @@ def test_a_step_launches_no_more_than_it_did(name: str, tmp_path: Path, fusing: 
 
 
 def prefilled(model: TextModel, rows: int) -> Layout:
-    """Rows that joined one after another, each behind a prompt of its own."""
+    """Rows that joined one after another, each with its own prompt."""
     layout = make_layout("grouped")
     for _ in range(rows):
         cache = model.make_cache()
@@ -147,8 +149,8 @@ def prefilled(model: TextModel, rows: int) -> Layout:
 
 
 @pytest.mark.parametrize("lengths", [(5, 20, 40), (5, 20, 700, 800)])
-def test_a_step_leaves_nothing_to_compute(tmp_path: Path, lengths: tuple[int, ...]) -> None:
-    """Not even where the model, which is given its positions, never asks for the offsets."""
+def test_a_step_leaves_no_lazy_arrays(tmp_path: Path, lengths: tuple[int, ...]) -> None:
+    """Not even if the model gets its positions and never reads the offsets."""
     model = load(build(tmp_path / "model", "qwen3_5"), LoadOptions())
     engine = new_engine(model, max_chunk=1024)
     for length in lengths:

@@ -1,7 +1,7 @@
-"""Every kind of prompt with a KV cache of every precision: in company and cached as alone.
+"""Every kind of prompt with a KV cache of every precision: in a batch and cached as alone.
 
-Each case: text, one image, two images, text after an image, a second turn; all at once with what
-decodes, then all again, when the prefix cache has them.
+Each case: text, one image, two images, text after an image, a second turn; all at once with rows
+that decode, then all again from the prefix cache.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def requests_for(model: LoadedModel, sees: bool) -> list[Request]:
 
 
 def assert_same(got: TokenOutput, want: TokenOutput, bits: int | None) -> None:
-    """The same tokens; in few bits, until two of nearly one probability part them."""
+    """Equal tokens; in few bits, only up to a choice between two nearly equal probabilities."""
     assert len(got.tokens) == len(want.tokens) == 4
     for mine, theirs in zip(got.logprobs, want.logprobs, strict=True):
         assert abs(mine.logprob - theirs.logprob) <= TOLERANCE[bits]

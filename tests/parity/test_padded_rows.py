@@ -1,4 +1,4 @@
-"""Qwen3.5's rows of several lengths in one cache: nobody copies them out of it row by row."""
+"""Qwen3.5's rows of several lengths in one cache are not copied out row by row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mlx_provider_qwen3_5.padded_attention import KERNEL, PADDED, masked
 
 @pytest.fixture
 def gathers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Shapes of keys and values of which rows were taken: upstream's way to a row."""
+    """Shapes of keys and values that were indexed by row, which upstream does."""
     found: list[tuple[int, ...]] = []
 
     def take(array: mx.array, *args: Any, real: Callable[..., mx.array] = mx.take, **more: Any):
@@ -36,7 +36,7 @@ def gathers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 def padded(lengths: list[int], size: int) -> tuple[list[mx.array], dict[str, Any]]:
-    """Queries, keys and values of rows that end together, and what else the attention is given."""
+    """Queries, keys and values of rows that end together, and the other arguments of attention."""
     longest = max(lengths)
     queries = mx.random.normal((len(lengths), 8, size, 32))
     keys, values = (mx.random.normal((len(lengths), 4, longest, 32)) for _ in range(2))
@@ -47,7 +47,7 @@ def padded(lengths: list[int], size: int) -> tuple[list[mx.array], dict[str, Any
 
 @pytest.fixture
 def functions() -> tuple[Callable[..., mx.array], Callable[..., mx.array]]:
-    """Ours and upstream's; the module calls our attention, as after every load."""
+    """Our function and upstream's; the module calls ours, as after every load."""
     patch([language], attention.NAME, attention.routed)
     original = getattr(language, PADDED)
     while hasattr(original, "original"):
@@ -55,7 +55,7 @@ def functions() -> tuple[Callable[..., mx.array], Callable[..., mx.array]]:
     return masked(original), original
 
 
-def test_rows_of_several_lengths_are_attended_in_one_call(functions, gathers) -> None:
+def test_rows_of_several_lengths_need_one_call_of_attention(functions, gathers) -> None:
     ours, original = functions
     for lengths in ([9, 6, 2], [200, 197, 1]):
         given, more = padded(lengths, 1)
@@ -66,13 +66,13 @@ def test_rows_of_several_lengths_are_attended_in_one_call(functions, gathers) ->
         assert not gathers
 
 
-def test_several_tokens_a_row_are_attended_as_upstream_does(functions) -> None:
+def test_attention_of_several_tokens_a_row_equals_upstream(functions) -> None:
     ours, original = functions
     given, more = padded([9, 6], 2)
     assert mx.array_equal(ours(*given, **more), original(*given, **more)).item()
 
 
-def test_a_kernel_of_upstreams_comes_first(functions, monkeypatch) -> None:
+def test_a_kernel_of_upstream_has_precedence(functions, monkeypatch) -> None:
     ours, _ = functions
     monkeypatch.setattr(language, KERNEL, lambda queries, *rest: queries + 1)
     given, more = padded([9, 6], 1)
@@ -87,7 +87,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("layout", ["grouped", "merged"])
 def test_an_engine_never_gathers(model: LoadedModel, layout: str, gathers: list[Any]) -> None:
-    """Rows that share a cache, and others that have one of their own."""
+    """With rows in a shared cache, and rows with separate caches."""
     engine = new_engine(model, layout=layout, max_chunk=512)
     requests = [new_request([20 + n] * n, max_tokens=6) for n in (3, 40, 90, 700)]
     for request in requests:
@@ -97,7 +97,7 @@ def test_an_engine_never_gathers(model: LoadedModel, layout: str, gathers: list[
     assert not gathers
 
 
-def test_a_batch_of_unlike_rows_decodes_as_each_alone(model: LoadedModel, gathers) -> None:
+def test_a_batch_of_different_rows_decodes_as_each_alone(model: LoadedModel, gathers) -> None:
     caches, alone = [], []
     lengths = (3, 40, 90)
     for length in lengths:

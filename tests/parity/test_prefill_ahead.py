@@ -1,4 +1,4 @@
-"""The beginning of a prompt that will come is prefilled, and is in nobody's way."""
+"""The beginning of a future prompt is prefilled, without delay of other requests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def ask(engine: Engine, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", KINDS)
-def test_a_prompt_computes_only_what_was_not_known_of_it(tiny: Tiny, family: str) -> None:
+def test_a_prompt_computes_only_its_tokens_after_the_prefilled_ones(
+    tiny: Tiny, family: str
+) -> None:
     model = tiny(family)
     engine = engine_of(model)
     before = engine.state.prefix_cache._cache.report()  # type: ignore[union-attr]
@@ -73,7 +75,7 @@ def test_a_request_that_arrives_ends_it_within_a_chunk(tiny: Tiny, family: str) 
     assert output_of(request).tokens == output_of(alone(model, request)).tokens
 
 
-def test_another_tenant_gets_nothing_of_it(tiny: Tiny) -> None:
+def test_another_tenant_cannot_reuse_it(tiny: Tiny) -> None:
     engine = engine_of(tiny("qwen3"))
     engine.prefill_ahead(new_request(HEAD, max_tokens=0))
     run(engine)
@@ -89,7 +91,9 @@ def test_it_needs_memory_that_nothing_uses(tiny: Tiny) -> None:
     assert request.cached == len(STORED)
 
 
-def test_what_is_stored_or_gone_is_not_computed(tiny: Tiny) -> None:
+def test_a_prompt_without_a_stored_beginning_or_without_new_tokens_is_not_computed(
+    tiny: Tiny,
+) -> None:
     engine = engine_of(tiny("qwen3"))
     for tokens in ([*STORED, 7, 8, 9], [9] * 400, [*STORED[:100], *[9] * 300]):
         engine.prefill_ahead(new_request(tokens, max_tokens=0))

@@ -18,7 +18,7 @@ HEADS, SHARED, WIDTH, BEFORE = 4, 2, 64, 40
 
 
 def cached(bits: int, tokens: int, dtype: Any, seed: int) -> tuple[QuantizedKVCache, Any, Any]:
-    """A cache of so many tokens, with its keys and values."""
+    """A cache with `tokens` tokens, with its keys and values."""
     rng = np.random.default_rng(seed)
     shape = (1, HEADS // SHARED, tokens, WIDTH)
     keys, values = (mx.array(rng.normal(size=shape)).astype(dtype) for _ in range(2))
@@ -53,7 +53,7 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 @pytest.mark.parametrize("mask", [None, "causal", "window", "added"])
-def test_many_queries_get_what_few_would(
+def test_many_queries_equal_few_queries(
     bits: int, dtype: Any, mask: str | None, fused: list[int]
 ) -> None:
     """Upstream rounds scores to the dtype; the fused attention keeps them in float32."""
@@ -75,7 +75,7 @@ def test_many_queries_get_what_few_would(
 
 
 def test_copies_of_long_caches_exist_for_one_layer_at_a_time(fused: list[int]) -> None:
-    """What came before is computed, so that its copies are free."""
+    """Earlier layers are computed first, so that their copies are freed."""
     for tokens in (TOGETHER, TOGETHER + 1):
         cache, keys, values = cached(8, tokens, mx.float32, 1)
         asking = queries(1, 2 * FEW, mx.float32) + 1
@@ -92,7 +92,7 @@ def test_heads_without_a_fused_kernel_stay_quantised(fused: list[int]) -> None:
 
 
 def test_a_chunk_beside_rows_that_decode_is_fused_alone(fused: list[int]) -> None:
-    """Rows keep the path that they have alone."""
+    """Rows use the same path as alone."""
     row, chunk = cached(8, BEFORE, mx.float32, 1), cached(8, BEFORE, mx.float32, 2)
     asking = queries(1 + 2 * FEW, 1, mx.float32)
     runs = [Run(row[0], slice(0, 1)), Run(chunk[0], slice(1, None), turned=True)]

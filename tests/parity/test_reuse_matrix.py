@@ -1,4 +1,4 @@
-"""Every kind of cache reuses its prefixes in every situation of an agent, and hit equals cold."""
+"""Every kind of cache reuses prefixes in each situation of an agent; a hit equals a cold run."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_matrix_of_reuse(tiny: Tiny, family: str, busy: bool) -> None:
     shared = common_length(other_user.prompt.tokens, cold.prompt.tokens)
     assert 32 < shared - HEADER <= other_user.cached < before_tail
 
-    # Gemma's template knows no tool messages; there a result comes as the user's text
+    # Gemma's template has no tool messages; a result is the user's text
     role = "user" if family == "gemma3_text" else "tool"
     after_tool = ask(engine, [*FIRST, answer, {"role": role, "content": "22 degrees"}], busy)
     assert after_tool.cached >= before_tail
@@ -85,8 +85,8 @@ def test_the_matrix_of_reuse(tiny: Tiny, family: str, busy: bool) -> None:
         assert_as_cold(model, request)
 
 
-def test_a_checkpoint_is_worth_its_pass() -> None:
-    """Where state cannot be cut, each costs one more pass through the model."""
+def test_a_snapshot_is_worth_its_pass() -> None:
+    """If a state cannot be cut, each snapshot needs one more pass."""
     short, long = 10, 100
     for ends, done, cuts in (
         ((short,), 0, ()),
@@ -131,7 +131,7 @@ def test_a_miss_says_where_the_prompt_left_the_stored_path(tiny: Tiny) -> None:
     assert "Rome" in other.explanation
 
 
-def test_a_cancelled_prefill_is_of_use_to_the_next(tiny: Tiny) -> None:
+def test_the_next_request_reuses_a_cancelled_prefill(tiny: Tiny) -> None:
     engine = new_engine(tiny("qwen3"), prefix_cache=PrefixCache(budget=lambda: 2**24), max_chunk=32)
     tokens = [30 + i % 300 for i in range(300)]
     first = new_request(tokens, max_tokens=5)
@@ -145,7 +145,7 @@ def test_a_cancelled_prefill_is_of_use_to_the_next(tiny: Tiny) -> None:
     assert second.cached == 4 * 32
 
 
-def test_the_store_gives_way_to_live_rows(tiny: Tiny) -> None:
+def test_entries_are_evicted_for_running_rows(tiny: Tiny) -> None:
     model = tiny("qwen3")
     prefix_cache = PrefixCache(budget=lambda: 2**24)
     engine = new_engine(model, prefix_cache=prefix_cache, available=lambda: 10_000)

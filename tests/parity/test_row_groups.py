@@ -1,4 +1,4 @@
-"""Rows that join, leave and are stored at any time, across the bound of what is merged."""
+"""Rows that join, leave and are stored at any time, with lengths around the bound for merging."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ EVENTS = st.lists(
 
 
 class Twins:
-    """Rows of a layout, and the same rows each by itself."""
+    """Rows of a layout, and the same rows alone."""
 
     def __init__(
         self, model: TextModel, layout: GroupedLayout | MergedLayout, prefilled: dict[int, Any]
@@ -85,7 +85,7 @@ class Twins:
                     del self.alone[row]
 
     def join(self, length: int, roomy: bool) -> None:
-        """`roomy`: its buffers are made for many more tokens."""
+        """`roomy`: its buffers have capacity for many more tokens."""
         request = new_request([20 + 7 * i % 300 for i in range(length)])
         if length not in self.prefilled:
             self.prefilled[length] = self.model.make_cache()
@@ -103,7 +103,7 @@ class Twins:
     def step(
         self, tolerance: float, drafting: Mapping[Row, int] = NO_DRAFTS, kept: int = 1
     ) -> None:
-        """Of rows with several tokens the first `kept` stay."""
+        """Of the tokens of a row with several, the first `kept` stay."""
         widths = drafting if isinstance(self.layout, GroupedLayout) else NO_DRAFTS
         passes = self.layout.passes(widths=widths)
         limit = GROWN * self.layout.rows.bound
@@ -124,7 +124,7 @@ class Twins:
             row.tokens += [_token(row, i) for i in range(stay)]
 
     def store(self, row: Row, tolerance: float) -> None:
-        """Its cache as a layout gives it goes on like the row's own; that one's stays behind."""
+        """The extracted cache of a row continues like its own; the layout does not change."""
         cache = self.layout.extract(row)
         own = copy.deepcopy(self.alone[row])
         if any(cache is group.cache for group in self.layout.rows.groups):
@@ -170,7 +170,7 @@ def test_any_mix_of_lengths_decodes_as_alone(
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "qwen3_5_text"])
-def test_what_is_stored_of_a_row_is_what_its_own_cache_would_hold(tiny: Tiny, family: str) -> None:
+def test_a_row_of_a_group_is_stored_as_from_its_own_cache(tiny: Tiny, family: str) -> None:
     layout = GroupedLayout()
     twins = Twins(tiny(family), layout, {})
     twins.play([("steps", 3)], 1e-4)
@@ -187,7 +187,7 @@ def test_what_is_stored_of_a_row_is_what_its_own_cache_would_hold(tiny: Tiny, fa
 
 @pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize(("family", "bits"), [("llama", 16), ("qwen3", 4)])
-def test_formats_that_users_run_decode_bit_by_bit_as_alone(
+def test_formats_that_users_run_decode_bitwise_as_alone(
     tmp_path: Path, family: str, bits: int, examples: int
 ) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 128}
@@ -204,7 +204,7 @@ def test_formats_that_users_run_decode_bit_by_bit_as_alone(
     check()
 
 
-def test_caches_that_count_in_place_decode_in_groups(tiny: Tiny) -> None:
+def test_caches_that_change_offsets_in_place_decode_in_groups(tiny: Tiny) -> None:
     """mlx-vlm's own batch caches change their array of offsets (models/cache.py 0.7.10)."""
     model = tiny("qwen3", num_hidden_layers=1)
     twins = Twins(model, GroupedLayout(), {})
@@ -226,7 +226,7 @@ FAMILIES = ("qwen3", "gemma3_text", "qwen3_5_text")
 
 
 def long_row(model: TextModel) -> tuple[Row, list[Any]]:
-    """A row whose attention layers hold many tokens; what they are does not matter."""
+    """A row whose attention layers hold many arbitrary tokens."""
     request = new_request([30] * (LONG + 5))
     cache = model.make_cache()
     model.prefill(PrefillChunk(request.prompt, 0, 5, cache))
@@ -247,7 +247,7 @@ def step(model: TextModel, layout: GroupedLayout) -> None:
 
 
 def allocated(work: Callable[[], None]) -> int:
-    """Bytes beyond those held before, at most."""
+    """Peak bytes beyond those at the start."""
     gc.collect()
     held = mx.get_active_memory()
     mx.reset_peak_memory()
@@ -257,7 +257,7 @@ def allocated(work: Callable[[], None]) -> int:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_store_copies_the_new_tokens_alone(tiny: Tiny, family: str, count: int) -> None:
+def test_an_insertion_copies_only_the_new_tokens(tiny: Tiny, family: str, count: int) -> None:
     model, layout = tiny(family), GroupedLayout()
     rows = [long_row(model) for _ in range(count)]
     first, cache = rows[0]
@@ -274,11 +274,11 @@ def test_a_store_copies_the_new_tokens_alone(tiny: Tiny, family: str, count: int
     stored = store.nbytes
     assert allocated(lambda: store.insert(key, ids, layout.extract(first), {})) < row_bytes / 8
     assert 0 < store.nbytes - stored < row_bytes / 8
-    assert allocated(lambda: step(model, layout)) < row_bytes / 2  # in place, as ever
+    assert allocated(lambda: step(model, layout)) < row_bytes / 2  # still in place
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_nothing_is_copied_where_rows_above_the_bound_join_and_leave(
+def test_rows_above_the_bound_join_and_leave_without_copies(
     tiny: Tiny, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny(family)
@@ -303,7 +303,7 @@ def test_nothing_is_copied_where_rows_above_the_bound_join_and_leave(
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
-def test_a_model_learns_the_length_without_waiting(
+def test_a_model_reads_the_length_without_waiting(
     tiny: Tiny, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     twins = Twins(tiny(family), GroupedLayout(), {})
@@ -337,7 +337,7 @@ def test_a_group_that_outgrows_the_bound_is_halved(tiny: Tiny) -> None:
     assert [len(g.rows) for g in groups.groups] == [2, 1, 1]
 
 
-def test_a_recurrent_state_is_held_once(tiny: Tiny) -> None:
+def test_a_recurrent_state_is_stored_once(tiny: Tiny) -> None:
     model, layout = tiny("qwen3_5_text"), GroupedLayout()
     for _ in range(3):
         layout.add(*long_row(model))
@@ -350,7 +350,7 @@ def test_a_recurrent_state_is_held_once(tiny: Tiny) -> None:
     assert arrays([layer for layer in layout.rows.groups[0].cache if hasattr(layer, "cache")])
 
 
-def test_rows_whose_drafts_are_a_while_ago_share_a_group_again(tiny: Tiny, monkeypatch) -> None:
+def test_rows_without_recent_drafts_share_a_group_again(tiny: Tiny, monkeypatch) -> None:
     monkeypatch.setattr(batch_layout, "REUNITED", 3)
     twins = Twins(tiny("qwen3"), GroupedLayout(), {})
     for _ in range(3):
@@ -377,7 +377,7 @@ RULES = {
 def test_the_rule_of_a_layer_of_mlx_lm_runs_once_for_each_draft(
     family: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one row, not of as many rows as there are drafts."""
+    """It runs with one row, not with one row for each draft."""
     model = tiny(family)
     module, name = RULES[family]
     asked: list[tuple[int, int]] = []
@@ -400,7 +400,7 @@ def test_the_rule_of_a_layer_of_mlx_lm_runs_once_for_each_draft(
 def test_a_recurrent_layer_that_records_its_states_runs_once_over_drafts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not once for each number of them that may stay."""
+    """Not once for each possible number of accepted drafts."""
     model = load_qwen3_5(build(tmp_path / "m", "qwen3_5"), LoadOptions())
     asked: list[tuple[int, int]] = []
     original = language.gated_delta_update

@@ -1,4 +1,4 @@
-"""Parity: whatever runs beside a request, it gets the tokens and logprobs it gets alone."""
+"""Parity: with any other requests, a request gets the tokens and logprobs that it gets alone."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def check_against_solo(
     "family",
     [pytest.param(each, marks=pytest.mark.sweep if each in RARER else ()) for each in FAMILIES],
 )
-def test_any_schedule_gives_what_each_request_gets_alone(
+def test_in_any_schedule_each_request_gets_its_solo_result(
     tiny: Tiny, family: str, examples: int
 ) -> None:
     model = tiny(family)
     found = probe(model, model.make_cache, model.kv_layouts)
-    # kept from one example to the next, so that most prompts are found in it
+    # shared by all examples, so that it has most prompts
     prefix_cache = PrefixCache(budget=lambda: 2**20)
 
     @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
@@ -150,7 +150,7 @@ def test_quantised_kv_rows_decode_together_as_alone(tiny: Tiny, bits: int) -> No
         for j, share in enumerate([0.5, 0.9])
     ],
 )
-def test_drafts_change_nobodys_tokens(tiny: Tiny, family: str, share: float) -> None:
+def test_drafts_change_no_tokens(tiny: Tiny, family: str, share: float) -> None:
     model = tiny(family)
     arrivals = [
         Arrival(0, 40, 0, 25, 2, 0, None, None),

@@ -1,4 +1,4 @@
-"""Rows, verified drafts and chunks attend to a shared prefix as to keys of their own."""
+"""Attention of rows, drafts and chunks to a shared prefix equals that to separate keys."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def random(*shape: int) -> mx.array:
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 @pytest.mark.parametrize("bits", [None, 8, 4])
-def test_parts_with_one_prefix_get_what_each_gets_alone(
+def test_parts_with_one_prefix_get_the_result_of_each_alone(
     bits: int | None, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if device == "gpu":  # only where the products are chosen; they run on this machine's device
+    if device == "gpu":  # changes only the choice of the product; it runs on this machine's device
         monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
     mx.random.seed(3)
 

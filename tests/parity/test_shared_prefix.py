@@ -1,4 +1,4 @@
-"""Rows in use share the keys of their common prefix, and get what they get alone."""
+"""Running rows share the keys of their common prefix, and get the results that they get alone."""
 
 from __future__ import annotations
 
@@ -113,12 +113,12 @@ def check_as_alone(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rows_in_use_hold_one_prefix(tiny: Tiny, family: str) -> None:
+def test_running_rows_hold_one_prefix(tiny: Tiny, family: str) -> None:
     model = tiny(family)
     engine, cache = sharing(model)
     requests = [branch(i) for i in range(4)]
     decoding(engine, requests[0])
-    assert not prefixes(engine)  # nobody to share with: one buffer for each layer
+    assert not prefixes(engine)  # no other row: one buffer for each layer
     own = len(COMMON)
     for request in requests[1:]:
         decoding(engine, request)
@@ -138,7 +138,7 @@ def test_rows_in_use_hold_one_prefix(tiny: Tiny, family: str) -> None:
 
 
 def test_quantised_rows_read_their_prefix_once(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their caches stay apart, and a step has one product over the prefix in each layer."""
+    """Their caches stay separate, and a step has one product over the prefix in each layer."""
     model, bits = tiny("qwen3", head_dim=32), 8
     engine, cache = sharing(model, make_cache=quantised(model, bits))
     requests = [branch(i) for i in range(4)]
@@ -165,8 +165,10 @@ def test_quantised_rows_read_their_prefix_once(tiny: Tiny, monkeypatch: pytest.M
     cache.check_integrity()
 
 
-def test_a_hit_on_a_shared_prefix_is_no_copy(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts the tokens that are joined into new buffers."""
+def test_a_hit_on_a_shared_prefix_copies_nothing(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts the tokens that are copied to new buffers."""
     from mlx_provider.engine.prefix_cache import rebuild
 
     copied = []
@@ -210,9 +212,9 @@ def test_a_row_behind_a_part_of_a_prefix_reserves_the_rest(tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize("bits", [None, 8])
-def test_rows_behind_a_prefix_are_charged_what_they_take(tiny: Tiny, bits: int | None) -> None:
-    """Whether they began behind it or were divided, merged or apart. Merged rows grow together, so
-    their shorter ones may grow some steps before they are charged for it."""
+def test_rows_behind_a_prefix_are_charged_for_their_memory(tiny: Tiny, bits: int | None) -> None:
+    """For rows that began behind it or were divided, merged or separate. Merged rows grow together:
+    shorter ones can grow some steps before they are charged for it."""
     model = tiny("qwen3", head_dim=32)
     make_cache = quantised(model, bits) or model.make_cache
     row = make_cache()
@@ -225,7 +227,7 @@ def test_rows_behind_a_prefix_are_charged_what_they_take(tiny: Tiny, bits: int |
     for request in requests:
         decoding(engine, request)
     compared = 0
-    for _ in range(90):  # over the end of a step
+    for _ in range(90):  # beyond the end of a capacity step
         engine.step()
         assert taken(engine) <= engine.scheduler.live_bytes + cache.in_use
         compared += bool(prefixes(engine))
@@ -248,7 +250,7 @@ def test_a_row_that_is_alone_again_gets_one_buffer(
     engine.cancel(goes)
     engine.step()
     assert prefixes(engine), "another may come"
-    cache.evict_to(0)  # the entry of the row that went holds it, too
+    cache.evict_to(0)  # the entry of the finished row also holds it
     for _ in range(2 * REUNITED):
         engine.step()
     assert not prefixes(engine)
@@ -256,7 +258,7 @@ def test_a_row_that_is_alone_again_gets_one_buffer(
     last = branch(2)
     decoding(engine, last)
     assert last.cached >= len(COMMON) - LEAST
-    if bits is not None:  # rows that were merged have other caches than those that were noted
+    if bits is not None:  # merged rows have other caches than the recorded ones
         assert prefixes(engine), "it can be shared again"
     run(engine)
     for request in (stays, last):
@@ -295,11 +297,11 @@ def storm(
     what: list[Operation],
     bits: int | None = None,
 ) -> tuple[int, int]:
-    """One prompt, many branches; cancels, preemption and eviction between, and a prefix cache that
-    is full with that prompt. Each branch gets what it gets alone, and rows with what they use of
-    the prefix cache keep within the memory, but for prompts that were admitted before it shrank.
-    Rows that are never merged take no more than they are charged.
-    Returns the most layers with a shared prefix, and the most rows that waited for memory.
+    """One prompt with many branches, cancellation, preemption and eviction; the prompt fills the
+    prefix cache. Each branch gets the result that it gets alone. Rows, with the entries that they
+    use, stay within the memory, except prompts that were admitted before the memory shrank.
+    Rows that are never merged need no more memory than they are charged.
+    Returns the maximum number of layers with a shared prefix, and of rows that waited for memory.
     """
     room, budget, most, waited = 2**30, 2**26, 0, 0
     what = [("fork", 0, 6), *what]
@@ -309,12 +311,12 @@ def storm(
     memory = profile(row, len(COMMON))
     asked = {which for each, which, _ in what if each == "fork"}
     longest = max(len(ask(which).prompt.tokens) for which in asked) + REPLY
-    # a prefix in use may be longer than what its only row has of it, whose own tokens have steps
+    # a prefix in use can be longer than its only row's part of it; the row's tail has whole steps
     least = memory.row_bytes(longest) + (LEAST + STEP_TOKENS) * memory.token_bytes
     early: set[Any] = set()
 
     class Watched(Alternating):
-        """Before each pass, the rows are within the memory."""
+        """Checks before each pass that the rows are within the memory."""
 
         def plan(self, *given: Any, **more: Any) -> StepPlan:
             alone = self.active_rows <= 1 or early & {*self.waiting}
@@ -388,7 +390,7 @@ def test_a_storm_of_forks_behind_an_image(seeing: Seeing) -> None:
 def test_drafts_are_verified_over_a_shared_prefix(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows with drafts and a row without: one product over the prefix in each layer."""
+    """For rows with drafts and a row without: one product over the prefix in each layer."""
     model, oracle = tiny("qwen3"), Oracle(0.7)
     requests = [branch(i) for i in range(3)]
     for request in requests:
@@ -406,7 +408,7 @@ def test_drafts_are_verified_over_a_shared_prefix(
     for request in requests:
         decoding(engine, request, 2)
     assert prefixes(engine)
-    counts.clear()  # of short chunks
+    counts.clear()  # calls for short chunks
     run(engine)
     assert max(counts) > 2, "drafts are among the queries"
     for request in requests:
@@ -447,7 +449,7 @@ def test_an_image_inside_a_shared_prefix(
 ) -> None:
     model, item = seeing(family)
     engine, _ = sharing(model, max_chunk=256)
-    for question in ("Which is the first?", "How many are there?"):  # where they part is stored
+    for question in ("Which is the first?", "How many are there?"):  # the branch is stored
         engine.submit(looking(model, item, question, 1))
         run(engine)
     requests = [looking(model, item, each, 30) for each in ("How much of it?", "Is it red?")]

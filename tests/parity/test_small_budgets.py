@@ -1,4 +1,4 @@
-"""Prompts longer than the prefix budget: tokens are those of a prompt that is computed whole."""
+"""Prompts longer than the prefix budget get the tokens of a cold prompt."""
 
 from __future__ import annotations
 

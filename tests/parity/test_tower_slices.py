@@ -1,4 +1,4 @@
-"""A vision tower that runs a slice of layers per step, beside streams."""
+"""A vision tower that runs a slice of layers per step while streams decode."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LAYER_SECONDS = 0.04
 
 @pytest.fixture(autouse=True)
 def without_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers only describe their output, however long a call takes on a busy machine."""
+    """Let layers build their graph only, for any duration of a call on a busy machine."""
     monkeypatch.setattr(slices, "AT_ONCE", 60.0)
 
 
@@ -70,7 +70,7 @@ def asked(model: LoadedModel, images: Sequence[MediaItem], max_tokens: int = 6) 
 
 @dataclass
 class Timed:
-    """Each slice of the tower takes some time of a clock that stands still otherwise."""
+    """Each slice of the tower advances a clock that does not move otherwise."""
 
     inner: Any
     seconds: float = LAYER_SECONDS
@@ -96,13 +96,13 @@ def beside_a_stream(model: Timed) -> tuple[Engine, Request]:
     engine = new_engine(model, clock=lambda: model.now)  # type: ignore[arg-type]
     stream = new_request([30] * 8, max_tokens=60)
     engine.submit(stream)
-    while len(output_of(stream).tokens) < 3:  # the first ones do not come one by one
+    while len(output_of(stream).tokens) < 3:  # the first tokens come together
         engine.step()
     return engine, stream
 
 
 def solo(model: LoadedModel, request: Request) -> Request:
-    """The same request in an engine of its own."""
+    """The same request in a separate engine."""
     twin = new_request(request.prompt.tokens, max_tokens=request.max_tokens)
     twin.prompt = request.prompt
     engine = new_engine(model, layout="solo", max_chunk=4096)
@@ -115,7 +115,7 @@ def solo(model: LoadedModel, request: Request) -> Request:
 def test_slices_give_the_features_of_the_whole_tower(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch, at_once: float
 ) -> None:
-    """Of layers that only describe their output, and of layers that compute it when called."""
+    """For layers that only build a graph, and for layers that compute their output when called."""
     monkeypatch.setattr(slices, "AT_ONCE", at_once)
     span = asked(model, [picture(1)]).prompt.spans[0]
     steps = list(model.embed_in_slices([span]))  # type: ignore[attr-defined]
@@ -153,7 +153,7 @@ class Chain(nn.Module):
 
 
 @pytest.mark.parametrize(("kept", "grows"), [(slice(None), [1, 2, 3]), (slice(-1, None), [1] * 3)])
-def test_a_step_computes_one_layer_and_keeps_what_the_others_need(
+def test_a_step_computes_one_layer_and_keeps_the_inputs_of_the_others(
     kept: slice, grows: list[int]
 ) -> None:
     chain, x = Chain(), mx.random.normal((1024, 256))
@@ -165,7 +165,7 @@ def test_a_step_computes_one_layer_and_keeps_what_the_others_need(
     assert used == grows
 
 
-def test_a_stream_goes_on_between_slices(model: LoadedModel) -> None:
+def test_a_stream_continues_between_slices(model: LoadedModel) -> None:
     timed = Timed(model)
     engine, stream = beside_a_stream(timed)
     image = asked(model, [picture(1)])
@@ -185,7 +185,7 @@ def test_a_stream_goes_on_between_slices(model: LoadedModel) -> None:
         assert output_of(request).tokens == output_of(solo(model, request)).tokens
 
 
-def test_steps_without_a_slice_follow_one_that_takes_longer_than_a_token_may(
+def test_steps_without_a_slice_follow_a_slice_beyond_the_stall_target(
     qwen: LoadedModel,
 ) -> None:
     timed = Timed(qwen, seconds=0.3)
@@ -199,7 +199,7 @@ def test_steps_without_a_slice_follow_one_that_takes_longer_than_a_token_may(
     assert steps >= 3 * len(timed.ran), "0.1 s is a token's on average"
 
 
-def test_nobody_decodes_so_the_tower_runs_at_once(qwen: LoadedModel) -> None:
+def test_without_decoding_rows_the_tower_runs_at_once(qwen: LoadedModel) -> None:
     timed = Timed(qwen)
     engine = new_engine(timed, clock=lambda: timed.now)  # type: ignore[arg-type]
     engine.submit(asked(qwen, [picture(1)]))
@@ -211,9 +211,7 @@ def test_nobody_decodes_so_the_tower_runs_at_once(qwen: LoadedModel) -> None:
 
 
 @pytest.mark.parametrize("ending", ["cancel", "failure"])
-def test_a_tower_that_ends_half_run_touches_no_other_request(
-    qwen: LoadedModel, ending: str
-) -> None:
+def test_a_tower_that_ends_early_affects_no_other_request(qwen: LoadedModel, ending: str) -> None:
     timed = Timed(qwen, fails_at=5 if ending == "failure" else 0)
     engine, stream = beside_a_stream(timed)
     image = asked(qwen, [picture(2)])
@@ -256,7 +254,7 @@ def test_a_short_prompt_overtakes_a_tower(qwen: LoadedModel) -> None:
 def test_images_of_a_prompt_pass_through_a_packing_tower_together(
     qwen: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Images of several sizes and the frames of a video: each attends to itself alone."""
+    """Images of several sizes and the frames of a video: each attends only to itself."""
     calls: list[list[int]] = []
     tower = type(qwen.model.vision_tower)
     plain = tower.__call__

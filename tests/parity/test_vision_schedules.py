@@ -197,12 +197,12 @@ def test_an_image_seen_before_costs_no_vision_tower(vision: Load, family: str) -
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", "qwen3_5"])
-def test_the_matrix_of_reuse_with_images(vision: Load, family: str) -> None:
-    """Repeat, next turn, same image other question, other image of the same size."""
+def test_the_reuse_matrix_with_images(vision: Load, family: str) -> None:
+    """A repeated prompt, the next turn, the same image with another question, another image."""
     model = vision(family)
     prefix_cache = PrefixCache(budget=lambda: 2**24)
     engine = new_engine(model, prefix_cache=prefix_cache)
-    turn = Turn(0, (0,), 15, 8, False, None)  # long enough for a checkpoint of its own
+    turn = Turn(0, (0,), 15, 8, False, None)  # long enough for its own snapshot
     cold = ask(engine, model, turn)
     span = cold.prompt.spans[0]
     assert cold.cached == 0
@@ -222,7 +222,7 @@ def test_the_matrix_of_reuse_with_images(vision: Load, family: str) -> None:
         assert output_of(request).tokens == output_of(reference(model, request)).tokens
 
 
-def test_a_request_of_text_alone_runs_as_the_text_family_would(vision: Load) -> None:
+def test_a_text_request_runs_as_with_the_text_family(vision: Load) -> None:
     model = vision("qwen3_vl")
     request = request_of(model, Turn(0, (), 4, 10, False, None))
     twin = new_request(request.prompt.tokens, max_tokens=10)

@@ -1,4 +1,4 @@
-"""A chat service with tiny models in this process, and what a client makes of its events."""
+"""A chat service with tiny models in this process, and a client that joins its events."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ GREEDY = Sampling(temperature=0)
 
 @dataclass
 class Choice:
-    """One choice, put together from its deltas."""
+    """One choice, joined from its deltas."""
 
     content: str = ""
     reasoning: str = ""
@@ -98,7 +98,7 @@ class Choice:
 
 @dataclass
 class Answer:
-    """Everything that one request gave."""
+    """The complete result of one request."""
 
     prompt_tokens: int
     warnings: list[str]
@@ -155,7 +155,7 @@ class Tiny:
         return self.read(self.start(text, **given), given.get("n", 1))
 
     def served(self, options: ModelOptions | None = None) -> ModelView:
-        """What requests with these options see of the model."""
+        """The model as requests with these options get it."""
         with self.service._models.use(self.model, options or ModelOptions()) as lease:
             return lease.view
 
@@ -189,7 +189,7 @@ MakeService = Callable[..., tuple[ChatService, InProcessClient]]
 
 @pytest.fixture
 def make_service() -> Iterator[MakeService]:
-    """Services with settings of their own, closed with the test."""
+    """Makes services with given settings, which close with the test."""
     made: list[ChatService] = []
 
     def make(
@@ -232,7 +232,7 @@ TinyOf = Callable[..., Tiny]
 
 @pytest.fixture(scope="session")
 def tiny(shared_service: ChatService, build_tiny: BuildTiny) -> TinyOf:
-    """A tiny model on the one service that the tests share, built once per kind."""
+    """A tiny model on the service that all tests share, built once per kind."""
     known: dict[str, Tiny] = {}
 
     def make(family: str = "qwen3", template: str | None = None, **options: Any) -> Tiny:
@@ -254,13 +254,13 @@ def qwen(tiny: TinyOf) -> Tiny:
 
 @pytest.fixture(scope="session")
 def tiny_class() -> type[Tiny]:
-    """For tests with a service of their own: `tiny_class(client, service, folder)`."""
+    """For tests with a separate service: `tiny_class(client, service, folder)`."""
     return Tiny
 
 
 @pytest.fixture
 def eager_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts in every step: else it depends on the clock whether they are worth it."""
+    """Draft in every step; otherwise the decision depends on measured times."""
 
     def eager(most: int = MOST_DRAFTS) -> Eager:
         policy = Eager()

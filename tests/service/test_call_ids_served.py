@@ -1,4 +1,4 @@
-"""Call ids of templates that demand nine letters and digits, from reply to prompt and back."""
+"""Call ids for templates that require nine letters and digits, in replies and in later prompts."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def output(template: str, *ids: str, arguments: str = "") -> str:
 
 
 def reply(model: Any, messages: list[Any], text: str) -> Any:
-    """To a model that writes just this text."""
+    """The reply of a model that writes exactly this text."""
     given = {"tools": TOOLS, "grammar": {"type": "lark", "value": f"start: {json.dumps(text)}"}}
     return model.ask(messages=messages, max_tokens=400, **given)
 
 
 def history(choice: Any, asked: list[Any] = ASKED) -> list[Any]:
-    """As a client keeps it."""
+    """The history as a client sends it."""
     calls = [
         {"id": i, "type": "function", "function": {"name": name, "arguments": arguments}}
         for i, (name, arguments) in zip(choice.ids, choice.calls, strict=True)
@@ -91,7 +91,7 @@ def history(choice: Any, asked: list[Any] = ASKED) -> list[Any]:
 
 
 @forms
-def test_the_next_prompt_goes_on_behind_the_models_own_ids(tiny: Any, template: str) -> None:
+def test_the_next_prompt_reuses_a_reply_with_the_models_own_ids(tiny: Any, template: str) -> None:
     model = tiny("qwen3", template)
     assert model.served().info.template.short_ids
     encode = model.served().model.tokenizer.encode_plain
@@ -107,7 +107,7 @@ def test_the_next_prompt_goes_on_behind_the_models_own_ids(tiny: Any, template: 
     assert second.usage.cached_tokens >= first.prompt_tokens + first.usage.completion_tokens - 1
 
 
-def test_calls_are_counted_where_an_id_holds_the_tools_name(tiny: Any) -> None:
+def test_calls_are_counted_if_an_id_contains_the_tools_name(tiny: Any) -> None:
     model = tiny("qwen3", NAMED)
     assert model.served().info.template.named_ids
     messages, made = ASKED, []
@@ -135,7 +135,7 @@ def test_a_forced_call_has_the_models_own_id(tiny: Any, template: str) -> None:
     model = tiny("qwen3", template)
     encode = model.served().model.tokenizer.encode_plain
     (seven,) = encode("7")
-    sampling = Sampling(temperature=0, logit_bias={seven: 100})  # where the grammar leaves a choice
+    sampling = Sampling(temperature=0, logit_bias={seven: 100})  # if the grammar permits it
     tools = [{"type": "function", "function": {"name": "look"}}]
     given = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
     first = model.ask(messages=ASKED, max_tokens=200, sampling=sampling, **given)
@@ -160,7 +160,7 @@ def test_an_id_that_names_two_calls_stays_with_the_first(tiny: Any, template: st
 
 
 @forms
-def test_ids_of_other_forms_are_not_the_clients(tiny: Any, template: str) -> None:
+def test_ids_of_invalid_forms_are_replaced(tiny: Any, template: str) -> None:
     model = tiny("qwen3", template)
     for odd in ("1", "é" * 9, "x" * 41, "functions.look:0"):
         (made,) = reply(model, ASKED, output(template, odd)).only.ids

@@ -1,4 +1,4 @@
-"""How a request without sampling is answered: by the model's files, its family, or as is usual."""
+"""Sampling defaults of a request: from the model's files, from its family, or general ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def family(**published: SamplingDefaults) -> ModelFamily:
     return ModelFamily("f", lambda config: 1, load, sampling=published)
 
 
-def test_the_files_go_first_then_the_family_then_what_is_usual() -> None:
+def test_the_files_have_precedence_then_the_family_then_general_defaults() -> None:
     named = replace(INFO, sampling=SamplingDefaults(top_p=0.5))
     assert with_sampling(named, family(known=PUBLISHED)) is named
     by_family = with_sampling(INFO, family(known=PUBLISHED))
@@ -47,7 +47,7 @@ def test_the_files_go_first_then_the_family_then_what_is_usual() -> None:
         ({"temperature": 0.3}, SamplingDefaults(temperature=0.3)),
     ],
 )
-def test_a_file_that_names_some_leaves_the_others_as_they_are(
+def test_a_file_with_some_parameters_does_not_change_the_others(
     content: dict[str, Any], expected: SamplingDefaults
 ) -> None:
     assert sampling_defaults(content) == expected
@@ -59,7 +59,7 @@ def test_a_file_that_names_some_leaves_the_others_as_they_are(
      ("llama", Sampling(temperature=0.7, top_p=0.95))],
 )  # fmt: skip
 def test_a_request_without_sampling(tiny: Any, kind: str, expected: Sampling) -> None:
-    """Equal to the same values of the request's own, which always win."""
+    """Defaults act like equal values in the request, which have precedence."""
     model = tiny(kind)
 
     def texts(sampling: Sampling) -> list[str]:
@@ -73,7 +73,7 @@ def test_a_request_without_sampling(tiny: Any, kind: str, expected: Sampling) ->
     assert f"temperature {expected.temperature}" in note
 
 
-def test_what_our_families_publish_is_sampling() -> None:
+def test_the_defaults_of_our_families_are_valid() -> None:
     families = PluginRegistry.discover().model_families.values()
     named = [each for one in families for each in one.sampling.values()]
     assert named

@@ -1,4 +1,4 @@
-"""Who drafts for a served model: the operator's choice, and what client and operator are told."""
+"""The drafter of a served model: the operator's choice, and what clients and operators can read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MTP = {"foreseeable": True, "mtp_num_hidden_layers": 1}
 
 @pytest.fixture
 def model(make_service: Any, tiny_class: Any, build_tiny: Any) -> Any:
-    """A model with a head, on a service of its own."""
+    """A model with a drafting head, on a separate service."""
     service, client = make_service()
     return tiny_class(client, service, str(build_tiny("qwen3_5_text", **MTP)))
 
@@ -40,7 +40,7 @@ def test_a_client_may_have_no_drafts(model: Any) -> None:
 
 
 @pytest.mark.usefixtures("eager_drafts")
-def test_an_operator_reads_how_many_drafts_held(model: Any) -> None:
+def test_the_figures_have_the_number_of_accepted_drafts(model: Any) -> None:
     answer = model.ask(max_tokens=30, options=ModelOptions())
     told = model.service.metrics().decode()
     assert answer.usage.drafted_tokens > 0
@@ -62,7 +62,7 @@ def test_an_operator_reads_how_many_drafts_held(model: Any) -> None:
         ({"draft_model": "/nowhere"}, "model_info.mlx.draft_model"),
     ],
 )
-def test_what_cannot_draft_is_refused_by_name(
+def test_an_option_of_a_model_that_cannot_draft_is_refused_by_name(
     model: Any, options: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(BadRequest) as refused:
@@ -70,7 +70,7 @@ def test_what_cannot_draft_is_refused_by_name(
     assert told in f"{refused.value.param} {refused.value.message}"
 
 
-def test_what_a_drafter_takes_is_not_there_for_rows(model: Any) -> None:
+def test_the_memory_of_a_drafter_is_not_available_for_rows(model: Any) -> None:
     models = model.service._models
     model.ask(max_tokens=2, options=ModelOptions(drafter="off"))
     (loaded,) = models.queue.models()

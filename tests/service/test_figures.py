@@ -1,4 +1,4 @@
-"""What a service tells of itself while it works, and what it never tells."""
+"""Live figures of a service, which never contain text of prompts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlx_provider.serving.figures.WINDOW", 300)
 
 
-def test_nothing_runs_yet(make_service: Any) -> None:
+def test_figures_of_an_idle_service(make_service: Any) -> None:
     figures = make_service()[0].figures()
     assert (figures.requests, figures.engines, figures.prefix_cache.entries) == ([], [], 0)
     assert figures.memory.limit > 0
@@ -116,7 +116,7 @@ def test_the_engine_thread_is_not_waited_for(own: Any, monkeypatch: pytest.Monke
         busy.set()
 
 
-def test_an_answer_that_failed_is_asked_for_again() -> None:
+def test_a_failed_read_of_figures_is_repeated() -> None:
     asked: list[Future[int]] = []
 
     def ask() -> Future[int]:
@@ -135,7 +135,7 @@ def test_an_answer_that_failed_is_asked_for_again() -> None:
     assert (latest.get(0), len(asked)) == (5, 3)
 
 
-def test_a_scrape_has_the_same(own: Any) -> None:
+def test_metrics_have_the_same_values(own: Any) -> None:
     own.ask(SECRET, max_tokens=2)
     text = own.client.metrics().decode()
     model = own.client.figures().memory.models[0].model

@@ -1,4 +1,4 @@
-"""A client that gives up on a long prompt and asks again finds what was computed for it."""
+"""A client that cancels a long prompt and repeats it reuses the computed part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PASSES = 4
 LONG = "word " * 1000
 
 
-def test_a_prompt_that_is_asked_again_goes_on_where_it_was_left(
+def test_a_repeated_prompt_continues_where_it_was_cancelled(
     make_service: Any, tiny_class: Any, qwen: Any
 ) -> None:
     service, client = make_service(max_chunk=CHUNK)

@@ -1,4 +1,4 @@
-"""The memory ledger, and which request gets a model when: no device, small numbers."""
+"""The memory ledger, and the order in which requests get models: no device, small numbers."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Model:
 
 @dataclass
 class Shelf:
-    """A queue for models of 10 bytes each, whose loads can be held up."""
+    """A queue for models of 10 bytes each; a test can delay their loads."""
 
     limit: int = 25
     patience: float = PATIENCE
     turn: float = PATIENCE
     real: dict[str, int] = field(default_factory=dict)
-    """What models take in truth, where that is not what was expected."""
+    """The real bytes of models, if they differ from the expected ones."""
     broken: set[str] = field(default_factory=set)
     gate: threading.Event = field(default_factory=threading.Event)
     loads: list[str] = field(default_factory=list)
@@ -142,7 +142,7 @@ def test_the_ledger_reserves_corrects_and_releases() -> None:
 # -- loading
 
 
-def test_models_that_fit_stay_and_the_longest_unused_leaves(shelf: MakeShelf) -> None:
+def test_models_that_fit_stay_and_the_least_recently_used_is_unloaded(shelf: MakeShelf) -> None:
     s = shelf()
     for name in "aba":
         s.use(name)
@@ -165,7 +165,7 @@ def test_two_loads_reserve_before_they_begin(shelf: MakeShelf) -> None:
 
 
 def test_waiters_of_one_model_share_its_load(shelf: MakeShelf) -> None:
-    s = shelf(patience=0.05)  # which a load may outlast
+    s = shelf(patience=0.05)  # a load can take longer
     s.gate.clear()
     asked = [s.ask("a") for _ in range(8)]
     wait_for(lambda: bool(s.loads))
@@ -190,7 +190,7 @@ def test_a_failing_load_wakes_all_with_its_error_and_releases_its_bytes(shelf: M
     assert s.get("a").model.name == "a"
 
 
-def test_who_leaves_takes_the_load_from_nobody(shelf: MakeShelf) -> None:
+def test_a_load_continues_if_one_waiter_leaves(shelf: MakeShelf) -> None:
     s = shelf()
     s.gate.clear()
     first = s.ask("a", who="one")
@@ -218,7 +218,9 @@ def test_a_waiter_that_left_loads_nothing(shelf: MakeShelf) -> None:
 
 
 @pytest.mark.parametrize("expected", [100, 10])
-def test_what_never_fits_is_refused_by_its_figures(shelf: MakeShelf, expected: int) -> None:
+def test_a_model_that_never_fits_is_refused_with_its_figures(
+    shelf: MakeShelf, expected: int
+) -> None:
     s = shelf(real={"huge": 100})
     s.use("a")
     with pytest.raises(LoadFailed, match="100 bytes of weights; the memory limit leaves 25"):
@@ -228,14 +230,14 @@ def test_what_never_fits_is_refused_by_its_figures(shelf: MakeShelf, expected: i
     assert "b" not in s.held
 
 
-def test_a_model_that_takes_more_than_expected_makes_others_leave(shelf: MakeShelf) -> None:
+def test_a_model_larger_than_expected_unloads_others(shelf: MakeShelf) -> None:
     s = shelf(real={"c": 14}, limit=23)
     for name in "abc":
         s.use(name)
     assert (s.names, s.taken) == ({"c"}, 14)
 
 
-def test_a_model_that_takes_more_than_others_in_use_leave_waits_again(shelf: MakeShelf) -> None:
+def test_a_model_larger_than_expected_waits_again_for_models_in_use(shelf: MakeShelf) -> None:
     s = shelf(real={"c": 20}, limit=25)
     held = s.get("a")
     waiting = s.ask("c")
@@ -261,7 +263,7 @@ def test_a_model_is_held_from_its_lease_to_the_release(shelf: MakeShelf) -> None
     assert s.names == {"b"}
 
 
-def test_the_wait_is_bounded_and_says_when_to_come_again(shelf: MakeShelf) -> None:
+def test_the_wait_is_bounded_and_its_error_has_retry_after(shelf: MakeShelf) -> None:
     s = shelf(limit=15, patience=0.05)
     held = s.get("a")
     with pytest.raises(MemoryInUse, match="b has to wait for memory: it takes 10 of") as refused:
@@ -281,7 +283,7 @@ def test_a_request_does_not_outwait_its_own_limit(shelf: MakeShelf) -> None:
     held.release()
 
 
-def test_those_who_wait_are_served_in_order(shelf: MakeShelf) -> None:
+def test_waiting_requests_are_served_in_order(shelf: MakeShelf) -> None:
     s = shelf(limit=10)
     held = s.get("a")
     served: list[str] = []
@@ -301,7 +303,7 @@ def test_those_who_wait_are_served_in_order(shelf: MakeShelf) -> None:
     assert served == ["b", "c", "d"]
 
 
-def test_newcomers_do_not_keep_a_model_busy_for_ever(shelf: MakeShelf) -> None:
+def test_new_requests_do_not_keep_a_model_busy_forever(shelf: MakeShelf) -> None:
     s = shelf(limit=10, turn=0.02)
     first = s.get("a")
     waiting = s.ask("b")
@@ -318,7 +320,7 @@ def test_newcomers_do_not_keep_a_model_busy_for_ever(shelf: MakeShelf) -> None:
 # -- rows
 
 
-def test_weights_never_take_the_room_of_rows(shelf: MakeShelf) -> None:
+def test_weights_never_use_the_reserved_memory_of_rows(shelf: MakeShelf) -> None:
     s = shelf(limit=25)
     lease = s.get("a")
     assert s.queue.covers(lease, 9)
@@ -331,7 +333,7 @@ def test_weights_never_take_the_room_of_rows(shelf: MakeShelf) -> None:
     assert s.names == {"a", "b"}
 
 
-def test_rows_that_run_keep_their_room(shelf: MakeShelf) -> None:
+def test_running_rows_keep_their_memory(shelf: MakeShelf) -> None:
     s = shelf(limit=25, patience=0.05)
     lease = s.get("a")
     lease.model.live_bytes = 9
@@ -341,7 +343,7 @@ def test_rows_that_run_keep_their_room(shelf: MakeShelf) -> None:
     assert s.get("b").model.name == "b"
 
 
-def test_a_request_whose_rows_do_not_fit_makes_an_idle_model_leave(shelf: MakeShelf) -> None:
+def test_a_request_whose_rows_do_not_fit_unloads_an_idle_model(shelf: MakeShelf) -> None:
     s = shelf(limit=25)
     s.use("a")
     lease = s.get("b")
@@ -351,7 +353,7 @@ def test_a_request_whose_rows_do_not_fit_makes_an_idle_model_leave(shelf: MakeSh
     assert (s.names, lease.rows) == ({"b"}, 12)
 
 
-def test_the_engine_may_make_idle_models_leave_at_once(shelf: MakeShelf) -> None:
+def test_the_engine_can_unload_idle_models_at_once(shelf: MakeShelf) -> None:
     s = shelf(limit=25)
     s.use("a")
     held = s.get("b")
@@ -365,7 +367,7 @@ def test_the_engine_may_make_idle_models_leave_at_once(shelf: MakeShelf) -> None
     held.release()
 
 
-def test_rows_that_cannot_go_on_keep_newcomers_from_the_others(shelf: MakeShelf) -> None:
+def test_rows_that_wait_for_memory_precede_new_requests(shelf: MakeShelf) -> None:
     s = shelf(limit=25)
     stuck, other = s.get("a"), s.get("b")
     assert s.queue.others_go_on("a")
@@ -404,7 +406,7 @@ def test_a_model_that_loads_while_the_engine_thread_dies_is_not_served(shelf: Ma
     assert s.gone == ["a"]
 
 
-def test_an_idle_model_leaves_after_its_time_and_none_in_use(shelf: MakeShelf) -> None:
+def test_an_idle_model_is_unloaded_after_its_time_but_none_in_use(shelf: MakeShelf) -> None:
     s = shelf(limit=100)
     used = s.get("used", keep_alive=0.01)
     s.get("kept").release()
@@ -421,7 +423,7 @@ def test_an_idle_model_leaves_after_its_time_and_none_in_use(shelf: MakeShelf) -
     wait_for(lambda: s.gone.count("brief") == 2)
 
 
-def test_a_pinned_model_stays_whatever_others_need(shelf: MakeShelf) -> None:
+def test_a_pinned_model_is_never_unloaded_for_others(shelf: MakeShelf) -> None:
     s = shelf(patience=0.05)
     s.get("pinned", keep_alive=PINNED).release()
     s.get("pinned", keep_alive=0).release()
@@ -435,7 +437,7 @@ def test_a_pinned_model_stays_whatever_others_need(shelf: MakeShelf) -> None:
     assert s.names == {"pinned", "c"}
 
 
-def test_closing_refuses_who_waits_and_who_comes(shelf: MakeShelf) -> None:
+def test_closing_refuses_waiting_and_new_requests(shelf: MakeShelf) -> None:
     s = shelf(limit=10)
     s.get("a")
     waiting = s.ask("b")
@@ -447,7 +449,7 @@ def test_closing_refuses_who_waits_and_who_comes(shelf: MakeShelf) -> None:
         s.get("a")
 
 
-def test_a_crowd_never_overshoots_and_is_served_to_the_last(shelf: MakeShelf) -> None:
+def test_many_requests_stay_within_memory_and_all_are_served(shelf: MakeShelf) -> None:
     s = shelf(limit=35, turn=0.01)
 
     def client(number: int) -> int:

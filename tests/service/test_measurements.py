@@ -1,4 +1,4 @@
-"""What was measured at a load is known at the next one, where nothing has changed."""
+"""The next load of a model uses the measurements of an earlier one, if nothing has changed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Load = Callable[..., ModelView]
 
 @pytest.fixture
 def load(make_service: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
-    """Load a model in a service of its own; `load.measured` counts what was measured for it."""
+    """Load a model in a separate service; `load.measured` counts its measurements."""
     counted: list[str] = []
     services: list[Any] = []
 
@@ -94,7 +94,7 @@ def test_the_second_load_measures_nothing(load: Any, folder: Path, file: Path) -
 
 
 @pytest.mark.parametrize("ending", ["unload", "close"])
-def test_what_passes_have_taught_is_known_at_the_next_load(
+def test_measurements_of_passes_are_known_at_the_next_load(
     load: Any, folder: Path, ending: str
 ) -> None:
     view = load(folder)
@@ -114,7 +114,7 @@ def test_what_passes_have_taught_is_known_at_the_next_load(
     "change",
     ["weights", "kv_bits", "layout", "upstream", "version", "device", "plugin", "switch"],
 )
-def test_anything_that_differs_is_measured_anew(
+def test_a_changed_model_is_measured_again(
     load: Any, build_tiny: Any, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     own = build_tiny("qwen3", head_dim=32, num_hidden_layers=1)
@@ -152,7 +152,7 @@ def test_it_can_be_switched_off(load: Any, folder: Path, file: Path) -> None:
     assert not file.parent.exists()
 
 
-def test_a_broken_file_is_measured_over(load: Any, folder: Path, file: Path) -> None:
+def test_a_broken_file_is_replaced_by_new_measurements(load: Any, folder: Path, file: Path) -> None:
     file.parent.mkdir(mode=0o700)
     file.write_text('{"half": ')
     load(folder)
@@ -161,7 +161,7 @@ def test_a_broken_file_is_measured_over(load: Any, folder: Path, file: Path) -> 
     assert load.measured == []
 
 
-def test_the_status_tells_how_rows_decode(load: Any, folder: Path) -> None:
+def test_the_status_says_how_rows_decode(load: Any, folder: Path) -> None:
     for layout, begins in (
         ("auto", "rows decode together (grouped), with chunks of prompts, log-probabilities"),
         ("merged", "rows decode together (merged), apart from chunks of prompts, log-prob"),
@@ -174,7 +174,7 @@ def test_the_status_tells_how_rows_decode(load: Any, folder: Path) -> None:
         assert status.noise_floor == served.instance.probe.noise_floor < 1e-3
 
 
-def test_the_log_tells_it_at_load(
+def test_the_log_says_at_load_how_rows_decode(
     load: Any, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "mlx_provider"):
@@ -185,7 +185,7 @@ def test_the_log_tells_it_at_load(
 # -- the file
 
 
-def test_entries_are_kept_apart_and_the_oldest_goes(
+def test_entries_are_separate_and_the_oldest_is_removed(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measurements, "ENTRIES", 3)
@@ -206,7 +206,7 @@ def test_entries_are_kept_apart_and_the_oldest_goes(
     ],
     ids=["not timed", "a layout failed"],
 )
-def test_what_may_work_another_time_is_not_kept(file: Path, measured: Measured) -> None:
+def test_a_result_of_a_passing_failure_is_not_stored(file: Path, measured: Measured) -> None:
     Measurements(file).keep("key", measured)
     assert Measurements(file).find("key") is None
 
@@ -222,7 +222,7 @@ def test_what_may_work_another_time_is_not_kept(file: Path, measured: Measured) 
         ('"token_bytes"', '"other_bytes"'),
     ],
 )
-def test_an_entry_that_cannot_be_is_ignored(file: Path, old: str, new: str) -> None:
+def test_an_invalid_entry_is_ignored(file: Path, old: str, new: str) -> None:
     kept = Measurements(file)
     kept.keep("key", MEASURED)
     written = file.read_text()
@@ -273,7 +273,7 @@ def test_another_users_file_is_not_read(file: Path, monkeypatch: pytest.MonkeyPa
     assert kept.find("other") is None
 
 
-def test_a_folder_that_others_may_write_to_is_not_used(
+def test_a_folder_with_write_access_for_others_is_not_used(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file.parent.mkdir()
@@ -283,7 +283,7 @@ def test_a_folder_that_others_may_write_to_is_not_used(
     assert "others may write to its folder" in caplog.text
 
 
-def test_a_path_that_cannot_be_made_is_told_and_no_more(
+def test_a_path_that_cannot_be_created_is_only_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")

@@ -1,4 +1,4 @@
-"""Operator options: which of them make other weights, and which are wrong."""
+"""Operator options: which of them need separate weights, and which values are refused."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from mlx_provider.testing.tiny import build
 
 
 def same_weights(client: Any) -> set[int]:
-    """One for each set of weights in memory."""
+    """An id for each set of weights in memory."""
     return {id(loaded) for loaded in client.service._models.queue.models()}
 
 
 @pytest.fixture
 def model(make_service: Any, tiny_class: Any, build_tiny: Any) -> Any:
-    """A model on a service of its own."""
+    """A model on a separate service."""
     service, client = make_service(kv_layout="solo")
     return tiny_class(client, service, str(build_tiny("qwen3", head_dim=32)))
 
@@ -39,8 +39,8 @@ def model(make_service: Any, tiny_class: Any, build_tiny: Any) -> Any:
 # -- sharing
 
 
-def test_options_that_leave_the_weights_share_them(model: Any) -> None:
-    gc.collect()  # what other tests' services have left is not to go meanwhile
+def test_models_whose_options_do_not_change_weights_share_them(model: Any) -> None:
+    gc.collect()  # frees the objects of earlier tests first
     before = mx.get_active_memory()
     text = model.ask(max_tokens=6).only.content
     one = mx.get_active_memory() - before
@@ -92,7 +92,7 @@ def test_names_of_one_folder_share_its_weights(
     assert len(same_weights(model)) == 2
 
 
-def test_aliases_at_once_load_once(model: Any) -> None:
+def test_concurrent_requests_for_aliases_load_once(model: Any) -> None:
     aliases = [ModelOptions(context_length=length) for length in (512, 1024, 2048, 4096)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda options: model.ask(options=options), aliases))
@@ -138,7 +138,7 @@ def mlx_model_families():
 """
 
 
-def test_a_strangers_family_may_read_the_context_length(
+def test_a_third_party_family_can_read_the_context_length(
     install_plugin: Any, make_service: Any, tiny_class: Any, build_tiny: Any
 ) -> None:
     name = install_plugin("mlx-provider-toy-context", TOY)
@@ -178,14 +178,14 @@ def test_the_group_is_the_largest_that_divides_the_heads(model: Any, tiny: Any) 
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_vl", "qwen2_vl", "nemotron_h"])
-def test_heads_that_no_group_divides(family: str, tiny: Any) -> None:
+def test_heads_that_no_group_size_divides(family: str, tiny: Any) -> None:
     error = refused(tiny(family), kv_bits=4)
     assert error.param == "model_info.mlx.kv_bits"
     assert "leave kv_bits out" in error.message
 
 
 @pytest.mark.parametrize("name", REMOVED)
-def test_a_removed_option_is_refused_with_what_holds_instead(name: str) -> None:
+def test_a_removed_option_is_refused_with_its_replacement(name: str) -> None:
     with pytest.raises(BadRequest, match=f"{name} is gone, leave it out") as error:
         operator_options({"model_info": {"mlx": {name: 1}}})
     assert REMOVED[name] in error.value.message
@@ -281,9 +281,7 @@ def test_code_of_a_model_that_is_not_trusted(
     assert refused(own).param == "model_info.mlx.trust_remote_code"
 
 
-def test_what_is_no_options_fault_is_not_blamed_on_one(
-    qwen: Any, tiny_class: Any, tmp_path: Path
-) -> None:
+def test_other_errors_do_not_name_an_option(qwen: Any, tiny_class: Any, tmp_path: Path) -> None:
     folder = build(tmp_path / "m", "qwen3", head_dim=32)
     (folder / "tokenizer.json").write_text("{}")
     own = tiny_class(qwen.client, qwen.service, str(folder))

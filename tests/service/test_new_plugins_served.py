@@ -1,4 +1,4 @@
-"""An engine serves with plugins as `mlx-provider new-plugin` writes them."""
+"""An engine serves with plugins that `mlx-provider new-plugin` has written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IN_USE = ("family", "tool-parser", "reasoning-parser", "drafter")
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    """New plugins by kind, beside ours as pip would leave them."""
+    """New plugins by kind, installed as pip would install them."""
     made: dict[str, Path] = {}
     registry = PluginRegistry.discover({})
     for option in IN_USE:
@@ -42,7 +42,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
 
 
 @pytest.mark.usefixtures("eager_drafts")
-def test_each_is_part_of_an_answer(
+def test_a_reply_uses_each_new_plugin(
     folders: dict[str, Path], make_service: Any, tiny_class: Any, build_tiny: Any, tmp_path: Path
 ) -> None:
     service, client = make_service()

@@ -1,4 +1,4 @@
-"""While the tools of a turn run, the head of the next prompt is computed as it will be written."""
+"""While the tools of a turn run, the engine prefills the beginning of the next prompt."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ ASKED = [{"role": "user", "content": "Change it, please. " * 20}]
 
 
 def ask(model: Any, messages: list[Any], text: str = "", **more: Any) -> Any:
-    """To a model that thinks a few tokens, and then writes `text` as a call."""
+    """Ask a model that thinks for a few tokens, and then writes `text` as a call."""
     inside = json.dumps(f"\n{text}\n")
     call = f"start: <tool_call> {inside} </tool_call>"
     grammar = {"type": "lark", "value": call} if text else None
@@ -78,7 +78,7 @@ def ask(model: Any, messages: list[Any], text: str = "", **more: Any) -> Any:
 
 
 def history(messages: list[Any], choice: Any, *, thoughts: bool) -> list[Any]:
-    """As a client sends it back, with a result for each call."""
+    """The history as a client sends it, with a result for each call."""
     calls = [
         {"id": i, "type": "function", "function": {"name": name, "arguments": arguments}}
         for i, (name, arguments) in zip(choice.ids, choice.calls, strict=True)
@@ -96,7 +96,7 @@ def figures(model: Any) -> EngineFigures:
 
 
 def await_heads(model: Any) -> None:
-    """Until the heads after the last turn are rendered and computed."""
+    """Wait until the next prompt's beginning is rendered and prefilled."""
     worker, engine = model.service._worker, model.served().engine
 
     def await_rest() -> None:
@@ -118,7 +118,9 @@ def own(make_service: Any, build_tiny: Any, tiny_class: Any) -> Any:
 
 
 @pytest.mark.parametrize(("family", "template"), [("qwen3", JSON), ("qwen3_5_text", TAGS)])
-def test_the_next_request_computes_its_result_alone(own: Any, family: str, template: str) -> None:
+def test_the_next_request_computes_only_its_tool_result(
+    own: Any, family: str, template: str
+) -> None:
     model = own(family, template)
     encode = model.served().model.tokenizer.encode_plain
     messages = ASKED
@@ -150,7 +152,7 @@ def turn(model: Any, messages: list[Mapping[str, Any]], reasoning: str) -> Turn:
     return Turn(wire, model.served(), "", reasoning, [CALL, {**CALL, "id": "call_2"}])
 
 
-def test_a_client_may_return_thoughts_until_it_has_shown_what_it_does(qwen: Any) -> None:
+def test_both_beginnings_are_prefilled_until_a_client_returns_or_drops_thoughts(qwen: Any) -> None:
     for thoughts, earlier, expected in (
         ("", [], [False]),
         ("Hm.", [], [True, False]),
@@ -169,8 +171,8 @@ def test_a_client_may_return_thoughts_until_it_has_shown_what_it_does(qwen: Any)
         assert shown == expected, (thoughts, earlier)
 
 
-def test_the_head_ends_before_whatever_a_result_may_change(qwen: Any) -> None:
-    """Also where it merges with a line end before it, and with several results."""
+def test_the_prefilled_part_ends_before_tokens_that_a_result_can_change(qwen: Any) -> None:
+    """Also if a result merges with the line end before it, and with several results."""
     made = turn(qwen, ASKED, "")
     (messages,) = made.histories()
     view = qwen.served()

@@ -1,4 +1,4 @@
-"""Bugs that were measured in the servers this engine replaces, each as a test of ours.
+"""Bugs that were measured in the servers that this engine replaces, each as a test of this engine.
 
 Sources: mlx-lm 0.32.2's and mlx-vlm 0.7.10's servers, November 2026.
 """
@@ -26,8 +26,8 @@ def test_an_exact_cache_hit_does_not_kill_the_engine(qwen: Any) -> None:
     assert again.usage.cached_tokens == len(whole) - 1
 
 
-def test_a_stop_string_is_found_however_it_is_spelt_in_tokens(qwen: Any) -> None:
-    """mlx-lm matches canonical token ids only: other spellings ran on, and lost the text."""
+def test_a_stop_string_is_found_in_any_tokenization(qwen: Any) -> None:
+    """mlx-lm matches canonical token ids only: with others, the reply continued and lost text."""
     text = qwen.ask(max_tokens=30).only.content
     for start in range(1, len(text) - 3):
         stop = text[start : start + 3]
@@ -51,7 +51,7 @@ def test_each_row_of_a_batch_has_its_own_sampler(qwen: Any) -> None:
 
 
 def test_a_seed_does_not_wait_for_an_empty_batch(qwen: Any) -> None:
-    """mlx-lm serves a seeded request alone, after everybody else."""
+    """mlx-lm serves a seeded request alone, after all others."""
     long = qwen.start("a long one", max_tokens=3000, stop_token_ids=[])
     seeded = qwen.ask("two", sampling=WARM)
     assert seeded.error is None
@@ -60,7 +60,7 @@ def test_a_seed_does_not_wait_for_an_empty_batch(qwen: Any) -> None:
 
 
 def test_an_unknown_model_leaves_the_running_one_alone(qwen: Any) -> None:
-    """mlx-vlm unloads the model it has when a request names one that does not exist."""
+    """mlx-vlm unloads its model when a request names a model that does not exist."""
     before = qwen.ask("one").only.content
     with pytest.raises(ModelNotFound):
         qwen.ask("one", model="/nowhere/at/all")
@@ -79,7 +79,7 @@ def test_an_invalid_request_fails_by_itself(qwen: Any) -> None:
     assert answers == [qwen.ask(f"question {i}", max_tokens=60).only.content for i in range(3)]
 
 
-def test_stop_n_and_max_tokens_are_kept(qwen: Any) -> None:
+def test_stop_n_and_max_tokens_are_obeyed(qwen: Any) -> None:
     """mlx-vlm ignores all three."""
     answer = qwen.ask(n=2, max_tokens=3)
     assert [choice.reason for choice in answer.choices] == ["length", "length"]

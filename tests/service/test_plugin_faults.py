@@ -1,4 +1,4 @@
-"""A third party's plugin that raises is named with its function and line; nobody else notices."""
+"""An error names the failed third-party plugin, its function and line; other requests continue."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Toys:
             build(self.built, "json")
 
     def model(self, fault: str = "") -> Any:
-        """A model whose load, or whose every pass, has this fault."""
+        """A model whose load, or each of whose passes, fails with this error."""
         folder = self._folder / (fault or "well")
         if not folder.exists():
             shutil.copytree(self.built, folder)
@@ -147,7 +147,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory, tiny_class: Any) -> Iterator[
 
 
 def fault_of(work: Callable[[], Any]) -> MLXProviderError:
-    """What a request is refused with, or ends with."""
+    """The error that refuses or ends a request."""
     try:
         answer = work()
     except MLXProviderError as error:
@@ -196,12 +196,12 @@ def test_where_a_plugin_fails(toys: Toys, caplog: pytest.LogCaptureFixture) -> N
     assert well.read(running).only.content == "all is well " * 12
 
 
-def test_what_is_not_the_plugins_fault_may_be_tried_again(toys: Toys) -> None:
+def test_a_request_can_be_repeated_if_no_plugin_is_at_fault(toys: Toys) -> None:
     assert fault_of(lambda: toys.model("disk").ask()).status == 503
     assert fault_of(lambda: toys.model().ask("device full")).status == 500
 
 
-def test_a_prompt_that_is_none(toys: Toys) -> None:
+def test_an_invalid_prompt_of_a_plugin(toys: Toys) -> None:
     error = fault_of(lambda: toys.model().ask("give nothing"))
     assert isinstance(error, PluginError)
     assert error.message == f"{PLUGIN}prepare gave NoneType, no Prompt"
@@ -215,7 +215,7 @@ def test_a_parser_that_fails_leaves_the_text(toys: Toys, caplog: pytest.LogCaptu
     assert 'mlx_provider_toy.py", line ' in caplog.text
 
 
-def test_a_match_that_fails_is_named_where_nobody_serves(
+def test_a_failed_match_is_named_if_no_family_serves_the_model(
     toys: Toys, caplog: pytest.LogCaptureFixture
 ) -> None:
     error = fault_of(lambda: toys.model("matches").ask())
@@ -224,7 +224,7 @@ def test_a_match_that_fails_is_named_where_nobody_serves(
     assert "Traceback" in caplog.text
 
 
-def test_kernels_and_detection_that_fail_are_noted(
+def test_failed_kernels_and_detection_are_reported(
     toys: Toys, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry = toys.registry
@@ -237,8 +237,8 @@ def test_kernels_and_detection_that_fail_are_noted(
     assert caplog.text.count("Traceback") == 2
 
 
-def test_whose_drafter_it_is(toys: Toys) -> None:
-    """The model's family may be ours: it is not the one to be mended."""
+def test_a_failed_drafter_is_named_and_not_the_family(toys: Toys) -> None:
+    """The model's family can be a built-in one, which has no error."""
     with Isolation() as trying:
         toys.registry.drafter("toy").start(Path(), toys.model().served().model, DraftOptions())
     error = load_error(trying.fault, "m", "text", trusted=False, stranger="")
@@ -248,10 +248,10 @@ def test_whose_drafter_it_is(toys: Toys) -> None:
     )
 
 
-def test_an_edited_family_meets_none_of_its_old_prefixes(
+def test_an_edited_family_reuses_none_of_its_old_prefixes(
     install_plugin: Any, tmp_path: Path, toys: Toys, tiny_class: Any
 ) -> None:
-    """What is kept of prompts, or measured, is of the code that computed it."""
+    """Stored prefixes and measurements belong to the version of the code that computed them."""
     shutil.copytree(toys.built, tmp_path / "built")
     codes = []
     for source in (TOY, TOY, f"{TOY}\n# edited\n"):
@@ -262,7 +262,7 @@ def test_an_edited_family_meets_none_of_its_old_prefixes(
     assert codes[0] == codes[1] != codes[2] != ""
 
 
-def test_a_hook_that_fails_is_told_at_discovery(
+def test_a_failed_hook_is_reported_at_discovery(
     install_plugin: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)

@@ -1,4 +1,4 @@
-"""A plugin of each API version that is taken still loads and serves, and is called as promised."""
+"""A plugin of each supported API version loads, serves and is called as promised."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Install = Callable[..., str]
 
 @pytest.mark.usefixtures("eager_drafts")
 @pytest.mark.parametrize("version", range(hookspecs.OLDEST_API, hookspecs.API_VERSION + 1))
-def test_a_plugin_of_yesterday_serves_and_is_called_as_promised(
+def test_a_plugin_of_an_older_api_serves_and_is_called_as_promised(
     version: int, install_plugin: Install, make_service: Any, tiny_class: Any, build_tiny: Any
 ) -> None:
     source = (FROZEN / f"plugin_of_api_{version}.py").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The operator's option: an engine of its own on the same weights, and what is told of it."""
+"""The operator's option `reproducible`: a separate engine on the same weights, and its notes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAME = ModelOptions(reproducible=True)
 LONG = "The same long beginning of a question. " * 30
 
 
-def test_it_stands_in_the_config_entry() -> None:
+def test_the_config_entry_has_the_option() -> None:
     chosen = operator_options({"model_info": {"mlx": {"reproducible": True}}})
     assert engine_options(chosen) == SAME
 
@@ -37,7 +37,7 @@ def test_weights_are_shared_and_prefixes_are_not(
     (loaded,) = service._models.queue.models()
     assert sorted(loaded.engines) == ["", "reproducible"]
     rates = [each for each in caplog.messages if "beside a prompt" in each]
-    assert len(rates) == 1  # fixed passes keep no stall target
+    assert len(rates) == 1  # fixed passes ignore the stall target
     assert rates[0].startswith(
         f"{Path(model.model).name}: 4 streams of 8,000 tokens beside a prompt at token 16,000: by "
         "the stall target of 0.1 s a token of each takes 0."
@@ -59,7 +59,7 @@ def test_prefixes_on_disk_are_those_of_this_software(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another version may round otherwise; nor is a plain model's prefix taken."""
+    """Another version can round differently; prefixes of the other engine are not used either."""
     folder = str(build_tiny("qwen3"))
     cached = []
     for options, version in ((ModelOptions(), "1"), (SAME, "1"), (SAME, "1"), (SAME, "2")):
@@ -88,7 +88,7 @@ def test_rows_that_cannot_share_a_pass_have_one_each(
     assert ["sampling" in note for note in status.notes] == [True]
 
 
-def test_a_note_tells_that_memory_for_the_trial_is_missing(
+def test_a_note_says_that_memory_for_the_trial_is_missing(
     make_service: Any, tiny_class: Any, build_tiny: Any, tmp_path: Path
 ) -> None:
     """The measurements of the model are known, so only this trial needs the memory."""

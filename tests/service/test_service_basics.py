@@ -1,4 +1,4 @@
-"""A service in this process: text, limits, failures, and the models behind it."""
+"""A service in this process: text, limits, failures, models."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_pieces_add_up_to_the_text(qwen: Any) -> None:
     assert answer.deltas > 1, "it comes in pieces"
 
 
-def test_a_reader_that_comes_late_gets_the_same_text(qwen: Any) -> None:
+def test_a_late_reader_gets_the_same_text(qwen: Any) -> None:
     prompt = qwen.ask(max_tokens=40)
     late = qwen.start(max_tokens=40)
     wait_for(lambda: late._events.ended)
@@ -103,7 +103,7 @@ def test_choices(qwen: Any) -> None:
     assert qwen.ask(n=3, max_tokens=12, sampling=warm(1)).choices == drawn.choices
 
 
-def test_a_seed_gives_the_same_text_in_any_company(qwen: Any) -> None:
+def test_a_seed_gives_the_same_text_in_any_batch(qwen: Any) -> None:
     alone = qwen.ask(max_tokens=30, sampling=warm(42)).only.content
     others = [qwen.start(f"Other {i}", max_tokens=40, sampling=warm(i)) for i in range(6)]
     assert qwen.ask(max_tokens=30, sampling=warm(42)).only.content == alone
@@ -114,7 +114,7 @@ def test_a_seed_gives_the_same_text_in_any_company(qwen: Any) -> None:
     assert unseeded[0].only.content != unseeded[1].only.content
 
 
-def test_a_second_turn_finds_the_first(qwen: Any) -> None:
+def test_a_second_turn_reuses_the_first(qwen: Any) -> None:
     messages = [{"role": "user", "content": "Tell me about the old tower, please. " * 4}]
     first = qwen.ask(messages=messages, max_tokens=10, sampling=warm(1))
     messages += [
@@ -150,7 +150,7 @@ def test_raw_prompts(qwen: Any) -> None:
         ({"options": ModelOptions(tool_parser="morse")}, BadRequest, ["morse", "hermes"]),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(
+def test_a_parameter_that_cannot_be_served_is_refused_by_name(
     qwen: Any, given: dict[str, Any], error: type[Exception], words: list[str]
 ) -> None:
     with pytest.raises(error) as refused:
@@ -173,7 +173,7 @@ def test_closing_a_generation_frees_its_row(qwen: Any) -> None:
 
 
 def test_closing_at_once_ends_every_generation(qwen: Any) -> None:
-    """Also one that has not reached the engine thread, and where nothing else runs."""
+    """Also one that has not reached the engine thread, with an otherwise idle engine."""
     started = [qwen.start(max_tokens=30_000, sampling=warm(i)) for i in range(3)]
     for generation in started:
         generation.close()
@@ -189,7 +189,7 @@ def test_dropping_a_generation_frees_its_row(qwen: Any) -> None:
     wait_for(lambda: qwen.client.health().running == 0)
 
 
-def test_a_client_that_leaves_while_its_prompt_is_prepared_is_not_let_in(
+def test_a_request_cancelled_during_preparation_is_not_admitted(
     qwen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = qwen.service._models
@@ -213,7 +213,7 @@ def test_a_client_that_leaves_while_its_prompt_is_prepared_is_not_let_in(
 
 
 class Killed(BaseException):
-    """Nothing that an engine expects."""
+    """An exception that the engine does not expect."""
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -246,7 +246,7 @@ DEATHS = pytest.mark.parametrize(
 
 
 def dies(model: Any, held: Generation, fault: BaseException) -> None:
-    """The engine thread dies while it decodes a request, whose reader is told."""
+    """Let the engine thread die while it decodes a request; the reader gets the error."""
     (served,) = model.service._models.views()
 
     def die() -> None:
@@ -258,7 +258,7 @@ def dies(model: Any, held: Generation, fault: BaseException) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @DEATHS
-def test_a_request_is_told_why_the_engine_thread_died_while_it_was_prepared(
+def test_a_request_gets_the_error_if_the_engine_thread_dies_during_its_preparation(
     make_service: Any, tiny_class: Any, qwen: Any, fault: BaseException, code: str
 ) -> None:
     model = own(tiny_class, make_service(), qwen.model)
@@ -279,7 +279,7 @@ def test_a_request_is_told_why_the_engine_thread_died_while_it_was_prepared(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @DEATHS
-def test_a_request_is_told_why_the_engine_thread_died_before_it_was_reached(
+def test_a_request_gets_the_error_if_the_engine_thread_dies_before_its_submission(
     make_service: Any, tiny_class: Any, qwen: Any, fault: BaseException, code: str
 ) -> None:
     model = own(tiny_class, make_service(), qwen.model)
@@ -299,7 +299,7 @@ def test_a_request_is_told_why_the_engine_thread_died_before_it_was_reached(
     assert (answer.error.code, answer.error.status) == (code, 503)
 
 
-def test_a_reader_that_was_given_up_costs_nothing_more(qwen: Any) -> None:
+def test_a_request_whose_reader_is_given_up_ends(qwen: Any) -> None:
     generation = qwen.start(max_tokens=30_000, sampling=warm(3), logprobs=True, top_logprobs=20)
     wait_for(lambda: generation._events.unread > 100_000)
     generation._events.give_up()
@@ -310,7 +310,9 @@ def test_a_reader_that_was_given_up_costs_nothing_more(qwen: Any) -> None:
     assert qwen.ask(max_tokens=3).usage is not None
 
 
-def test_closing_the_service_ends_what_runs(make_service: Any, tiny_class: Any, qwen: Any) -> None:
+def test_closing_the_service_ends_running_requests(
+    make_service: Any, tiny_class: Any, qwen: Any
+) -> None:
     model = own(tiny_class, make_service(), qwen.model)
     generation = model.start(max_tokens=30_000, sampling=warm(1))
     model.client.close()
@@ -322,7 +324,7 @@ def test_closing_the_service_ends_what_runs(make_service: Any, tiny_class: Any, 
     assert model.client.health().ok is False
 
 
-# -- refusals are told to the operator, too
+# -- the operator's log has refusals, too
 
 
 def test_a_refusal_is_in_the_log(qwen: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -334,11 +336,11 @@ def test_a_refusal_is_in_the_log(qwen: Any, caplog: pytest.LogCaptureFixture) ->
     assert "prompt is too long" in line
 
 
-def test_a_strangers_error_names_the_line_of_its_code(
+def test_a_third_party_error_names_the_line_of_its_code(
     qwen: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Odd(BaseException):
-        """Of no class that anybody expects."""
+        """An exception of an unexpected class."""
 
     def prepare(*args: Any, **more: Any) -> None:
         raise Odd("no such key")
@@ -350,7 +352,7 @@ def test_a_strangers_error_names_the_line_of_its_code(
     assert "Traceback" in caplog.text
 
 
-def test_an_id_is_one_requests(qwen: Any) -> None:
+def test_an_id_belongs_to_one_request(qwen: Any) -> None:
     with qwen.pausing():
         first = qwen.start(id="same", max_tokens=60)
         with pytest.raises(BadRequest, match="another request with this id"):
@@ -378,7 +380,7 @@ def test_a_full_queue(make_service: Any, tiny_class: Any, qwen: Any) -> None:
     assert model.ask(max_tokens=2).only.reason == "length"
 
 
-def test_a_prompt_that_no_memory_holds(make_service: Any, tiny_class: Any, qwen: Any) -> None:
+def test_a_prompt_larger_than_memory(make_service: Any, tiny_class: Any, qwen: Any) -> None:
     weights = (Path(qwen.model) / "model.safetensors").stat().st_size
     model = own(tiny_class, make_service(memory_limit=weights + 2_000_000), qwen.model)
     assert model.ask(max_tokens=2).only.reason == "length"
@@ -389,7 +391,7 @@ def test_a_prompt_that_no_memory_holds(make_service: Any, tiny_class: Any, qwen:
     assert model.ask(max_tokens=2).only.reason == "length"
 
 
-def test_a_model_that_no_memory_holds(make_service: Any, tiny_class: Any, qwen: Any) -> None:
+def test_a_model_larger_than_memory(make_service: Any, tiny_class: Any, qwen: Any) -> None:
     model = own(tiny_class, make_service(memory_limit=1000), qwen.model)
     with pytest.raises(EngineUnavailable, match="1000"):
         model.start()
@@ -398,7 +400,7 @@ def test_a_model_that_no_memory_holds(make_service: Any, tiny_class: Any, qwen: 
 # -- models
 
 
-def test_two_models_side_by_side(qwen: Any, tiny: Any) -> None:
+def test_two_models_at_once(qwen: Any, tiny: Any) -> None:
     other = tiny("llama")
     alone = [model.ask(max_tokens=20).only.content for model in (qwen, other)]
     assert alone[0] != alone[1]
@@ -408,7 +410,7 @@ def test_two_models_side_by_side(qwen: Any, tiny: Any) -> None:
     assert {qwen.model, other.model} <= named
 
 
-def test_the_longest_unused_model_makes_room(
+def test_the_least_recently_used_model_is_unloaded(
     make_service: Any, tiny_class: Any, build_tiny: Any
 ) -> None:
     folders = [build_tiny("qwen3", seed=i) for i in range(3)]
@@ -451,7 +453,7 @@ def test_many_first_requests_load_a_model_once(
     assert len(model.client.health().models) == 1
 
 
-def test_an_unknown_model_is_told_what_there_is(
+def test_the_error_for_an_unknown_model_lists_the_models(
     qwen: Any, tiny_class: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "models--somebody--has-this").mkdir()
@@ -539,7 +541,7 @@ def test_metrics_count(make_service: Any, tiny_class: Any, qwen: Any) -> None:
     assert decoded, text
 
 
-def test_the_prefix_cache_is_told_and_emptied(
+def test_the_prefix_cache_is_reported_and_cleared(
     make_service: Any, tiny_class: Any, qwen: Any
 ) -> None:
     model = own(tiny_class, make_service(), qwen.model)
@@ -553,7 +555,7 @@ def test_the_prefix_cache_is_told_and_emptied(
 
 
 @pytest.mark.parametrize("retain", [True, False])
-def test_the_cache_knows_a_session_that_comes_back(qwen: Any, retain: bool) -> None:
+def test_the_cache_reuses_a_session_that_returns(qwen: Any, retain: bool) -> None:
     qwen.ask(
         "It comes back, however late. " * 4, session=f"s {retain}", retain=retain, max_tokens=2
     )

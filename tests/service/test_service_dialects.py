@@ -1,4 +1,4 @@
-"""Conversations of every shape, to models whose templates take few of them."""
+"""Conversations of every form, to models whose templates support few of them."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ WITH_IMAGES: dict[str, list[dict[str, Any]]] = {
 
 
 def assert_whole(prompt: str, messages: list[dict[str, Any]], in_order: bool = True) -> None:
-    """Every text is in the prompt, apart from the others."""
+    """Every text is in the prompt, separate from the others."""
     words = re.findall(r"w-[a-f]", str(messages))
     found = re.findall(r"\bw-[a-f]\b", prompt)
     assert found == words if in_order else sorted(found) == words
@@ -137,14 +137,14 @@ def test_images(tiny: Any, conversation: str) -> None:
     [(NO_SYSTEM, True, False), (DROPS_SYSTEM, False, False), (NATIVE_TOOLS, True, True)],
     ids=list(TEMPLATES),
 )
-def test_what_a_template_takes_is_found_at_load(
+def test_what_a_template_supports_is_detected_at_load(
     build_tiny: Any, template: str, alternate: bool, system_role: bool
 ) -> None:
     info = load_text(build_tiny("qwen3", template), LoadOptions()).info
     assert (info.alternate, info.system_role) == (alternate, system_role)
 
 
-def test_images_of_tools_stay_where_the_template_shows_them(tiny: Any) -> None:
+def test_images_of_tools_stay_in_place_if_the_template_shows_them(tiny: Any) -> None:
     messages = WITH_IMAGES["an image of a tool"]
     shown = tiny("qwen3_vl").prompt_of(messages=messages)
     assert "Attached to the tool result" not in shown

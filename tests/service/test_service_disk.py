@@ -1,4 +1,4 @@
-"""The disk tier behind the whole service: an engine that starts anew finds old prefixes."""
+"""The disk tier with a complete service: a new engine finds the prefixes of an earlier one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embeddings of a service: what a folder says, what an operator chooses, what a client sends."""
+"""Embeddings of a service: files of the model, options of the operator, requests of clients."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_texts_and_token_ids(ask: Ask, embedder: Path) -> None:
     assert count > counted == len(tokens)
 
 
-def test_a_prompt_of_the_model_stands_before_a_text(ask: Ask, embedder: Path) -> None:
+def test_a_text_gets_the_prompt_of_the_model(ask: Ask, embedder: Path) -> None:
     (plain,), _ = ask(embedder, "fox")
     (query,), counted = ask(embedder, "fox", prompt_name="query")
     (written,), same = ask(embedder, "Instruct: find it\nQuery: fox")
@@ -87,13 +87,13 @@ def test_a_prompt_of_the_model_stands_before_a_text(ask: Ask, embedder: Path) ->
     assert (error.param, "it has: document, query" in error.message) == ("prompt_name", True)
 
 
-def test_a_control_token_in_a_text_is_spelt_in_letters(ask: Ask, embedder: Path) -> None:
+def test_a_control_token_in_a_text_becomes_plain_text(ask: Ask, embedder: Path) -> None:
     _, one = ask(embedder, "a")
     _, spelt = ask(embedder, f"a{ENDS}")
     assert spelt > one + 3
 
 
-def test_what_cannot_be_embedded_is_refused_by_its_place(ask: Ask, embedder: Path) -> None:
+def test_an_invalid_input_is_refused_with_its_index(ask: Ask, embedder: Path) -> None:
     for inputs, more, error, words in (
         (["a", ""], {}, BadRequest, "input[1]: it is empty"),
         ([[]], {}, BadRequest, "input[0]: it is empty"),
@@ -115,7 +115,7 @@ def test_too_many_tokens_in_all(ask: Ask, embedder: Path, monkeypatch: Any) -> N
     assert "send it in several requests" in refused(ask, embedder, *[[40] * 30] * 4).message
 
 
-def test_a_model_that_does_not_say_how(ask: Ask, tmp_path: Path) -> None:
+def test_a_model_without_files_for_embedding(ask: Ask, tmp_path: Path) -> None:
     folder = build(tmp_path / "m", "qwen3")
     assert "let the operator choose model_info.mlx.pooling" in refused(ask, folder, "a").message
     (last,), _ = ask(folder, "Hello there", options=ModelOptions(pooling="last"))
@@ -123,7 +123,7 @@ def test_a_model_that_does_not_say_how(ask: Ask, tmp_path: Path) -> None:
     assert np.linalg.norm(last - mean) > 0.1
 
 
-def test_health_says_who_embeds(
+def test_health_lists_the_models_that_embed(
     ask: Ask, client: InProcessClient, embedder: Path, tmp_path: Path
 ) -> None:
     ask(embedder, "fox")
@@ -150,7 +150,7 @@ def test_a_broken_file_is_a_reason_not_to_embed(
     assert client.submit(chat).get(LIMIT)
 
 
-def test_odd_files_are_no_obstacle(ask: Ask, tmp_path: Path) -> None:
+def test_unknown_values_in_files_are_ignored(ask: Ask, tmp_path: Path) -> None:
     folder = as_embedding(build(tmp_path / "m", "qwen3"))
     (folder / "modules.json").write_text('{"a": [1]}')
     odd = {"prompts": ["a", 1], "default_prompt_name": ["a"]}
@@ -185,7 +185,7 @@ def test_a_checkpoint_of_a_backbone_alone(ask: Ask, tmp_path: Path, embedder: Pa
     np.testing.assert_allclose(found, whole, atol=1e-5)  # chunks are cut by measured times
 
 
-def test_models_that_see(ask: Ask, tmp_path: Path) -> None:
+def test_vision_models_embed_text(ask: Ask, tmp_path: Path) -> None:
     last = ModelOptions(pooling="last")
     folder = build(tmp_path / "m", "qwen3_vl")
     (one,), _ = ask(folder, "Hello there " * 30, options=last)
@@ -225,7 +225,7 @@ def test_a_stream_goes_on_beside_vectors_and_a_cancelled_request_ends(
     assert len(ask(embedder, "fox")[0]) == 1
 
 
-def test_nobody_waits_any_more_while_texts_are_prepared(
+def test_a_cancelled_request_ends_during_the_preparation_of_texts(
     shared_service: ChatService, embedder: Path, monkeypatch: Any
 ) -> None:
     from mlx_provider.protocol.event_queue import EventQueue

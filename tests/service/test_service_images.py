@@ -1,4 +1,4 @@
-"""An image that comes again costs neither its decoding, nor its patches, nor the vision tower."""
+"""A repeated image is not decoded again, not split into patches again, not encoded again."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_work_on_an_image_is_done_once(
     assert len(worked) == 2
 
 
-def test_an_image_whose_features_were_dropped_is_worked_on_again(
+def test_an_image_whose_features_were_evicted_is_processed_again(
     make_service: Any, tmp_path: Path
 ) -> None:
     service, client = make_service(feature_bytes=0, prefix_bytes=0)
@@ -61,7 +61,7 @@ def test_an_image_whose_features_were_dropped_is_worked_on_again(
     assert tiny.ask(messages=question("What is it?", 1)).only == first
 
 
-def test_images_are_held_until_the_prefill_and_what_came_until_the_end(
+def test_pixels_are_held_until_the_prefill_and_request_data_until_the_end(
     make_service: Any, tmp_path: Path
 ) -> None:
     service, client = make_service()

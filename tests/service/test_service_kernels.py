@@ -1,4 +1,4 @@
-"""A stranger's kernels, in a service that loads a model."""
+"""Third-party kernels in a service that loads a model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def mlx_kernels():
 
 @pytest.fixture(autouse=True)
 def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this puts into the module is gone with the test."""
+    """Removes the module's changed names at the end of the test."""
     for name in ("scaled_dot_product_attention", "swiglu"):
         monkeypatch.setattr(llama, name, getattr(llama, name))
 
@@ -50,7 +50,7 @@ def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
 def ask(
     install_plugin: Install, make_service: Any, tiny_class: Any, build_tiny: Any, fails: bool
 ) -> list[int]:
-    """Answer two prompts at once; how many parts each call of attention had."""
+    """Answer two prompts at once. Returns the number of parts of each call of attention."""
     name = install_plugin("counting", KERNELS.format(fails=fails))
     registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": f"text,{name}"})
     service, client = make_service(registry=registry)
@@ -69,7 +69,7 @@ def test_its_functions_are_called(
     assert asked
 
 
-def test_kernels_that_fail_leave_nothing_behind_and_the_model_serves(
+def test_failed_kernels_are_removed_and_the_model_serves(
     install_plugin: Install,
     make_service: Any,
     tiny_class: Any,

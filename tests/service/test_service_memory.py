@@ -20,7 +20,7 @@ def models(make_service: Any, **settings: Any) -> ModelCache:
     return found
 
 
-def test_the_pool_is_limited_and_in_the_accounts(
+def test_the_pool_of_free_buffers_is_limited_and_counted(
     make_service: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
@@ -33,7 +33,7 @@ def test_the_pool_is_limited_and_in_the_accounts(
     assert limits == [123, GIGA, 123]
 
 
-def test_the_prefix_cache_leaves_a_share_to_others(make_service: Any) -> None:
+def test_the_prefix_cache_leaves_a_share_for_other_uses(make_service: Any) -> None:
     """Unless its size is chosen."""
 
     def budget(**settings: Any) -> int:
@@ -47,13 +47,13 @@ def test_the_prefix_cache_leaves_a_share_to_others(make_service: Any) -> None:
 
 @dataclass
 class Busy:
-    """A model of 6 GB whose rows take so much."""
+    """A model of 6 GB with rows of a given size."""
 
     live_bytes: int
     nbytes: int = 6 * GIGA
 
 
-def test_the_prefix_cache_may_use_what_live_rows_leave() -> None:
+def test_the_prefix_cache_can_use_the_memory_that_rows_leave() -> None:
     ledger = MemoryLedger(lambda: 36 * GIGA)
     ledger.reserve("model", 6 * GIGA)
     for live, left in ((0, 20), (9, 20), (10, 20), (16, 14), (30, 0), (31, 0)):
@@ -74,15 +74,15 @@ def test_the_prefix_cache_gives_back_a_share(make_service: Any, tiny_class: Any,
     assert prefixes.nbytes == 0
 
 
-def test_measurements_use_what_weights_rows_and_images_leave() -> None:
-    """The prefix cache and other models give way to them."""
+def test_measurements_use_the_memory_that_weights_rows_and_images_leave() -> None:
+    """The prefix cache and other models free memory for them."""
     ledger = MemoryLedger(lambda: 36 * GIGA, media=lambda: GIGA)
     for name, live in (("model", 0), ("other", 9)):
         ledger.reserve(name, 6 * GIGA)
         ledger.correct(name, Busy(live * GIGA))
     assert not ledger.measure("model", 15 * GIGA)
     assert ledger.measure("model", 13 * GIGA)
-    assert ledger.measure("model", 14 * GIGA)  # in place of the 13
+    assert ledger.measure("model", 14 * GIGA)  # replaces the 13
     assert not ledger.measure("model", 15 * GIGA)
     assert ledger.prefix_budget() == 0
     assert (ledger.live(apart="model"), ledger.live(apart="other")) == (9 * GIGA, 14 * GIGA)

@@ -1,4 +1,4 @@
-"""What the operator decides of a model: what it sees, and what becomes of what it does not."""
+"""Options of the operator for images: served as text, and images that a model cannot take."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def image() -> dict[str, Any]:
 
 
 def history(in_tool: bool) -> list[dict[str, Any]]:
-    """A session with an image in its past."""
+    """A session with an image in its history."""
     seen = [{"type": "text", "text": "before"}, image(), {"type": "text", "text": "after"}]
     if not in_tool:
         return [{"role": "user", "content": seen}]
@@ -36,7 +36,7 @@ def history(in_tool: bool) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("in_tool", [False, True], ids=["user", "tool"])
-def test_an_image_that_cannot_be_seen_is_left_out(qwen: Any, in_tool: bool) -> None:
+def test_an_image_that_a_model_cannot_take_is_left_out(qwen: Any, in_tool: bool) -> None:
     answer = qwen.ask(messages=history(in_tool), max_tokens=4)
     assert answer.only.reason == "length"
     path = f"messages[{2 * in_tool}].content[1]"
@@ -46,7 +46,7 @@ def test_an_image_that_cannot_be_seen_is_left_out(qwen: Any, in_tool: bool) -> N
 
 
 @pytest.mark.parametrize("in_tool", [False, True], ids=["user", "tool"])
-def test_or_refused_if_the_operator_says_so(qwen: Any, in_tool: bool) -> None:
+def test_such_an_image_is_refused_if_the_operator_says_so(qwen: Any, in_tool: bool) -> None:
     options = ModelOptions(on_ignored_params="refuse")
     with pytest.raises(MediaError, match="this model takes text only; remove the image") as error:
         qwen.ask(messages=history(in_tool), options=options)
@@ -55,7 +55,7 @@ def test_or_refused_if_the_operator_says_so(qwen: Any, in_tool: bool) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma3", "qwen2_vl"])
-def test_a_model_that_sees_may_be_served_as_text(tiny: Any, family: str) -> None:
+def test_a_vision_model_can_be_served_as_text(tiny: Any, family: str) -> None:
     model, as_text = tiny(family), ModelOptions(modality="text")
     plain = model.ask("Hello there", max_tokens=6, logprobs=True).only.tokens
     assert model.ask("Hello there", max_tokens=6, logprobs=True, options=as_text).only.tokens == (
@@ -103,7 +103,7 @@ def test_a_quantised_cache_that_a_model_cannot_read(tiny: Any, family: str, shap
     assert model.ask(max_tokens=2).only.reason == "length"
 
 
-def test_notes_are_where_an_operator_looks(tiny: Any) -> None:
+def test_notes_are_in_status_and_log(tiny: Any) -> None:
     from dataclasses import replace
 
     served = tiny("qwen3").served()

@@ -1,4 +1,4 @@
-"""Requests as agents send them, to models whose templates take offence easily."""
+"""Requests as agents send them, to models whose templates are strict."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def body(name: str) -> dict[str, Any]:
 
 
 def fields(name: str, **changed: Any) -> dict[str, Any]:
-    """A body's fields as the engine's request has them."""
+    """The fields of a body, as in the engine's request."""
     sent = body(name)
     found = {key: sent[key] for key in FIELDS if key in sent}
     numbers = {key: sent[key] for key in NUMBERS if key in sent}
@@ -183,12 +183,12 @@ def test_07_a_schema_is_followed(tiny: Any, strict: Any, thinks: bool) -> None:
 
 
 def test_08_a_long_history_is_prefilled_once(tiny: Any) -> None:
-    """Recurrent layers, so that time grows with the length and state cannot be cut anywhere."""
+    """With recurrent layers, whose state cannot be cut."""
     model = tiny("qwen3_5", STRICT, max_position_embeddings=262144)
     asked = fields("08b", max_tokens=4)
     asked["tools"] = asked["tools"][:1]
     longer = asked["messages"]
-    for message in longer:  # nearly every byte is a token here: the beginnings are long enough
+    for message in longer:  # nearly every byte is a token, so the beginnings are long enough
         message["content"] = message["content"] and message["content"][:40]
     first = model.ask(**{**asked, "messages": longer[:-2]})
     assert first.usage.cached_tokens == 0
@@ -217,7 +217,7 @@ def test_09_every_parameter_counts(strict: Any) -> None:
     assert answer.usage.completion_tokens <= 64
 
 
-def test_10a_the_reply_goes_on_where_the_assistant_began(strict: Any, tiny: Any) -> None:
+def test_10a_the_reply_continues_the_assistants_message(strict: Any, tiny: Any) -> None:
     sent = body("10a")
     messages = [{"role": "system", "content": sent["system"]}, *sent["messages"]]
     prompt = strict.prompt_of(messages=messages)

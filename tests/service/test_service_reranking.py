@@ -1,4 +1,4 @@
-"""Rerankers of a service: what a folder says of its tokens and its prompt, and what is refused."""
+"""Rerankers of a service: tokens and prompt from the files of the model, and refusals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROLES = """\
 
 
 def reranker(folder: Path, sign: str, family: str = "qwen3") -> tuple[Path, int, int | None]:
-    """A folder with one sign of a reranker, and its tokens."""
+    """A folder with one mark of a reranker, and its tokens."""
     build(folder, family, num_hidden_layers=1, emit_special=True)
     words = json.loads((folder / "tokenizer.json").read_text())
     taken = max(each["id"] for each in words["added_tokens"])
@@ -75,7 +75,7 @@ def judged(messages: Sequence[dict[str, str]]) -> str:
 
 
 @pytest.mark.parametrize("sign", ["files", FLAT, PARTS, "name"])
-def test_a_reranker_is_known_by_its_files_its_template_or_its_name(
+def test_a_reranker_is_detected_by_its_files_its_template_or_its_name(
     shared_service: ChatService, tmp_path: Path, sign: str
 ) -> None:
     name = "models--a--B-Reranker-8bit/snapshots/1" if sign == "name" else "m"
@@ -94,7 +94,7 @@ def test_a_reranker_is_known_by_its_files_its_template_or_its_name(
         else:
             head = f"<|im_start|>user\nJudge. {QUERY}: "
             before, after = head, "<|im_end|>\n<|im_start|>assistant"
-        # what looks like a control token in a document is not one
+        # a control token in a document is plain text
         tokens = model.tokenizer.encode_plain(document, before=before)
         prompts.append([*tokens, *model.tokenizer.encode(after, special=False)])
     assert done.usage.prompt_tokens == sum(map(len, prompts))
@@ -105,7 +105,7 @@ def test_a_reranker_is_known_by_its_files_its_template_or_its_name(
     assert len(set(found)) == 3
 
 
-def test_each_document_may_have_its_own_query_and_the_instruction_counts(
+def test_each_document_can_have_its_own_query_and_the_instruction_is_used(
     shared_service: ChatService, tmp_path: Path
 ) -> None:
     folder, *_ = reranker(tmp_path / "m", FLAT)
@@ -119,7 +119,7 @@ def test_each_document_may_have_its_own_query_and_the_instruction_counts(
     assert told != pytest.approx(found, abs=1e-5)
 
 
-def test_what_cannot_be_scored_is_refused_by_its_place(
+def test_an_invalid_document_is_refused_with_its_index(
     shared_service: ChatService, tmp_path: Path
 ) -> None:
     client = InProcessClient(shared_service)

@@ -1,4 +1,4 @@
-"""Structured output end to end: a model of random weights writes what is asked of it."""
+"""Structured output end to end: a model with random weights writes valid output."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ KINDS: list[tuple[dict[str, Any], Any]] = [
 
 @pytest.fixture
 def narrow(make_service: Any, tiny_class: Any, qwen: Any) -> Any:
-    """The same model where few rows decode together."""
+    """The same model with few rows in a batch."""
     service, client = make_service(max_rows=12)
     return tiny_class(client, service, qwen.model)
 
@@ -116,7 +116,7 @@ def narrow(make_service: Any, tiny_class: Any, qwen: Any) -> Any:
 def test_more_constrained_rows_than_decode_together_beside_free_ones(
     narrow: Any, rows: int
 ) -> None:
-    """All valid, or cut and said so; whoever decodes beside them is not touched."""
+    """Each is valid, or is reported as cut; other rows do not change."""
     free = {"logprobs": True, "max_tokens": 120}
     alone = [narrow.ask(f"Word {i}", **free).only.tokens for i in range(4)]
     beside = [narrow.start(f"Word {i}", **free) for i in range(4)]
@@ -137,7 +137,7 @@ def test_more_constrained_rows_than_decode_together_beside_free_ones(
 
 
 @pytest.mark.parametrize("limit", [1, 5, 12, 20])
-def test_a_cut_call_is_no_whole_one(qwen: Any, limit: int) -> None:
+def test_a_cut_call_is_not_reported_as_complete(qwen: Any, limit: int) -> None:
     choice = qwen.ask(tools=[SAVE], tool_choice="required", max_tokens=limit).only
     assert choice.reason == "length"
     for name, text in choice.calls:
@@ -162,7 +162,7 @@ def test_a_stop_string_inside_arguments_cuts_nothing(qwen: Any) -> None:
     assert qwen.ask(**given, stop=['"kind"', "tool_call"]).only.calls == whole.calls
 
 
-def test_one_call_where_parallel_calls_are_off(qwen: Any) -> None:
+def test_one_call_if_parallel_calls_are_off(qwen: Any) -> None:
     several = 0
     for seed in range(6):
         given = {"tools": [PING], "tool_choice": "required", "sampling": warm(seed)}
@@ -179,7 +179,7 @@ def test_tool_choice_none_shows_no_tools_and_calls_none(qwen: Any) -> None:
     hidden = qwen.prompt_of(messages=messages, tools=[GREP], tool_choice="none")
     assert "grep" in shown
     assert hidden == qwen.prompt_of(messages=messages)
-    # what would be a call is text then
+    # a call is text then
     lark = 'start: <tool_call> "\\n{\\"name\\": \\"ping\\"}\\n" </tool_call>'
     given = {"grammar": {"type": "lark", "value": lark}, "tools": [PING], "max_tokens": 60}
     none = qwen.ask(**given, tool_choice="none").only
@@ -231,7 +231,7 @@ def test_several_choices_each_under_the_grammar(qwen: Any) -> None:
         ({"grammar": {"type": "lark", "value": "begin: 'a'"}}, ["grammar"]),
     ],
 )
-def test_what_cannot_be_held_is_refused_by_name(
+def test_a_constraint_that_cannot_be_enforced_is_refused_by_name(
     qwen: Any, given: dict[str, Any], words: list[str]
 ) -> None:
     with pytest.raises(BadRequest) as refused:

@@ -27,7 +27,7 @@ MARKERS = [*range(8), *range(336, 342)]
 
 
 def template(opener: str, closer: str) -> str:
-    """Opens a thought unless it is told not to, and shows what it was told."""
+    """A template that opens a thought unless that is switched off, and that shows its variables."""
     return (
         '{%- if tools -%}Call one as <tool_call>\n{"name": ...}\n</tool_call>{%- endif -%}'
         "{%- for message in messages -%}"
@@ -50,12 +50,12 @@ def thinker(request: pytest.FixtureRequest, tiny: Any) -> Any:
 
 
 def warm(seed: int) -> Sampling:
-    """Draw, but none of the special tokens by chance; the grammar may still force one."""
+    """Sampling without special tokens, except those that the grammar forces."""
     return Sampling(temperature=1, seed=seed, logit_bias=dict.fromkeys(MARKERS, -100.0))
 
 
 def spent(answer: Any, budget: int, marker: int) -> None:
-    """The thought has ended with its budget, give or take the marker."""
+    """The thought has ended with its budget, apart from the tokens of the marker."""
     assert answer.only.reasoning
     assert budget <= answer.usage.reasoning_tokens <= budget + marker
 
@@ -79,7 +79,7 @@ def test_a_budget_of_nothing(thinker: Any) -> None:
     assert answer.usage.reasoning_tokens <= 10
 
 
-def test_without_a_budget_the_model_thinks_on(thinker: Any) -> None:
+def test_without_a_budget_the_model_continues_to_think(thinker: Any) -> None:
     answer = thinker.ask(sampling=warm(1), max_tokens=60)
     assert answer.only.content == ""
     assert answer.usage.reasoning_tokens == 60
@@ -121,7 +121,7 @@ def test_template_variables_arrive(thinker: Any) -> None:
     assert "note: be quick" in noted
 
 
-def test_thinking_switched_off_is_all_answer(thinker: Any) -> None:
+def test_with_thinking_switched_off_all_text_is_content(thinker: Any) -> None:
     answer = thinker.ask(template={"enable_thinking": False}, max_tokens=30, sampling=warm(1))
     assert answer.only.reasoning == ""
     assert answer.only.content
@@ -164,14 +164,14 @@ class Thinking:
 
 
 def test_a_marker_is_forced_only_inside_a_thought() -> None:
-    """A token of the answer that looks like the marker's first one begins nothing."""
+    """In the content, a token equal to the marker's first one does not start the marker."""
     state = Thinking()
     budget = ThinkingBudget(2, [5, 6], 40, None)
     budget.reply = state  # type: ignore[assignment]
     for token in (1, 2):
         assert budget.mask() is None
         budget.advance(token)
-    state.in_reasoning = False  # the model closed it by itself, just in time
+    state.in_reasoning = False  # the model has closed it within the budget
     for token in (5, 1, 5, 6):
         assert budget.mask() is None
         budget.advance(token)

@@ -1,4 +1,4 @@
-"""Warm prompts: what the operator lists is prefilled before the first user asks for it."""
+"""Warm prompts: prompts that the operator lists are prefilled before the first request."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ask(
 
 
 def first_answer(folder: Path, warm: list[str]) -> Done:
-    """What the very first request to a new engine sees."""
+    """The reply to the first request to a new engine."""
     client = InProcessClient(ChatService(EngineSettings()))
     try:
         return ask(client, folder, ModelOptions(warm=warm), "Where is the tower?")
@@ -49,14 +49,14 @@ def first_answer(folder: Path, warm: list[str]) -> Done:
         client.close()
 
 
-def test_the_first_request_finds_the_warm_system_prompt(tmp_path: Path) -> None:
+def test_the_first_request_reuses_the_warm_system_prompt(tmp_path: Path) -> None:
     folder = build(tmp_path / "model", "qwen3")
     assert first_answer(folder, []).usage.cached_tokens == 0
     usage = first_answer(folder, [SYSTEM]).usage
     assert usage.cached_tokens > usage.prompt_tokens // 2
 
 
-def test_each_tenant_finds_its_own(tmp_path: Path) -> None:
+def test_each_tenant_reuses_its_own_warm_prompt(tmp_path: Path) -> None:
     """Prefixes are never shared, so a warm one helps nobody else."""
     folder = build(tmp_path / "model", "qwen3")
     client = InProcessClient(ChatService(EngineSettings()))
@@ -75,7 +75,7 @@ def test_each_tenant_finds_its_own(tmp_path: Path) -> None:
         client.close()
 
 
-def test_what_the_owners_file_grants_is_warm_for_other_machines(tmp_path: Path) -> None:
+def test_warm_prompts_in_the_owners_file_serve_other_machines(tmp_path: Path) -> None:
     folder = build(tmp_path / "model", "qwen3")
     file = tmp_path / "models.toml"
     file.write_text(f'["{folder}"]\nallow_media = ["private"]\nwarm = ["""{SYSTEM}"""]\n', "utf-8")
@@ -87,7 +87,7 @@ def test_what_the_owners_file_grants_is_warm_for_other_machines(tmp_path: Path) 
         client.close()
 
 
-def test_warm_prompts_are_bounded_as_others_are() -> None:
+def test_warm_prompts_have_the_bounds_of_others() -> None:
     for wrong in (["x"] * 65, [{"messages": [{"role": "user", "content": "\ud800"}]}]):
         with pytest.raises(ValidationError):
             ModelOptions(warm=wrong)

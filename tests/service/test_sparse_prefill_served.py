@@ -1,4 +1,4 @@
-"""Long prompts in part on a served model: the operator's choice, the client's, and refusals."""
+"""Sparse prefill of long prompts on a served model: choices of operator and client, refusals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def sparse(draft: str | None, **more: Any) -> ModelOptions:
     return ModelOptions(**given)
 
 
-def test_a_long_prompt_is_read_in_part_unless_its_sender_wants_all(model: Any, draft: str) -> None:
+def test_a_long_prompt_is_prefilled_in_part_unless_the_client_refuses(
+    model: Any, draft: str
+) -> None:
     options = sparse(draft)
     part = model.ask(prompt=PROMPT, options=options)
     assert 300 < part.usage.skipped_tokens < 400
@@ -67,8 +69,8 @@ def test_a_long_prompt_is_read_in_part_unless_its_sender_wants_all(model: Any, d
     assert again.only.content == whole.only.content
 
 
-def test_warm_prompts_are_read_whole(model: Any, draft: str) -> None:
-    """Else nobody would find them."""
+def test_warm_prompts_are_prefilled_whole(model: Any, draft: str) -> None:
+    """Otherwise no request could reuse them."""
     system = "The quick brown fox asks the lazy dog what the weather is like. " * 24
     messages = [{"role": "system", "content": system}, {"role": "user", "content": "."}]
     options = sparse(draft, warm=[system])
@@ -88,14 +90,14 @@ def test_warm_prompts_are_read_whole(model: Any, draft: str) -> None:
         ({"drafter": "lookup"}, "name a draft_model"),
     ],
 )
-def test_choices_that_do_not_go_together_are_refused_by_name(
+def test_options_that_exclude_each_other_are_refused_by_name(
     model: Any, draft: str, more: dict[str, Any], told: str
 ) -> None:
     assert_refused(model, sparse(draft, **more), told)
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "qwen3_5_text"])
-def test_models_with_windows_or_states_read_a_part(
+def test_models_with_windows_or_states_prefill_in_part(
     model: Any, build_tiny: Any, family: str
 ) -> None:
     model.model = str(build_tiny(family))
@@ -108,9 +110,7 @@ def test_models_with_chunked_attention_are_refused(model: Any, build_tiny: Any, 
     assert_refused(model, sparse(draft), "ChunkedKVCache")
 
 
-def test_a_draft_model_that_takes_more_than_the_model_is_refused(
-    model: Any, build_tiny: Any
-) -> None:
+def test_a_draft_model_larger_than_the_model_is_refused(model: Any, build_tiny: Any) -> None:
     large = str(build_tiny("qwen3", num_hidden_layers=9))
     assert_refused(model, sparse(large), "for each token of a prompt")
 
@@ -124,6 +124,6 @@ def assert_refused(model: Any, options: ModelOptions, told: str) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.95, 1.0])
-def test_a_share_beyond_its_bounds_is_no_option(share: float) -> None:
+def test_a_share_out_of_bounds_is_refused(share: float) -> None:
     with pytest.raises(ValueError, match="sparse_prefill"):
         ModelOptions(sparse_prefill=share)

@@ -1,4 +1,4 @@
-"""A stranger's format is enforced like ours: its parser brings the grammar of its calls."""
+"""A third-party format is enforced like a built-in one: its parser has the grammar of its calls."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ Install = Callable[..., str]
 def stranger(
     install_plugin: Install, make_service: Any, build_tiny: Any, tiny_class: Any
 ) -> Callable[[str, str], Any]:
-    """A tiny model whose chat template speaks the format of a stranger's plugin."""
+    """A tiny model whose chat template uses the format of a third-party plugin."""
 
     def make(source: str, opener: str) -> Any:
         install_plugin("mlx-provider-stranger", source)
@@ -118,7 +118,7 @@ def stranger(
 def test_a_required_call_of_a_strict_tool_is_valid(stranger: Any, source: str, opener: str) -> None:
     model = stranger(source, opener)
     asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 400}
-    wide = partial(Sampling, temperature=1, top_p=1, top_k=-1)  # both tools are to be drawn
+    wide = partial(Sampling, temperature=1, top_p=1, top_k=-1)  # so that both tools are drawn
     started = [model.start(**asked, sampling=wide(seed=seed)) for seed in range(4, 10)]
     whole, names = 0, set()
     for answer in map(model.read, started):
@@ -137,7 +137,7 @@ def test_a_required_call_of_a_strict_tool_is_valid(stranger: Any, source: str, o
     assert model.ask(**asked | {"tool_choice": named}).only.arguments == [("ping", {})]
 
 
-def test_a_format_without_a_grammar_that_is_no_json_is_refused(stranger: Any) -> None:
+def test_a_format_without_a_grammar_or_json_is_refused(stranger: Any) -> None:
     model = stranger(SILENT, "<<")
     with pytest.raises(BadRequest, match=r"'grep' cannot be enforced.*silent") as refused:
         model.start(tools=TOOLS, tool_choice="required")

@@ -1,4 +1,4 @@
-"""Requests whose template knows no tools, refuses a schema, or is a bomb."""
+"""Requests for models whose template has no tools, refuses a schema, or never ends."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ TOOLS: list[dict[str, Any]] = [
 ASKED = [{"role": "system", "content": "xSYSx"}, {"role": "user", "content": "xASKx"}]
 
 
-def test_tools_are_described_where_the_template_shows_none(tiny: Any) -> None:
+def test_tools_are_described_if_the_template_shows_none(tiny: Any) -> None:
     model = tiny("qwen3", NO_TOOLS)
     prompt = model.prompt_of(messages=ASKED, tools=TOOLS)
     about = described_tools(TOOLS, model.served().forced_parser)
@@ -80,7 +80,7 @@ def test_tools_are_described_where_the_template_shows_none(tiny: Any) -> None:
     assert {NOTE_TOOLS, NOTE_CALLS} <= set(status.notes)
 
 
-def test_a_call_is_written_in_the_history_as_the_model_is_told_to(tiny: Any) -> None:
+def test_calls_in_the_history_have_the_format_that_the_model_must_write(tiny: Any) -> None:
     model = tiny("qwen3", NO_TOOLS)
     asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200}
     asked["parallel_tool_calls"] = False
@@ -107,7 +107,7 @@ def test_a_call_is_written_in_the_history_as_the_model_is_told_to(tiny: Any) -> 
     assert second.usage.cached_tokens > 0.9 * first.prompt_tokens
 
 
-def test_calls_in_the_older_form_are_written_as_text_too(tiny: Any) -> None:
+def test_function_calls_in_the_older_form_become_text_too(tiny: Any) -> None:
     model = tiny("qwen3", NO_TOOLS)
     call = {"name": "look", "arguments": '{"at": "sea"}'}
     turn = {"role": "assistant", "content": None, "function_call": call}
@@ -141,7 +141,7 @@ def called(content: str | None) -> list[dict[str, Any]]:
     ]
 
 
-def test_text_beside_calls_that_a_template_does_not_show_is_told(
+def test_text_that_a_template_drops_beside_calls_is_reported(
     tiny: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = tiny("qwen3", ALTERNATES + "{# the log tells once of a template #}")
@@ -172,7 +172,7 @@ def test_a_fold_of_one_request_is_logged_once(tiny: Any, caplog: pytest.LogCaptu
     assert "(line 3 of the template)" in told[0]
 
 
-def test_fields_of_a_tool_that_are_null_are_not_given(tiny: Any) -> None:
+def test_null_fields_of_a_tool_are_left_out(tiny: Any) -> None:
     model = tiny("qwen3", PICKY.replace("k + v.type", "k"))
     bare = {"type": "function", "function": {"name": "look"}}
     null = {**bare["function"], "description": None, "parameters": None, "strict": None}
@@ -186,7 +186,7 @@ def test_fields_of_a_tool_that_are_null_are_not_given(tiny: Any) -> None:
     assert DESCRIBED not in asked.warnings
 
 
-def test_a_parser_may_describe_tools_in_its_own_words() -> None:
+def test_a_parser_can_describe_tools_itself() -> None:
     parser = ToolParser("own", "<a>", "</a>", describe=lambda tools: f"{len(tools)} of my own")
     assert described_tools(TOOLS, parser) == "1 of my own"
 
@@ -194,7 +194,7 @@ def test_a_parser_may_describe_tools_in_its_own_words() -> None:
 @pytest.mark.parametrize(
     "bomb", ["{{ 'a' * 3000000000 }}", "{{ '%4000000000d' % 3 }}", "{{ messages[0] ** 9 }}"]
 )
-def test_a_template_that_is_a_bomb_is_a_model_that_is_not_served(tiny: Any, bomb: str) -> None:
+def test_a_model_with_an_endless_template_is_not_served(tiny: Any, bomb: str) -> None:
     model = tiny("qwen3", NO_TOOLS + bomb)
     with pytest.raises((UnsupportedModel, BadRequest), match="chat template"):
         model.ask(max_tokens=2)
@@ -222,7 +222,7 @@ NESTED = """\
 {%- endfor %}{% endfor %}{% endfor %}"""
 
 
-def test_loops_in_loops_are_tried_once_while_a_neighbour_goes_on(
+def test_nested_loops_are_tried_once_and_other_requests_continue(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     neighbour = tiny("qwen3", NO_TOOLS)
@@ -244,7 +244,7 @@ def test_loops_in_loops_are_tried_once_while_a_neighbour_goes_on(
     assert waited == [True]
 
 
-def test_a_text_that_no_context_holds_is_not_the_templates_fault(
+def test_a_text_longer_than_the_context_is_not_blamed_on_the_template(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def exceeds(*given: Any) -> None:
@@ -259,7 +259,7 @@ def test_a_text_that_no_context_holds_is_not_the_templates_fault(
         model.ask("x" * (2 << 20))
 
 
-def test_what_is_known_of_a_template_before_a_load_is_not_rendered_again(
+def test_results_about_a_template_from_before_a_load_are_reused(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, rendered = template_renderer._processes().ask, []
@@ -273,10 +273,10 @@ def test_what_is_known_of_a_template_before_a_load_is_not_rendered_again(
     loading = [message for message, thread in rendered if thread == "mlx-load"]
     rest = [message for message, thread in rendered if thread == "mlx-engine"]
     assert len(loading) > 5
-    assert len(rest) <= 2  # of the marks, which only the tokenizer tells
+    assert len(rest) <= 2  # only renderings with marks, which need the tokenizer
 
 
-def test_a_template_tells_the_part_and_the_line(tiny: Any) -> None:
+def test_a_template_error_names_the_part_and_the_line(tiny: Any) -> None:
     model = tiny("qwen3", "{{ functions.x }}" + NO_TOOLS)
     note = model.served().info.notes[0]
     assert not {NOTE_TOOLS, NOTE_CALLS} & set(model.served().info.notes)

@@ -1,4 +1,4 @@
-"""What weights are expected to take, by the headers of their files."""
+"""The expected memory of weights, from the headers of their files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def save(path: Path, **shapes: tuple[tuple[int, ...], mx.Dtype]) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "qwen3_vl", "gemma3"])
-def test_it_is_what_loading_takes(family: str, tmp_path: Path) -> None:
+def test_it_equals_the_memory_after_loading(family: str, tmp_path: Path) -> None:
     folder = build(tmp_path / "m", family)
     weights = mx.load(str(folder / "model.safetensors"))
     assert weights_estimate(folder) == sum(array.nbytes for array in weights.values())
@@ -70,7 +70,7 @@ def test_eight_bit_floats_count_as_sixteen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"\x02\0\0\0\0\0\0\0[]", b"\0" * 30])
-def test_what_is_no_safetensors_counts_with_its_size(content: bytes, tmp_path: Path) -> None:
+def test_a_file_of_another_format_counts_with_its_size(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     assert weights_estimate(tmp_path) == len(content)
 

@@ -1,4 +1,4 @@
-"""Weights alone are wired, after a load and until they leave."""
+"""Only weights are wired, from the load of a model until it is unloaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GB = 2**30
 
 
 class FakeMetal:
-    """Records the calls of `mlx.core`, in their order."""
+    """Records the calls of `mlx.core`, in order."""
 
     def __init__(self, memory: int) -> None:
         self.calls: list[object] = []
@@ -69,7 +69,7 @@ def test_nothing_is_wired_without_metal_or_when_turned_off(
     assert metal.calls == []
 
 
-def test_a_model_is_wired_after_its_load_until_it_leaves(
+def test_a_model_is_wired_from_its_load_until_it_is_unloaded(
     make_service: Any, tiny_class: Any, build_tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metal = fake(monkeypatch, 64 * GB)
@@ -80,4 +80,4 @@ def test_a_model_is_wired_after_its_load_until_it_leaves(
         tiny_class(client, service, str(folder)).ask(max_tokens=1)
     first, second = (call for call in metal.calls if isinstance(call, int) and call)
     assert metal.calls == ["clear", first, 0, "clear", second]
-    assert 0.9 * size < first  # the file has a header, too
+    assert 0.9 * size < first  # the file also has a header
