@@ -116,24 +116,16 @@ def checked_fields(value: T) -> T:
     return value
 
 
-def _few(values: Any) -> Any:
-    return _at_most(MAX_TOKEN_IDS, values)
+def _at_most(limit: int) -> BeforeValidator:
+    """Refuse too many entries before each of them is validated."""
 
+    def check(values: Any) -> Any:
+        if isinstance(values, Sized) and isinstance(values, Iterable) and len(values) > limit:
+            context = {"max_length": limit, "actual_length": len(values)}
+            raise PydanticCustomError("too_long", "too many entries", context)
+        return values
 
-def _few_inputs(values: Any) -> Any:
-    return _at_most(MAX_INPUTS, values)
-
-
-def _few_documents(values: Any) -> Any:
-    return _at_most(MAX_DOCUMENTS, values)
-
-
-def _at_most(limit: int, values: Any) -> Any:
-    """Refuse too many entries before each of them is looked at, and complained about."""
-    if isinstance(values, Sized) and isinstance(values, Iterable) and len(values) > limit:
-        context = {"max_length": limit, "actual_length": len(values)}
-        raise PydanticCustomError("too_long", "too many entries", context)
-    return values
+    return BeforeValidator(check)
 
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_check_name)]
@@ -150,10 +142,10 @@ Tokens = Annotated[list[int], Field(fail_fast=True)]
 """May be millions, of which the first wrong one is told alone."""
 Ignored = Annotated[list[str], Field(max_length=MAX_FIELDS, fail_fast=True)]
 Inputs = Annotated[
-    list[str | Tokens], BeforeValidator(_few_inputs), Field(min_length=1, max_length=MAX_INPUTS)
+    list[str | Tokens], _at_most(MAX_INPUTS), Field(min_length=1, max_length=MAX_INPUTS)
 ]
 Documents = Annotated[
-    list[str], BeforeValidator(_few_documents), Field(min_length=1, max_length=MAX_DOCUMENTS)
+    list[str], _at_most(MAX_DOCUMENTS), Field(min_length=1, max_length=MAX_DOCUMENTS)
 ]
 TokenIds = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS)]
-TokenBias = Annotated[dict[int, float], BeforeValidator(_few)]
+TokenBias = Annotated[dict[int, float], _at_most(MAX_TOKEN_IDS)]

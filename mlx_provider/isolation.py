@@ -7,7 +7,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 
 from .errors import MLXProviderError, PluginError, ProcessLost, RequestFailed
 from .fault_origin import FaultOrigin, fault_origin, of_the_machine
@@ -76,12 +75,7 @@ class Isolation:
     def __enter__(self) -> Isolation:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        frames: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, frames: object) -> bool:
         if error is None or _is_ctrl_c(error) or isinstance(error, (ProcessLost, *self._passes)):
             return False
         self.fault = _fault(error)

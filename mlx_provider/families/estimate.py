@@ -226,16 +226,12 @@ def _kept(text: Fields, *, full: bool) -> tuple[int, int]:
     if rank := _number(text, "kv_lora_rank"):
         return rank, _number(text, "qk_rope_head_dim")
     heads = _number(text, "num_key_value_heads", "num_kv_heads", "n_kv_heads") or _heads(text)
-    size = _head_size(text)
+    size = _number(text, "head_dim") or _hidden(text) // max(1, _heads(text))
     if full:
         size = _number(text, "global_head_dim") or size
         if text.get("attention_k_eq_v"):
             heads = _number(text, "num_global_key_value_heads") or heads
     return heads * size, heads * (_number(text, "v_head_dim") or size)
-
-
-def _head_size(text: Fields) -> int:
-    return _number(text, "head_dim") or _hidden(text) // max(1, _heads(text))
 
 
 def _hidden(text: Fields) -> int:

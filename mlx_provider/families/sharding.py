@@ -256,7 +256,7 @@ def _split_delta(layer: Any, name: str, part: Any, group: Any) -> None:
         _divides(getattr(part, heads), size, heads)
     for own in ("conv1d", "in_proj_qkv"):
         if own in part:
-            shard_inplace(part[own], _rows_of([keys, 2 * keys]), group=group)
+            shard_inplace(part[own], lambda path, value: (0, [keys, 2 * keys]), group=group)
     for own in ("in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba"):
         if own in part:
             shard_inplace(part[own], SPREAD, group=group)
@@ -266,10 +266,6 @@ def _split_delta(layer: Any, name: str, part: Any, group: Any) -> None:
     part.conv1d.groups //= size
     for own in (*STATE_HEADS, "key_dim", "value_dim", "conv_dim"):
         setattr(part, own, getattr(part, own) // size)
-
-
-def _rows_of(segments: list[int]) -> Callable[[str, mx.array], tuple[int, list[int]]]:
-    return lambda path, value: (0, segments)
 
 
 def _split_mlp(layer: Any, name: str, part: Any, group: Any) -> None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import logging
 from math import ceil
-from types import TracebackType
 
 import httpx
 from litellm.exceptions import (
@@ -65,12 +64,7 @@ class LiteLLMErrors:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, frames: object) -> None:
         passes = (StopIteration, StopAsyncIteration, *LITELLM_EXCEPTION_TYPES)
         if not isinstance(error, Exception) or isinstance(error, passes):
             return

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
 from functools import cached_property
-from types import TracebackType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -31,13 +30,8 @@ class LazyCoroutine(Coroutine[Any, Any, T]):
     def send(self, value: Any) -> Any:
         return self._coroutine.send(value)
 
-    def throw(
-        self,
-        kind: Any,
-        value: BaseException | object = None,
-        traceback: TracebackType | None = None,
-    ) -> Any:
-        return self._coroutine.throw(kind, value, traceback)
+    def throw(self, *error: Any) -> Any:
+        return self._coroutine.throw(*error)
 
     def close(self) -> None:
         self._coroutine.close()

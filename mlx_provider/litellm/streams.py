@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from litellm.types.utils import ModelResponseStream
@@ -87,12 +86,7 @@ class Held:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, frames: object) -> None:
         if isinstance(error, Exception):
             self.settle()
         if error is not None:  # cancellation, too

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from types import TracebackType
 
 import mlx.core as mx
 
@@ -55,12 +54,7 @@ class Lease(AbstractContextManager["Lease"]):
         """Idempotent. Safe from any thread."""
         self._hold.release()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.end()
 
 

@@ -29,7 +29,7 @@ _ESCAPES = frozenset("\\'\"abfnrtvxuUN01234567\n")
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 
 
-def parse_calls(text: str, tools: Tools = ()) -> list[ToolCall]:
+def parse_calls(text: str) -> list[ToolCall]:
     """`[f(a=1), g()]`, `f(a=1)` or one call a line. Raises `ValueError`.
 
     A single dictionary in place of keywords is taken as the arguments.

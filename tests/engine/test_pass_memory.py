@@ -112,7 +112,7 @@ def test_the_copy_of_one_quantised_layer_is_reserved_for_each_cached_token(
         assert layer.offset == 3000
         for each in (*layer.keys, *layer.values):
             assert mx.array_equal(each[:, :, :3000], mx.repeat(each[:, :, :1], 3000, axis=2))
-    one_layer = copied_bytes(deep, 1)
+    one_layer = copied_bytes(deep)
     assert one_layer == 2 * 2 * 64 * 4
     found = measure(model, make, UNMEASURED)
     assert found is not None

@@ -134,7 +134,7 @@ class _Timing:
         for _ in range(WARM_PASSES):
             cache = self._make()
             self._timed(cache, 0, 1)
-            self._memory, self._copied = profile(cache, REPEATS), copied_bytes(cache, 1)
+            self._memory, self._copied = profile(cache, REPEATS), copied_bytes(cache)
             if self._first(lambda: time.perf_counter() - began > WARM):
                 break
 

@@ -35,10 +35,10 @@ def spread(model: LoadedModel, count: int) -> Sequence[int]:
     return [(7919 * (i + 1)) % max(2, model.info.vocab_size) for i in range(count)]
 
 
-def copied_bytes(cache: Sequence[Any], tokens: int) -> int:
-    """Bytes of the copy that attention makes of a quantised layer with so many tokens, see
+def copied_bytes(cache: Sequence[Any]) -> int:
+    """Bytes per token of the copy that attention makes of a quantised layer, see
     `upstream.attention`. 0 if no layer of `cache`, which holds a token, is quantised."""
-    return tokens * max(map(_copied, filter(_quantised, leaves(cache))), default=0)
+    return max(map(_copied, filter(_quantised, leaves(cache))), default=0)
 
 
 def _copied(layer: Any) -> int:

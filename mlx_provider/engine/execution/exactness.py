@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 import mlx.core as mx
@@ -78,7 +79,7 @@ def _problem(model: LoadedModel, rows: Sequence[SoloRow], size: int) -> str:
     for several in (order, order[::-1]):
         found = _run(model, several, rows, size)
         for place, (i, own) in enumerate(zip(several, found, strict=True)):
-            if not all(map(_same, filled[i], own)):
+            if not all(map(partial(mx.array_equal, equal_nan=True), filled[i], own)):
                 return f"at place {place} of {size} its logits differ from those alone"
     return ""
 
@@ -106,7 +107,3 @@ def _seconds(model: LoadedModel, one: SoloRow, size: int) -> float:
         one_step(model, layout, {row: []})
         best = min(best, time.perf_counter() - began)
     return best
-
-
-def _same(one: mx.array, other: mx.array) -> bool:
-    return bool(mx.array_equal(one, other, equal_nan=True))

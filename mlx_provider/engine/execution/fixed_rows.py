@@ -105,7 +105,10 @@ class FixedLayout(OneTokenLayout):
                 [row for tile in self._tiles if tile.rows not in wanted for row in tile.rows]
             )
             known = {tile.rows[0]: tile for tile in self._tiles}
-            self._tiles = [known.get(rows[0]) or self._tile(rows) for rows in wanted]
+            self._tiles = [
+                known.get(rows[0]) or Tile(rows, [self._caches[row] for row in rows], self._size)
+                for rows in wanted
+            ]
         return [tile.each for tile in self._tiles]
 
     def cache_of(self, row: Row) -> RowCache | None:
@@ -121,9 +124,6 @@ class FixedLayout(OneTokenLayout):
         others = [row for row in self._caches if not row.retry_alone]
         starts = range(0, len(others), self._size)
         return [*apart, *(others[at : at + self._size] for at in starts)]
-
-    def _tile(self, rows: list[Row]) -> Tile:
-        return Tile(rows, [self._caches[row] for row in rows], self._size)
 
     def _part(self, rows: Sequence[Row]) -> None:
         """Take apart the tiles that contain any of these rows."""

@@ -58,13 +58,10 @@ def split(together: RowCache, caches: Sequence[RowCache], sizes: Sequence[int]) 
 def offsets(cache: RowCache) -> list[mx.array]:
     """Rotary offsets on the device. Evaluate them with the pass: if the model gets its positions
     from outside, nothing else does, and each step would add an unevaluated sum to every layer."""
-    parts = [p for each in leaves(cache) for p in (each.parts if _grouped(each) else [each])]
+    layers: list[Any] = leaves(cache)
+    parts = [p for x in layers for p in (x.parts if isinstance(x, GroupedKV) else [x])]
     counts = [getattr(part, "offset", None) for part in parts]
     return [count for count in counts if isinstance(count, mx.array)]
-
-
-def _grouped(layer: Any) -> bool:
-    return isinstance(layer, GroupedKV)
 
 
 class EarlyStart:

@@ -45,7 +45,9 @@ class RowFiller:
                 raise ValueError(f"{type(layer).__name__} differs from the stored layer")
             if leaf not in self._buffers:
                 tokens = self._length + slack_of(layer, self._length, self._room)
-                self._buffers[leaf] = [_buffer(part, tokens) for part in parts]
+                shapes = [(*part.shape[:-2], tokens, part.shape[-1]) for part in parts]
+                pairs = zip(shapes, parts, strict=True)
+                self._buffers[leaf] = [mx.zeros(shape, part.dtype) for shape, part in pairs]
             for buffer, part in zip(self._buffers[leaf], parts, strict=True):
                 buffer[..., start:stop, :] = part[..., skip : skip + stop - start, :]
         mx.eval([self._buffers[leaf] for leaf in arrays if leaf in self._buffers])
@@ -68,7 +70,3 @@ class RowFiller:
                 fresh += [a for _, a in tree_flatten(attributes) if isinstance(a, mx.array)]
         mx.eval(fresh, list(self._buffers.values()))
         return self._cache
-
-
-def _buffer(part: Any, tokens: int) -> Any:
-    return mx.zeros((*part.shape[:-2], tokens, part.shape[-1]), part.dtype)

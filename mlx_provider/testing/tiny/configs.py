@@ -56,14 +56,6 @@ class TinyFamily:
         return self.processor is not None
 
 
-def _llama(ids: Mapping[str, int]) -> Config:
-    return _PLAIN | {"model_type": "llama"}
-
-
-def _qwen3(ids: Mapping[str, int]) -> Config:
-    return _PLAIN | {"model_type": "qwen3"}
-
-
 def _gemma3_text(ids: Mapping[str, int]) -> Config:
     return _PLAIN | {
         "model_type": "gemma3_text",
@@ -411,8 +403,8 @@ _KV, _WINDOW, _STATE = "KVCache", "RotatingKVCache", "ArraysCache"
 _CHUNKED = "ChunkedKVCache"
 
 FAMILIES: tuple[TinyFamily, ...] = (
-    TinyFamily("llama", LLAMA, (_KV,) * 3, _llama),
-    TinyFamily("qwen3", QWEN, (_KV,) * 3, _qwen3),
+    TinyFamily("llama", LLAMA, (_KV,) * 3, lambda ids: _PLAIN | {"model_type": "llama"}),
+    TinyFamily("qwen3", QWEN, (_KV,) * 3, lambda ids: _PLAIN | {"model_type": "qwen3"}),
     TinyFamily("gemma3_text", GEMMA, (_WINDOW, _KV) * 2, _gemma3_text),
     TinyFamily("gemma4_text", GEMMA, (_WINDOW, _KV) * 2, _gemma4_text),
     TinyFamily("gpt_oss", QWEN, (_WINDOW, _KV) * 2, _gpt_oss),
