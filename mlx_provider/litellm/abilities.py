@@ -1,7 +1,7 @@
-"""What LiteLLM knows of a model: entries of its map of models, in its own words.
+"""Entries of LiteLLM's map of models for our models.
 
-Its `supports_*`, `get_model_info` and `completion_cost` look there, and so do `/v1/models` and
-`/model/info` for what a config entry does not say.
+LiteLLM's `supports_*`, `get_model_info` and `completion_cost` read them, and so do `/v1/models` and
+`/model/info` for fields that a config entry lacks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DEMOS = dict.fromkeys(("demo", "demo-hybrid"), ModelFacts(65_536, vision=True, r
 
 
 def model_facts(accepted: Accepted) -> ModelFacts:
-    """What an engine tells when it accepts a request."""
+    """The facts about a model in an engine's `Accepted`."""
     return ModelFacts(accepted.context_length, accepted.vision, accepted.reasoning)
 
 
@@ -55,7 +55,7 @@ def known(model: str) -> Mapping[str, Any]:
 
 
 def enter(model: str, facts: ModelFacts, mode: str = "chat") -> None:
-    """Make a model known, or what is new of it. Of several contexts the widest is shown."""
+    """Add a model, or new facts about it. Of several contexts, the widest is shown."""
     before = known(model)
     fields: dict[str, Any] = {} if before else {**EVERY_MODEL, "mode": mode, **_OTHER.get(mode, {})}
     if (facts.context_length or 0) > (before.get("max_input_tokens") or 0):

@@ -1,10 +1,10 @@
 """Requests of the Responses API, checked before LiteLLM turns them into chat.
 
-Its bridge carries over the kinds that it knows and drops the rest without a word (1.106.2,
-`responses/litellm_completion_transformation/transformation.py`), so that a model would answer a
-part of what was asked. The tables hold what it carries. Its bridge of the Messages API
-(`llms/anthropic/pass_through/adapters/transformation.py`) carries what `wire.anthropic.shape` lets
-pass.
+LiteLLM's bridge converts the kinds that it knows and drops the rest without an error (1.106.2,
+`responses/litellm_completion_transformation/transformation.py`), so that a model would get only a
+part of the request. The tables list what it converts. Its bridge of the Messages API
+(`llms/anthropic/pass_through/adapters/transformation.py`) converts everything that
+`wire.anthropic.shape` permits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if find_spec(SEARCHES):
 
 
 def check_responses(kwargs: Mapping[str, Any]) -> None:
-    """A call of `/v1/responses`. Raises `BadRequest` that names the item or part."""
+    """Check a call of `/v1/responses`. Raises `BadRequest` that names the item or part."""
     check_input(kwargs, ABSENT, CARRIED)
 
 

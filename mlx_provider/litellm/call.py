@@ -20,7 +20,7 @@ ENCODED = re.compile(ENCODED_PREFIX + "((%[0-9A-F]{2})+)")
 
 @dataclass(frozen=True)
 class Deadline:
-    """When a request must have ended; LiteLLM sets a limit but never enforces it."""
+    """The time at which a request must have ended. LiteLLM sets a limit but never enforces it."""
 
     limit: float | None
     """Seconds; `None`: no limit."""
@@ -29,7 +29,7 @@ class Deadline:
 
     @classmethod
     def after(cls, timeout: object) -> Deadline:
-        """From LiteLLM's `timeout`: seconds, an `httpx.Timeout`, or nothing."""
+        """The deadline for LiteLLM's `timeout`: seconds, an `httpx.Timeout`, or `None`."""
         seconds = getattr(timeout, "read", timeout)
         if seconds is None:
             return cls(None, None)
@@ -38,7 +38,7 @@ class Deadline:
         return cls(seconds, time.monotonic() + seconds)
 
     def left(self) -> float | None:
-        """Seconds that remain. Raises `RequestTimedOut` when none do."""
+        """The remaining seconds. Raises `RequestTimedOut` if there are none."""
         if self.ends is None:
             return None
         seconds = self.ends - time.monotonic()
@@ -64,7 +64,8 @@ class Call:
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Call:
-        """From the keyword arguments of `CustomLLM.completion` (litellm 1.106.2, main.py)."""
+        """The call with the keyword arguments of `CustomLLM.completion` (litellm 1.106.2,
+        main.py)."""
         params = dict(given.get("optional_params") or {})
         extra = params.pop("extra_body", None) or {}
         if not isinstance(extra, Mapping):
@@ -83,7 +84,7 @@ class Call:
 
     @property
     def deployment(self) -> str | None:
-        """The id of the config entry that the router chose; `None`: no router did."""
+        """The id of the config entry that the router chose; `None`: there is no router."""
         info = self.litellm_params.get("model_info")
         found = info.get("id") if isinstance(info, Mapping) else None
         return found if isinstance(found, str) else None
@@ -95,11 +96,11 @@ class Call:
 
 
 def encoded(model: str) -> str:
-    """A model id that no substring test of LiteLLM's dispatch recognises."""
+    """The model id in a form that no substring test of LiteLLM's dispatch matches."""
     return ENCODED_PREFIX + "".join(f"%{byte:02X}" for byte in model.encode())
 
 
 def decoded(model: str) -> str:
-    """The model id again; an id that `encoded` did not make stays as it is."""
+    """The original model id. An id that `encoded` did not make does not change."""
     found = ENCODED.fullmatch(model)
     return unquote(found[1]) if found else model

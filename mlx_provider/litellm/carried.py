@@ -1,4 +1,4 @@
-"""Parameters that LiteLLM would lose, under names that it lets through."""
+"""Passes parameters that LiteLLM would drop under names that it does not drop."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def carry_stop(kwargs: dict[str, Any]) -> None:
 
 
 def carry_prompts(kwargs: dict[str, Any]) -> None:
-    """Carry lists that hold token ids past LiteLLM, which knows only texts here.
+    """Pass lists of token ids through LiteLLM, which supports only texts here.
 
-    Raises `BadRequest` for what is no prompt: LiteLLM would answer with a traceback.
+    Raises `BadRequest` for an invalid prompt, to which LiteLLM would answer with a traceback.
     """
     prompts = listed(kwargs.get("prompt"), "prompt")
     if not all(isinstance(each, str) for each in prompts):

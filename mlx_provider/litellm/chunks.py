@@ -1,9 +1,9 @@
 """The engine's events as the chunks of a LiteLLM stream.
 
-Rules of litellm 1.106.2, `CustomStreamWrapper`: chunks are `ModelResponseStream`s; usage stands
-strictly before a finish chunk that carries nothing else; the finish of choice 0 ends the stream,
-so it is held until every choice has ended, and another choice's finish travels as the second
-entry beside an empty choice 0.
+Rules of litellm 1.106.2, `CustomStreamWrapper`: chunks are `ModelResponseStream`s. Usage comes
+before a finish chunk, which contains nothing else. The finish of choice 0 ends the stream, so it is
+held until every choice has ended. The finish of another choice is the second entry beside an empty
+choice 0.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class ChunkStream:
                 raise event.error.exception()
 
     def empty(self) -> ModelResponseStream:
-        """A sign of life."""
+        """A heartbeat."""
         return self._chunk([self._choice(part={"content": ""})])
 
     def _delta(self, event: Delta) -> Iterator[ModelResponseStream]:
-        """One chunk for each kind of output: clients' accumulators take one kind at a time."""
+        """One chunk for each kind of output, because clients read one kind at a time."""
         logprobs = self._logprobs(event)
         form = self._form
         for part in delta_parts(event, legacy=form.legacy, custom=form.custom):

@@ -1,4 +1,4 @@
-"""A model's context, shown where LiteLLM's clients look for it: `/v1/models`, `/model/info`."""
+"""Shows a model's context in LiteLLM's `/v1/models` and `/model/info`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from .abilities import LIMITS, enter
 
 
 class EngineLimit(int):
-    """A limit of an engine; any other one under `model_info` is the operator's."""
+    """A limit from an engine. All others under `model_info` are from the operator."""
 
 
 def show(
     model: str, facts: ModelFacts, deployment: str | None = None, *, mode: str = "chat"
 ) -> None:
-    """Enter what an engine told of a model.
+    """Add the facts that an engine has sent about a model.
 
-    A context goes to the proxy's config entry of that id, since entries of one model may differ in
-    it, else (a wildcard, a script) to LiteLLM's map of models. What a config says under
-    `model_info` outranks both.
+    A context is written to the proxy's config entry with that id, because entries of one model can
+    have different contexts; if there is none (a wildcard, a script), to LiteLLM's map of models.
+    Values under `model_info` in a config have precedence.
     """
     shown = _entry(deployment)
     if shown is None:
@@ -36,7 +36,7 @@ def show(
 def _entry(deployment: str | None) -> dict[str, Any] | None:
     """`model_info` of the running proxy's config entry of this id, unless it is a wildcard.
 
-    The router's own object: its copy for a request is not what is listed (litellm 1.106.2,
+    It is the router's own object, because LiteLLM does not list its copy for a request (1.106.2,
     router.py `get_model_listing_info`).
     """
     router = getattr(sys.modules.get("litellm.proxy.proxy_server"), "llm_router", None)

@@ -1,8 +1,8 @@
 """Token counts of the proxy's routes, by the model's own template and tokenizer.
 
-LiteLLM asks built-in providers alone, and estimates for all others (1.106.2 and 1.109.1,
+LiteLLM asks only built-in providers, and estimates counts for all others (1.106.2 and 1.109.1,
 `proxy_server._get_provider_token_counter`). `/v1/messages/count_tokens`, `/v1/responses/
-input_tokens` and `/utils/token_counter` meet in one function of its proxy, which has no hook.
+input_tokens` and `/utils/token_counter` all call one function of its proxy, which has no hook.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .shape import check_shape, videos_renamed
 
 try:
     from litellm.llms.anthropic.messages.adapters.transformation import AnthropicAdapter
-except ModuleNotFoundError:  # lines of LiteLLM before 1.109
+except ModuleNotFoundError:  # LiteLLM before 1.109
     from litellm.llms.anthropic.pass_through.adapters.transformation import AnthropicAdapter
 
 Connect = Callable[[str | None, str | None], EngineClient]
@@ -44,23 +44,23 @@ async def count_request_tokens(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Count by our engine for a model of ours; else by LiteLLM's `original`."""
+    """Count with the engine for our models, and with LiteLLM's `original` for others."""
     entry = None if request.contents else await _entry(proxy, request.model)
     if entry is None:
         return await original(request, *args, **kwargs)
     form = kwargs.get("messages_format", "openai")
     try:
         return await asyncio.to_thread(_counted, connect, entry, request, form)
-    except (EngineUnavailable, Overloaded):  # an estimate, which says that it is one
+    except (EngineUnavailable, Overloaded):  # LiteLLM's estimate, which is marked as such
         return await original(request, *args, **kwargs)
     except MLXProviderError as error:
         raise _refusal(error) from None
 
 
 async def _entry(proxy: Any, model: str) -> Mapping[str, Any] | None:
-    """The config entry of ours by which a model is served; `None`: it is another provider's."""
+    """Our config entry for a model; `None`: the model is of another provider."""
     router, entry = proxy.llm_router, None
-    with suppress(Exception):  # LiteLLM answers for what its router does not find
+    with suppress(Exception):  # LiteLLM reports a model that its router does not find
         if hasattr(router, "select"):  # 1.109
             entry = await router.select(model, {})
         else:
@@ -85,7 +85,7 @@ def _counted(
 
 
 def _refusal(error: MLXProviderError) -> Exception:
-    """As the proxy raises its own: these routes know no other provider's errors."""
+    """The error in the proxy's own class: these routes do not convert errors of providers."""
     from litellm.proxy._types import ProxyException
 
     kind = "invalid_request_error" if error.status < 500 else "internal_server_error"
@@ -96,7 +96,7 @@ def _refusal(error: MLXProviderError) -> Exception:
 
 
 def _request(entry: Mapping[str, Any], request: Any, form: str) -> GenerateRequest:
-    """The request as the engine would get it for an answer. Raises `BadRequest`."""
+    """The request in the form in which the engine would run it. Raises `BadRequest`."""
     model = entry["litellm_params"]["model"].removeprefix(PROVIDER + "/")
     given: Mapping[str, Any] = {"prompt": request.prompt}
     if request.messages is not None:
@@ -114,7 +114,7 @@ def _request(entry: Mapping[str, Any], request: Any, form: str) -> GenerateReque
 
 
 def _of_messages(request: Any, model: str) -> Mapping[str, Any]:
-    """By the bridge over which a request of the Messages API comes."""
+    """The request, converted by the bridge for requests of the Messages API."""
     given = {"messages": request.messages, "system": request.system, "tools": request.tools}
     check_messages(given)
     asked = {name: value for name, value in given.items() if value} | {"max_tokens": 1}
@@ -125,7 +125,7 @@ def _of_messages(request: Any, model: str) -> Mapping[str, Any]:
 
 
 def _of_chat(request: Any) -> Mapping[str, Any]:
-    """Chat's own form; tools may be those of the Responses API."""
+    """The request in the form of Chat Completions. Tools can have the form of the Responses API."""
     messages, continues = split_prefill_mark(videos_renamed(request.messages))
     check_shape({"messages": messages, "tools": request.tools})
     if request.system:

@@ -1,7 +1,7 @@
-"""What a config entry leaves unsaid: costs of nothing, its context, what its model can do.
+"""Adds missing fields to config entries: costs of 0, the context, the model's abilities.
 
-It is also noted which model the entry names, before a client's text takes the place of a `*`.
-LiteLLM enters what stands under an entry's `model_info` into its map of models.
+It also stores the model that the entry names, before a client's text replaces a `*`. LiteLLM adds
+the values under an entry's `model_info` to its map of models.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ FILLED = (*COSTS, *LIMITS[1:])
 
 
 def describe(entry: Any) -> None:
-    """Fill in what an entry of ours leaves out."""
+    """Add the fields that one of our entries lacks."""
     model = entry.litellm_params.model.removeprefix(PROVIDER + "/")
     if not isinstance(getattr(entry.model_info, CONFIGURED, None), Configured):
         setattr(entry.model_info, CONFIGURED, Configured(model))
     missing = [name for name in FILLED if getattr(entry.model_info, name, None) is None]
-    if "*" in model or not missing:  # LiteLLM makes one anew of the same entry for each request
+    if "*" in model or not missing:  # LiteLLM makes a new deployment of the entry for each request
         return
     if not known(model):
-        # another machine's folders are not ours to read
+        # the folder is on another machine
         local = not entry.litellm_params.api_base
         enter(model, facts_of(model, PluginRegistry.discover) if local else ModelFacts())
     length = _chosen_context(entry.model_info) or known(model).get(OWN_CONTEXT)
@@ -41,7 +41,7 @@ def describe(entry: Any) -> None:
 
 
 def _chosen_context(model_info: Any) -> int | None:
-    """The operator's `context_length`; wrong options are refused with each request."""
+    """The operator's `context_length`. Each request reports invalid options."""
     try:
         return operator_options({"model_info": model_info.model_dump()}).context_length
     except BadRequest:

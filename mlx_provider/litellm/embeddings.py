@@ -1,4 +1,4 @@
-"""The engine's vectors as LiteLLM's response."""
+"""Converts vectors of the engine to LiteLLM's response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our errors as LiteLLM's: the class decides HTTP status, retries, fallbacks and cooldowns.
+"""Converts errors to LiteLLM's classes, which decide status, retries, fallbacks and cooldowns.
 
     ContextTooLong        ContextWindowExceededError  400  `context_window_fallbacks`
     BodyTooLarge          BadRequestError             413  never retried
@@ -6,14 +6,14 @@
     ModelNotFound         NotFoundError               404  never retried, never cooled down
     RequestTimedOut       Timeout                     408
     Overloaded            RateLimitError              429  retried; traffic moves to siblings
-    EngineUnavailable     ServiceUnavailableError     503  retried, fallbacks; after a while that
-                                                           `retry_after` names, where it does
-    Unauthorized          ServiceUnavailableError     503  a 401 would blame the client's own key
+    EngineUnavailable     ServiceUnavailableError     503  retried, fallbacks; after `retry_after`
+                                                           seconds, if it is set
+    Unauthorized          ServiceUnavailableError     503  401 would mean the client's own key
     PluginError           UnprocessableEntityError    422  never retried, never cooled down
-    everything else       InternalServerError         500  retried
+    other errors          InternalServerError         500  retried
 
 An exception that is not LiteLLM's reaches streaming clients as a Python traceback
-(litellm 1.106.2, `proxy_server.async_data_generator`), so nothing else leaves the handler.
+(litellm 1.106.2, `proxy_server.async_data_generator`), so the handler raises only LiteLLM's.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 class LiteLLMErrors:
-    """Context in which every `Exception` becomes one of LiteLLM's.
+    """A context that converts every `Exception` to one of LiteLLM's.
 
     The ends of iterations and cancellation (a `BaseException`) pass unchanged.
     """
@@ -72,7 +72,7 @@ class LiteLLMErrors:
 
 
 def to_litellm(error: Exception, model: str) -> Exception:
-    """The LiteLLM exception for one of ours; anything unforeseen is logged and becomes a 500."""
+    """The LiteLLM exception for one of ours. An unexpected error is logged and becomes a 500."""
     names = {"model": model, "llm_provider": PROVIDER}
     if not isinstance(error, MLXProviderError):
         log.error("unforeseen error", exc_info=error)
@@ -101,7 +101,7 @@ _CLASSES: tuple[tuple[type[MLXProviderError], type[Exception]], ...] = (
 
 
 def _context_too_long(error: ContextTooLong, names: dict[str, str]) -> Exception:
-    """With the `code` by which Codex knows that compaction, not a retry, is the remedy."""
+    """The error with the `code` that makes Codex compact its history instead of a retry."""
     theirs = ContextWindowExceededError(error.message, **names)
     theirs.code = error.code
     theirs.body = {"code": error.code, "message": error.message, "type": "invalid_request_error"}
@@ -109,7 +109,7 @@ def _context_too_long(error: ContextTooLong, names: dict[str, str]) -> Exception
 
 
 def is_context_full(error: Exception) -> bool:
-    """Whether it is a `ContextTooLong` of ours, as LiteLLM's."""
+    """Whether a LiteLLM exception was made from our `ContextTooLong`."""
     ours = getattr(error, "llm_provider", "") == PROVIDER
     return ours and isinstance(error, ContextWindowExceededError)
 
@@ -122,7 +122,7 @@ def _body_too_large(error: BodyTooLarge, names: dict[str, str]) -> Exception:
 
 
 def _plugin_at_fault(error: PluginError, names: dict[str, str]) -> Exception:
-    """Said twice, by status and by header (openai 2.54, anthropic 2.12, `_should_retry`)."""
+    """Status and header both forbid a retry (openai 2.54, anthropic 2.12, `_should_retry`)."""
     response = _response(error.status, {"x-should-retry": "false"})
     theirs = UnprocessableEntityError(error.message, response=response, **names)
     theirs.headers = dict(response.headers)
@@ -131,9 +131,9 @@ def _plugin_at_fault(error: PluginError, names: dict[str, str]) -> Exception:
 
 
 def _later(theirs: Exception, seconds: float | None) -> Exception:
-    """With the time to try again: for the router, which waits so long, and for its clients.
+    """The error with the time until a retry, for the router and for its clients.
 
-    The proxy passes on an exception's own `headers`, and those of its response under another name
+    The proxy sends an exception's own `headers`, and those of its response under another name
     (litellm 1.106.2, `ProxyBaseLLMRequestProcessing.handle_llm_api_exception`).
     """
     if seconds is not None:
@@ -144,10 +144,11 @@ def _later(theirs: Exception, seconds: float | None) -> Exception:
 
 
 def _never_cool_down(status: int) -> httpx.Response:
-    """A response whose `retry-after: 0` keeps the router from taking the deployment out.
+    """A response with `retry-after: 0`, so that the router does not remove the deployment.
 
-    One 404 would cost a whole model group its next five seconds (litellm 1.106.2,
-    `Router.deployment_callback_on_failure`): on a wildcard entry, for any client's typo.
+    Otherwise one 404 would disable a whole model group for five seconds (litellm 1.106.2,
+    `Router.deployment_callback_on_failure`). On a wildcard entry, a wrong name of a client is
+    enough.
     """
     return _response(status, {"retry-after": "0"})
 

@@ -1,11 +1,10 @@
-"""Several engines under one model name: what LiteLLM's router must know to keep prefixes warm.
+"""Several engines under one model name: keeps a session on the engine that has its prefix.
 
-Its `session_affinity` pins a session to an entry of the config (1.106.2 and 1.109.1,
-`deployment_affinity_check.py`), but knows a session only by an id that the client sends, keeps
-the pin of an engine that is gone until it expires, asks the same engine again for a request
-that it refused, and without Redis keeps 200 sessions at most. Its hook
-`async_filter_deployments`, which sees the candidates for a request before any pin does, is where
-all four are mended.
+LiteLLM's `session_affinity` pins a session to an entry of the config (1.106.2 and 1.109.1,
+`deployment_affinity_check.py`). But it needs a session id from the client, keeps the pin of a lost
+engine until the pin expires, sends a request again to the engine that refused it, and without
+Redis keeps at most 200 sessions. Its hook `async_filter_deployments`, which gets the candidates for
+a request before any pin is applied, corrects all four.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ USERS = ("user", None)
 async def kept_together(
     model: str, entries: Entries, messages: Sequence[Any] | None, request: dict[str, Any]
 ) -> Entries:
-    """The entries that may answer a request, in the order that settles a tie between them.
+    """The entries that can answer a request, best first.
 
-    `model`: the name of their group. `request`: the arguments of the call, in whose metadata a
-    session is named that the client left unnamed. Entries of others pass as they are.
+    `model`: the name of their group. `request`: the arguments of the call; a session without a name
+    gets one in its metadata. Entries of other providers do not change.
     """
     if not any(_is_ours(entry) for entry in entries):
         return entries
@@ -55,10 +54,10 @@ async def kept_together(
 
 
 def head(messages: Sequence[Any], request: Mapping[str, Any]) -> str:
-    """A name for the conversation that begins so: what comes up to its first user message.
+    """A name for a conversation, from its messages up to the first user message.
 
-    The system prompt alone will not do: all sessions of an agent share it, and one engine would
-    get them all. Tools are left out, which agents load in the middle of a session.
+    The system prompt alone is not enough: all sessions of an agent share it, and one engine would
+    get them all. Tools are not included, because agents load them in the middle of a session.
     """
     return PREFIX + _digest(*_beginning(messages, request))[:32]
 
@@ -73,7 +72,7 @@ def _beginning(messages: Sequence[Any], request: Mapping[str, Any]) -> Iterator[
 
 
 def _session(messages: Sequence[Any] | None, request: dict[str, Any]) -> str:
-    """The session's name: the client's, or one that is given to it here."""
+    """The session's name: from the client, or a new one."""
     found = (place.get("session_id") for place in _metadata(request))
     named = next((str(name) for name in found if name is not None), None)
     if named is not None:
@@ -94,9 +93,9 @@ def _metadata(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _untried(entries: Entries, request: Mapping[str, Any]) -> Entries:
-    """Without those that this request has already failed on, as long as any is left.
+    """The entries on which this request has not failed yet, or all if it has failed on each.
 
-    The router notes them before it tries again (1.106.2, `Router.log_retry`).
+    The router records failures before it tries again (1.106.2, `Router.log_retry`).
     """
     failed = {
         attempt.get("deployment_id")
@@ -115,7 +114,7 @@ AFFINITY = "session_affinity"
 
 
 def _pins(model: str) -> Any | None:
-    """The router's keeper of sessions, where it pins those of this group."""
+    """The router's store of sessions; `None`: it does not pin sessions of this group."""
     from litellm.router_utils.pre_call_checks.deployment_affinity_check import (
         DeploymentAffinityCheck,
     )
@@ -129,23 +128,24 @@ def _pins(model: str) -> Any | None:
 
 
 def _widen(kept: Any) -> None:
-    """Room for more than the 200 pins and counts for which the router makes its cache, of which
-    it would evict those of sessions that go on (`InMemoryCache.evict_cache`)."""
+    """Raise the limit of the router's cache, which is 200 pins and counts. At the limit, it evicts
+    pins of active sessions (`InMemoryCache.evict_cache`)."""
     kept.max_size_in_memory = max(ITEMS, kept.max_size_in_memory)
 
 
 def _ranked(session: str, entries: Entries) -> Entries:
-    """By a hash of both, so that each entry comes first for its part of all sessions."""
+    """Sorted by a hash of session and entry, so that each entry is first for its share of
+    sessions."""
     key = hashlib.blake2b(_bytes(session), digest_size=32).digest()
     digest = partial(hashlib.blake2b, key=key, digest_size=16)
     return sorted(entries, key=lambda entry: digest(_bytes(_id(entry))).digest(), reverse=True)
 
 
 async def _is_pinned(pins: Any, session: str, left: Entries, request: Mapping[str, Any]) -> bool:
-    """Whether a session has a pin to one of these. One to an engine that is out is let go of, so
-    that the session stays where it goes next.
+    """Whether a session is pinned to one of these entries. A pin to an unavailable engine is
+    removed, so that the session stays on its next engine.
 
-    What is kept in this process may be out of date; where proxies share a Redis, it decides.
+    The pins in this process can be out of date; if proxies share a Redis, its pins decide.
     """
     caller = pins.get_user_key_from_request_kwargs(request_kwargs=request)
     key = pins.get_session_affinity_cache_key(left[0]["model_name"], session, caller)

@@ -1,9 +1,9 @@
-"""Signs of life in a stream that says nothing yet, as each route's clients count them.
+"""Heartbeats in a stream without output, in the form that the clients of each route need.
 
-Chat: an empty delta, which the stream makes itself. The bridges of the other routes swallow that
+Chat: an empty delta, which the stream makes itself. The bridges of the other routes drop it
 (1.106.2 and 1.109.1, `LiteLLMCompletionStreamingIterator`, `AnthropicStreamWrapper`), and the
-router holds the first events of a response back until there is output
-(`_responses_stream_holds_event`), so there they are put in behind both.
+router holds the first events of a response until there is output
+(`_responses_stream_holds_event`), so on these routes heartbeats are added after both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ANNOUNCEMENT = ("response.created", "response.in_progress")
 
 
 def heartbeat(litellm_params: Mapping[str, Any]) -> float | None:
-    """Seconds of silence before a sign of life; `None`: none are wanted, as in a script."""
+    """Seconds of silence before a heartbeat; `None`: no heartbeats, as in a script."""
     if not litellm_params.get("proxy_server_request"):
         return None
     return operator_options(litellm_params).heartbeat or None
@@ -35,7 +35,7 @@ def heartbeat(litellm_params: Mapping[str, Any]) -> float | None:
 def alive(
     chunks: AsyncIterator[Any], route: str, litellm_params: Mapping[str, Any]
 ) -> AsyncIterator[Any]:
-    """A stream's chunks, and signs of life on the routes whose bridges swallow those of ours."""
+    """The chunks of a stream, with heartbeats on the routes whose bridges drop those of chat."""
     wanted = operator_options(litellm_params).heartbeat
     seconds = wanted + LATER if wanted else None
     source = getattr(chunks, "_billing_source", chunks)
@@ -47,17 +47,17 @@ def alive(
 
 
 class Signs(Protocol):
-    """A route's signs of life."""
+    """The heartbeats of a route."""
 
     def beat(self) -> Iterable[Any]:
-        """The events of one."""
+        """The events of one heartbeat."""
 
     def passes(self, chunk: Any) -> bool:
-        """Whether a chunk of the stream itself is still to be sent."""
+        """Whether a chunk of the stream must be sent, because no heartbeat has replaced it."""
 
 
 class Pings:
-    """Of the Messages API, as LiteLLM writes them itself (1.106.2), but not as often."""
+    """Pings of the Messages API, as LiteLLM writes them (1.106.2), but less often."""
 
     def beat(self) -> Iterable[Any]:
         return (STREAM_SSE_KEEPALIVE_PING_BYTES,)
@@ -67,7 +67,7 @@ class Pings:
 
 
 class Announcements:
-    """Of the Responses API. A response is announced once, by us or by the bridge."""
+    """First events of the Responses API. A response is announced once, here or by the bridge."""
 
     def __init__(self, source: LiteLLMCompletionStreamingIterator) -> None:
         self._source = source
@@ -89,7 +89,7 @@ class Announcements:
 async def beating(
     chunks: AsyncIterator[Any], seconds: float | None, signs: Signs
 ) -> AsyncGenerator[Any, None]:
-    """The chunks, and a sign of life whenever none came for so many seconds."""
+    """The chunks, with a heartbeat after each `seconds` without a chunk."""
     coming = asyncio.ensure_future(anext(chunks))
     try:
         while True:
@@ -112,10 +112,10 @@ async def beating(
 async def closing(
     chunks: AsyncGenerator[Any, None], source: LiteLLMCompletionStreamingIterator
 ) -> AsyncGenerator[Any, None]:
-    """The chunks; whoever lets go of them lets go of what they come from.
+    """The chunks. When this generator is closed, it closes their source.
 
-    Neither Starlette 1 nor that class (1.106.2 and 1.109.1), which has no `aclose`, does so where a
-    client leaves while a chunk is sent: its request ran on until the collector of garbage came by.
+    Neither Starlette 1 nor that class (1.106.2 and 1.109.1), which has no `aclose`, closes it if a
+    client leaves while a chunk is sent: its request would run until the next garbage collection.
     """
     try:
         async for chunk in chunks:
@@ -126,7 +126,7 @@ async def closing(
 
 
 async def _let_go(coming: asyncio.Future[Any]) -> None:
-    """Cancel what nobody waits for; its end is waited for, its error is nobody's any more."""
+    """Cancel a future and wait for its end. Its error is ignored."""
     coming.cancel()
     await asyncio.wait({coming})
     if not coming.cancelled():

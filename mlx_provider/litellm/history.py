@@ -1,7 +1,7 @@
-"""`previous_response_id`: only a LiteLLM that stores responses knows what stands before it.
+"""Checks `previous_response_id`: only a LiteLLM that stores responses has the conversation.
 
-LiteLLM looks the conversation up in its spend logs and goes on without it where it finds none
-(1.106.2, `ResponsesSessionHandler`): the model would answer as if nothing had been said.
+LiteLLM looks up the conversation in its spend logs, and continues without it if it finds none
+(1.106.2, `ResponsesSessionHandler`): the model would answer without the conversation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PROXY = "litellm.proxy.proxy_server"
 
 
 async def check_history(kwargs: Mapping[str, Any]) -> None:
-    """Raises `BadRequest` where the conversation that a request continues is not to be found."""
+    """Raises `BadRequest` if the conversation that a request continues is not found."""
     name = kwargs.get("previous_response_id")
     if name and not await _stored(name):
         raise BadRequest(
@@ -28,7 +28,7 @@ async def check_history(kwargs: Mapping[str, Any]) -> None:
 
 
 async def _stored(name: str) -> bool:
-    """Whether LiteLLM will find messages. Asked only of a proxy with a database."""
+    """Whether LiteLLM will find messages. Only for a proxy with a database."""
     if getattr(sys.modules.get(PROXY), "prisma_client", None) is None:
         return False
     from litellm.responses.litellm_completion_transformation.session_handler import (

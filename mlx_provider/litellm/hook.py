@@ -1,4 +1,4 @@
-"""What has to happen to a request before LiteLLM's own checks and dispatch see it."""
+"""Changes and checks of a request before LiteLLM's own checks and dispatch."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ HIJACKED_LISTS = (
 
 
 class DeploymentHook(CustomLogger):
-    """Runs on every asynchronous call, other providers' pass: once its deployment is chosen, and
-    before, where several could be."""
+    """Runs on every asynchronous call after the choice of its deployment, and before it if there
+    are several. Calls of other providers do not change."""
 
     async def async_pre_call_deployment_hook(
         self, kwargs: dict[str, Any], call_type: Any
     ) -> dict[str, Any] | None:
-        """The arguments of the call, made fit for our handler; `None`: not ours.
+        """The arguments of the call, adapted for our handler; `None`: another provider's call.
 
         Raises LiteLLM's `BadRequestError` for a call that is not served, and for one of which
         LiteLLM would lose a part.
@@ -80,7 +80,7 @@ class DeploymentHook(CustomLogger):
         request_kwargs: dict[str, Any] | None = None,
         parent_otel_span: Any = None,
     ) -> list[dict[str, Any]]:
-        """Which config entries may answer, before one is chosen; see `fleet`."""
+        """The config entries that can answer, before the choice of one; see `fleet`."""
         request = {} if request_kwargs is None else request_kwargs
         return await kept_together(model, healthy_deployments, messages, request)
 
@@ -91,7 +91,7 @@ class DeploymentHook(CustomLogger):
         user_api_key_dict: Any,
         traceback_str: str | None = None,
     ) -> Any:
-        """What the proxy's client is told instead of an error; `None`: the error."""
+        """The error for the proxy's client in place of the original one; `None`: the original."""
         if not is_context_full(original_exception):
             return None
         from .refused import ContextFull
@@ -105,13 +105,14 @@ class DeploymentHook(CustomLogger):
         response: Any,
         request_headers: dict[str, str] | None = None,
     ) -> dict[str, str] | None:
-        """What of a request has no effect, on every route and before the first byte of a stream."""
+        """Headers with the warnings of a request, on every route, before the first byte of a
+        stream."""
         return warning_headers(data.get("litellm_logging_obj"))
 
     def async_post_call_streaming_iterator_hook(
         self, user_api_key_dict: Any, response: Any, request_data: dict[str, Any]
     ) -> AsyncIterator[Any]:
-        """The stream as the proxy's client gets it; other providers' as it is."""
+        """The stream for the proxy's client. Streams of other providers do not change."""
         served = deployment_of(request_data)
         if served is None:
             return response  # type: ignore[no-any-return]
@@ -119,7 +120,7 @@ class DeploymentHook(CustomLogger):
 
 
 async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
-    """Refuse what cannot be served; carry what LiteLLM would lose."""
+    """Refuse a call that cannot be served. Pass parameters that LiteLLM would drop."""
     check_served(call_type)
     if call_type == CallTypes.acompletion:
         kwargs["messages"] = videos_renamed(kwargs.get("messages"))
@@ -137,11 +138,11 @@ async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
 
 
 def _check_key(kwargs: dict[str, Any]) -> None:
-    """Raise `BadRequest` where a client of the proxy sends a key of its own.
+    """Raise `BadRequest` if a client of the proxy sends its own key.
 
-    LiteLLM hands it on in place of the operator's (1.106.2, `_handle_clientside_credential`, which
-    notes the deployment's id), and every key would get a connection. An address of the client's
-    own needs the operator's leave; a key that comes with it is right.
+    LiteLLM passes it in place of the operator's (1.106.2, `_handle_clientside_credential`, which
+    records the deployment's id), and every key would get a connection. An address from the client
+    needs the operator's permission; a key with such an address is allowed.
     """
     body = (kwargs.get("proxy_server_request") or {}).get("body") or {}
     replaced = "original_model_id" in (kwargs.get("model_info") or {})
@@ -150,10 +151,10 @@ def _check_key(kwargs: dict[str, Any]) -> None:
 
 
 def _check_kind(kwargs: dict[str, Any], call_type: Any) -> None:
-    """Raise `BadRequest` where a chat's body says that it is none.
+    """Raise `BadRequest` if the body of a chat request is marked as a text completion.
 
-    LiteLLM marks its own text completions so (1.106.2, `text_completion`); the handler would take
-    each message for a raw prompt.
+    LiteLLM marks its own text completions like this (1.106.2, `text_completion`); the handler would
+    use each message as a raw prompt.
     """
     body = (kwargs.get("proxy_server_request") or {}).get("body") or {}
     if "text_completion" in body and call_type != CallTypes.atext_completion:

@@ -1,4 +1,4 @@
-"""A coroutine that may stay without an await.
+"""A coroutine that need not be awaited.
 
 LiteLLM makes the coroutine in an executor thread and awaits it in its event loop (1.106.2
 `main.py::acompletion`). If the client leaves in between, the loop never gets it: Python would warn

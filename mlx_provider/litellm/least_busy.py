@@ -1,8 +1,8 @@
-"""Requests whose client left, as LiteLLM's `least-busy` routing counts them.
+"""Corrects the counts of LiteLLM's `least-busy` routing for requests whose client left.
 
 LiteLLM counts a request until its success or failure is reported (1.106.2 and 1.109.1,
-`router_strategy/least_busy.py`), and reports neither when a client leaves: the engine would count
-as busier than it is until the counter expires, an hour later.
+`router_strategy/least_busy.py`), and reports neither when a client leaves: the engine would seem
+busier than it is until the counter expires, an hour later.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def uncount(litellm_params: Mapping[str, Any]) -> None:
 
 
 def _report_failure(callback: Any, call: Mapping[str, Any]) -> None:
-    """In another thread where an event loop runs, which must not wait for Redis."""
+    """Report in another thread if an event loop runs, because the loop must not wait for Redis."""
     report = partial(callback.log_failure_event, call, None, None, None)
     try:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The engine's events as one finished LiteLLM response."""
+"""Collects the events of the engine in one complete LiteLLM response."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class Collector:
 def with_headers(
     response: ModelResponse | EmbeddingResponse, warnings: Sequence[str], headers: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Have a response answered with headers, and with one for its warnings; where they stand."""
+    """Add headers to a response, with one for its warnings. Returns the mapping of these
+    headers."""
     added = {HEADER: header_text(warnings)} if warnings else {}
     hidden: dict[str, Any] = response._hidden_params  # noqa: SLF001  (where LiteLLM takes them from)
     known = hidden.get("additional_headers") or {}

@@ -1,7 +1,7 @@
-"""What the operator of the gateway decides: the config entry's `model_info`, never a client.
+"""Options of the operator of the gateway, from the config entry's `model_info`, never of a client.
 
-`optional_params` would not do: there a client's body overrides the config's values. Options stand
-in `model_info` as a mapping `mlx: {kv_bits: 8}` or flat as `mlx_kv_bits: 8`.
+`optional_params` is not suitable: a client's body overrides its values. Options are in
+`model_info`, as a mapping `mlx: {kv_bits: 8}` or flat as `mlx_kv_bits: 8`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ SHARED = "all"
 
 
 class OperatorOptions(ModelOptions):
-    """The options of a config entry: the engine's, and what the gateway itself needs to know."""
+    """The options of a config entry: those of the engine and those of the gateway."""
 
     cache_salt: str = "key"
-    """Who shares cached prompts: each gateway key alone, `team`, `all`, or those of this text."""
+    """Who shares cached prompts: `key`, `team`, `all`, or all entries with this text."""
     heartbeat: float = Field(5.0, ge=0, le=MOST_SECONDS)
-    """Seconds of silence after which a stream's client is told that the engine is at work; `0`:
-    never."""
+    """Seconds of silence after which a stream gets a heartbeat; `0`: never."""
 
 
 CONFIGURED = "configured_model"
@@ -36,7 +35,7 @@ CONFIGURED = "configured_model"
 class Configured(str):
     """The model that a config entry names, kept in its `model_info` by `deployments`.
 
-    The type is the proof: a text from a file or a database is no `Configured`.
+    The type is the proof: a text from a file or a database is not a `Configured`.
     """
 
 
@@ -62,7 +61,7 @@ def operator_options(litellm_params: Mapping[str, Any]) -> OperatorOptions:
 
 
 def engine_options(options: OperatorOptions) -> ModelOptions:
-    """The part of the options that is the engine's."""
+    """The options of the engine."""
     return ModelOptions(**options.model_dump(exclude=set(GATEWAYS)))
 
 
@@ -72,11 +71,11 @@ TIERS = {"flex": 0.25, "priority": 4.0}
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls, as the gateway says it.
+    """The caller, as the gateway names it.
 
-    LiteLLM writes into `metadata` or `litellm_metadata`, as the route wants; the other one is the
-    client's own (1.106.2, proxy/litellm_pre_call_utils.py `add_litellm_data_to_request`, which
-    takes names that begin with `user_api_key_` out of both).
+    LiteLLM writes into `metadata` or `litellm_metadata`, depending on the route; the other one is
+    the client's (1.106.2, proxy/litellm_pre_call_utils.py `add_litellm_data_to_request`, which
+    removes names that begin with `user_api_key_` from both).
     """
 
     key: str | None
@@ -103,7 +102,7 @@ class Caller:
 
     @property
     def account(self) -> str | None:
-        """With whom it shares the device; `None`: there are no keys."""
+        """Its account for the division of the device; `None`: there are no keys."""
         return _alone(self)
 
     @property
@@ -113,7 +112,7 @@ class Caller:
 
 
 def _tier(slot: Mapping[str, Any]) -> str | None:
-    """The tier in what the proxy tells of a key and its team."""
+    """The tier in the proxy's metadata of a key and its team."""
     details = (slot.get(f"user_api_key_{of}metadata") for of in ("", "team_"))
     found = (each.get("service_tier") for each in details if isinstance(each, Mapping))
     return next((tier for tier in found if isinstance(tier, str)), None)
@@ -122,8 +121,8 @@ def _tier(slot: Mapping[str, Any]) -> str | None:
 def tenant(options: OperatorOptions, caller: Caller) -> str | None:
     """The namespace of the prefix cache for this caller; `None`: shared by all.
 
-    A key without a team stays alone where teams share. Without keys (a script, a proxy without a
-    master key) everybody is the same.
+    A key without a team shares with no other key. Without keys (a script, a proxy without a
+    master key), there is one namespace.
     """
     if options.cache_salt == SHARED:
         return None
@@ -143,7 +142,7 @@ def _alone(caller: Caller) -> str | None:
 
 
 def chosen_by(litellm_params: Mapping[str, Any], model: str) -> Literal["owner", "client"]:
-    """Who chose the model: the owner, where the config entry of this call names exactly it.
+    """Who chose the model: the owner, if the config entry of this call names exactly this model.
 
     The entry's `model_info` belongs to the call alone; `metadata` is shared by all models of a
     comma list. A script that calls without a router is the owner.

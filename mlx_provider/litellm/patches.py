@@ -1,7 +1,7 @@
-"""Functions of LiteLLM that are wrapped where it has no hook for what it would lose.
+"""Wrappers of LiteLLM's functions that would lose data and have no hook.
 
-As in 1.106.2 and 1.109.1. `docs/upstream.md` lists them with the tests that show whether they are
-needed still.
+For 1.106.2 and 1.109.1. `docs/upstream.md` lists them with the tests that show whether they are
+still needed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def install() -> None:
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Have calls of `owner.name` go to `around`, which gets the original first. Idempotent."""
+    """Let calls of `owner.name` go to `around`, with the original as first argument. Idempotent."""
     original = getattr(owner, name)
     if hasattr(original, WRAPPED):
         return
@@ -64,9 +64,9 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
 def _admit(original: Original, *args: Any, **given: Any) -> Any:
     """Deliver parameters that LiteLLM lets through for OpenAI's own models.
 
-    For custom providers it refuses or drops them unless a call allows them by name, and does not
-    ask a handler's `get_supported_openai_params`. Its hook for deployments runs on asynchronous
-    calls alone.
+    For custom providers, it refuses or drops them unless a call allows them by name, and does not
+    call a handler's `get_supported_openai_params`. Its hook for deployments runs only on
+    asynchronous calls.
     """
     if given.get("custom_llm_provider") == PROVIDER:
         given["allowed_openai_params"] = [*(given.get("allowed_openai_params") or ()), *ADMITTED]
@@ -86,7 +86,7 @@ def _deliver(original: Original, *args: Any, **given: Any) -> Any:
 
 
 def _keep_entries(original: Original, *args: Any, **kwargs: Any) -> Any:
-    """Have our entries in every map of models that is fetched anew.
+    """Add our entries to every new map of models.
 
     `litellm.model_cost = litellm.get_model_cost_map(...)` is how LiteLLM's own tests begin.
     """
@@ -96,16 +96,16 @@ def _keep_entries(original: Original, *args: Any, **kwargs: Any) -> Any:
 
 
 def _describe(original: Original, entry: Any, *args: Any, **kwargs: Any) -> None:
-    """Fill in what config entries of ours leave out. LiteLLM makes a `Deployment` of every entry,
-    be it from a config, a database or a script's router."""
+    """Add the fields that our config entries lack. LiteLLM makes a `Deployment` of every entry,
+    from a config, a database or a script's router."""
     original(entry, *args, **kwargs)
     if entry.litellm_params.model.startswith(PROVIDER + "/"):
         describe(entry)
 
 
 def _share_created(original: Original, stream: Any, *args: Any, **kwargs: Any) -> None:
-    """Have one `created` in all chunks of a stream. LiteLLM makes the last ones itself and reads
-    the clock again for them."""
+    """Use one `created` in all chunks of a stream. LiteLLM makes the last chunks itself and reads
+    the clock again."""
     original(stream, *args, **kwargs)
     stamp = getattr(stream.completion_stream, CREATED, None)
     if stamp is not None:
@@ -113,7 +113,7 @@ def _share_created(original: Original, stream: Any, *args: Any, **kwargs: Any) -
 
 
 def _share_logprobs(original: Original, stream: Any, chunk: Any) -> Any:
-    """Take over log-probabilities of our chunks into those of a text stream, which LiteLLM makes
+    """Copy log-probabilities of our chunks to the chunks of a text stream, which LiteLLM makes
     without them."""
     converted = original(stream, chunk)
     for choice, ours in zip(converted.choices, chunk["choices"], strict=False):

@@ -1,8 +1,9 @@
 """The handler that LiteLLM calls for `mlx/<model>`.
 
-Every entry point is a plain function that has the request accepted before it returns. LiteLLM
-calls it in an executor thread, so the work (rendering, tokenising, loading) is off its event loop
-and errors are raised where retries, fallbacks and HTTP status still apply, also for streams.
+Every entry point is a plain function that returns after the engine has accepted the request.
+LiteLLM calls it in an executor thread, so that the work (rendering, tokenising, loading) does not
+block its event loop, and errors are raised before a stream starts, so that retries and fallbacks
+apply.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Connect = Callable[[str | None, str | None], EngineClient]
 
 
 class Provider(CustomLLM):
-    """Serves completions and embeddings from an engine; holds no state of its own."""
+    """Serves completions and embeddings from an engine. It has no state."""
 
     def __init__(self, connect: Connect = connect) -> None:
         super().__init__()
@@ -105,7 +106,7 @@ class Provider(CustomLLM):
 
 
 def _begun(given: dict[str, Any], asked: str) -> Call:
-    """The call; without the note of its beginning, least-busy routing sends everything to the
+    """The call, with its start reported. Without that, least-busy routing sends all requests to the
     first node."""
     call = Call.read(given)
     call.logging.pre_call(

@@ -1,8 +1,8 @@
-"""The error of a full context, in the form that clients of the proxy know.
+"""The error for a full context, in the form that clients of the proxy recognise.
 
-LiteLLM's proxy answers with `code: "400"` (1.106.2 and 1.109.1, `ProxyException.to_dict`), which
-tells no client to shorten the prompt. It takes an exception from a callback if it is FastAPI's
-`HTTPException`, and raises it unchanged if it is a `ProxyException`.
+LiteLLM's proxy answers with `code: "400"` (1.106.2 and 1.109.1, `ProxyException.to_dict`), from
+which no client knows that it must shorten the prompt. It accepts an exception of a callback if it
+is FastAPI's `HTTPException`, and raises it unchanged if it is a `ProxyException`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Make LiteLLM know the provider, its hook, and what the shipped model can do."""
+"""Registers the provider, its hook and the abilities of the shipped model in LiteLLM."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .patches import install
 def register(handler: CustomLLM) -> None:
     """Enter provider, hook and capabilities into LiteLLM. Idempotent.
 
-    A proxy's YAML replaces `custom_provider_map` afterwards with its own entries, so that the
+    A proxy's YAML later replaces `custom_provider_map` by its own entries, so that the
     map entry serves scripts and the hook serves both. Compared by class name, because LiteLLM
-    may run a handler's module a second time under another identity.
+    can import a handler's module a second time.
     """
     entries = litellm.custom_provider_map
     if not any(entry["provider"] == PROVIDER for entry in entries):
@@ -34,7 +34,7 @@ def register(handler: CustomLLM) -> None:
 
 
 def _take_token_ids() -> None:
-    """Have the proxy hand on token ids to be embedded, which it turns into text by a tokenizer of
+    """Let the proxy pass token ids for embeddings. It converts them to text by a tokenizer of
     OpenAI's for providers that are not in this list (1.106.2 and 1.109.1, `embeddings`)."""
     known = LITELLM_EMBEDDING_PROVIDERS_SUPPORTING_INPUT_ARRAY_OF_TOKENS
     if f"{PROVIDER}/" not in known:

@@ -1,4 +1,4 @@
-"""Parts of OpenAI's replies as LiteLLM's objects."""
+"""Converts parts of OpenAI's replies to LiteLLM's objects."""
 
 from __future__ import annotations
 

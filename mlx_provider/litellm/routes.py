@@ -1,4 +1,4 @@
-"""Which of the proxy's routes a request came by, and whether another model would take it over."""
+"""The proxy's route of a request, and whether the router has a fallback for it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ FALLBACKS = ("context_window_fallbacks", "fallbacks")
 
 
 def route(litellm_params: Mapping[str, Any]) -> str:
-    """The path that the proxy's client called; empty for a script.
+    """The path of the proxy that the client called; empty for a script.
 
-    LiteLLM notes it in `metadata` or `litellm_metadata` (1.106.2, `add_user_api_key_auth_to_request
-    _metadata`), under a name that no client can set.
+    LiteLLM stores it in `metadata` or `litellm_metadata` (1.106.2,
+    `add_user_api_key_auth_to_request _metadata`), under a name that no client can set.
     """
     for name in ("metadata", "litellm_metadata"):
         found = (litellm_params.get(name) or {}).get("user_api_key_request_route")
@@ -25,10 +25,10 @@ def route(litellm_params: Mapping[str, Any]) -> str:
 
 
 def deployment_of(request_data: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """`model_info`, as `operator_options` takes it, of the config entry of ours that answers a
-    request of the proxy; `None`: it is another provider's.
+    """`model_info`, as `operator_options` takes it, of our config entry that answers a
+    request of the proxy; `None`: the entry is of another provider.
 
-    LiteLLM notes the entry before it streams (1.106.2, `base_process_llm_request`).
+    LiteLLM stores the entry before it streams (1.106.2, `base_process_llm_request`).
     """
     chosen = request_data.get("deployment")
     if chosen is None or not chosen.litellm_params.model.startswith(PROVIDER + "/"):
@@ -37,15 +37,15 @@ def deployment_of(request_data: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def reads_errors_in_streams(litellm_params: Mapping[str, Any]) -> bool:
-    """Whether a streamed request's client looks for a full context in its events.
+    """Whether the client of a streamed request reads a full context from its events.
 
-    Codex does (`response.failed`), and takes an error of status 400 for the end of its session.
+    Codex does (`response.failed`), and ends its session after an error with status 400.
     """
     return route(litellm_params).endswith("/responses") and not _falls_back(litellm_params)
 
 
 def _falls_back(litellm_params: Mapping[str, Any]) -> bool:
-    """Whether the router may know another model for a prompt that is too long: it must see the
+    """Whether the router can have a fallback for a prompt that is too long: it must get the
     error before the stream begins."""
     body = (litellm_params.get("proxy_server_request") or {}).get("body") or {}
     group = (litellm_params.get("metadata") or {}).get("model_group")

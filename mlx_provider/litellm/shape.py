@@ -1,7 +1,7 @@
-"""Types of a chat request, checked before LiteLLM trips over them.
+"""Checks the types in a chat request before LiteLLM fails on them.
 
-LiteLLM answers a message that is no object with its own Python traceback (1.106.2,
-`validate_and_fix_openai_messages`) and drops a tool that is none silently.
+LiteLLM answers a message that is not an object with a Python traceback (1.106.2,
+`validate_and_fix_openai_messages`), and drops such a tool without an error.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ..invalid import shown
 
 
 def videos_renamed(messages: Any) -> Any:
-    """Messages whose `video` parts are `video_url` parts, the one name that LiteLLM lets pass
-    (1.106.2, `validate_chat_completion_user_messages`); anything else is left as it is."""
+    """Messages with `video` parts renamed to `video_url`, the only name that LiteLLM accepts
+    (1.106.2, `validate_chat_completion_user_messages`)."""
     if not isinstance(messages, list):
         return messages
     return [_videos_renamed(message) for message in messages]
@@ -48,7 +48,7 @@ def check_shape(kwargs: Mapping[str, Any]) -> None:
         _check_names(kwargs.get(name), name)
     _check_timeout(kwargs.get("timeout"))
     form = kwargs.get("response_format")
-    if form is not None and not isinstance(form, Mapping | type):  # a script may give a class
+    if form is not None and not isinstance(form, Mapping | type):  # a script can pass a class
         raise BadRequest(
             f"response_format must be an object, got {type(form).__name__}", param="response_format"
         )

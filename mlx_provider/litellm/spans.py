@@ -1,10 +1,10 @@
-"""What the engine did for a request, as OpenTelemetry spans in the trace of LiteLLM's own.
+"""OpenTelemetry spans for the engine's work on a request, in LiteLLM's trace.
 
-LiteLLM's callback `otel` hangs its spans under one of the request, which it makes from the
-client's `traceparent` where there is one, and hands on as `litellm_parent_otel_span` (1.106.2,
-`proxy/litellm_pre_call_utils.py`); for a script it is the current one. The engine reports how long
-each part took with its last event, so spans are made here, by whoever exports LiteLLM's: neither
-the engine nor its protocol knows of traces.
+LiteLLM's callback `otel` has a parent span for the request, which it makes from the client's
+`traceparent` if there is one, and passes on as `litellm_parent_otel_span` (1.106.2,
+`proxy/litellm_pre_call_utils.py`); for a script, the parent is the current span. The engine reports
+the duration of each part with its last event, so the process that exports LiteLLM's spans makes
+these, too. Engine and protocol do not contain traces.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ NANO = 1_000_000_000
 
 
 class EngineSpans:
-    """Of one request, from its submission on. What an exporter raises disturbs no reply."""
+    """The spans of one request, from its submission. Errors of an exporter do not affect the
+    reply."""
 
     def __init__(self, parent: Context, model: str) -> None:
         self._parent = parent
@@ -53,7 +54,7 @@ class EngineSpans:
         return cls(trace.set_span_in_context(span), model)
 
     def watch(self, accepted: Accepted, events: Iterable[Event]) -> None:
-        """Make the spans once the request has ended."""
+        """Make the spans if the request has ended."""
         for event in events:
             if isinstance(event, Done | Failed):
                 self._end(accepted, event)
@@ -94,7 +95,7 @@ class EngineSpans:
 
 
 def _parts(times: Timings) -> Iterable[tuple[str, float, float]]:
-    """Name, start and end of each, in seconds from the start."""
+    """Name, start and end of each part, in seconds from the start."""
     yield "mlx_provider queue", 0.0, times.queued
     yield "mlx_provider prefill", times.queued, times.first_token
     if times.total > times.first_token:
@@ -102,7 +103,7 @@ def _parts(times: Timings) -> Iterable[tuple[str, float, float]]:
 
 
 def _attributes(model: str, accepted: Accepted, end: Done | Failed) -> dict[str, Any]:
-    """In the words of OpenTelemetry's conventions for generative AI, where they have any."""
+    """Attributes, named by OpenTelemetry's conventions for generative AI where these exist."""
     told: dict[str, Any] = {
         "gen_ai.system": "mlx_provider",
         "gen_ai.request.model": model,

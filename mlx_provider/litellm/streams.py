@@ -1,8 +1,8 @@
-"""One accepted request and the ways to read it: as a whole or as a stream, blocking or not.
+"""Readers of one accepted request: complete or as a stream, blocking or in an event loop.
 
-Streams are classes: LiteLLM closes them by `aclose`, and a generator that was never started
-would not run its `finally` (litellm 1.106.2). Dropping any of these objects frees the request,
-because the engine's `Generation` goes with it.
+Streams are classes, because LiteLLM closes them by `aclose`, and a generator that was never started
+would not run its `finally` (litellm 1.106.2). If one of these objects is dropped, the request is
+freed, because the engine's `Generation` is dropped, too.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from .spans import EngineSpans
 
 
 class Collects(Protocol):
-    """Gathers the events of one request until the last one."""
+    """Collects the events of one request until the last one."""
 
     @property
     def ended(self) -> bool: ...
 
     def feed(self, events: Iterable[Event]) -> None:
-        """Take some events. Raises the error of a `Failed` event."""
+        """Add some events. Raises the error of a `Failed` event."""
 
     def fill(self, response: Any, model: str) -> Any:
-        """LiteLLM's response with the answer; only once `ended`."""
+        """LiteLLM's response with the answer. Only after `ended`."""
 
 
 class Held:
-    """A request that the engine holds. As a context it is let go unless all went well."""
+    """A request in the engine. As a context, it cancels the request after an error."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class Held:
         left: Callable[[], None] | None = None,
         names: Places | None = None,
     ) -> None:
-        """`left` is called if the client leaves before the end: LiteLLM may drop this unread.
-        `names`: those of the client, for a late error."""
+        """`left` is called if the client leaves before the end: LiteLLM can drop this object
+        unread. `names`: the client's names of parameters, for a late error."""
         self.generation = generation
         self.deadline = deadline
         self.model = model
@@ -107,7 +107,7 @@ class Held:
             raise self.deadline.passed() from None
 
     async def aevents_within(self, seconds: float | None) -> list[Event]:
-        """`aevents`, or nothing where the engine says nothing for so long."""
+        """`aevents`, or an empty list if there is no event within `seconds`."""
         left = self.deadline.left()
         if seconds is None or (left is not None and left <= seconds):
             return await self.aevents()
@@ -124,12 +124,12 @@ class Held:
         return self._names.events(events)
 
     def settle(self) -> None:
-        """The reader has seen its end."""
+        """The reader has read the end of the request."""
         if self._left is not None:
             self._left.detach()
 
     def close(self) -> None:
-        """Cancel what is left of the request."""
+        """Cancel the request if it has not ended."""
         self.generation.close()
         if self._left is not None:
             self._left()  # once
@@ -156,7 +156,7 @@ class Reply(Held):
 
 
 class _Stream:
-    """What both kinds of stream share: chunks that wait, and the end."""
+    """The common part of both kinds of stream: waiting chunks, and the end."""
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
@@ -175,7 +175,7 @@ class _Stream:
         return self._closed or self._chunks.ended
 
     def close(self) -> None:
-        """Cancel what is left of the request; the stream then ends."""
+        """Cancel the request if it has not ended. The stream then ends."""
         self._closed = True
         self._waiting = iter(())
         self._reply.close()
@@ -203,11 +203,11 @@ class ReplyStream(_Stream):
 
 
 class AsyncReplyStream(_Stream):
-    """Chunks for an event loop; cancelling the reader frees the request at once.
+    """Chunks for an event loop. If the reader is cancelled, the request is freed at once.
 
-    While the engine says nothing (it computes a prompt, or holds a call back until it is whole), an
-    empty chunk goes out every `heartbeat` seconds: what waits for a reply gives up on silence, and
-    clients do not count SSE comments.
+    While the engine sends nothing (it computes a prompt, or holds a call until it is complete), an
+    empty chunk is sent every `heartbeat` seconds: clients give up after a silence, and do not count
+    SSE comments.
     """
 
     def __init__(self, reply: Reply, heartbeat: float | None = None) -> None:
@@ -229,7 +229,7 @@ class AsyncReplyStream(_Stream):
             return chunk
 
     async def aclose(self) -> None:
-        """What LiteLLM calls when its client has gone."""
+        """LiteLLM calls it when its client has left."""
         self.close()
 
 

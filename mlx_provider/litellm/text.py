@@ -1,4 +1,4 @@
-"""What LiteLLM's conversion of chat to text completions would lose."""
+"""Data that LiteLLM's conversion of chat to text completions would lose."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ TEXT_LISTS = "text_lists"
 class TextFinish(ModelResponseStream):
     """The finish of a choice beside an empty choice 0, in a text stream.
 
-    LiteLLM's text stream looks at the first choice alone, by item (1.106.2 and 1.109.1,
-    `TextCompletionStreamWrapper`), its chat stream at attributes, where a finish in the first
-    choice would end the stream: by item the choice that ends comes first.
+    LiteLLM's text stream reads only the first choice, by item (1.106.2 and 1.109.1,
+    `TextCompletionStreamWrapper`). Its chat stream reads attributes, and a finish in the first
+    choice would end the stream. So the finished choice comes first only by item.
     """
 
     def __getitem__(self, key: str) -> Any:
@@ -38,10 +38,10 @@ class TextLogprobs(ChoiceLogprobs):
 
 
 def with_logprobs(response: ModelResponse) -> ModelResponse | TextCompletionResponse:
-    """The response as LiteLLM lets it through with its log-probabilities, where it has some.
+    """The response in a form that keeps its log-probabilities, if it has some.
 
-    Its own conversion fills in none (1.106.2, `convert_chat_to_text_completion`), but what is a
-    text completion already passes unchanged.
+    LiteLLM's conversion drops them (1.106.2, `convert_chat_to_text_completion`), but does not
+    change a response that is a text completion.
     """
     if not any(_logprobs(choice) for choice in response.choices):
         return response
@@ -66,7 +66,7 @@ def _choice(choice: Choices) -> TextChoices:
 
 
 def _logprobs(choice: Choices) -> dict[str, Any] | None:
-    given = getattr(choice, "logprobs", None)  # LiteLLM deletes what is null
+    given = getattr(choice, "logprobs", None)  # LiteLLM deletes null fields
     return getattr(given, TEXT_LISTS, None)
 
 

@@ -1,4 +1,4 @@
-"""A request of OpenAI's APIs, as LiteLLM delivers it, to the engine's request."""
+"""Converts a request of OpenAI's APIs, as LiteLLM passes it, to a request of the engine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def generate_requests(call: Call) -> list[GenerateRequest]:
         values["stop"] = values.pop(STOP)
     prompts = values.pop(PROMPTS, None)
     content: Any = call.messages
-    if call.text_completion:  # LiteLLM makes a user message of each text
+    if call.text_completion:  # LiteLLM has made a user message of each text
         content = prompts or [message.get("content", "") for message in call.messages]
     return requests_of(
         Parameters(values, SETTLED),

@@ -1,7 +1,7 @@
-"""What mlx models do not answer, said in one line.
+"""Refuses calls that mlx models do not serve, with an error of one line.
 
-Left to itself LiteLLM answers with a traceback (`'mlx' is not a valid LlmProviders`), or sends
-the text to another server, whose 404 then takes the chat model out of the router for seconds
+LiteLLM itself would answer with a traceback (`'mlx' is not a valid LlmProviders`), or send
+the text to another server, whose 404 would disable the chat model in the router for seconds
 (1.106.2, `amoderation`).
 """
 
@@ -32,7 +32,7 @@ SERVED = frozenset(
 
 
 def check_served(call_type: Any) -> None:
-    """Raises `BadRequest` that names the kind of call; one that LiteLLM cannot name passes."""
+    """Raises `BadRequest` that names the kind of call. A kind that LiteLLM cannot name passes."""
     if call_type is not None and call_type not in SERVED:
         raise _refusal(_name(call_type.value))
 
@@ -43,7 +43,7 @@ def unserved(name: str) -> Any:
     def refuse(self: object, *args: Any, **given: Any) -> NoReturn:
         with LiteLLMErrors(given["model"]):
             raise _refusal(name)
-        raise AssertionError  # a context may swallow an error, this one never does
+        raise AssertionError  # a context can suppress an error, this one never does
 
     return refuse
 
@@ -57,6 +57,6 @@ def _refusal(name: str) -> BadRequest:
 
 
 def _name(call_type: str) -> str:
-    """LiteLLM's word without the `a` that marks its asynchronous form."""
+    """LiteLLM's name without the `a` of its asynchronous form."""
     plain = call_type.removeprefix("a")
     return plain if plain in {each.value for each in CallTypes} else call_type

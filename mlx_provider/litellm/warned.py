@@ -1,7 +1,7 @@
-"""What of a request has no effect, on its way to a header of the response.
+"""Passes the warnings of a request to a header of the response.
 
-LiteLLM takes headers from chat's whole responses alone (`_hidden_params`, 1.106.2); streams and the
-bridges of other routes have in common with them the call's logging object.
+LiteLLM reads headers only from complete chat responses (`_hidden_params`, 1.106.2). Streams and the
+bridges of other routes share the call's logging object with them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def keep_warnings(logging: Any, warnings: Sequence[str]) -> None:
 
 
 def warning_headers(logging: Any) -> dict[str, str] | None:
-    """The headers of the proxy's response, before which it puts `llm_provider-`; `None`: no
+    """The headers of the proxy's response, which get the prefix `llm_provider-`; `None`: no
     warnings."""
     details = getattr(logging, "model_call_details", None) or {}
     found = details.get(KEPT)
