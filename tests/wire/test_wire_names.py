@@ -166,9 +166,10 @@ OPEN = {
         "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier",
         "store", "user", "verbosity", "web_search_options"},
     TEXT: {"model", "user"},
-    RESPONSES: {"context_management", "max_tool_calls", "metadata", "model", "moderation",
-        "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier",
-        "service_tier", "store", "stream_options", "truncation", "user"},
+    RESPONSES: {"access_programs", "background_options", "context_management", "image",
+        "max_tool_calls", "metadata", "model", "moderation", "prompt_cache_key",
+        "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier",
+        "store", "stream_options", "truncation", "user"},
     MESSAGES: {"cache_control", "container", "diagnostics", "inference_geo", "model",
         "service_tier", "speed", "user_profile_id", "workspace_id"},
 }  # fmt: skip

@@ -368,10 +368,12 @@ def test_a_conversation_that_is_too_long(engine: Any, client: openai.OpenAI) -> 
 
 def test_what_has_no_effect_is_told_in_a_header(engine: Any) -> None:
     more = {"store": True, "truncation": "auto", "max_tool_calls": 3, "metadata": {"a": "b"}}
+    more["image"] = {"context_compression": "enabled"}
     hosted = {"tools": [{"type": "web_search_preview"}, {"type": "mcp", "server_label": "s"}]}
     answer = ask(engine, input="x", max_output_tokens=1, **more, **hosted).raise_for_status()
     told = answer.headers["x-mlx-warnings"]
-    for name in ("store", "truncation", "max_tool_calls", "tools[0] (web_search_preview)", "(mcp)"):
+    names = ("store", "truncation", "max_tool_calls", "image")
+    for name in (*names, "tools[0] (web_search_preview)", "(mcp)"):
         assert name in told
     assert answer.json()["metadata"] == {"a": "b"}
     quiet = {"store": False, "truncation": "disabled", "include": ["reasoning.encrypted_content"]}

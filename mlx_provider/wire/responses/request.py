@@ -38,6 +38,9 @@ NAMES = {
 }
 """Parameters of chat that have another name here."""
 UNUSED: Mapping[str, tuple[object, ...]] = {
+    "access_programs": (),
+    "background_options": (),
+    "image": (),
     "max_tool_calls": (),
     "moderation": (),
     "truncation": ("disabled",),
