@@ -1,6 +1,6 @@
-"""Run local MLX models behind LiteLLM. These names are what plugins may rely on.
+"""Run local MLX models behind LiteLLM. Plugins can rely on the names of this module.
 
-Beside them: `mlx_provider.errors`, `mlx_provider.cores`, the modules in the table of
+Also public: `mlx_provider.errors`, `mlx_provider.cores`, the modules in the table of
 `mlx_provider.families` for authors of model families, the names in `mlx_provider.commands` for
 authors of commands, and `mlx_provider.testing` for tests.
 """

@@ -1,7 +1,7 @@
-"""Processes of our own that do untrusted work: each has limits, and ends where it exceeds them.
+"""Child processes for untrusted work. Each has limits, and ends if it exceeds them.
 
-A thread cannot be stopped and a native stack cannot be bounded, so what a stranger's grammar or
-chat template may do without end is done beside the engine's process.
+A thread cannot be stopped and a native stack cannot be bounded. So work that a third party's
+grammar or chat template can make endless runs outside the engine's process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ENDS: Mapping[int, str] = MappingProxyType(
 
 
 class ProcessEnded(Exception):
-    """The process ended before it answered; `reason` is empty where no limit explains it."""
+    """The process ended before it answered. `reason` is empty if no limit was the cause."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"ended with {code}")
@@ -50,12 +50,12 @@ class _Running:
 
 
 class BoundedProcesses:
-    """Up to `at_once` processes of one Python program; safe from any thread.
+    """Up to `at_once` processes of one Python program. Safe from any thread.
 
-    The program reads messages, each a line with its length in bytes and then the bytes, and
-    answers every message but a setup with one of the same form. It sets its own limits; its first
-    argument is `memory`, in bytes, and it is killed above that where the system enforces no limit.
-    The first process starts with the first question; all end with this object.
+    The program reads messages, each a line with its length in bytes and then the bytes. It answers
+    every message except a setup with one of the same form. It sets its own limits. Its first
+    argument is `memory`, in bytes; it is killed above that if the system enforces no limit. The
+    first process starts with the first message; all end with this object.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class BoundedProcesses:
         weakref.finalize(self, _end_all, self._idle)
 
     def ask(self, message: bytes, setups: Mapping[str, bytes]) -> bytes:
-        """The answer to one message. `setups`: messages that the process must have had before.
+        """The answer to one message. `setups`: messages that the process must have read before.
 
-        Raises `ProcessEnded` where the process ends instead, and `OSError` where none starts.
+        Raises `ProcessEnded` if the process ends before it answers, `OSError` if none starts.
         """
         with self._places:
             running = self._taken(setups)
@@ -113,7 +113,7 @@ class BoundedProcesses:
 
 def _write(process: subprocess.Popen[bytes], message: bytes) -> None:
     assert process.stdin is not None  # noqa: S101  (a pipe)
-    with suppress(OSError):  # where it has ended, reading tells
+    with suppress(OSError):  # if it has ended, the read reports it
         process.stdin.write(b"%d\n" % len(message))
         process.stdin.write(message)
         process.stdin.flush()
@@ -130,10 +130,10 @@ def _read(process: subprocess.Popen[bytes]) -> bytes | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """Close the pipes, at which the program ends, and wait. Returns its exit code."""
+    """Close the pipes, which ends the program, and wait. Returns its exit code."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            with suppress(OSError):  # what was not written yet is for nobody
+            with suppress(OSError):  # unwritten data is not needed
                 pipe.close()
     return process.wait()
 

@@ -1,6 +1,6 @@
-"""Bounds of what one request may hold, whichever way it comes; each far above any real use.
+"""Bounds on the content of one request, on every route. Each is far above real use.
 
-Clients send at most a handful of stop strings (four to OpenAI; chat front ends one for each
+Clients send few stop strings (OpenAI permits four; chat front ends send one for each
 speaker), some hundred tools, and a conversation of some thousand messages.
 """
 
@@ -44,7 +44,8 @@ T = TypeVar("T")
 
 @dataclass
 class Values:
-    """Counts the values of a JSON text that arrives in pieces: an upper bound, in C's time."""
+    """Counts the values of a JSON text that arrives in pieces: an upper bound, at the speed of
+    C."""
 
     count: int = 0
     _in_string: bool = False
@@ -63,13 +64,13 @@ class Values:
         self._in_string ^= len(parts) % 2 == 0
 
     def take_text(self, text: str) -> None:
-        """A whole text, without a copy of it."""
+        """Count a complete text, without a copy of it."""
         for start in range(0, len(text), PIECE):
             self.take(text[start : start + PIECE].encode(errors="replace"))
 
 
 def checked_json(value: T) -> T:
-    """A JSON value of bearable size whose texts are Unicode; raises `PydanticCustomError`."""
+    """A JSON value of limited size with valid Unicode. Raises `PydanticCustomError`."""
     todo: list[tuple[Any, int]] = [(value, 0)]
     count = 0
     while todo:
@@ -110,7 +111,7 @@ def _check_name(name: str) -> str:
 
 
 def checked_fields(value: T) -> T:
-    """Refuse too many unknown fields before a complaint is made of each: that takes seconds."""
+    """Refuse too many unknown fields, because one error for each would take seconds."""
     if isinstance(value, dict) and len(value) > MAX_FIELDS:
         raise PydanticCustomError("too_many", f"has more than {MAX_FIELDS} fields")
     return value

@@ -12,10 +12,10 @@ from .errors import MLXProviderError
 
 
 class ByteGate:
-    """Grants bytes first come, first served. Any thread, and event loops.
+    """Grants bytes in the order of requests. Safe from any thread and event loop.
 
-    What is asked for beyond the capacity is granted once nothing else is held, so that nobody
-    waits for ever.
+    More than the capacity is granted when nothing else is held, so that no request waits
+    forever.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -26,19 +26,19 @@ class ByteGate:
 
     @property
     def held(self) -> int:
-        """Bytes that are granted."""
+        """Granted bytes."""
         return self._held
 
     @property
     def waiting(self) -> int:
-        """Tickets in the line."""
+        """Number of waiting tickets."""
         return len(self._waiting)
 
     def ask(self, size: int, owner: str = "", *, first: bool = False) -> Ticket:
-        """Stand in line for `size` bytes; to be closed in any case.
+        """Queue a ticket for `size` bytes. The caller must close it in any case.
 
-        first: before all others. Who holds bytes while it waits must be, and the only one that
-        does: else two of them wait for each other.
+        first: before all others. Necessary if the caller already holds bytes; only one such
+        caller may exist, because two would wait for each other.
         """
         ticket = Ticket(self, size, owner)
         with self._lock:
@@ -47,7 +47,7 @@ class ByteGate:
         return ticket
 
     def refuse(self, error: MLXProviderError, owner: str | None = None) -> None:
-        """End the waiting of one owner, or of everyone, with an error."""
+        """Refuse the waiting tickets of one owner, or all, with an error."""
         with self._lock:
             refused = [t for t in self._waiting if owner is None or t.owner == owner]
             self._waiting = deque(t for t in self._waiting if t not in refused)
@@ -57,7 +57,7 @@ class ByteGate:
         self._grant()
 
     def give_back(self, ticket: Ticket, size: int) -> None:
-        """Bytes of a granted ticket are free again, or a ticket leaves the line."""
+        """Free bytes of a granted ticket, or remove a waiting ticket."""
         with self._lock:
             if ticket in self._waiting:
                 self._waiting.remove(ticket)
@@ -82,7 +82,7 @@ class ByteGate:
 
 
 class Ticket:
-    """A claim on bytes of a gate."""
+    """A request for bytes of a gate."""
 
     def __init__(self, gate: ByteGate, size: int, owner: str) -> None:
         self.size = size
@@ -94,12 +94,12 @@ class Ticket:
         self._closing = threading.Lock()
 
     def wait(self) -> Ticket:
-        """Block until the bytes are granted. Raises what the gate refuses with."""
+        """Block until the bytes are granted. Raises the error of `refuse`."""
         self.granted.result()
         return self
 
     async def arrive(self) -> Ticket:
-        """`wait` in an event loop; cancelling it leaves the line."""
+        """`wait` in an event loop. A cancellation removes the ticket."""
         with ExitStack() as undo:
             undo.callback(self.close)
             await asyncio.wrap_future(self.granted)
@@ -107,14 +107,14 @@ class Ticket:
         return self
 
     def absorb(self, other: Ticket) -> None:
-        """Take over what another granted ticket of the same gate holds."""
+        """Take over the bytes of another granted ticket of the same gate."""
         with self._closing, other._closing:
             self.charged += other.charged
             self.size += other.size
             other.charged = 0
 
     def keep(self, size: int) -> None:
-        """Give back all but `size` of the bytes."""
+        """Free all bytes except `size`."""
         with self._closing:
             spare = max(0, self.charged - size)
             self.charged -= spare
@@ -122,7 +122,7 @@ class Ticket:
             self._gate.give_back(self, spare)
 
     def close(self) -> None:
-        """Give everything back, or leave the line. Idempotent."""
+        """Free all bytes, or remove the waiting ticket. Idempotent."""
         with self._closing:
             spare, self.charged = self.charged, 0
         self._gate.give_back(self, spare)

@@ -7,20 +7,20 @@
 | `context_in_memory` | tokens of context that fit into this machine's memory |
 | `prepare_mlx`, `preload_blas`, `active_blas` | this process, before MLX is imported |
 | `load_model` | a model in this process, with the kernels that an engine would choose |
-| `gateway_apart`, `Apart`, `EngineClient`, `Proxy` | an engine and a proxy of the command's own |
-| `proxy_config`, `TIMEOUT`, `require_proxy` | what such a proxy serves |
-| `answered` | a request to the engine, up to its end |
-| `GenerateRequest`, `ModelOptions` | what the engine is asked |
-| `Event`, `Delta`, `Done`, `Failed`, `EVENT_BATCH` | what it answers; `EVENT_BATCH` reads a line |
-| `Health`, `ModelStatus` | what it tells of itself |
-| `EngineSettings`, `PREFIX` | an engine's settings, and how the names of their variables begin |
+| `gateway_apart`, `Apart`, `EngineClient`, `Proxy` | a separate engine and a proxy for a command |
+| `proxy_config`, `TIMEOUT`, `require_proxy` | the configuration of such a proxy |
+| `answered` | the complete reply of the engine to a request |
+| `GenerateRequest`, `ModelOptions` | a request to the engine |
+| `Event`, `Delta`, `Done`, `Failed`, `EVENT_BATCH` | its reply; `EVENT_BATCH` reads a line |
+| `Health`, `ModelStatus` | its state |
+| `EngineSettings`, `PREFIX` | an engine's settings, and the prefix of their variables |
 | `installed_version` | the version of an installed distribution |
-| `free_port` | a port for a server that will listen later |
-| `direct` | variables by which a program reaches this machine without a proxy |
-| `long_command`, `Ended`, `PASSED_ON` | a command of minutes, and its end by a signal |
+| `free_port` | a free port for a server |
+| `direct` | variables that let a program connect to this machine without an HTTP proxy |
+| `long_command`, `Ended`, `PASSED_ON` | a long command, and its end by a signal |
 
-Import it within a command: it is more than a listing of plugins needs. These names follow the
-core: a minor version may change them, and its changelog says so.
+Import it inside a command, because a list of plugins does not need it. These names follow the
+core: a minor version can change them, with a note in the changelog.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ __all__ = [
 
 
 def prepare_mlx() -> None:
-    """Set up this process as an engine's; call before MLX is imported.
+    """Set up this process like an engine process. Call it before MLX is imported.
 
-    Raises `NotInstalled` where MLX is missing.
+    Raises `NotInstalled` if MLX is missing.
     """
     from .server.run import prepare_mlx as prepare
 
@@ -100,7 +100,8 @@ def prepare_mlx() -> None:
 
 
 def preload_blas() -> str:
-    """Load the BLAS that an engine would use, alone; its name. Call before MLX is imported."""
+    """Load only the BLAS that an engine would use. Returns its name. Call before MLX is
+    imported."""
     return blas.preload()
 
 
@@ -110,7 +111,7 @@ def active_blas() -> str:
 
 
 def context_in_memory(model: str, most: int) -> int:
-    """Tokens of context, at most `most`, for which a model leaves room in memory. Imports MLX."""
+    """Tokens of context, at most `most`, that fit into memory with the model. Imports MLX."""
     from .families.estimate import context_that_fits
 
     memory = int(MEMORY_SHARE * device_memory())
@@ -120,7 +121,7 @@ def context_in_memory(model: str, most: int) -> int:
 def load_model(folder: Path, dtype: str | None = None, **options: Any) -> LoadedModel:
     """Load a checkpoint with the family that serves it and the kernels that an engine would choose.
 
-    `dtype`: unset: the checkpoint's own. `options`: the other fields of `LoadOptions`.
+    `dtype`: if unset, that of the checkpoint. `options`: the other fields of `LoadOptions`.
     """
     from .families.checkpoint import read_json
     from .records import LoadOptions

@@ -1,4 +1,4 @@
-"""Settings of this process, read from the environment in one place."""
+"""Settings of this process from the environment."""
 
 from __future__ import annotations
 
@@ -17,71 +17,72 @@ PREFIX = "MLX_PROVIDER_"
 
 @dataclass(frozen=True)
 class FixedSettings:
-    """Values that suit every machine: no variable sets them, only tests do."""
+    """Values that are right for every machine. Only tests change them."""
 
     queue_per_row: int = 4
-    """Requests that may wait for each row of `max_rows`; the next one is refused with 429."""
+    """Waiting requests per row of `max_rows`. More are refused with 429."""
     model_wait: float = 60.0
-    """Seconds that a request waits for other models to make room; it is refused with 503 then."""
+    """Seconds that a request waits for memory of other models. Then it is refused with 503."""
     output_reserve: int = 512
-    """Output tokens for which memory is set aside at admission."""
+    """Output tokens for which memory is reserved at admission."""
     kv_layout: str = "auto"
-    """`auto`: the one that the probe finds best; else `grouped`, `merged`, `solo`."""
+    """`auto`: the best one by the probe; or `grouped`, `merged`, `solo`."""
     feature_bytes: int = 256 * 2**20
-    """Byte budget per model for features of images seen before."""
+    """Byte budget per model for cached features of images."""
     body_bytes: int = 128 * 2**20
-    """Bytes of request bodies that are read and prepared at once; a larger body is refused."""
+    """Bytes of request bodies that are read and prepared at once. A larger body is refused."""
     media_bytes: int = 2**30
     """Bytes of images at once: half while they are decoded, half while they wait for prefill."""
     measurements: str = "auto"
-    """File of what is measured of a model, for its next load: `auto`, in the state folder; `off`:
-    none; else its path."""
+    """File with the measurements of models, for their next load. `auto`: in the state folder;
+    `off`: no file; or a path."""
 
 
 @dataclass(frozen=True)
 class EngineSettings(FixedSettings):
-    """How one engine process behaves; every field of this class has a variable
+    """Settings of an engine process. Every field of this class has a variable
     `MLX_PROVIDER_<FIELD>`."""
 
     memory_limit: int | None = None
-    """Bytes for weights, live rows, their passes, MLX's free buffers and the prefix cache; unset:
-    85 % of what the device recommends or has."""
+    """Bytes for weights, rows, their passes, MLX's free buffers and the prefix cache. If unset:
+    85 % of the recommended working set or of the memory of the device."""
     max_rows: int = 64
-    """Rows that decode together; further requests wait."""
+    """Maximum number of decoding rows. More requests wait."""
     stall_target: float = 0.1
-    """Seconds that a token of a running stream may take on average, beside a prompt."""
+    """Average seconds per token of a stream while a prompt is prefilled."""
     max_chunk: int = 2048
-    """Prompt tokens of one prefill chunk while nobody decodes."""
+    """Maximum tokens of one prefill chunk while no row decodes."""
     idle_timeout: float = 600.0
-    """Seconds without a client after which an engine process that a client started ends."""
+    """Seconds without a client after which an engine that a client has started ends."""
     prefix_bytes: int | None = None
-    """Byte budget of the prefix cache; unset: a share of what weights leave."""
+    """Byte budget of the prefix cache. If unset: a share of the memory that weights leave."""
     disk_cache: Path | None = None
     """Folder of the prefix cache's disk tier; `None`: no disk tier. `engine_settings` takes the
-    state folder where the variable is unset."""
+    state folder if the variable is unset."""
     disk_cache_bytes: int | None = None
-    """Size bound of the disk tier; 0: no disk tier, unset: by what is free."""
+    """Maximum bytes of the disk tier; 0: no disk tier. If unset: depends on the free space."""
     disk_cache_bits: int | None = None
-    """Bits of each float of KV in the disk tier, 4 or 8; unset: as in memory."""
+    """Bits of each KV value in the disk tier, 4 or 8. If unset: as in memory."""
     wire_weights: bool = True
     """Whether Metal keeps weights resident."""
     log_level: str = "info"
     models_file: Path | None = None
-    """TOML of options per model that only the engine's owner grants (`serving.grants`)."""
+    """TOML file with options per model that only the engine's owner can grant
+    (`serving.grants`)."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names by which clients address an engine on TCP, besides its own names and addresses."""
+    """Host names of an engine on TCP that clients can use, in addition to its own."""
     model_roots: tuple[Path, ...] = ()
-    """Folders under which clients of a wildcard entry, and other machines, may name models."""
+    """Folders below which clients of a wildcard entry, and other machines, can name models."""
 
     @property
     def max_queue(self) -> int:
-        """Requests that may wait."""
+        """Maximum number of waiting requests."""
         return self.queue_per_row * self.max_rows
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """Where this user's engine process on this machine is found."""
+    """The place of this user's engine process on this machine."""
 
     folder: Path
     """Owner-only folder for socket, lock and log: `MLX_PROVIDER_RUNTIME_DIR`."""
@@ -100,7 +101,7 @@ class Runtime:
         return self.folder / "engine.log"
 
     def listens(self) -> bool:
-        """Whether somebody accepts connections on the socket; false for a stale one."""
+        """Whether a process accepts connections on the socket; false for a stale socket."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(5)
             try:
@@ -111,7 +112,8 @@ class Runtime:
 
 
 def runtime(environ: Mapping[str, str] = os.environ) -> Runtime:
-    """The runtime folder: the variable, else the session's, else one per user in the temp dir."""
+    """The runtime folder: from the variable, or of the session, or one per user in the temp
+    folder."""
     chosen = environ.get(PREFIX + "RUNTIME_DIR")
     if chosen:
         return Runtime(Path(chosen), environ)
@@ -122,7 +124,7 @@ def runtime(environ: Mapping[str, str] = os.environ) -> Runtime:
 
 
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where what this user's programs have found out is kept, longer than a session lasts."""
+    """The folder for data of this user that must outlive a session."""
     base = environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(base).expanduser() / "mlx-provider"
 
@@ -130,7 +132,7 @@ def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
 def engine_settings(environ: Mapping[str, str] = os.environ) -> EngineSettings:
     """Settings from the environment.
 
-    Raises `BadRequest` that names the variable and what it takes.
+    Raises `BadRequest` that names the variable and its valid values.
     """
     given = {
         name: _parse(name, kind, environ[PREFIX + name.upper()])
@@ -149,19 +151,19 @@ def _home(environ: Mapping[str, str]) -> Path | None:
 
 
 def removed_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables that are set and have no effect any more, with what holds instead."""
+    """Variables that are set but have no effect any more, with their replacements."""
     found = {PREFIX + name: instead for name, instead in REMOVED.items()}
     return {name: instead for name, instead in found.items() if environ.get(name)}
 
 
 @dataclass(frozen=True)
 class _Number:
-    """What a variable that holds a number takes; infinity and NaN are none of it."""
+    """The valid values of a variable with a number, without infinity and NaN."""
 
     kind: Literal["bytes", "count", "seconds"]
     least: float = 1
     exclusive: bool = False
-    """`least` itself is too little."""
+    """Whether `least` itself is invalid."""
 
     def parse(self, text: str) -> float:
         """Raises `ValueError`."""

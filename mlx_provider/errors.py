@@ -1,11 +1,11 @@
-"""Every error this package raises on purpose.
+"""All errors that this package raises on purpose.
 
     MLXProviderError                 500  internal_error
     ├── BadRequest                   400  invalid_request        (names the parameter)
     │   ├── ContextTooLong           400  context_length_exceeded
     │   ├── BodyTooLarge             413  body_too_large
     │   ├── UnsupportedModel         400  unsupported_model
-    │   ├── Forbidden                403  forbidden              (the operator's to decide)
+    │   ├── Forbidden                403  forbidden              (the operator decides)
     │   ├── WrongContentType         415  unsupported_media_type
     │   ├── MediaError               400  invalid_media
     │   └── GrammarFailed            400  grammar_failed
@@ -13,7 +13,7 @@
     ├── ModelNotFound                404  model_not_found
     ├── RequestTimedOut              408  timeout
     ├── Overloaded                   429  overloaded
-    ├── RequestFailed                500  request_failed         (this request alone)
+    ├── RequestFailed                500  request_failed         (only this request)
     ├── EngineUnavailable            503  engine_unavailable
     │   ├── EngineDied               503  engine_died
     │   ├── OtherProtocol            503  other_protocol
@@ -21,9 +21,9 @@
     │   ├── MemoryInUse              503  memory_in_use          (says when to try again)
     │   ├── ProcessLost              503  process_lost
     │   └── NotInstalled             503  not_installed
-    └── PluginError                  422  plugin_error           (clients send it no second time)
+    └── PluginError                  422  plugin_error           (clients do not retry)
 
-An error crosses the process border as its `code` and comes back as the same class.
+An error is sent between processes as its `code`, and becomes an exception of the same class.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ContextTooLong(BadRequest):
 
     code = "context_length_exceeded"
     tokens = 0
-    """Of the prompt, at least; 0: not known."""
+    """Minimum number of tokens of the prompt; 0: unknown."""
 
     @classmethod
     def of(cls, tokens: int, context_length: int, counted: str = "") -> ContextTooLong:
@@ -218,7 +218,7 @@ class PluginError(MLXProviderError):
 
 
 def error_classes() -> dict[str, type[MLXProviderError]]:
-    """Every class of this module by its `code`; a plugin's class could take the place of ours."""
+    """The classes of this module by `code`. A class of a plugin could otherwise replace one."""
     found: dict[str, type[MLXProviderError]] = {}
     todo: list[type[MLXProviderError]] = [MLXProviderError]
     while todo:
@@ -231,7 +231,7 @@ def error_classes() -> dict[str, type[MLXProviderError]]:
 def from_code(
     code: str, message: str, param: str | None = None, retry_after: float | None = None
 ) -> MLXProviderError:
-    """The error of that `code`; an unknown code gives the base class."""
+    """The error with that `code`. An unknown code gives the base class."""
     cls = error_classes().get(code, MLXProviderError)
     return cls(message, param=param, retry_after=retry_after)
 

@@ -1,4 +1,4 @@
-"""The plugin that an error came from, by its traceback."""
+"""Finds the plugin that caused an error, from the traceback."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ DEVICE = ("[metal", "[malloc", "[cuda", "out of memory", "insufficient memory")
 
 @dataclass(frozen=True)
 class FaultOrigin:
-    """A plugin, and the line of its code that raised, or that made the call which raised."""
+    """A plugin, and the line of its code that raised, or that called the code that raised."""
 
     plugin: str
     distribution: str
     """Name and version."""
     called: str
-    """Its function that was called: a hook's, or one of a record or a loaded model."""
+    """Its function that was called: a hook, or a function of a record or a loaded model."""
     file: str
-    """From the folder of its package on."""
+    """Path from the folder of its package."""
     line: int
     function: str
     innermost: bool
-    """The core's code was not called from there."""
+    """Whether this code has not called the core."""
 
     @property
     def ours(self) -> bool:
@@ -47,7 +47,8 @@ class FaultOrigin:
 
 
 def fault_origin(error: BaseException) -> FaultOrigin | None:
-    """The plugin in whose code the error was raised; a third party's before one of ours."""
+    """The plugin whose code raised the error. A third party's has precedence over a built-in
+    one."""
     frames = [frame for frame in _frames(error) if _may_be_a_plugins(frame[0])]
     if all(_below(_module(frame), CORE) for frame, _ in frames):
         return None
@@ -74,13 +75,13 @@ def fault_origin(error: BaseException) -> FaultOrigin | None:
 
 
 def of_the_machine(error: BaseException) -> bool:
-    """Whether it tells of files, network, memory or device, so that another try may succeed."""
+    """Whether its cause is in files, network, memory or device, so that a retry can succeed."""
     text = str(error).lower()
     return isinstance(error, MACHINE) or any(each in text for each in DEVICE)
 
 
 def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """From the call that was made first to the one that failed."""
+    """Frames and lines, from the outermost call to the one that failed."""
     entry = error.__traceback__
     while entry is not None:
         yield entry.tb_frame, entry.tb_lineno
@@ -107,12 +108,12 @@ def _name(frame: FrameType) -> str:
 
 @lru_cache(maxsize=1)
 def _points(folders: tuple[tuple[str, int], ...]) -> Sequence[EntryPoint]:
-    """Read once (10 ms) for what these folders hold."""
+    """The entry points, read once (10 ms) for each state of these folders."""
     return tuple(entry_points(group=CORE))
 
 
 def _folders() -> tuple[tuple[str, int], ...]:
-    """When something was put into, or taken from, a folder that Python imports from."""
+    """The import folders with their times of modification."""
     found = []
     for path in sys.path:
         with suppress(OSError):

@@ -1,6 +1,6 @@
-"""A validation error of the protocol, in the words of the client that caused it.
+"""Converts validation errors of the protocol to messages for the client.
 
-The same words whichever way the request came: through LiteLLM or straight to an engine.
+The messages are the same for requests through LiteLLM and directly to an engine.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _WHOLE = ("json_invalid", "missing", "removed", *_BOUNDED)
 def bad_request(
     error: ValidationError, kind: type[ModelRequest] = GenerateRequest, *, flat: bool = False
 ) -> BadRequest:
-    """Names the first parameter at fault, what is possible, and the value.
+    """The error names the first wrong parameter, the valid range, and the value.
 
-    kind: of request; flat: the client gave the sampling parameters beside all others.
+    kind: class of the request; flat: the client's sampling parameters are top-level fields.
     """
     found = error.errors(include_url=False)
-    # where a value may be of two kinds, the bound says more than that it is not of the other
+    # if a value can have two types, the error about a bound is more useful than one about a type
     first = next((each for each in found if each["type"] in _BOUNDED), found[0])
     owner: type[BaseModel] = kind
     loc = [part for part in first["loc"] if _is_field(part)]
@@ -60,7 +60,7 @@ def _demand(owner: type[BaseModel], loc: list[str | int], error: Any) -> str:
 
 
 def allowed_range(owner: type[BaseModel], name: str) -> str:
-    """The bounds of a field, both of them, for people: `at least 0 and at most 1`."""
+    """Both bounds of a field for a message: `at least 0 and at most 1`."""
     field = owner.model_fields[name]
     bounds = [
         f"{word} {limit if isinstance(limit, int) else f'{limit:g}'}"
@@ -73,7 +73,7 @@ def allowed_range(owner: type[BaseModel], name: str) -> str:
 
 
 def shown(value: object, length: int = 80) -> str:
-    """The beginning of a value; a large one is not written out first."""
+    """The beginning of a value. A large value is not formatted completely first."""
     brief = Repr()
     brief.maxstring = brief.maxother = brief.maxlong = length
     text = brief.repr(value[:length] if isinstance(value, str) else value)

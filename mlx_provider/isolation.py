@@ -1,4 +1,4 @@
-"""The one boundary around the work of one request, or of one plugin."""
+"""The boundary for errors in the work of one request, or of one plugin."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ LOG = "its traceback is in the engine's log (`mlx-provider engine logs`)"
 
 @dataclass(frozen=True)
 class Fault:
-    """What a block has raised."""
+    """The error of a block."""
 
     error: BaseException
-    """Without its frames, which would keep alive what the block had made: caches, weights."""
+    """The error without its frames, which would keep objects of the block alive: caches,
+    weights."""
     summary: str
-    """One line: class, message, and the line of code it came from."""
+    """One line: class, message, and line of code."""
     trace: Trace
     """The traceback as text, for a log."""
     origin: FaultOrigin | None = None
-    """The plugin in whose code it was raised, where that is to be seen."""
+    """The plugin whose code raised it; `None`: none was found."""
 
     @property
     def ours(self) -> bool:
-        """Whether it was raised on purpose."""
+        """Whether it is an error of `mlx_provider.errors`, raised on purpose."""
         return isinstance(self.error, MLXProviderError)
 
     def of_request(self, part: str) -> MLXProviderError:
-        """What a client is told when a part of its request's work failed so."""
+        """The error for a client if this fault ended a part of its request."""
         if isinstance(self.error, MLXProviderError):
             return self.error
         return self.of_plugin() or RequestFailed(f"{part} failed: {self.summary}")
 
     def of_plugin(self) -> PluginError | None:
-        """The fault as a plugin's, which the same request would meet again.
+        """The fault as an error of a plugin, which the same request would cause again.
 
-        `None` for what the machine is at fault for, and what our own plugins called in the core.
+        `None`: the machine is the cause, or a built-in plugin called the core.
         """
         found = self.origin
         if found is None or not self.lasting or (found.ours and not found.innermost):
@@ -51,23 +52,23 @@ class Fault:
 
     @property
     def lasting(self) -> bool:
-        """Whether it is neither one of ours nor of the machine's."""
+        """Whether it is neither raised on purpose nor caused by the machine."""
         return not (self.ours or of_the_machine(self.error))
 
 
 class Isolation:
-    """Holds back whatever its block raises, of any class, and keeps it as `fault`.
+    """A context that catches any exception of its block and stores it as `fault`.
 
-    `Exception` would not do: a stranger's code may call `sys.exit`, and a panic of a library
-    written in Rust (tokenizers, llguidance) is no `Exception`. Ctrl-C passes, which reaches the
-    main thread alone; and so does the loss of a process of the group, which is no single request's.
-    For blocks of synchronous code.
+    `Exception` is not enough: third-party code can call `sys.exit`, and a panic of a library
+    written in Rust (tokenizers, llguidance) is no `Exception`. Ctrl-C passes, because only the
+    main thread gets it; so does the loss of a process of the group, which concerns all requests.
+    Only for synchronous code.
     """
 
     def __init__(
         self, failed: Callable[[Fault], None] | None = None, *, generator: bool = False
     ) -> None:
-        """`failed` is told of the fault, too. `generator`: the block yields, and may be closed."""
+        """`failed` also gets the fault. `generator`: the block yields, and can be closed."""
         self.fault: Fault | None = None
         self._failed = failed
         self._passes = (GeneratorExit,) if generator else ()
@@ -91,7 +92,7 @@ def _fault(error: BaseException) -> Fault:
     else:
         origin = fault_origin(error)
         place = f" ({origin.where})" if origin else _place(error)
-        if isinstance(error, SyntaxError) and error.filename:  # tells a place that no frame has
+        if isinstance(error, SyntaxError) and error.filename:  # has a position that is in no frame
             place = ""
         told = " ".join(f"{type(error).__name__}: {error}{place}".split())
     fault = Fault(error, told, Trace("".join(traceback.format_exception(error))), origin)
@@ -101,7 +102,7 @@ def _fault(error: BaseException) -> Fault:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and those that it came from."""
+    """An error and its causes."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:
@@ -113,7 +114,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _place(error: BaseException) -> str:
-    """Where a stranger's code is to be mended: the innermost line outside Python's own library."""
+    """The position of the error: the innermost line outside Python's own library."""
     place, frame = "", error.__traceback__
     while frame is not None:
         module = frame.tb_frame.f_globals.get("__name__", "")

@@ -1,4 +1,4 @@
-"""One line in the log for each entry, whatever text of a stranger it holds."""
+"""Writes one line per log entry, with any text from clients or third parties."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import logging
 
 
 class Trace(str):
-    """A traceback as an argument of a log entry: its lines follow the entry's own, indented."""
+    """A traceback as an argument of a log entry. Its lines follow the entry, indented."""
 
 
 class LogLines(logging.Formatter):
-    """Escapes what is not printable, so that no text can begin a line or steer a terminal."""
+    """Escapes unprintable characters, so that no text can start a line or control a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = copy.copy(record)
@@ -28,14 +28,14 @@ class LogLines(logging.Formatter):
 
 
 def printable(text: str) -> str:
-    """`text` with escapes in place of control characters, line ends and half surrogates."""
+    """`text` with escapes for control characters, line ends and half surrogates."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def log_to_stderr(level: str, name: str = "") -> None:
-    """Let this process log to stderr. `name`: who it is among several that share one."""
+    """Let this process log to stderr. `name`: its name, if several processes share stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(LogLines(f"%(asctime)s %(levelname)s {name}%(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler])

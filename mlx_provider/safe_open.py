@@ -1,4 +1,4 @@
-"""Open regular files only: no pipe, device, link, or file of another user."""
+"""Opens only regular files: no pipe, device, link, or file of another user."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SAFE = os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Descriptor of this user's own regular file (made with mode 0600 where `flags` make it).
+    """Descriptor of a regular file of this user (mode 0600 if `flags` create it).
 
-    Raises `OSError` for anything else: links, pipes, sockets, folders, files of other users.
+    Raises `OSError` for links, pipes, sockets, folders and files of other users.
     """
     descriptor = _open(path, flags | os.O_NOFOLLOW)
     if os.fstat(descriptor).st_uid != os.getuid():
@@ -26,7 +26,7 @@ def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def create_own(path: Path) -> int:
-    """Descriptor to write a new file of mode 0600 in the place of what is there, a link as well.
+    """Descriptor to write a new file with mode 0600, which replaces a file or link.
 
     Raises `OSError`.
     """
@@ -35,15 +35,15 @@ def create_own(path: Path) -> int:
 
 
 def read_own(path: Path, limit: int) -> bytes:
-    """This user's own file of at most `limit` bytes. Raises `OSError` else."""
+    """The content of this user's file of at most `limit` bytes. Raises `OSError`."""
     with os.fdopen(open_own(path), "rb") as file:
         return _all(file, path, limit)
 
 
 def replace_own(path: Path, data: bytes) -> None:
-    """Make `data` the content of a file of this user's alone; readers see all of it or none.
+    """Write `data` to a file that only this user can read, atomically.
 
-    Makes the folder where there is none. Raises `OSError`, also where others may write to it.
+    Creates the folder if necessary. Raises `OSError`, also if others can write to the folder.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = path.parent.stat()
@@ -59,16 +59,17 @@ def replace_own(path: Path, data: bytes) -> None:
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """A regular file of at most `limit` bytes, through links too. Raises `OSError` else."""
+    """The content of a regular file of at most `limit` bytes; links are followed. Raises
+    `OSError`."""
     with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
         return _all(file, path, limit)
 
 
 def read_trusted(path: Path, limit: int, *, closed_to: int) -> bytes:
-    """A file that only this user and root decide over, through links too.
+    """The content of a file that only this user and root can change; links are followed.
 
-    `closed_to`: mode bits that it must not have. Raises `OSError` as `read_bounded` does, and
-    for a file of another user or of such a mode, with the remedy.
+    `closed_to`: mode bits that it must not have. Raises `OSError` like `read_bounded`, and
+    for a file of another user or with such a mode, with the remedy.
     """
     descriptor = _open(path, os.O_RDONLY)
     with os.fdopen(descriptor, "rb") as file:
@@ -93,7 +94,7 @@ def _open(path: Path, flags: int) -> int:
     try:
         descriptor = os.open(path, flags | SAFE, 0o600)
     except OSError as error:
-        if error.errno in (errno.ENXIO, errno.EISDIR):  # a pipe or socket; a folder
+        if error.errno in (errno.ENXIO, errno.EISDIR):  # a pipe, socket or folder
             raise _not_regular(path) from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

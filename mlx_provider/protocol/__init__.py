@@ -1,1 +1,1 @@
-"""What crosses the process border."""
+"""Messages between client and engine process."""

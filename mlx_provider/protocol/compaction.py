@@ -1,4 +1,4 @@
-"""Events that wait together, with the deltas of one choice joined; what they take in memory."""
+"""Joins waiting deltas of one choice, and estimates the memory of events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOGPROB_BYTES = 800
 
 
 def size(event: Event) -> int:
-    """Bytes that an event takes in memory, about."""
+    """Approximate bytes of an event in memory."""
     if isinstance(event, Embedded):
         return EVENT_BYTES + len(event.vector)
     if not isinstance(event, Delta):
@@ -24,7 +24,7 @@ def size(event: Event) -> int:
 
 
 def compacted(events: list[Event]) -> list[Event]:
-    """The same events with deltas of one choice joined; each choice keeps its order."""
+    """The same events with joined deltas. The order within a choice does not change."""
     if len(events) < 2:
         return events
     runs: list[_Run | Event] = []
@@ -43,7 +43,7 @@ def compacted(events: list[Event]) -> list[Event]:
 
 
 def _end_runs(growing: dict[int, _Run], event: Event) -> None:
-    """Nothing of a choice moves before its end, nor before an event that belongs to all."""
+    """End the open deltas of the event's choice, or of all choices if the event belongs to all."""
     if isinstance(event, Finish):
         growing.pop(event.index, None)
     else:
@@ -51,7 +51,7 @@ def _end_runs(growing: dict[int, _Run], event: Event) -> None:
 
 
 class _Run:
-    """Deltas of one choice that one delta can hold."""
+    """Deltas of one choice that can be joined to one delta."""
 
     def __init__(self) -> None:
         self.deltas: list[Delta] = []
@@ -77,7 +77,7 @@ class _Run:
 
 
 def _joined_calls(pieces: list[ToolCallDelta]) -> list[ToolCallDelta]:
-    """Pieces of one call's arguments in one; a piece with a name begins another."""
+    """Joins the pieces of each call's arguments. A piece with a name begins a new call."""
     calls: list[list[ToolCallDelta]] = []
     for piece in pieces:
         begins = piece.id is not None or piece.name is not None

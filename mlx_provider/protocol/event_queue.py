@@ -21,11 +21,11 @@ TAKEN = 2**20
 
 
 class EventQueue:
-    """A queue whose writer never has to wait and whose content is bounded.
+    """A bounded queue whose writer never waits.
 
-    Deltas of the same choice that wait together are joined, so that a slow reader costs no
-    more memory than the text it has not read yet. Log-probabilities cannot be joined: a reader
-    that leaves more than `UNREAD_LIMIT` unread loses it, and finds `Failed` in its place.
+    Waiting deltas of one choice are joined, so that a slow reader needs no
+    more memory than its unread text. Log-probabilities cannot be joined: a reader
+    with more than `UNREAD_LIMIT` unread bytes loses them and gets `Failed` instead.
     `put` is safe from any thread; one reader, either `get` (blocking) or `aget` (in an event
     loop).
     """
@@ -46,7 +46,7 @@ class EventQueue:
 
     @property
     def unread(self) -> int:
-        """Bytes of the waiting events, about."""
+        """Approximate bytes of the waiting events."""
         return self._unread
 
     # -- writing
@@ -65,14 +65,14 @@ class EventQueue:
             reader.wake()
 
     def give_up(self) -> None:
-        """Drop what waits; the reader finds an error instead. Nobody need be woken by this."""
+        """Drop the waiting events; the reader gets an error instead. This wakes no reader."""
         with self._lock:
             self._drop()
 
     # -- reading
 
     def get(self, timeout: float | None = None) -> list[Event]:
-        """Waiting events (some `TAKEN` bytes at once), after waiting for at least one.
+        """Waits for at least one event. Returns the waiting events, up to about `TAKEN` bytes.
 
         Returns an empty list after the last event was read.
         Raises `RequestTimedOut` when `timeout` seconds pass without one.
@@ -87,13 +87,13 @@ class EventQueue:
             return self._take()
 
     async def aget(self, timeout: float | None = None) -> list[Event]:
-        """`get` for an event loop; cancelling it loses no event."""
+        """`get` for an event loop. A cancellation loses no event."""
         with self._lock:
             if self._readable:
                 return self._take()
             self._reader = reader = _Sleeper()
         try:
-            # `wait_for` would swallow a cancellation that meets an arriving event (Python 3.11)
+            # `wait_for` would lose a cancellation at the arrival of an event (Python 3.11)
             async with nullcontext() if timeout is None else asyncio.timeout(timeout):
                 while not self._readable:
                     await reader.sleep()
@@ -104,7 +104,7 @@ class EventQueue:
         with self._lock:
             return self._take()
 
-    # -- what waits (the caller holds the lock, but for the two questions)
+    # -- waiting events (the caller holds the lock, except for the two properties)
 
     @property
     def _readable(self) -> bool:
@@ -147,18 +147,20 @@ class _Sleeper:
         self._woken: asyncio.Future[None] | None = None
 
     async def sleep(self) -> None:
-        """Until the next `wake`; why it sleeps was seen in this turn of the loop."""
+        """Sleep until the next `wake`. Call it in the loop iteration that has checked the
+        condition."""
         self._woken = self._loop.create_future()
         await self._woken
 
     def wake(self) -> None:
-        """In the loop's own thread without a system call; ignored once the loop has ended."""
+        """Wake the task; in the loop's own thread without a system call. Ignored if the loop has
+        ended."""
         try:
             if threading.get_ident() == self._thread:
                 self._wake()
             else:
                 self._loop.call_soon_threadsafe(self._wake)
-        except RuntimeError:  # closed: nobody sleeps there
+        except RuntimeError:  # the loop is closed, so no task sleeps in it
             return
 
     def _wake(self) -> None:
@@ -167,7 +169,7 @@ class _Sleeper:
 
 
 def _within(limit: int, events: list[Event]) -> int:
-    """How many of the events reach `limit` bytes together."""
+    """Number of first events with at least `limit` bytes in total, or all."""
     taken = count = 0
     while count < len(events) and taken < limit:
         taken += size(events[count])
@@ -176,5 +178,5 @@ def _within(limit: int, events: list[Event]) -> int:
 
 
 def nothing_within(timeout: float | None) -> RequestTimedOut:
-    """What a reader is told whose patience has ended."""
+    """The error for a reader whose time limit has passed."""
     return RequestTimedOut(f"no event within {timeout:g} s")

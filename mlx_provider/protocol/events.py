@@ -1,4 +1,4 @@
-"""What an engine answers to one request."""
+"""Events: the messages of an engine about one request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TokenLogprob(Wire):
     token: str
     id: int
     logprob: float | None
-    """`None`: the first token of a prompt, before which nothing stands."""
+    """`None`: the first token of a prompt, which has no context."""
     bytes: list[int]
     top: list[TokenLogprob] = Field(default_factory=list)
 
@@ -33,7 +33,7 @@ class ToolCallDelta(Wire):
 
 
 class Accepted(Wire):
-    """The request is valid and has its place in the queue."""
+    """The request is valid and in the queue."""
 
     type: Literal["accepted"] = "accepted"
     id: str
@@ -41,14 +41,14 @@ class Accepted(Wire):
     prompt_tokens: int
     max_tokens: int
     context_length: int | None = None
-    """Tokens of prompt and answer that this model can hold; `None`: not told."""
+    """Maximum number of tokens of prompt and reply; `None`: unknown."""
     vision: bool | None = None
-    """Whether this model sees; `None`: not told."""
+    """Whether this model accepts images; `None`: unknown."""
     reasoning: bool | None = None
-    """Whether its thoughts are told from its answers."""
+    """Whether its reasoning is separated from its content."""
     temperature: float | None = Field(None, exclude=True)
-    """By which tokens are drawn, the model's own if the request has none. Not sent: only replies in
-    the engine's process repeat it."""
+    """The sampling temperature, from the request or the model. Not sent: only replies in
+    the engine's process contain it."""
     top_p: float | None = Field(None, exclude=True)
     echo: str = ""
     warnings: list[str] = Field(default_factory=list)
@@ -71,11 +71,11 @@ class Embedded(Wire):
     type: Literal["embedded"] = "embedded"
     index: int
     vector: str
-    """float32, the lowest byte first, in base64."""
+    """float32, little-endian, in base64."""
 
 
 class Scored(Wire):
-    """How well one document answers its query."""
+    """The score of one document for its query."""
 
     type: Literal["scored"] = "scored"
     index: int
@@ -97,26 +97,26 @@ class Usage(Wire):
     prompt_tokens: int
     cached_tokens: int = 0
     stored_tokens: int = 0
-    """Other prompt tokens that the prefix cache holds since."""
+    """Other prompt tokens that this request has added to the prefix cache."""
     skipped_tokens: int = 0
-    """Prompt tokens that were left out as of little importance."""
+    """Prompt tokens that sparse prefill has left out."""
     completion_tokens: int
     reasoning_tokens: int = 0
     drafted_tokens: int = 0
-    """Tokens that were guessed ahead,"""
+    """Draft tokens."""
     accepted_tokens: int = 0
-    """and those of them that held."""
+    """Accepted draft tokens."""
 
 
 class Timings(Wire):
-    """Seconds, as the engine saw them."""
+    """Seconds, measured by the engine."""
 
     queued: float
     prefill: float
     first_token: float
     total: float
     tokens_per_second: float
-    """Decode rate of this request: completion tokens after the first, over their time."""
+    """Decode rate of this request: completion tokens after the first, divided by their time."""
 
 
 class Done(Wire):
@@ -133,7 +133,7 @@ class ErrorBody(Wire):
     param: str | None = None
     status: int = 500
     retry_after: float | None = None
-    """Seconds after which the same request may succeed, where that can be said."""
+    """Seconds after which the same request may succeed; `None`: unknown."""
 
     @classmethod
     def of(cls, error: MLXProviderError) -> ErrorBody:
@@ -146,12 +146,12 @@ class ErrorBody(Wire):
         )
 
     def exception(self) -> MLXProviderError:
-        """The error again, as the class that its code names."""
+        """The error as an exception of the class with its code."""
         return from_code(self.code, self.message, self.param, self.retry_after)
 
 
 class Failed(Wire):
-    """The request ended in an error; nothing follows."""
+    """The request ended with an error. It is the last event."""
 
     type: Literal["failed"] = "failed"
     error: ErrorBody

@@ -1,7 +1,7 @@
-"""What an engine does now, in figures: never a word of a prompt or a reply.
+"""Live statistics of an engine, without text of prompts or replies.
 
-`GET /v1/figures` answers one `Figures`; with `?stream=SECONDS` a line of JSON that often, until
-the engine ends. Bytes, seconds and tokens throughout; `ago` counts back from `Figures.at`.
+`GET /v1/figures` returns one `Figures`; with `?stream=SECONDS`, a line of JSON at this interval
+until the engine ends. Units: bytes, seconds and tokens. `ago`: seconds before `Figures.at`.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ computed, but a pass cannot go on from there."""
 
 
 class _Figures(BaseModel):
-    model_config = ConfigDict(frozen=True)  # a reader takes no offence at what it does not know
+    model_config = ConfigDict(frozen=True)  # a reader ignores unknown fields
 
 
 class RequestFigures(_Figures):
-    """One request that has not ended."""
+    """One active request."""
 
     id: str
     model: str
-    """Name of its folder."""
+    """Name of the model's folder."""
     state: RequestState
     choices: int = 1
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of the prompt, from the prefix cache."""
+    """Prompt tokens from the prefix cache."""
     prefilled_tokens: int = 0
-    """Of the prompt, computed so far."""
+    """Prompt tokens that were computed so far."""
     completion_tokens: int = 0
     tokens_per_second: float = 0.0
-    """Of its decode, so far."""
+    """Its decode rate so far."""
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     age: float = 0.0
-    """Since it came."""
+    """Seconds since its arrival."""
     queued: float = 0.0
-    """Of that, before its prefill began."""
+    """Seconds from its arrival to its prefill."""
 
 
 class StepFigures(_Figures):
@@ -53,17 +53,17 @@ class StepFigures(_Figures):
     ago: float
     seconds: float
     rows: int
-    """That decoded."""
+    """Rows that decoded."""
     tokens: int
-    """That were drawn, and drafts that held."""
+    """Tokens that were drawn, and accepted drafts."""
     chunk: int
-    """Tokens of a prompt; 0: none."""
+    """Prompt tokens of the chunk; 0: no chunk."""
     mixed: bool
-    """The chunk was in the pass of the rows."""
+    """Whether the chunk shared the pass of the rows."""
 
 
 class EngineFigures(_Figures):
-    """One engine: the requests of one model that are of one kind."""
+    """One engine of one model. A reproducible model has a separate engine."""
 
     model: str
     kind: str = ""
@@ -71,46 +71,46 @@ class EngineFigures(_Figures):
     mixes: bool
     queued: int
     rows: int
-    """That decode or are in prefill."""
+    """Rows that decode or are in prefill."""
     steps: list[StepFigures] = Field(default_factory=list)
-    """Of the last seconds, oldest first."""
+    """The steps of the last seconds, oldest first."""
     step_median: float = 0.0
-    """Seconds of those steps, and of the longest of them."""
+    """Median seconds of these steps. `step_longest`: their maximum."""
     step_longest: float = 0.0
     decoded_per_second: float = 0.0
-    """Tokens, over those last seconds."""
+    """Tokens per second in that time."""
     prefilled_per_second: float = 0.0
     drafter: str = ""
     drafted_tokens: int = 0
     """Since the model was loaded."""
     accepted_tokens: int = 0
     ahead_tokens: int = 0
-    """Prompt tokens that were computed before their request came, while its tools ran."""
+    """Prompt tokens that were prefilled before their request arrived, while tools ran."""
 
 
 class PrefixNode(_Figures):
-    """A piece of the tree of stored prefixes."""
+    """A node of the tree of stored prefixes."""
 
     depth: int
-    """Pieces above it."""
+    """Number of its ancestors."""
     start: int
     tokens: int
     bytes: int
     hits: int
     """Rows that were restored through it."""
     resumable: bool
-    """A row can go on from its end."""
+    """Whether a row can continue from its end."""
 
 
 class Lookup(_Figures):
-    """What the prefix cache had of one prompt."""
+    """The result of one look-up in the prefix cache."""
 
     request: str
     ago: float
     prompt_tokens: int
     cached_tokens: int
     stored_tokens: int
-    """That the closest stored path has in common with it."""
+    """Tokens that the closest stored path has in common with the prompt."""
     reason: MissReason
 
 
@@ -125,30 +125,30 @@ class PrefixCacheFigures(_Figures):
     prompt_tokens: int = 0
     reused_tokens: int = 0
     restored_tokens: int = 0
-    """Of the reused ones, tokens of rows that came from disk."""
+    """Reused tokens of rows that were restored from disk."""
     evicted_bytes: int = 0
     disk_bytes: int = 0
-    """Of files that this engine knows."""
+    """Bytes of the files that this engine knows."""
     disk_limit: int = 0
-    """Most bytes on disk; 0: nothing is kept there."""
+    """Maximum bytes on disk; 0: no disk tier."""
     hit_rate: float = 0.0
-    """Of prompt tokens."""
+    """Share of prompt tokens that were reused."""
     tree: list[PrefixNode] = Field(default_factory=list)
-    """Parents before their children, what was used last first; not all of a large one."""
+    """Parents before their children, most recently used first; only a part of a large tree."""
     recent: list[Lookup] = Field(default_factory=list)
     """The last lookups, newest first."""
 
 
 class ModelMemory(_Figures):
-    """What one model in memory takes."""
+    """The memory of one loaded model."""
 
     model: str
     weights: int
     drafters: int = 0
     rows: int = 0
-    """Set aside for rows and their passes."""
+    """Reserved for rows and their passes."""
     features: int = 0
-    """Of images seen before."""
+    """Cached features of images."""
 
     def owners(self) -> dict[str, int]:
         """Bytes by owner."""
@@ -163,16 +163,16 @@ class MemoryFigures(_Figures):
 
     limit: int = 0
     active: int = 0
-    """Of the device, in use."""
+    """Device memory in use."""
     pool: int = 0
-    """Freed buffers that MLX keeps."""
+    """Free buffers that MLX caches."""
     prefix_cache: int = 0
     media: int = 0
-    """Images on their way to a model."""
+    """Images of requests before their prefill."""
     models: list[ModelMemory] = Field(default_factory=list)
 
     def owners(self) -> dict[str, int]:
-        """Bytes by owner, those of all models together."""
+        """Bytes by owner, summed over all models."""
         found = dict.fromkeys(OF_MODELS, 0)
         for each in self.models:
             for owner, nbytes in each.owners().items():
@@ -181,7 +181,7 @@ class MemoryFigures(_Figures):
 
 
 class Figures(_Figures):
-    """All of it, at one moment; parts of it may be a step apart."""
+    """All statistics at one time. Parts of them can differ by one step."""
 
     at: float
     """Unix time."""

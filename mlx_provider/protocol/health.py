@@ -15,18 +15,18 @@ NEWER = frozenset({"processes", "process_fault"})
 
 
 class FixedPasses(Wire):
-    """Passes of a reproducible model, whoever is there."""
+    """The fixed sizes of the passes of a reproducible model."""
 
     rows: int
-    """Of each one that decodes, fillers included."""
+    """Rows of each decode pass, including fillers."""
     tokens: int
-    """Of each one of a prompt but the last."""
+    """Tokens of each prefill pass except the last one of a prompt."""
     cost: float
-    """Times that a row alone waits as long for its next token as it would without."""
+    """Duration of a single row's decode pass, relative to one without this option."""
 
 
 class ModelStatus(Wire):
-    """One loaded model, as `/v1/models` and `mlx-provider` show it."""
+    """The state of one loaded model, as `/v1/models` and `mlx-provider` show it."""
 
     model: str
     family: str
@@ -35,17 +35,17 @@ class ModelStatus(Wire):
     context_length: int
     kv_layout: str
     mixed_prefill: bool = False
-    """Chunks of prompts share the passes of rows that decode."""
+    """Whether prompt chunks share the passes of decoding rows."""
     noise_floor: float = 0.0
-    """Largest difference of a likely token's log-probability that was measured at load between a
-    row in company and alone."""
+    """Largest difference of a likely token's log-probability, measured at load, between a
+    row in a batch and the same row alone."""
     drafter: str = ""
     """The drafters that propose tokens, see `JOINED`; empty: none."""
     reproducible: FixedPasses | None = None
-    """The operator has asked for it."""
+    """Set if the operator has chosen `reproducible`."""
     vision: bool
     pooling: str | None = None
-    """Which states of a text make its vector; `None`: it does not embed."""
+    """How the states of a text are pooled to its vector; `None`: it does not embed."""
     weights_bytes: int
     tool_parser: str | None = None
     reasoning_parser: str | None = None
@@ -53,22 +53,22 @@ class ModelStatus(Wire):
 
 
 class PluginStatus(Wire):
-    """One installed plugin of the engine's process."""
+    """One plugin that the engine process has found."""
 
     name: str
     distribution: str
     version: str
     in_use: bool
     conformance: str = ""
-    """What `pytest --mlx-conformance` has found of it, and whether that still holds; empty: nobody
-    has run that."""
+    """The result of `pytest --mlx-conformance`, and whether it is still valid; empty: it was not
+    run."""
 
 
 class ProcessStatus(Wire):
     """One process of the group that serves one model over several machines."""
 
     name: str
-    """Its name in the group."""
+    """The name of the process in the group."""
     host: str
     pid: int
     device: str
@@ -76,11 +76,11 @@ class ProcessStatus(Wire):
     since: float
     """Unix seconds."""
     detail: str = ""
-    """Why it is lost."""
+    """Why the process was lost."""
 
 
 class Health(Wire):
-    """What `/health` answers: `ok` is false while no engine thread lives."""
+    """The reply of `/health`. `ok` is false while no engine thread runs."""
 
     ok: bool
     version: str
@@ -95,20 +95,21 @@ class Health(Wire):
     active_memory: int = 0
     detail: str = ""
     identity: dict[str, str] = Field(default_factory=dict)
-    """Version, Python and settings of the engine process; told to its owner alone."""
+    """Version, Python and settings of the engine process. Only for its owner."""
     out_of_date: list[str] = Field(default_factory=list)
-    """What has changed on disk since it was started, and last what becomes of it."""
+    """Changes on disk since the start of the engine. Last entry: the consequence."""
     processes: list[ProcessStatus] = Field(default_factory=list)
-    """Of a model over several machines, the leader first."""
+    """The processes of a model over several machines, the leader first."""
     process_fault: ProcessStatus | None = None
-    """For which the group was last started again."""
+    """The process whose fault caused the last restart of the group."""
 
     def without_load(self) -> Health:
-        """The same without what tells how much others ask for."""
+        """The same without the load of other clients."""
         return self.model_copy(update={"queued": 0, "running": 0, "active_memory": 0})
 
     @model_serializer(mode="wrap")
     def _for_any_client(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """An older client of the same protocol knows no groups, and meets none if there is none."""
+        """Leave out the group if there is none: older clients of the same protocol refuse its
+        fields."""
         values: dict[str, Any] = whole(self)
         return {name: values[name] for name in values if values[name] or name not in NEWER}

@@ -1,4 +1,4 @@
-"""What an operator sets for one model."""
+"""Options of the operator for one model."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ ALLOWED_MEDIA = {"allow_private_media": "private", "allow_file_media": "file"}
 
 
 class WarmPrompt(Asked):
-    """A beginning that many requests will share."""
+    """A prompt that many requests begin with."""
 
     messages: Messages
     tools: Tools = Field(default_factory=list)
 
 
 class ModelOptions(Asked):
-    """What only the operator sets, from the config entry's `model_info`; never a client."""
+    """Options from the config entry's `model_info`. A client cannot set them."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -64,41 +64,41 @@ class ModelOptions(Asked):
     context_length: int | None = Field(None, gt=0, le=MOST_TOKENS)
     kv_bits: Literal[4, 8] | None = None
     dtype: Literal["auto", "native", "float32", "bfloat16", "float16"] = "auto"
-    """Of the weights in memory; `native`: the checkpoint's; `auto`: that, but float32 on a CPU
-    where it fits into memory."""
+    """The dtype of the weights in memory; `native`: as in the checkpoint; `auto`: the same, but
+    float32 on a CPU if that fits into memory."""
     reproducible: bool = False
-    """Every pass has one size, so that a request gives the same tokens in any company."""
+    """All passes have a fixed size, so that a request gives the same tokens in any batch."""
     modality: Literal["auto", "text"] = "auto"
-    """`text`: serve a model that sees without the weights that see."""
+    """`text`: serve a vision model without its vision tower."""
     on_ignored_params: Literal["tell", "refuse"] | None = None
-    """What becomes of a request with parts that have no effect: parameters, and images that the
-    model cannot see. `None`: `tell`, but images are refused where `modality` is `text`."""
+    """For a request with parts that have no effect (parameters, or images that the model cannot
+    take): warn or refuse. `None`: `tell`, but images are refused if `modality` is `text`."""
     keep_alive: float | None = Field(None, ge=-1, le=MOST_SECONDS)
-    """Seconds without a request after which its weights leave memory; -1: they stay, whatever
-    other models need; `None`: they leave when another model needs their room."""
+    """Seconds without a request after which the model is unloaded; -1: never, even if other models
+    need the memory; `None`: when another model needs the memory."""
     drafter: str = "auto"
-    """Who guesses tokens ahead: a name; `auto`: all that can; `off`: nobody."""
+    """The name of a drafter; `auto`: all that support the model; `off`: none."""
     draft_model: str | None = None
-    """Folder of a smaller model of the same vocabulary, for the drafter `model`."""
+    """Folder of a smaller model with the same vocabulary, for the drafter `model`."""
     sparse_prefill: float | None = Field(None, ge=0.1, le=0.9)
-    """Share of a long prompt's tokens that is computed, those that the draft model finds to matter;
-    `None`: all."""
+    """Share of a long prompt's tokens that is prefilled: the most important ones by the draft
+    model; `None`: all tokens."""
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     pooling: Literal["last", "mean", "cls"] | None = None
-    """Which states of a text make its vector, where the checkpoint does not say."""
+    """How the states of a text are pooled to its vector, if the checkpoint does not say it."""
     allow_media: list[Literal["private", "file"]] = Field(default_factory=list)
-    """Images that a request may name, apart from public addresses: `private` addresses, and files
-    of the engine's machine."""
+    """Images that a request can name in addition to public addresses: `private` addresses, and
+    files of the engine's machine (`file`)."""
     warm: list[str | WarmPrompt] = Field(default_factory=list, max_length=MAX_WARM)
-    """Prompts to prefill before a tenant's first request; a text is a system prompt."""
+    """Prompts to prefill before a tenant's first request. A text is a system prompt."""
     extra: dict[str, Any] = Field(default_factory=dict)
-    """Options of a third-party family, passed to its `load` untouched."""
+    """Options of a third-party family, passed to its `load` without changes."""
 
     @model_validator(mode="before")
     @classmethod
     def _old_names(cls, given: Any) -> Any:
-        """Take a renamed option by its old name; refuse a removed one with its remedy."""
+        """Accept a renamed option under its old name. Refuse a removed one with its replacement."""
         if not isinstance(given, dict):
             return given
         for name in REMOVED.keys() & given.keys():
@@ -114,7 +114,7 @@ class ModelOptions(Asked):
             _tell_renamed(name, new)
         for name, source in ALLOWED_MEDIA.items():
             allowed = given.get("allow_media", [])
-            # a value of another type is refused, and grants nothing
+            # a value of another type is refused
             if isinstance(given.get(name), bool) and isinstance(allowed, list):
                 granted = [source] if given[name] else []
                 given = {key: each for key, each in given.items() if key != name}
@@ -125,5 +125,5 @@ class ModelOptions(Asked):
 
 @cache
 def _tell_renamed(old: str, new: str) -> None:
-    """Once in a process."""
+    """Warn once in a process."""
     log.warning("the option %s is now %s; the old name ends with the next minor version", old, new)

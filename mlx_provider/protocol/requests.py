@@ -1,7 +1,7 @@
-"""What a client posts; the answer is a stream of `events`.
+"""Requests of a client. The reply is a stream of `events`.
 
-Each line of the answer is a JSON list: the events that one engine step made for the request. The
-first line holds `Accepted`; the last event is `Done` or `Failed`. The in-process client passes the
+Each line of the reply is a JSON list: the events of one engine step for the request. The
+first line has `Accepted`; the last event is `Done` or `Failed`. The in-process client passes the
 same objects without JSON.
 """
 
@@ -59,54 +59,54 @@ RENDERER_ARGUMENTS = frozenset(
 
 
 class ModelRequest(Asked):
-    """What every request says: of which model it wants something, and who sends it."""
+    """The common fields of requests: the model and the sender."""
 
     path: ClassVar[str]
-    """Where it is posted."""
+    """The path to post it to."""
 
     id: Name = Field(default_factory=lambda: uuid.uuid4().hex)
     model: Name
     origin: Literal["owner", "client", "remote"] = "owner"
-    """Who chose the model: the engine's owner; a gateway's client, through a wildcard entry; or
-    another machine, which the engine's TCP server says of every request."""
+    """Who chose the model: the engine's owner, a client of a gateway (by a wildcard entry), or
+    another machine (set by the engine's TCP server)."""
     tenant: Label | None = None
-    """Prefixes are never shared between tenants, nor between this machine's and another's."""
+    """Namespace of the prefix cache. Requests of other machines have separate namespaces."""
     account: Label | None = None
-    """Whose request it is: accounts share the device. `None`: the tenant's."""
+    """The account of the request: accounts share the device. `None`: the tenant."""
     share: float = Field(1.0, ge=1 / 64, le=64)
-    """Share of the device of this account, relative to others."""
+    """The account's share of the device, relative to others."""
     options: ModelOptions = ModelOptions()
     timeout: float | None = Field(None, gt=0, le=MOST_SECONDS)
     """Seconds from acceptance to the end."""
     ignored: Ignored = Field(default_factory=list)
-    """Parameters that the client sent and that have no effect; echoed as warnings."""
+    """Parameters of the client without effect. The reply has a warning for each."""
 
 
 class EmbedRequest(ModelRequest):
-    """Texts, or lists of token ids, of which the vectors are wanted: an `Embedded` for each."""
+    """Texts, or lists of token ids, to embed. The reply has an `Embedded` for each."""
 
     path: ClassVar[str] = "/v1/embed"
 
     input: Inputs
-    """Control tokens in a text are spelt in letters; what the tokenizer adds to every text is
-    added to texts, and to token ids nothing."""
+    """Control tokens in a text become plain text. The special tokens of the tokenizer are
+    added to texts, but not to token ids."""
     dimensions: int | None = Field(None, ge=1)
-    """The first so many numbers of each vector, of length 1 again."""
+    """Number of first dimensions of each vector to return, normalised again."""
     prompt_name: Label | None = None
-    """One of the model's own prompts, which stands before each text; `None`: its default."""
+    """Name of one of the model's prompts to put before each text; `None`: its default."""
 
 
 class ScoreRequest(ModelRequest):
-    """Documents, of which it is wanted how well each answers its query: a `Scored` for each.
+    """Documents to score for a query. The reply has a `Scored` for each.
 
-    A part of the engine's server makes it, so it has no path of its own.
+    The engine's server makes it from `/v1/rerank` and `/v1/score`, so it has no path.
     """
 
     queries: Documents
-    """One for all documents, or one for each."""
+    """One query for all documents, or one for each."""
     documents: Documents
     instruction: str | None = None
-    """What answers a query, in words for the model; `None`: the model's own."""
+    """The criterion for a good answer, as text for the model; `None`: the model's default."""
 
 
 class GenerateRequest(ModelRequest):
@@ -116,16 +116,16 @@ class GenerateRequest(ModelRequest):
 
     messages: Messages | None = None
     continues: bool = True
-    """Whether a last message of the assistant is the beginning of the reply; else it is a turn of
-    its own."""
+    """Whether a last message of the assistant is the beginning of the reply. If not, it is a
+    complete turn."""
     prompt: str | Tokens | None = None
-    """Taken as it is: control tokens in a raw text are the caller's own, and stay."""
+    """A raw prompt. Control tokens in its text are interpreted."""
     echo: bool = False
-    """Say in `Accepted` what the prompt is as text; with `logprobs`, each choice begins with those
+    """Return the text of the prompt in `Accepted`. With `logprobs`, each choice begins with those
     of the prompt's tokens, without content."""
     tools: Tools = Field(default_factory=list)
     tool_grammars: JsonObject = Field(default_factory=dict)
-    """By the name of a tool whose one parameter is a text: the text's `grammar`, as below. It is
+    """By the name of a tool with one text parameter: the `grammar` of that text, as below. It is
     enforced with any `tool_choice`."""
     tool_choice: Literal["none", "auto", "required"] | JsonObject = "auto"
     parallel_tool_calls: bool = True
@@ -140,9 +140,9 @@ class GenerateRequest(ModelRequest):
     max_tokens: int | None = Field(None, ge=1)
     min_tokens: int = Field(0, ge=0)
     drafts: bool = True
-    """Whether tokens may be guessed ahead; they are the same either way."""
+    """Whether drafts are used. They do not change the tokens."""
     sparse_prefill: bool = True
-    """Whether tokens of a long prompt may be left out, where the operator has it so."""
+    """Whether tokens of a long prompt can be left out, if the operator has enabled that."""
     stop: StopStrings = Field(default_factory=list)
     stop_token_ids: TokenIds = Field(default_factory=list)
     logprobs: bool = False

@@ -1,7 +1,7 @@
-"""How tokens are drawn: the one declaration of names and bounds.
+"""Sampling parameters: the only declaration of their names and bounds.
 
-The LiteLLM handler takes its names from here, and the engine's `SamplingParams` names the neutral
-values and draws by them. A value that a model's files may name stands in `SamplingDefaults`, too.
+The LiteLLM handler uses these names. The engine's `SamplingParams` has the neutral values.
+`SamplingDefaults` has the values that a model's files can set.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .wire_model import Asked
 
 
 class Sampling(Asked):
-    """How tokens are drawn. `None` means: the model's default, else the neutral value."""
+    """Sampling parameters. `None`: the default of the model, or the neutral value."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 

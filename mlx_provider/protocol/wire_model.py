@@ -1,4 +1,4 @@
-"""The base classes of all that crosses the process border."""
+"""The base classes of messages between client and engine."""
 
 from __future__ import annotations
 
