@@ -1,4 +1,4 @@
-"""Drafters that need nothing of the model's own: prompt lookup, and a smaller model."""
+"""Drafters for any model: prompt lookup, and a smaller model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ mlx_provider_api = 1
 
 @hookimpl
 def mlx_drafters() -> Iterator[Drafter]:
-    """A model that the operator names comes first, for somebody chose it for this one."""
+    """The drafter `model` comes first, because the operator has chosen its model."""
     yield Drafter(
         "model",
         refuses_model,
@@ -40,21 +40,21 @@ def mlx_drafters() -> Iterator[Drafter]:
 
 
 def refuses_model(folder: Path, model: LoadedModel, options: DraftOptions) -> str:
-    """Why the given model cannot draft; empty: it may."""
+    """Why the given model cannot draft; empty: it can."""
     from .choice import problem
 
     return problem(folder, options.model, options.room)
 
 
 def start_model(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
-    """Load the smaller model. Raises `BadRequest` for one that cannot take back what it read."""
+    """Load the smaller model. Raises `BadRequest` if its caches cannot remove tokens."""
     from .choice import load
 
     return load(options.model, model.info.vocab_size, options.room, scores=options.scores)
 
 
 def kept_by_model(drafting: Drafting) -> int:
-    """Bytes of the caches of all rows that it may follow."""
+    """Maximum bytes of the caches of all rows that it follows."""
     from .draft_model import DraftModel
 
     return drafting.kv_bytes if isinstance(drafting, DraftModel) else 0

@@ -28,9 +28,9 @@ KV_SHARE = 4
 
 
 def problem(folder: Path, draft: Path | None, room: int | None = None) -> str:
-    """Why the model in `draft` cannot guess for the one in `folder`; empty: it may.
+    """Why the model in `draft` cannot guess for the one in `folder`; empty: it can.
 
-    room: bytes that it may take."""
+    room: maximum bytes of the model."""
     if draft is None:
         return NONE_GIVEN
     weights = _weights_bytes(draft)
@@ -47,9 +47,9 @@ def problem(folder: Path, draft: Path | None, room: int | None = None) -> str:
 def load(
     draft: Path | None, vocab: int, room: int | None = None, *, scores: bool = False
 ) -> ScoringModel:
-    """The model in `draft`, for one of so many tokens. Raises `BadRequest`.
+    """The model in `draft`, for a model with this vocabulary size. Raises `BadRequest`.
 
-    `scores`: it may score prompts and draft nothing.
+    `scores`: it scores prompts only.
     """
     if draft is None:
         raise BadRequest(NONE_GIVEN, param="draft_model")
@@ -66,8 +66,8 @@ def load(
 
 
 def _dtype(draft: Path, room: int | None) -> str | None:
-    """float32 on a CPU, on which MLX multiplies by narrower weights many times slower, if weights
-    so wide leave half of the room. `None`: the checkpoint's own."""
+    """float32 on a CPU, where MLX multiplies by narrower weights many times slower, if float32
+    weights leave half of `room`. `None`: the dtype of the checkpoint."""
     quantised = read_json(draft / "config.json").get("quantization")
     bits = quantised.get("bits", 16) if isinstance(quantised, dict) else 16
     fits = room is None or 2 * _weights_bytes(draft) * 32 <= room * bits
@@ -75,12 +75,12 @@ def _dtype(draft: Path, room: int | None) -> str | None:
 
 
 def _weights_bytes(draft: Path) -> int:
-    """In its files."""
+    """Bytes of the weights in its files."""
     return sum(path.stat().st_size for path in draft.glob("*.safetensors"))
 
 
 def vocabulary(folder: Path) -> dict[str, int]:
-    """Number of each token, by tokenizer.json. Raises `BadRequest`."""
+    """The id of each token, from tokenizer.json. Raises `BadRequest`."""
     path = folder / "tokenizer.json"
     content = read_json(path)
     model = content.get("model")

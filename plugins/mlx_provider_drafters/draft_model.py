@@ -1,8 +1,8 @@
-"""A smaller model that guesses for a larger one: greedily, all rows in one pass for each draft.
+"""A smaller model that drafts for a larger one: greedily, with one pass of all rows per draft.
 
-It sees up to `LONGEST` of a row's last tokens, read in pieces between the larger model's steps.
-Its memory is its weights and, for each row that it follows, a cache of that many tokens; rows for
-which `KV_BYTES` have no room are not followed until another one has ended.
+It reads up to `LONGEST` of a row's last tokens, in pieces between the larger model's steps.
+Its memory is its weights and, for each row that it follows, a cache of that many tokens. Rows that
+exceed `KV_BYTES` are not followed until another row has ended.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DraftModel(ScoringModel):
     def __init__(
         self, model: TextModel, vocab: int, *, context: int | None = None, kv_bytes: int = KV_BYTES
     ) -> None:
-        """`vocab`: of the larger model; `context`: tokens of a row that are read at most."""
+        """`vocab`: of the larger model; `context`: maximum tokens of a row that are read."""
         super().__init__(model, vocab)
         self._context = min(longest(model.make_cache()), context or model.info.context_length)
         each = self._context * token_bytes(model, KVCache, RotatingKVCache)
@@ -67,7 +67,7 @@ class DraftModel(ScoringModel):
         ]
 
     def _context_of(self, row: DraftRow) -> RowContext | None:
-        """Where the row was left, or from where it is read; `None`: there is no room for it."""
+        """The context of a row, new if necessary; `None`: it does not fit into memory."""
         own: RowContext | None = row.state
         if own is None:
             if len(self._followed) >= self._places:
@@ -80,7 +80,7 @@ class DraftModel(ScoringModel):
         return own
 
     def _read(self, row: DraftRow, own: RowContext, most: int) -> int:
-        """Read what is not the matter of the first guess; how many tokens."""
+        """Read the tokens before those of the first guess. Returns their number."""
         gap = len(row.tokens) - own.known
         count = min(gap - 1, most) if gap > AHEAD else 0
         if count:
@@ -89,13 +89,13 @@ class DraftModel(ScoringModel):
         return count
 
     def _guesses(self, ready: Sequence[Followed]) -> dict[int, DeviceTokens]:
-        """Of each row, by its id."""
+        """The guesses of each row, by its id."""
         if self._together:
             return self._guess(sorted(ready, key=lambda each: -each[0].wanted))
         return {name: own for each in ready for name, own in self._guess([each]).items()}
 
     def _guess(self, ready: Sequence[Followed]) -> dict[int, DeviceTokens]:
-        """For rows in one pass, those that want most drafts first."""
+        """Guesses for rows in one pass; rows with the most drafts first."""
         if not ready:
             return {}
         owns = [own for _, own in ready]
@@ -114,8 +114,8 @@ class DraftModel(ScoringModel):
     def _best(
         self, owns: Sequence[RowContext], tokens: mx.array, counts: Sequence[int] = ()
     ) -> mx.array:
-        """What most likely follows each row's tokens, (rows,) int32. `counts`: of new ones, at
-        whose end unread ones may be; without, one guess of each row."""
+        """The most likely next token of each row, (rows,) int32. `counts`: new tokens of each row,
+        of which the last ones can be unread; if unset, one guess per row."""
         stale = [own.stale for own in owns]
         caches = [own.cache for own in owns]
         if counts:
@@ -135,10 +135,10 @@ class DraftModel(ScoringModel):
         ending: Stale = (),
         before: Stale = (),
     ) -> mx.array:
-        """Append so many of the tokens to each row's cache; logits (rows, vocab) after the last
-        ones that hold.
+        """Append `counts` tokens to each row's cache. Returns logits (rows, vocab) after the last
+        accepted ones.
 
-        ending: how many of a row's new tokens do not; before: of those in its cache.
+        ending: number of a row's new tokens that are rejected; before: of those in its cache.
         """
         rows = len(caches)
         ending, before = ending or [None] * rows, before or [None] * rows
@@ -157,13 +157,13 @@ class DraftModel(ScoringModel):
         return self._model.decode(known, packed, positions, last)
 
     def _after(self, own: RowContext, tokens: Sequence[int]) -> mx.array:
-        """Append a piece of a prompt; logits (vocab,) after it."""
+        """Append a piece of a prompt. Returns logits (vocab,) after it."""
         last = self._model.info.vocab_size - 1
         prompt = Prompt([min(token, last) for token in tokens])
         return self._model.prefill(PrefillChunk(prompt, 0, len(tokens), own.cache))
 
     def _alike(self) -> str:
-        """Whether rows in one pass are what each of them is alone; else why not."""
+        """Why rows in one pass differ from each row alone; empty: they do not."""
         new = [[3, 1, 4], [1, 5]]
         alone, company = ([self._read_some(n) for n in (9, 2)] for _ in range(2))
         apart = [
@@ -176,8 +176,7 @@ class DraftModel(ScoringModel):
         return "" if mx.all(mx.abs(one - other) <= most).item() else "other logits"
 
     def _alike_ahead(self) -> str:
-        """Whether a guess behind tokens of which some do not hold is what it is without those;
-        else why not."""
+        """Why a guess behind rejected tokens differs from one without them; empty: it does not."""
         alone, company = self._read_some(9), self._read_some(9)
         one = [self._pass([alone], mx.array(new), [len(new)]) for new in ([3, 1], [7])]
         stale = [mx.array([1])]
@@ -193,7 +192,7 @@ class DraftModel(ScoringModel):
 
 
 def _new(row: DraftRow, own: RowContext) -> mx.array:
-    """What the row's cache does not have yet, (n,) int32. Unread tokens are the last of it."""
+    """The row's tokens that are not in its cache, (n,) int32. Unread tokens are the last ones."""
     known = mx.array(row.tokens[own.known :], mx.int32)
     own.unread = row.unread
     return known if row.unread is None else mx.concatenate([known, row.unread.tokens])

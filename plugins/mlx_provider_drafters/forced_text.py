@@ -1,4 +1,4 @@
-"""No guesses: the engine drafts what a grammar forces, beside any drafter."""
+"""A drafter without guesses. With any drafter, the engine drafts text that a grammar forces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mlx_provider.records import DraftRow
 
 
 class ForcedText:
-    """A `Drafting` that leaves its rows to their grammars."""
+    """A `Drafting` without guesses of its own."""
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
         return [() for _ in rows]

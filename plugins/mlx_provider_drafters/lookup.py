@@ -1,9 +1,9 @@
-"""Prompt lookup: what followed the same words before, in the prompt or in the reply.
+"""Prompt lookup: guesses the tokens that followed the same text earlier in prompt or reply.
 
-The longer the match, the more is copied: one token after `MIN_MATCH_TOKENS`, one more for each
-beyond. Files of this project that are rewritten as they were in its history take a pass for 5.8
-tokens, and 96 % of their drafts hold; in text that quotes nothing there are drafts in one pass of
-eight, and 40 % hold. All seven at once would be 6.0 tokens a pass, and 16 %.
+A longer match gives more drafts: one after `MIN_MATCH_TOKENS` tokens, one more for each further
+token. Measured: when files of this project are rewritten as in its history, a pass gives 5.8 tokens
+and 96 % of the drafts are accepted. In text without quotations, one of eight passes has drafts, and
+40 % are accepted. With always seven drafts: 6.0 tokens a pass, and 16 %.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Lookup:
 
 
 def _read(own: Source, new: Sequence[int]) -> None:
-    """Follow a row: what is copied goes on as long as the text says the same."""
+    """Read new tokens of a row. A copy continues as long as the text is the same."""
     own.text.extend(new)
     match = own.match
     if match is not None and own.text.says(match.place, len(new)):
@@ -52,7 +52,7 @@ def _read(own: Source, new: Sequence[int]) -> None:
 
 
 def _drafts(own: Source, count: int) -> Sequence[int]:
-    """The longer the match, the more."""
+    """Up to `count` drafts; a longer match gives more."""
     match = own.match
     if match is None:
         return ()

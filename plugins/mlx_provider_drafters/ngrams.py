@@ -1,8 +1,8 @@
-"""Where a growing text has said the same before: chains of places over hashed n-grams.
+"""Finds earlier occurrences of the end of a growing text: chains of positions by hashed n-grams.
 
-As in deflate (RFC 1951, section 4): a bucket has the last place of its n-grams, and each place
-names the one before it in the same bucket. A token costs the same however long the text is, and
-takes 8 bytes; a search looks at a bounded number of places.
+As in deflate (RFC 1951, section 4): a bucket has the last position of its n-grams, and each
+position refers to the one before it in the same bucket. The cost of a token does not depend on the
+length of the text. A token needs 8 bytes. A search tests a bounded number of positions.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ FIRST = 1024
 """Tokens for which there is room at the beginning."""
 
 Tokens = NDArray[np.int32]
-_FACTORS = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D], np.uint32)  # odd, as for xxHash
+_FACTORS = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D], np.uint32)  # odd, as in xxHash
 
 
 @dataclass(frozen=True)
 class Match:
-    """Tokens that end a text and stood in it before."""
+    """Tokens at the end of a text that also occur earlier in it."""
 
     place: int
-    """In the text, of what followed them there."""
+    """Position in the text of the token after the earlier occurrence."""
     length: int
-    """Tokens, counted up to `LONGEST`."""
+    """Number of equal tokens, up to `LONGEST`."""
 
 
 class Ngrams:
-    """A text, and the places in it that follow each of its n-grams."""
+    """A text, and the positions that follow each of its n-grams."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -62,12 +62,12 @@ class Ngrams:
             self._chain(max(start, MIN_MATCH_TOKENS))
 
     def says(self, place: int, count: int) -> bool:
-        """Whether the text's last tokens are those from `place` on."""
+        """Whether the last `count` tokens of the text equal those from `place`."""
         end = self.size
         return bool((self._tokens[place : place + count] == self._tokens[end - count : end]).all())
 
     def longest(self) -> Match | None:
-        """The longest match of the text's end with what stands before, of such the last one."""
+        """The longest match of the text's end with earlier text; of several, the last one."""
         places = np.array(list(self._chained()), np.int32)
         if not len(places):
             return None
@@ -80,13 +80,13 @@ class Ngrams:
         return Match(int(places[first]), length) if length >= MIN_MATCH_TOKENS else None
 
     def follows(self, place: int, count: int) -> list[int]:
-        """Tokens from a place on; behind the end the same ones again."""
+        """`count` tokens from `place`. Beyond the end of the text, they repeat."""
         found: list[int] = self._tokens[place : min(self.size, place + count)].tolist()
         period = len(found)
         return [found[i % period] for i in range(count)]
 
     def _chain(self, start: int) -> None:
-        """Enter the places from `start` on in their buckets."""
+        """Add the positions from `start` to their buckets."""
         text = self._tokens[start - MIN_MATCH_TOKENS : self.size - 1].view(np.uint32)
         places = np.arange(start, self.size, dtype=np.int32)
         buckets = _buckets(text, len(places))
@@ -112,7 +112,7 @@ class Ngrams:
 
 
 def _buckets(text: NDArray[np.uint32], count: int) -> NDArray[np.uint16]:
-    """Of the first `count` n-grams of a text."""
+    """The buckets of the first `count` n-grams of a text."""
     mixed = text[:count] * _FACTORS[0]
     for i in range(1, MIN_MATCH_TOKENS):
         mixed ^= text[i : i + count] * _FACTORS[i]

@@ -1,4 +1,4 @@
-"""Rows of unlike lengths in one pass, each with a cache and some tokens of its own."""
+"""Rows of different lengths in one pass, each with its own cache and some tokens."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ host. Its one new token goes behind those that hold. `None`: all hold."""
 def packed_rows(
     caches: Sequence[list[Any]], counts: Sequence[int], positions: mx.array, stale: Stale
 ) -> list[Any]:
-    """The rows' caches as the model shall see them, layer by layer.
+    """The rows' caches in the form for the model, layer by layer.
 
-    To the model each of a row's `counts` tokens is a row of its own; their positions, (tokens,)
+    The model treats each of a row's `counts` tokens as a row. Their positions, (tokens,)
     int32, are the same in every layer.
     """
     edges = list(itertools.pairwise(itertools.accumulate(counts, initial=0)))
@@ -30,7 +30,7 @@ def packed_rows(
 
 
 class PackedLayer:
-    """One layer; attention must be routed (`mlx_provider.families.attention`)."""
+    """One layer. Attention must be patched (`mlx_provider.families.attention`)."""
 
     def __init__(
         self, caches: Sequence[Any], places: Sequence[slice], offset: mx.array, stale: Stale
@@ -42,7 +42,7 @@ class PackedLayer:
         ]
 
     def make_mask(self, N: int, *args: Any, **kwargs: Any) -> list[Any]:
-        """One for each row. `N`: the one token that a row has to the model."""
+        """One mask for each row. `N`: tokens per row for the model, always 1."""
         return [
             run.cache.make_mask(_count(run), *args, **kwargs)
             if stale is None
@@ -51,7 +51,7 @@ class PackedLayer:
         ]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
-        """Append (tokens, heads, 1, D), to each row its own as (1, heads, tokens, D)."""
+        """Append (tokens, heads, 1, D): to each row its tokens, as (1, heads, tokens, D)."""
         pairs = [
             _append(run, stale, keys[run.rows].swapaxes(0, 2), values[run.rows].swapaxes(0, 2))
             for run, stale in zip(self._runs, self._stale, strict=True)

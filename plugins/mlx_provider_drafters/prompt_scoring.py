@@ -1,8 +1,8 @@
-"""Which tokens of a prompt a smaller model looks at, as it begins to answer.
+"""Scores the tokens of a prompt by the attention of a smaller model at the beginning of its answer.
 
-After SpecPrefill (arXiv 2502.02789): the model reads the whole prompt, then writes some tokens; a
-prompt's token counts as much as the most attention that any head of any layer pays it, on average
-over what was written and the prompt's last token.
+After SpecPrefill (arXiv 2502.02789): the model reads the whole prompt, then writes some tokens. The
+score of a prompt token is the maximum attention of any head of any layer to it, averaged over the
+written tokens and the last prompt token.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ MIN_CHUNK_TOKENS = 128
 
 
 def watched(cache: Sequence[Any]) -> list[Any]:
-    """Layers that keep every token, and so can say which of them are looked at."""
+    """The layers that hold every token, whose attention can be measured."""
     return [layer for layer in cache if type(layer) is KVCache]
 
 
 def piece(start: int) -> int:
-    """Tokens that are read at once from there on."""
+    """Number of tokens to read in one pass from `start`."""
     depth, size = SHALLOW, PIECE
     while start >= depth and size > MIN_CHUNK_TOKENS:
         depth, size = 2 * depth, size // 2
@@ -45,7 +45,7 @@ def piece(start: int) -> int:
 
 
 def passes(tokens: int) -> list[tuple[int, int]]:
-    """(tokens, tokens before them) of each pass that a prompt of so many takes."""
+    """(tokens, tokens before them) of each pass over a prompt with `tokens` tokens."""
     found, start = [], 0
     while start < tokens - 1:
         found.append((min(piece(start), tokens - 1 - start), start))
@@ -54,7 +54,7 @@ def passes(tokens: int) -> list[tuple[int, int]]:
 
 
 class ScoringModel:
-    """A `Drafting` that `ScoresPrompts` and drafts nothing: its cache may take nothing back."""
+    """A `Drafting` that `ScoresPrompts` and does not draft. Its caches need not remove tokens."""
 
     def __init__(self, model: TextModel, vocab: int) -> None:
         """`vocab`: of the larger model."""
@@ -67,21 +67,21 @@ class ScoringModel:
 
     @property
     def longest_scored(self) -> int:
-        """What the model is made for; where no layer keeps every token it can score nothing."""
+        """The context of the model; 0 if no layer holds every token."""
         return self._model.info.context_length if watched(self._model.make_cache()) else 0
 
     @property
     def scored_token_bytes(self) -> int:
-        """Of the layers that keep every token."""
+        """Bytes per token in the layers that hold every token."""
         return token_bytes(self._model, KVCache)
 
     def scoring(self, tokens: Sequence[int]) -> PromptScoring:
-        """One prompt, apart from rows that are followed."""
+        """Start to score a prompt, independently of the rows that are followed."""
         return PromptScoring(self._model, tokens, self._shared)
 
 
 def token_bytes(model: TextModel, *kinds: type) -> int:
-    """Bytes of a token in the layers of a row's cache that are of these kinds."""
+    """Bytes per token in the layers of a row's cache with these classes."""
     cache = model.make_cache()
     mx.eval(model.prefill(PrefillChunk(Prompt([0]), 0, 1, cache)))
     kept = [layer for layer in cache if type(layer) in kinds]
@@ -89,10 +89,10 @@ def token_bytes(model: TextModel, *kinds: type) -> int:
 
 
 class PromptScoring:
-    """A `Scoring`: the prompt's keys are held until it ends."""
+    """A `Scoring`. It holds the keys of the prompt until it ends."""
 
     def __init__(self, model: TextModel, tokens: Sequence[int], shared: int) -> None:
-        """`shared`: tokens that both models know."""
+        """`shared`: size of the common vocabulary of both models."""
         last = model.info.vocab_size - 1
         self._tokens = [min(token, last) for token in tokens]
         self._model = model
@@ -104,7 +104,7 @@ class PromptScoring:
         self._next = mx.array(self._tokens[-1:])
 
     def advance(self) -> NDArray[np.float32] | None:
-        """A piece of the prompt, or a look back at it."""
+        """Read a piece of the prompt, or write a token and add its attention."""
         left = len(self._tokens) - 1 - self._known
         if left > 0:
             self._read(min(left, piece(self._known)))
@@ -130,14 +130,14 @@ class PromptScoring:
 
 
 class Look:
-    """What one token looks at."""
+    """The attention of one token to the prompt."""
 
     def __init__(self, tokens: int) -> None:
         self.most = mx.zeros(tokens)
         """The most attention of any head so far, to each of the prompt's tokens."""
 
     def add(self, queries: mx.array, keys: mx.array, cache: Any, scale: float) -> None:
-        """Of one layer, if it keeps every token: queries (1, H, 1, D), keys (1, Hk, S, D)."""
+        """Add one layer, if it holds every token: queries (1, H, 1, D), keys (1, Hk, S, D)."""
         if type(cache) is not KVCache:
             return
         heads, groups = queries.shape[1], keys.shape[1]

@@ -1,4 +1,4 @@
-"""What a draft model has read of one row, in a cache that takes back what did not hold."""
+"""The tokens of one row that a draft model has read, in a cache that can remove rejected ones."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ MOST_ADDED = 2 * AHEAD
 
 
 def longest(cache: Sequence[Any]) -> int:
-    """Tokens up to which the last ones can be taken back from every layer; 0: from some never.
+    """Length up to which the last tokens can be removed from every layer; 0: from some never.
 
-    A window gives them back until it has wrapped (mlx_lm/models/cache.py 0.32.2).
+    A window can remove tokens until it has wrapped (mlx_lm/models/cache.py 0.32.2).
     """
     kinds = {type(layer) for layer in cache}
     windows = [layer.max_size for layer in cache if isinstance(layer, RotatingKVCache)]
@@ -33,7 +33,7 @@ def longest(cache: Sequence[Any]) -> int:
 
 
 class RowContext:
-    """A part of a row up to its end, read so far as `known` tells."""
+    """The last part of a row. `known`: the number of tokens that were read."""
 
     def __init__(self, cache: list[Any]) -> None:
         self.cache = cache
@@ -48,14 +48,14 @@ class RowContext:
 
     @property
     def stale(self) -> mx.array | None:
-        """How many of the last tokens in the cache do not hold, (1,) int32; `None`: all hold."""
+        """Number of last tokens in the cache that are rejected, (1,) int32; `None`: none."""
         if self.unread is None or self.unread.tokens.size == 1:
             return None
         return self.unread.tokens.size - 1 - self.unread.held
 
     def settle(self) -> None:
-        """Keep of the unread tokens those that held. Raises `ValueError` if it is not known how
-        many did."""
+        """Keep the accepted ones of the unread tokens. Raises `ValueError` if their number is not
+        known yet."""
         if self.unread is None:
             return
         if self.unread.read is None:
@@ -65,7 +65,7 @@ class RowContext:
         self.unread = None
 
     def follow(self, tokens: Sequence[int], unread: Unread | None) -> None:
-        """Keep of the guesses those that are the row's; its last token is to be read (again),
+        """Keep the guesses that were accepted. The last token of the row must be read (again),
         unless `unread` ones follow it."""
         self.settle()
         new = tokens[self.known : self.known + len(self.guessed)]
@@ -76,14 +76,14 @@ class RowContext:
         self.known, self.guessed = stay, ()
 
     def guessed_behind(self, known: int, guesses: Sequence[int]) -> None:
-        """The cache has `known` tokens of the row, unread ones, and these guesses."""
+        """Record that the cache has `known` tokens of the row, unread ones, and these guesses."""
         self.known, self.guessed = known, guesses
-        if self.unread is not None:  # which of the guesses hold is known too late
+        if self.unread is not None:  # the number of accepted guesses is known too late
             self._take_back(len(guesses))
             self.guessed = ()
 
     def start_again(self, cache: list[Any], begin: int) -> None:
-        """Read the row from a later token on."""
+        """Start to read the row at a later token."""
         self.cache, self.begin, self.known, self.guessed = cache, begin, begin, ()
 
     def _take_back(self, tokens: int) -> None:

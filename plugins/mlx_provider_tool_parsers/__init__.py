@@ -1,7 +1,7 @@
-"""Tool-call formats of model families: one module per format, shapes shared.
+"""Tool-call formats of model families: one module per format, with shared structures.
 
-Formats that address whole messages (Harmony, Muse), or label their thoughts (UI-TARS), bring
-them along.
+Formats that address whole messages (Harmony, Muse), or label their reasoning (UI-TARS), also have
+their reasoning parsers here.
 """
 
 from __future__ import annotations
@@ -63,6 +63,6 @@ def mlx_tool_parsers() -> Iterable[ToolParser]:
 
 @hookimpl
 def mlx_reasoning_parsers() -> Iterable[ReasoningParser]:
-    """Thoughts of the formats that cannot be read apart from their calls."""
+    """Reasoning parsers of the formats that need one parser for reasoning and calls."""
     for module in (functionary, harmony, muse, ui_tars):
         yield from module.REASONING_PARSERS

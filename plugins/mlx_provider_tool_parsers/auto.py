@@ -1,4 +1,4 @@
-"""Any format: for models whose template names none. The text itself tells which it is."""
+"""Reads any format, detected from the text: for models whose template has no known format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Scan = Callable[[TextReader, Tools], Reading[None]]
 
 
 def _others() -> dict[str, Scan]:
-    """Formats that their opener tells apart from every other."""
+    """Formats that have a unique opener."""
     taken = ("<tool_call>", "<function=", "<|tool_call|>", "[", "{", "<tool_calls>", "```json")
     found: dict[str, Scan] = {}
     for module in (invoke_tags, sections, gemma, json_blocks):
@@ -37,7 +37,7 @@ _OTHERS = _others()
 
 
 def scan(reader: TextReader, tools: Tools) -> Reading[None]:
-    """Read one block in the format that its first characters show."""
+    """Read one block in the format that its first characters have."""
     found = yield from reader.at(*_OTHERS, *_SHARED)
     if found in _OTHERS:
         yield from _OTHERS[found](reader, tools)
@@ -54,7 +54,7 @@ def scan(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def _tool_call(reader: TextReader, tools: Tools, opener: str) -> Reading[None]:
-    """JSON, tags or keys: all three stand between the same markers."""
+    """JSON, tags or keys: all three have the same markers."""
     following = yield from behind(reader, opener, "{", "[", "<")
     if following in ("{", "[") or opener != "<tool_call>":
         yield from _JSON.scan(reader, tools)
@@ -73,7 +73,7 @@ _SHARED = ("<tool_call>", "<|tool_call|>", "<function=", CALLING, "[", "{")
 
 
 def _markers() -> tuple[str, ...]:
-    """Everything that any of the formats must see."""
+    """The markers of all formats."""
     modules = (invoke_tags, sections, gemma, json_blocks, keyed, pythonic)
     found = (marker for module in modules for p in module.PARSERS for marker in p.visible())
     return tuple(dict.fromkeys(found))

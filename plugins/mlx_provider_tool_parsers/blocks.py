@@ -1,4 +1,4 @@
-"""Calls written as JSON objects, alone or in a list, after a marker or at an answer's start."""
+"""Calls as JSON objects, single or in a list, after a marker or at the start of an answer."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _BEGUN = re.compile(r'[\[\s]*\{\s*"([^"]*)')
 
 @dataclass(frozen=True)
 class JsonBlock:
-    """Where JSON calls stand."""
+    """The places of JSON calls in a reply."""
 
     openers: tuple[str, ...]
-    """Texts that open a block; a bracket at one's end is the first of the JSON."""
+    """Texts that open a block. A bracket at the end of one is the first character of the JSON."""
     end: str = ""
     separators: tuple[str, ...] = (",", ";")
-    """What may stand between calls of one block."""
+    """Permitted separators between calls of one block."""
     arguments_needed: bool = False
     known: Callable[[str], bool] | None = None
-    """Which names calls between markers may have; None: any."""
+    """Whether a call between markers can have this name; None: all names are permitted."""
     fence: str = ""
-    """Text that closes a block where the model began it with a code fence."""
+    """Text that closes a block which the model began with a code fence."""
     ids: bool = False
     """Whether calls have ids."""
 
@@ -47,7 +47,8 @@ class JsonBlock:
     def between(
         self, reader: TextReader, bare: Callable[[str], bool] | None = None
     ) -> Reading[None]:
-        """Read what follows the marker. `bare`: none did, so the calls must be known tools."""
+        """Read the text after the marker. `bare`: there was no marker, so the tools must be
+        known."""
         before = reader.calls
         yield from self.values(reader, bare or self.known or _any, bare is not None)
         if reader.calls == before:
@@ -85,7 +86,8 @@ class JsonBlock:
         reader.release()
 
     def rest(self, start: int, bare: bool, attempt: bool) -> Rest:
-        """Where a malformed call ends; other JSON ends where it is no JSON, at the latest."""
+        """The end of a malformed call. Other JSON ends at the first invalid character at the
+        latest."""
         if self.end and not bare:
             return through(self.end)
         return balanced(start, strict=not attempt)
@@ -103,7 +105,7 @@ class JsonBlock:
                 return
 
     def close(self, reader: TextReader) -> Reading[None]:
-        """Read the end marker, and brackets too many before it."""
+        """Read the end marker, and superfluous brackets before it."""
         ends = tuple(x for x in (self.end, self.fence) if x)
         if not ends:
             return
@@ -130,7 +132,7 @@ def json_block(
 ) -> ToolParser:
     """A format of JSON calls between one of `openers` and `end`.
 
-    `first`: openers that count only where an answer begins; `fields`: of `ToolParser`.
+    `first`: openers that are valid only at the start of an answer; `fields`: of `ToolParser`.
     """
     block = JsonBlock(openers=(*openers, *first), end=end, fence=fence)
     return ToolParser(

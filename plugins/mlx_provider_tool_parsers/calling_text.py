@@ -1,4 +1,4 @@
-"""`[Calling tool: NAME({...})]`: how some servers show calls in a conversation.
+"""`[Calling tool: NAME({...})]`: the form of calls in conversations of some servers.
 
 Models that read such a history write their next call the same way.
 """

@@ -1,4 +1,4 @@
-"""Text without the white space at its ends, however it arrives."""
+"""Removes the white space at the ends of a text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from mlx_provider.records import Emit
 
 @dataclass
 class Edges:
-    """Shows a message without the white space at its ends."""
+    """Reports a message without the white space at its ends."""
 
     emit: Emit
     begun: bool = False
     held: str = ""
 
     def piece(self, text: str) -> None:
-        """The next text of the message."""
+        """Add text to the message."""
         if not self.begun:
             text = text.lstrip()
             self.begun = bool(text)

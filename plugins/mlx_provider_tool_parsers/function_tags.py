@@ -1,4 +1,4 @@
-"""`<function=NAME><parameter=KEY>value</parameter></function>`: Qwen3-Coder and its kin."""
+"""`<function=NAME><parameter=KEY>value</parameter></function>`: Qwen3-Coder and related models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SEED_WRITTEN = CallGrammar(
 
 
 def scan_coder(reader: TextReader, tools: Tools) -> Reading[None]:
-    """Tags; or the JSON that these models were trained on before, between the same markers."""
+    """Tags, or JSON between the same markers, on which these models were also trained."""
     json = yield from behind(reader, "<tool_call>", "{")
     yield from (_JSON if json else QWEN3_CODER).scan(reader, tools)
 

@@ -26,7 +26,7 @@ def read_functionary(reader: TextReader, tools: Tools | None) -> Reading[None]:
 
 
 def _message(reader: TextReader, tools: Tools | None) -> Reading[None]:
-    """A header, and a call where it names a tool; what is no header stays text."""
+    """A header, and a call if it names a tool. Other text does not change."""
     mark = reader.mark()
     opener = yield from reader.accept(OPENER)
     name = yield from reader.run(_NAME)
@@ -62,7 +62,7 @@ def _call(reader: TextReader, header: str, tools: Tools) -> Reading[None]:
 
 
 def scan_call(reader: TextReader, tools: Tools) -> Reading[None]:
-    """`>>>NAME` and JSON on the next line; the opener may stand in the prompt."""
+    """`>>>NAME` and JSON on the next line. The opener can be in the prompt."""
     yield from reader.accept(OPENER)
     name = yield from reader.run(_NAME)
     if not name:

@@ -1,4 +1,4 @@
-"""`call:NAME{key:value,...}` with quoted strings of their own: Gemma 4 and FunctionGemma."""
+"""`call:NAME{key:value,...}` with special quotes for strings: Gemma 4 and FunctionGemma."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class GemmaFormat:
     quote: str
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
-        """One block of calls, mostly one call."""
+        """One block of calls, usually with one call."""
         yield from reader.expect(self.start)
         while True:
             yield from reader.space()
@@ -49,7 +49,7 @@ class GemmaFormat:
         yield from reader.accept(self.end)
 
     def written(self) -> CallGrammar:
-        """Keys are bare, texts between quotes of their own, in which nothing is escaped."""
+        """Keys are bare. Texts are between special quotes and have no escapes."""
         opener = f"{self.start}call:"
         tagged = TaggedArguments(
             "",
@@ -149,7 +149,7 @@ class _Call:
         def piece(text: str) -> None:
             emit(json.dumps(text, ensure_ascii=False)[1:-1])
 
-        # JSON strings tell their own end
+        # JSON strings have a known end
         other = "\\" if quote == '"' else self.form.start + "call:"
         while (found := (yield from reader.pass_until((quote, other), piece))) != quote:
             if not found:
@@ -162,7 +162,7 @@ class _Call:
         emit('"')
 
     def escaped(self, emit: Emit) -> Reading[None]:
-        """What JSON escapes; any other backslash stands for itself."""
+        """An escape of JSON. Any other backslash is literal."""
         reader = self.reader
         found = _ESCAPE.match((yield from reader.peek(6)))
         emit(reader.skip(len(found[0])) if found else "\\" + reader.skip(1))

@@ -22,9 +22,9 @@ _RECIPIENT = re.compile(r"\bto=([\w.:/-]+)")
 
 
 def read_harmony(reader: TextReader, tools: Tools | None) -> Reading[None]:
-    """A whole reply. Without tools, what is addressed to a tool shows as content.
+    """A whole reply. Without tools, messages to a tool are content.
 
-    The prompt may have begun the first header.
+    The prompt can contain the beginning of the first header.
     """
     if (yield from _in_header(reader)):
         yield from _message(reader, tools)
@@ -43,7 +43,7 @@ def read_harmony(reader: TextReader, tools: Tools | None) -> Reading[None]:
 
 
 def _in_header(reader: TextReader) -> Reading[bool]:
-    """Whether what comes first is a header, from its role, channel or recipient on."""
+    """Whether the text begins with a header, from its role, channel or recipient."""
     mark = reader.mark()
     yield from reader.space()
     start = reader.position
@@ -89,7 +89,7 @@ def _message(reader: TextReader, tools: Tools | None) -> Reading[None]:
 
 
 def _body(reader: TextReader, emit: Emit, *, thoughts: bool) -> Reading[None]:
-    """Message text up to its end; an end marker inside an answer is text if text follows."""
+    """Message text up to its end. An end marker inside an answer is text if text follows."""
     ends = (END, CALL, RETURN, START, CHANNEL)
     while True:
         found = yield from reader.pass_until(ends, emit)
@@ -123,7 +123,7 @@ def _call(reader: TextReader, name: str) -> Reading[None]:
 
 
 def _no_call(reader: TextReader, *, begun: bool) -> Reading[None]:
-    """What was addressed to a tool and is no call; in a malformed one, headers are text."""
+    """A message to a tool that is not a call. In a malformed one, headers are text."""
     show = Edges(reader.content).piece
     if begun:
         found = yield from reader.pass_until((END, CALL, RETURN), show)

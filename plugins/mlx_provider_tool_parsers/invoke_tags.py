@@ -21,7 +21,7 @@ def invoke(block: str, prefix: str = "", **fields: object) -> TagFormat:
 
 
 def invocations(form: TagFormat, *, marked: bool = False) -> CallGrammar:
-    """Invocations in a block; `marked`: every parameter tells whether it is text."""
+    """Invocations in a block; `marked`: each parameter has a mark if it is text."""
     text, other = ('" string="true">', '" string="false">') if marked else ("", '">')
     return CallGrammar(
         f'{form.call} name="{{name}}">\n',

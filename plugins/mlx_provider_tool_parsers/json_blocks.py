@@ -22,7 +22,7 @@ _IN_TAGS = CallGrammar.json("<tool_call>\n", "\n</tool_call>")
 
 
 def scan_qwen(reader: TextReader, tools: Tools) -> Reading[None]:
-    """JSON between the markers; a call in another format that the reply's end cuts is dropped."""
+    """JSON between the markers. A call in another format is dropped if the reply's end cuts it."""
     if (yield from reader.at(CALLING)):
         yield from scan_calling(reader)
         return
@@ -33,7 +33,7 @@ def scan_qwen(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def scan_llama(reader: TextReader, tools: Tools) -> Reading[None]:
-    """Bare JSON, with a tag before it or not; or `<function=NAME>{...}</function>`."""
+    """Bare JSON, with or without a tag before it, or `<function=NAME>{...}</function>`."""
     if (yield from reader.at("<function=")):
         yield from _NAMED.scan(reader, tools)
     else:
@@ -41,7 +41,7 @@ def scan_llama(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def scan_hermes(reader: TextReader, tools: Tools) -> Reading[None]:
-    """JSON between the markers; or what models of this family write instead of it."""
+    """JSON between the markers, or other formats that models of this family write."""
     found = yield from reader.at(CALLING, "<tool_call>", "<function=", "{")
     if found == CALLING:
         yield from scan_calling(reader)

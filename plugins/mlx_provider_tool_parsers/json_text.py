@@ -1,4 +1,4 @@
-"""Calls written as JSON objects, and what is text around them."""
+"""Reads calls as JSON objects, and the text around them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ DEEPEST = 100
 
 
 def ignore(text: str) -> None:
-    """Throw a piece of text away."""
+    """Drop a piece of text."""
 
 
 @dataclass
 class _Brackets:
-    """Follows text up to the bracket that closes its first one."""
+    """Reads text up to the bracket that closes its first one."""
 
     strict: bool
     depth: int = 0
@@ -37,7 +37,7 @@ class _Brackets:
     ended: bool = False
 
     def take(self, text: str) -> int:
-        """Characters of `text` that belong to it."""
+        """Number of characters of `text` up to the end."""
         for at, character in enumerate(text):
             if self.ended:
                 return at
@@ -66,7 +66,7 @@ _UNQUOTED = frozenset(" \t\r\n,:0123456789.+-eEtrufalsn")
 def balanced(start: int, *, strict: bool = False) -> Rest:
     """Text up to the bracket that closes the one at `start`, a position of the reader.
 
-    strict: only as long as it could be JSON.
+    strict: ends earlier if the text cannot be JSON.
     """
 
     def rest(reader: TextReader, emit: Emit) -> Reading[None]:
@@ -85,8 +85,8 @@ def read_call(
 ) -> Reading[None]:
     """Read the arguments of a call of `name`, a JSON object that begins here.
 
-    Raises `NotACall` with `rest`; without one, the text of a malformed object is all that its
-    brackets hold.
+    Raises `NotACall` with `rest`. Without `rest`, the text of a malformed object is all text in its
+    brackets.
     """
     yield from reader.space()
     first = yield from reader.peek()
@@ -110,9 +110,9 @@ def read_whole(reader: TextReader) -> Reading[str]:
 
 
 def pass_json(reader: TextReader, end: str) -> Reading[str]:
-    """The JSON list, object or string that stands here, if `end` does behind it, as written.
+    """The JSON list, object or string at this position, as written, if `end` follows it.
 
-    Text in it that looks like `end` is then known to be no end. Empty: nothing was read.
+    An `end` inside the JSON is not the end. Empty: nothing was read.
     """
     mark, text = reader.mark(), ""
     yield from reader.space()
@@ -132,7 +132,8 @@ def pass_json(reader: TextReader, end: str) -> Reading[str]:
 
 
 def as_arguments(text: str) -> str:
-    """Arguments as JSON text; models that write them as a JSON string mean what is in it."""
+    """Arguments as JSON text. If a model writes them as a JSON string, the content of the
+    string."""
     value: Any = json.loads(text)
     if isinstance(value, str):
         try:
@@ -154,10 +155,10 @@ class CallObject:
 
     reader: TextReader
     arguments_needed: bool = False
-    """Without arguments the object is no call but some other JSON."""
+    """Whether an object without arguments is not a call."""
     known: Callable[[str], bool] = lambda name: True
     ids: bool = False
-    """Calls have ids, which may stand behind their arguments: these are held until then."""
+    """Whether calls have ids. An id can follow the arguments, which are held until then."""
     name: str = ""
     call_id: str = ""
     begun: bool = False
@@ -166,7 +167,7 @@ class CallObject:
     held: list[str] = field(default_factory=list)
 
     def read(self) -> Reading[None]:
-        """Raises `NotACall` where the object is not a call."""
+        """Read the object. Raises `NotACall` if it is not a call."""
         try:
             yield from self.members()
         except (NotACall, TextEnded):

@@ -29,14 +29,14 @@ _NAME = re.compile(r"[\w.:/-]*")
 
 @dataclass(frozen=True)
 class Keyed:
-    """The tags of one format; `suffix` stands before the `>` of each."""
+    """The tags of one format. `suffix`: text before the `>` of each tag."""
 
     block: str = ""
     suffix: str = ""
     separator: str = ""
     unknown: Unknown = "json"
     undeclared: str = "call"
-    """What a call of an unknown tool is: `call`, `text`, or `nothing`."""
+    """The result for a call of an unknown tool: `call`, `text`, or `nothing`."""
 
     def tag(self, name: str) -> str:
         return f"<{name}{self.suffix}>"
@@ -163,7 +163,7 @@ _WRITTEN = CallGrammar("<tool_call>{name}\n", "</tool_call>", between="\n", tagg
 
 
 def _hy_v3(form: Keyed, **fields: object) -> ToolParser:
-    """Reads both spellings of the tags and writes the one of `form`."""
+    """A parser that reads both spellings of the tags and writes that of `form`."""
     other = HY_V3 if form.suffix else HY_V3_OPEN
     block, call = form.tag("tool_calls"), form.tag("tool_call")
     inner = ("tool_sep", "/tool_call", "arg_key", "/arg_key", "arg_value", "/arg_value")

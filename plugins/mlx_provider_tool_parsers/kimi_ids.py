@@ -1,4 +1,4 @@
-"""Kimi K2 names a call by an id, `functions.NAME:INDEX`, which models write in other ways, too."""
+"""Kimi K2 names a call by an id, `functions.NAME:INDEX`. Models also write other forms."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _OPAQUE = re.compile(
 
 
 def kimi_name(text: str, tools: Tools) -> str:
-    """The name that an id holds, a declared one if any; empty: it holds none.
+    """The name in an id, preferably a declared one; empty: there is none.
 
-    Raises `NotACall` where the text is no id.
+    Raises `NotACall` if the text is not an id.
     """
     whole = text.strip()
     if not _ID.fullmatch(whole):
@@ -38,7 +38,7 @@ def kimi_name(text: str, tools: Tools) -> str:
 
 
 def read_unnamed(reader: TextReader, tools: Tools) -> Reading[None]:
-    """Read a call whose id holds no name. Raises `NotACall` where its arguments tell none."""
+    """Read a call whose id has no name. Raises `NotACall` if its arguments fit no single tool."""
     yield from reader.space()
     if (yield from reader.peek()) != "{":
         raise NotACall("arguments are a JSON object")
@@ -50,7 +50,7 @@ def read_unnamed(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def _wrapped(text: str, tools: Tools) -> ToolCall | None:
-    """A call that is written whole where its arguments belong."""
+    """A complete call in place of the arguments."""
     value, known = json.loads(text), functions(tools)
     name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
     fits = isinstance(name, str) and (name in known or not known) and isinstance(arguments, dict)
@@ -60,7 +60,7 @@ def _wrapped(text: str, tools: Tools) -> ToolCall | None:
 
 
 def _fitting(text: str, tools: Tools) -> ToolCall | None:
-    """The one tool that takes these arguments, if there is just one."""
+    """A call of the tool that accepts these arguments, if there is exactly one."""
     keys = set(json.loads(text))
     fits = [
         name

@@ -1,4 +1,4 @@
-"""What follows in a reply decides what is read: looks ahead of a reader."""
+"""Looks ahead in a reply: later text decides how a reader continues."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from mlx_provider.records import Reading, TextReader
 
 
 def behind(reader: TextReader, opener: str, *wanted: str) -> Reading[str]:
-    """The one of `wanted` that stands behind `opener` and white space; nothing is read."""
+    """The text of `wanted` that follows `opener` and white space. Nothing is read."""
     mark = reader.mark()
     yield from reader.accept(opener)
     yield from reader.space()
@@ -16,7 +16,7 @@ def behind(reader: TextReader, opener: str, *wanted: str) -> Reading[str]:
 
 
 def accept_spaced(reader: TextReader, *wanted: str) -> Reading[str]:
-    """Read white space and one of `wanted`; without one, nothing."""
+    """Read white space and one of `wanted`, or nothing."""
     mark = reader.mark()
     yield from reader.space()
     found = yield from reader.accept(*wanted)
@@ -28,7 +28,7 @@ def accept_spaced(reader: TextReader, *wanted: str) -> Reading[str]:
 
 
 def closes(reader: TextReader, closer: str, *following: str) -> Reading[bool]:
-    """Read `closer` if one of `following` stands behind it, or the reply ends; else it is text."""
+    """Read `closer` if one of `following` or the end of the reply follows it."""
     mark = reader.mark()
     reader.skip(len(closer))
     yield from reader.space()

@@ -1,4 +1,4 @@
-"""MiniCPM 5: well-formed XML elements, one for each call, for declared parameters only."""
+"""MiniCPM 5: one well-formed XML element per call, with declared parameters only."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def scan(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def _header(reader: TextReader) -> Reading[str]:
-    """The name up to the end of a tag."""
+    """The name, up to the end of its tag."""
     found = _HEADER.fullmatch((yield from reader.until(">", "<")))
     if found is None or not (yield from reader.accept(">")):
         raise NotACall("a tag has one name")
@@ -56,7 +56,7 @@ def _header(reader: TextReader) -> Reading[str]:
 
 
 def _call(reader: TextReader, name: str, arguments: dict[str, str], tools: Tools) -> Reading[str]:
-    """The name, if it is not read; then parameters, or one JSON object of them; the end."""
+    """The name, if it was not read; then parameters, or one JSON object; then the end."""
     name = name or (yield from _header(reader))
     yield from reader.space()
     if (yield from reader.at("{")):
@@ -83,7 +83,7 @@ def _written(tools: Tools, name: str, key: str, text: str) -> str:
 
 
 def _value(reader: TextReader, *, text: bool) -> Reading[str]:
-    """Text without the white space around it, and CDATA sections as they stand. No tags."""
+    """Text without surrounding white space, and literal CDATA sections. No tags."""
     plain: list[str] = []
     raw: list[str] = []
     while True:
@@ -101,7 +101,7 @@ def _value(reader: TextReader, *, text: bool) -> Reading[str]:
 
 
 def _element(start: int) -> Rest:
-    """Text up to the end of the element that begins at `start`, elements inside it included."""
+    """Text up to the end of the element that begins at `start`, with the elements inside it."""
 
     def rest(reader: TextReader, emit: Emit) -> Reading[None]:
         nesting = _Nesting()
@@ -118,7 +118,7 @@ def _element(start: int) -> Rest:
 
 
 class _Nesting:
-    """How many elements are open; tags in a CDATA section are none."""
+    """Counts open elements. Tags in a CDATA section do not count."""
 
     def __init__(self) -> None:
         self.depth = 0

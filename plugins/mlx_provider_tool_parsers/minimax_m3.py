@@ -38,10 +38,10 @@ class _Node:
     text: str = ""
     children: list[_Node] = field(default_factory=list)
     tail: str = ""
-    """Text behind the closing tag."""
+    """Text after the closing tag."""
 
     def inside(self) -> str:
-        """Everything between the tags, as it was written."""
+        """The original text between the tags."""
         return self.text + "".join(child.written() for child in self.children)
 
     def written(self) -> str:
@@ -78,7 +78,7 @@ def _tree(text: str) -> _Node:
 
 
 def scan(reader: TextReader, tools: Tools) -> Reading[None]:
-    """One block of invocations; text between them says nothing."""
+    """One block of invocations. Text between them is dropped."""
     begun = yield from behind(reader, OPEN, CALL)
     reading = _block(reader, tools)
     yield from claimed(reading, through(CLOSE)) if begun else reading

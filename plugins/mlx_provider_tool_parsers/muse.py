@@ -32,7 +32,7 @@ def _speaks(template: str) -> bool:
 def read_muse(reader: TextReader, tools: Tools | None) -> Reading[None]:
     """A whole reply: ` to=self<|message|>thoughts<|eom|><|start|>assistant to=user...`.
 
-    The prompt may have begun the first header.
+    The prompt can contain the beginning of the first header.
     """
     addressee = yield from _header(reader, begun=True)
     while (yield from reader.peek()):
@@ -48,9 +48,9 @@ def read_muse(reader: TextReader, tools: Tools | None) -> Reading[None]:
 
 
 def _header(reader: TextReader, *, begun: bool = False) -> Reading[str | None]:
-    """The addressee, "user" where it is not told; None: no header stands here.
+    """The addressee, by default "user"; None: there is no header here.
 
-    begun: what is here may be the end of a header.
+    begun: the text can be the end of a header.
     """
     mark = reader.mark()
     started = yield from reader.accept(START)
@@ -70,7 +70,7 @@ def _header(reader: TextReader, *, begun: bool = False) -> Reading[str | None]:
 def _body(
     reader: TextReader, emit: Emit, tools: Tools | None, ends: tuple[str, ...] = ENDS
 ) -> Reading[None]:
-    """One message, or text that no header stands before, in which only a header is no text."""
+    """One message, or text without a header, up to the next header."""
     block = FORM.blocks[0]
     stops = (*ends, block) if tools is not None else ends
     if ends is not ENDS:

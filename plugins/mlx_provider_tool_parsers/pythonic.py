@@ -32,7 +32,7 @@ _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 def parse_calls(text: str) -> list[ToolCall]:
     """`[f(a=1), g()]`, `f(a=1)` or one call a line. Raises `ValueError`.
 
-    A single dictionary in place of keywords is taken as the arguments.
+    A single dictionary in place of keywords is the arguments.
     """
     try:
         body = ast.parse(_one_line_strings(text.strip())).body
@@ -134,7 +134,7 @@ def read_calls(reader: TextReader, stop: str, *, listed: bool) -> Reading[None]:
 
 
 def _balanced(reader: TextReader) -> Reading[str]:
-    """Up to the bracket that closes the first one; none in quotes counts."""
+    """Text up to the bracket that closes the first one. Brackets in quotes do not count."""
     text, quote, depth = "", "", 0
     while True:
         character = yield from reader.char()
@@ -181,7 +181,7 @@ def _parse_marked(text: str, tools: Tools) -> list[ToolCall]:
 
 
 def scan_lfm2(reader: TextReader, tools: Tools) -> Reading[None]:
-    """Between markers; a list alone, or as other servers show calls in a conversation."""
+    """Calls between markers, a list alone, or calls in the form of other servers."""
     found = yield from reader.at("<|tool_call_start|>", CALLING, "[")
     if found == CALLING:
         yield from scan_calling(reader)
@@ -192,7 +192,7 @@ def scan_lfm2(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def scan_olmo3(reader: TextReader, tools: Tools) -> Reading[None]:
-    """One call a line between markers."""
+    """Calls between markers, one per line."""
     yield from _between(reader, "<function_calls>", "</function_calls>", tools)
 
 
@@ -217,9 +217,9 @@ def _written(start: str, end: str, between: str = ", ") -> CallGrammar:
 
 
 def _quoting(reader: TextReader, start: str, end: str) -> Reading[bool]:
-    """Read a block of calls, in whose strings markers are text.
+    """Read a block of calls. Markers inside strings are text.
 
-    False: it begins with no call, and nothing was read.
+    False: it does not begin with a call, and nothing was read.
     """
     mark, before = reader.mark(), reader.calls
     try:

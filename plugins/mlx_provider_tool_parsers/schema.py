@@ -1,4 +1,4 @@
-"""What a request's tools say about names and types, and values brought to their type."""
+"""Names and types from a request's tools, and conversion of values to these types."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def functions(tools: Tools) -> dict[str, Mapping[str, Any]]:
 
 
 def accepts(tools: Tools) -> Callable[[str], bool]:
-    """Whether a name is one of the tools; with no tools given every name is."""
+    """Whether a name is one of the tools. Without tools, every name is valid."""
     names = frozenset(functions(tools))
     return lambda name: not names or name in names
 
@@ -32,20 +32,20 @@ def properties(tools: Tools, name: str) -> Mapping[str, Any]:
 
 
 def types(tools: Tools, name: str, key: str) -> frozenset[str]:
-    """JSON types that a parameter may have; empty: its schema does not tell."""
+    """JSON types of a parameter; empty: unknown."""
     root = functions(tools).get(name, {}).get("parameters")
     return value_types(properties(tools, name).get(key), root if isinstance(root, Mapping) else {})
 
 
 def is_text(wanted: frozenset[str], unknown: Unknown) -> bool:
-    """Whether a value is text whatever it looks like, and may be shown while it is written."""
+    """Whether a value is always text, so that it can be reported while it is written."""
     return wanted == {"string"} if wanted else unknown == "string"
 
 
 def as_json(text: str, wanted: frozenset[str], unknown: Unknown) -> str:
-    """A value written as bare text, as JSON of a type that its schema allows.
+    """Converts a value from bare text to JSON with a type that its schema allows.
 
-    A value that fits no allowed type stays a string: the client's validation can then name it.
+    A value that fits no allowed type stays a string, so that the client's validation can report it.
     """
     if is_text(wanted, unknown):
         return json.dumps(text, ensure_ascii=False)
@@ -71,7 +71,7 @@ _structured = frozenset({"object", "array", "integer", "number", "boolean"})
 
 
 def _literal(text: str) -> str | None:
-    """JSON text of a JSON or Python literal; None: it is neither."""
+    """JSON text of a JSON or Python literal; None: it is not a literal."""
     try:
         json.loads(text, parse_constant=_refuse)
     except RecursionError:

@@ -19,7 +19,7 @@ _NAME_CHARACTERS = re.compile(r"[\w.:/-]*")
 
 
 def plain_name(text: str, tools: Tools) -> str:
-    """The name as it stands. Raises `NotACall`."""
+    """The literal name. Raises `NotACall`."""
     name = text.strip()
     if not _NAME.fullmatch(name):
         raise NotACall("not a name")
@@ -36,13 +36,13 @@ class Section:
     call_end: str
     end: tuple[str, ...]
     kind: str = ""
-    """A word that stands between the call's opener and a further separator."""
+    """A word between the call's opener and another separator."""
     fence: tuple[str, str] = ("", "")
     name: Callable[[str, Tools], str] = plain_name
-    """(text before the arguments, tools) -> name; empty: only the arguments tell it."""
+    """(text before the arguments, tools) -> name; empty: it must be found from the arguments."""
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
-        """Read one section; text in it that is no call is noise, up to another section."""
+        """Read one section. Text between calls is dropped, up to another section."""
         yield from reader.accept(*self.begin)
         before = reader.calls
         while True:
@@ -101,7 +101,7 @@ _MISTRAL_LIST = JsonBlock(openers=("[TOOL_CALLS]",), ids=True)
 
 
 def scan_mistral(reader: TextReader, tools: Tools) -> Reading[None]:
-    """`[TOOL_CALLS]NAME[ARGS]{...}`, with `[CALL_ID]` or without; older: a JSON list."""
+    """`[TOOL_CALLS]NAME[ARGS]{...}`, with or without `[CALL_ID]`; older models: a JSON list."""
     if (yield from behind(reader, "[TOOL_CALLS]", "[", "{")):
         yield from _MISTRAL_LIST.scan(reader, tools)
         return

@@ -16,7 +16,7 @@ FORM = invoke("", "steptml:", bare=True, lines=False)
 
 
 def scan(reader: TextReader, tools: Tools) -> Reading[None]:
-    """One section; between its invocations stand markers that say nothing."""
+    """One section. Markers between its invocations are dropped."""
     yield from reader.expect(BEGIN)
     before = reader.calls
     while True:

@@ -1,4 +1,4 @@
-"""Calls written as tags: one for the function, one for each parameter, values as text."""
+"""Calls as tags: one for the function, one for each parameter, values as text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STRING = re.compile(r"""\bstring\s*=\s*["']?(true|false)""")
 
 @dataclass(frozen=True)
 class TagFormat:
-    """The tags of one format. Tags that carry a name are given without their `>`."""
+    """The tags of one format. Tags with a name are given without their `>`."""
 
     blocks: tuple[str, ...] = ("<tool_call>",)
     block_end: str = "</tool_call>"
@@ -39,11 +39,11 @@ class TagFormat:
     unknown: Unknown = "string"
     lines: bool = True
     bare: bool = True
-    """Whether calls may stand without a block around them; they then need a parameter."""
+    """Whether calls can occur without a block around them; these need a parameter."""
     undeclared: bool = True
     """Whether a name that is not among the request's tools is a call."""
     forgiving: bool = True
-    """Whether a parameter may lack its closing tag before the next declared one."""
+    """Whether the closing tag of a parameter can be missing before the next declared one."""
 
     @property
     def openers(self) -> tuple[str, ...]:
@@ -51,7 +51,8 @@ class TagFormat:
 
     @property
     def traps(self) -> tuple[str, ...]:
-        """Text in which the reader sees more than a value's text, beside what closes it."""
+        """Texts that the reader does not treat as text of a value, in addition to its closing
+        tag."""
         return (self.call, self.key) if self.forgiving else (self.call,)
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
@@ -60,7 +61,7 @@ class TagFormat:
 
 
 def header_name(header: str) -> str:
-    """The name in `=NAME` or ` name="NAME"`, the inside of a tag."""
+    """The name in the inside of a tag: `=NAME` or ` name="NAME"`."""
     if header.startswith("="):
         return header[1:].strip().strip("\"'")
     match = _NAME.search(header)
@@ -68,7 +69,7 @@ def header_name(header: str) -> str:
 
 
 def read_call(form: TagFormat, reader: TextReader, tools: Tools) -> Reading[None]:
-    """Read one call, the reader standing on its opening tag, that a block encloses."""
+    """Read one call of a block, from its opening tag."""
     return _TagReader(form, reader, tools).call(wrapped=True)
 
 
@@ -132,7 +133,7 @@ class _TagReader:
         self.found = True
 
     def unnamed(self) -> Reading[bool]:
-        """Read a call whose name stands in a JSON object, if one is here: `<invoke>{...}`."""
+        """Read a call whose name is in a JSON object, if there is one: `<invoke>{...}`."""
         form, reader = self.form, self.reader
         yield from reader.space()
         if not (yield from reader.at("{")):
@@ -189,7 +190,7 @@ class _TagReader:
         arguments.close(force_json=string is False)
 
     def value(self, arguments: Arguments) -> Reading[None]:
-        """Up to the closing tag that a further tag follows; another one is text."""
+        """Read up to a closing tag that is followed by another tag. Other closing tags are text."""
         form, reader = self.form, self.reader
         if not arguments.is_text:
             arguments.piece((yield from pass_json(reader, form.value_end)))
@@ -227,7 +228,7 @@ class _TagReader:
             yield from reader.pass_until((form.call_end,), arguments.piece)
 
     def short_header(self) -> Reading[str]:
-        """The inside of a tag, up to its end; of text that is no tag, the beginning."""
+        """The inside of a tag up to its end, or the beginning of text that is not a tag."""
         reader, header = self.reader, ""
         while not header.endswith(">") and len(header) < 128 and (yield from reader.peek()):
             header += yield from reader.char()

@@ -1,4 +1,4 @@
-"""Ends of turns that models spell out as text behind their calls."""
+"""Turn-end markers that models write as text after their calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""UI-TARS: thoughts under labels, and mouse and keyboard actions as calls of one tool.
+"""UI-TARS: labelled reasoning, and mouse and keyboard actions as calls of one tool.
 
 `Thought: ...` or `Reflection: ... Action_Summary: ...`, then `Action: click(point='...')`.
 Action space: the prompts in the model's own repository (bytedance/UI-TARS, prompt.py).
@@ -52,7 +52,7 @@ _HELD = frozenset(
 
 
 def scan(reader: TextReader, tools: Tools) -> Reading[None]:
-    """One label and its actions, one a line; or a call of another tool as a JSON object."""
+    """One label and its actions, one per line, or a call of another tool as a JSON object."""
     yield from reader.expect(ACTION)
     yield from reader.space()
     if (yield from reader.at("{")):
@@ -82,7 +82,7 @@ def _verb(reader: TextReader) -> Reading[str]:
 
 
 def _is_verb(reader: TextReader) -> Reading[bool]:
-    """Whether an action stands here, unread."""
+    """Whether an action is next. Nothing is read."""
     mark = reader.mark()
     verb = yield from reader.run(_NAME)
     found = verb.isidentifier() and (yield from reader.at("("))
@@ -126,7 +126,7 @@ def _value(reader: TextReader) -> Reading[Any]:
 
 
 def _quoted(reader: TextReader, quote: str) -> Reading[str]:
-    """Up to the quote behind which the call goes on: models leave apostrophes unescaped."""
+    """Text up to the quote after which the call continues: models do not escape apostrophes."""
     parts: list[str] = []
     while True:
         found = yield from reader.pass_until((quote, "\\"), parts.append)
@@ -170,7 +170,7 @@ def _unquoted(reader: TextReader) -> Reading[str]:
 
 
 def _call(verb: str, arguments: dict[str, Any], tools: Tools) -> ToolCall:
-    """A call of the tool for actions, or of a tool that is itself named like the action."""
+    """A call of the tool for actions, or of a tool with the name of the action."""
     known = functions(tools)
     placed = {key: _placed(key, value) for key, value in arguments.items()}
     if TOOL not in known and verb in known:
@@ -195,7 +195,7 @@ def _placed(key: str, value: Any) -> Any:
 
 
 def _named(verb: str, key: str) -> str:
-    """One name for a place, which the versions of the model call differently."""
+    """One name for a position, which versions of the model name differently."""
     if key not in _PLACES:
         return key
     if verb in _TWO_POINTS:
@@ -204,7 +204,7 @@ def _named(verb: str, key: str) -> str:
 
 
 def _pressed(verb: str, key: str, value: Any) -> Any:
-    """`ctrl c` are two keys at once; `page down` is one."""
+    """`ctrl c` is two keys at once; `page down` is one key."""
     keys = value.split() if verb == "hotkey" and key == "key" and isinstance(value, str) else []
     return "+".join(keys) if keys and keys[0].lower() in _HELD else value
 
@@ -222,7 +222,7 @@ CALLS = ToolParser(
 
 
 def read_ui_tars(reader: TextReader, tools: Tools | None) -> Reading[None]:
-    """A whole reply: thoughts under labels, then actions or an answer; several times over."""
+    """A whole reply: labelled reasoning, then actions or an answer, repeated."""
     yield from _thoughts(reader)
     while True:
         found = yield from reader.pass_until((ACTION,) if tools is not None else (), reader.content)
@@ -238,7 +238,7 @@ def read_ui_tars(reader: TextReader, tools: Tools | None) -> Reading[None]:
 
 
 def _thoughts(reader: TextReader) -> Reading[bool]:
-    """Read the thoughts that stand here, if any: labels may follow on a marked one."""
+    """Read the reasoning at this position, if any. Labels can follow a marked one."""
     found = yield from _thought(reader, "")
     more = found
     while more:
@@ -247,7 +247,7 @@ def _thoughts(reader: TextReader) -> Reading[bool]:
 
 
 def _thought(reader: TextReader, before: str) -> Reading[bool]:
-    """Read a thought, if one stands here; labels are part of it. `before`: text to set it off."""
+    """Read reasoning with its labels, if there is any. `before`: text to separate it."""
     mark = reader.mark()
     yield from reader.space()
     found = yield from reader.at("<think>", *LABELS)
@@ -269,7 +269,7 @@ def _thought(reader: TextReader, before: str) -> Reading[bool]:
 
 
 def _labelled(reader: TextReader) -> Reading[None]:
-    """Up to an action, an answer, or a blank line behind which no label stands."""
+    """Read up to an action, an answer, or a blank line without a label after it."""
     show = Edges(reader.reasoning).piece
     while True:
         found = yield from reader.pass_until((ACTION, "\nAnswer:", "\n\n"), show)

@@ -1,4 +1,4 @@
-"""Arguments written between tags: values as bare text, typed by the tool's schema."""
+"""Arguments between tags: values are bare text, with types from the tool's schema."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .schema import Unknown, as_json, is_text, types
 
 
 class Report(Protocol):
-    """Where a call goes: a reader, or nowhere."""
+    """The receiver of a call: a reader, or none."""
 
     def call(self, name: str) -> None: ...
     def arguments(self, text: str) -> None: ...
@@ -20,7 +20,7 @@ class Report(Protocol):
 
 
 class Unreported:
-    """Takes a call of which only the extent matters."""
+    """Drops a call of which only the length is needed."""
 
     def call(self, name: str) -> None: ...
     def arguments(self, text: str) -> None: ...
@@ -31,8 +31,8 @@ class Unreported:
 class TextValue:
     """JSON string text of a value that arrives in pieces.
 
-    With `lines`, one line end after the opening tag and one before the closing tag are the
-    tags' own.
+    With `lines`, one line end after the opening tag and one before the closing tag belong to the
+    tags.
     """
 
     report: Report
@@ -41,7 +41,7 @@ class TextValue:
     held: str = ""
 
     def piece(self, text: str) -> None:
-        """Show what cannot be the last line end."""
+        """Report the text that cannot be the last line end."""
         if not text:
             return
         if not self.begun and self.lines:
@@ -57,7 +57,7 @@ class TextValue:
 
 @dataclass
 class Arguments:
-    """Writes one call's arguments as JSON, parameter by parameter."""
+    """Writes the arguments of one call as JSON, parameter by parameter."""
 
     report: Report
     tools: Tools
@@ -70,13 +70,13 @@ class Arguments:
     _parts: list[str] = field(default_factory=list)
 
     def begin(self) -> None:
-        """Report the call's name; from here on it is a call."""
+        """Report the call's name. From then on, it is a call."""
         if not self.begun:
             self.begun = True
             self.report.call(self.name)
 
     def open(self, key: str, force_text: bool | None = None) -> None:
-        """A parameter begins. `force_text`: the format itself tells whether it is a string."""
+        """Start a parameter. `force_text`: whether it is a string, if the format says so."""
         self.begin()
         self.report.arguments(("{" if not self.keys else ", ") + json.dumps(key) + ": ")
         self.keys.append(key)
@@ -89,18 +89,18 @@ class Arguments:
 
     @property
     def is_text(self) -> bool:
-        """Whether the open parameter's value is text, whatever it looks like."""
+        """Whether the open parameter's value is always text."""
         return self._text is not None
 
     def piece(self, text: str) -> None:
-        """The next text of the open parameter's value."""
+        """Add text to the open parameter's value."""
         if self._text is not None:
             self._text.piece(text)
         else:
             self._parts.append(text)
 
     def close(self, force_json: bool = False) -> None:
-        """The open parameter's value is complete."""
+        """End the open parameter."""
         if self._text is not None:
             self.report.arguments('"')
             return
@@ -112,7 +112,7 @@ class Arguments:
         self.report.arguments(as_json(text, frozenset() if force_json else wanted, unknown))
 
     def end(self) -> None:
-        """The call is whole."""
+        """End the call."""
         self.begin()
         self.report.arguments("}" if self.keys else "{}")
         self.report.end_call()
