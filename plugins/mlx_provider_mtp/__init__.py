@@ -1,7 +1,7 @@
-"""Drafts by heads that were trained for a model and read its states.
+"""Drafters that were trained for a model and read its states.
 
-A checkpoint may bring one along (multi-token prediction of Qwen3.5 and Qwen3-Next, dense and with
-experts), or the operator names the folder of one (EAGLE-3, DFlash 2, Gemma 4's assistants)."""
+A checkpoint can contain one (multi-token prediction of Qwen3.5 and Qwen3-Next, dense and with
+experts). For others (EAGLE-3, DFlash 2, Gemma 4's assistants), the operator names the folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ bit."""
 
 
 def refuses(folder: Path, model: LoadedModel, options: DraftOptions) -> str:
-    """Why this checkpoint has no head that can be used; from its names and config alone."""
+    """Why this checkpoint has no usable head, from its tensor names and config only."""
     from .checkpoint import problem
     from .head import NO_ATTENTION, NO_LANGUAGE, attention_layer, language_of
 
@@ -46,7 +46,7 @@ def refuses(folder: Path, model: LoadedModel, options: DraftOptions) -> str:
 
 
 def start(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
-    """Read the head. Raises `BadRequest` where its weights do not fit."""
+    """Load the head. Raises `BadRequest` if its weights do not fit."""
     from .drafting import HeadDrafting
     from .followed_rows import kv_bytes
     from .head import load_head
@@ -56,14 +56,14 @@ def start(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
 
 
 def kept(drafting: Drafting) -> int:
-    """Bytes of the keys, values and states of all rows that the head may follow."""
+    """Maximum bytes of the keys, values and states of all rows that the head follows."""
     from .followed_rows import FollowedRows
 
     return drafting.kept_bytes if isinstance(drafting, FollowedRows) else 0
 
 
 def shown(drafting: Drafting) -> Sequence[int]:
-    """Layers whose outputs a head reads."""
+    """Layers of the model whose outputs the head reads."""
     from .dflash2 import BlockDrafting
     from .drafting import HeadDrafting
 
@@ -90,7 +90,7 @@ def mlx_drafters() -> Iterable[Drafter]:
 
 
 def _named(name: str, serves: str) -> Drafter:
-    """The drafter in the module of that name, whose checkpoint the operator names."""
+    """The drafter in the module with that name. The operator names its checkpoint."""
 
     def refuses(folder: Path, model: LoadedModel, options: DraftOptions) -> str:
         problem: str = import_module(f".{name}", __name__).problem(options.model, model)

@@ -1,8 +1,8 @@
-"""Gemma 4's assistants: a few layers that read the keys and values of the model itself.
+"""Gemma 4's assistants: a few layers that read the keys and values of the model.
 
-Their class is mlx-vlm's (mlx_vlm/speculative/drafters/gemma4_assistant 0.7.10), called layer by
-layer for many rows. An assistant keeps nothing of a row. It sees the model's last state, and
-attends to what the model's last layer of each kind has stored.
+Their class is from mlx-vlm (mlx_vlm/speculative/drafters/gemma4_assistant 0.7.10), called layer by
+layer for many rows. An assistant stores nothing for a row. It reads the model's last state, and
+attends to the keys and values of the model's last layer of each kind.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_LAYERS = 64
 
 
 def problem(folder: Path | None, model: Any) -> str:
-    """Why the checkpoint cannot guess for a loaded model; empty: it may. Reads no weights."""
+    """Why the checkpoint cannot draft for a loaded model; empty: it can. Reads no weights."""
     if folder is None:
         return NONE_GIVEN
     try:
@@ -50,7 +50,7 @@ def _unlike(config: Any, model: Any) -> str:
     kinds = {} if language is None else layers_by_kind(language)
     if language is None or not kinds:
         return NO_KINDS
-    models = getattr(language, "args", None) or language.config  # mlx-lm's, mlx-vlm's
+    models = getattr(language, "args", None) or language.config  # of mlx-lm, of mlx-vlm
     pairs = {
         "hidden size": (config.backbone_hidden_size, models.hidden_size),
         "vocabulary": (text.vocab_size, model.info.vocab_size),
@@ -67,20 +67,20 @@ def _unlike(config: Any, model: Any) -> str:
 
 
 def language_of(model: Any) -> Any:
-    """The text model of mlx-lm's or mlx-vlm's whole one; `None`: it is neither."""
+    """The text model in a model of mlx-lm or mlx-vlm; `None`: there is none."""
     language = getattr(model, "language_model", model)
     return language if hasattr(getattr(language, "model", None), "embed_tokens") else None
 
 
 def layers_by_kind(language: Any) -> dict[str, int]:
-    """The last layer of each kind that stores keys and values, by its place among the caches."""
+    """The last layer of each kind that stores keys and values, as an index of the caches."""
     kinds = [getattr(layer, "layer_type", "") for layer in language.model.layers]
     stored = len(language.make_cache()) if hasattr(language, "make_cache") else len(kinds)
     return {kind: at for at, kind in enumerate(kinds[:stored]) if kind}
 
 
 def _module(folder: Path) -> Any:
-    """mlx-vlm's assistant without weights; nothing is computed. Raises `BadRequest` for a config
+    """mlx-vlm's assistant without weights, not evaluated. Raises `BadRequest` for a config
     that it cannot read."""
     from mlx_vlm.speculative.drafters.gemma4_assistant import Model, ModelConfig
 
@@ -96,8 +96,8 @@ def _module(folder: Path) -> Any:
 
 
 def drafting(folder: Path, model: Any, kv_bytes: int) -> AssistantDrafting:
-    """The assistant of a folder, for a model that `problem` accepts, with the model's embedding. It
-    stores no keys. Raises `BadRequest` where its weights do not fit."""
+    """The assistant in a folder, for a model that `problem` accepts, with the model's embedding. It
+    stores no keys. Raises `BadRequest` if its weights do not fit."""
     language, module = language_of(model), _module(folder)
     tensors = module.sanitize(read_all(folder, language.model.norm.weight.dtype))
     load_into(module, tensors, language, Named("the assistant", "", "draft_model"))
@@ -115,23 +115,23 @@ def _embedded(text: Any, tokens: mx.array) -> mx.array:
 
 @dataclass(frozen=True)
 class Seen:
-    """What an assistant attends to for one row."""
+    """The data that an assistant reads for one row."""
 
     row: DraftRow
     hidden: mx.array
-    """States of the model, of the row's last tokens."""
+    """States of the model for the row's last tokens."""
     stored: Mapping[str, tuple[mx.array, mx.array]]
-    """Keys and values by kind of layer, the newest ones last, which may be unread."""
+    """Keys and values by kind of layer, newest last. The last ones can be unread."""
 
     @property
     def tokens(self) -> int:
-        """Tokens before its last one, with all unread ones."""
+        """Number of tokens before the last one, with all unread ones."""
         unread = self.row.unread
         return len(self.row.tokens) - 1 + (0 if unread is None else unread.tokens.size)
 
     @property
     def stale(self) -> mx.array:
-        """How many of these do not hold, (1,) int32."""
+        """Number of these that are rejected, (1,) int32."""
         unread = self.row.unread
         if unread is None:
             return mx.zeros(1, mx.int32)
@@ -144,7 +144,7 @@ class Seen:
         return self.hidden[-1:] if unread is None else self.hidden[self.row.fresh + unread.held]
 
     def mask(self, kind: str, window: int) -> mx.array | None:
-        """Of the stored tokens, (1, tokens): which of them the last token sees. `None`: all."""
+        """(1, tokens): the stored tokens that the last token attends to. `None`: all."""
         stored = self.stored[kind][0].shape[2]
         sees = None if kind == "full_attention" else window
         if self.row.unread is None and (sees is None or stored <= sees):
@@ -153,14 +153,14 @@ class Seen:
 
 
 class AssistantDrafting:
-    """A `Drafting` with one pass for each guess, which follows unread tokens."""
+    """A `Drafting` with one pass per guess that supports unread tokens."""
 
     drafts_ahead = True
 
     def __init__(
         self, module: Any, name: str, kinds: Mapping[str, int], embed: Callable[..., mx.array]
     ) -> None:
-        """`name`: what it is, and of which checkpoint; `kinds`: places of the caches that it
+        """`name`: kind and checkpoint of the drafter; `kinds`: indices of the caches that it
         reads, by kind of layer; `embed`: of the model."""
         self.module = module
         self.judged = Judged(name)
@@ -169,7 +169,7 @@ class AssistantDrafting:
         self._window = module.config.text_config.sliding_window
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
-        """Greedy guesses; nothing is waited for."""
+        """Greedy guesses. Does not wait for the device."""
         for row in rows:
             self.judged.look(row.state, row.tokens)
             row.state = None
@@ -181,7 +181,7 @@ class AssistantDrafting:
         return [() if row.state is None else row.state.tokens for row in rows]
 
     def _guess(self, rows: Sequence[Seen]) -> mx.array:
-        """(rows, most that one wants)"""
+        """(rows, maximum number of wanted guesses)"""
         runs = [Run(None, slice(at, at + 1)) for at in range(len(rows))]
         keys, masks = {}, {}
         for kind in self._kinds:
@@ -189,7 +189,7 @@ class AssistantDrafting:
             keys[kind] = tuple(Parts([*each], runs) for each in pairs)
             masks[kind] = [each.mask(kind, self._window) for each in rows]
         held = [each.tokens - each.stale for each in rows]
-        # one place for all guesses, as in mlx-vlm 0.7.10 (mlx_vlm/speculative/mtp.py)
+        # one position for all guesses, as in mlx-vlm 0.7.10 (mlx_vlm/speculative/mtp.py)
         places = mx.maximum(mx.concatenate(held) - 1, 0)
         hidden = mx.concatenate([each.state for each in rows])[:, None]
         tokens = mx.concatenate([last_token(each.row) for each in rows])[:, None]
@@ -217,7 +217,7 @@ class AssistantDrafting:
         return mx.argmax(logits, axis=-1).astype(mx.int32)
 
     def _seen(self, row: DraftRow) -> Seen | None:
-        """`None`: there is no state, or a layer stores no keys and values as they are."""
+        """`None`: there is no state, or a layer has no unquantised keys and values."""
         if row.cache is None or row.hidden is None:
             return None
         found = {kind: row.cache[at] for kind, at in self._kinds.items()}

@@ -1,4 +1,4 @@
-"""The tensors of an MTP head in a checkpoint, as a head of our own names them."""
+"""Reads the tensors of an MTP head from a checkpoint, with the names of our `Head`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ either way, and the last one large."""
 
 
 def problem(folder: Path) -> str:
-    """Why the folder has no head that can be read, in one line; empty: it has."""
+    """Why the folder has no readable head, in one line; empty: it has one."""
     names = {name for each in _files(folder).values() for name in each.values()}
     if not names:
         return "no MTP head in the checkpoint"
@@ -44,9 +44,9 @@ def problem(folder: Path) -> str:
 
 
 def read(folder: Path, dtype: mx.Dtype) -> Tensors:
-    """The head's tensors, gains as `mlx.nn.RMSNorm` has them; those in float are of `dtype`.
+    """The head's tensors, with gains for `mlx.nn.RMSNorm`. Float tensors have `dtype`.
 
-    Nothing else of the files is read, and of the head only its gains.
+    Evaluates only the gains of the head.
     """
     found: Tensors = {}
     for path, names in _files(folder).items():
@@ -56,7 +56,7 @@ def read(folder: Path, dtype: mx.Dtype) -> Tensors:
 
 
 def read_all(folder: Path, dtype: mx.Dtype) -> Tensors:
-    """All tensors of a folder; those in float are of `dtype`."""
+    """All tensors of a folder. Float tensors have `dtype`."""
     found: Tensors = {}
     for path in sorted(folder.glob("*.safetensors")):
         stored: Any = mx.load(str(path))
@@ -65,7 +65,7 @@ def read_all(folder: Path, dtype: mx.Dtype) -> Tensors:
 
 
 def _files(folder: Path) -> dict[Path, dict[str, str]]:
-    """Of each file with a part of the head: names of its tensors, as stored and as ours."""
+    """For each file with a part of the head: stored names of its tensors and our names."""
     found = {path: _names(path) for path in sorted(folder.glob("*.safetensors"))}
     return {path: names for path, names in found.items() if names}
 
@@ -75,7 +75,7 @@ def _names(path: Path) -> dict[str, str]:
         with safe_open(path, framework="numpy") as file:
             return {n: HEAD.sub("", n) for n in file.keys() if HEAD.match(n)}  # noqa: SIM118
     except (OSError, SafetensorError):
-        return {}  # loading the model has told what is wrong with it, or it is not of the model
+        return {}  # the load of the model has reported an error, or the file is not of the model
 
 
 def _cast(value: mx.array, dtype: mx.Dtype) -> mx.array:
@@ -83,8 +83,8 @@ def _cast(value: mx.array, dtype: mx.Dtype) -> mx.array:
 
 
 def _gains(tensors: Tensors) -> Tensors:
-    """Makers store gains of norms less one; some converters add it for the head, too, others not,
-    and nothing but the values tells."""
+    """Original checkpoints store gains minus 1. Some converters add 1 for the head, others do not,
+    and only the values show which."""
     gains = [name for name, value in tensors.items() if value.ndim == 1 and GAIN.fullmatch(name)]
     layer = [mx.mean(tensors[name]) for name in gains if name.startswith("layers.")]
     if not layer or bool((mx.mean(mx.stack(layer)) >= OFFSET_BELOW).item()):

@@ -1,6 +1,6 @@
-"""DFlash 2: guesses a block of tokens in one pass, from what some layers of a model put out.
+"""DFlash 2: drafts a block of tokens in one pass, from the outputs of some layers of a model.
 
-Its classes are mlx-vlm's (mlx_vlm/speculative/drafters/dflash2 0.7.10), but for the attention. The
+Its classes are from mlx-vlm (mlx_vlm/speculative/drafters/dflash2 0.7.10), except attention. The
 keys and values of a block are not stored.
 """
 
@@ -30,7 +30,7 @@ MOST_LAYERS = 64
 
 
 def problem(folder: Path | None, model: Any) -> str:
-    """Why the checkpoint cannot guess for a loaded model; empty: it may. Reads no weights."""
+    """Why the checkpoint cannot draft for a loaded model; empty: it can. Reads no weights."""
     if folder is None:
         return NONE_GIVEN
     try:
@@ -57,7 +57,7 @@ def _unlike(config: Any, language: Any, vocab: int) -> str:
 
 
 def _module(folder: Path) -> Any:
-    """mlx-vlm's drafter without weights; nothing is computed. Raises `BadRequest` for a config
+    """mlx-vlm's drafter without weights, not evaluated. Raises `BadRequest` for a config
     that it cannot read."""
     from mlx_vlm.speculative.drafters.dflash2 import Model, ModelConfig
 
@@ -76,14 +76,14 @@ def _module(folder: Path) -> Any:
 
 
 def load_dflash2(folder: Path, model: Any) -> Any:
-    """mlx-vlm's drafter of a folder, for a model of mlx-lm or mlx-vlm that `problem` accepts, with
-    the model's embedding and output matrix. Raises `BadRequest` where its weights do not fit."""
+    """mlx-vlm's drafter in a folder, for a model of mlx-lm or mlx-vlm that `problem` accepts, with
+    the model's embedding and output matrix. Raises `BadRequest` if its weights do not fit."""
     from mlx_vlm.speculative.drafters import DFlashDraftModel
 
     language, module = language_of(model), _module(folder)
     tensors = module.sanitize(read_all(folder, language.model.norm.weight.dtype))
     load_into(module, tensors, language, Named("the DFlash 2 drafter", "", "draft_model"))
-    DFlashDraftModel.bind(module, model)  # that of DFlash 2 wants a cache that mlx-vlm rolls back
+    DFlashDraftModel.bind(module, model)  # the method of DFlash 2 needs a cache of mlx-vlm
     for layer in module.layers:
         layer.self_attn = BlockAttention(layer.self_attn)
     return module
@@ -91,7 +91,7 @@ def load_dflash2(folder: Path, model: Any) -> Any:
 
 class BlockAttention:
     """mlx-vlm's attention of a layer (`DFlashAttention`, qwen3_dflash/dflash.py 0.7.10) for the
-    blocks of several rows. Each sees what its row has stored, which may end in unread tokens."""
+    blocks of several rows. Each attends to its row's stored tokens; the last can be unread."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -100,7 +100,7 @@ class BlockAttention:
     def __call__(
         self, x: mx.array, states: mx.array, rope: Any, stored: Stored, projected: Any
     ) -> mx.array:
-        """Of blocks (rows, L, width), and new states (1, T, width) that are stored first."""
+        """Attention of blocks (rows, L, width). New states (1, T, width) are stored first."""
         inner, hidden = self._inner, stored.hidden
         keys, values = projected or (self.k_proj(states), self.v_proj(states))
         keys = inner.k_norm(_heads(keys.swapaxes(0, 1), inner.n_kv_heads))
@@ -131,18 +131,18 @@ def _heads(x: mx.array, heads: int) -> mx.array:
 
 
 def _with_block(mask: mx.array | None, length: int) -> mx.array | None:
-    """The mask of stored tokens, (1, S), and of a block behind them, which is seen whole."""
+    """The mask of stored tokens, (1, S), extended by a block that is completely visible."""
     return None if mask is None else mx.concatenate([mask, mx.ones((1, length), mx.bool_)], axis=1)
 
 
 class Stored(NamedTuple):
-    """Of the rows, in one layer."""
+    """The stored tokens of the rows in one layer."""
 
     states: States
     ends: mx.array
-    """Places of the rows' last tokens, with which their blocks begin, (rows,) int32."""
+    """Positions of the rows' last tokens, the first ones of their blocks, (rows,) int32."""
     hidden: Sequence[mx.array | None] | None
-    """Masks of the stored tokens, by row. `None`: all are seen."""
+    """Masks of the stored tokens, by row. `None`: all are visible."""
 
 
 class BlockDrafting(FollowedRows):

@@ -1,4 +1,4 @@
-"""Guesses of a head for all rows at once: it sees what was said since, then its own guesses."""
+"""Drafts of a head for all rows at once: it reads the new tokens, then its own guesses."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from .row_states import RowStates, States, by_layer
 
 
 class GuessingHead(Protocol):
-    """What guesses the token after each pair of a state and the token that was drawn from it."""
+    """A module that predicts the next token from a state and the token that was drawn from it."""
 
     @property
     def layers(self) -> int:
-        """Its layers, which have keys and values."""
+        """Number of its layers, which have keys and values."""
 
     @property
     def shown(self) -> Sequence[int]:
-        """Layers of the model whose outputs are the states; none: those before its logits."""
+        """Layers of the model whose outputs are the states; empty: the states before its logits."""
 
     def after(self, tokens: mx.array, hidden: mx.array, states: Sequence[States]) -> mx.array:
-        """States (T, width) after T tokens, each drawn from the state beside it. `hidden`: from
-        the model, or from an earlier call. `states`: of each layer. What comes out is right for
-        the last token of each row."""
+        """States (T, width) after T tokens, each drawn from the state with its index. `hidden`:
+        from the model, or from an earlier call. `states`: of each layer. The result is valid for
+        the last token of each row only."""
 
     def best(self, hidden: mx.array) -> mx.array:
-        """The tokens (T,) that most likely follow such states."""
+        """The most likely next tokens (T,) after such states."""
 
     def blank(self) -> mx.array:
-        """One state of the model, (1, width of its states), of zeros."""
+        """A state of zeros, (1, width of the model's states)."""
 
 
 class HeadDrafting(FollowedRows):
@@ -70,7 +70,8 @@ class HeadDrafting(FollowedRows):
         return _by_row(len(rows), drawn)
 
     def _take_in(self, rows: Sequence[DraftRow], seen: Sequence[RowStates]) -> mx.array:
-        """Show the head what it has not seen; the states (rows, width) after each last token."""
+        """Let the head read new tokens. Returns the states (rows, width) after each row's last
+        token."""
         new, tokens = NewStates(rows, seen), list[mx.array]()
         for row in rows:
             tokens.append(mx.array(row.tokens[len(row.tokens) - row.fresh :], mx.int32))
@@ -85,7 +86,7 @@ class HeadDrafting(FollowedRows):
 
 
 def _token_bytes(head: GuessingHead) -> int:
-    """Of the keys and values of a row's token."""
+    """Bytes of the keys and values of one token."""
     seen = RowStates(head.layers)
     first = mx.array([0])
     mx.eval(head.after(first, head.blank(), by_layer([seen], [1], first)))

@@ -1,8 +1,8 @@
-"""EAGLE-3: a small decoder over what three layers of a model put out.
+"""EAGLE-3: a small decoder over the outputs of three layers of a model.
 
-Its classes are mlx-vlm's (mlx_vlm/speculative/drafters/eagle3 0.7.10), called layer by layer with
-the states of many rows. Config and tensors may be those of the package `speculators`, or those
-that SGLang reads, which have no `transformer_layer_config` and call the first layer `midlayer`.
+Its classes are from mlx-vlm (mlx_vlm/speculative/drafters/eagle3 0.7.10), called layer by layer
+with the states of many rows. Config and tensors can have the form of the package `speculators`, or
+the form for SGLang, which has no `transformer_layer_config` and names the first layer `midlayer`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ READ = 3
 
 
 def is_eagle3(folder: Path) -> bool:
-    """Whether the config says so. Raises `BadRequest` if there is none that can be read."""
+    """Whether the config is of EAGLE-3. Raises `BadRequest` if it cannot be read."""
     config = read_json(folder / "config.json")
     kinds = [config.get("model_type"), config.get("speculators_model_type")]
     classes = config.get("architectures") or []
@@ -41,7 +41,7 @@ def is_eagle3(folder: Path) -> bool:
 
 
 def problem(folder: Path | None, model: Any) -> str:
-    """Why the checkpoint cannot guess for a loaded model; empty: it may. Reads no weights."""
+    """Why the checkpoint cannot draft for a loaded model; empty: it can. Reads no weights."""
     if folder is None:
         return NONE_GIVEN
     try:
@@ -81,7 +81,7 @@ def _config(folder: Path, language: Any) -> Any:
     if (given.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids"):
         summary = "its eagle_config counts the layers that it reads in a way that is not known"
         raise BadRequest(summary, param="draft_model")
-    if not given.get("eagle_aux_hidden_state_layer_ids"):  # mlx-vlm would count its own layers
+    if not given.get("eagle_aux_hidden_state_layer_ids"):  # else mlx-vlm uses the head itself
         count = len(language.model.layers)
         given["eagle_aux_hidden_state_layer_ids"] = [2, count // 2, count - 3]
     try:
@@ -92,7 +92,7 @@ def _config(folder: Path, language: Any) -> Any:
 
 
 def _module(config: Any) -> Any:
-    """mlx-vlm's head without weights; nothing is computed. Raises `BadRequest` for sizes that no
+    """mlx-vlm's head without weights, not evaluated. Raises `BadRequest` for sizes that no
     head can have."""
     from mlx_vlm.speculative.drafters.eagle3 import Model
 
@@ -114,7 +114,7 @@ class EagleHead:
     def after(self, tokens: mx.array, hidden: mx.array, states: Sequence[States]) -> mx.array:
         module = self.module
         embedded, found = self._embedding(tokens)[:, None], hidden[:, None]
-        if hidden.shape[-1] != module.hidden_size:  # the model's states, not its own
+        if hidden.shape[-1] != module.hidden_size:  # states of the model, not of the head
             normed = found if module.input_norm is None else module.input_norm(found)
             found = module.fc(normed)
         for index, (layer, own) in enumerate(zip(module.layers, states, strict=True)):
@@ -137,7 +137,7 @@ class EagleHead:
 def load_eagle3(folder: Path, model: Any) -> EagleHead:
     """The head in a folder, for a model of mlx-lm or mlx-vlm that `problem` accepts.
 
-    It shares the model's embedding if its own is a copy of that one. Raises `BadRequest` where its
+    It shares the model's embedding if its own is a copy. Raises `BadRequest` if its
     weights do not fit.
     """
     language = language_of(model)

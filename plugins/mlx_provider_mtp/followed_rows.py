@@ -1,6 +1,6 @@
-"""Drafts for rows whose states a small module follows, all rows at once.
+"""Drafts by a small module that reads the states of all rows at once.
 
-Nothing waits for the device: the model gets the guesses unread, and the module follows unread
+Nothing waits for the device: the model gets unread guesses, and the module reads unread
 tokens."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Sizes:
     """Sizes of one followed row."""
 
     layers: int
-    """Layers of the module that have keys and values."""
+    """Number of layers of the module with keys and values."""
     token: int
     """Bytes of keys and values of a token in all layers."""
     state: int
@@ -40,7 +40,7 @@ class Sizes:
 
 @dataclass
 class Known:
-    """What is kept of a row from one call to the next."""
+    """The data of a row between two calls."""
 
     states: RowStates
     guess: Guess | None = None
@@ -52,7 +52,7 @@ class FollowedRows(ABC):
     drafts_ahead = True
 
     def __init__(self, name: str, sizes: Sizes, kv_bytes: int) -> None:
-        """`name`: what the drafter is, and of which checkpoint; `kv_bytes`: for keys and values of
+        """`name`: kind and checkpoint of the drafter; `kv_bytes`: for keys and values of
         all rows."""
         self.judged = Judged(name)
         self._sizes = sizes
@@ -67,11 +67,11 @@ class FollowedRows(ABC):
 
     @abstractmethod
     def guesses(self, rows: Sequence[DraftRow], seen: Sequence[RowStates]) -> list[DeviceTokens]:
-        """Unread guesses, for each row at most as many as it wants. `seen`: what the module has
-        seen of these rows. Take in their new states with `NewStates`."""
+        """Unread guesses, for each row at most as many as it wants. `seen`: the data that the
+        module has read of these rows. Add their new states with `NewStates`."""
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
-        """Greedy guesses; nothing is waited for."""
+        """Greedy guesses. Does not wait for the device."""
         able = [row for row in rows if row.hidden is not None and self._room(row)]
         if not able:
             return [[] for _ in rows]
@@ -82,7 +82,7 @@ class FollowedRows(ABC):
         return [by_row.get(id(row), ()) for row in rows]
 
     def _room(self, row: DraftRow) -> bool:
-        """Whether the row is followed, from now on if need be."""
+        """Whether the row is followed. A new row is followed if it fits into memory."""
         if row.state is None and len(self._followed) < self._places:
             row.state = Known(RowStates(self._sizes.layers, self._sizes.window))
             self._followed.add(row.state.states)
@@ -97,11 +97,11 @@ class FollowedRows(ABC):
 
 
 class NewStates:
-    """What rows have new for a module: states of the model, each before the token that was drawn
-    from it."""
+    """The new states of rows for a module: states of the model, each before the token that was
+    drawn from it."""
 
     def __init__(self, rows: Sequence[DraftRow], seen: Sequence[RowStates]) -> None:
-        """Tell `seen` which of them are unread."""
+        """Records in `seen` which of them are unread."""
         self.sizes: list[int] = []
         """Of each row."""
         places: list[int] = []
@@ -124,11 +124,11 @@ def last_token(row: DraftRow) -> mx.array:
 
 
 def more(rows: Sequence[RowStates]) -> mx.array:
-    """How many unread tokens each row has more, (rows,) int32."""
+    """Number of accepted unread tokens of each row, (rows,) int32."""
     none = mx.zeros(1, mx.int32)
     return mx.concatenate([none if row.unread is None else row.unread.held + 1 for row in rows])
 
 
 def kv_bytes(room: int | None) -> int:
-    """For keys and values, of the room for a module and its rows."""
+    """Bytes for keys and values, of the memory for a module and its rows."""
     return KV_BYTES if room is None else min(KV_BYTES, room // KV_SHARE)

@@ -1,4 +1,4 @@
-"""The head: what joins a state and the token after it, one layer, and the model's own matrices."""
+"""The MTP head: it joins a state and the next token, and has one layer and the model's matrices."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ NO_ATTENTION = "no layer of the model is known to have attention, of which its h
 
 
 class Head(nn.Module):  # type: ignore[misc]
-    """Guesses the token after the next one.
+    """Predicts the token after the next one.
 
     Published with Qwen3-Next (transformers leaves it out; vLLM's `qwen3_next_mtp.py` runs it): the
-    norms of a token's embedding and of the state that it was drawn from, side by side, become the
-    input of a layer, and its output, normed, is the state for the token after.
+    norms of a token's embedding and of the state that it was drawn from are concatenated as the
+    input of a layer. Its normalised output is the state for the next token.
     """
 
     def __init__(self, layer: nn.Module, hidden: int, eps: float) -> None:
@@ -39,15 +39,15 @@ class Head(nn.Module):  # type: ignore[misc]
         self.norm = nn.RMSNorm(hidden, eps)
 
     def __call__(self, embedded: mx.array, hidden: mx.array, states: States) -> mx.array:
-        """Of T tokens of some rows: states (T, hidden) from embeddings and states (T, hidden).
+        """States (T, hidden) from embeddings and states (T, hidden) of T tokens of some rows.
 
-        That of each row's last token that holds is right; the others are not masked.
+        Only the state of each row's last accepted token is valid; the others have no mask.
         """
         pair = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
         joined = self.fc(mx.concatenate(pair, axis=-1))[:, None]
         (layer,) = self.layers
         more = {}
-        if "position_ids" in inspect.signature(type(layer).__call__).parameters:  # mlx-vlm's
+        if "position_ids" in inspect.signature(type(layer).__call__).parameters:  # of mlx-vlm
             more["position_ids"] = step_positions(states.offset)
         found: mx.array = self.norm(layer(joined, mask=states.mask(), cache=states, **more))
         return found[:, 0]
@@ -81,7 +81,7 @@ class BoundHead:
 
 
 def language_of(model: Any) -> Any:
-    """The text model of mlx-lm's or mlx-vlm's whole one; `None`: it is neither."""
+    """The text model in a model of mlx-lm or mlx-vlm; `None`: there is none."""
     language = getattr(model, "language_model", model)
     below = getattr(language, "model", None)
     parts = hasattr(language, "args") and hasattr(below, "embed_tokens") and hasattr(below, "norm")
@@ -89,7 +89,7 @@ def language_of(model: Any) -> Any:
 
 
 def attention_layer(language: Any) -> int | None:
-    """Index of the first layer with attention; `None`: the layers do not tell which have it."""
+    """Index of the first layer with attention; `None`: unknown."""
     for index, layer in enumerate(getattr(language.model, "layers", ())):
         if not getattr(layer, "is_linear", True):
             return index
@@ -97,10 +97,10 @@ def attention_layer(language: Any) -> int | None:
 
 
 def load_head(folder: Path, model: Any) -> BoundHead:
-    """The head of a checkpoint, in memory, for the model of mlx-lm or mlx-vlm that it holds.
+    """The loaded head of a checkpoint, for its model of mlx-lm or mlx-vlm.
 
-    The head stays quantised where it is stored so, unless the model is spread out in float32.
-    Raises `BadRequest` where its weights do not fit.
+    Quantised parts stay quantised, unless the model is dequantised to float32.
+    Raises `BadRequest` if its weights do not fit.
     """
     language = language_of(model)
     head = _blank(language)
@@ -110,9 +110,9 @@ def load_head(folder: Path, model: Any) -> BoundHead:
 
 
 def _blank(language: Any) -> Head:
-    """A head whose layer is as the model's own layers with attention are; nothing is computed.
+    """A head whose layer is like the model's layers with attention, not evaluated.
 
-    Raises `BadRequest` where they do not tell which have it.
+    Raises `BadRequest` if it is unknown which layers have attention.
     """
     at = attention_layer(language)
     if at is None:

@@ -1,4 +1,4 @@
-"""Whether the first guesses of a drafter hold, to tell one that is of no use."""
+"""Checks whether the first guesses of a drafter are accepted, to detect a useless drafter."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Guess:
     """The last guesses for a row."""
 
     place: int
-    """Known tokens before them."""
+    """Number of known tokens before them."""
     unread: Unread | None
-    """Unread ones between."""
+    """Unread tokens between these and the guesses."""
     tokens: DeviceTokens
 
     @classmethod
@@ -31,7 +31,8 @@ class Guess:
         return cls(len(row.tokens), row.unread, tokens)
 
     def answered(self, tokens: Sequence[int]) -> int | None:
-        """What came in the place of the first one. `None`: nothing yet. `tokens`: of the row."""
+        """The token at the position of the first guess. `None`: not yet known. `tokens`: of the
+        row."""
         place = self.place
         if self.unread is not None and self.unread.read is not None:
             place += self.unread.read + 1
@@ -41,14 +42,14 @@ class Guess:
 @dataclass
 class Judged:
     name: str
-    """What the drafter is, and of which checkpoint."""
+    """Kind and checkpoint of the drafter."""
     tried: int = 0
     guesses: list[tuple[DeviceTokens, int]] = field(default_factory=list)
-    """Until there are enough: each guess, and the token that came."""
+    """Each guess with the real token, until there are enough."""
 
     def look(self, guess: Guess | None, tokens: Sequence[int]) -> None:
-        """Count a row's last guesses, if it is known what came; says so once where they hold as
-        seldom as by chance."""
+        """Count a row's last guesses, if the real tokens are known. Warns once if they are accepted
+        as rarely as by chance."""
         if guess is None or (token := guess.answered(tokens)) is None:
             return
         self.tried += 1

@@ -1,4 +1,4 @@
-"""Keys and values of a head's layers: of each row its own, seen by a layer as one cache."""
+"""Keys and values of a head's layers: separate for each row, but one cache for a layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ twice as many: states say much of what was before, and memory stays flat however
 
 
 class RowStates:
-    """What a module has seen of one row, at true positions."""
+    """The tokens of one row that a module has read, at their real positions."""
 
     def __init__(self, layers: int = 1, window: int = WINDOW) -> None:
         self.caches = [KVCache() for _ in range(layers)]
@@ -27,18 +27,18 @@ class RowStates:
 
     @property
     def unread_tokens(self) -> int:
-        """Tokens of that result, whether they hold or not."""
+        """Number of tokens of that result, accepted or not."""
         return 0 if self.unread is None else self.unread.tokens.size
 
     @property
     def stale(self) -> mx.array | None:
-        """How many that are, (1,) int32."""
+        """Number of stale tokens, (1,) int32."""
         if self.unread is None or self.unread_tokens == 1:
             return None
         return self.unread_tokens - 1 - self.unread.held
 
     def settle(self) -> None:
-        """Drop them, now that their number is known. Raises `ValueError` if it is not."""
+        """Remove the stale tokens. Raises `ValueError` if their number is not known yet."""
         if self.unread is None:
             return
         if self.unread.read is None:
@@ -48,17 +48,17 @@ class RowStates:
 
     @property
     def token_bytes(self) -> int:
-        """Of a token; 0: it has seen none."""
+        """Bytes of a token; 0: there is none."""
         known = [cache for cache in self.caches if cache.keys is not None]
         return sum(int((c.keys.nbytes + c.values.nbytes) // c.keys.shape[2]) for c in known)
 
     def forget(self, tokens: int) -> None:
-        """Drop the last tokens, which were guesses."""
+        """Remove the last tokens, which were guesses."""
         for cache in self.caches:
             cache.trim(tokens)
 
     def bound(self) -> None:
-        """Drop what is outside the window."""
+        """Remove tokens outside the window."""
         self.caches = [_bounded(cache, self._window) for cache in self.caches]
 
 
@@ -73,11 +73,11 @@ def _bounded(cache: KVCache, window: int) -> KVCache:
 
 
 class States:
-    """Of some rows, for one call of a layer; each takes one token or several.
+    """The states of some rows for one call of a layer. Each row has one token or several.
 
-    To the layer each token is a row of its own, as where the model itself checks drafts. Without
-    the masks, all see all of their row that holds: what comes out is right for the last of them,
-    which is all that is used of the last layer.
+    The layer treats each token as a row, as in a pass of the model with drafts. Without masks, each
+    token attends to all accepted tokens of its row. The result is then valid for the last token of
+    a row, and only this is used of the last layer.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class States:
         *,
         behind: bool = False,
     ) -> None:
-        """`sizes`: tokens of each row; `positions`: (T,) int32 of all of them, one row after the
-        other; `stale`: how many of a row's last tokens do not hold, (1,) int32. These are among
-        its tokens here or, if they go `behind`, before its one token."""
+        """`sizes`: tokens of each row; `positions`: (T,) int32 of all tokens, one row after the
+        other; `stale`: number of a row's last tokens that are rejected, (1,) int32. These are among
+        its tokens here or, with `behind`, before its one token."""
         edges = pairwise(accumulate(sizes, initial=0))
         self.runs = [
             Run(cache, slice(*at), turned=True) for cache, at in zip(caches, edges, strict=True)
@@ -102,7 +102,7 @@ class States:
         self._behind = behind
 
     def masks(self) -> list[Any]:
-        """Of each row, so that a token sees none behind it. Ask before the tokens are appended."""
+        """Causal masks, one for each row. Call it before the tokens are appended."""
         whole = {"return_array": False, "window_size": None}
         return [
             run.cache.make_mask(run.rows.stop - run.rows.start, **whole)
@@ -112,7 +112,8 @@ class States:
         ]
 
     def mask(self) -> list[mx.array | None] | None:
-        """Of each row, so that tokens see all that hold. Ask before the tokens are appended."""
+        """Masks of the accepted tokens, one for each row. Call it before the tokens are
+        appended."""
         if all(each is None for each in self._stale):
             return None
         return [
@@ -121,7 +122,7 @@ class States:
         ]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
-        """Append (T, heads, 1, D); keys and values of each row, (1, heads, S, D)."""
+        """Append (T, heads, 1, D). Returns keys and values of each row, (1, heads, S, D)."""
         pairs = [
             self._append(run, stale, keys[run.rows].swapaxes(0, 2), values[run.rows].swapaxes(0, 2))
             for run, stale in zip(self.runs, self._stale, strict=True)
@@ -147,6 +148,6 @@ def by_layer(
 
 
 def _hiding(run: Run, stale: mx.array) -> mx.array:
-    """(1, S) bool, without the stale tokens that will be at the row's end."""
+    """(1, S) bool: false for the stale tokens that will be at the row's end."""
     columns = run.cache.offset + run.rows.stop - run.rows.start
     return visible(columns - 1 - stale, columns)

@@ -1,4 +1,4 @@
-"""Weights of a small module that guesses for a model: quantised as they are stored, and checked."""
+"""Loads and checks the weights of a small drafting module, quantised as stored."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
 
 @dataclass(frozen=True)
 class Named:
-    """How errors name a module."""
+    """The names of a module in errors."""
 
     what: str
     prefix: str
-    """Of the names of its tensors."""
+    """Prefix of the names of its tensors."""
     option: str
-    """The operator's option that chose it."""
+    """The operator's option that has chosen it."""
 
 
 def load_into(module: nn.Module, tensors: Tensors, language: Any, named: Named) -> None:
-    """Put the tensors into memory as those of a module that guesses for a model.
+    """Load the tensors as weights of a module that drafts for a model.
 
-    The module stays quantised where it is stored so, unless the model is spread out in float32.
-    Raises `BadRequest` where the tensors do not fit.
+    Quantised parts stay quantised, unless the model is dequantised to float32.
+    Raises `BadRequest` if the tensors do not fit.
     """
     _quantise_like(module, tensors)
     _check(module, tensors, named)
@@ -49,16 +49,16 @@ def load_into(module: nn.Module, tensors: Tensors, language: Any, named: Named) 
 
 
 def _quantise_like(module: nn.Module, tensors: Tensors) -> None:
-    """Make those layers quantised that are stored so, in the form that their shapes tell.
+    """Quantise the layers that are stored in quantised form, with parameters from their shapes.
 
-    A config's quantisation, layer by layer or for all, gives the same, and is not always kept with
-    a head that was added later.
+    The config's quantisation, per layer or for all, has the same values, but is sometimes missing
+    for a head that was added later.
     """
     nn.quantize(module, class_predicate=partial(_form, tensors))
 
 
 def _form(tensors: Tensors, name: str, layer: Any) -> dict[str, Any] | bool:
-    """How a layer is quantised; `False`: it is not."""
+    """The quantisation of a layer; `False`: none."""
     weight, scales = tensors.get(f"{name}.weight"), tensors.get(f"{name}.scales")
     if weight is None or scales is None or not hasattr(layer, "to_quantized"):
         return False
@@ -74,7 +74,7 @@ def _quantised(language: Any) -> bool:
 
 
 def _check(module: nn.Module, tensors: Mapping[str, mx.array], named: Named) -> None:
-    """Raises `BadRequest` for the first tensor that is missing, left over or of another shape."""
+    """Raises `BadRequest` for the first tensor that is missing, unknown or of another shape."""
     wanted = {name: value.shape for name, value in tree_flatten(module.parameters())}
     for name in sorted(wanted.keys() | tensors.keys()):
         have = tensors[name].shape if name in tensors else None
