@@ -4,7 +4,7 @@
 |---|---|
 | `subjects` | models with their options and variables, as requested |
 | `stage` | one gateway for them, and its client: `asking` |
-| `scenario`, `scenarios/` | what is asked, with its check as data |
+| `scenario`, `scenarios/` | requests with their expected replies, as data |
 | `matching`, `scoring` | whether a reply is right, and its faults |
 | `playing`, `tools`, `tools_report` | a scenario turn by turn; all scenarios, counted by kind |
 | `haystack`, `needle`, `needle_report` | long prompts with one fact to find |

@@ -23,7 +23,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole reply, or the failure."""
+    """A complete reply, or the failure."""
 
     text: str = ""
     thought: str = ""
@@ -66,7 +66,7 @@ class Reply:
 
 
 class Client:
-    """Asks one subject through its gateway, greedily; safe from several threads."""
+    """Sends requests for one subject through its gateway, with greedy decoding. Thread-safe."""
 
     def __init__(self, staged: Staged, max_tokens: int, said: Mapping[str, Any]) -> None:
         """`said`: further fields of every request."""
@@ -103,7 +103,7 @@ class Client:
         except openai.APIError as error:
             self._staged.require_gateway()
             return Reply(failure=f"{type(error).__name__}: {error.message[:500]}")
-        except RuntimeError as error:  # closed while it was asked
+        except RuntimeError as error:  # closed during the request
             raise EngineUnavailable(f"the request was given up: {error}") from None
 
 

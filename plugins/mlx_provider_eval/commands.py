@@ -1,4 +1,4 @@
-"""The commands of `eval`. Each imports what it needs when it runs."""
+"""The commands of `eval`. Each imports its modules when it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a figure depends on besides the model, so that readers can repeat the measurement."""
+"""The conditions of a measurement in addition to the model, so that readers can repeat it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A `talk` has many short turns, in one of which the user tells a name; the demo models were trained
 on such talks. A `document` is one message with a report of different sentences, one of which tells
-a code; it is for larger models. Another `seed` makes another prompt of the same kind.
+a code; it is for larger models. Another `seed` gives another prompt of the same kind.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ QUESTION = "\n\nWhat is the code of the {colour} locker? Answer with the code al
 class Haystack:
     name: str
     build: Callable[[int, float, int, int], Messages]
-    """(parts, depth from 0 to 1, seed, wanted tokens) -> the messages. Of one length, more parts
-    are more tokens; another length begins otherwise."""
+    """(parts, depth from 0 to 1, seed, wanted tokens) -> the messages. With one length, more parts
+    give more tokens. Prompts of different lengths begin differently."""
     answer: Callable[[int], str]
-    """What a right reply holds, by seed."""
+    """The text that a right reply contains, by seed."""
     hint: str
-    """What is asked, for people."""
+    """Description of the question."""
 
 
 def talk(turns: int, depth: float, seed: int, length: int) -> Messages:
-    """`turns` turns of talk, with the name among them."""
+    """`turns` turns of talk; one of them has the name."""
     name = NAMES[seed % len(NAMES)]
     dice = _dice(depth, seed, length)
     said = [dice.choice(TALK) for _ in range(turns)]
@@ -74,7 +74,7 @@ def talk(turns: int, depth: float, seed: int, length: int) -> Messages:
 
 
 def document(sentences: int, depth: float, seed: int, length: int) -> Messages:
-    """`sentences` sentences, with the code among them."""
+    """`sentences` sentences; one of them has the code."""
     dice = _dice(depth, seed, length)
     parts = [_sentence(dice) for _ in range(sentences)]
     colour, code = _locker(seed)
@@ -84,7 +84,7 @@ def document(sentences: int, depth: float, seed: int, length: int) -> Messages:
 
 
 def _dice(depth: float, seed: int, length: int) -> random.Random:
-    """No two prompts begin alike, so that none is found in a prefix cache."""
+    """Different random numbers for each prompt, so that no prompt is found in a prefix cache."""
     return random.Random(f"{depth} {seed} {length}")  # noqa: S311
 
 
@@ -103,7 +103,7 @@ def _sentence(dice: random.Random) -> str:
 
 
 def _locker(seed: int) -> tuple[str, str]:
-    """Its colour, and a code of six digits, which no other number of the text has."""
+    """Its colour, and a code of six digits. All other numbers in the text are shorter."""
     dice = random.Random(f"locker {seed}")  # noqa: S311
     return dice.choice(COLOURS), str(dice.randint(100_000, 999_999))
 
@@ -120,10 +120,10 @@ HAYSTACKS: Mapping[str, Haystack] = {
 def as_long_as(
     build: Callable[[int], Messages], count: Callable[[Messages], int], tokens: int, near: int = 64
 ) -> tuple[Messages, int, int]:
-    """The longest prompt of at most so many tokens: messages, its tokens, its parts.
+    """The longest prompt within a number of tokens: its messages, tokens and parts.
 
-    `near`: parts to begin with, best those of a prompt of about that length. Counts some five to
-    ten prompts. A prompt without any part may have more tokens than that.
+    `near`: parts of a prompt with about that length, as the start of the search. Counts five to
+    ten prompts. A prompt without any part can be longer.
     """
     least = count(build(0))
     best, beyond, parts = (0, least), 0, max(1, near)

@@ -1,17 +1,17 @@
-"""Whether an argument is what was wanted.
+"""Compares arguments of a call with the wanted ones.
 
 | wanted | the value |
 |---|---|
-| a number, text, `true`, `null` | is equal; 5 and 5.0 are |
-| a list, a mapping | is equal part by part; each part may be a matcher |
-| `{$in: [a, b]}` | is what one of these wants |
-| `{$has: text}` | is a text in which this stands, whatever the case |
-| `{$like: text}` | the same text but for case, white space and what ends a sentence |
-| `{$lines: text}` | the same text but for white space at its ends |
+| a number, text, `true`, `null` | is equal; 5 equals 5.0 |
+| a list, a mapping | is equal part by part; each part can be a matcher |
+| `{$in: [a, b]}` | matches one of these |
+| `{$has: text}` | is a text that contains this, in upper or lower case |
+| `{$like: text}` | is the same text, apart from case, white space and final punctuation |
+| `{$lines: text}` | is the same text, apart from white space at its ends |
 | `{$set: [a, b]}` | is a list of these in any order |
-| `{$maybe: wanted}` | is not there, or what this wants |
-| `{$any: true}` | is there |
-| `{$python: [names]}` | is Python that compiles, with these functions or classes on top |
+| `{$maybe: wanted}` | is missing, or matches this |
+| `{$any: true}` | is present |
+| `{$python: [names]}` | is Python that compiles, with these functions or classes at the top level |
 
 Python of a model is compiled and never run.
 """
@@ -30,7 +30,7 @@ _ABSENT = object()
 
 
 def differences(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """What of these arguments is wrong, in words; nothing: they are right."""
+    """A description of each wrong argument; empty: all are right."""
     invented = [
         f"{name} was not asked for: {shown(given[name])}" for name in given if name not in wanted
     ]
@@ -49,7 +49,7 @@ def _difference(wanted: Any, given: Any, at: str) -> str:
 
 
 def matches(wanted: Any, given: Any) -> bool:
-    """Whether a value is what was wanted; see `check` for what that may be."""
+    """Whether a value matches. `check` tests the matcher itself."""
     if sign := _sign(wanted):
         return MATCHERS[sign](wanted[sign], given)
     if isinstance(wanted, Mapping):
@@ -62,7 +62,7 @@ def matches(wanted: Any, given: Any) -> bool:
 
 
 def check(wanted: Any) -> None:
-    """Raises `ValueError` for a matcher that does not exist, wherever it stands."""
+    """Raises `ValueError` for an unknown matcher at any place."""
     if (sign := _sign(wanted)) and sign not in MATCHERS:
         raise ValueError(f"no such matcher: {sign}; there are {', '.join(MATCHERS)}")
     if isinstance(wanted, (Mapping, list)):
@@ -71,7 +71,7 @@ def check(wanted: Any) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value for people, shortened."""
+    """A shortened text of a value."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 200 else text[:200] + "…"
 

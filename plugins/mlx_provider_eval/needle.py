@@ -1,8 +1,8 @@
-"""`mlx-provider eval needle`: what a model finds, by length of the prompt and depth.
+"""`mlx-provider eval needle`: facts that a model finds, by length of the prompt and depth.
 
 Lengths double up to the limit of the model's context, memory and the user's choice. The model's own
-template and tokenizer count the tokens. Each cell is asked several times through the gateway, each
-time for another fact, with greedy decoding.
+template and tokenizer count the tokens. Each cell has several requests through the gateway, each
+for another fact, with greedy decoding.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ NEARLY = 1.1
 @dataclass(frozen=True)
 class Plan:
     haystack: str = ""
-    """One of `HAYSTACKS`; empty: a talk for the models of the package, else a document."""
+    """One of `HAYSTACKS`; empty: a talk for the models of the package, a document for others."""
     least: int = 1024
     """Tokens of the shortest prompt."""
     limit: int | None = None
-    """Tokens of the longest; `None`: what model and memory allow."""
+    """Tokens of the longest prompt; `None`: the limit of model and memory."""
     depths: Sequence[int] = (0, 25, 50, 75, 100)
-    """Per cent of the prompt that stand before what is to be found."""
+    """Percent of the prompt before the fact."""
     needles: int = 3
-    """Times that each cell is asked."""
+    """Requests per cell."""
     max_tokens: int = 64
     said: Mapping[str, Any] = field(default_factory=dict)
 
@@ -49,7 +49,7 @@ class Limit:
 
 
 def limit_of(plan: Plan, staged: Staged) -> Limit:
-    """The smallest of: what the model takes, what fits into memory, what the user wants."""
+    """The smallest limit of: model, memory, user."""
     context = staged.status.context_length
     bounds = [Limit(context - plan.max_tokens - 1, "the model's context")]
     bounds.append(Limit(_fitting(staged) - plan.max_tokens - 1, "this machine's memory"))
@@ -65,7 +65,7 @@ def _fitting(staged: Staged) -> int:
 
 
 def lengths(least: int, limit: int) -> list[int]:
-    """Lengths from the least, doubling, to the limit."""
+    """Lengths from `least` to `limit`; each is double the one before."""
     found = []
     length = least
     while length < limit:
@@ -77,7 +77,7 @@ def lengths(least: int, limit: int) -> list[int]:
 
 
 def asks(plan: Plan, staged: Staged) -> int:
-    """Questions for one subject."""
+    """Number of requests for one subject."""
     return len(_lengths(plan, limit_of(plan, staged))) * len(plan.depths) * plan.needles
 
 
@@ -146,7 +146,7 @@ def _built(haystack: Haystack, depth: float, seed: int, length: int, parts: int)
 
 
 def _template(plan: Plan) -> dict[str, Any]:
-    """Variables of the chat template, which a prompt's length may depend on."""
+    """Variables of the chat template, which can affect the length of a prompt."""
     return dict(plan.said.get("chat_template_kwargs") or {})
 
 

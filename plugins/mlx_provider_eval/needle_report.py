@@ -1,4 +1,4 @@
-"""What `eval needle` shows: hits by length and depth, and where a subject begins to miss."""
+"""The report of `eval needle`: hits by length and depth, and the length of the first miss."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN = 3
 
 
 def tables(result: Result) -> list[Table]:
-    """One of each subject: a row for each length, a column for each depth."""
+    """A table for each subject: a row for each length, a column for each depth."""
     return [_table(each) for each in measured_of(result)]
 
 
@@ -113,7 +113,7 @@ PICTURES = (".png", ".svg")
 
 
 def require_plot(path: Path) -> Any:
-    """matplotlib's `pyplot`, without a screen. Raises `NotInstalled` where it is missing, and
+    """matplotlib's `pyplot`, without a screen. Raises `NotInstalled` if it is missing, and
     `BadRequest` for a path that it cannot write."""
     if path.suffix not in PICTURES:
         raise BadRequest(f"--plot {path}: its end must be {' or '.join(PICTURES)}", param="--plot")

@@ -1,4 +1,4 @@
-"""A scenario turn by turn, up to its end or its first fault."""
+"""Runs a scenario turn by turn, up to its end or its first fault."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Played:
 
     fault: Fault | None
     step: int
-    """The one at fault, from 1; else the last."""
+    """The number of the step with the fault, or of the last step. The first is 1."""
     transcript: tuple[Mapping[str, Any], ...]
-    """All messages; what a reply at fault was, as it came."""
+    """All messages. A wrong reply is unchanged."""
     replies: tuple[Reply, ...]
 
     @property
@@ -77,7 +77,7 @@ def _offered(scenario: Scenario) -> dict[str, Any]:
 
 
 def _asked(step: Step, before: Reply) -> Iterator[dict[str, Any]]:
-    """Results of the calls before, then the user's text."""
+    """Results of the calls in the reply before, then the user's text."""
     for call in before.calls:
         content = _result(call, step.results.get(call.name, NO_RESULT))
         yield {"role": "tool", "tool_call_id": call.id, "content": content}

@@ -39,7 +39,7 @@ def _ticks(text: str) -> list[str]:
 
 
 def surroundings(result: Result) -> str:
-    """What is needed to repeat the run: command, machine, versions, subjects."""
+    """The conditions of the run: command, machine, versions, subjects."""
     lines = [f"- command: `{result['command']}`", f"- at {result['at']} on {result['machine']}"]
     versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
     lines.append(f"- {versions}, Python {result['python']}")
@@ -66,7 +66,7 @@ def measured_of(result: Result) -> list[Result]:
 
 
 def require_writable(folder: Path, option: str) -> None:
-    """Raise `BadRequest` before a run that may take an hour."""
+    """Raise `BadRequest` before a run, which can take an hour."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".written").touch()

@@ -21,7 +21,7 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Report:
-    """A result for people."""
+    """A result in readable form."""
 
     tables: Sequence[Table]
     guidance: Sequence[str]
@@ -31,18 +31,18 @@ class Report:
 @dataclass(frozen=True)
 class Evaluation:
     name: str
-    """Of its files."""
+    """Name of its files."""
     asks: Callable[[Staged], int]
-    """How often a subject is asked."""
+    """Number of requests for a subject."""
     measured: Callable[[Staged, Callable[[], None]], Result]
-    """One subject's result, JSON-able; the callable is called after each answer. One with `skipped`
-    says why there is none."""
+    """One subject's result, as JSON types. The callable is called after each reply. A result with
+    `skipped` has the reason why there are no measurements."""
     whole: Callable[[Sequence[Result]], Result]
     report: Callable[[Result], Report]
 
 
 def run(evaluation: Evaluation, chosen: Sequence[Subject], out: Path | None) -> Result:
-    """The whole result. With `out`, its files are updated after each subject.
+    """The complete result. With `out`, its files are updated after each subject.
 
     Raises `EngineUnavailable` if the gateway has ended, `typer.Exit` for a signal.
     """

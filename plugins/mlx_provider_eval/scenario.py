@@ -1,4 +1,4 @@
-"""Requests to a model with tools, and the right replies, read from YAML."""
+"""Requests to a model with tools, and the expected replies, from YAML."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class _Data(BaseModel):
 
 
 class Text(_Data):
-    """What a text must hold; it must not be empty."""
+    """Requirements on a text, which must not be empty."""
 
     has: list[str | list[str]] = Field(default_factory=list)
-    """Each stands in it, whatever the case of its letters; of a list, one does."""
+    """Texts that it contains, in upper or lower case. Of a list, it contains at least one."""
     lacks: list[str] = Field(default_factory=list)
 
 
@@ -63,12 +63,12 @@ class Step(_Data):
 
     say: str | None = None
     results: Mapping[str, str | Mapping[str, str]] = Field(default_factory=dict)
-    """By tool: what it gives back; by a value of the call's arguments, where calls differ."""
+    """Results by tool; or by a value in the call's arguments, if results differ."""
     expect: Expected
 
 
 class Tool(_Data):
-    """A function that is offered."""
+    """A function that the model can call."""
 
     description: str
     parameters: dict[str, Any]
@@ -89,13 +89,13 @@ class Scenario(_Data):
     tools: Mapping[str, Tool]
     system: str | None = None
     history: list[dict[str, Any]] = Field(default_factory=list)
-    """Messages before the first step, as they are."""
+    """Messages before the first step, unchanged."""
     steps: list[Step] = Field(min_length=1)
     choice: str = "auto"
     """`auto`, `required`, `none`, or the name of the tool that must be called."""
     parallel: bool = True
     stream: Literal["yes", "both"] = "yes"
-    """`both`: asked with and without, to the same end."""
+    """`both`: with and without streaming; both replies must be equal."""
 
     @model_validator(mode="after")
     def _knows_its_tools(self) -> Self:
@@ -111,7 +111,7 @@ class Scenario(_Data):
         return f"{self.kind}/{self.id}"
 
     def definitions(self) -> list[dict[str, Any]]:
-        """Its tools in OpenAI's form."""
+        """Its tools in OpenAI's format."""
         return [
             {"type": "function", "function": {"name": name, **tool.model_dump()}}
             for name, tool in self.tools.items()
@@ -138,7 +138,7 @@ def read(paths: Sequence[Path]) -> list[Scenario]:
 
 
 def digest(scenarios: Sequence[Scenario]) -> str:
-    """Scores are comparable if this is the same."""
+    """A digest. Scores are comparable if it is equal."""
     text = "\n".join(each.model_dump_json() for each in scenarios)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -165,7 +165,7 @@ def _of_file(path: Path, known: Mapping[str, Any]) -> Iterator[Scenario]:
 
 
 def _whole(fields: dict[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Put in the definitions of tools; a scenario of one step may lack `steps`."""
+    """Add the definitions of tools. A scenario with one step can omit `steps`."""
     named = fields.get("tools") or []
     if missing := [name for name in named if name not in known]:
         raise ValueError(f"no such tool: {', '.join(missing)}; define it under `define`")

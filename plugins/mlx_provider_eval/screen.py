@@ -1,4 +1,4 @@
-"""What a user sees on stderr during a run, and how a signal ends the run without leftovers."""
+"""Progress on stderr during a run, and the clean end of a run by a signal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Screen:
 def ending() -> Iterator[Screen]:
     """Signals end the block with its clean-ups, and this process with a shell's exit code."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    tell = None if console.is_terminal else console.print  # a terminal has the bar
+    tell = None if console.is_terminal else console.print  # a terminal shows the progress bar
     try:
         with long_command(__package__, tell):
             yield Screen(console)

@@ -1,4 +1,4 @@
-"""One gateway for several subjects, and a client that asks each like an OpenAI client."""
+"""One gateway for several subjects, for requests of an OpenAI client."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ READ_BY = {"GEMMA3_SLIDING_WINDOW": "gemma3"}
 
 @dataclass(frozen=True)
 class Staged:
-    """A loaded subject, and where it is reached."""
+    """A loaded subject, and the address of its gateway."""
 
     subject: Subject
     name: str
-    """What a client calls it."""
+    """The model name for clients."""
     status: ModelStatus
     options: ModelOptions
     apart: Apart
@@ -81,7 +81,7 @@ class Skipped:
 
 
 def prepare(subjects: Sequence[Subject], registry: PluginRegistry) -> None:
-    """Find what is wrong with models, parsers or variables before anything starts.
+    """Find errors in models, parsers or variables before anything starts.
 
     Downloads missing models. Raises `ModelNotFound`, `UnsupportedModel`, `BadRequest`.
     """
@@ -103,7 +103,7 @@ def prepare(subjects: Sequence[Subject], registry: PluginRegistry) -> None:
 def staging(
     subjects: Sequence[Subject], tell: Tell, environ: Mapping[str, str] = os.environ
 ) -> Generator[Staged | Skipped]:
-    """Subjects one after the other, each loaded when its turn comes.
+    """Subjects one after the other. Each is loaded at its turn.
 
     Those with the same variables share a gateway, which ends with them or with `close()`. Raises
     `NotInstalled` or `EngineUnavailable` if proxy or engine cannot start.
@@ -116,7 +116,7 @@ def staging(
             for number, subject in enumerate(members):
                 tell("model", subject.label)
                 staged = _loaded(subject, _name(number), apart)
-                apart.proxy.wait_ready()  # which has started meanwhile
+                apart.proxy.wait_ready()  # it has started in the meantime
                 yield staged
 
 
@@ -126,7 +126,7 @@ def _config(members: Sequence[Subject]) -> dict[str, Any]:
     for number, subject in enumerate(members):
         limits = {"timeout": TIMEOUT, "stream_timeout": TIMEOUT}
         (entry,) = proxy_config(_name(number), subject.model, **limits)["model_list"]
-        # Of one model, none finds the prompts that another one has computed in its own way.
+        # Subjects with the same model must not share prefixes, because their options differ.
         entry["model_info"]["mlx"] = {**subject.options, "cache_salt": _name(number)}
         config["model_list"].append(entry)
     return config

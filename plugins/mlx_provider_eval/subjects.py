@@ -1,4 +1,4 @@
-"""What is compared: models, each with some options and some variables of its engine."""
+"""The subjects of a comparison: models with options and engine variables."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Subject:
     """A model with its options and variables."""
 
     model: str
-    """What follows `mlx/`."""
+    """The name after `mlx/`."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The engine's among the operator's options, as in `model_info.mlx` of a config entry."""
+    """Options for the engine, as in `model_info.mlx` of a config entry."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Of the engine's environment."""
+    """Variables of the engine's environment."""
 
     label: str = ""
-    """For people: the model, and in what it differs from others that it is compared with."""
+    """A label: the model, and the values in which it differs from other subjects."""
 
     def encoded(self) -> dict[str, Any]:
         return {
@@ -43,7 +43,7 @@ class Subject:
 
 
 def values(written: Sequence[str], flag: str) -> dict[str, list[str]]:
-    """Values of `name=value` words, by name. Raises `BadRequest`."""
+    """Values of `name=value` arguments, by name. Raises `BadRequest`."""
     found: dict[str, list[str]] = {}
     for word in written:
         name, sign, value = word.partition("=")
@@ -73,7 +73,7 @@ def _label(subject: Subject, name: str, compared: Sequence[str]) -> str:
 
 
 def _short(model: str, among: Sequence[Subject]) -> str:
-    """The last part of a folder, unless another model has the same."""
+    """The last part of a folder, unless another model has the same one."""
     if not model.startswith("/"):
         return model
     name = Path(model).name

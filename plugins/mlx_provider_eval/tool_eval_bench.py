@@ -1,4 +1,4 @@
-"""The scenarios of tool-eval-bench (github.com/SeraphimSerapis/tool-eval-bench), run as it is.
+"""Runs the unchanged tool-eval-bench (github.com/SeraphimSerapis/tool-eval-bench).
 
 This separate program needs its own environment: its `rich` is newer than LiteLLM's proxy allows.
 Options and the report's fields are those of version 3.0.0.
@@ -60,7 +60,7 @@ def measured(
 
 
 def _run(path: str, staged: Staged, arguments: Sequence[str], scratch: Path) -> Result:
-    """Run it in an empty folder, where it leaves its database and reports."""
+    """Run it in an empty folder for its database and reports."""
     command = [path, "run", "--base-url", staged.url, "--model", staged.name, "--no-live"]
     command += ["--no-probe-engine", "--json-file", "report.json", "--output-dir", "reports"]
     environment = {**os.environ, **direct(os.environ), "TOOL_EVAL_API_KEY": staged.key}
@@ -72,7 +72,7 @@ def _run(path: str, staged: Staged, arguments: Sequence[str], scratch: Path) -> 
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # a signal reaches this process, which ends it
+            start_new_session=True,  # only this process gets a signal, and ends the program
         )
         try:
             code = process.wait()

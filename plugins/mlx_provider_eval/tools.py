@@ -1,7 +1,7 @@
 """`mlx-provider eval tools`: scenarios with tools through the gateway, counted by kind.
 
-Decoding is greedy, so that a run can be repeated. `repeat` asks each scenario several times, up to
-`at_once` at the same time; it passes if every reply was right.
+Decoding is greedy, so that a run can be repeated. `repeat` runs each scenario several times, up to
+`at_once` at the same time. A scenario passes if every reply is right.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Plan:
     at_once: int = 1
     max_tokens: int = 2048
     said: Mapping[str, Any] = field(default_factory=dict)
-    """What every request says besides, such as `chat_template_kwargs`."""
+    """Further fields of each request, such as `chat_template_kwargs`."""
 
 
 def measured(plan: Plan, staged: Staged, done: Callable[[], None]) -> Result:
@@ -59,7 +59,8 @@ def whole(plan: Plan, subjects: Sequence[Result]) -> Result:
 
 
 def counted(cases: Sequence[Result]) -> Result:
-    """Numbers by kind and in all, faults by name, and which replies were the same every time."""
+    """Counts by kind and in total, faults by name, and the scenarios with equal replies each
+    time."""
     kinds = list(dict.fromkeys(case["kind"] for case in cases))
     of_kind = {kind: [case for case in cases if case["kind"] == kind] for kind in kinds}
     return {
@@ -117,7 +118,7 @@ def _case(scenario: Scenario, runs: Sequence[Played]) -> Result:
 
 
 def knows_tools(staged: Staged) -> str:
-    """Why the scenarios say nothing about this model; empty: they apply.
+    """Why the scenarios are not useful for this model; empty: they are.
 
     If a template shows no tools, the model does not know them.
     """

@@ -1,4 +1,4 @@
-"""What `eval tools` shows: passes by kind, faults, and an example of each failure."""
+"""The report of `eval tools`: passes by kind, faults, and an example of each failure."""
 
 from __future__ import annotations
 
