@@ -1,7 +1,7 @@
 """One model over several machines: a group of ranks, of which rank 0 leads.
 
-Rank 0 talks HTTP, schedules and decides; it tells each decision to the followers, which act on the
-same. Tensors go by MLX's collectives, decisions by the `channel`.
+Rank 0 serves HTTP, schedules and decides. It sends each decision to the followers, which execute
+the same. MLX's collectives send tensors, the `channel` sends decisions.
 
 | module | content |
 |---|---|

@@ -14,7 +14,7 @@ from .supervisor import supervise
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line and supervise; the exit code."""
+    """Parse the command line and supervise. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m mlx_provider_ranks", description=__doc__)
     parser.add_argument("--ranks", type=int)
     parser.add_argument("--hostfile", type=Path)

@@ -1,4 +1,4 @@
-"""How followers learn where the leader listens, and what they show there."""
+"""How followers get the address of the leader and the key for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where the leader listens: `hosts` are tried in turn; and the key that lets a rank in."""
+    """The addresses of the leader, which are tried in order, and the key that admits a rank."""
 
     hosts: tuple[str, ...]
     port: int
@@ -42,12 +42,12 @@ def new_key() -> str:
 
 
 def leader_hosts(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Addresses of rank 0 as the launcher tells them, the likeliest first.
+    """Addresses of rank 0 from the launcher, most likely first.
 
-    `mlx.launch` (mlx 0.32, `_distributed_utils/launch.py`) leaves every rank of a ring a file with
-    one list of `ip:port` for each rank, and JACCL's the address of its coordinator, which is rank
-    0. Links of a ring may be such that only neighbours reach one another there: the host's name
-    comes last. Loopback alone where all ranks are on this machine.
+    `mlx.launch` (mlx 0.32, `_distributed_utils/launch.py`) gives every rank of a ring a file with
+    one list of `ip:port` for each rank, and ranks of JACCL the address of the coordinator, rank
+    0. Links of a ring can connect only neighbours, so the host's name comes last. Only loopback, if
+    all ranks are on this machine.
     """
     ranks = _ring(environ.get("MLX_HOSTFILE"))
     if ranks and all(_is_loopback(ip) for ips in ranks for ip in ips):
@@ -61,14 +61,14 @@ def leader_hosts(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 
 
 def bind_host(hosts: tuple[str, ...]) -> str:
-    """Loopback where nobody else is meant; else every interface, for links are tried in turn."""
+    """Loopback if all ranks are on this machine; otherwise every interface."""
     return LOOPBACK if all(_is_loopback(host) for host in hosts) else ""
 
 
 def spread(group: Any, meeting: Meeting | None) -> Meeting:
-    """Everybody gets rank 0's, by a sum to which the other ranks add zeros.
+    """All ranks get the value of rank 0, by a sum to which the others add zeros.
 
-    A collective of the group: every rank calls it, in the same order as other collectives.
+    A collective of the group: every rank must call it at the same point.
     """
     import mlx.core as mx
     import numpy as np

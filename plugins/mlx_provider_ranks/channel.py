@@ -1,6 +1,6 @@
-"""The control channel of a rank group: what the leader decides, and who still lives.
+"""The control channel of a rank group, for decisions of the leader and heartbeats.
 
-TCP, one connection for each follower. Tensors do not go here.
+TCP, one connection for each follower. It does not send tensors.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Lost = Callable[[RankFault], None]
 
 
 class LeaderChannel:
-    """Rank 0's side. `tell` is one thread's; everything else any thread's."""
+    """Rank 0's side. One thread calls `tell`; all other methods are thread-safe."""
 
     def __init__(self, guests: list[Guest], hello: Hello, lost: Lost, patience: float) -> None:
         """`guests`: every follower, by rank."""
@@ -61,9 +61,9 @@ class LeaderChannel:
     ) -> LeaderChannel:
         """Wait for every follower of an `mx.distributed.Group`, of which this is rank 0.
 
-        `lost` is called once, from a thread of the channel's own, for the first rank that is lost.
-        `patience`: seconds that a rank may be behind. Raises `ProcessLost` where one does not come,
-        `RanksDiffer` where one may not compute with this one.
+        `lost` is called once, from the channel's thread, for the first rank that is lost.
+        `patience`: seconds that a rank can be behind. Raises `ProcessLost` if a rank does not come,
+        `RanksDiffer` if one must not compute with this one.
         """
         hosts = leader_hosts()
         listener = socket.create_server((bind_host(hosts), 0), backlog=128)
@@ -85,15 +85,15 @@ class LeaderChannel:
         patience: float = 5.0,
         start_patience: float = START_PATIENCE,
     ) -> LeaderChannel:
-        """As `open`, for followers that know the address and the key already."""
+        """Like `open`, for followers that already have the address and the key."""
         guests = Door(listener, key, size, time.monotonic).wait(start_patience)
         _welcome(guests, hello)
         return cls(guests, hello, lost, patience)
 
     def tell(self, message: Mapping[str, Any], *, more: bool = False) -> None:
-        """Send one message to every follower, `more`: at once with the next one.
+        """Send one message to every follower. `more`: together with the next one.
 
-        Raises `ProcessLost` once a rank is lost.
+        Raises `ProcessLost` after a rank is lost.
         """
         self._raise_lost()
         self._kept.add(message)
@@ -101,7 +101,7 @@ class LeaderChannel:
             self.send()
 
     def send(self) -> None:
-        """Send what was told with `more`, if anything. Raises `ProcessLost`."""
+        """Send the messages of `tell` with `more`. Raises `ProcessLost`."""
         kinds, data = self._kept.taken()
         self._watch.sending(kinds)
         for link in self._links:
@@ -111,33 +111,33 @@ class LeaderChannel:
 
     @property
     def fault(self) -> RankFault | None:
-        """Of the first rank that was lost."""
+        """The fault of the first rank that was lost."""
         return self._watch.fault
 
     def statuses(self) -> list[ProcessStatus]:
-        """Of every rank, this one first."""
+        """The status of every rank, this one first."""
         mine = _status(self._hello, self._since, None)
         return [mine, *(_status(each.hello, self._since, each.fault) for each in self._links)]
 
     @property
     def hellos(self) -> list[Hello]:
-        """What every rank has told of itself, this one first."""
+        """The `Hello` of every rank, this one first."""
         return [self._hello, *(each.hello for each in self._links)]
 
     def wait_heard(self) -> None:
-        """Until every follower has heard all that was told. Raises `ProcessLost`."""
+        """Wait until every follower has received all messages. Raises `ProcessLost`."""
         while not self._watch.heard_all():
             self._raise_lost()
             time.sleep(WAIT_TICK)
 
     def leader_failed(self, reason: str) -> None:
-        """This rank cannot go on, and so nobody can."""
+        """This rank has failed, so that the group ends."""
         self._watch.lead_lost(
             RankFault(rank=0, host=self._hello.host, reason=reason, since=time.time())
         )
 
     def close(self) -> None:
-        """Leave the group: nobody is lost by that. Idempotent."""
+        """Leave the group in order. Idempotent."""
         self._watch.stop()
         for link in self._links:
             link.close()
@@ -148,7 +148,7 @@ class LeaderChannel:
 
 
 class Kept:
-    """Messages that go out together: whoever waits for the last is woken once."""
+    """Messages that are sent together, so that a receiver wakes up only once."""
 
     def __init__(self) -> None:
         self._kinds: list[str] = []
@@ -160,14 +160,14 @@ class Kept:
         self._kinds.append(str(message.get("kind", "")))
 
     def taken(self) -> tuple[list[str], bytes]:
-        """Their kinds, and their bytes; nothing is kept then."""
+        """Take the messages: their kinds and their bytes."""
         kinds, frames = self._kinds, self._frames
         self._kinds, self._frames = [], []
         return kinds, b"".join(frames)
 
 
 class FollowerChannel:
-    """Another rank's side. `hear` is one thread's."""
+    """The side of another rank. One thread calls `hear`."""
 
     def __init__(
         self, sock: socket.socket, hello: Hello, leader: Hello, lost: Lost | None = None
@@ -193,10 +193,10 @@ class FollowerChannel:
         *,
         start_patience: float = START_PATIENCE,
     ) -> FollowerChannel:
-        """Meet the leader. Raises `ProcessLost` where it cannot be reached, `RanksDiffer`.
+        """Connect to the leader. Raises `ProcessLost` if that fails, and `RanksDiffer`.
 
-        `lost` is called once, from a thread of the channel's own, when the leader is gone: the
-        thread that hears may hang in a collective.
+        `lost` is called once, from the channel's thread, when the leader is lost, because the
+        thread of `hear` can hang in a collective.
         """
         return cls.meet(spread(group, None), hello, lost, start_patience)
 
@@ -208,7 +208,7 @@ class FollowerChannel:
         lost: Lost | None = None,
         start_patience: float = START_PATIENCE,
     ) -> FollowerChannel:
-        """As `join`, where the leader's address is known."""
+        """Like `join`, with the leader's address."""
         sock = _connect(meeting, start_patience)
         with ExitStack() as undo:
             undo.callback(sock.close)
@@ -224,7 +224,7 @@ class FollowerChannel:
         return cls(sock, hello, leader, lost)
 
     def hear(self) -> dict[str, Any]:
-        """The next message, in order. Raises `ProcessLost` when the leader is gone."""
+        """The next message, in order. Raises `ProcessLost` when the leader is lost."""
         self._since = None
         try:
             message = self._link.next()
@@ -236,21 +236,21 @@ class FollowerChannel:
         return message
 
     def failed(self, reason: str) -> None:
-        """Tell the leader why this rank cannot go on, and wait until it is through with this rank.
+        """Send the leader the reason for a failure of this rank, and wait until it closes.
 
-        Perhaps it is gone, and a pass has failed for that: then `lost` is called meanwhile.
+        If the leader is lost, which can be the cause of the failure, `lost` is called.
         """
         self._send({"heard": self._heard, "failed": reason[:LONGEST_REASON]})
         self._left.wait(FOUND_LIMIT)
 
     def close(self) -> None:
-        """Leave: the leader takes this rank for lost, unless it has left itself. Idempotent."""
+        """Leave. The leader treats this rank as lost, unless it has left before. Idempotent."""
         self._left.set()
         self._end("this rank has left the group")
         self._link.close()
 
     def _beat(self) -> None:
-        """Tell the leader how far this rank is, and notice where the leader is gone."""
+        """Send heartbeats with this rank's progress, and detect the loss of the leader."""
         next_beat = 0.0
         while not self._left.wait(LOOK_EVERY):
             now, since = time.monotonic(), self._since
@@ -273,14 +273,14 @@ class FollowerChannel:
             self._end(_reason(error))
 
     def _end(self, reason: str) -> None:
-        """The first reason counts."""
+        """End with a reason. Only the first one counts."""
         with self._ending:
             if self._fault is not None:
                 return
             self._fault = RankFault(rank=0, host=self.leader.host, reason=reason, since=time.time())
         self._link.shut()
         if self._lost is not None and not self._left.is_set():
-            self._lost(self._fault)  # before `failed` returns, after which the process ends
+            self._lost(self._fault)  # before `failed` returns, because the process ends then
         self._left.set()
 
     def _gone(self) -> RankFault:
@@ -289,7 +289,7 @@ class FollowerChannel:
 
 
 def _welcome(guests: list[Guest], hello: Hello) -> None:
-    """Everybody is told who leads, or what differs."""
+    """Send every follower the leader's `Hello`, or the differences."""
     odd = [line for guest in guests for line in differences(hello, guest.hello)]
     answer = {"differ": odd} if odd else {"hello": hello.model_dump()}
     data = frame(answer)
@@ -335,7 +335,7 @@ def _connect(meeting: Meeting, limit: float) -> socket.socket:
 
 
 def _reason(error: OSError | BadFrame) -> str:
-    """Whoever reads or sends first notices that the other side is gone."""
+    """The reason for a lost connection."""
     return CLOSED if isinstance(error, ConnectionError) else str(error)
 
 

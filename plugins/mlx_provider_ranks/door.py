@@ -1,4 +1,4 @@
-"""Where followers come in at the start, and strangers do not."""
+"""Admits followers at the start, and no other connections."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TICK = 0.25
 
 @dataclass(eq=False)
 class Caller:
-    """A connection that has shown no key yet, or what it turned out to be."""
+    """A connection before its key was checked, or the result of the check."""
 
     sock: socket.socket
     came: float
@@ -36,14 +36,14 @@ class Caller:
 
 @dataclass(frozen=True)
 class Guest:
-    """A follower that came in."""
+    """An admitted follower."""
 
     sock: socket.socket
     hello: Hello
 
 
 class Door:
-    """Lets in one connection for each of the ranks 1 to `size` - 1 that shows the key."""
+    """Admits one connection with the key for each of the ranks 1 to `size` - 1."""
 
     def __init__(
         self, listener: socket.socket, key: str, size: int, clock: Callable[[], float]
@@ -57,7 +57,7 @@ class Door:
         self.guests: dict[int, Guest] = {}
 
     def wait(self, limit: float) -> list[Guest]:
-        """All followers, by rank. Raises `ProcessLost` for those not there in `limit` seconds."""
+        """All followers, by rank. Raises `ProcessLost` if one is missing after `limit` seconds."""
         deadline = self._clock() + limit
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -82,7 +82,7 @@ class Door:
                 raise ProcessLost(
                     f"rank {key.data.hello.rank} on {key.data.hello.host} left at start"
                 )
-            elif key.data in self._callers:  # not dropped in this turn
+            elif key.data in self._callers:  # not dropped in this iteration
                 self._listen_to(key.data)
         now = self._clock()
         for caller in [each for each in self._callers if now - each.came > GREETING_LIMIT]:
@@ -91,7 +91,7 @@ class Door:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # it was gone before, or this process has no file left: others come too
+        except OSError:  # it has left, or this process has no free descriptor: continue with others
             time.sleep(0.001)
             return
         sock.setblocking(False)

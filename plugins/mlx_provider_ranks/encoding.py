@@ -1,4 +1,4 @@
-"""Requests and decisions as JSON, and as another rank takes them up."""
+"""Encodes requests and decisions as JSON, and decodes them on another rank."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from mlx_provider.replicas.engine import (
 
 
 class DecodedText:
-    """Output of a row whose text rank 0 makes."""
+    """The output of a row on a follower. Rank 0 makes the text."""
 
     stopped = ""
     reasoning_tokens = 0
@@ -55,7 +55,7 @@ class DecodedText:
 
 
 class DecodedConstraint:
-    """Grammar of a row whose masks rank 0 makes."""
+    """The grammar of a row on a follower. Rank 0 makes the masks."""
 
     finished = False
 
@@ -63,7 +63,7 @@ class DecodedConstraint:
         return None
 
     def advance(self, token: int) -> None:
-        """Rank 0 does."""
+        """Does nothing: rank 0 advances the grammar."""
 
     def forced(self) -> Sequence[int]:
         return ()
@@ -76,7 +76,7 @@ class DecodedConstraint:
 
 
 def encode_request(request: Request) -> dict[str, Any]:
-    """What passes depend on, of a request."""
+    """The parts of a request that affect passes."""
     prompt = request.prompt
     spans = [(span.start, span.end, span.content_hash) for span in prompt.spans]
     return {
@@ -99,7 +99,7 @@ def encode_request(request: Request) -> dict[str, Any]:
 
 
 def decode_request(encoded: Mapping[str, Any]) -> Request:
-    """The same request on another rank, where nobody reads its events."""
+    """The same request on another rank, without a reader of events."""
     positions = encoded["positions"]
     prompt = Prompt(
         tokens=encoded["tokens"],
@@ -183,9 +183,10 @@ def decode_outcome(encoded: Any) -> Outcome:
 
 
 class Codec:
-    """Decisions of one engine, with its rows and prompts by names that hold on every rank.
+    """Encodes and decodes decisions of one engine; rows and prompts have the same names on all
+    ranks.
 
-    Each `decode_` raises `ProcessLost` for what is not on this rank.
+    Each `decode_` raises `ProcessLost` for a row or prompt that is not on this rank.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -225,7 +226,7 @@ class Codec:
         return [len(plan.rows), part, plan.mixed, drafts, record.caught_up, embedded]
 
     def decode_record(self, encoded: Any) -> StepRecord:
-        """Raises `ProcessLost` where other rows decode here, too."""
+        """Raises `ProcessLost` if other rows decode on this rank."""
         count, part, mixed, drafts, caught_up, embedded = encoded
         rows = tuple(self._scheduler.running) if count else ()
         if len(rows) != count:

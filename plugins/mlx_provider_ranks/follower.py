@@ -1,4 +1,4 @@
-"""A rank that follows: it runs the engines of rank 0 on what it hears."""
+"""A follower: it runs copies of rank 0's engines on the received decisions."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ Message = Mapping[str, Any]
 def follow(
     settings: EngineSettings, registry: PluginRegistry, group: mx.distributed.Group, ears: Ears
 ) -> None:
-    """Be a rank of a group until rank 0 ends; see `Follower.run`."""
+    """Run this rank of a group until rank 0 ends; see `Follower.run`."""
     Follower(settings, registry, ears, group).run()
 
 
 class Ears(Protocol):
-    """How rank 0 is heard."""
+    """The connection to rank 0."""
 
     def hear(self) -> dict[str, Any]:
-        """The next message. Raises `ProcessLost` once rank 0 is gone."""
+        """The next message. Raises `ProcessLost` when rank 0 is lost."""
 
     def failed(self, reason: str) -> None:
-        """Tell rank 0 why this one cannot go on."""
+        """Send rank 0 the reason for a failure of this rank."""
 
 
 class Follower:
-    """One thread's."""
+    """Not thread-safe."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Follower:
         self._models = ModelCache(
             settings,
             registry,
-            EngineWorker(lambda posts: None, lambda error: None),  # whose thread never starts
+            EngineWorker(lambda posts: None, lambda error: None),  # its thread never starts
             Recorder(),
             processes=LoadingRanks(Following(self, group), group, stuck=ears.failed),
         )
@@ -91,9 +91,9 @@ class Follower:
         }
 
     def run(self) -> None:
-        """Follow until rank 0 ends in order.
+        """Follow until rank 0 ends.
 
-        Raises `ProcessLost` once it is gone, and whatever a pass raises.
+        Raises `ProcessLost` if it is lost, and the errors of passes.
         """
         while (message := self._hear())["kind"] != "end":
             happens = self._happens.get(message["kind"])
@@ -123,7 +123,7 @@ class Follower:
             if isinstance(error, ProcessLost):
                 raise
             log.error("%s is not loaded: %s", message["name"], error.message)
-            return  # rank 0 knows, and tells who asked
+            return  # rank 0 reports it to the client
         self._loaded[message["model"]] = weights
 
     def _start(self, message: Message) -> None:

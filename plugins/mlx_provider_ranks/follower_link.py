@@ -13,7 +13,7 @@ from .messages import Hello, RankFault
 
 
 class FollowerLink:
-    """Bytes to and from a follower, and what is known of it. `fault` is set once, by the watch."""
+    """The connection to a follower, and its state. The watch sets `fault` once."""
 
     def __init__(self, guest: Guest) -> None:
         self.hello: Hello = guest.hello
@@ -26,7 +26,7 @@ class FollowerLink:
         self._rest = b""
 
     def send(self, data: bytes) -> bool:
-        """Whether it could be sent; waits while the follower reads nothing."""
+        """Send data. Waits while the follower reads nothing. Returns whether it was sent."""
         try:
             with self._sending:
                 self.sock.sendall(self._rest + data)
@@ -36,19 +36,19 @@ class FollowerLink:
         return True
 
     def beat(self) -> None:
-        """Unless a message is being sent, or there is no room for one; never waits."""
+        """Send a heartbeat, unless a message is being sent or the buffer is full. Never waits."""
         if not self._sending.acquire(blocking=False):
             return
         try:
             data = self._rest + BEAT
             self._rest = data[self.sock.send(data, socket.MSG_DONTWAIT) :]
-        except OSError:  # full, or closed: what comes from the follower tells
+        except OSError:  # full or closed: the next read shows it
             return
         finally:
             self._sending.release()
 
     def received(self) -> Iterator[dict[str, Any]]:
-        """Messages that have come. Raises `OSError` where it is closed, `BadFrame`; never waits."""
+        """Received messages. Never waits. Raises `OSError` if it is closed, and `BadFrame`."""
         try:
             data = self.sock.recv(LONGEST_BEFORE, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -58,7 +58,7 @@ class FollowerLink:
         yield from (each for each in self._frames.take(data) if each is not None)
 
     def shut(self) -> None:
-        """Wake whoever waits on it. Idempotent."""
+        """Shut down the connection, which wakes waiting threads. Idempotent."""
         try:
             self.sock.shutdown(socket.SHUT_RDWR)
         except OSError:

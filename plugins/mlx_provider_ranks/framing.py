@@ -1,4 +1,4 @@
-"""Messages on a socket: four bytes of length, then JSON. An empty one is a beat."""
+"""Messages on a socket: four bytes of length, then JSON. An empty one is a heartbeat."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ BEAT = struct.pack(">I", 0)
 
 
 class BadFrame(Exception):
-    """What came is no message."""
+    """The received bytes are not a message."""
 
 
 def frame(message: Mapping[str, Any]) -> bytes:
-    """The bytes of a message. Raises `BodyTooLarge` where it is longer than a follower takes."""
+    """The bytes of a message. Raises `BodyTooLarge` if it is too long for a follower."""
     body = to_json(message)
     if len(body) > LONGEST:
         raise BodyTooLarge(f"a message of {len(body)} bytes to ranks; {LONGEST} at most")
@@ -31,14 +31,14 @@ def frame(message: Mapping[str, Any]) -> bytes:
 
 
 class Frames:
-    """Takes bytes as they come and gives whole messages; `None` for a beat."""
+    """Splits received bytes into messages; `None` for a heartbeat."""
 
     def __init__(self, longest: int) -> None:
         self._longest = longest
         self._held = bytearray()
 
     def take(self, data: bytes) -> Iterator[dict[str, Any] | None]:
-        """Raises `BadFrame` at what can become no message, before its bytes are held."""
+        """Raises `BadFrame` for an invalid message before its bytes are stored."""
         self._held += data
         start = 0
         while len(self._held) - start >= 4:
@@ -55,7 +55,7 @@ class Frames:
 
 
 def receive(sock: socket.socket) -> dict[str, Any]:
-    """The next message alone, of what may be many. Raises `OSError`, `BadFrame`."""
+    """Read exactly one message. Raises `OSError`, `BadFrame`."""
     while True:
         (length,) = struct.unpack(">I", _exactly(sock, 4))
         if length > LONGEST:

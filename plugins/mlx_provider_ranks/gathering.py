@@ -1,4 +1,4 @@
-"""What every rank has of its own, brought together by a collective."""
+"""Gathers a value of each rank by a collective."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def gathered(own: Any, group: mx.distributed.Group) -> list[Any]:
-    """A JSON value of each rank, in their order; every rank asks at the same place."""
+    """The JSON values of all ranks, in order. Every rank must call it at the same point."""
     raw = json.dumps(own).encode()
     sizes = _of_all(np.array([len(raw)]), group)[:, 0]
     padded = np.frombuffer(raw.ljust(int(sizes.max())), np.uint8)

@@ -1,4 +1,4 @@
-"""The ranks of this process: joined by collectives first, by the control channel then."""
+"""Joins this process to a group: first by collectives, then by the control channel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .messages import Hello
 
 
 def join(settings: EngineSettings, registry: PluginRegistry) -> tuple[mx.distributed.Group, Hello]:
-    """The group, once every rank is there, and how this one says hello. Raises `ProcessLost`."""
+    """Wait for all ranks. Returns the group and this rank's `Hello`. Raises `ProcessLost`."""
     try:
         group = mx.distributed.init(strict=True)
     except RuntimeError as error:
@@ -28,16 +28,16 @@ def join(settings: EngineSettings, registry: PluginRegistry) -> tuple[mx.distrib
 def lead(
     settings: EngineSettings, registry: PluginRegistry, lost: Lost
 ) -> tuple[Processes, LeaderChannel]:
-    """Wait for all other ranks, as rank 0; see `LeaderChannel.open`."""
+    """Wait for all other ranks on rank 0; see `LeaderChannel.open`."""
     group, hello = join(settings, registry)
     channel = LeaderChannel.open(group, hello, lost)
     return ranks_of(group, channel), channel
 
 
 def follow(settings: EngineSettings, registry: PluginRegistry, lost: Lost | None = None) -> None:
-    """Be another rank until rank 0 ends.
+    """Run another rank until rank 0 ends.
 
-    Raises `ProcessLost`, `RanksDiffer`, and whatever a pass raises.
+    Raises `ProcessLost`, `RanksDiffer`, and the errors of passes.
     """
     group, hello = join(settings, registry)
     channel = FollowerChannel.join(group, hello, lost)

@@ -1,4 +1,4 @@
-"""A rank as it says hello."""
+"""The `Hello` of this rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMPUTING = ("mlx", "mlx-lm", "mlx-vlm", "mlx-provider", "transformers", "tokeni
 
 
 def own_hello(rank: int, registry: PluginRegistry, device: str, memory_limit: int) -> Hello:
-    """Of this process. `memory_limit`: bytes."""
+    """The `Hello` of this process. `memory_limit`: bytes."""
     return Hello(
         rank=rank,
         host=socket.gethostname(),

@@ -1,4 +1,4 @@
-"""How a group of ranks is launched: by `mlx.launch`, with what a remote rank must know."""
+"""Launches a group of ranks by `mlx.launch`, with the environment for remote ranks."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ ATTEMPTS = 200
 
 @dataclass(frozen=True)
 class GroupOptions:
-    """Which ranks there are. Either `ranks` on this machine, or a `hostfile` of mlx's."""
+    """The ranks of a group: either `ranks` on this machine, or a `hostfile` of mlx."""
 
     ranks: int | None = None
     hostfile: Path | None = None
     backend: str | None = None
-    """`None`: as the hostfile says, or `ring`."""
+    """`None`: from the hostfile, or `ring`."""
     starting_port: int | None = None
-    """First port of the links; `None`: free ones on this machine, mlx's own choice on others."""
+    """First port of the links; `None`: free ports on this machine, mlx's default on others."""
 
     def check(self) -> None:
-        """Raises `BadRequest`, which names the option."""
+        """Raises `BadRequest` that names the option."""
         if (self.ranks is None) == (self.hostfile is None):
             raise BadRequest("--ranks or --hostfile: one of them", param="ranks")
         if self.ranks is not None and self.ranks < 2:
@@ -74,7 +74,7 @@ def launch_command(
     fault: RankFault | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> list[str]:
-    """The command line; it holds no secret. `fault`: of the group before this one."""
+    """The command line, without secrets. `fault`: of the group before this one."""
     command = [*launcher(), *_where(options)]
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in OF_A_MACHINE:
@@ -84,7 +84,7 @@ def launch_command(
 
 
 def child_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Of the launcher, from which ranks of this machine have theirs, the key included."""
+    """The environment of the launcher. Ranks on this machine inherit it, with the key."""
     return {name: value for name, value in environ.items() if name not in OF_A_LAUNCHER}
 
 
@@ -102,7 +102,7 @@ def _where(options: GroupOptions) -> list[str]:
 
 
 def _hosts(hostfile: Path) -> tuple[list[object], str]:
-    """Its hosts and its backend, as mlx reads it (0.32, `_distributed_utils/common.py`)."""
+    """Hosts and backend, read as in mlx (0.32, `_distributed_utils/common.py`)."""
     try:
         found = json.loads(hostfile.read_text())
         hosts = found["hosts"] if isinstance(found, dict) else found
@@ -121,7 +121,7 @@ def _backend(hostfile: Path) -> str:
 
 
 def _free_ports(count: int) -> int:
-    """The first of as many free ports in a row."""
+    """The first of `count` consecutive free ports."""
     first = LOWEST_PORT + os.getpid() % (HIGHEST_PORT - LOWEST_PORT)
     for attempt in range(ATTEMPTS):
         span = HIGHEST_PORT - LOWEST_PORT - count

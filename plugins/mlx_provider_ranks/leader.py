@@ -21,7 +21,7 @@ def lead(
     group: mx.distributed.Group,
     channel: LeaderChannel,
 ) -> ChatService:
-    """The service of a group whose ranks have met. Once its engine thread is gone, so is rank 0."""
+    """The service of a connected group. If its engine thread dies, rank 0 ends."""
 
     def died(error: MLXProviderError) -> MLXProviderError:
         channel.leader_failed(error.message)
@@ -31,7 +31,7 @@ def lead(
 
 
 def ranks_of(group: mx.distributed.Group, channel: LeaderChannel) -> Processes:
-    """All ranks, as rank 0 knows them once they have met."""
+    """All ranks of a connected group, for rank 0."""
     least = min(hello.memory_limit for hello in channel.hellos)
     return LoadingRanks(
         Leading(channel, group), group, least, channel.leader_failed, channel.wait_heard

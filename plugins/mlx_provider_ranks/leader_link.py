@@ -16,13 +16,13 @@ CHUNK = 2**16
 class LeaderLink:
     """Bytes to and from the leader.
 
-    Whoever wants a message reads it from the socket itself: a thread between them would cost two
-    turns of the interpreter's lock for each.
+    A thread that needs a message reads it from the socket itself: another thread would cost two
+    changes of the interpreter's lock per message.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        sock.settimeout(None)  # the silence of a leader is judged by `look`
+        sock.settimeout(None)  # `look` detects a silent leader
         self._frames = Frames(LONGEST)
         self._come: deque[dict[str, Any]] = deque()
         self._reading = threading.Lock()
@@ -30,18 +30,18 @@ class LeaderLink:
         self._last = time.monotonic()
 
     def next(self) -> dict[str, Any]:
-        """Wait for the next message. Raises `OSError` where it is closed, `BadFrame`."""
+        """Wait for the next message. Raises `OSError` if it is closed, and `BadFrame`."""
         with self._reading:
             while not self._come:
                 self._take(self._sock.recv(CHUNK))
             return self._come.popleft()
 
     def look(self) -> float:
-        """Seconds since anything came: of whoever may be busy elsewhere. Never waits.
+        """Seconds since the last received bytes, for the thread of heartbeats. Never waits.
 
-        Raises as `next`.
+        Raises like `next`.
         """
-        if self._reading.acquire(blocking=False):  # else who waits for a message takes what comes
+        if self._reading.acquire(blocking=False):  # otherwise the thread in `next` reads
             try:
                 self._take(self._sock.recv(CHUNK, socket.MSG_DONTWAIT))
             except BlockingIOError:
@@ -56,7 +56,7 @@ class LeaderLink:
             self._sock.sendall(data)
 
     def shut(self) -> None:
-        """Wake whoever waits on it. Idempotent."""
+        """Shut down the connection, which wakes waiting threads. Idempotent."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:

@@ -1,4 +1,4 @@
-"""What ranks tell one another of themselves."""
+"""Messages of ranks about themselves."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class RanksDiffer(EngineUnavailable):
 
 
 class _Message(BaseModel):
-    # another version, which is refused by name, may say more
+    # another version can send more fields; it is refused with its name
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class Hello(_Message):
-    """A rank as it is when the group starts."""
+    """The properties of a rank at the start of the group."""
 
     rank: int = Field(ge=0)
     host: str = Field(max_length=256)
@@ -28,9 +28,9 @@ class Hello(_Message):
     python: str
     """Its version."""
     versions: dict[str, str]
-    """Of the distributions that compute, by name; empty where one is not installed."""
+    """Versions of the distributions that compute, by name; empty: not installed."""
     plugins: dict[str, str]
-    """Version of every plugin in use by its key, and the digest of a third party's sources."""
+    """Version of every plugin in use by its key, and the digest of third-party sources."""
     device: str
     """Name of the device."""
     memory_limit: int
@@ -38,7 +38,7 @@ class Hello(_Message):
 
 
 class RankFault(_Message):
-    """Why a rank is lost. `since`: Unix seconds."""
+    """Why a rank was lost. `since`: Unix seconds."""
 
     rank: int
     host: str
@@ -46,17 +46,17 @@ class RankFault(_Message):
     since: float
 
     def error(self) -> ProcessLost:
-        """What requests in flight are told."""
+        """The error for active requests."""
         return ProcessLost(f"rank {self.rank} on {self.host} is lost: {self.reason}")
 
 
 def rank_name(rank: int) -> str:
-    """As `/health`, `doctor` and `engine status` show it."""
+    """The name of a rank in `/health`, `doctor` and `engine status`."""
     return f"rank {rank}"
 
 
 def differences(mine: Hello, other: Hello) -> list[str]:
-    """What may not differ between two ranks and does: one entry each, both sides named."""
+    """Forbidden differences between two ranks: one entry each, which names both."""
     found = _entries("", {"python": mine.python}, {"python": other.python}, mine, other)
     found += _entries("", mine.versions, other.versions, mine, other)
     return found + _entries("plugin ", mine.plugins, other.plugins, mine, other)

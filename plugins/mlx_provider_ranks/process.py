@@ -1,7 +1,7 @@
 """`python -m mlx_provider_ranks.process`: one rank, as `mlx.launch` starts it.
 
-Rank 0 becomes the engine server, the others follow it. Standard input is the supervisor's: a line
-`stop` ends the group in order, and without any line for a while there is no supervisor any more.
+Rank 0 becomes the engine server, the others follow it. The supervisor writes to standard input: a
+line `stop` ends the group in order. If there is no line for a while, the supervisor is lost.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Follow = Callable[[EngineSettings, PluginRegistry, Any, FollowerChannel], None]
 def main(
     arguments: Sequence[str] | None = None, lead: Lead | None = None, follow: Follow | None = None
 ) -> int:
-    """Be the rank that the environment names; the exit code."""
+    """Run the rank that the environment names. Returns the exit code."""
     parser = options_parser("python -m mlx_provider_ranks.process", __doc__)
     parser.add_argument("--last-fault", type=RankFault.model_validate_json, help=argparse.SUPPRESS)
     parsed = vars(parser.parse_args(arguments))
@@ -96,7 +96,7 @@ def _lead(parsed: dict[str, Any], last: RankFault | None, lead: Lead) -> int:
 
 
 def _follow(rank: int, follow: Follow) -> int:
-    # `mlx.launch` sends it as soon as one rank has ended: first this one says whom it misses
+    # `mlx.launch` sends it when one rank has ended: report the lost rank first
     signal.signal(signal.SIGTERM, lambda *_: _end_after(FOLLOWER_LEAVES))
     channel: FollowerChannel | None = None
     lost: ProcessLost | None = None
@@ -109,7 +109,7 @@ def _follow(rank: int, follow: Follow) -> int:
             channel = FollowerChannel.join(group, hello, lambda fault: _left_alone(rank, fault))
             follow(settings, registry, group, channel)
             return 0
-        except ProcessLost as error:  # which is no fault of one request, and passes
+        except ProcessLost as error:  # not a fault of one request
             lost = error
     return _ended(rank, channel, lost, trying.fault)
 
@@ -117,7 +117,7 @@ def _follow(rank: int, follow: Follow) -> int:
 def _ended(
     rank: int, channel: FollowerChannel | None, lost: ProcessLost | None, fault: Fault | None
 ) -> int:
-    """A follower cannot go on: the leader is told why, where there is one, else the supervisor."""
+    """A follower has failed: report it to the leader if there is one, or to the supervisor."""
     error: BaseException | None = lost
     why = "" if lost is None else lost.message
     if fault is not None:
@@ -134,8 +134,8 @@ def _ended(
 
 
 def _joined(settings: EngineSettings) -> tuple[Any, PluginRegistry, Hello]:
-    """The group, once every rank is there, and how this one says hello."""
-    from .group import join  # imports MLX, which `prepare_mlx` precedes
+    """Wait for all ranks. Returns the group, the plugins and this rank's `Hello`."""
+    from .group import join  # imports MLX, so only after `prepare_mlx`
 
     registry = PluginRegistry.discover()
     group, hello = join(settings, registry)
@@ -143,7 +143,7 @@ def _joined(settings: EngineSettings) -> tuple[Any, PluginRegistry, Hello]:
 
 
 def _left_alone(rank: int, fault: RankFault) -> None:
-    """The leader is gone."""
+    """The leader is lost: report it and end."""
     Report(kind="lost", rank=rank, fault=fault).tell()
     _end_after(FOLLOWER_LEAVES)
 
@@ -155,7 +155,7 @@ def _end_after(seconds: float) -> None:
 
 
 def _obey(rank: int) -> None:
-    """Do what the supervisor says, and end where nobody says anything."""
+    """Obey the supervisor. End if it is silent."""
     while True:
         ready, _, _ = select.select([0], [], [], ORPHANED)
         data = os.read(0, 4096) if ready else b""

@@ -1,4 +1,4 @@
-"""One engine that runs on several ranks: rank 0 decides, the others act on that."""
+"""One engine on several ranks: rank 0 decides, the others execute its decisions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Side(Protocol):
 
 
 class RankReplica(Replica):
-    """The same on every rank."""
+    """A replica of an engine. It is the same on every rank."""
 
     alone = False
 

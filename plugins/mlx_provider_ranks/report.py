@@ -1,6 +1,6 @@
-"""What a rank's process tells its supervisor: lines of JSON on its output.
+"""Reports of a rank to its supervisor, as lines of JSON on standard output.
 
-`mlx.launch` passes output on, from other machines too, but no exit code (mlx 0.32).
+`mlx.launch` forwards output, also from other machines, but no exit code (mlx 0.32).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ REPORT_PREFIX = b"mlx-provider-rank "
 
 
 class Report(BaseModel):
-    """`serving`: the group answers requests. `lost`: a rank is, and this one leaves. `failed`:
-    this one ended, and another time it may not. `refused`: it would again."""
+    """`serving`: the group serves. `lost`: a rank was lost, and this one ends. `failed`:
+    this rank ended, but a restart can help. `refused`: a restart would fail again."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     kind: Literal["serving", "lost", "failed", "refused"]
@@ -28,18 +28,18 @@ class Report(BaseModel):
     fault: RankFault | None = None
 
     def tell(self) -> None:
-        """In one write, so that lines of several threads stay whole."""
+        """Write the report with one call, so that lines of several threads do not mix."""
         os.write(1, REPORT_PREFIX + self.model_dump_json().encode() + b"\n")
 
     @classmethod
     def of(cls, rank: int, error: MLXProviderError) -> Report:
-        """Of an error that ended a rank's start."""
+        """The report for an error at the start of a rank."""
         lost = isinstance(error, ProcessLost)
         return cls(kind="failed" if lost else "refused", rank=rank, message=error.message)
 
     @classmethod
     def read(cls, line: bytes) -> Report | None:
-        """`None` for a line that is something else."""
+        """`None`: the line is not a report."""
         if not line.startswith(REPORT_PREFIX):
             return None
         try:

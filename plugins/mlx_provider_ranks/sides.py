@@ -1,8 +1,8 @@
 """The two sides of a decision: rank 0 sends it, the others receive it.
 
-Decisions go as messages over the control channel, in one order for all engines of the process;
-arrays go by collectives of the ranks that share the model. Both sides build the same graphs, so
-collectives meet in the same order; what only rank 0 computes is added to zeros of the others.
+Decisions are messages on the control channel, in one order for all engines of the process; arrays
+are sent by collectives of the ranks that share the model. Both sides build the same graphs, so
+collectives have the same order. A value of rank 0 alone is added to zeros of the others.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ READ = OPENING | {"record", "ended"}
 
 
 class Readings:
-    """Numbers that rank 0 reads as its engines decide, by name."""
+    """Numbers that rank 0 reads when its engines decide, by name."""
 
     def __init__(self) -> None:
         self._own: dict[str, Callable[[], int]] = {}
         self.values: dict[str, int] = {}
 
     def of(self, name: str, own: Callable[[], int]) -> Callable[[], int]:
-        """Gives what was last taken; 0 before that."""
+        """A function that returns the last reading; 0 before the first."""
         self._own[name] = own
         return lambda: self.values.get(name, 0)
 
@@ -49,17 +49,17 @@ class Readings:
 
 
 class Tells(Protocol):
-    """How rank 0 reaches the others."""
+    """The connection of rank 0 to the others."""
 
     def tell(self, message: Message, *, more: bool = False) -> None:
-        """Send it to every other rank, `more`: with the next one. Raises `ProcessLost`."""
+        """Send it to every other rank. `more`: with the next one. Raises `ProcessLost`."""
 
     def send(self) -> None:
-        """Whatever was told goes out: others are waited for. Raises `ProcessLost`."""
+        """Send all messages, because a wait for the others follows. Raises `ProcessLost`."""
 
 
 class Leading:
-    """Rank 0's side, of one engine."""
+    """Rank 0's side for one engine."""
 
     follows = False
 
@@ -107,7 +107,7 @@ class Leading:
             drawn = own()
         except BaseException:
             mx.eval(_added(_none_drawn(logits), self._group))  # the others wait for tokens
-            raise  # as it is: an error of ours would pass for one that every rank has met
+            raise  # unchanged: an `MLXProviderError` would count as an error of all ranks
         return Drawn(_added(drawn.tokens, self._group), drawn.logprobs)
 
     def embed(
@@ -140,17 +140,17 @@ class Leading:
 
 
 class Hears(Protocol):
-    """What a follower takes from the channel, and what happens in between."""
+    """The channel of a follower, and its actions between decisions."""
 
     readings: Mapping[str, int]
-    """Of rank 0, as last heard."""
+    """The last received readings of rank 0."""
 
     def next(self, kind: str, engine: str) -> Any:
-        """The value of the next decision. Raises `ProcessLost` where that is another one."""
+        """The value of the next decision. Raises `ProcessLost` if it is of another kind."""
 
 
 class Following:
-    """Any other rank's side, of one engine."""
+    """The side of another rank for one engine."""
 
     follows = True
 
@@ -175,7 +175,7 @@ class Following:
         return decode(self._ears.next(kind, self._engine))
 
     def announce(self, kind: str, encode: Callable[[], dict[str, Any]]) -> None:
-        """Rank 0 does."""
+        """Does nothing: rank 0 announces."""
 
     def gather(self, own: Any) -> list[Any]:
         return gathered(own, self._group)
@@ -200,21 +200,21 @@ class Following:
 
 
 def _refuse(fault: Fault, where: str) -> None:
-    """Others wait in the pass that has failed here."""
+    """The other ranks wait in the pass that has failed on this rank."""
     if not fault.ours:
         log.error("a pass failed\n%s", fault.trace)
         raise ProcessLost(f"a pass failed on {where}: {fault.summary}")
 
 
 def _none_drawn(logits: mx.array) -> mx.array:
-    """Zeros (B,) int32, which come after the collectives of the pass."""
+    """Zeros (B,) int32 that depend on the collectives of the pass."""
     zeros = mx.zeros(logits.shape[0], mx.int32)
     after: list[mx.array] = mx.depends([zeros], [logits])
     return after[0]
 
 
 def _added(array: mx.array, group: mx.distributed.Group) -> mx.array:
-    """The sum over all ranks, of which one has more than zeros."""
+    """The sum over all ranks. Only one rank has values other than zero."""
     return mx.distributed.all_sum(array, group=group)
 
 

@@ -1,4 +1,4 @@
-"""Keeps a group of ranks running: launches it, ends it in order, starts it again after a fault."""
+"""Keeps a group of ranks running: launches it, ends it in order, restarts it after a fault."""
 
 from __future__ import annotations
 
@@ -41,18 +41,19 @@ USAGE = 2
 
 @dataclass
 class Attempt:
-    """One group, from its launch to its end, as its ranks report it. Two threads."""
+    """One group from its launch to its end, from the reports of its ranks. For two threads."""
 
     served_at: float | None = None
     fault: RankFault | None = None
     failure: str = ""
     refusal: str = ""
     leaving: float | None = None
-    """Since when (monotonic) it must end."""
+    """Monotonic time at which its end was ordered."""
     _told_by_leader: bool = field(default=False, repr=False)
 
     def take(self, report: Report) -> None:
-        """The first fault counts, but the leader's before a follower's, who sees less."""
+        """Record a report. The first fault counts; the leader's has precedence over a
+        follower's."""
         if report.kind == "serving":
             self.served_at = time.monotonic()
             return
@@ -67,7 +68,7 @@ class Attempt:
 
     @property
     def limit(self) -> float:
-        """Seconds to end, since `leaving`."""
+        """Seconds to end, from `leaving`."""
         gone = self.fault is not None and self.fault.rank == 0 and not self._told_by_leader
         return LEADER_LIMIT if gone else LEAVE_LIMIT
 
@@ -78,7 +79,7 @@ class Attempt:
 
 
 class Supervisor:
-    """Runs groups one after the other. `run` is the main thread's, which gets the signals."""
+    """Runs groups one after the other. Call `run` in the main thread, which gets the signals."""
 
     def __init__(
         self,
@@ -86,14 +87,14 @@ class Supervisor:
         drain: float = 0.0,
         back_off: Sequence[float] = BACK_OFF,
     ) -> None:
-        """`command`: launches a group that is told of the fault of the one before."""
+        """`command`: launches a group, with the fault of the group before."""
         self._command = command
         self._drain = drain
         self._back_off = back_off
         self._signals = 0
 
     def run(self) -> int:
-        """Until it is stopped, or nothing is left to try; the exit code."""
+        """Run until it is stopped, or a restart cannot help. Returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._signalled)
         failures, ever, fault = 0, False, None
@@ -126,8 +127,8 @@ class Supervisor:
 
     def _attempt(self, fault: RankFault | None) -> tuple[Attempt, int | None]:
         attempt = Attempt()
-        # A session of its own: the terminal's signals come to the supervisor alone, and whatever
-        # is left of the group on this machine can be killed as one.
+        # A new session: only the supervisor gets the terminal's signals, and all processes of the
+        # group on this machine can be killed together.
         process = subprocess.Popen(
             self._command(fault),
             stdin=subprocess.PIPE,
@@ -147,7 +148,7 @@ class Supervisor:
         return attempt, code
 
     def _accompany(self, process: subprocess.Popen[bytes], attempt: Attempt) -> None:
-        """Until the group has ended, or must be killed."""
+        """Wait until the group has ended or must be killed."""
         begun = time.monotonic()
         reported, next_beat = 0, 0.0
         while process.poll() is None:
@@ -170,12 +171,12 @@ class Supervisor:
 def supervise(options: GroupOptions, serve: Sequence[str], drain: float = 0.0) -> int:
     """Run a group of engine servers with these arguments of `serve`. Raises `BadRequest`."""
     options.check()
-    launch_command(options, serve)  # what cannot be launched is told at once
+    launch_command(options, serve)  # reports errors of the options at once
     return Supervisor(lambda fault: launch_command(options, serve, fault), drain).run()
 
 
 def _read(process: subprocess.Popen[bytes], attempt: Attempt) -> None:
-    """Reports go to the attempt; what else comes is for people."""
+    """Pass reports to the attempt, and all other output to stderr."""
     assert process.stdout is not None  # noqa: S101
     for line in process.stdout:
         report = Report.read(line.strip())
@@ -187,10 +188,10 @@ def _read(process: subprocess.Popen[bytes], attempt: Attempt) -> None:
 
 
 def _close(process: subprocess.Popen[bytes], reader: threading.Thread) -> None:
-    """Once everybody who could write has ended."""
+    """Close the pipes after the end of all writers."""
     assert process.stdin is not None  # noqa: S101
     assert process.stdout is not None  # noqa: S101
-    with suppress(OSError):  # what it did not read
+    with suppress(OSError):  # data that it did not read
         process.stdin.close()
     reader.join(OUTPUT_LIMIT)
     if not reader.is_alive():

@@ -1,4 +1,4 @@
-"""Who of the followers still lives and keeps up: one thread of the leader's."""
+"""Detects lost and slow followers, in one thread of the leader."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LONGEST_REASON = 1000
 
 
 class SentMessages:
-    """Numbers, times and kinds of messages that some follower has not heard. Two threads: one
+    """Numbers, times and kinds of messages that a follower has not received. For two threads: one
     adds, one reads and prunes."""
 
     def __init__(self) -> None:
@@ -61,12 +61,12 @@ class SentMessages:
         return self._kept[number - self._first][0]
 
     def kind(self, number: int) -> str:
-        """Of the first message on; before it, nothing."""
+        """The kind of a message; empty before the first one."""
         return self._kept[number - self._first][1] if number >= self._first else ""
 
 
 class Progress:
-    """How far a follower has come, by its beats."""
+    """The progress of a follower, from its heartbeats."""
 
     def __init__(self, now: float) -> None:
         self.beat = now
@@ -81,18 +81,18 @@ class Progress:
             self.heard, self.moved = heard, now
 
     def behind(self, sent: SentMessages, now: float) -> float:
-        """Seconds for which it has heard nothing although there was something."""
+        """Seconds without progress while a message waits for it. 0 during long work."""
         if self.heard >= sent.count or sent.kind(self.heard) in LONG_WORK:
             return 0.0
         return now - max(self.moved, sent.time(self.heard + 1))
 
     def hangs(self, sent: SentMessages) -> bool:
-        """Whether it will not come back from what it is at, for which rank 0 may wait as well."""
+        """Whether it works on one message for too long. Rank 0 can be waiting for it, too."""
         return self.works > WORK_LIMIT and sent.kind(self.heard) not in LONG_WORK
 
 
 class Watch:
-    """Beats to every follower, takes theirs, and finds the first that is lost."""
+    """Sends heartbeats to every follower, reads theirs, and finds the first lost one."""
 
     def __init__(
         self, links: Sequence[FollowerLink], lost: Callable[[RankFault], None], patience: float
@@ -113,13 +113,13 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Nobody is lost from here on. Idempotent."""
+        """Report no lost rank from now on. Idempotent."""
         self._stopped.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def sending(self, kinds: Sequence[str]) -> None:
-        """Messages are about to be sent. Whoever leaves after an `end` is not lost."""
+        """Call it before messages are sent. A follower that leaves after an `end` is not lost."""
         now = time.monotonic()
         for kind in kinds:
             self._sent.add(kind, now)
@@ -132,11 +132,11 @@ class Watch:
         self._lose(link, ENDED)
 
     def heard_all(self) -> bool:
-        """Whether nobody has anything left to hear, by the last beats."""
+        """Whether all followers have received all messages, by their last heartbeats."""
         return all(each.heard >= self._sent.count for each in self._progress.values())
 
     def lead_lost(self, fault: RankFault) -> None:
-        """The leader itself cannot go on: mostly for the sake of another rank, which is named."""
+        """The leader has failed, usually because of another rank, which the fault names."""
         self._found.wait(FOUND_LIMIT)
         with self._losing:
             if self.fault is not None or self._stopped.is_set():
@@ -207,7 +207,7 @@ class Watch:
             self._sent.prune(min(serving))
 
     def _lose(self, link: FollowerLink, reason: str) -> None:
-        """The first reason counts, and the first rank is told of."""
+        """Record a lost rank. Only the first reason counts, and only the first rank is reported."""
         with self._losing:
             if link.fault is not None or self._stopped.is_set():
                 return
