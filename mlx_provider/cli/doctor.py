@@ -1,4 +1,4 @@
-"""`mlx-provider doctor`: what is wrong on this machine, and how to fix it."""
+"""`mlx-provider doctor`: finds problems on this machine, with their remedies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain `mlx-provider`: what is on this machine, and what to do next. Starts nothing."""
+"""`mlx-provider` without a command: shows the state of this machine and the next steps."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def answers(lines: Iterable[str], registry: PluginRegistry) -> Iterator[dict[str
 
 
 def answer(line: str, registry: PluginRegistry) -> dict[str, Any]:
-    """What the parsers of a line read in its chunks, or what is wrong with the line."""
+    """The result of the parsers of a line for its chunks, or the error in the line."""
     request_id: Any = None
     try:
         data = json.loads(line)

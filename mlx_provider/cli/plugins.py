@@ -59,7 +59,7 @@ def _described(
 
 
 def _replaced(patch: UpstreamPatch) -> str:
-    """What is replaced, and the installed version if its author read another one."""
+    """The replaced function, and the installed version if the patch is for another one."""
     distribution, _, read = patch.version.rpartition(" ")
     found = (installed_version(distribution) if distribution else "") or read
     here = "" if found == read else f" ({found} is installed)"

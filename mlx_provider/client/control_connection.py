@@ -31,7 +31,7 @@ class Held:
 
     connection: StreamConnection
     gone: threading.Event = field(default_factory=threading.Event, kw_only=True)
-    """Set once either side has ended it."""
+    """Set when either side has ended it."""
 
     def __post_init__(self) -> None:
         self.thread = threading.Thread(target=self._watch, name="mlx-provider client", daemon=True)

@@ -233,5 +233,5 @@ def _gives_way(control: ControlConnection, reason: str, when: When) -> bool:
     body = json.dumps({"reason": reason[:10_000], "when": when}).encode()
     try:
         return bool(json.loads(control.ask("POST", "/v1/stop", body=body))["ends"])
-    except (NotTaken, EngineUnavailable):  # it is gone, or its version does not support the request
+    except (NotTaken, EngineUnavailable):  # it has ended, or its version lacks the request
         return False

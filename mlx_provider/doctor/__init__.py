@@ -1,4 +1,4 @@
-"""What is wrong on this machine, and how to fix it.
+"""Finds problems on this machine, with their remedies.
 
     from mlx_provider.doctor import Subject, examine
     for finding in examine(Subject("mlx-community/some-model"), thorough=False): ...

@@ -17,7 +17,7 @@ class Check:
     look: Callable[[Subject], Iterable[Finding]]
     """Changes nothing on the machine. May raise anything."""
     remedy: str
-    """What to do where it raises: the error says what is wrong."""
+    """The remedy if the check raises. The error is the summary."""
     of_model: bool = False
     """It needs a model."""
     thorough: bool = False

@@ -24,7 +24,7 @@ def examine(subject: Subject, *, thorough: bool = True) -> list[Finding]:
     for check in base_checks.CHECKS:
         found += run(check, subject)
     with Isolation() as importing:
-        from .mlx_checks import CHECKS  # what it imports may be what is broken
+        from .mlx_checks import CHECKS  # its imports can be broken
     if importing.fault is not None:
         summary = f"no other check can be made: {importing.fault.summary}"
         return [*found, Finding("versions.imports", "fail", summary, base_checks.REINSTALL)]

@@ -23,7 +23,7 @@ class Finding:
     """
 
     name: str
-    """What was looked at, for programs: `<check>.<part>`; does not change with what was found."""
+    """The name of the test for programs: `<check>.<part>`. It does not depend on the result."""
     state: State
     what: str
     remedy: str = ""

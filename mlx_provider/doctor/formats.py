@@ -43,7 +43,7 @@ class Formats:
     any_parser: ToolParser | None
     """Reads calls where no known format is shown."""
     forced_parser: ToolParser | None
-    """Format of calls that such a model is told to write."""
+    """The format of calls that such a model must write."""
 
     @property
     def template(self) -> str | None:

@@ -1,4 +1,4 @@
-"""What was measured when a model was loaded, and is kept for the next load."""
+"""Stored measurements of a model from an earlier load."""
 
 from __future__ import annotations
 

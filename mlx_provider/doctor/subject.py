@@ -1,4 +1,4 @@
-"""What is examined: everything that checks read, so that tests can replace it."""
+"""The subject of the checks: all their input, so that tests can replace it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class System:
     system: str
     """`Darwin`, `Linux` ..."""
     release: str
-    """Of macOS: `15.1`; of the C library on Linux: `2.39`; empty: it cannot be told."""
+    """Version of macOS (`15.1`), or of the C library on Linux (`2.39`); empty: unknown."""
     machine: str
     python: str
 

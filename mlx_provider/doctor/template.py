@@ -30,13 +30,13 @@ TOOLS: list[Message] = [
     }
 ]
 SHOWN = ("find_zyzzyva", "weevil", "leaf", "depth")
-"""What of them a prompt holds."""
+"""Texts of the tools that a prompt must contain."""
 CALLS = ({"leaf": "xLEAFx", "depth": 3}, {"leaf": "xBARKx", "depth": 4})
 RESULTS = ("xRESULTx", "xOUTCOMEx")
 CALL_ID = "call_0f3c9e5b7a2d48619c1e00d"
-"""As long as the ids that clients send."""
+"""An id with the length of clients' ids."""
 AS_DATA = ("{'type'", '{"type"')
-"""How a part of a message looks where a template takes it for text."""
+"""The text of a message part if a template formats it as a string."""
 OTHER = "take another conversion of the model, or put its maker's chat_template.jinja beside it"
 PARSER = "name a format that fits with model_info.mlx.tool_parser, or mend its parser"
 

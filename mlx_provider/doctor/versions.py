@@ -22,7 +22,7 @@ class Tested:
     package: str
     allowed: str
     newest: str
-    """Series up to which it was tested; beyond it nobody knows."""
+    """The newest tested series. Later ones are untested."""
 
 
 TESTED = (

@@ -35,7 +35,7 @@ class CheckResult:
     subject: str
     """`plugin`, or kind and name of a record: `tool parser angle`."""
     variant: str
-    """Checkpoint and format of a model; else empty."""
+    """Checkpoint and format of a model; empty for other subjects."""
     check: str
     outcome: Outcome
     told: str = ""

@@ -1,4 +1,4 @@
-"""For plugins that run one model in several processes: what every process needs, without MLX.
+"""For plugins that run one model in several processes: names for every process, without MLX.
 
 | name | what for |
 |---|---|

@@ -6,7 +6,7 @@
 | `ModelCache`, `Weights`, `engine_name`, `ModelOptions` | models and their engines, unserved |
 | `Engine`, `EngineWorker`, `Recorder`, `CLEAR_EVERY` | one engine, and what steps it |
 | `Replica` | an engine's part: a subclass sends decisions, or gets those of another process |
-| `Decision`, `Submitted`, `Ended` | what is decided beside the record of a step |
+| `Decision`, `Submitted`, `Ended` | decisions outside the record of a step |
 | `Opening`, `Preempted`, `Cut`, `Admitted`, `CaughtUp` | decisions that come before that record |
 | `Outcome` | what a token does to its row |
 | `StepRecord`, `StepPlan`, `Chunk` | the record |

@@ -1,7 +1,7 @@
 """New plugins: a folder from a template, whose tests pass at once.
 
-`templates/common` holds what every plugin has, a folder beside it for each kind what that one has
-of its own. All are Jinja2 files; `package` becomes the name of the module.
+`templates/common` has the files of every plugin, and a folder for each kind has the files of that
+kind. All are Jinja2 files; `package` becomes the name of the module.
 """
 
 from .kinds import KINDS, Kind

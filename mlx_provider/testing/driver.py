@@ -57,7 +57,7 @@ def new_request(
     params: SamplingParams | None = None,
     **more: Any,
 ) -> Request:
-    """A request over raw tokens whose rows keep what they are given."""
+    """A request over raw tokens whose rows collect their tokens."""
     request = Request(
         f"r{id(tokens):x}",
         Prompt(list(tokens)),
@@ -71,7 +71,7 @@ def new_request(
 
 
 def output_of(request: Request, choice: int = 0) -> TokenOutput:
-    """What one choice has produced."""
+    """The output of one choice."""
     output = request.rows[choice].output
     assert isinstance(output, TokenOutput)
     return output
@@ -136,7 +136,7 @@ def new_engine(
 
 
 class Calls:
-    """Runs on this thread what other threads hand to an engine thread."""
+    """Runs calls for an engine thread on this thread."""
 
     def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]

@@ -13,7 +13,7 @@ from ..errors import BadRequest
 def objects(
     items: Any, where: str, *, texts: bool = False
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each object of a list and its place in the request; `texts`: plain texts may stand there."""
+    """Each object of a list and its place in the request; `texts`: plain texts are allowed."""
     if not isinstance(items, list):
         raise BadRequest(
             f"{where} must be a text or a list, got {type(items).__name__}", param=where
@@ -22,7 +22,7 @@ def objects(
         at = f"{where}[{index}]"
         if isinstance(item, Mapping):
             yield at, item
-        elif isinstance(item, BaseModel):  # a script gives back what it got
+        elif isinstance(item, BaseModel):  # a script can pass objects of a reply
             yield at, item.model_dump()
         elif not (texts and isinstance(item, str)):
             raise BadRequest(f"{at} must be an object, got {type(item).__name__}", param=at)

@@ -49,7 +49,7 @@ class Places:
 
     @contextmanager
     def naming(self) -> Iterator[None]:
-        """Errors of our own inside have the client's names."""
+        """A context in which our errors get the client's names."""
         try:
             yield
         except MLXProviderError as error:

@@ -1,4 +1,4 @@
-"""What every benchmark says about the machine, and how its figures are shown."""
+"""The description of the machine in every benchmark, and the format of figures."""
 
 from __future__ import annotations
 

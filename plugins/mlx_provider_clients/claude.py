@@ -34,7 +34,7 @@ def profile(gateway: Gateway) -> Profile:
         "CLAUDE_CODE_SUBAGENT_MODEL": gateway.model,
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(gateway.context),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(gateway.output),
-        # Else a line that differs from request to request stands at the head of each prompt.
+        # Otherwise each prompt begins with a line that differs from request to request.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         **dict.fromkeys(LIMITS, str(REPLY_SECONDS * 1000)),

@@ -16,12 +16,12 @@ TEMPORARY = "tmp"
 
 
 def profile(gateway: Gateway) -> Profile:
-    """One `config.toml` in a home of its own."""
+    """One `config.toml` in a separate home folder."""
     settings = {
         "model": gateway.model,
         "model_provider": PROVIDER,
         "model_context_window": gateway.context,
-        # What is left must hold the answer, and the request for a summary.
+        # The rest must be enough for the answer and for the request for a summary.
         "model_auto_compact_token_limit": gateway.context - gateway.output,
         "check_for_update_on_startup": False,
     }

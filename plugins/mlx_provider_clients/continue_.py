@@ -13,7 +13,7 @@ from .nested import count, each, mapping
 
 
 def profile(gateway: Gateway) -> Profile:
-    """A `config.yaml` (JSON is YAML), and a home of its own."""
+    """A `config.yaml` (JSON is YAML), and a separate home folder."""
     model = {
         "name": gateway.model,
         "provider": "openai",

@@ -161,14 +161,14 @@ def _apply(mask: NDArray[Any], scores: NDArray[np.float32]) -> None:
 
 
 def _hide_later(scores: NDArray[np.float32]) -> None:
-    """The last queries are the last positions: each sees itself and what is before it."""
+    """Mask later positions. The last queries are the last positions."""
     count = scores.shape[-2]
     scores[..., -count:] += _later(count)
 
 
 @functools.lru_cache(maxsize=8)
 def _later(count: int) -> NDArray[np.float32]:
-    """Added to the scores of so many queries with each other; read only."""
+    """The causal mask to add to the scores of `count` queries with each other. Read-only."""
     hidden = np.triu(np.full((count, count), -np.inf, dtype=np.float32), 1)
     hidden.flags.writeable = False
     return hidden

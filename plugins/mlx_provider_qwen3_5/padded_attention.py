@@ -43,7 +43,7 @@ def masked(original: Function) -> Function:
             found = module[KERNEL](queries, keys, values, paddings, scale)
             if found is not None:
                 return found
-        else:  # behind a shared prefix: shape and paddings are those of the rows' own tokens
+        else:  # behind a shared prefix: shape and paddings are those of the rows' tails
             paddings = cache.left_padding
         seen = mx.arange(keys.shape[2]) >= mx.array(paddings)[:, None, None, None]
         return module[ATTENTION](queries, keys, values, cache=None, scale=scale, mask=seen)

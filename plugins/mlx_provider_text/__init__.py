@@ -36,7 +36,7 @@ def mlx_model_families() -> Iterator[ModelFamily]:
 
 
 def matches(config: Mapping[str, Any]) -> int:
-    """The lowest priority: a family of its own comes first."""
+    """The lowest priority: a specific family has precedence."""
     from mlx_provider.families.matching import known_to_mlx_lm
 
     return 1 if known_to_mlx_lm(config) else 0

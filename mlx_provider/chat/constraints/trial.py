@@ -69,7 +69,7 @@ class GrammarTrial:
         self._processes = BoundedProcesses(CHILD, MEMORY, [json.dumps(dict(LIMITS))])
 
     def wrong(self, lark: str, allowance: Allowance) -> str:
-        """What is wrong with a grammar, or an empty text. Raises the errors of
+        """The error in a grammar, or an empty text. Raises the errors of
         `Allowance.spend`."""
         if len(lark) > MAX_GRAMMAR:
             return f"it is longer than {MAX_GRAMMAR} characters"

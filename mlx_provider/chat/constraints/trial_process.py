@@ -55,7 +55,7 @@ class Vocabulary:
 
 
 def tried(lark: str, tokenizer: Any, first_byte: int, limits: Any) -> str:
-    """What is wrong with a grammar, or an empty text."""
+    """The error in a grammar, or an empty text."""
     matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
     dice, choices = random.Random(0), 0  # noqa: S311
     for step in range(STEPS):

@@ -83,7 +83,7 @@ class Guessing:
         return summary
 
     def subjects(self) -> Iterator[Subject]:
-        """The author's models, else ours."""
+        """The author's models, or ours if there are none."""
         for write in self.writers.values():
             folder = self.new_folder()
             given = write(folder)

@@ -121,7 +121,7 @@ def matching(of: Computing) -> None:
 
 
 def functions(of: Computing) -> None:
-    """What is replaced is there, and what takes its place can be called."""
+    """The replaced function exists, and its replacement can be called."""
     if not of.kernels.matches(device_kind(), "float32"):
         raise NotApplicable(f"it is not made for {device_kind()}")
     for each in of.kernels.replacements():

@@ -120,7 +120,7 @@ class Specimen:
         return HARMLESS if self.exact else max(noise.HARMLESS["low"], SHARE * reach)
 
     def tokens(self, length: int, word: int) -> list[int]:
-        """Ids without those that end a reply; of one word they begin alike."""
+        """Ids without stop tokens. With equal `word`, they begin equally."""
         return solo_rows.some_tokens(self.model, length, word)
 
 

@@ -17,7 +17,7 @@ LEAST_SECONDS = 0.01
 
 @contextmanager
 def bounded(seconds: float, what: str) -> Iterator[None]:
-    """Raise `Nonconformity` inside the block after so many seconds of work of the main thread.
+    """Raise `Nonconformity` inside the block after `seconds` of work of the main thread.
 
     Counts the thread's processor time: a busy machine or other threads do not matter. Without
     effect in other threads.
@@ -45,5 +45,5 @@ def bounded(seconds: float, what: str) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
-    if passed:  # whoever isolates the plugin has held it back
+    if passed:  # the isolation of the plugin has caught it
         raise Nonconformity(summary)

@@ -1,4 +1,4 @@
-"""A model that says what it is told and calls the tools that it is told to call.
+"""A model that writes a script: text, reasoning and calls of tools.
 
 Tests of a client, a parser, a gateway or a plugin need a model whose next words are known:
 

@@ -38,7 +38,7 @@ class Step:
 
     @property
     def text(self) -> str:
-        """What it says besides thoughts and calls."""
+        """Its text, without reasoning and calls."""
         return self.say + " ".join(map(str, range(1, self.count + 1)))
 
     @classmethod

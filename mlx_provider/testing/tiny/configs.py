@@ -45,7 +45,7 @@ class TinyFamily:
     caches: tuple[str, ...]
     """Class names of its layers' caches, first layer first."""
     config: Callable[[Mapping[str, int]], Config]
-    """From special-token ids to `config.json` without token ids of its own dialect."""
+    """(special-token ids) -> `config.json`, without the token ids of its dialect."""
     library: str = "mlx_lm"
     """Whose model class names the weights: `mlx_lm` or `mlx_vlm`."""
     processor: Mapping[str, Config] | None = None

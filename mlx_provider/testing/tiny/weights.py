@@ -60,7 +60,7 @@ def model_parameters(
         if foreseeable:
             value = _foreseeable(name, value)
             if config["model_type"] == "gemma4_text" and "post_" in name:
-                value *= FAINT  # its layers norm what they add
+                value *= FAINT  # its layers normalise their output
         found[name] = mx.array(value.astype(np.float32))
     return found
 

@@ -1,4 +1,4 @@
-"""What is special to `/completions`: raw prompts, several at once, and their echo."""
+"""Parts of `/completions` only: raw prompts, several at once, and their echo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes: from a body to what it asks for."""
+"""The routes: from a body to a request."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ SUMMARY = "Summary of the conversation so far:\n\n"
 
 
 def messages_of(given: Any, instructions: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Messages for a checked input, and where their parts stand in it."""
+    """Messages for a checked input, and the places of their parts in it."""
     turns = _Turns()
     if instructions:
         turns.add({"role": "system", "content": instructions}, "instructions", "instructions")
@@ -50,14 +50,15 @@ class _Turns:
         """The assistant's message, to which the next item may belong."""
 
     def add(self, message: dict[str, Any], where: str, content: str = "") -> None:
-        """`where`: the message's item; `content`: where its content stands, by default in it."""
+        """`where`: the place of the item; `content`: the place of its content, by default inside
+        it."""
         self._open = None
         self.messages.append(message)
         self._place("", where)
         self._place(".content", content or f"{where}.content")
 
     def _place(self, part: str, where: str) -> None:
-        """A part of the last message stands there in the input."""
+        """Record the place of a part of the last message in the input."""
         self.places[f"messages[{len(self.messages) - 1}]{part}"] = where
 
     def take(self, item: Mapping[str, Any], where: str) -> None:

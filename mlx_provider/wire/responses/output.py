@@ -14,7 +14,7 @@ Fields = dict[str, Any]
 
 
 class Output:
-    """The items of one reply. Each method yields the stream's events for what it takes."""
+    """The items of one reply. Each method yields the stream's events for its input."""
 
     def __init__(self, reply_id: str, tools: ChatTools) -> None:
         self.items: list[Fields] = []
@@ -59,7 +59,7 @@ class Output:
             yield self._placed(event)
 
     def _whole(self, what: str) -> Fields:
-        """A copy: the item goes on to grow."""
+        """A copy, because the item still changes."""
         at = len(self.items) - 1
         item = self.items[at]
         return {"type": f"response.output_item.{what}", "output_index": at, "item": dict(item)}

@@ -1,4 +1,4 @@
-"""Measurements of our own engine: a model's speed, batching, what a stored prefix saves."""
+"""Measurements of this engine: a model's speed, batching, the gain of a stored prefix."""
 
 from __future__ import annotations
 

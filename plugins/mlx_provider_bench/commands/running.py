@@ -1,4 +1,4 @@
-"""What every command does before its measurement, and with the result."""
+"""The common part of all commands: before the measurement, and with the result."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Begun:
         """When all of them had ended; 0: not yet."""
 
     def heard(self) -> bool:
-        """Count one piece; the stream goes on."""
+        """Count one piece of a stream."""
         with self._lock:
             self._left -= 1
             if self._left <= 0:
@@ -31,7 +31,7 @@ class Begun:
         return True
 
     def ended(self, result: T) -> T:
-        """All streams have ended, with or without text, so nobody needs to wait."""
+        """All streams have ended, with or without text: end the wait."""
         self.end = time.perf_counter()
         self._enough.set()
         return result

@@ -23,7 +23,7 @@ class Other:
     base: str
     """The address that `/chat/completions` is added to."""
     model: str = ""
-    """What it calls the model; unset: the first that it lists."""
+    """Its name of the model; if unset, the first one in its list."""
     option: str = ""
     """As it was written."""
 

@@ -1,4 +1,4 @@
-"""What is measured, its size, and the command that repeats it."""
+"""The measurements, their sizes, and the command that repeats them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .others import Other
 
 PARTS = ("answers", "speed", "reuse", "isolation", "stall")
 FAMILIES = ("llama", "qwen3_5")
-"""Attention alone, and a hybrid of attention and recurrent layers."""
+"""Attention only, and a hybrid of attention and recurrent layers."""
 KINDS = {"mlx-lm": MLX_LM, "mlx-vlm": MLX_VLM}
 OWN = "as it is"
-"""The format of a model that is not ours to write."""
+"""The format of a given model."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Plan:
     hidden: int = 256
     layers: int = 6
     peers: Sequence[str] = tuple(KINDS)
-    """Of `KINDS`, which are started here."""
+    """Names in `KINDS` of servers to start."""
     others: Sequence[Other] = ()
     native: bool = True
-    """Ours a second time, in the checkpoint's own dtype where that is not float32."""
+    """Measure our engine also in the checkpoint's dtype, if that is not float32."""
     streams: Sequence[int] = (1, 2, 4, 8, 16, 32)
     crowd: int = 16
-    """Requests at once whose answers are held against those that each gets alone."""
+    """Requests at once whose answers are compared with those of each alone."""
     words: int = 40
-    """Of the shortest question; others have up to twice as many."""
+    """Words of the shortest question; others have up to twice as many."""
     reply: int = 64
     """Tokens of each answer at most."""
     prompt: int = 1000

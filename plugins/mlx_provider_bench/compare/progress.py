@@ -1,4 +1,4 @@
-"""Shows what is being measured."""
+"""Shows the current measurement."""
 
 from __future__ import annotations
 

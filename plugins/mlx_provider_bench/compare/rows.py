@@ -29,7 +29,7 @@ Figure = float | None
 
 @dataclass
 class Row:
-    """What one server did in one case of one part.
+    """The result of one server in one case of one part.
 
     `figures`: by metric, one for each round; `None`: the round has none. Figures of one round have
     the same place in the rows of all servers.

@@ -40,7 +40,7 @@ def bench(plan: Plan, out: Path | None = None) -> Result:
     plan.check()
     require_proxy()
     for other in plan.others:
-        model_of(other)  # an address that answers nothing is told before minutes are spent
+        model_of(other)  # reports an address without a server before minutes are spent
     result = Result([_about(plan, out)])
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:

@@ -22,7 +22,7 @@ class Asked:
     document: str
     question: str
     image: int | None = None
-    """Seed of an image that stands before the document."""
+    """Seed of an image before the document."""
     image_edge: int = IMAGE_EDGE
     turns: tuple[tuple[str, str], ...] = ()
     """Earlier questions and their replies."""
@@ -37,7 +37,7 @@ class Asked:
 
 
 def words_of(asked: Asked, image: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Messages; `image`: the part that stands for the image."""
+    """The messages; `image`: the part with the image."""
     text = f"{asked.document}\n{asked.question}" if asked.joined else asked.document
     opening: Any = text
     if asked.image is not None:
