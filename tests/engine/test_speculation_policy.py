@@ -176,10 +176,15 @@ def test_nothing_is_tried_if_even_good_drafts_would_not_pay() -> None:
 
 
 @pytest.mark.parametrize(("saved", "longer"), [(SAVED, 1.0), (-SAVED, 0.0)])
-def test_a_refused_trial_is_considered_again_some_steps_later(saved: float, longer: float) -> None:
-    """It would not pay off, or the allowance does not permit it."""
-    policy, rows = Policy(trials=Trials(saved=saved)), untrusted(8)
+def test_refused_trials_are_considered_again_some_steps_later_all_in_one(
+    saved: float, longer: float
+) -> None:
+    """They would not pay off, or the allowance does not permit them. Nothing is decided in the
+    steps between."""
+    policy, rows = Policy(trials=Trials(saved=saved)), untrusted(REFUSED)
     policy.costs[ALONE].timed(0.005, 0, 0)
+    for steps, row in enumerate(rows):
+        row.rest = steps
     considered = 0
     for _ in range(10 * REFUSED):
         asked: list[int] = []
@@ -190,8 +195,8 @@ def test_a_refused_trial_is_considered_again_some_steps_later(saved: float, long
 
         assert not any(counts(policy, rows, 0, seconds))
         policy.rested([rows])
-        considered += any(asked)
-    assert considered == 10
+        considered += bool(asked)
+    assert considered == REFUSED + 9
 
 
 def test_drafts_that_are_rarely_accepted_are_not_compared() -> None:
@@ -206,10 +211,8 @@ def test_drafts_that_are_rarely_accepted_are_not_compared() -> None:
 
     policy = Policy()
     policy.sources[0].everyone.learn(0, 500)
-    counts(policy, rows, 0, seconds)
     for row in rows:
         row.rest = 1
-    asked.clear()
     assert not any(counts(policy, rows, 0, seconds))
     assert not any(asked)
 

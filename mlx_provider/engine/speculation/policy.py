@@ -37,6 +37,9 @@ class Policy:
     costs: dict[Kind, Costs] = field(default_factory=lambda: defaultdict(Costs))
     known_text: KnownText = field(default_factory=KnownText)
     trials: Trials = field(default_factory=Trials)
+    _rests: bool = False
+    """Whether no drafts were worth their place. This is decided again for all rows together, once
+    one of them may be tried."""
 
     def __post_init__(self) -> None:
         self.known_text.most = self.most
@@ -50,6 +53,8 @@ class Policy:
         rows: of each drafter, `None` if it cannot draft for the row; others: rows without drafters;
         seconds: duration of a pass by the number of its extra tokens.
         """
+        if self._rests and all(odds.rest for row in rows for odds in row if odds is not None):
+            return [()] * len(rows)
         count, passes = len(rows) + others, Passes(seconds)
 
         def step(kind: Kind) -> Step:
@@ -70,6 +75,7 @@ class Policy:
                     odds.pause = FIRST_PAUSE
                 if odds is not None and any(source == ask.source for ask in asks[-1]):
                     odds.worth = 1 / count
+        self._rests = not any(asks)
         return asks
 
     def promised(

@@ -19,8 +19,9 @@ GOOD = 0.9
 TRIED = 1
 """Drafts of a row in a trial. More would show little more."""
 REFUSED = 8
-"""Steps until a trial that would not pay off, or that the allowance does not permit, is considered
-again: to consider it costs the host more than all else that it decides in a step."""
+"""Trials that would not pay off, or that the allowance does not permit, are considered again in
+steps of which the number is a multiple of this, those of all rows together: to consider them costs
+the host more than all else that it decides in a step."""
 AWAITED = 2
 """Steps until the result of a trial is known, because passes are planned before the last one is
 read."""
@@ -71,7 +72,7 @@ class Trials:
             for row, tried in zip(rows, due, strict=True):
                 for odds in (row[source] for source in tried):
                     if odds is not None:
-                        odds.rest = REFUSED
+                        odds.rest = REFUSED - self.steps % REFUSED
             return [None] * len(rows)
         for row, ask in zip(rows, tries, strict=True):
             odds = row[ask.source] if ask else None
