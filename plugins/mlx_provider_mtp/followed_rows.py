@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlx_provider.records import DeviceTokens, DraftRow
 
 from .judged import Guess, Judged
-from .row_states import WINDOW, RowStates
+from .row_states import WINDOW, RowStates, most_tokens
 
 KV_BYTES = 2**29
 """That keys and values of all rows may take; one row is always followed."""
@@ -56,7 +56,7 @@ class FollowedRows(ABC):
         all rows."""
         self.judged = Judged(name)
         self._sizes = sizes
-        each = 2 * sizes.window * sizes.token
+        each = most_tokens(sizes.window) * sizes.token
         self._places = max(1, kv_bytes // each)
         self.kv_bytes = self._places * each
         """That keys and values of all followed rows take at most."""
@@ -91,7 +91,8 @@ class FollowedRows(ABC):
     def _seen(self, row: DraftRow) -> RowStates:
         known: Known = row.state
         known.states.settle()
-        known.states.bound()
+        unread = 0 if row.unread is None else row.unread.tokens.size
+        known.states.make_room(row.fresh + unread + row.wanted)
         self.judged.look(known.guess, row.tokens)
         return known.states
 

@@ -11,9 +11,20 @@ import mlx.core as mx
 from mlx_provider.families.caches import KVCache, append_behind, visible
 from mlx_provider.records import Parts, Run, Unread
 
+from . import CONTEXT
+
 WINDOW = 1024
-"""A module looks back on at least so many tokens of a row. Older ones are dropped once a row has
-twice as many: states say much of what was before, and memory stays flat however long a reply is."""
+"""A module looks back on at least so many tokens of a row. Older ones are dropped before a row
+takes more than twice as many: states say much of what was before, and memory stays flat however
+long a reply is."""
+STEP: int = KVCache.step
+"""Tokens by which the capacity of a cache grows."""
+
+
+def most_tokens(window: int) -> int:
+    """The largest capacity of a row, in tokens: it has the new ones of one call beside its
+    window."""
+    return max(2 * window, window + CONTEXT + 2 * STEP)
 
 
 class RowStates:
@@ -57,13 +68,15 @@ class RowStates:
         for cache in self.caches:
             cache.trim(tokens)
 
-    def bound(self) -> None:
-        """Remove tokens outside the window."""
-        self.caches = [_bounded(cache, self._window) for cache in self.caches]
+    def make_room(self, more: int) -> None:
+        """Remove tokens outside the window if the row could exceed `most_tokens` with so many new
+        ones."""
+        self.caches = [_with_room(cache, self._window, more) for cache in self.caches]
 
 
-def _bounded(cache: KVCache, window: int) -> KVCache:
-    if cache.offset <= 2 * window:
+def _with_room(cache: KVCache, window: int, more: int) -> KVCache:
+    fits = cache.offset + more + STEP <= most_tokens(window)
+    if fits or cache.offset <= window:
         return cache
     last = slice(cache.offset - window, cache.offset)
     keys, values = (each[..., last, :] for each in (cache.keys, cache.values))

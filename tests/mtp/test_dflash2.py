@@ -168,16 +168,21 @@ def test_guesses_behind_an_unread_result_are_those_behind_its_tokens(
     check_unread(ahead, told, row)
 
 
-def test_what_is_kept_of_a_row_is_bounded(tiny_target: Any, tmp_path: Path) -> None:
-    made(tmp_path / "d")
+@pytest.mark.parametrize("window", [None, 64])
+def test_a_row_takes_what_it_is_charged(
+    tiny_target: Any, tmp_path: Path, window: int | None
+) -> None:
+    made(tmp_path / "d", draft_window_size=window)
     drafting, rng = started(tiny_target, tmp_path / "d"), np.random.default_rng(2)
     row, sizes = DraftRow([5] * 600, 3, 512, states(rng, 512)), []
-    for _ in range(9):
-        drafting.propose([row])
-        sizes += [cache.keys.shape[2] for cache in row.state.states.caches]
-        row.tokens, row.hidden = row.tokens + [6] * 512, states(rng, 512)
-    assert max(sizes) <= 2 * WINDOW + 512
     tight = BlockDrafting(drafting.module, "it", kv_bytes=1)
+    for fresh in (*[512] * 5, *[80] * 20):
+        drafting.propose([row])
+        kept = [each for cache in row.state.states.caches for each in (cache.keys, cache.values)]
+        sizes.append(sum(each.nbytes for each in kept))
+        row.tokens, row.fresh = row.tokens + [6] * fresh, fresh
+        row.hidden = states(rng, fresh)
+    assert tight.kv_bytes // 2 < max(sizes) <= tight.kv_bytes
     other = DraftRow([5, 6], 1, 1, states(rng, 1))
     assert [len(each) for each in tight.propose([replace(row, state=None), other])] == [3, 0]
 
