@@ -177,7 +177,7 @@ class Engine:
         if prefixes is not None and self.scheduler.fits_ahead(request, prefixes.nbytes):
             self.submit(request)
         else:
-            request.rows = []
+            request.drop_rows()
 
     def end_ahead(self) -> None:
         """End the prefill of a prompt without a reply. Its tokens so far stay in the prefix

@@ -253,6 +253,14 @@ class Request:
     def unfinished(self) -> list[Row]:
         return [row for row in self.rows if row.finish is None]
 
+    def drop_rows(self) -> None:
+        """Call it when the request has ended and nothing reads its rows.
+
+        A request and its rows refer to each other. Without this, its prompt and images stay in
+        memory until the garbage collector runs.
+        """
+        self.rows = []
+
     @property
     def prompt_tokens(self) -> int:
         """Tokens of its prompt, or of all its inputs."""

@@ -144,10 +144,10 @@ def require_proxy() -> None:
 def free_port() -> int:
     """A free TCP port on loopback that no other process gets by chance.
 
-    A proxy listens seconds after this, when another process could have a port of the system's
-    choice. Raises `EngineUnavailable` if no port is free.
+    A proxy listens some seconds later. In that time the system can give a port of its own choice to
+    another process, but none of `PORTS`. Raises `EngineUnavailable` if it finds no free port.
     """
-    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+    for port in random.SystemRandom().choices(PORTS, k=100):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -220,8 +220,8 @@ class ChatService:
             self._take([(active.request, [Failed.of(self._cause(error))])])
 
     def _cause(self, error: MLXProviderError) -> MLXProviderError:
-        """An error to raise, which no frame holds. The error of the lost process, if that is why a
-        request finds its engine gone."""
+        """The error to raise: a copy, because the caller's frame holds `error`. If a lost process
+        ended the engine, the error of that process."""
         death = self._worker.death
         if isinstance(error, EngineDied) and isinstance(death, ProcessLost):
             return self._thread_died(death)
@@ -234,7 +234,7 @@ class ChatService:
             found = self._in_flight.of(request)
             last = isinstance(events[-1], Done | Failed)
             if last:
-                request.rows = []  # they hold it, and so all its prompt until a collection
+                request.drop_rows()
             if found is None:
                 continue
             entry, active = found

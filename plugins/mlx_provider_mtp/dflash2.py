@@ -101,7 +101,7 @@ class BlockAttention:
         self, x: mx.array, states: mx.array, rope: Any, stored: Stored, projected: Any
     ) -> mx.array:
         """Attention of blocks (rows, L, width). New states (1, T, width) are stored first."""
-        inner, hidden = self._inner, stored.hidden
+        inner, masks = self._inner, stored.masks
         keys, values = projected or (self.k_proj(states), self.v_proj(states))
         keys = inner.k_norm(_heads(keys.swapaxes(0, 1), inner.n_kv_heads))
         values = _heads(values.swapaxes(0, 1), inner.n_kv_heads)
@@ -115,7 +115,7 @@ class BlockAttention:
                 mx.concatenate([row_keys, own[at : at + 1]], axis=2),
                 mx.concatenate([row_values, own_values[at : at + 1]], axis=2),
                 scale=inner.scale,
-                mask=_with_block(None if hidden is None else hidden[at], x.shape[1]),
+                mask=_with_block(None if masks is None else masks[at], x.shape[1]),
                 sinks=inner.attention_sink_bias,
             )
             for at, (row_keys, row_values) in enumerate(zip(*pairs, strict=True))
@@ -141,7 +141,7 @@ class Stored(NamedTuple):
     states: States
     ends: mx.array
     """Positions of the rows' last tokens, the first ones of their blocks, (rows,) int32."""
-    hidden: Sequence[mx.array | None] | None
+    masks: Sequence[mx.array | None] | None
     """Masks of the stored tokens, by row. `None`: all are visible."""
 
 

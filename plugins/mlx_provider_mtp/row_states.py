@@ -22,8 +22,7 @@ STEP: int = KVCache.step
 
 
 def most_tokens(window: int) -> int:
-    """The largest capacity of a row, in tokens: it has the new ones of one call beside its
-    window."""
+    """The largest capacity of a row, in tokens: its window and the new tokens of one call."""
     return max(2 * window, window + CONTEXT + 2 * STEP)
 
 

@@ -38,8 +38,7 @@ class Policy:
     known_text: KnownText = field(default_factory=KnownText)
     trials: Trials = field(default_factory=Trials)
     _rests: bool = False
-    """Whether no drafts were worth their place. This is decided again for all rows together, once
-    one of them may be tried."""
+    """The last decision was for no drafts. It holds until a source of a row may be tried."""
 
     def __post_init__(self) -> None:
         self.known_text.most = self.most

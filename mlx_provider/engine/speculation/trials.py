@@ -19,9 +19,9 @@ GOOD = 0.9
 TRIED = 1
 """Drafts of a row in a trial. More would show little more."""
 REFUSED = 8
-"""Trials that would not pay off, or that the allowance does not permit, are considered again in
-steps of which the number is a multiple of this, those of all rows together: to consider them costs
-the host more than all else that it decides in a step."""
+"""A refused trial would not pay off, or the allowance does not permit it. It is considered again in
+the next step whose number is a multiple of this. So the trials of all rows are considered in one
+step, because that costs the host more than its other decisions."""
 AWAITED = 2
 """Steps until the result of a trial is known, because passes are planned before the last one is
 read."""

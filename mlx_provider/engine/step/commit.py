@@ -58,7 +58,7 @@ class Commit:
             row.finish = "cancelled"
         self.release(request, request.rows)
         if request.ahead:
-            request.rows = []  # nobody reads it, and they hold it until a collection
+            request.drop_rows()  # no client reads it
         return True
 
     # -- tokens
