@@ -98,8 +98,8 @@ class Room:
         return True
 
 
-ROUNDING = 2**17
-"""Bytes by which MLX rounds the buffers of a pass up to whole pages, in all."""
+ROUNDING = 2**18
+"""Bytes by which MLX rounds the buffers of a pass up to whole pages, in all: 132 kB were seen."""
 
 
 @pytest.mark.parametrize(("tokens", "deepest"), [(8000, 2048), (2048, 1024), (700, 0)])
