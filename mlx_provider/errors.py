@@ -19,7 +19,6 @@
     │   ├── OtherProtocol            503  other_protocol
     │   ├── LoadFailed               503  load_failed
     │   ├── MemoryInUse              503  memory_in_use          (says when to try again)
-    │   ├── ProcessLost              503  process_lost
     │   └── NotInstalled             503  not_installed
     └── PluginError                  422  plugin_error           (clients do not retry)
 
@@ -173,13 +172,6 @@ class EngineDied(EngineUnavailable):
     """The engine ended during the request; the next request starts a new one."""
 
     code = "engine_died"
-    restart = RESTART
-
-
-class ProcessLost(EngineUnavailable):
-    """A process that shares the model ended or stopped answering; its group restarts."""
-
-    code = "process_lost"
     restart = RESTART
 
 

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from .errors import MLXProviderError, PluginError, ProcessLost, RequestFailed
+from .errors import MLXProviderError, PluginError, RequestFailed
 from .fault_origin import FaultOrigin, fault_origin, of_the_machine
 from .log_lines import Trace
 
@@ -61,8 +61,7 @@ class Isolation:
 
     `Exception` is not enough: third-party code can call `sys.exit`, and a panic of a library
     written in Rust (tokenizers, llguidance) is no `Exception`. Ctrl-C passes, because only the
-    main thread gets it; so does the loss of a process of the group, which concerns all requests.
-    Only for synchronous code.
+    main thread gets it. Only for synchronous code.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Isolation:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, frames: object) -> bool:
-        if error is None or _is_ctrl_c(error) or isinstance(error, (ProcessLost, *self._passes)):
+        if error is None or _is_ctrl_c(error) or isinstance(error, self._passes):
             return False
         self.fault = _fault(error)
         if self._failed is not None:

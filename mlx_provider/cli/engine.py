@@ -123,7 +123,6 @@ def logs(
 
 def described(health: Health, other: list[str], api_base: str | None = None) -> list[str]:
     """The engine's state as lines of text."""
-    from ..doctor.process_text import process_text
     from ..serving.decoding_text import decoding
 
     log = f"where {api_base} was started, on its error output" if api_base else runtime().log
@@ -135,10 +134,6 @@ def described(health: Health, other: list[str], api_base: str | None = None) -> 
         f"log: {log}",
     ]
     lines += [] if health.ok else [f"it has died: {health.detail}; `mlx-provider engine restart`"]
-    lines += [process_text(each) for each in health.processes]
-    if health.process_fault is not None:
-        fault = process_text(health.process_fault)
-        lines.append(f"the group was last started again for {fault}")
     lines += [
         f"model {m.model}: {m.family} of plugin {m.plugin}, context {m.context_length}"
         for m in health.models

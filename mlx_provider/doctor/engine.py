@@ -12,7 +12,6 @@ from ..errors import EngineUnavailable, OtherProtocol
 from ..gateway.models import size
 from ..protocol.health import Health
 from .findings import Finding
-from .process_text import process_text
 from .subject import Subject
 
 RESTART = "mlx-provider engine restart (with --idle: once no request runs)"
@@ -50,7 +49,6 @@ def told_of(health: Health, subject: Subject) -> Iterator[Finding]:
     models = ", ".join(model.model for model in health.models) or "no model"
     summary = f"process {health.pid}, mlx-provider {health.version} on {health.device}: {models}, "
     yield Finding("engine.running", "ok", summary + size(health.active_memory))
-    yield from _processes(health)
     if health.out_of_date:
         summary = f"the engine is out of date: {'; '.join(health.out_of_date)}"
         yield Finding("engine.out_of_date", "warn", summary, RESTART)
@@ -58,16 +56,3 @@ def told_of(health: Health, subject: Subject) -> Iterator[Finding]:
     if changed:
         summary = f"the engine was started with other settings: {'; '.join(changed.values())}"
         yield Finding("engine.settings", "warn", summary, RESTART)
-
-
-def _processes(health: Health) -> Iterator[Finding]:
-    for process in health.processes:
-        summary = process_text(process)
-        if process.state == "serving":
-            yield Finding("engine.processes", "ok", summary)
-        else:
-            remedy = "the group restarts by itself; the lines of `serve` tell more"
-            yield Finding("engine.processes", "fail", summary, remedy)
-    if health.process_fault is not None:
-        summary = f"the group was last started again for {process_text(health.process_fault)}"
-        yield Finding("engine.processes", "note", summary)

@@ -13,10 +13,8 @@ from .execution.batching import Batching
 from .execution.decode_batch import DecodeBatch
 from .feature_cache import FeatureCache
 from .fixed_shapes import FixedShapes
-from .heterogeneous import Heterogeneous
 from .prefix_cache.policy import PrefixCachePolicy
 from .recent import Recent, Step
-from .replication import Replica
 from .request import Phase, Request
 from .request_log import Recorder
 from .scheduling.pass_timer import PassTimer
@@ -25,7 +23,6 @@ from .sparse_prefill.sparse_prefill import SparsePrefill
 from .speculation.speculation import Speculation
 from .speculation.step import DraftStep
 from .step.commit import Commit
-from .step.decisions import Opening, Submitted
 from .step.decode import Decode
 from .step.draw import Draws
 from .step.join import Join
@@ -60,19 +57,14 @@ class Engine:
         features: FeatureCache | None = None,
         speculation: Speculation | None = None,
         sparse_prefill: SparsePrefill | None = None,
-        replica: Replica | None = None,
-        heterogeneous: Heterogeneous | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`layout`, `mixes`: results of the probe. `fixed`: fixed pass shapes, in place of those
         results.
-        `replica`: the decisions of an engine that runs in several processes. `heterogeneous`: its
-        processes keep different parts of a row.
         """
         self.model = model
         self.scheduler = scheduler
         self.recent = Recent()
-        replica = replica or Replica()
         self.state = state = State(
             model=model,
             scheduler=scheduler,
@@ -80,14 +72,7 @@ class Engine:
             recorder=recorder,
             clock=clock,
             output=StepOutput(recorder, clock),
-            batching=Batching(
-                model,
-                layout,
-                mixes=mixes,
-                fixed=fixed,
-                joining=heterogeneous,
-                failed=replica.failed,
-            ),
+            batching=Batching(model, layout, mixes=mixes, fixed=fixed),
             drafting=DraftStep(speculation, scheduler, recorder, self.recent),
             timer=PassTimer(scheduler.costs),
             recent=self.recent,
@@ -96,7 +81,6 @@ class Engine:
             prefix_cache=prefix_cache,
             sparse_prefill=sparse_prefill,
             fixed=fixed,
-            replica=replica,
         )
         state.batch.shows = state.drafting.shows
         if speculation is not None:
@@ -159,7 +143,6 @@ class Engine:
         if request.phase is Phase.DONE:
             return  # cancelled before it arrived
         self.end_ahead()
-        self.state.replica.note(Submitted(request))
         job = self.scheduler.submit(request, self.state.clock())
         self._start.look_up(job)
         if request.ahead:
@@ -192,10 +175,6 @@ class Engine:
     def fail(self, request: Request, error: MLXProviderError) -> None:
         """End a request with an error that its reader sees."""
         self._commit.fail(request, error)
-
-    def act(self, opening: Opening) -> None:
-        """Apply a decision that another process made before the record of a step."""
-        self._schedule.act(opening)
 
     # -- the step
 

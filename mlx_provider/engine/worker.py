@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from ..errors import EngineDied, MLXProviderError, ProcessLost
+from ..errors import EngineDied, MLXProviderError
 from ..isolation import Fault, Isolation
 from ..upstream.stream_threads import wake_without_preemption
 from .engine import Engine
@@ -49,7 +49,6 @@ class EngineWorker:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = False
-        self.death: MLXProviderError | None = None
         """Why the last engine thread died. `None`: none has died."""
 
     # -- from any thread
@@ -110,18 +109,15 @@ class EngineWorker:
 
     def _run(self) -> None:
         clean = False
-        error: MLXProviderError = EngineDied(DIED)
         wake_without_preemption()
         try:
             self._loop()
             clean = True
-        except ProcessLost as lost:
-            error = lost
         finally:
             self._engines = []
             self._idle_calls.clear()
             if not clean:
-                self._bury(error)
+                self._bury(EngineDied(DIED))
             mx.synchronize()
             # without this, a compiled function that first ran in this thread aborts the exit
             # (mlx 0.32.4, seen in 28 of 120 runs)
@@ -180,7 +176,6 @@ class EngineWorker:
         """Report the end of this thread to everyone who waits for it."""
         log.critical("the engine thread died: %s", error.message)
         with self._lock:
-            self.death = error
             self._thread = None
             waiting = []
             while not self._calls.empty():

@@ -20,7 +20,6 @@ modules have the parts that families share:
 | `logits` | the output matrix for the tokens whose logits are wanted, and no others |
 | `layers` | the outputs of single layers, for drafters that read them |
 | `caches` | a row's cache by mlx-lm or mlx-vlm, and the classes that it may consist of |
-| `sharding` | `shard`: a text model split over processes; `parted`, `refused`, `settle` |
 | `expand` | weights in the dtype that the operator or the core chose |
 | `patching` | `patch`: a family's own function instead of one that upstream's model calls |
 | `trial` | `failure`: tries at load what a model may not support |

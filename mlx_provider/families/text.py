@@ -21,7 +21,6 @@ from .embedding import NO_STATES
 from .expand import expand
 from .info import describe
 from .reranking import NO_PROMPTS, RerankerPrompt
-from .sharding import parted, settle, shard
 from .tokenizer import HFTokenizer
 
 
@@ -142,13 +141,11 @@ def load_text(
     `change`: the family's changes to the model; `variant`: their effect on its KV. `rerankers`:
     see `describe`. Raises `UnsupportedModel` and `BadRequest`.
     """
-    split = parted(options)
     loaded = mlx_lm.load(
         path,
         adapter=options.adapter,
         trust_remote_code=options.trust_remote_code,
         classes=classes,
-        lazy=split,
     )
     if options.dtype is not None:
         expand(loaded.model, options.dtype)
@@ -157,9 +154,6 @@ def load_text(
     tokenizer = HFTokenizer(loaded.tokenizer, loaded.renderer)
     route(loaded.model)
     recurrent.route(partial(_one_token, loaded.model), text_cache(loaded.model))
-    if split:  # calls of a share wait for other processes, which may have no states to route
-        shard(loaded.model, options.group, str(loaded.config.get("model_type")))
-        settle(loaded.model)
     mx.eval(loaded.model.parameters())
     one_step_size()
     info = describe(

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from .wire_model import PROTOCOL_VERSION, Wire
 
 JOINED = " + "
 """Between the names of drafters."""
-NEWER = frozenset({"processes", "process_fault"})
-"""Fields of `Health` that are left out where they say nothing."""
 
 
 class FixedPasses(Wire):
@@ -64,21 +60,6 @@ class PluginStatus(Wire):
     run."""
 
 
-class ProcessStatus(Wire):
-    """One process of the group that serves one model over several machines."""
-
-    name: str
-    """The name of the process in the group."""
-    host: str
-    pid: int
-    device: str
-    state: Literal["serving", "lost"]
-    since: float
-    """Unix seconds."""
-    detail: str = ""
-    """Why the process was lost."""
-
-
 class Health(Wire):
     """The reply of `/health`. `ok` is false while no engine thread runs."""
 
@@ -98,18 +79,7 @@ class Health(Wire):
     """Version, Python and settings of the engine process. Only for its owner."""
     out_of_date: list[str] = Field(default_factory=list)
     """Changes on disk since the start of the engine. Last entry: the consequence."""
-    processes: list[ProcessStatus] = Field(default_factory=list)
-    """The processes of a model over several machines, the leader first."""
-    process_fault: ProcessStatus | None = None
-    """The process whose fault caused the last restart of the group."""
 
     def without_load(self) -> Health:
         """The same without the load of other clients."""
         return self.model_copy(update={"queued": 0, "running": 0, "active_memory": 0})
-
-    @model_serializer(mode="wrap")
-    def _for_any_client(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the group if there is none: older clients of the same protocol refuse its
-        fields."""
-        values: dict[str, Any] = whole(self)
-        return {name: values[name] for name in values if values[name] or name not in NEWER}

@@ -16,7 +16,6 @@ from .drafter import (
     Unread,
 )
 from .embedding import Embedding, Pooling
-from .features import SpreadsFeatures
 from .grammar import CallGrammar, MessageGrammar, TaggedArguments
 from .json_reading import read_json
 from .kernels import Function, Kernels, Replacement
@@ -93,7 +92,6 @@ __all__ = [
     "ShowsHidden",
     "ShowsLayers",
     "ShowsLogits",
-    "SpreadsFeatures",
     "TaggedArguments",
     "TemplateForm",
     "TextEnded",

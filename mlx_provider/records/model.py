@@ -43,8 +43,6 @@ class LoadOptions:
     extra: Mapping[str, Any] = field(default_factory=dict)
     dtype: str | None = None
     """Expand all weights to this dtype after loading (`float32`, ...), quantised ones, too."""
-    group: Any = None
-    """Processes that share the model (`mlx.core.distributed.Group`); `None`: it is not split."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Scope
 
 from ..client.identity import identity
 from ..config import EngineSettings
-from ..errors import EngineUnavailable, MLXProviderError
+from ..errors import MLXProviderError
 from ..protocol.health import Health
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
 from ..serving.interface import Service
@@ -34,7 +34,6 @@ from .incoming import Incoming
 from .keys import Key, is_named, key_of
 from .ndjson import NDJSON
 from .out_of_date import OutOfDate
-from .process_group import ProcessGroup
 
 HEARTBEAT = 10.0
 """Seconds between two empty lines to an attached client, which detect a lost connection."""
@@ -49,7 +48,6 @@ class EngineApp:
     `blas` replaces the value of the service. `keys` and `hosts`: for an engine on TCP, see
     `access.Gate`; without keys it listens on its owner's socket. `body_bytes`: limit for all
     bodies that are read or prepared at once. `out_of_date`: reports changes since the start.
-    `group`: the processes that the service leads, if any.
     """
 
     def __init__(
@@ -61,14 +59,12 @@ class EngineApp:
         hosts: Iterable[str] = (),
         body_bytes: int = EngineSettings.body_bytes,
         out_of_date: OutOfDate | None = None,
-        group: ProcessGroup | None = None,
     ) -> None:
         self._service = service
         self._bodies = Bodies(body_bytes)
         self._blas = blas
         self.activity = Activity()
-        self._group = group or ProcessGroup()
-        self.handover = Handover(self.activity, out_of_date, remote=bool(keys), lost=self.lost)
+        self.handover = Handover(self.activity, out_of_date, remote=bool(keys))
         self._identity = {} if keys else identity()
         self._started = int(time.time())
         self.stopping = anyio.Event()
@@ -122,7 +118,7 @@ class EngineApp:
         return Incoming(self.activity, self._bodies, marks, self.handover.admit)
 
     def _answer(self, incoming: Incoming, read: Reader) -> Generate:
-        return Generate(self._service, incoming, self.stopping, read=read, why=self._why)
+        return Generate(self._service, incoming, self.stopping, read=read)
 
     def _foreign_routes(self, incoming: Incoming, paths: Iterable[str]) -> list[Route]:
         """What clients of other APIs need: answers, the tokens of a prompt, the models."""
@@ -150,21 +146,11 @@ class EngineApp:
         self.stopping.set()
         self._bodies.close()
 
-    def lost(self) -> MLXProviderError | None:
-        """The error of a lost process. No request is served after it."""
-        return self._group.error
-
-    def _why(self) -> MLXProviderError:
-        """Why no request is accepted."""
-        return self.lost() or EngineUnavailable("the engine is stopping")
-
     def state(self) -> Health:
         """The answer of `/health`."""
         own: dict[str, object] = {
             "identity": self._identity,
             "out_of_date": self.handover.out_of_date(),
-            "processes": self._group.statuses(),
-            "process_fault": self._group.last_fault,
         }
         if self._blas:
             own["blas"] = self._blas

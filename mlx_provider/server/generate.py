@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from ..byte_gate import Ticket
 from ..client.generation import Generation
 from ..client.multi_prompt import submit_all
-from ..errors import MLXProviderError, RequestFailed, for_another
+from ..errors import EngineUnavailable, MLXProviderError, RequestFailed, for_another
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Event, Failed
 from ..protocol.options import ModelOptions
@@ -77,10 +77,7 @@ class Generate:
         stopping: anyio.Event,
         *,
         read: Reader,
-        why: Callable[[], MLXProviderError],
     ) -> None:
-        """`why`: the error for requests after the stop."""
-        self._why = why
         self._read = read
         self._service = service
         self._incoming = incoming
@@ -93,7 +90,7 @@ class Generate:
         except ClientDisconnect:
             return
         large = ticket.size > LARGE
-        answer = _Answer(self._service, self._limiter, self._stopping, self._why, asked, ticket)
+        answer = _Answer(self._service, self._limiter, self._stopping, asked, ticket)
         del asked  # frees its images and texts as soon as they are prepared
         with ExitStack() as serving:
             for queue in answer.queues:
@@ -109,7 +106,6 @@ class _Answer:
         service: Service,
         limiter: anyio.CapacityLimiter,
         stopping: anyio.Event,
-        why: Callable[[], MLXProviderError],
         asked: Asked,
         ticket: Ticket,
     ) -> None:
@@ -117,7 +113,6 @@ class _Answer:
         self._service = service
         self._limiter = limiter
         self._stopping = stopping
-        self._why = why
         self._ids = [request.id for request in asked.requests]
         self._reply, self._joined = asked.reply, asked.joined
         self._refusal, self._places = asked.refusal, asked.places
@@ -170,12 +165,8 @@ class _Answer:
     async def _accept(self) -> Generation:
         """Submit in a thread. Abandoned when the engine stops; the thread then cleans up."""
         with self._places.naming(), self._submitting:
-            try:
-                return await in_thread(self._submit_all, self._limiter, abandon_on_cancel=True)
-            except MLXProviderError:
-                if not self.queues[self._submitted].ended:
-                    raise  # otherwise the end of the engine ended it, which is the reason
-        raise self._why()
+            return await in_thread(self._submit_all, self._limiter, abandon_on_cancel=True)
+        raise EngineUnavailable("the engine is stopping")
 
     def _submit_all(self) -> Generation:
         unsent, self._unsent = self._unsent, None

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
-from ..errors import BadRequest, EngineUnavailable, MLXProviderError
+from ..errors import BadRequest, EngineUnavailable
 from ..protocol.requests import STARTS_ENGINES
 from .access import error_response
 from .activity import Activity
@@ -48,11 +48,8 @@ class Handover:
         out_of_date: OutOfDate | None = None,
         *,
         remote: bool = False,
-        lost: Callable[[], MLXProviderError | None] = lambda: None,
     ) -> None:
-        """`remote`: clients on other machines could not start another engine. `lost`: returns the
-        error of a lost process."""
-        self._lost = lost
+        """`remote`: clients on other machines could not start another engine."""
         self._activity = activity
         self._out_of_date = out_of_date
         self._remote = remote
@@ -86,8 +83,6 @@ class Handover:
 
         Only clients that can start another engine are refused.
         """
-        if (error := self._lost()) is not None:
-            raise error
         if not self.ending:
             changes = self._notice() if STARTS in scope["headers"] else []
             if not self._renews(changes) or self._activity.requests:

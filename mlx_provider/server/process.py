@@ -119,7 +119,7 @@ class EngineServer(uvicorn.Server):
     async def _drained(self) -> None:
         """Wait for the requests in flight, up to the drain time or a second signal."""
         for _ in range(round(self._drain / DRAIN_POLL)):
-            if not self._app.activity.requests or self._hurry or self._app.lost():
+            if not self._app.activity.requests or self._hurry:
                 return
             await asyncio.sleep(DRAIN_POLL)
 
@@ -129,13 +129,10 @@ class EngineServer(uvicorn.Server):
         for server in self.servers:
             server.close()
         await self._drained()
-        if (lost := self._app.lost()) is not None:
-            self._app.activity.fail_open(lost)
         self._app.stop()
-        if lost is None:  # otherwise its thread may wait forever for messages of other processes
-            with anyio.move_on_after(CLOSE_LIMIT):
-                await anyio.to_thread.run_sync(self._service.close, abandon_on_cancel=True)
-            await asyncio.sleep(0)  # deliver what `close` posted from its own thread first
+        with anyio.move_on_after(CLOSE_LIMIT):
+            await anyio.to_thread.run_sync(self._service.close, abandon_on_cancel=True)
+        await asyncio.sleep(0)  # deliver what `close` posted from its own thread first
         stopped = EngineUnavailable("the engine was stopped while it held this request")
         self._app.activity.fail_open(stopped)
         # Slow clients are disconnected before uvicorn cancels their requests, because uvicorn
@@ -157,12 +154,6 @@ class EngineServer(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    def give_up(self) -> None:
-        """Serve no more requests: all requests get the reason, and the process ends."""
-        if (lost := self._app.lost()) is not None:
-            self._app.activity.fail_open(lost)
-        self._stop()
 
     def _stop(self, *signalled: object) -> None:
         """Takes effect in the next turn of uvicorn's main loop. No request is accepted until

@@ -33,7 +33,6 @@ from .listen import Listener, listen_tcp, listen_unix
 from .open_files import raise_file_limit
 from .out_of_date import OutOfDate
 from .process import EngineServer, LoopDelivery
-from .process_group import ProcessGroup
 
 SWITCH = 0.0005
 """Switch interval of Python threads in seconds, for the engine thread beside threads that prepare
@@ -58,8 +57,6 @@ class ServeOptions:
     """The engine lock of the client that starts this process on demand."""
     ready_fd: int | None = None
     """Where to report that the engine listens, or why not."""
-    group: ProcessGroup | None = None
-    """The processes that share its models, if it leads several."""
 
     @property
     def tcp(self) -> bool:
@@ -92,8 +89,6 @@ def serve(
     except MLXProviderError as error:
         _say(f"mlx-provider: {error.message}")
         _report(options, ErrorBody.of(error).model_dump_json().encode() + b"\n")
-        if options.group is not None:
-            options.group.refused(error)
         return 1
     return 0
 
@@ -187,13 +182,9 @@ async def _run(
         blas=active(),
         body_bytes=settings.body_bytes,
         out_of_date=out_of_date,
-        group=options.group,
     )
     ready = partial(_ready, options, listener, app, note)
     server = EngineServer(app, service, listener, ready, drain=options.drain)
-    if options.group is not None:
-        loop = asyncio.get_running_loop()
-        options.group.on_loss(lambda: loop.call_soon_threadsafe(server.give_up))
     await server.run_until_stopped(idle_limit)
 
 
@@ -204,8 +195,6 @@ def _ready(options: ServeOptions, listener: Listener, app: EngineApp, note: str)
         f"{state.device} · BLAS: {state.blas}{note}"
     )
     _report(options, READY)
-    if options.group is not None:
-        options.group.serving()
 
 
 def _say(line: str) -> None:

@@ -77,26 +77,20 @@ def drafts_of(
     model: LoadedModel,
     options: ModelOptions,
     room: int | None = None,
-    *,
-    whole: bool = True,
 ) -> Drafts:
     """The drafter that the operator names, else all that support the model (engine thread).
 
     Of those that read hidden states, only the best one starts: passes show one kind of states.
 
-    room: bytes that they may use; `whole`: the model is not split over machines. Raises
-    `BadRequest` if the named one does not support the model.
+    room: bytes that they may use. Raises `BadRequest` if the named one does not support the model.
     """
     if options.drafter == OFF:
         return Drafts()
     draft_model = None if options.draft_model is None else _folder(options.draft_model)
     given = DraftOptions(draft_model, room, options.extra, options.sparse_prefill is not None)
     if options.drafter == AUTO:
-        able = [d for d in registry.automatic_drafters() if whole or not d.hidden]
-        return _together(_able(able, folder, model, given), model)
+        return _together(_able(registry.automatic_drafters(), folder, model, given), model)
     drafter = registry.drafter(options.drafter)
-    if drafter.hidden and not whole:
-        raise wrong_option("drafter", f"{drafter.name} drafts for models that are not split")
     try:
         return _together([_started(drafter, folder, model, given)], model)
     except Unfit as error:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from ..config import EngineSettings
 from ..engine.engine import Engine
 from ..engine.execution.calibration import calibrate
 from ..engine.execution.pass_memory import PassBytes, PassMemory, measure
 from ..engine.execution.sharing import UNMEASURED, least_shared
-from ..engine.heterogeneous import Heterogeneous, compare_parts
 from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.prefix_cache.whole_passes import WholePasses
 from ..engine.request_log import Recorder
@@ -30,11 +28,10 @@ from .decoding_text import batching, beside_a_prompt, fixed_passes
 from .drafting import Drafts, drafts_of
 from .kv_choice import MakeCache, cache_maker, kv_kind, tried
 from .load_errors import load_error
-from .measurements import MEASURED, Measured, Measurements, circumstances, software
+from .measurements import Measured, Measurements, circumstances, software
 from .reproducible import Reproducible
 from .row_budget import RowBudgets
 from .sparse_prefill import sparse_prefill_of
-from .split import Processes
 from .weights import EngineInstance, Weights
 
 log = logging.getLogger(__name__)
@@ -54,8 +51,6 @@ class _KVCache:
     """To try, best first."""
     key: str
     """Of measurements with it, on this device."""
-    heterogeneous: Heterogeneous | None
-    """Common limits of the processes, if they keep different parts of a row."""
 
 
 class EngineBuilder:
@@ -68,14 +63,12 @@ class EngineBuilder:
         worker: EngineWorker,
         recorder: Recorder,
         budgets: RowBudgets,
-        processes: Processes,
     ) -> None:
         self._settings = settings
         self._registry = registry
         self._worker = worker
         self._recorder = recorder
         self._budgets = budgets
-        self._processes = processes
         self._measurements = Measurements.chosen(settings.measurements)
 
     def start(self, weights: Weights, kind: str, options: ModelOptions) -> None:
@@ -85,7 +78,6 @@ class EngineBuilder:
         """
         if kind in weights.engines:
             return
-        self._processes.replication.announce("start", partial(_encoded, weights, kind, options))
         problem = self._problem(weights, kind, options)
         if problem is not None:
             raise problem
@@ -112,14 +104,14 @@ class EngineBuilder:
     def _built(self, weights: Weights, kind: str, options: ModelOptions) -> EngineInstance:
         kv = self._kv_cache(weights, options)
         measured = self._measured(weights, kv, options)
-        found, limits, fixed = measured.probe, self._shared_limits(), None
+        found, limits, fixed = measured.probe, self._limits(), None
         if options.reproducible:
-            with self._budgets.measuring(weights, self._processes.replication) as reserve:
+            with self._budgets.measuring(weights) as reserve:
                 fixed = Reproducible.of(weights.model, kv.make_cache, found, limits, reserve)
             limits = fixed.limits(limits)
         drafts = Drafts()
         if found.drafts and fixed is None:
-            drafts = self._processes.alone(partial(self._drafts, weights, options), Drafts())
+            drafts = self._drafts(weights, options)
         policy = self._policy(weights, kind, options, kv, measured, fixed)
         scheduler = self._scheduler(weights, kind, kv, measured, limits, fixed, policy)
         engine = Engine(
@@ -134,8 +126,6 @@ class EngineBuilder:
             features=weights.features,
             speculation=drafts.speculation,
             sparse_prefill=sparse_prefill_of(options, weights.model, kv.make_cache, found, drafts),
-            replica=self._processes.replication.engine(engine_name(weights, kind), scheduler),
-            heterogeneous=kv.heterogeneous,
         )
         self._worker.add(engine)
         learned = partial(self._keep_learned, kv.key, measured, scheduler.costs)
@@ -144,17 +134,13 @@ class EngineBuilder:
         return instance
 
     def _kv_cache(self, weights: Weights, options: ModelOptions) -> _KVCache:
-        model, replication = weights.model, self._processes.replication
-        chosen = self._settings.kv_layout
-        own = list(model.kv_layouts) if chosen == "auto" else [chosen]
-        layouts = replication.decide("layouts", lambda: own, list[str], list[str])
-        make_cache = cache_maker(model, options.kv_bits, replication)
+        model, chosen = weights.model, self._settings.kv_layout
+        layouts = list(model.kv_layouts) if chosen == "auto" else [chosen]
+        make_cache = cache_maker(model, options.kv_bits)
         plugins = [f"{each} {self._registry.sources(each)}" for each in self._registry.plugins]
         name = " ".join(filter(None, (kv_kind(options), weights.code)))
-        many = self._processes.size > 1
-        key = circumstances(weights, name, layouts, [*plugins, f"{self._processes.size} processes"])
-        parts = compare_parts(model, make_cache, replication) if many else None
-        return _KVCache(make_cache, name, layouts, key, parts)
+        key = circumstances(weights, name, layouts, plugins)
+        return _KVCache(make_cache, name, layouts, key)
 
     def _policy(
         self,
@@ -169,17 +155,15 @@ class EngineBuilder:
         if fixed is not None:  # a stored prefix must be computed here, by this software and device
             key = f"{kind}, {kv.key}"
             return WholePasses(prefixes, weights.model, key, kv.make_cache, fixed.shapes)
-        alike = kv.heterogeneous is None or kv.heterogeneous.divisible
-        in_place = alike and options.sparse_prefill is None  # which moves rows to other caches
+        in_place = options.sparse_prefill is None  # which moves rows to other caches
         return PrefixCachePolicy(
             prefixes,
             weights.model,
             kv.name,
             kv.make_cache,
-            kv.heterogeneous,
             in_place=in_place,
             least=measured.least_shared if in_place and found.shares else None,
-            memory=None if kv.heterogeneous else found.memory,
+            memory=found.memory,
         )
 
     def _scheduler(
@@ -211,59 +195,39 @@ class EngineBuilder:
     def _drafts(self, weights: Weights, options: ModelOptions) -> Drafts:
         ledger = self._budgets.ledger
         room = (ledger.free - ledger.live()) // 2  # the rest is for rows
-        whole = self._processes.size == 1
-        return drafts_of(self._registry, weights.folder, weights.model, options, room, whole=whole)
+        return drafts_of(self._registry, weights.folder, weights.model, options, room)
 
     def _measured(self, weights: Weights, kv: _KVCache, options: ModelOptions) -> Measured:
         """Stored measurements for the same circumstances, else new ones."""
-        replication = self._processes.replication
-        known = replication.decide(
-            "known", partial(self._measurements.find, kv.key), _dumped, _read
-        )
+        known = self._measurements.find(kv.key)
         if known is not None:
             return known
-        model, make_cache, heterogeneous = weights.model, kv.make_cache, kv.heterogeneous
-        with self._budgets.measuring(weights, replication) as reserve:
-            found = tried(
-                model, make_cache, options.kv_bits, kv.layouts, replication, heterogeneous, reserve
-            )
-            curve = calibrate(model, make_cache, replication, reserve)
-            passes = measure(model, make_cache, curve, heterogeneous, reserve)
-            shared = UNMEASURED
+        model, make_cache, shared = weights.model, kv.make_cache, UNMEASURED
+        with self._budgets.measuring(weights) as reserve:
+            found = tried(model, make_cache, options.kv_bits, kv.layouts, reserve)
+            curve = calibrate(model, make_cache, reserve)
+            passes = measure(model, make_cache, curve, reserve)
             if found.shares:
-                shared = least_shared(model, make_cache, curve, heterogeneous, reserve)
+                shared = least_shared(model, make_cache, curve, reserve)
         at, kind = str(weights.folder), kv_kind(options)
-        own = Measured(found, curve, passes, at, kind, software(), shared)
-        measured = replication.decide("measured", lambda: own, _dumped, _read) or own
-        if not replication.follows:
-            self._measurements.keep(kv.key, measured)
+        measured = Measured(found, curve, passes, at, kind, software(), shared)
+        self._measurements.keep(kv.key, measured)
         return measured
 
     def _pass_bytes(self, weights: Weights, kv: _KVCache, curve: Curve) -> PassBytes:
         """A second attempt to measure passes."""
-        with self._budgets.measuring(weights, self._processes.replication) as reserve:
-            found = measure(weights.model, kv.make_cache, curve, kv.heterogeneous, reserve)
+        with self._budgets.measuring(weights) as reserve:
+            found = measure(weights.model, kv.make_cache, curve, reserve)
         return found or PassBytes()
 
     def _keep_learned(self, key: str, measured: Measured, costs: Costs) -> None:
         """Store the measurements, refined by passes over deep caches."""
-        if costs.curve != measured.curve and not self._processes.replication.follows:
+        if costs.curve != measured.curve:
             self._measurements.keep(key, replace(measured, curve=costs.curve))
 
     def _limits(self) -> Limits:
         s = self._settings
         return Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
-
-    def _shared_limits(self) -> Limits:
-        """The limits in the leader's settings."""
-        return self._processes.replication.decide(
-            "limits", self._limits, asdict, lambda told: Limits(**told)
-        )
-
-
-def engine_name(weights: Weights, kind: str) -> str:
-    """The name of an engine, the same in all processes."""
-    return f"{weights.number} {kind}"
 
 
 def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:
@@ -283,15 +247,3 @@ def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:
     if not fixed:
         log.info("%s: %s", weights.name, beside_a_prompt(chunking))
     log.info("%s: %s%s%s%s", weights.name, how, drafts, sparse, kv and f", KV in {kv}")
-
-
-def _encoded(weights: Weights, kind: str, options: ModelOptions) -> dict[str, Any]:
-    return {"model": weights.number, "choice": kind, "options": options.model_dump(mode="json")}
-
-
-def _dumped(measured: Measured | None) -> Any:
-    return MEASURED.dump_python(measured, mode="json")
-
-
-def _read(told: Any) -> Measured | None:
-    return MEASURED.validate_python(told)

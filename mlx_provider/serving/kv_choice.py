@@ -10,9 +10,7 @@ import mlx.core as mx
 
 from ..engine.execution.calibration import Reserve, unlimited
 from ..engine.execution.probe import Probe, probe
-from ..engine.heterogeneous import TRIAL_TOKENS, Heterogeneous
 from ..engine.memory import arrays
-from ..engine.replication import ONE_PROCESS, Replication
 from ..errors import wrong_option
 from ..isolation import Isolation
 from ..protocol.options import ModelOptions
@@ -21,7 +19,8 @@ from ..upstream import mlx_lm
 
 MakeCache = Callable[[], list[Any]]
 
-
+TRIAL_TOKENS = 4
+"""Tokens of the trial that shows the sizes of heads."""
 GROUPS = (64, 32)
 """Values per scale. The first that divides the size of every head is used."""
 
@@ -37,16 +36,14 @@ def engine_kind(options: ModelOptions) -> str:
     return ", ".join(filter(None, kinds))
 
 
-def cache_maker(
-    model: LoadedModel, bits: int | None, replication: Replication = ONE_PROCESS
-) -> MakeCache:
-    """A function that makes row caches with so many bits (engine thread of every process).
+def cache_maker(model: LoadedModel, bits: int | None) -> MakeCache:
+    """A function that makes row caches with so many bits (engine thread).
 
     Raises `BadRequest` if no group divides the heads.
     """
     if bits is None:
         return model.make_cache
-    sizes = {size for every in replication.gather(sorted(_head_sizes(model))) for size in every}
+    sizes = _head_sizes(model)
     for group in GROUPS:
         if not any(size % group for size in sizes):
             return partial(_quantised, model, bits, group)
@@ -62,8 +59,6 @@ def tried(
     make_cache: MakeCache,
     bits: int | None,
     layouts: Sequence[str],
-    replication: Replication = ONE_PROCESS,
-    heterogeneous: Heterogeneous | None = None,
     reserve: Reserve = unlimited,
 ) -> Probe:
     """Result of the probe with such caches (engine thread), see `probe`.
@@ -71,9 +66,9 @@ def tried(
     Raises `BadRequest` that names the option with which the model does not run.
     """
     if bits is None:
-        return probe(model, make_cache, layouts, replication, heterogeneous, reserve)
+        return probe(model, make_cache, layouts, reserve)
     with Isolation() as trying:
-        return probe(model, make_cache, layouts, replication, heterogeneous, reserve)
+        return probe(model, make_cache, layouts, reserve)
     reason = trying.fault.summary if trying.fault is not None else ""
     why = f"this model does not run with a quantised KV cache ({reason}): leave kv_bits out"
     raise wrong_option("kv_bits", why)

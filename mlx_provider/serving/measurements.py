@@ -75,8 +75,6 @@ class Measured:
 
 
 _FILE = TypeAdapter(dict[str, Measured])
-MEASURED = TypeAdapter(Measured | None)
-"""As JSON."""
 
 
 class Measurements:

@@ -29,7 +29,6 @@ from .model_view import ModelView
 from .prefixes import DiskSettings, Prefixes
 from .residents import Hold
 from .row_budget import RowBudgets
-from .split import WHOLE, Processes
 from .weights import EngineInstance, Weights
 from .wired_weights import WiredWeights
 
@@ -68,15 +67,11 @@ class ModelCache:
         worker: EngineWorker,
         recorder: Recorder,
         media: Callable[[], int] = lambda: 0,
-        processes: Processes = WHOLE,
     ) -> None:
         """`media`: bytes of images that requests hold now."""
         limit = memory_limit(settings.memory_limit)
         pool = pool_limit(limit)
-        if processes.memory_limit is not None:
-            limit = min(limit, processes.memory_limit)
         self._worker = worker
-        self._processes = processes
         self._pool_before = mx.set_cache_limit(pool)
         self._mask_pool = ThreadPoolExecutor(MASK_THREADS, thread_name_prefix="mlx-masks")
         self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="mlx-grammars")
@@ -84,13 +79,11 @@ class ModelCache:
         self.ledger = MemoryLedger(
             lambda: limit - pool, media=media, prefix_bytes=settings.prefix_bytes
         )
-        # processes would find different files on their disks
-        folder = settings.disk_cache if processes.size == 1 else None
+        folder = settings.disk_cache
         self.prefixes = Prefixes(
             self.ledger,
             worker,
             recorder,
-            processes.replication,
             disk=None if folder is None else DiskSettings.of(folder, settings),
         )
         self._wired = WiredWeights(on=settings.wire_weights)
@@ -103,13 +96,12 @@ class ModelCache:
             shrink_prefix_cache=self.prefixes.shrink,
             limit=lambda: self.ledger.limit,
             wired=self._wired,
-            processes=processes,
         )
         self.queue: LoadQueue[Weights] = LoadQueue(
             self.ledger, self.loader.unload, patience=settings.model_wait
         )
         budgets = RowBudgets(self.ledger, self.queue, self.prefixes, self.loader.unload_here)
-        self.builder = EngineBuilder(settings, registry, worker, recorder, budgets, processes)
+        self.builder = EngineBuilder(settings, registry, worker, recorder, budgets)
 
     def use(
         self,
@@ -130,13 +122,12 @@ class ModelCache:
         for options that the model does not support.
         """
         self._aliases.check(options)
-        self._processes.check(options)
         folder = folder_of(name, repository=repository)
         for _ in range(2):  # the first load may show that the context is longer than its own
             key = self._aliases.key(folder, options, may_lengthen=may_lengthen)
             hold = self.queue.acquire(
                 key,
-                partial(self.loader.plan, key, options, name),
+                partial(self.loader.plan, key, options),
                 who=who,
                 rows=rows,
                 keep_alive=options.keep_alive,
@@ -181,8 +172,6 @@ class ModelCache:
         for instance in self.engines():
             instance.learned()
         self.prefixes.close()
-        if self._processes.size > 1 and self._worker.alive:
-            self._worker.call(partial(self._processes.replication.announce, "end", dict)).result()
         self._mask_pool.shutdown(wait=False)
         self._grammar_pool.shutdown(wait=False, cancel_futures=True)
         mx.set_cache_limit(self._pool_before)

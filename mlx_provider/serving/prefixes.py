@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ from ..config import EngineSettings
 from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.prefix_cache.disk import DiskTier
 from ..engine.prefix_cache.disk_limit import disk_limit
-from ..engine.replication import Replication
 from ..engine.request_log import Recorder
 from ..engine.worker import EngineWorker
 from ..errors import BadRequest
@@ -52,13 +50,11 @@ class Prefixes:
         ledger: MemoryLedger,
         worker: EngineWorker,
         recorder: Recorder,
-        replication: Replication,
         disk: DiskSettings | None = None,
     ) -> None:
         self._ledger = ledger
         self._worker = worker
         self._recorder = recorder
-        self._replication = replication
         self._disk = disk
         self._cache: PrefixCache | None = None
         ledger.in_use = lambda: self.in_use
@@ -108,8 +104,7 @@ class Prefixes:
         """Created on the engine thread, which owns it."""
         if self._cache is None:
             budget = self._ledger.prefix_budget
-            disk, others = self._disk_tier(), self._replication
-            self._cache = PrefixCache(budget=budget, disk=disk, replication=others)
+            self._cache = PrefixCache(budget=budget, disk=self._disk_tier())
         return self._cache
 
     def _disk_tier(self) -> DiskTier | None:
@@ -126,28 +121,16 @@ class Prefixes:
     def clear_here(self) -> None:
         """Empty it."""
         if self._cache is not None:
-            self._replication.announce("clear", dict)
             self._cache.clear()
 
     def shrink(self) -> None:
         """Free the bytes that weights have reserved."""
-        if (
-            not self._replication.follows
-        ):  # otherwise the leader's memory decides, which has reported what to evict
-            self.evict_to(self._ledger.prefix_budget())
+        self.evict_to(self._ledger.prefix_budget())
 
-    def evict_to(self, nbytes: int, claimed: Sequence[int] = ()) -> None:
-        """Keep at most this many bytes. `claimed`: see `PrefixCache.evict_to`."""
-        kept = self._cache
-        if kept is not None:
-            self._replication.announce("evict", lambda: {"to": nbytes, "claimed": kept.claimed})
-            if kept.evict_to(nbytes, claimed):
-                self._recorder.evicted(1)
-
-    def trim(self, number: int, tokens: int) -> None:
-        """Free the capacity of numbered buffers, see `PrefixCache.trim`."""
-        if self._cache is not None:
-            self._cache.trim_numbered(number, tokens)
+    def evict_to(self, nbytes: int) -> None:
+        """Keep at most this many bytes."""
+        if self._cache is not None and self._cache.evict_to(nbytes):
+            self._recorder.evicted(1)
 
     def _shrink_here(self, share: float) -> None:
         self.evict_to(int(share * self.nbytes))

@@ -9,7 +9,6 @@ from functools import partial
 
 from ..engine.execution.calibration import Reserve
 from ..engine.memory import MemoryProfile
-from ..engine.replication import Replication
 from ..engine.scheduling.scheduler import Budget
 from .load_queue import LoadQueue
 from .memory_ledger import MemoryLedger
@@ -46,24 +45,19 @@ class RowBudgets:
         )
 
     @contextmanager
-    def measuring(self, weights: Weights, replication: Replication) -> Iterator[Reserve]:
+    def measuring(self, weights: Weights) -> Iterator[Reserve]:
         """Reserves bytes for the measurements of a model until the end of the block."""
 
-        def own(nbytes: int) -> bool:
+        def reserve(nbytes: int) -> bool:
             free = self.ledger.measure(weights.key, nbytes)
             if free:
                 self.prefixes.shrink()
             return free
 
-        def reserve(nbytes: int) -> bool:
-            most = max(replication.gather(nbytes))  # processes may keep different parts of a row
-            return replication.decide("free to measure", partial(own, most), bool, bool)
-
         try:
             yield reserve
         finally:
-            if not replication.follows:  # its ledger has no accounts
-                self.ledger.measure(weights.key, 0)
+            self.ledger.measure(weights.key, 0)
 
     def _others(self, weights: Weights, kind: str) -> int:
         """Bytes of rows of all other engines."""

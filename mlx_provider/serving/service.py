@@ -26,7 +26,6 @@ from ..errors import (
     ContextTooLong,
     EngineDied,
     MLXProviderError,
-    ProcessLost,
     RequestFailed,
     for_another,
 )
@@ -54,7 +53,6 @@ from .plugin_statuses import PluginStatuses
 from .prepared import Prepared, make_prepared
 from .prompt import prepare, prompt_text
 from .reranking import make_scores
-from .split import WHOLE, Processes
 from .validate import within_vocabulary
 from .warm import warm_requests
 
@@ -69,28 +67,18 @@ class ChatService:
         settings: EngineSettings,
         deliver: Deliver = deliver_now,
         registry: PluginRegistry | None = None,
-        processes: Processes = WHOLE,
-        thread_died: Callable[[MLXProviderError], MLXProviderError] = lambda error: error,
     ) -> None:
-        """`processes`: those that its models are split over. `thread_died` is called at least once
-        when the engine thread has died, and returns the error for those who wait for it."""
         self._settings = settings
         file = settings.models_file
         self._grants = Grants(settings.model_roots, read_grants(file) if file else None)
         self._recorder = EngineMetrics(self.figures)
         self._deliver = deliver
-        self._thread_died = thread_died
-        self._worker = EngineWorker(self._take, self._buried)
+        self._worker = EngineWorker(self._take, self._died)
         self._media = MediaRoom(settings.media_bytes, settings.max_queue)
         plugins = registry or PluginRegistry.discover()
         self._plugins = PluginStatuses(plugins)
         self._models = ModelCache(
-            settings,
-            plugins,
-            self._worker,
-            self._recorder,
-            media=lambda: self._media.held,
-            processes=processes,
+            settings, plugins, self._worker, self._recorder, media=lambda: self._media.held
         )
         self._in_flight = InFlight()
         self._next_prompts = NextPrompts(self._worker)
@@ -105,17 +93,17 @@ class ChatService:
         with Isolation() as trying:
             return self._accepted(request, entry)
         self._in_flight.leave(entry)
-        raise self._cause(_refused(request, trying.fault))
+        raise for_another(_refused(request, trying.fault))
 
     def count(self, request: GenerateRequest) -> int:
         with Isolation() as trying:
             return self._counted(request)
-        raise self._cause(_refused(request, trying.fault))
+        raise for_another(_refused(request, trying.fault))
 
     def tokenize(self, request: GenerateRequest) -> PromptTokens:
         with Isolation() as trying:
             return self._tokenized(request)
-        raise self._cause(_refused(request, trying.fault))
+        raise for_another(_refused(request, trying.fault))
 
     def cancel(self, request_id: str) -> None:
         entry = self._in_flight.cancel(request_id)
@@ -217,15 +205,7 @@ class ChatService:
             active.instance.engine.submit(active.request)
         else:
             error = EngineDied("the engine thread died before the request reached it")
-            self._take([(active.request, [Failed.of(self._cause(error))])])
-
-    def _cause(self, error: MLXProviderError) -> MLXProviderError:
-        """The error to raise: a copy, because the caller's frame holds `error`. If a lost process
-        ended the engine, the error of that process."""
-        death = self._worker.death
-        if isinstance(error, EngineDied) and isinstance(death, ProcessLost):
-            return self._thread_died(death)
-        return for_another(error)
+            self._take([(active.request, [Failed.of(error)])])
 
     def _take(self, posts: list[Post]) -> None:
         """Deliver the events of one step. A reader of a last event finds the request's resources
@@ -246,9 +226,6 @@ class ChatService:
             elif entry.queue.ended:  # it accepts no more events
                 active.cancel()
         self._deliver(partial(_put, posts))
-
-    def _buried(self, error: MLXProviderError) -> None:
-        self._died(self._thread_died(error))
 
     def _died(self, error: MLXProviderError) -> None:
         """The engine thread has died: report it to all who wait. Models are loaded again."""

@@ -59,9 +59,7 @@ class Weights:
     grammar: GrammarCompiler
     _model: LoadedModel | None
     number: int = 0
-    """Its number, the same in all processes that share it."""
-    largest: int = 0
-    """Bytes of the parameters in the process that has the most."""
+    """Its number among the loads of this process."""
     code: str = ""
     """Digest of third-party code that computes its KV. Empty: only built-in code."""
     stranger: str = ""
@@ -82,7 +80,7 @@ class Weights:
     def nbytes(self) -> int:
         """Bytes of the model; those of its parameters if these are not all in memory yet."""
         drafters = sum(each.drafter_bytes for each in list(self.engines.values()))
-        return max(self.taken, self.info.weights_bytes, self.largest) + drafters
+        return max(self.taken, self.info.weights_bytes) + drafters
 
     @property
     def live_bytes(self) -> int:

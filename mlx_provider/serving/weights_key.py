@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import TypeAdapter
+from typing import Literal
 
 from ..errors import wrong_option
 from ..protocol.options import ModelOptions
-from .hub import folder_of
 
 
 @dataclass(frozen=True)
@@ -49,13 +45,3 @@ def _adapter(options: ModelOptions) -> Path | None:
     if not folder.is_dir():
         raise wrong_option("adapter", f"no folder {options.adapter!r} on the engine's machine")
     return folder.resolve()
-
-
-WEIGHTS_KEY = TypeAdapter(WeightsKey)
-"""As JSON."""
-
-
-def key_here(message: Mapping[str, Any]) -> WeightsKey:
-    """The same model on this machine: at the same path, else by its name."""
-    key = WEIGHTS_KEY.validate_python(message["key"])
-    return key if key.folder.is_dir() else replace(key, folder=folder_of(message["name"]))

@@ -60,11 +60,10 @@ def load(
     adapter: Path | None = None,
     trust_remote_code: bool = False,
     classes: Classes | None = None,
-    lazy: bool = False,
 ) -> Loaded:
     """Load the text model and the tokenizer of a folder, without weights of other parts.
 
-    `classes`: the classes to use; `None`: those of mlx-lm. `lazy`: evaluate no weight.
+    `classes`: the classes to use; `None`: those of mlx-lm.
 
     Raises `UnsupportedModel` for an unknown architecture or for weights that do not belong to it,
     `BadRequest` for a broken folder.
@@ -78,7 +77,7 @@ def load(
 
     try:
         model, config = upstream.load_model(
-            folder, lazy, get_model_classes=chosen, trust_remote_code=trust_remote_code
+            folder, get_model_classes=chosen, trust_remote_code=trust_remote_code
         )
         if adapter is not None:
             model = _adapted(upstream, model, adapter)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from mlx_provider import LoadOptions
 from mlx_provider.families.checkpoint import DEFAULT_CONTEXT, read_json
-from mlx_provider.families.sharding import parted, refused
 from mlx_provider.families.tokenizer import load_tokenizer
 from mlx_provider.families.vision.calls import load_with_processor
 from mlx_provider.families.vision.info import vision_info
@@ -23,17 +22,11 @@ ESCAPED = (
     "the model's processor tokenises prompts with images by itself: control tokens in the text of "
     "users and tools are written with \\u escapes there"
 )
-WHOLE = (
-    "what it makes of images is not known well enough to be sent to other ranks (with `modality: "
-    "text` its text model may be)"
-)
 TOGETHER = "a chat with images is prefilled anew at every turn, from its first image on"
 
 
 def load_any(folder: Path, options: LoadOptions) -> AnyVisionModel:
     """Load a checkpoint. Raises `UnsupportedModel` for models that do not chat."""
-    if parted(options) and options.modality != "text":
-        raise refused(_kind(folder), options.group.size(), WHOLE)
     model, processor = load_with_processor(folder, options)
     chat = load_tokenizer(folder, options, getattr(processor, "tokenizer", None))
     token, text = _image_token(folder), getattr(model.config, "text_config", model.config)
@@ -55,10 +48,6 @@ def load_any(folder: Path, options: LoadOptions) -> AnyVisionModel:
         return separate
     together.info = replace(info, notes=(*info.notes, ESCAPED, f"{TOGETHER}: {problem}"))
     return together
-
-
-def _kind(folder: Path) -> str:
-    return str(read_json(folder / "config.json").get("model_type"))
 
 
 def _image_token(folder: Path) -> int | None:

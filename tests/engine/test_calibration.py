@@ -21,7 +21,6 @@ from mlx_provider.engine.execution.calibration import (
 )
 from mlx_provider.engine.execution.pass_memory import measure
 from mlx_provider.engine.memory import profile
-from mlx_provider.engine.replication import OneProcess
 from mlx_provider.engine.scheduling.chunking import IDLE_SECONDS
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
 from mlx_provider.families.text import TextModel
@@ -67,21 +66,6 @@ def test_a_failed_pass_is_not_measured(qwen3: TextModel) -> None:
         curve = calibrate(model, qwen3.make_cache)  # type: ignore[arg-type]
         assert set(widths) <= {n for n, _ in curve.widths} or (curve is UNMEASURED and not widths)
         assert all(n < fails_from for n, _ in curve.widths) or curve is UNMEASURED
-
-
-OF_THE_FIRST = Curve([(1, 1.0), (4, 2.0)], [(1, 0.5)])
-
-
-class Follower(OneProcess):
-    """A process that uses the curve of another process."""
-
-    def decide(self, kind: str, own: Any, encode: Any, decode: Any) -> Any:
-        return decode(encode(OF_THE_FIRST)) if kind == "curve" else own()
-
-
-def test_all_processes_get_the_curve_of_the_first(qwen3: TextModel) -> None:
-    """Their passes must have equal widths, because they exchange arrays."""
-    assert calibrate(qwen3, qwen3.make_cache, Follower()) == OF_THE_FIRST
 
 
 @dataclass

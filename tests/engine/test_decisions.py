@@ -141,10 +141,11 @@ def traced(trace: Trace, scheduler: type[Scheduler]) -> type[Scheduler]:
     """A scheduler that records its decisions."""
 
     class Traced(scheduler):  # type: ignore[misc, valid-type]
-        def let_in(self, job: PrefillJob | None) -> PrefillJob | None:
+        def admit(self, now: float) -> PrefillJob | None:
+            job = super().admit(now)
             if job is not None:
                 trace.add(f"admit {trace.numbers[id(job.request)]}")
-            return super().let_in(job)
+            return job
 
         def preempt(self, row: Row) -> PrefillJob:
             trace.add(f"preempt {trace.name(row)}")

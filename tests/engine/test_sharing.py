@@ -45,7 +45,7 @@ def test_it_is_timed_in_passes_of_two_rows(qwen3: Any, monkeypatch: pytest.Monke
     model = qwen3
     monkeypatch.setattr(sharing, "SLOW_DEPTH", DEPTH)
     before = mx.get_active_memory()
-    found = least_shared(model, model.make_cache, CURVE, None, lambda nbytes: nbytes > 2**20)
+    found = least_shared(model, model.make_cache, CURVE, lambda nbytes: nbytes > 2**20)
     assert found == round(2e-6 / (COPIED - 1.05e-6 / DEPTH))
     assert mx.get_active_memory() <= before + 2**16
 
@@ -55,6 +55,6 @@ def test_without_memory_or_measurements_it_is_a_constant(
 ) -> None:
     model = qwen3
     monkeypatch.setattr(sharing, "SLOW_DEPTH", DEPTH)
-    assert least_shared(model, model.make_cache, CURVE, None, lambda nbytes: False) == UNMEASURED
+    assert least_shared(model, model.make_cache, CURVE, lambda nbytes: False) == UNMEASURED
     unmeasured, make_cache = Curve(CURVE.widths), model.make_cache
-    assert least_shared(model, make_cache, unmeasured, None, lambda nbytes: True) == UNMEASURED
+    assert least_shared(model, make_cache, unmeasured, lambda nbytes: True) == UNMEASURED

@@ -37,7 +37,6 @@ TABLE = [
     (errors.RequestFailed, InternalServerError, 500),
     (errors.EngineUnavailable, ServiceUnavailableError, 503),
     (errors.EngineDied, ServiceUnavailableError, 503),
-    (errors.ProcessLost, ServiceUnavailableError, 503),
     (errors.OtherProtocol, ServiceUnavailableError, 503),
     (errors.LoadFailed, ServiceUnavailableError, 503),
     (errors.MemoryInUse, ServiceUnavailableError, 503),

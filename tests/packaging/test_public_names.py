@@ -7,12 +7,10 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from mlx_provider import commands, families, replicas
-from mlx_provider.replicas import engine, server
+from mlx_provider import commands, families
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "mlx_provider"
@@ -24,7 +22,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 )
 EXEMPT = {tuple(line.split(" -> ")) for line in CONTRACT["ignore_imports"]}
 
-PUBLIC = {"commands", "cores", "errors", "families", "records", "replicas"}
+PUBLIC = {"commands", "cores", "errors", "families", "records"}
 """Of the core's modules and packages, what plugins may import beside its root."""
 TOOLKIT = set(re.findall(r"^\| `([\w.]+)` \|", families.__doc__ or "", re.MULTILINE))
 IMPORTABLE = {
@@ -33,7 +31,6 @@ IMPORTABLE = {
     "mlx_provider.cores",
     "mlx_provider.errors",
     "mlx_provider.records",
-    *(f"mlx_provider.{name}" for name in ("replicas", "replicas.engine", "replicas.server")),
     *(f"mlx_provider.families.{name}" for name in TOOLKIT),
 }
 
@@ -101,11 +98,10 @@ def test_the_benchmarks_alone_look_inside() -> None:
     assert {("mlx_provider_bench", name) for name in names} == INSIDE
 
 
-@pytest.mark.parametrize("module", [commands, replicas, engine, server])
-def test_the_table_of_a_public_module_has_its_names(module: ModuleType) -> None:
-    table = (module.__doc__ or "").partition("|---|---|")[2]
+def test_the_table_of_a_public_module_has_its_names() -> None:
+    table = (commands.__doc__ or "").partition("|---|---|")[2]
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| ")]
-    assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == sorted(module.__all__)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == sorted(commands.__all__)
 
 
 def test_the_toolkits_table_names_each_of_its_modules() -> None:

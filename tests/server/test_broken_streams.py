@@ -21,7 +21,6 @@ CODES = [
     "memory_in_use",
     "context_length_exceeded",
     "grammar_failed",
-    "process_lost",
     "timeout",
     "overloaded",
     "internal_error",

@@ -22,7 +22,6 @@ from mlx_provider.errors import (
     MLXProviderError,
     ModelNotFound,
     Overloaded,
-    ProcessLost,
     RequestFailed,
     UnsupportedModel,
 )
@@ -240,26 +239,20 @@ def test_the_death_of_the_engine_thread(make_service: Any, tiny_class: Any, qwen
     assert (health.ok, health.running, len(health.models)) == (True, 0, 1)
 
 
-DEATHS = pytest.mark.parametrize(
-    ("fault", "code"), [(ProcessLost("rank 1 is lost"), "process_lost"), (Killed(), "engine_died")]
-)
-
-
-def dies(model: Any, held: Generation, fault: BaseException) -> None:
+def dies(model: Any, held: Generation) -> None:
     """Let the engine thread die while it decodes a request; the reader gets the error."""
     (served,) = model.service._models.views()
 
     def die() -> None:
-        raise fault
+        raise Killed
 
     served.engine.step = die
     assert model.read(held).error is not None
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@DEATHS
 def test_a_request_gets_the_error_if_the_engine_thread_dies_during_its_preparation(
-    make_service: Any, tiny_class: Any, qwen: Any, fault: BaseException, code: str
+    make_service: Any, tiny_class: Any, qwen: Any
 ) -> None:
     model = own(tiny_class, make_service(), qwen.model)
     held = model.start(max_tokens=30_000, sampling=warm(1))
@@ -268,19 +261,18 @@ def test_a_request_gets_the_error_if_the_engine_thread_dies_during_its_preparati
 
     def prepared(*given: Any) -> Any:
         found = prepare(*given)
-        dies(model, held, fault)
+        dies(model, held)
         return found
 
     model.service._prepare = prepared
     with pytest.raises(EngineUnavailable) as refused:
         model.start()
-    assert refused.value.code == code
+    assert refused.value.code == "engine_died"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@DEATHS
 def test_a_request_gets_the_error_if_the_engine_thread_dies_before_its_submission(
-    make_service: Any, tiny_class: Any, qwen: Any, fault: BaseException, code: str
+    make_service: Any, tiny_class: Any, qwen: Any
 ) -> None:
     model = own(tiny_class, make_service(), qwen.model)
     held = model.start(max_tokens=30_000, sampling=warm(1))
@@ -288,7 +280,7 @@ def test_a_request_gets_the_error_if_the_engine_thread_dies_before_its_submissio
 
     def entered(entry: Entry, request: Request, lease: Lease) -> Active:
         active = Active(request, lease, lease.view.instance)
-        dies(model, held, fault)
+        dies(model, held)
         active.instance.arriving.append(request.account)
         entry.active = active
         return active
@@ -296,7 +288,7 @@ def test_a_request_gets_the_error_if_the_engine_thread_dies_before_its_submissio
     model.service._in_flight.enter = entered
     answer = model.ask()
     assert answer.error is not None
-    assert (answer.error.code, answer.error.status) == (code, 503)
+    assert (answer.error.code, answer.error.status) == ("engine_died", 503)
 
 
 def test_a_request_whose_reader_is_given_up_ends(qwen: Any) -> None:

@@ -13,12 +13,12 @@ the last row of the group.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from ...isolation import Fault, Isolation
+from ...isolation import Isolation
 from ...records import Unread
 from ...upstream.batch_caches import RowCache
 from ...upstream.cache_classes import Stored
@@ -27,7 +27,7 @@ from ..memory import leaves
 from ..request import Row
 from .grouped_kv import joined, split, with_wide_rows
 from .mixed_chunk import MixedChunk, Turned, may_be_stale
-from .row_groups import Group, Groups, Joining
+from .row_groups import Group, Groups
 from .unsettled import Unsettled
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,6 @@ REUNITED = 32
 """Passes without drafts after which a row may share a group again. More kernels in each pass cost
 more than an occasional copy."""
 
-Failed = Callable[[Fault], None]
 Widths = Mapping[Row, int]
 NO_DRAFTS: Widths = MappingProxyType({})
 Results = Mapping[Row, Unread]
@@ -120,14 +119,11 @@ class Layout(Protocol):
         are not among them, those of an unread result are. The layout does not change."""
 
 
-def make_layout(
-    name: str, joining: Joining | None = None, failed: Failed = lambda fault: None
-) -> Layout:
-    """A new, empty layout. `joining`: see `Groups`. `failed`: is told of the fault if a row cannot
-    be united with its prefix."""
+def make_layout(name: str) -> Layout:
+    """A new, empty layout."""
     if name == "solo":
         return SoloLayout()
-    return MergedLayout(joining) if name == "merged" else GroupedLayout(joining, failed)
+    return MergedLayout() if name == "merged" else GroupedLayout()
 
 
 class OneTokenLayout:
@@ -184,8 +180,8 @@ class MergedLayout(OneTokenLayout):
 
     name = "merged"
 
-    def __init__(self, joining: Joining | None = None) -> None:
-        self.rows = Groups(PASS_BYTES, joining)
+    def __init__(self) -> None:
+        self.rows = Groups(PASS_BYTES)
 
     def add(self, row: Row, cache: RowCache) -> None:
         self.rows.add(row, cache)
@@ -217,9 +213,8 @@ class GroupedLayout:
 
     name = "grouped"
 
-    def __init__(self, joining: Joining | None = None, failed: Failed = lambda fault: None) -> None:
-        self.rows = Groups(MERGED_BYTES, joining)
-        self._failed = failed
+    def __init__(self) -> None:
+        self.rows = Groups(MERGED_BYTES)
         self._joined: RowCache | None = None
         """The joint cache of several groups. `None`: it must be rebuilt."""
         self._members: list[Group] = []
@@ -312,7 +307,6 @@ class GroupedLayout:
                     if prefix_of(layer) is not None:
                         unite(layer)
         if tried.fault is not None:
-            self._failed(tried.fault)
             log.warning("a row keeps its prefix apart: %s", tried.fault.summary)
         self._lone = lone.keys() - self._lone
 

@@ -8,12 +8,11 @@ import logging
 from ...isolation import Isolation
 from ...records import LoadedModel
 from ..fixed_shapes import FixedShapes
-from .batch_layout import Failed, Layout, make_layout
+from .batch_layout import Layout, make_layout
 from .circuit_breaker import CircuitBreaker
 from .decode_batch import DecodeBatch
 from .fixed_rows import FixedLayout
 from .mixed_batch import MixedBatches
-from .row_groups import Joining
 
 log = logging.getLogger(__name__)
 
@@ -28,15 +27,11 @@ class Batching:
         *,
         mixes: bool,
         fixed: FixedShapes | None,
-        joining: Joining | None,
-        failed: Failed,
     ) -> None:
         """`layout`, `mixes`: results of the probe. `fixed`: fixed pass shapes, in place of those
-        results. `joining`: see `Groups`. `failed`: see `make_layout`."""
+        results."""
         self._best = layout
         self._fixed = fixed
-        self._joining = joining
-        self._failed = failed
         self.rows = DecodeBatch(model, self.layout(layout))
         self.mixed = MixedBatches(mixes and fixed is None)
         self._together = CircuitBreaker()
@@ -56,7 +51,7 @@ class Batching:
         """A new layout of this name, or the fixed layout if passes are fixed."""
         if self._fixed is not None:
             return FixedLayout(self._fixed.rows)
-        return make_layout(name, self._joining, self._failed)
+        return make_layout(name)
 
     def passed(self, rows: int) -> None:
         """Count a pass of this many rows that did not fail."""

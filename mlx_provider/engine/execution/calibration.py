@@ -5,16 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
-from pydantic import TypeAdapter
 
 from ...isolation import Isolation
 from ...records import LoadedModel, PrefillChunk, Prompt
 from ..memory import MemoryProfile, arrays, profile
-from ..replication import ONE_PROCESS, Replication
 from ..row_cache import grow_by
 from ..scheduling.chunking import LONGEST_GAP
 from ..scheduling.costs import UNMEASURED, Curve
@@ -50,11 +47,9 @@ ENOUGH = 2.0
 WARM, WARM_PASSES = 0.2, 16
 """Most seconds and passes of untimed warm-up: an idle device runs at a lower clock."""
 
-_CURVE = TypeAdapter(Curve)
-
 Reserve = Callable[[int], bool]
 """Reserves bytes for measurements, in place of those reserved before. Returns whether they are
-free, the same in all processes."""
+free."""
 
 
 def unlimited(nbytes: int) -> bool:
@@ -62,32 +57,16 @@ def unlimited(nbytes: int) -> bool:
     return True
 
 
-def calibrate(
-    model: LoadedModel,
-    make_cache: MakeCache,
-    replication: Replication = ONE_PROCESS,
-    reserve: Reserve = unlimited,
-) -> Curve:
+def calibrate(model: LoadedModel, make_cache: MakeCache, reserve: Reserve = unlimited) -> Curve:
     """Time passes of `model` on the engine thread. Never raises; a pass that fails is not measured.
 
-    `replication`: other processes, which run the same passes as the first process and get its
-    curve, since each chooses its next passes by it. `reserve`: a pass for whose memory it returns
-    `False` is not run.
+    `reserve`: a pass for whose memory it returns `False` is not run.
     """
-    own = _measured(model, make_cache, replication, reserve)
-    encode = partial(_CURVE.dump_python, mode="json")
-    shared: Curve = replication.decide("curve", lambda: own, encode, _CURVE.validate_python)
-    return shared
-
-
-def _measured(
-    model: LoadedModel, make_cache: MakeCache, replication: Replication, reserve: Reserve
-) -> Curve:
     context, depth = model.info.context_length, 0
     # a learned position beyond the context would read memory outside its table
     known = DEPTHS if mx.default_device() == mx.gpu else SLOW_DEPTHS
     depths = [n for n in known if n + REPEATS * 2 * FLAT <= context]
-    timing = _Timing(model, make_cache, replication, reserve)
+    timing = _Timing(model, make_cache, reserve)
     with Isolation() as tried:
         timing.warm()
         if depth := next(filter(timing.fits, depths), 0):
@@ -108,12 +87,9 @@ def _measured(
 class _Timing:
     """Seconds of passes, by width."""
 
-    def __init__(
-        self, model: LoadedModel, make: MakeCache, replication: Replication, reserve: Reserve
-    ) -> None:
+    def __init__(self, model: LoadedModel, make: MakeCache, reserve: Reserve) -> None:
         self._model = model
         self._make = make
-        self._replication = replication
         self._reserve = reserve
         self._memory = MemoryProfile(0, 0)
         self._copied = 0
@@ -135,7 +111,7 @@ class _Timing:
             cache = self._make()
             self._timed(cache, 0, 1)
             self._memory, self._copied = profile(cache, REPEATS), copied_bytes(cache)
-            if self._first(lambda: time.perf_counter() - began > WARM):
+            if time.perf_counter() - began > WARM:
                 break
 
     def fits(self, depth: int) -> bool:
@@ -149,7 +125,7 @@ class _Timing:
         cache = deep_cache(self._model, self._make, depth, _behind(depth))
         for width in _widths(depth):
             late = start + REPEATS * width > self._model.info.context_length
-            if late or self._first(partial(self._enough, width, began)) or not self._room(width):
+            if late or self._enough(width, began) or not self._room(width):
                 break
             self._time_short(width)
             self.deep[width], start = self._timed(cache, start, width)
@@ -176,7 +152,7 @@ class _Timing:
             if not self._room(width):
                 break
             self._time_short(width)
-            if self._first(lambda: time.perf_counter() - began > ENOUGH):
+            if time.perf_counter() - began > ENOUGH:
                 break
 
     def _time_short(self, width: int) -> None:
@@ -212,10 +188,6 @@ class _Timing:
             over_empty * max(times, times**2), over_deep * width / deep * (1 + 1 / SHALLOW)
         )
         return self._memory.row_bytes(REPEATS * width) + int(released)
-
-    def _first(self, own: Callable[[], bool]) -> bool:
-        """The decision of the first process, so that all processes run the same passes."""
-        return self._replication.decide("timed enough", own, bool, bool)
 
 
 def _widths(depth: int) -> list[int]:

@@ -14,7 +14,6 @@ import mlx.core as mx
 
 from ...isolation import Isolation
 from ...records import LoadedModel, PrefillChunk, Prompt
-from ..heterogeneous import Heterogeneous
 from ..memory import arrays, profile
 from ..row_cache import grow_by
 from ..scheduling.costs import Curve
@@ -97,12 +96,10 @@ def measure(
     model: LoadedModel,
     make_cache: MakeCache,
     curve: Curve,
-    heterogeneous: Heterogeneous | None = None,
     reserve: Reserve = unlimited,
 ) -> PassBytes | None:
     """Measure the memory peaks of passes of `model` on the engine thread. `None`: they failed.
 
-    `heterogeneous`: other processes keep different parts of a row; the largest passes count.
     `reserve`: a pass for whose memory it returns `False` is not run.
     """
     context = model.info.context_length
@@ -131,8 +128,6 @@ def measure(
     if tried.fault is not None:
         log.warning("the memory of a pass could not be measured: %s", tried.fault.summary)
     found = [one, max(0, several - one) / max(1, width - 1), *_cached(behind, depth)]
-    if heterogeneous is not None:
-        found = heterogeneous.most(found)
     return None if tried.fault is not None else PassBytes(*found)
 
 

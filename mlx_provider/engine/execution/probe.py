@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,7 @@ from ...protocol.event_queue import EventQueue
 from ...records import LoadedModel, PrefillChunk, Prompt
 from ...upstream.shared_attention import FEW
 from ...upstream.shared_kv import SHAREABLE, divide
-from ..heterogeneous import Heterogeneous
 from ..memory import MemoryProfile, arrays, leaves, profile
-from ..replication import ONE_PROCESS, Replication
 from ..request import Request, Row, RowOutput, SamplingParams
 from . import solo_rows
 from .batch_layout import Layout, make_layout
@@ -76,40 +74,35 @@ def probe(
     model: LoadedModel,
     make_cache: MakeCache,
     layouts: Sequence[str],
-    replication: Replication = ONE_PROCESS,
-    heterogeneous: Heterogeneous | None = None,
     reserve: Reserve = unlimited,
 ) -> Probe:
     """Test `layouts`, best first, on the engine thread. `solo` needs no test.
 
-    `replication`: all processes use the result of the first. `heterogeneous`: they keep different
-    parts of a row. `reserve`: if it returns `False` for the memory of the passes, none is run.
+    `reserve`: if it returns `False` for the memory of the passes, none is run.
     """
-    judged = partial(_judgement, replication)
     prompts = [solo_rows.some_tokens(model, length, i) for i, length in enumerate(LENGTHS)]
     together = list(itertools.takewhile(lambda name: name != "solo", layouts))
     room = has_room(model, make_cache, LENGTHS[-1] + STEPS, reserve)
     if not room or not together:
         longest = solo_rows.prefilled(model, make_cache, prompts[-1])
         why = () if room else (ALONE,)
-        return Probe("solo", _memory(longest, heterogeneous), why, conclusive=room)
+        return Probe("solo", profile(longest, LENGTHS[-1]), why, conclusive=room)
     rows = [
         solo_rows.decoding(model, make_cache, tokens, delta)
         for tokens, delta in zip(prompts, ROPE_DELTAS, strict=True)
     ]
     longest = rows[-1].cache
-    memory = _memory(longest, heterogeneous)
-    shares = can_share_a_pass(longest) if heterogeneous is None else heterogeneous.shares_a_pass
+    memory = profile(longest, LENGTHS[-1])
     notes, failed = [], False
     for name in together:
-        found = judged(rows, partial(_together, model, rows, name, heterogeneous))
+        found = _judged(rows, partial(_together, model, rows, name))
         failed |= found.failed
         if found.problem:
             notes.append(f"layout {name!r} is not used: {found.problem}")
             continue
         more = GroupedPasses()
-        if name == "grouped" and shares:
-            more = _grouped_passes(model, make_cache, rows, judged, heterogeneous)
+        if name == "grouped" and can_share_a_pass(longest):
+            more = _grouped_passes(model, make_cache, rows)
         return Probe(
             name,
             memory,
@@ -121,10 +114,6 @@ def probe(
             shares=more.shared.passed,
         )
     return Probe("solo", memory, tuple(notes), conclusive=not failed)
-
-
-def _memory(longest: list[Any], heterogeneous: Heterogeneous | None) -> MemoryProfile:
-    return profile(longest, LENGTHS[-1]) if heterogeneous is None else heterogeneous.memory
 
 
 @dataclass(frozen=True)
@@ -141,7 +130,6 @@ class Judgement:
 
 
 UNTRIED = Judgement(False)
-Judge = Callable[[Sequence[SoloRow], Callable[[], Sequence[ByStep]]], Judgement]
 
 
 @dataclass(frozen=True)
@@ -164,28 +152,15 @@ class GroupedPasses:
 
 
 def _grouped_passes(
-    model: LoadedModel,
-    make_cache: MakeCache,
-    rows: Sequence[SoloRow],
-    judged: Judge,
-    heterogeneous: Heterogeneous | None,
+    model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]
 ) -> GroupedPasses:
-    mixed = _mixing(model, make_cache, rows, judged, heterogeneous)
-    drafted = judged(rows, partial(_drafted, model, rows, heterogeneous))
-    divisible = any(type(each) in SHAREABLE for each in leaves(rows[-1].cache))
-    if not (divisible if heterogeneous is None else heterogeneous.divisible):
+    mixed = _mixing(model, make_cache, rows)
+    drafted = _judged(rows, partial(_drafted, model, rows))
+    if not any(type(each) in SHAREABLE for each in leaves(rows[-1].cache)):
         return GroupedPasses(mixed, drafted)
     twins = [rows[0], rows[-1], rows[-1]]
-    run = partial(_shared, model, make_cache, twins, heterogeneous)
-    return GroupedPasses(mixed, drafted, judged(twins, run))
-
-
-def _judgement(
-    replication: Replication, rows: Sequence[SoloRow], run: Callable[[], Sequence[ByStep]]
-) -> Judgement:
-    """The result of the first process. All processes run the passes."""
-    own = _judged(rows, run)
-    return replication.decide("judgement", lambda: own, asdict, lambda told: Judgement(**told))
+    run = partial(_shared, model, make_cache, twins)
+    return GroupedPasses(mixed, drafted, _judged(twins, run))
 
 
 def _judged(rows: Sequence[SoloRow], run: Callable[[], Sequence[ByStep]]) -> Judgement:
@@ -199,27 +174,19 @@ def _judged(rows: Sequence[SoloRow], run: Callable[[], Sequence[ByStep]]) -> Jud
     return Judgement(False, problems[0]) if problems else Judgement(True, widest=widest)
 
 
-def _mixing(
-    model: LoadedModel,
-    make_cache: MakeCache,
-    rows: Sequence[SoloRow],
-    judged: Judge,
-    heterogeneous: Heterogeneous | None,
-) -> Judgement:
+def _mixing(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> Judgement:
     """Whether chunks of one more prompt may share the passes of `rows`."""
     with Isolation() as tried:
         tokens = solo_rows.some_tokens(model, CHUNKED_LENGTH, len(rows))
         chunked = solo_rows.chunked(model, make_cache, tokens)
     if tried.fault is not None:
         return Judgement(False, tried.fault.summary, failed=True)
-    return judged([*rows, chunked], partial(_mixed, model, rows, chunked, heterogeneous))
+    return _judged([*rows, chunked], partial(_mixed, model, rows, chunked))
 
 
-def _together(
-    model: LoadedModel, rows: Sequence[SoloRow], name: str, heterogeneous: Heterogeneous | None
-) -> list[ByStep]:
+def _together(model: LoadedModel, rows: Sequence[SoloRow], name: str) -> list[ByStep]:
     """Logits of the rows in a layout. One row of each group decodes apart for one step."""
-    layout, apart = make_layout(name, heterogeneous), make_layout("solo")
+    layout, apart = make_layout(name), make_layout("solo")
     found = _joined(layout, rows)
     leave = list(found)[1::2]
     for step in range(STEPS):
@@ -232,14 +199,9 @@ def _together(
     return list(found.values())
 
 
-def _mixed(
-    model: LoadedModel,
-    rows: Sequence[SoloRow],
-    chunked: SoloRow,
-    heterogeneous: Heterogeneous | None,
-) -> list[ByStep]:
+def _mixed(model: LoadedModel, rows: Sequence[SoloRow], chunked: SoloRow) -> list[ByStep]:
     """Logits of the rows in passes with chunks, and those of the chunks' row."""
-    layout = make_layout("grouped", heterogeneous)
+    layout = make_layout("grouped")
     found = _joined(layout, rows)
     cache, after, start = deepcopy(chunked.cache), [], CHUNK_START
     for stop in CHUNK_ENDS:
@@ -251,12 +213,7 @@ def _mixed(
     return [*found.values(), after]
 
 
-def _shared(
-    model: LoadedModel,
-    make_cache: MakeCache,
-    rows: Sequence[SoloRow],
-    heterogeneous: Heterogeneous | None,
-) -> list[ByStep]:
+def _shared(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> list[ByStep]:
     """Logits of the rows, of which the last two are equal and share a prefix."""
     tokens = rows[-1].tokens
     start = len(tokens) - CHUNK
@@ -266,7 +223,7 @@ def _shared(
             divide(layer, start // 2)
     model.prefill(PrefillChunk(Prompt(tokens), start, len(tokens), cache))
     mx.eval(arrays(cache))
-    layout, found = make_layout("grouped", heterogeneous), dict[Row, list[mx.array]]()
+    layout, found = make_layout("grouped"), dict[Row, list[mx.array]]()
     for each, own in zip(rows, (rows[0].cache, cache, cache), strict=True):
         delta = ROPE_DELTAS[0 if each is rows[0] else -1]
         row = stand_in(each.tokens, delta)
@@ -277,11 +234,9 @@ def _shared(
     return list(found.values())
 
 
-def _drafted(
-    model: LoadedModel, rows: Sequence[SoloRow], heterogeneous: Heterogeneous | None
-) -> list[ByStep]:
+def _drafted(model: LoadedModel, rows: Sequence[SoloRow]) -> list[ByStep]:
     """Logits of the rows if some have several tokens in a pass, of which the last are wrong."""
-    layout = make_layout("grouped", heterogeneous)
+    layout = make_layout("grouped")
     found = _joined(layout, rows)
     drafting = list(found)[: len(DRAFTED)]
     for step in range(max(map(len, DRAFTED))):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from ...upstream.batch_caches import (
     RowCache,
@@ -109,32 +109,19 @@ def shared_prefix(cache: RowCache) -> Prefix | None:
     return next((prefix for prefix in found if prefix is not None), None)
 
 
-class Joining(Protocol):
-    """Rules for sharing groups if processes keep different parts of the rows."""
-
-    @property
-    def memory(self) -> MemoryProfile: ...
-
-    @property
-    def mergeable(self) -> bool: ...
-
-
 @dataclass
 class Groups:
     """All groups of a layout."""
 
     bound: int
     """Largest merged cache in bytes."""
-    joining: Joining | None = None
-    """`None`: the cache of each row decides."""
     groups: list[Group] = field(default_factory=list)
 
     def add(self, row: Row, cache: RowCache, apart: Collection[Row] = ()) -> None:
         """Add a row to the group that fits best, or to a new one. It does not join a row of
         `apart`."""
         groups = self.groups
-        merges = mergeable(cache) if self.joining is None else self.joining.mergeable
-        may = merges and row not in apart
+        may = mergeable(cache) and row not in apart
         open_to = [i for i, g in enumerate(groups) if may and g.rows[0] not in apart]
         prefix = shared_prefix(cache)
         fits = [
@@ -146,8 +133,7 @@ class Groups:
             at = min(fits, key=lambda i: abs(groups[i].rows[0].held - row.held))
             groups[at] = groups[at].joined_by(row, cache)
         else:
-            own = profile(cache, row.held) if self.joining is None else self.joining.memory
-            groups.append(group_of([row], [cache], own))
+            groups.append(group_of([row], [cache], profile(cache, row.held)))
 
     def drop(self, rows: Sequence[Row]) -> None:
         """Remove rows from their groups, and remove empty groups."""

@@ -22,7 +22,6 @@ from .batch_layout import GroupedLayout
 from .decode_batch import run_pass
 from .deep_cache import MakeCache, deep_cache
 from .probe import stand_in
-from .row_groups import Joining
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +42,10 @@ def least_shared(
     model: LoadedModel,
     make_cache: MakeCache,
     curve: Curve,
-    joining: Joining | None,
     reserve: Callable[[int], bool],
 ) -> int:
     """Tokens from which on rows should share, on the engine thread. Never raises.
 
-    Several processes run the same passes; the result of the first counts. `joining`: see `Groups`.
     `reserve`: whether so many bytes are free.
     """
     depth = DEPTH if mx.default_device() == mx.gpu else SLOW_DEPTH
@@ -59,10 +56,10 @@ def least_shared(
         # the row, a divided layer, and the tails
         if not reserve(2 * profile(short, 2 * TAIL).row_bytes(depth + 2 * TAIL)):
             return UNMEASURED
-        apart = _step(model, short, joining, 0)
-        divided = _step(model, short, joining, TAIL)
+        apart = _step(model, short, 0)
+        divided = _step(model, short, TAIL)
         cache = deep_cache(model, make_cache, depth + TAIL, PASSES)
-        deep = _step(model, cache, joining, depth)
+        deep = _step(model, cache, depth)
         return least_tokens(divided - apart, (deep - divided) / depth, 2 * curve.per_key(1))
     if tried.fault is not None:
         log.info("a shared prefix could not be timed: %s", tried.fault.summary)
@@ -79,9 +76,9 @@ def least_tokens(overhead: float, shared: float, copied: float) -> int:
     return round(min(MOST_TOKENS, max(FEWEST_TOKENS, overhead / (copied - shared))))
 
 
-def _step(model: LoadedModel, cache: RowCache, joining: Joining | None, prefix: int) -> float:
+def _step(model: LoadedModel, cache: RowCache, prefix: int) -> float:
     """Seconds of the fastest pass of two rows that share so many tokens."""
-    layout = GroupedLayout(joining)
+    layout = GroupedLayout()
     layers = [layer for layer in leaves(cache) if type(layer) in SHAREABLE]
     held = layers[0].offset
     for layer in layers if prefix else ():

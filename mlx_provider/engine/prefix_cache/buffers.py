@@ -28,16 +28,11 @@ class RowBuffers:
         layers: dict[int, Any],
         first: int = 0,
         base: RowBuffers | None = None,
-        charged: int | None = None,
     ) -> None:
-        """`base`: the common prefix in which the tokens before `first` are. `charged`: bytes of one
-        token in the process with the largest arrays; `None`: they are of one size."""
+        """`base`: the common prefix in which the tokens before `first` are."""
         self.layers = layers
         self.first = first
         self.base = base
-        self.charged = charged
-        self.number = 0
-        """Its name in other processes with the same tree, see `Store.know`."""
         self.stored = 0
         """Bytes of the tree's segments that refer to it."""
         self.intact = True
@@ -55,9 +50,7 @@ class RowBuffers:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes that one token counts for."""
-        if self.charged is not None:
-            return self.charged
+        """Bytes of one token."""
         arrays = [a for layer in self.layers.values() for a in _own_arrays(layer)]
         return sum(a.nbytes // max(1, a.shape[-2]) for a in arrays)
 
@@ -78,11 +71,6 @@ class RowBuffers:
         """That of the row whose own tokens it takes."""
         users = (ref() for ref in self._users)
         return next((user for user in users if user is not None and user.own is self), None)
-
-    @property
-    def claimed(self) -> bool:
-        """Whether a prompt will use it if it is admitted."""
-        return any(isinstance(ref(), Claim) for ref in self._users)
 
     @property
     def needed(self) -> bool:
@@ -127,8 +115,6 @@ class RowBuffers:
 
     def slack(self, length: int) -> int:
         """Bytes of capacity behind the first `length` tokens."""
-        if self.charged is not None:
-            return self.charged * max(0, self.capacity - length)
         found = 0
         for layer in self.layers.values():
             for each in _own_arrays(layer):
@@ -188,7 +174,7 @@ class RowBuffers:
         )  # or raise before any change
         room = self.capacity - at
         layers = {x: divide(layer, at, room) for x, layer in self.layers.items()}
-        prefix = RowBuffers(layers, charged=self.charged)
+        prefix = RowBuffers(layers)
         self.first, self.base = at, prefix
         prefix.supports(self)
         user = self.holding

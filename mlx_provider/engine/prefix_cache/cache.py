@@ -13,18 +13,15 @@ is valid only while `holds` is true for it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ...isolation import Isolation
 from ...protocol.figures import PrefixCacheFigures
-from ..heterogeneous import Heterogeneous
 from ..memory import MemoryProfile
-from ..replication import ONE_PROCESS, Replication
 from ..row_cache import grow_by
 from .buffers import Claim, Holding, RowBuffers, own_layers
-from .charges import parts_over, snapshot_over
 from .disk import DiskTier
 from .disk_lookup import DiskLookup
 from .figures import Counters, figures, report
@@ -34,7 +31,7 @@ from .layer_kinds import Kind, Unstorable, strictest
 from .match import Match, resume
 from .rebuild import rebuild
 from .reuse import Reuse
-from .segments import RowParts, row_parts
+from .segments import row_parts
 from .sessions import Sessions, Share
 from .snapshots import Snapshot, take_snapshot
 from .store import Store
@@ -62,12 +59,8 @@ class PrefixCache:
         budget: Callable[[], int],
         disk: DiskTier | None = None,
         max_buffers: int = MAX_BUFFERS,
-        replication: Replication = ONE_PROCESS,
     ) -> None:
-        """`replication`: of the processes that have the same nodes, and keep to one budget."""
         self._budget = budget
-        self._shared_budget = replication.reading("prefix budget", budget)
-        self._replication = replication
         self._disk = disk
         self._store = Store(max_buffers)
         self._sessions = Sessions()
@@ -128,7 +121,7 @@ class PrefixCache:
         the budget."""
         windows = sum(window * each for window, each in memory.windows)
         # a window is stored twice: in the segments until it wraps, and in the state
-        share = self._sessions.share(session, self._shared_budget())
+        share = self._sessions.share(session, self._budget())
         room = share.nbytes - memory.state_bytes - 2 * windows
         return max(0, room // (memory.token_bytes + ID_BYTES))
 
@@ -156,12 +149,12 @@ class PrefixCache:
     def prepare(self, match: Match, *, least: int | None) -> bool:
         """Cut the entry where a row with this match will leave it. Returns whether the match must
         be found again. `least`: fewest tokens to share with other rows; `None`: none."""
-        return self._reuse(least).prepare(match)
+        return Reuse(self._store, least).prepare(match)
 
     def claim(self, match: Match, *, least: int | None) -> Claim | None:
         """The buffers that a row with this match will use. Nothing is evicted from them as long as
         the claim exists."""
-        return self._reuse(least).claim(match) if self.holds(match) else None
+        return Reuse(self._store, least).claim(match) if self.holds(match) else None
 
     def resume(
         self,
@@ -170,17 +163,13 @@ class PrefixCache:
         *,
         room: int = 0,
         least: int | None = None,
-        charged: int | None = None,
     ) -> tuple[list[Any], Holding]:
-        """Like `restore`, but the row uses the buffers of the entry, if no other row does.
-
-        `charged`: see `RowBuffers`.
-        """
+        """Like `restore`, but the row uses the buffers of the entry, if no other row does."""
         if not self.holds(match):
             raise ValueError("the prefix cache has changed since the match")
         cache = make_cache()
-        spare = max(0, self._shared_budget() - self.nbytes) // SPARE_SHARE
-        holding, in_place = self._reuse(least, charged).begin(match, cache, room, spare)
+        spare = max(0, self._budget() - self.nbytes) // SPARE_SHARE
+        holding, in_place = Reuse(self._store, least).begin(match, cache, room, spare)
         self._fill(cache, match, room, in_place)
         self.used(match)
         return cache, holding
@@ -189,7 +178,7 @@ class PrefixCache:
         self, holding: Holding, cache: list[Any], *, least: int | None
     ) -> tuple[list[Any], Holding | None]:
         """Another row with the tokens of a row, see `Reuse.fork`."""
-        return self._reuse(least).fork(holding, cache)
+        return Reuse(self._store, least).fork(holding, cache)
 
     def hold(self, cache: list[Any]) -> Holding:
         """Let entries refer to the buffers of a row cache that was filled otherwise."""
@@ -198,25 +187,18 @@ class PrefixCache:
         return Holding(own)
 
     def trim(self, own: RowBuffers, tokens: int) -> None:
-        """Free the capacity of a row's buffers behind this many tokens, in all processes."""
-        self._replication.announce("trim", lambda: {"buffers": own.number, "to": tokens})
+        """Free the capacity of a row's buffers behind this many tokens."""
         with Isolation() as tried:  # a pass of the row may have failed
             if own.holding is not None:
                 own.holding.trim(tokens)
         if tried.fault is not None:
-            self._replication.failed(tried.fault)
             log.warning("a row keeps its capacity: %s", tried.fault.summary)
-
-    def trim_numbered(self, number: int, tokens: int) -> None:
-        """`trim` in another process."""
-        for own in self._store.numbered([number]):
-            self.trim(own, tokens)
 
     def give_back(self, holding: Holding) -> None:
         """A row has ended, or was merged with others, and none of its passes has failed."""
         own = holding.give_back()
         if own is not None and own.stored:
-            self._store.park(own, self._shared_budget())
+            self._store.park(own, self._budget())
 
     def united(self, holding: Holding) -> None:
         """A row has copied the prefix in front of its own tokens, as the last that held it."""
@@ -229,9 +211,6 @@ class PrefixCache:
     def in_use(self) -> int:
         """Bytes that rows use. Any thread may ask."""
         return self._store.in_use
-
-    def _reuse(self, least: int | None, charged: int | None = None) -> Reuse:
-        return Reuse(self._store, least, charged, self._replication.failed)
 
     def _fill(self, cache: list[Any], match: Match, room: int, in_place: Mapping[int, int]) -> None:
         if match.length:
@@ -264,28 +243,19 @@ class PrefixCache:
             return Kind.APPEND
 
     def snapshot(
-        self,
-        cache: list[Any],
-        at: int | None = None,
-        *,
-        inside: bool = False,
-        heterogeneous: Heterogeneous | None = None,
+        self, cache: list[Any], at: int | None = None, *, inside: bool = False
     ) -> Snapshot | None:
         """A copy of the states and windows, which cannot be cut out of a longer row later.
 
         `at`: their value after that many tokens (`take_snapshot` says when that is possible).
-        `inside`: not at the end of a message, so it is evicted first. `heterogeneous`: processes
-        that keep different parts of the row; each takes its snapshot. `None` if every layer can be
+        `inside`: not at the end of a message, so it is evicted first. `None` if every layer can be
         cut at any token, or if no snapshot is possible.
         """
-        found, failed = None, False
         try:
             found = take_snapshot(cache, at)
         except (Unstorable, ValueError) as reason:
             self._warn_once(str(reason))
-            failed = True
-        if heterogeneous is not None:
-            found = snapshot_over(found, heterogeneous, failed=failed)
+            return None
         return None if found is None else replace(found, inside=inside)
 
     def insert(
@@ -299,7 +269,6 @@ class PrefixCache:
         session: str | None = None,
         awaited: bool = False,
         beyond: bool = False,
-        heterogeneous: Heterogeneous | None = None,
         holding: Holding | None = None,
     ) -> int:
         """Store a row. Returns how many of its tokens are stored then.
@@ -313,7 +282,6 @@ class PrefixCache:
         more tokens. Evicts others first. An entry larger than the budget is stored as far as it
         fits; a cache of an unknown kind is not stored. Raises `ValueError` if the cache holds fewer
         tokens. `beyond`: the cache holds more tokens, which a cache with only states does not show.
-        `heterogeneous`: processes that keep different parts of the row; all insert their parts.
         """
         ids = as_ids(tokens)
         ends = {n: s for n, s in snapshots.items() if 0 < n <= len(ids) and not s.inside}
@@ -321,14 +289,15 @@ class PrefixCache:
         shared = self._store.walk(key, ids).shared if inside else 0
         own = None if holding is None else holding.own_of(cache)
         try:
-            row = self._row_parts(cache, len(ids), ends, beyond=beyond, heterogeneous=heterogeneous)
+            row = row_parts(cache, len(ids))
+            row = replace(row, exact=row.exact and not beyond)
             if not row.exact and not row.complete:  # its state belongs to a later token
                 ids = ids[: max(ends, default=0)]
             before_reply = row.length if prompted is None else prompted
             path = LivePath(row, cache, ends, before_reply, inside, own)
             if own is not None:
                 own.count(len(ids), row.token_bytes(complete=False))
-            budget = self._shared_budget()
+            budget = self._budget()
             leaf = self._add(key, ids, path, budget, self._sessions.share(session, budget))
             self._save(key, ids, path, shared)
         except Unstorable as reason:
@@ -348,17 +317,9 @@ class PrefixCache:
             self._sessions.pin(session, leaf, len(ids) * each, awaited=awaited)
         return min(leaf.stop, len(ids))
 
-    def evict_to(self, bytes_: int, claimed: Collection[int] = ()) -> int:
-        """Shrink to at most `bytes_`. Returns the freed bytes. `claimed`: of another process."""
-        claim = Claim(self._store.numbered(claimed), 0)
-        freed = self._store.evict(nbytes=bytes_)
-        del claim
-        return freed
-
-    @property
-    def claimed(self) -> list[int]:
-        """The numbers of the buffers that claims hold."""
-        return self._store.claimed
+    def evict_to(self, nbytes: int) -> int:
+        """Shrink to at most this many bytes. Returns the freed bytes."""
+        return self._store.evict(nbytes=nbytes)
 
     def clear(self) -> None:
         """Remove everything, also on disk."""
@@ -397,24 +358,6 @@ class PrefixCache:
             name not in self._sessions for node in self._store.nodes() for name in node.sessions
         ):
             raise AssertionError("a node is pinned by an unknown session")
-
-    def _row_parts(
-        self,
-        cache: list[Any],
-        length: int,
-        ends: dict[int, Snapshot],
-        *,
-        beyond: bool,
-        heterogeneous: Heterogeneous | None,
-    ) -> RowParts:
-        """The parts of a row. If processes differ, `ends` gets the state of its last token."""
-        row = parts_over(cache, length, beyond=beyond, heterogeneous=heterogeneous)
-        if heterogeneous is None or not row.exact or heterogeneous.kind is Kind.APPEND:
-            return row
-        last = self.snapshot(cache, heterogeneous=heterogeneous)
-        if last is not None:
-            ends[length] = last
-        return replace(row, exact=False)  # its state is taken
 
     def _add(
         self, key: CacheKey, ids: Ids, path: LivePath, budget: int, share: Share

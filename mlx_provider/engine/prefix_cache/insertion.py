@@ -109,7 +109,7 @@ def refers(source: LivePath, path: Sequence[Node], length: int, *, complete: boo
     or refer to the buffers.
     """
     own = source.buffers
-    if own is None or (complete and source.row.windows):
+    if own is None or (complete and source.row.window):
         return False
     for node in path:
         segment = node.segment
@@ -119,7 +119,7 @@ def refers(source: LivePath, path: Sequence[Node], length: int, *, complete: boo
         if node.start < own.first:
             if segment.held is not own.base:
                 return False
-        elif of_another or segment.windows or segment.layers != source.row.shape:
+        elif of_another or segment.layers != source.row.shape:
             return False
     return True
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ...records import LoadedModel, Prompt
-from ..heterogeneous import Heterogeneous
 from ..kv_capacity import STEP_TOKENS
 from ..memory import MemoryProfile, profile
 from ..request import PrefillJob, Request, Row
@@ -37,15 +36,13 @@ class PrefixCachePolicy:
         model: LoadedModel,
         kv: str,
         make_cache: Callable[[], list[Any]],
-        heterogeneous: Heterogeneous | None = None,
         *,
         in_place: bool = False,
         least: int | None = None,
         memory: MemoryProfile | None = None,
     ) -> None:
-        """`heterogeneous`: processes that keep different parts of a row. `in_place`: rows use the
-        buffers of entries. `least`: fewest tokens that several rows share; `None`: they share
-        none. `memory`: that of the model's rows, if it is known."""
+        """`in_place`: rows use the buffers of entries. `least`: fewest tokens that several rows
+        share; `None`: they share none. `memory`: that of the model's rows, if it is known."""
         self._in_place = in_place
         self._least = least
         self._forks = divisible(own_layers(make_cache()))
@@ -53,16 +50,12 @@ class PrefixCachePolicy:
         self._model = model
         self._kv = kv
         self._make_cache = make_cache
-        self._heterogeneous = heterogeneous
-        self._strictest = (
-            cache.strictest(make_cache()) if heterogeneous is None else heterogeneous.kind
-        )
+        self._strictest = cache.strictest(make_cache())
         self._grid = 1
         """A prefix is used only up to a multiple of this."""
         self._exact = False
-        self._charged = None if heterogeneous is None else heterogeneous.memory.token_bytes
         self._memory = memory
-        """Memory of the model's rows. `None` before the first row, or if processes differ."""
+        """Memory of the model's rows. `None` before the first row."""
 
     def look_up(self, job: PrefillJob) -> None:
         """Find the longest stored prefix of a job's tokens."""
@@ -120,9 +113,9 @@ class PrefixCachePolicy:
 
     def fork_bytes(self, tokens: int, rows: int) -> int:
         """Bytes that rows of a prompt take less because they share it. Any thread may ask."""
-        each = self._charged or (self._memory.token_bytes if self._memory is not None else 0)
         if self._least is None or not self._forks or tokens <= self._least:
             return 0
+        each = 0 if self._memory is None else self._memory.token_bytes
         # what is left of a step may be one more step of each row's own tokens
         steps = (rows - 1) * ((tokens - 1) // STEP_TOKENS) - 1
         return max(0, steps) * STEP_TOKENS * each
@@ -167,11 +160,7 @@ class PrefixCachePolicy:
             job.rows[0].holding = self._cache.hold(job.cache) if self._in_place else None
         elif self._in_place:
             job.cache, job.rows[0].holding = self._cache.resume(
-                match,
-                self._make_cache,
-                room=room - match.length,
-                least=self._least,
-                charged=self._charged,
+                match, self._make_cache, room=room - match.length, least=self._least
             )
         else:
             job.cache = self._cache.restore(match, self._make_cache, room=room - match.length)
@@ -207,7 +196,7 @@ class PrefixCachePolicy:
 
     def _fits(self, job: PrefillJob) -> int | None:
         """Tokens of a row that the prefix cache can hold, once the memory of a row is known."""
-        if self._memory is None and self._heterogeneous is None and job.done:
+        if self._memory is None and job.done:
             self._memory = profile(job.held(), job.done)
         return None if self._memory is None else self._cache.fits(self._memory, job.request.session)
 
@@ -222,9 +211,7 @@ class PrefixCachePolicy:
             if start < at <= job.done:
                 inside = at not in self._ends(job.prompt)
                 within = None if at == job.done else at
-                snapshot = self._cache.snapshot(
-                    job.held(), within, inside=inside, heterogeneous=self._heterogeneous
-                )
+                snapshot = self._cache.snapshot(job.held(), within, inside=inside)
                 if snapshot is not None:
                     job.snapshots[at] = snapshot
 
@@ -289,7 +276,6 @@ class PrefixCachePolicy:
             session=request.session,
             awaited=awaited,
             beyond=beyond,
-            heterogeneous=self._heterogeneous,
             holding=holding,
         )
         new = min(stored, len(request.prompt.tokens)) - request.cached

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
 import mlx.core as mx
 
-from ...isolation import Fault, Isolation
+from ...isolation import Isolation
 from ...upstream.shared_kv import prefix_of, start
 from ..kv_capacity import STEP_TOKENS, whole_steps
 from ..memory import leaves
@@ -25,19 +25,10 @@ log = logging.getLogger(__name__)
 class Reuse:
     """All methods run on the engine thread."""
 
-    def __init__(
-        self,
-        store: Store,
-        least: int | None,
-        charged: int | None,
-        failed: Callable[[Fault], None],
-    ) -> None:
-        """`least`: fewest tokens to share; `None`: this model's rows share none. `charged`: see
-        `RowBuffers`. `failed`: is told of the fault if buffers cannot be divided."""
+    def __init__(self, store: Store, least: int | None) -> None:
+        """`least`: fewest tokens to share; `None`: this model's rows share none."""
         self._store = store
         self._least = least
-        self._charged = charged
-        self._failed = failed
 
     def prepare(self, match: Match) -> bool:
         """Cut the entry where the row will leave it. Returns whether the match must be found
@@ -67,7 +58,7 @@ class Reuse:
             return holding, dict.fromkeys(own.layers, match.length)
         layers, base = own_layers(cache), self._common(match)
         if base is None:
-            own = RowBuffers(layers, charged=self._charged) if layers else None
+            own = RowBuffers(layers) if layers else None
             self._store.know(own)
             return Holding(own), {}
         length = _end(base, match)
@@ -75,7 +66,7 @@ class Reuse:
             start(layers[leaf], prefix)
         own = None
         if layers.keys() == base.layers.keys():
-            own = RowBuffers(layers, length, base, self._charged)
+            own = RowBuffers(layers, length, base)
         self._store.know(own)
         holding = Holding(own, base, length)
         holding.capacity = length + whole_steps(match.length + room - length)
@@ -95,7 +86,7 @@ class Reuse:
                 prefix.holders.add(layer)
         if own is None or own.base is None or not own.is_of(cache):
             return copied, None
-        other = RowBuffers(own_layers(copied), own.first, own.base, own.charged)
+        other = RowBuffers(own_layers(copied), own.first, own.base)
         self._store.know(other)
         holding = Holding(other, own.base, own.first)
         holding.capacity = other.capacity
@@ -172,7 +163,6 @@ class Reuse:
                 set_segment(upper, segment_of(upper).moved_to(prefix))
             self._store.recount()
         if tried.fault is not None:
-            self._failed(tried.fault)
             log.warning("a prefix in use is not shared: %s", tried.fault.summary)
         return tried.fault is None
 

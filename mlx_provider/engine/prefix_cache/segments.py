@@ -10,12 +10,18 @@ from ..memory import leaves
 from .arrays import ArrayPack
 from .buffers import RowBuffers
 from .layer_kinds import Kind, kind, kv_arrays, unwrapped
-from .snapshots import Charge
 from .tree import Node
 
 EMPTY = ArrayPack((), ())
-Charges = tuple[Charge, Charge, Charge]
-"""Of segments without windows, with them, and in a row's buffers."""
+
+
+@dataclass(frozen=True)
+class Charge:
+    """The size of tokens that are, or were, in the buffers of a row."""
+
+    nbytes: int
+    """Bytes per token."""
+    buffers: int
 
 
 @dataclass(frozen=True)
@@ -28,17 +34,13 @@ class Segment:
     layers: tuple[tuple[int, int], ...]
     """(leaf index, number of its arrays): 2, 6 if quantised, 0 for a layer without tokens."""
     charge: Charge | None = None
-    """Charged bytes per token. `None`: its own size."""
+    """`None`: the size of `pack`."""
     held: RowBuffers | None = None
     """Buffers of a row that hold the tokens. `None`: they are copies in `pack`."""
     start: int = 0
     """Tokens before it in `held`."""
     slack: int = 0
     """Bytes of capacity behind it in `held`, if no row uses them."""
-    copy: Charge | None = None
-    """`charge` of a copy of the tokens in `held`. `None`: its own size."""
-    windows: bool = False
-    """Whether it has tokens of windows, in any process."""
 
     @property
     def nbytes(self) -> int:
@@ -64,8 +66,7 @@ class Segment:
         if self.held is not None:
             slack = self.slack if stop == self.length else 0
             return replace(self, length=stop - start, start=self.start + start, slack=slack)
-        pack = self.pack.cut(start, stop)
-        return Segment(stop - start, pack, self.layers, self.charge, windows=self.windows)
+        return Segment(stop - start, self.pack.cut(start, stop), self.layers, self.charge)
 
     def moved_to(self, held: RowBuffers) -> Segment:
         """The same tokens in other buffers."""
@@ -74,7 +75,7 @@ class Segment:
     def copied(self) -> Segment:
         """The same tokens as copies, so that its buffers may change."""
         arrays = [a for each in self.arrays().values() for a in each]
-        return Segment(self.length, ArrayPack.of(arrays), self.layers, self.copy)
+        return Segment(self.length, ArrayPack.of(arrays), self.layers)
 
     def loose(self, arrays: Sequence[Any]) -> Segment:
         """The same tokens in these arrays, as many as its buffers have."""
@@ -115,32 +116,18 @@ class RowParts:
     exact: bool
     """Whether no layer holds more than `length` tokens, so that its state is a valid snapshot
     there."""
-    charges: Charges | None = None
-    """Charges of its segments. `None`: their own size."""
-    windows: bool = False
-    """Whether complete segments have tokens of windows, in any process."""
 
     def cut(self, start: int, stop: int, *, complete: bool) -> Segment:
         """Tokens `start .. stop`. `complete`: with the windows, which must not have wrapped."""
         layers = self._layers(complete=complete)
         arrays = [a[..., start:stop, :] for each in layers.values() for a in each]
         counts = tuple((leaf, len(each)) for leaf, each in layers.items())
-        charge = None if self.charges is None else self.charges[complete]
-        windows = complete and self.windows
-        return Segment(stop - start, ArrayPack.of(arrays), counts, charge, windows=windows)
+        return Segment(stop - start, ArrayPack.of(arrays), counts)
 
     def within(self, held: RowBuffers, start: int, stop: int) -> Segment:
         """Tokens `start .. stop`, which stay in the row's buffers."""
-        layers, copy = self.shape, None
-        charge = Charge(self.token_bytes(complete=False), self.arrays)
-        if self.charges is not None:
-            copy, _, charge = self.charges
-        return Segment(stop - start, EMPTY, layers, charge, held, start, copy=copy)
-
-    @property
-    def arrays(self) -> int:
-        """Arrays of the layers that keep every token."""
-        return sum(map(len, self.append.values()))
+        charge = Charge(self.token_bytes(complete=False), sum(map(len, self.append.values())))
+        return Segment(stop - start, EMPTY, self.shape, charge, held, start)
 
     @property
     def shape(self) -> tuple[tuple[int, int], ...]:
@@ -148,16 +135,9 @@ class RowParts:
         return tuple((leaf, len(each)) for leaf, each in self.append.items())
 
     def token_bytes(self, *, complete: bool) -> int:
-        """Charged bytes of one token in a segment."""
-        if self.charges is not None:
-            return self.charges[complete].nbytes
-        return self.own_size(complete=complete)[0]
-
-    def own_size(self, *, complete: bool) -> tuple[int, int]:
-        """Actual bytes of one token in a segment, and buffers of a segment."""
+        """Bytes of one token in a segment."""
         arrays = [a for each in self._layers(complete=complete).values() for a in each]
-        kinds = {(*a.shape[:-2], a.shape[-1], str(a.dtype)) for a in arrays}
-        return sum(a.nbytes // max(1, a.shape[-2]) for a in arrays), len(kinds)
+        return sum(a.nbytes // max(1, a.shape[-2]) for a in arrays)
 
     def _layers(self, *, complete: bool) -> Mapping[int, list[Any]]:
         return {**self.append, **(self.window if complete else {})}
@@ -194,4 +174,4 @@ def row_parts(cache: list[Any], length: int) -> RowParts:
             window[leaf] = kv_arrays(layer)
         else:
             complete = False
-    return RowParts(length, append, window, complete, exact, windows=bool(window))
+    return RowParts(length, append, window, complete, exact)

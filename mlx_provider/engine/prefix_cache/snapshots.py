@@ -18,14 +18,6 @@ Encoded = list[Any]
 
 
 @dataclass(frozen=True)
-class Charge:
-    """The charge of a stored part, if it is not its own size."""
-
-    nbytes: int
-    buffers: int
-
-
-@dataclass(frozen=True)
 class Snapshot:
     """Instance attributes of some layers of a row cache, by leaf index. Immutable."""
 
@@ -33,8 +25,6 @@ class Snapshot:
     pack: ArrayPack
     inside: bool = False
     """Taken inside a message, for prompts that leave this one there."""
-    charge: Charge | None = None
-    """`None`: its own size."""
 
     @classmethod
     def of(cls, attributes: Mapping[int, Mapping[str, Any]]) -> Snapshot:
@@ -50,11 +40,11 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        return self.pack.nbytes if self.charge is None else self.charge.nbytes
+        return self.pack.nbytes
 
     @property
     def buffers(self) -> int:
-        return self.pack.buffers if self.charge is None else self.charge.buffers
+        return self.pack.buffers
 
 
 def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:

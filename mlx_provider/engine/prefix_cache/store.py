@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -55,17 +55,14 @@ class Store:
         self._layouts: dict[CacheKey, Layout] = {}
         self._max_buffers = max_buffers
         self._known: tuple[weakref.ref[RowBuffers], ...] = ()
-        self._numbered = 0
         self._clock = 0
         """Bytes stored so far, plus one per use."""
 
     # -- buffers of rows
 
     def know(self, buffers: RowBuffers | None) -> None:
-        """Count these buffers from now on, under the next number."""
+        """Count these buffers from now on."""
         if buffers is not None:
-            self._numbered += 1
-            buffers.number = self._numbered
             still = (ref for ref in self._known if ref() is not None)
             self._known = (*still, weakref.ref(buffers))
 
@@ -73,15 +70,6 @@ class Store:
     def in_use(self) -> int:
         """Bytes that rows use, which cannot be evicted. Any thread may ask."""
         return sum(each.stored for each in self._buffers() if each.in_use)
-
-    @property
-    def claimed(self) -> list[int]:
-        """The numbers of buffers that a prompt will use if it is admitted."""
-        return [each.number for each in self._buffers() if each.claimed]
-
-    def numbered(self, numbers: Collection[int]) -> list[RowBuffers]:
-        """The buffers with these numbers, of those that still exist."""
-        return [each for each in self._buffers() if each.number in numbers]
 
     def nodes_in(self, buffers: RowBuffers) -> list[Node]:
         """The nodes in these buffers, first tokens first."""

@@ -112,18 +112,12 @@ class Scheduler:
             # `fits_ahead` has found its memory free
             if job.request.ahead or self._make_room(job, claims=claims):
                 job.aged = now - job.arrived
-                return self.let_in(job)
+                job.admitted, job.request.phase = True, Phase.PREFILL
+                return job
             if now - job.arrived > PATIENCE_SECONDS:
                 # no new prompt overtakes it, but admitted prompts must continue, or it never fits
                 return None
         return None
-
-    def let_in(self, job: PrefillJob | None) -> PrefillJob | None:
-        """Reserve memory for a prompt."""
-        if job is not None:
-            job.admitted = True
-            job.request.phase = Phase.PREFILL
-        return job
 
     def passed(self, chunk: Chunk) -> None:
         """A chunk has run. The other prompts in prefill have waited for it."""

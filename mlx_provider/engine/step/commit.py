@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from ...errors import MLXProviderError
 from ...isolation import Fault, Isolation
-from ...protocol.events import Delta, Finish, FinishReason
+from ...protocol.events import Delta, Event, Finish, FinishReason
 from ..execution.decode_batch import Logprob, Read
 from ..prefix_cache.policy import PrefixCachePolicy
 from ..request import Phase, PrefillJob, Request, Row
-from .decisions import GOES_ON, Ended, Outcome
 from .state import State
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The effect of a token on its row."""
+
+    events: Sequence[Event] = ()
+    """Events for the reader: the new text, and the end of the row."""
+    reason: FinishReason | None = None
+    """Why the row ends. `None`: it continues."""
+    error: MLXProviderError | None = None
+    """The error that ends the request."""
+
+
+GOES_ON = Outcome()
+"""The outcome of a token that adds no visible text yet."""
 
 
 class Commit:
@@ -53,7 +69,6 @@ class Commit:
         still active."""
         if request.phase is Phase.DONE:
             return False
-        self._state.replica.note(Ended(request))
         for row in request.unfinished:
             row.finish = "cancelled"
         self.release(request, request.rows)
@@ -69,7 +84,7 @@ class Commit:
         for row, token, _ in live:
             self._state.output.token(row.request, now)
             row.tokens.append(token)
-        outcomes = self._state.replica.outcomes(partial(self._outcomes, live))
+        outcomes = self._outcomes(live)
         for read, outcome in zip(live, outcomes, strict=True):
             if outcome.error is not None:  # first, because it ends other rows of its request, too
                 self.settle(read[0], outcome)
@@ -113,11 +128,12 @@ class Commit:
 
     # -- endings
 
-    def cut(self, row: Row) -> Outcome:
-        """The last text of a row that ends because memory is full."""
+    def cut(self, row: Row) -> None:
+        """End a row because memory is full."""
+        outcome = None
         with self.fails_next(row, "its text"):
-            return _last(row, "length")
-        return Outcome(error=row.error)
+            outcome = _last(row, "length")
+        self.settle(row, outcome or Outcome(error=row.error))
 
     def settle(self, row: Row, outcome: Outcome) -> None:
         """Apply the outcome of a row's token. A request ends with its last row."""

@@ -76,8 +76,6 @@ class Decode:
             idle = state.clock() - state.read_at if record.caught_up else None
             state.drafting.waited(record.drafts, idle)
         state.corrupted = {row for rows, _ in forward.failed for row in rows}
-        for _, cause in forward.failed:
-            state.replica.failed(cause)
         if record.caught_up:
             return Decoded(forward, chunk)
         with Isolation() as reading:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import mlx.core as mx
 
@@ -29,16 +28,16 @@ class Draws:
         masks = [self._mask(row, at, drafts) for row, at in places]
         if self._state.fixed is None:
             drawn = [ahead(row, drafts.get(row, ()), at) for row, at in places]
-            batch.drawn(rows, self._drawn(logits, drawn, masks), drafts)
+            batch.drawn(rows, draw(logits, drawn, masks), drafts)
             return
         for i, row in enumerate(rows):
-            batch.drawn([row], self._drawn(logits[i : i + 1], [row], masks[i : i + 1]))
+            batch.drawn([row], draw(logits[i : i + 1], [row], masks[i : i + 1]))
 
     def one(self, row: Row, logits: mx.array) -> Drawn:
         """The next token of one row, from logits (vocab,). If drawing fails, an arbitrary token."""
         mask = self._mask(row, 0)
         with self._commit.fails_next(row, "its sampling"):
-            drawn = self._drawn(logits[None], [row], [mask])
+            drawn = draw(logits[None], [row], [mask])
             mx.async_eval(drawn.arrays)  # type: ignore[no-untyped-call]
             return drawn
         return Drawn(mx.zeros(1, mx.int32), None)
@@ -52,10 +51,6 @@ class Draws:
         with self._commit.fails_next(row, "its grammar"):
             return row.constraint.mask()
         return None
-
-    def _drawn(self, logits: mx.array, rows: Sequence[Row], masks: Sequence[Mask | None]) -> Drawn:
-        """The next token of each row, from logits (B, vocab)."""
-        return self._state.replica.draw(logits, partial(draw, logits, rows, masks))
 
 
 def only(

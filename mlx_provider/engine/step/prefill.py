@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from functools import partial
 
 import mlx.core as mx
 
@@ -70,7 +69,6 @@ class Prefill:
             return
         job, fault = prefilled.job, prefilled.fault
         if fault is not None:
-            self._state.replica.failed(fault)
             self._state.timer.forget()
             job.drop_cache()  # corrupted, so it must not reach the prefix cache
             self._commit.failed_by(job.request, "its prefill", fault)
@@ -131,7 +129,7 @@ class Prefill:
             job.tower = Tower(state.model, job.unembedded, state.clock)
         waiting = job.tower.waiting
         if waiting:
-            made = state.replica.embed(state.model, partial(job.tower.run, seconds))
+            made = job.tower.run(seconds)
             for span, each in zip(waiting[: len(made)], made, strict=True):
                 state.features.put(span.content_hash, each)
                 features[span.content_hash] = each
@@ -188,7 +186,7 @@ class Prefill:
             self._commit.keep_input(job)
             inputs.cached = request.cached
             job.go_on_with(inputs.tokens[inputs.at])
-            self._start.begin(job)  # before the next decision, which may come from another process
+            self._start.begin(job)
             return
         for row in request.rows:
             row.finish = "stop"

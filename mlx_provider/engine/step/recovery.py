@@ -45,7 +45,6 @@ class Recovery:
     def retry(self, rows: Sequence[Row], fault: Fault) -> None:
         """Restart rows with corrupted caches from their committed tokens, each alone."""
         state = self._state
-        state.replica.failed(fault)
         log.warning(
             "a decode step of %d rows failed (%s); they are run again", len(rows), fault.summary
         )

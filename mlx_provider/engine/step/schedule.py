@@ -16,7 +16,6 @@ from ..request import Phase, PrefillJob, Request, Row
 from ..scheduling.plan import StepPlan
 from ..speculation.step import Wanted
 from .commit import Commit
-from .decisions import Admitted, CaughtUp, Cut, Opening, Preempted
 from .decode import Decode
 from .record import StepRecord
 from .start import Start
@@ -43,26 +42,6 @@ class Schedule:
 
     def record(self) -> StepRecord:
         """Decide the next step."""
-        record = self._state.replica.record(self._decided)
-        self._begin()
-        return record
-
-    def act(self, opening: Opening) -> None:
-        """Apply a decision from before a record."""
-        match opening:
-            case Preempted(row):
-                self._commit.keep(row.request, [row])
-                self._commit.drop([row])
-                self._start.look_up(self._state.scheduler.preempt(row))
-            case Cut(row, outcome):
-                self._commit.settle(row, outcome)
-            case Admitted(job):
-                self._state.scheduler.let_in(job)
-                self._begin()
-            case CaughtUp():
-                self._decode.catch_up()
-
-    def _decided(self) -> StepRecord:
         state = self._state
         now = state.clock()
         self._expire(now)
@@ -80,7 +59,6 @@ class Schedule:
             drafts = {**dict.fromkeys(state.batch.drafted, ()), **guessed}
             unread = {row: result for row, result in results.items() if row in drafts}
         elif caught_up:
-            state.replica.note(CaughtUp())
             readable = self._decode.catch_up()
             if may_draft and readable:
                 drafts = state.drafting.guessed(plan, wanted.asked, self._commit.fails_next)
@@ -95,7 +73,7 @@ class Schedule:
     def _may_look_ahead(self, plan: StepPlan, wanted: Wanted) -> bool:
         """Whether drafts may follow the last pass before its result is read."""
         state = self._state
-        if wanted.known or not (state.drafting.drafts_ahead(wanted) and state.replica.alone):
+        if wanted.known or not state.drafting.drafts_ahead(wanted):
             return False
         if plan.chunk is not None or plan.scored is not None or plan.embedded is not None:
             return False
@@ -123,21 +101,21 @@ class Schedule:
         while self._decoded and (found := self._state.scheduler.overflowing()) is not None:
             row, may_wait = found
             (preempted if may_wait else cut).append(row)
-            self._decide(Preempted(row) if may_wait else Cut(row, self._commit.cut(row)))
+            (self._preempt if may_wait else self._commit.cut)(row)
         for row in self._state.scheduler.displaced(now):
             preempted.append(row)
-            self._decide(Preempted(row))
+            self._preempt(row)
         return tuple(preempted), tuple(cut)
 
-    def _decide(self, opening: Opening) -> None:
-        self._state.replica.note(opening)
-        self.act(opening)
+    def _preempt(self, row: Row) -> None:
+        """Free the memory of a row, which waits for its turn."""
+        self._commit.keep(row.request, [row])
+        self._commit.drop([row])
+        self._start.look_up(self._state.scheduler.preempt(row))
 
     def _admit(self, now: float) -> PrefillJob | None:
         """Admit one more prompt."""
         admitted = self._state.scheduler.admit(now)
-        if admitted is not None:
-            self._state.replica.note(Admitted(admitted))
         self._begin()
         return admitted
 

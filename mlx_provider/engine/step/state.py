@@ -13,7 +13,6 @@ from ..feature_cache import FeatureCache
 from ..fixed_shapes import FixedShapes
 from ..prefix_cache.policy import PrefixCachePolicy
 from ..recent import Recent
-from ..replication import Replica
 from ..request import Request, Row
 from ..request_log import Recorder
 from ..scheduling.pass_timer import PassTimer
@@ -43,7 +42,6 @@ class State:
     prefix_cache: PrefixCachePolicy | None
     sparse_prefill: SparsePrefill | None
     fixed: FixedShapes | None
-    replica: Replica
     advanced: float = 0.0
     """When the decoding rows last got a token."""
     behind: list[float] = field(default_factory=list)

@@ -22,7 +22,6 @@ from ...records import LoadOptions
 from ...upstream.mlx_vlm import library
 from ..checkpoint import read_json
 from ..expand import expand
-from ..sharding import parted, settle, shard
 
 
 def load_model(
@@ -32,12 +31,10 @@ def load_model(
 
     Weights that the class intentionally does not support (an MTP head) are never materialised: the
     files are mapped lazily and `sanitize` drops them. The same is true for parts other than the
-    text model if `options.modality` is `text`. Each process has its share of the text model, and
-    only the first one has the other parts. `patch` is active while loading. Raises
+    text model if `options.modality` is `text`. `patch` is active while loading. Raises
     `UnsupportedModel`, or `BadRequest` (no weights, weights that do not fit the config, code that
     was not allowed).
     """
-    split = parted(options)
     config = read_json(folder / "config.json")
     if config.get("model_file") and not options.trust_remote_code:
         raise wrong_option(
@@ -60,10 +57,6 @@ def load_model(
         expand(model, options.dtype)
     if options.modality == "text":
         _drop_other_parts(model)
-    if split:
-        shard(getattr(model, "language_model", None), options.group, str(config.get("model_type")))
-        _leave_to_leader(model, options.group.rank())
-        settle(model)
     mx.eval(model.parameters())
     return model
 
@@ -74,19 +67,6 @@ def _drop_other_parts(model: Any) -> None:
     for name, part in list(model.items()):
         if name != "language_model" and isinstance(part, nn.Module):
             setattr(model, name, None)
-
-
-class Elsewhere(nn.Module):
-    """A part that the leader runs for all processes. Here it has no weights."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("this part of the model is in the leader, which sends what it makes")
-
-
-def _leave_to_leader(model: Any, place: int) -> None:
-    for name, part in list(model.items()) if place else ():
-        if name != "language_model" and isinstance(part, nn.Module):
-            setattr(model, name, Elsewhere())
 
 
 def _with_adapter(model: Any, adapter: Path) -> Any:

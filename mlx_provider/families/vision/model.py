@@ -87,7 +87,6 @@ class VisionModel:
     """The common part of a `LoadedModel` over mlx-vlm. Families add the device methods."""
 
     kv_layouts: Sequence[str] = ("merged", "solo")
-    feature_types: Sequence[type[Any]] = (VisionFeatures,)
 
     def __init__(
         self, model: Any, info: ModelInfo, tokenizer: HFTokenizer, marks: MediaMarks

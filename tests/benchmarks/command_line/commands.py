@@ -13,7 +13,6 @@ from .checkouts import checkouts
 from .drafting import calls, drafts, sparse, speculation
 from .fleet import fleet, router
 from .inside import accounts, gap, grammar, long_prompt, scheduling, tower
-from .ranked import ranks
 from .reuse import blocks, budgets, restart, shared, stays, traffic, turns
 from .simulated import fleet_simulation
 
@@ -41,7 +40,6 @@ for command in (
     fleet,
     fleet_simulation,
     router,
-    ranks,
     speculation,
     calls,
     drafts,
