@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from mlx_provider.config import EngineSettings
 from mlx_provider.engine.execution.probe import Probe
@@ -35,7 +36,8 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("curve", [UNMEASURED, MEASURED.curve], ids=["unmeasured", "measured"])
 def test_a_measurement_comes_back_from_json_as_it_was(curve: Curve) -> None:
     measured = replace(MEASURED, curve=curve)
-    read = measurements.MEASURED.validate_json(measurements.MEASURED.dump_json(measured))
+    adapter = TypeAdapter(Measured)
+    read = adapter.validate_json(adapter.dump_json(measured))
     assert read == measured
     assert read.lasts == measured.lasts == (curve is not UNMEASURED)
 
