@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import BadRequest
 from .config import AGENTS, Served, served_config
-from .fleet import REDIS, Fleet, fleet_config
 from .proxy import master_key
 
 CONFIG, ENV = "config.yaml", ".env"
 START = "set -a; . ./.env; set +a; litellm --config config.yaml --host 127.0.0.1"
-REDIS_TIMEOUT_LINES = (
-    "# Seconds; default 0.1. After five timeouts a proxy works without Redis for a minute.",
-    "REDIS_SOCKET_TIMEOUT=2",
-)
-"""Settings of LiteLLM (1.106.2, `constants.py`) for its Redis."""
-BATCH = 1000
-"""With at least this many entries in a config, LiteLLM asks its Redis about all of them at every
-request instead of once per second (`DEFAULT_MAX_REDIS_BATCH_CACHE_SIZE`)."""
 NOTES = {
-    "api_key": "in .env, one for each engine",
     "max_tokens": "of an answer, if a client sets none",
     "timeout": "seconds: a long prompt may take minutes",
     "max_input_tokens": "the most that fits into this machine's memory",
@@ -33,27 +22,18 @@ NOTES = {
     "cancel_on_disconnect": "ends a request when its client disconnects",
     "custom_provider_map": "replaces the whole list: include your other custom providers",
     "num_retries": "agents retry themselves",
-    "routing_strategy": "a new session goes to the least busy engine",
-    "optional_pre_call_checks": "and stays on it, because its prefix is cached there",
-    "cooldown_time": "seconds without requests to an engine that did not answer",
-    "retry_policy": "if an engine is full, ends or is gone, the next one is tried",
-    "redis_url": "shared by several proxies: sessions, failed engines, load per engine",
 }
 """Comments in the file, at the first use of each setting."""
 
 
-def config_text(served: Served, fleet: Fleet | None = None) -> str:
+def config_text(served: Served) -> str:
     """The file for people: YAML with a few comments."""
-    what = "a local model" if fleet is None else f"a model on {len(fleet.engines)} engines"
-    head = [f"# A LiteLLM proxy for {what}. Start it: {START}"]
-    config = served_config(served, AGENTS) if fleet is None else fleet_config(served, fleet)
-    notes = NOTES if fleet is None else NOTES | {"max_input_tokens": "of the model itself"}
-    return "\n".join([*head, *_noted(_yaml(config), notes)]) + "\n"
+    head = f"# A LiteLLM proxy for a local model. Start it: {START}"
+    return "\n".join([head, *_noted(_yaml(served_config(served, AGENTS)))]) + "\n"
 
 
-def env_text(fleet: Fleet | None = None) -> str:
-    """A fresh master key, which LiteLLM needs to start, and for a fleet the variables of its
-    config."""
+def env_text() -> str:
+    """A fresh master key, which LiteLLM needs to start, and its settings."""
     lines = [
         f"LITELLM_MASTER_KEY={master_key()}",
         "# Otherwise each start downloads a price list.",
@@ -61,26 +41,12 @@ def env_text(fleet: Fleet | None = None) -> str:
         "# Seconds; default 5. With --num_workers, uvicorn kills a worker that imports for longer.",
         "TIMEOUT_WORKER_HEALTHCHECK=60",
     ]
-    for name, address in fleet.keys.items() if fleet else ():
-        lines += [f"# The key of the engine at {address}.", f"{name}="]
-    if fleet and fleet.redis:
-        lines += [f"{REDIS}={shlex.quote(fleet.redis)}", *REDIS_TIMEOUT_LINES, *_many(fleet)]
     return "\n".join(lines) + "\n"
 
 
-def _many(fleet: Fleet) -> list[str]:
-    entries = len(fleet.engines) * (1 + len(AGENTS))
-    if entries < BATCH:
-        return []
-    why = f"# The config has {entries} entries. Above this number, Redis reads all each time."
-    return [why, f"DEFAULT_MAX_REDIS_BATCH_CACHE_SIZE={2 * entries}"]
-
-
-def write_pair(
-    folder: Path, served: Served, fleet: Fleet | None = None, *, force: bool
-) -> list[Path]:
+def write_pair(folder: Path, served: Served, *, force: bool) -> list[Path]:
     """Write both files, `.env` only for this user. Raises `BadRequest` for a file that exists."""
-    contents = {ENV: env_text(fleet), CONFIG: config_text(served, fleet)}
+    contents = {ENV: env_text(), CONFIG: config_text(served)}
     paths = [folder / name for name in contents]
     there = [str(path) for path in paths if path.exists() or path.is_symlink()]
     if there and not force:
@@ -118,8 +84,8 @@ def _yaml(value: Mapping[str, Any], indent: str = "") -> list[str]:
     return lines
 
 
-def _noted(lines: list[str], notes: Mapping[str, str]) -> list[str]:
-    left = dict(notes)
+def _noted(lines: list[str]) -> list[str]:
+    left = dict(NOTES)
     return [
         f"{line}  # {note}" if (note := left.pop(line.strip(" -").partition(":")[0], "")) else line
         for line in lines

@@ -16,7 +16,6 @@ from .bridged import carry_refusals, check_responses
 from .call import encoded
 from .carried import carry_prompts, carry_stop
 from .errors import PROVIDER, LiteLLMErrors, is_context_full
-from .fleet import kept_together
 from .heartbeat import alive
 from .history import check_history
 from .routes import deployment_of
@@ -44,8 +43,8 @@ HIJACKED_LISTS = (
 
 
 class DeploymentHook(CustomLogger):
-    """Runs on every asynchronous call after the choice of its deployment, and before it if there
-    are several. Calls of other providers do not change."""
+    """Runs on every asynchronous call after the choice of its deployment. Calls of other providers
+    do not change."""
 
     async def async_pre_call_deployment_hook(
         self, kwargs: dict[str, Any], call_type: Any
@@ -71,18 +70,6 @@ class DeploymentHook(CustomLogger):
                 kwargs["model"] = f"{PROVIDER}/{encoded(bare)}"
         carry_stop(kwargs)
         return kwargs
-
-    async def async_filter_deployments(
-        self,
-        model: str,
-        healthy_deployments: list[dict[str, Any]],
-        messages: list[Any] | None,
-        request_kwargs: dict[str, Any] | None = None,
-        parent_otel_span: Any = None,
-    ) -> list[dict[str, Any]]:
-        """The config entries that can answer, before the choice of one; see `fleet`."""
-        request = {} if request_kwargs is None else request_kwargs
-        return await kept_together(model, healthy_deployments, messages, request)
 
     async def async_post_call_failure_hook(
         self,

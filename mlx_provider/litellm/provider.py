@@ -26,7 +26,6 @@ from .embeddings import Vectors
 from .errors import LiteLLMErrors
 from .heartbeat import heartbeat
 from .lazy_coroutine import LazyCoroutine
-from .least_busy import uncount
 from .routes import reads_errors_in_streams
 from .spans import EngineSpans
 from .streams import AsyncReplyStream, Held, RefusedStream, Reply, ReplyStream
@@ -82,15 +81,8 @@ class Provider(CustomLLM):
                 generation = submit_all(self._connect(call.api_base, call.api_key).submit, requests)
             keep_warnings(call.logging, [*map(names.text, generation.accepted.warnings)])
             show(call.model, model_facts(generation.accepted), call.deployment)
-            return Reply(
-                generation,
-                call.deadline,
-                call.model,
-                answer_form(call),
-                spans,
-                partial(uncount, call.litellm_params),
-                names,
-            )
+            form = answer_form(call)
+            return Reply(generation, call.deadline, call.model, form, spans, names)
 
     def _embed(self, given: dict[str, Any]) -> Held:
         """Have the request accepted. Raises LiteLLM's exceptions."""
@@ -100,9 +92,8 @@ class Provider(CustomLLM):
             generation = self._connect(call.api_base, call.api_key).submit(request)
             keep_warnings(call.logging, generation.accepted.warnings)
             show(call.model, model_facts(generation.accepted), call.deployment, mode="embedding")
-            left = partial(uncount, call.litellm_params)
             vectors = Vectors(generation.accepted, form)
-            return Held(generation, call.deadline, call.model, vectors, left=left)
+            return Held(generation, call.deadline, call.model, vectors)
 
 
 def _begun(given: dict[str, Any], asked: str) -> Call:

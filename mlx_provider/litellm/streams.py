@@ -8,8 +8,7 @@ freed, because the engine's `Generation` is dropped, too.
 from __future__ import annotations
 
 import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, Self
 
 from litellm.types.utils import ModelResponseStream
@@ -49,46 +48,34 @@ class Held:
         model: str,
         collector: Collects,
         spans: EngineSpans | None = None,
-        left: Callable[[], None] | None = None,
         names: Places | None = None,
     ) -> None:
-        """`left` is called if the client leaves before the end: LiteLLM can drop this object
-        unread. `names`: the client's names of parameters, for a late error."""
+        """`names`: the client's names of parameters, for a late error."""
         self.generation = generation
         self.deadline = deadline
         self.model = model
         self._collector = collector
         self._spans = spans
         self._names = names or Places()
-        self._left: weakref.finalize[[], Held] | None = None
-        if left is not None:
-            self._left = weakref.finalize(self, left)
-            self._left.atexit = False
 
     def collect(self, response: Any) -> Any:
         """Read to the end and fill LiteLLM's response."""
         with LiteLLMErrors(self.model), self:
             while not self._collector.ended:
                 self._collector.feed(self.events())
-            return self._filled(response)
+            return self._collector.fill(response, self.model)
 
     async def acollect(self, response: Any) -> Any:
         """`collect` in an event loop."""
         with LiteLLMErrors(self.model), self:
             while not self._collector.ended:
                 self._collector.feed(await self.aevents())
-            return self._filled(response)
-
-    def _filled(self, response: Any) -> Any:
-        self.settle()
-        return self._collector.fill(response, self.model)
+            return self._collector.fill(response, self.model)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, frames: object) -> None:
-        if isinstance(error, Exception):
-            self.settle()
         if error is not None:  # cancellation, too
             self.close()
 
@@ -123,16 +110,9 @@ class Held:
             self._spans.watch(self.generation.accepted, events)
         return self._names.events(events)
 
-    def settle(self) -> None:
-        """The reader has read the end of the request."""
-        if self._left is not None:
-            self._left.detach()
-
     def close(self) -> None:
         """Cancel the request if it has not ended."""
         self.generation.close()
-        if self._left is not None:
-            self._left()  # once
         if self._spans is not None:
             self._spans.left(self.generation.accepted)
 
@@ -147,11 +127,10 @@ class Reply(Held):
         model: str,
         form: AnswerForm = AnswerForm(),  # noqa: B008  (frozen)
         spans: EngineSpans | None = None,
-        left: Callable[[], None] | None = None,
         names: Places | None = None,
     ) -> None:
         collector = Collector(generation.accepted, form)
-        super().__init__(generation, deadline, model, collector, spans, left, names)
+        super().__init__(generation, deadline, model, collector, spans, names)
         self.form = form
 
 
@@ -180,12 +159,6 @@ class _Stream:
         self._waiting = iter(())
         self._reply.close()
 
-    def _next(self) -> ModelResponseStream | None:
-        chunk = next(self._waiting, None)
-        if self._chunks.ended:
-            self._reply.settle()
-        return chunk
-
 
 class ReplyStream(_Stream):
     """Chunks for a thread. Errors are LiteLLM's; each frees the request."""
@@ -195,7 +168,7 @@ class ReplyStream(_Stream):
 
     def __next__(self) -> ModelResponseStream:
         with LiteLLMErrors(self._reply.model), self._reply:
-            while (chunk := self._next()) is None:
+            while (chunk := next(self._waiting, None)) is None:
                 if self._over:
                     raise StopIteration
                 self._waiting = self._chunks.feed(self._reply.events())
@@ -219,7 +192,7 @@ class AsyncReplyStream(_Stream):
 
     async def __anext__(self) -> ModelResponseStream:
         with LiteLLMErrors(self._reply.model), self._reply:
-            while (chunk := self._next()) is None:
+            while (chunk := next(self._waiting, None)) is None:
                 if self._over:
                     raise StopAsyncIteration
                 events = await self._reply.aevents_within(self._heartbeat)

@@ -18,8 +18,8 @@ from typing import Any
 import mlx.core as mx
 
 from draft_decisions import decisions
-from imagined_device import without_device
 from kernel_count import LAYERS, deep_model
+from mlx_provider.cores import cores
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution import draws as drawing
 from mlx_provider.engine.execution.decode_batch import DecodeBatch
@@ -229,7 +229,7 @@ def bench(plan: Plan) -> Result:
                 plain, draft_model(Path(scratch) / "draft"), plan, 2 * plan.guess_ms
             ),
         }
-    about = {"benchmark": "gap", **asdict(plan), **without_device("imagined")}
+    about = {"benchmark": "gap", **asdict(plan), "device": "imagined", "cores": cores()}
     return {
         **about,
         "ms": found,

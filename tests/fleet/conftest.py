@@ -1,4 +1,4 @@
-"""Two engines on TCP, two proxies that `init --engine` set up, a Redis: all of them processes."""
+"""Two engines on TCP, two proxies of the page's configuration, a Redis: all of them processes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
-from fleet_processes import Redis, TcpEngine, WrittenProxy
-from mlx_provider.cli.app import build
-from mlx_provider.registry import PluginRegistry
+from .fleet_processes import ENGINES, KEY, Proxy, Redis, TcpEngine, written
 
 HERE = Path(__file__).parent
 LIMIT = 120.0
@@ -38,7 +36,7 @@ class Told:
     """What a client got."""
 
     engine: str = ""
-    """Host and port of the one that answered."""
+    """The id of the one that answered."""
     text: str = ""
     finish: str = ""
     error: str = ""
@@ -57,18 +55,19 @@ class Told:
 class RunningFleet:
     """All of it; proxies take turns."""
 
-    engines: list[TcpEngine]
-    proxies: list[WrittenProxy]
-    redis: Redis | None
+    engines: dict[str, TcpEngine]
+    """By id."""
+    proxies: list[Proxy]
     asked: int = field(default=0)
 
-    def ask(self, messages: list[dict[str, str]], **more: Any) -> Told:
+    def ask(self, messages: list[dict[str, str]], session: str = "", **more: Any) -> Told:
         """A streamed request, read to its end, of the next proxy."""
         self.asked += 1
         proxy = self.proxies[self.asked % len(self.proxies)]
         body = {"model": "demo", "max_tokens": 8, "temperature": 0, "stream": True, **more}
         body |= {"messages": messages, "stream_options": {"include_usage": True}}
-        headers = {"authorization": f"Bearer {proxy.key}"}
+        headers = {"authorization": f"Bearer {KEY}"}
+        headers |= {"x-litellm-session-id": session} if session else {}
         told, began = Told(), time.monotonic()
         with (
             httpx.Client(trust_env=False, timeout=LIMIT) as http,
@@ -78,7 +77,7 @@ class RunningFleet:
         ):
             told.seconds = time.monotonic() - began
             told.status = reply.status_code
-            told.engine = reply.headers.get("x-litellm-model-id", "").partition(" on ")[2]
+            told.engine = reply.headers.get("x-litellm-model-id", "")
             if not reply.is_success:
                 told.error = reply.read().decode()
                 return told
@@ -86,9 +85,6 @@ class RunningFleet:
                 if line.startswith("data:") and not line.endswith("[DONE]"):
                     _take(told, json.loads(line[5:]))
         return told
-
-    def engine(self, place: str) -> TcpEngine:
-        return next(each for each in self.engines if each.place == place)
 
 
 def _take(told: Told, event: dict[str, Any]) -> None:
@@ -112,7 +108,7 @@ class Session:
     def turn(self, fleet: RunningFleet, **more: Any) -> Told:
         """One more question; an answer that was not whole is asked for again with the next."""
         asked = {"role": "user", "content": f"Question {self.number}.{len(self.turns)}, please?"}
-        told = fleet.ask([*self.messages, asked], **more)
+        told = fleet.ask([*self.messages, asked], f"session-{self.number}", **more)
         self.turns.append(told)
         if told.whole:
             self.messages += [asked, {"role": "assistant", "content": told.text}]
@@ -126,38 +122,38 @@ def session() -> type[Session]:
 
 @pytest.fixture(scope="module")
 def start_fleet() -> Iterator[StartFleet]:
-    """`start_fleet(proxies=2, redis=True, **environ)`: two engines with these variables."""
+    """`start_fleet(...)`: two engines with these variables, and proxies with a routing strategy."""
     root = Path(tempfile.mkdtemp(prefix="mlxp-fleet-"))
     with ExitStack() as ending:
         ending.callback(shutil.rmtree, root, ignore_errors=True)
 
-        def start(proxies: int = 2, redis: bool = True, **environ: str) -> RunningFleet:
+        def start(
+            proxies: int = 2, redis: bool = True, strategy: str = "", **environ: str
+        ) -> RunningFleet:
             engines = [TcpEngine(root / f"engine-{n}", environ, DRAIN) for n in (1, 2)]
-            shared = Redis(root / "redis") if redis else None
-            folder = _written(root / "proxy", engines, shared)
-            keys = {f"ENGINE_{n}_KEY": each.key for n, each in enumerate(engines, 1)}
-            behind = [WrittenProxy(folder, keys) for _ in range(proxies)]
-            if shared is not None:
+            variables = {f"ENGINE_{n}_KEY": each.key for n, each in enumerate(engines, 1)}
+            config = deepcopy(ENGINES)
+            for entry, engine in zip(config["model_list"], engines, strict=True):
+                entry["litellm_params"]["api_base"] = engine.url
+            if strategy:
+                config["router_settings"]["routing_strategy"] = strategy
+            if redis:
+                shared = Redis(root / "redis")
                 ending.callback(shared.end)
                 shared.start()
+                variables |= {"REDIS_URL": shared.url, "REDIS_SOCKET_TIMEOUT": "2"}
+            else:
+                del config["router_settings"]["redis_url"]
+            behind = [Proxy(written(root / "proxy", config), variables) for _ in range(proxies)]
             for each in (*engines, *behind):
                 ending.callback(each.end)
                 each.start()
             for each in (*engines, *behind):
                 each.wait()
-            return RunningFleet(engines, behind, shared)
+            names = [entry["model_info"]["id"] for entry in config["model_list"]]
+            return RunningFleet(dict(zip(names, engines, strict=True)), behind)
 
         yield start
 
 
 DRAIN = ("--drain", "60")
-
-
-def _written(folder: Path, engines: list[TcpEngine], redis: Redis | None) -> Path:
-    arguments = ["init", "demo", "--folder", str(folder)]
-    for engine in engines:
-        arguments += ["--engine", engine.url]
-    arguments += ["--redis", redis.url] if redis else []
-    done = CliRunner().invoke(build(PluginRegistry.discover()), arguments)
-    assert done.exit_code == 0, done.output
-    return folder

@@ -1,9 +1,10 @@
-"""Two engines with one disk tier: what one has computed, the other need not."""
+"""Two engines with one disk tier, behind a proxy that asks the least busy one."""
 
 from __future__ import annotations
 
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,23 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def fleet(start_fleet: Any, shared: Path) -> Any:
     variables = {"MLX_PROVIDER_DISK_CACHE": str(shared), "MLX_PROVIDER_DISK_CACHE_BYTES": "1G"}
-    return start_fleet(proxies=1, redis=False, **variables)
+    return start_fleet(proxies=1, redis=False, strategy="least-busy", **variables)
+
+
+def test_a_new_session_goes_to_the_engine_that_has_nothing_to_do(fleet: Any, session: Any) -> None:
+    busy, new = session(10), session(11)
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(busy.turn, fleet, max_tokens=400, min_tokens=400)
+        _until(lambda: any(_runs(each) for each in fleet.engines.values()))
+        (name,) = (name for name, each in fleet.engines.items() if not _runs(each))
+        assert new.turn(fleet).engine == name
+        assert stream.result().whole
+    assert new.turn(fleet).engine == name, "the session stays, though both are idle"
 
 
 def test_a_session_that_moves_finds_its_prefix_on_the_shared_disk(
     fleet: Any, session: Any, shared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for number in range(8):
-        assert fleet.ask([{"role": "user", "content": f"Hello {number}!"}]).whole
     one, cold = session(1), session(2)
     one.messages = [{"role": "system", "content": "Kept on disk. " * 220}]
     cold.messages = [{"role": "system", "content": "Never seen yet. " * 190}]
@@ -35,10 +45,11 @@ def test_a_session_that_moves_finds_its_prefix_on_the_shared_disk(
     assert first.whole
     assert one.turn(fleet).engine == first.engine
     _settled(shared)
-    other = next(each for each in fleet.engines if each.place != first.engine)
+    (name,) = fleet.engines.keys() - {first.engine}
+    other = fleet.engines[name]
     _until(lambda: _files_known(other) >= len(list(shared.rglob("*.safetensors"))))
-    fleet.engine(first.engine).end(signal.SIGKILL)
-    assert fleet.ask([{"role": "user", "content": "Who is left?"}]).engine == other.place
+    fleet.engines[first.engine].end(signal.SIGKILL)
+    assert fleet.ask([{"role": "user", "content": "Who is left?"}]).engine == name
     began = time.monotonic()
     moved = one.turn(fleet)
     read = time.monotonic() - began
@@ -47,7 +58,7 @@ def test_a_session_that_moves_finds_its_prefix_on_the_shared_disk(
     computed = time.monotonic() - began
     assert moved.whole
     assert again.whole
-    assert moved.engine == again.engine == other.place
+    assert moved.engine == again.engine == name
     assert moved.cached > first.prompt - 64
     assert again.cached < 64
     with capsys.disabled():
@@ -56,6 +67,10 @@ def test_a_session_that_moves_finds_its_prefix_on_the_shared_disk(
             f"answered in {read:.2f} s; {again.prompt} tokens computed: {computed:.2f} s",
             end="",
         )
+
+
+def _runs(engine: Any) -> bool:
+    return bool(engine.ask("/health")["running"])
 
 
 def _files_known(engine: Any) -> int:

@@ -21,12 +21,9 @@ import httpx
 import openai
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from mlx_provider.cli.app import build
 from mlx_provider.gateway.files import START
 from mlx_provider.gateway.proxy import FOREIGN, free_port
-from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.scripted import Call, Step, script
 
 pytestmark = pytest.mark.stock
@@ -40,6 +37,9 @@ PIXEL = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJg"
     "gg=="
 )
+PAGE = Path(__file__).parents[2] / "docs" / "litellm.md"
+STOCK = r"## Two ways to an engine.*?```yaml\n(.*?)```"
+KEY = "sk-stock"
 FAKE = Path(__file__).parents[1] / "server" / "fake_engine.py"
 
 
@@ -97,20 +97,18 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def proxy(
     engine: Any, fake: str, stock: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Proxy]:
-    """What `init --stock` writes, with entries for each provider."""
+    """The configuration of the page, with entries for each provider."""
     folder = tmp_path_factory.mktemp("proxy")
-    arguments = ["init", "demo", "--stock", "--engine", engine.url, "--folder", folder]
-    done = CliRunner().invoke(build(PluginRegistry.discover()), [str(each) for each in arguments])
-    assert done.exit_code == 0, done.output
-    config, env = folder / "config.yaml", folder / ".env"
-    given = yaml.safe_load(config.read_text())
+    given = yaml.safe_load(re.findall(STOCK, PAGE.read_text(encoding="utf-8"), re.DOTALL)[0])
+    for each in given["model_list"]:
+        place = each["litellm_params"]
+        place["api_base"] = place["api_base"].replace("http://mac-1:8080", engine.url)
     models = (engine.scripted, "scripted", engine.url), ("demo", "demo", engine.url), (
         "fake", "fake", fake,
     )  # fmt: skip
     given["model_list"] += [entry(provider, *model) for provider in PROVIDERS for model in models]
-    config.write_text(json.dumps(given))
-    env.write_text(env.read_text().replace("ENGINE_1_KEY=", "ENGINE_1_KEY=the-key"))
-    key = env.read_text().splitlines()[0].partition("=")[2]
+    (folder / "config.yaml").write_text(json.dumps(given))
+    (folder / ".env").write_text(f"LITELLM_MASTER_KEY={KEY}\nENGINE_1_KEY=the-key\n")
     own = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     port = free_port()
     own |= {"PATH": f"{stock}{os.pathsep}{os.environ['PATH']}", "PORT": str(port)}
@@ -123,7 +121,7 @@ def proxy(
     with process, httpx.Client(base_url=fake, headers=headers, trust_env=False) as http:
         try:
             until_ready(f"http://127.0.0.1:{port}", process, folder / "log")
-            yield Proxy(f"http://127.0.0.1:{port}", key, http)
+            yield Proxy(f"http://127.0.0.1:{port}", KEY, http)
         finally:
             os.killpg(process.pid, signal.SIGTERM)
 

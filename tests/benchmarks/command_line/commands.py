@@ -11,10 +11,8 @@ from .behind_proxy import gateway
 from .beside_others import stream_cost
 from .checkouts import checkouts
 from .drafting import calls, drafts, sparse, speculation
-from .fleet import fleet, router
 from .inside import accounts, gap, grammar, long_prompt, scheduling, tower
 from .reuse import blocks, budgets, restart, shared, stays, traffic, turns
-from .simulated import fleet_simulation
 
 ANOTHER_COMMAND = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 """What follows the arguments is another command's."""
@@ -37,9 +35,6 @@ for command in (
     tower,
     gateway,
     stream_cost,
-    fleet,
-    fleet_simulation,
-    router,
     speculation,
     calls,
     drafts,

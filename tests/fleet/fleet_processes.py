@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,10 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import yaml
 
 from mlx_provider.gateway.proxy import COMMAND, FOREIGN, free_port
 
-PATIENCE = 120.0
+PAGE = Path(__file__).parents[2] / "docs" / "operations" / "several-machines.md"
+ENGINES, LARGER = map(
+    yaml.safe_load, re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+)
+"""The two configurations of the page."""
+KEY = "sk-fleet"
+PATIENCE = 400.0
 """Seconds until a process counts as failed to start, or to end."""
 
 
@@ -34,11 +42,6 @@ class TcpEngine:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def place(self) -> str:
-        """Host and port."""
-        return f"127.0.0.1:{self.port}"
 
     @property
     def key(self) -> str:
@@ -59,7 +62,7 @@ class TcpEngine:
 
     def wait(self) -> None:
         """Return once it answers."""
-        _await(lambda: self._get("/health"), self._running(), self.folder / "log")
+        wait_for(lambda: self._get("/health"), self._running(), self.folder / "log")
 
     def ask(self, path: str) -> Any:
         """What it answers to `GET path`."""
@@ -82,14 +85,11 @@ class TcpEngine:
 
 
 @dataclass
-class WrittenProxy:
-    """A LiteLLM proxy of what `mlx-provider init` has written into a folder, on a port of its own.
-
-    `added` completes the folder's `.env`.
-    """
+class Proxy:
+    """A LiteLLM proxy of the `config.yaml` in a folder, on a port of its own."""
 
     folder: Path
-    added: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str]
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
@@ -97,22 +97,15 @@ class WrittenProxy:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    @property
-    def log(self) -> Path:
-        return self.folder / f"proxy-{self.port}.log"
-
-    @property
-    def key(self) -> str:
-        return self._variables()["LITELLM_MASTER_KEY"]
-
     def start(self) -> None:
         own = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+        own |= {"LITELLM_MASTER_KEY": KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
         command = [*COMMAND, "--config", "config.yaml", "--host", "127.0.0.1"]
-        with self.log.open("wb") as log:
+        with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, "--port", str(self.port), "--telemetry", "False"],
                 cwd=self.folder,
-                env={**own, **self._variables()},
+                env={**own, **self.variables},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -122,7 +115,9 @@ class WrittenProxy:
         """Return once it answers."""
         assert self.process is not None
         ready = f"{self.url}/health/readiness"
-        _await(lambda: httpx.get(ready, trust_env=False, timeout=PATIENCE), self.process, self.log)
+        wait_for(
+            lambda: httpx.get(ready, trust_env=False, timeout=PATIENCE), self.process, self._log
+        )
 
     def end(self) -> None:
         """End it. Does nothing where it does not run."""
@@ -131,10 +126,9 @@ class WrittenProxy:
             process.terminate()
             process.wait(PATIENCE)
 
-    def _variables(self) -> dict[str, str]:
-        lines = (self.folder / ".env").read_text().splitlines()
-        pairs = [line.split("=", 1) for line in lines if line and not line.startswith("#")]
-        return {**dict(pairs), **self.added}
+    @property
+    def _log(self) -> Path:
+        return self.folder / f"proxy-{self.port}.log"
 
 
 @dataclass
@@ -157,14 +151,7 @@ class Redis:
         command += ["--save", "", "--appendonly", "no", "--dir", str(self.folder)]
         with log.open("wb") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=output)
-        _await(self._ping, self.process, log)
-
-    def keys(self, pattern: str = "*") -> list[str]:
-        """Names of what is stored."""
-        import redis
-
-        with redis.Redis(port=self.port) as client:
-            return sorted(name.decode() for name in client.keys(pattern))
+        wait_for(self._ping, self.process, log)
 
     def end(self) -> None:
         """End it. Does nothing where it does not run."""
@@ -183,7 +170,7 @@ class Redis:
             raise httpx.ConnectError(str(error)) from None
 
 
-def _await(asked: Callable[[], object], process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_for(asked: Callable[[], object], process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + PATIENCE
     while True:
         if process.poll() is not None or time.monotonic() > deadline:
@@ -194,3 +181,10 @@ def _await(asked: Callable[[], object], process: subprocess.Popen[bytes], log: P
             time.sleep(0.05)
         else:
             return
+
+
+def written(folder: Path, config: Any) -> Path:
+    """The folder of a proxy with this configuration."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return folder
