@@ -82,13 +82,13 @@ def gain(subject: Subject) -> Iterator[Finding]:
         summary = "nothing is guessed ahead: on this device several tokens of a row share no pass"
         yield Finding("speculation.gain", "note", summary)
     else:
-        yield Finding("speculation.gain", "ok", promised(kept, found))
+        yield Finding("speculation.gain", "ok", gain_text(kept, found))
 
 
-def promised(kept: Measured, head: Head) -> str:
+def gain_text(kept: Measured, head: Head) -> str:
     """For people. The cost of a guess follows from the bytes that it reads."""
     seconds = kept.curve.seconds
-    drafts, times = Policy().promised(
+    drafts, times = Policy().expected_gain(
         lambda drafts: seconds(1 + drafts), ACCEPTED, per_draft=head.share * seconds(1)
     )
     who = "the head's guesses" if head.stored else "guesses of what the text repeats"

@@ -39,7 +39,7 @@ def batching(layout: str, mixed_prefill: bool, noise_floor: float) -> str:
 
 def beside_a_prompt(chunking: Chunking) -> str:
     """The rates of streams and a long prompt on this device, under the stall target."""
-    found = chunking.promise(STREAMS, HELD, DEPTH)
+    found = chunking.expected_pace(STREAMS, HELD, DEPTH)
     return (
         f"{STREAMS} streams of {HELD:,} tokens beside a prompt at token {DEPTH:,}: by the stall "
         f"target of {chunking.limits.stall_target:g} s a token of each takes "

@@ -342,10 +342,10 @@ def test_what_a_head_would_gain_is_told_by_what_was_measured(whole: Path, subjec
 def test_the_gain_is_that_of_the_policy() -> None:
     curve = Curve([(1, 0.010), (2, 0.0105), (4, 0.0110), (8, 0.030)])
     measured = Measured(Probe("grouped", MemoryProfile(0, 8), (), drafts=True), curve)
-    told = speculation.promised(measured, speculation.Head(stored=True, share=0.1))
+    told = speculation.gain_text(measured, speculation.Head(stored=True, share=0.1))
     # 1 + 0.7 + 0.49 + 0.343 tokens in the time of a pass of four and of three guesses
     assert f"{2.533 * 0.010 / (0.0110 + 3 * 0.001):.2f} times as fast, 3 to a pass" in told
-    dear = speculation.promised(measured, speculation.Head(stored=True, share=0.9))
+    dear = speculation.gain_text(measured, speculation.Head(stored=True, share=0.9))
     assert "do not pay" in dear
 
 

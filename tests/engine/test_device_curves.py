@@ -104,7 +104,7 @@ def test_a_brief_prompt_waits_for_one_chunk_and_its_own_share(name: str) -> None
 def test_streams_have_the_rate_that_the_log_names(name: str) -> None:
     device = DEVICES[name]
     chunking = Chunking(Limits(64, 256, 0.1, 2048, 0), Costs(device.measured()), grid=1, fixed=None)
-    promise = chunking.promise(4, STREAM, PROMPT // 2)
+    promise = chunking.expected_pace(4, STREAM, PROMPT // 2)
     found = simulate(device, 4)
     assert promise.alone == pytest.approx(1 / pace_alone(device, 4), rel=0.05)
     assert promise.average == pytest.approx(1 / found.pace, rel=0.3)

@@ -41,7 +41,7 @@ memory."""
 
 
 @dataclass(frozen=True)
-class Promise:
+class ExpectedPace:
     """Expected rates of streams and of a prompt on a device, by its curve, in seconds per token of
     a stream."""
 
@@ -109,7 +109,7 @@ class Chunking:
         fair = self.fair(alone)
         return max(gap, fair * (gap - alone) / (fair - alone))
 
-    def promise(self, streams: int, held: int, depth: int) -> Promise:
+    def expected_pace(self, streams: int, held: int, depth: int) -> ExpectedPace:
         """Rates for streams of `held` tokens and a prompt at `depth`, under the stall target."""
         alone = self.costs.pass_of(streams, streams * held)
         most = self.limits.max_chunk
@@ -121,7 +121,7 @@ class Chunking:
         best = largest_size(widths(0, most), idle, max(IDLE_SECONDS, idle(size)))
         cycle = self._with_repayment(pause, alone)
         share = size / cycle * idle(best) / best
-        return Promise(alone, min(pause, self.fair(alone)), pause, share)
+        return ExpectedPace(alone, min(pause, self.fair(alone)), pause, share)
 
     def fair(self, alone: float) -> float:
         """Seconds that a token of decoding rows may take on average beside a prompt. `alone`:

@@ -48,7 +48,7 @@ class Passes:
 
 
 @dataclass
-class Costs:
+class DraftCosts:
     """What drafts of one kind were measured to take."""
 
     per_draft: float = 0.0

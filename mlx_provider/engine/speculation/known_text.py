@@ -9,7 +9,7 @@ from math import log, log1p
 
 from ...records.drafter import MOST_DRAFTS
 from .choice import MARGIN
-from .costs import Costs, Passes, Seconds
+from .costs import DraftCosts, Passes, Seconds
 from .odds import HOPE, LASTING, Odds
 
 SELDOM = 0.1
@@ -21,7 +21,7 @@ class KnownText:
     """Statistics of all rows."""
 
     most: int = MOST_DRAFTS
-    costs: Costs = field(default_factory=Costs)
+    costs: DraftCosts = field(default_factory=DraftCosts)
     foretold: Odds = field(default_factory=lambda: Odds(LASTING))
     """Results of tokens that rows' forecasts foretell, whether they are drafts or not."""
     begins: Odds = field(default_factory=lambda: Odds(LASTING))

@@ -20,7 +20,7 @@ import numpy as np
 from ...records.drafter import MOST_DRAFTS
 from .asks import Asks
 from .choice import Floats, Prospects, best_of, fastest
-from .costs import KNOWN_TEXT, Costs, Kind, Passes, Seconds, Step
+from .costs import KNOWN_TEXT, DraftCosts, Kind, Passes, Seconds, Step
 from .known_text import KnownText
 from .odds import FIRST_PAUSE, HOPE, SUREST, RowOdds, SourceOdds
 from .trials import Trials
@@ -34,7 +34,7 @@ class Policy:
     beside_prompts: bool = False
     """Whether a step that prefills may have drafts. They delay the first token of the prompt."""
     sources: dict[int, SourceOdds] = field(default_factory=lambda: defaultdict(SourceOdds))
-    costs: dict[Kind, Costs] = field(default_factory=lambda: defaultdict(Costs))
+    costs: dict[Kind, DraftCosts] = field(default_factory=lambda: defaultdict(DraftCosts))
     known_text: KnownText = field(default_factory=KnownText)
     trials: Trials = field(default_factory=Trials)
     _rests: bool = False
@@ -57,7 +57,7 @@ class Policy:
         count, passes = len(rows) + others, Passes(seconds)
 
         def step(kind: Kind) -> Step:
-            return (self.costs[kind] if kind else Costs()).step(count, passes, self.most)
+            return (self.costs[kind] if kind else DraftCosts()).step(count, passes, self.most)
 
         prospects = Prospects(self._chances(rows))
         best = best_of(prospects, step)
@@ -77,7 +77,7 @@ class Policy:
         self._rests = not any(asks)
         return asks
 
-    def promised(
+    def expected_gain(
         self, seconds: Seconds, share: float, *, per_draft: float = 0.0
     ) -> tuple[int, float]:
         """Expected effect of drafts on a single row: the best number per pass (0: none), and the
@@ -86,7 +86,7 @@ class Policy:
         seconds: duration of a pass by its number of drafts; share: assumed acceptance rate;
         per_draft: seconds of one guess.
         """
-        held, step = min(SUREST, share), Costs(per_draft).step(1, Passes(seconds), self.most)
+        held, step = min(SUREST, share), DraftCosts(per_draft).step(1, Passes(seconds), self.most)
         chances = np.array([[[held**each for each in range(1, self.most + 1)]]])
         (drafts,) = fastest(Prospects(chances), np.zeros(1, np.int_), step).counts
         tokens = sum(held**each for each in range(drafts + 1))
