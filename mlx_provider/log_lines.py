@@ -34,8 +34,8 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def log_to_stderr(level: str, name: str = "") -> None:
-    """Let this process log to stderr. `name`: its name, if several processes share stderr."""
+def log_to_stderr(level: str) -> None:
+    """Let this process log to stderr."""
     handler = logging.StreamHandler()
-    handler.setFormatter(LogLines(f"%(asctime)s %(levelname)s {name}%(message)s"))
+    handler.setFormatter(LogLines("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -22,15 +22,9 @@ def main(
     """Parse the command line and serve. Returns the exit code. `fixed`: see `run.serve`."""
     from .run import ServeOptions, serve
 
-    parser = options_parser("python -m mlx_provider.server", __doc__)
+    parser = argparse.ArgumentParser(prog="python -m mlx_provider.server", description=__doc__)
     parser.add_argument("--lock-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
-    return serve(ServeOptions(**vars(parser.parse_args(arguments))), build, fixed)
-
-
-def options_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
-    """A parser for the operator's options of a server."""
-    parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--host", help="address to listen on; default with --port: 127.0.0.1")
     parser.add_argument("--port", type=int, help="port to listen on; default with --host: 8080")
     parser.add_argument(
@@ -45,7 +39,7 @@ def options_parser(prog: str, description: str | None) -> argparse.ArgumentParse
         default=0.0,
         help="seconds that requests may take to end after a stop signal (on TCP)",
     )
-    return parser
+    return serve(ServeOptions(**vars(parser.parse_args(arguments))), build, fixed)
 
 
 def run_process(fixed: Mapping[str, Any] = MappingProxyType({})) -> None:
