@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mlx_provider.chat.output.reply import Reply
+from mlx_provider.chat.output.turn_layout import TurnLayout
 from mlx_provider.protocol.events import Delta, TokenLogprob
 
 from .conftest import REASONING_PARSERS, TOOL_PARSERS, put_together, read_chunks
@@ -227,9 +228,35 @@ def test_the_stop_string_that_is_complete_first_wins() -> None:
         assert read_chunks(chunks, stops=["bcde", "cd"]).content == "ab"
 
 
-def test_a_stop_string_in_a_thought() -> None:
-    found = read_chunks(list("<think>a STOP b</think>c"), reasoning_parser=QWEN3, stops=["STOP"])
-    assert (found.reasoning, found.content) == ("a ", "")
+@pytest.mark.parametrize("stop", ["answer", "\n\n", "think", "</think>", "x", '"a"', "tool_call"])
+def test_stop_strings_act_on_the_answer_alone(stop: str) -> None:
+    """Not in thoughts, in calls, or in the white space around them."""
+    text = f"<think>The answer\n\nis x</think>\n\nHello.\n\n{CALL}"
+    formats = {
+        "reasoning_parser": QWEN3,
+        "tool_parser": HERMES,
+        "layout": TurnLayout("", "", "\n\n", "\n\n"),
+    }
+    for chunks in ([text], list(text)):
+        found = read_chunks(chunks, stops=[stop], **formats)
+        assert found == read_chunks(chunks, **formats)
+        assert (found.reasoning, found.content) == ("The answer\n\nis x", "Hello.")
+        assert found.whole_calls == [("f", {"a": [1, {"b": "c"}]})]
+
+
+def test_a_stop_string_after_a_thought_that_holds_it() -> None:
+    text = "<think>a STOP\n\nb</think>\n\nc\n\nd STOP e"
+    for stop, content in (("STOP", "c\n\nd "), ("\n\n", "c")):
+        found = read_chunks(list(text), reasoning_parser=QWEN3, tool_parser=HERMES, stops=[stop])
+        assert (found.reasoning, found.content) == ("a STOP\n\nb", content)
+
+
+def test_a_stop_string_that_the_limit_brings_to_light_is_the_reason() -> None:
+    """A call that was none is shown at the end of the reply."""
+    reply = Reply(tool_parser=HERMES, stops=["STOP"])
+    deltas = reply.push_text('<tool_call>{"a": "STOP')
+    last, reason = reply.finish("length")
+    assert (put_together(deltas + last, reason).content, reason) == ('<tool_call>{"a": "', "stop")
 
 
 def test_a_stop_string_does_not_reach_over_the_end_of_a_thought() -> None:

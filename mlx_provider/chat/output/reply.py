@@ -61,7 +61,8 @@ class Reply:
     """Splits one choice's text into reasoning, content and tool calls.
 
     The output does not depend on how the text is cut into tokens. Text that may belong to a marker
-    or a stop string is held back; `finish` emits it.
+    or a stop string is held back; `finish` emits it. Stop strings apply to the content alone: not
+    to thoughts, calls, and the white space that a template writes around them.
     """
 
     def __init__(
@@ -85,8 +86,7 @@ class Reply:
         self._index, self._ids, self._parallel = index, ids, parallel
         self._taken = set(taken_ids)
         self._reader = TextReader()
-        self._stops = tuple(stops)
-        self._filters = {"content": StopText(stops), "reasoning": StopText(stops)}
+        self._stops = StopText(stops)
         spec = ReplyFormat(tool_parser, tools, reasoning_parser, reasoning_open, layout)
         self._edge = AnswerEdge(layout.before_call) if tool_parser is not None else None
         self._reading = read_reply(self._reader, spec, self._note)
@@ -149,14 +149,14 @@ class Reply:
         """The last deltas, and the final finish reason.
 
         `tool_calls` if complete calls were emitted and the model ended the reply itself. `length`
-        and `cancelled` stay.
+        and `cancelled` stay, unless a stop string is in the text that was held back.
         """
         if not self._ended:
             self._ended = True
             if not self.stopped:
                 self._finish_text()
-            if self._edge is not None:
-                self._show_content(self._edge.finish())
+            if self.stopped and reason == "length":
+                reason = "stop"
         deltas = self._deltas(last=True)
         if reason == "stop" and self._whole_calls:
             return deltas, "tool_calls"
@@ -168,8 +168,9 @@ class Reply:
         self._reader.close()
         self._advance()
         self._take_events()
-        for channel in ("reasoning", "content"):
-            self._flush(channel)
+        if self._edge is not None:
+            self._show_content(self._edge.finish())
+        self._flush()
 
     # ---- text to events
 
@@ -197,25 +198,23 @@ class Reply:
             self.in_reasoning = event.kind == "reason"
             return
         self.in_reasoning = False
-        for channel in ("reasoning", "content"):
-            self._flush(channel)
-        self._take_call(event)
+        if event.kind == "call" and self._edge is not None:
+            self._show_content(self._edge.call())
+        self._flush()
+        if not self.stopped:
+            self._take_call(event)
 
     def _take_text(self, channel: str, text: str) -> None:
-        self._flush("content" if channel == "reasoning" else "reasoning")
-        stops = self._filters[channel]
-        before = stops.held
-        shown = stops.push(text)
-        self._show(channel, shown)
-        if stops.matched:
-            self.stopped = stops.matched
-            self._cut = before + len(text) - len(shown)
+        if channel == "content":
+            self._show_content(text if self._edge is None else self._edge.push(text))
+            return
+        self._flush()
+        if text:
+            self._draft(channel).reasoning += text
 
     def _take_call(self, event: TextEvent) -> None:
         if event.kind == "call":
             self._calls += 1
-            if self._edge is not None:
-                self._show_content(self._edge.call())
         if self._calls > 1 and not self._parallel:
             return
         number = self._calls - 1
@@ -248,18 +247,20 @@ class Reply:
 
     # ---- events to deltas
 
-    def _flush(self, channel: str) -> None:
-        self._show(channel, self._filters[channel].flush())
-
-    def _show(self, channel: str, text: str) -> None:
-        if not text:
-            return
-        if channel == "reasoning":
-            self._draft(channel).reasoning += text
-        else:
-            self._show_content(text if self._edge is None else self._edge.push(text))
+    def _flush(self) -> None:
+        """Other parts follow the content: what is held back begins no stop string."""
+        self._add_content(self._stops.flush())
 
     def _show_content(self, text: str) -> None:
+        """Show content up to the first stop string."""
+        before = self._stops.held
+        shown = self._stops.push(text)
+        self._add_content(shown)
+        if self._stops.matched and not self.stopped:
+            self.stopped = self._stops.matched
+            self._cut = before + len(text) - len(shown)
+
+    def _add_content(self, text: str) -> None:
         if text:
             self._draft("content").content += text
 
@@ -270,9 +271,8 @@ class Reply:
 
     def _resolved(self) -> int:
         """Number of characters of the reply whose kind is known."""
-        held = sum(stops.held for stops in self._filters.values())
         edge = self._edge.held if self._edge is not None else 0
-        return self._reader.position - held - edge - self._cut
+        return self._reader.position - self._stops.held - edge - self._cut
 
     def _deltas(self, last: bool = False) -> list[Delta]:
         found = [draft for draft in self._drafts if not draft.empty()]
