@@ -38,7 +38,7 @@ from .model import (
     ShowsLogits,
     Tokenizer,
 )
-from .parameters import listed_parameters, resolved, type_of, value_types
+from .parameters import listed_parameters, listed_values, resolved, type_of, value_types
 from .parsing import ReasoningParser, ToolCall, ToolParser, Tools
 from .reading import Emit, NotACall, Reading, Rest, TextEnded, TextReader
 from .reranking import Judge, Reranking
@@ -104,6 +104,7 @@ __all__ = [
     "UpstreamPatch",
     "claimed",
     "listed_parameters",
+    "listed_values",
     "parts_of",
     "read_block",
     "read_json",

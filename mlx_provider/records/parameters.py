@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 _KINDS = {
@@ -60,8 +60,8 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
 def value_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
     """JSON types that a value may have; empty: its schema does not say.
 
-    A reference to a schema without a type counts as an object. Each schema is read once: references
-    may be many, or circular.
+    A schema without a type, but with keywords of objects or lists alone, means one; a reference to
+    any other counts as an object. Each schema is read once: references may be many, or circular.
     """
     found, todo, known, refers = set[str](), [schema], set[int](), False
     while todo:
@@ -75,9 +75,61 @@ def value_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
             refers = True
             todo.append(resolved(each, root))
         elif not kinds:
-            found |= {type_of(value) for value in _listed(each)}
-            todo += _branches(each)
+            listed, branches = _listed(each), [*_branches(each)]
+            found |= {type_of(value) for value in listed}
+            todo += branches
+            found |= set() if listed or branches else implied_type(each)
     return frozenset(found or ({"object"} if refers else ()))
+
+
+def implied_type(schema: Mapping[str, Any]) -> set[str]:
+    """The type of a schema that does not say it, by keywords of this type."""
+    found = {kind for kind, words in _IMPLIED.items() if words & schema.keys()}
+    return found if "type" not in schema and len(found) == 1 else set()
+
+
+_IMPLIED = {
+    "object": {"properties", "patternProperties", "additionalProperties"},
+    "array": {"items", "prefixItems"},
+}
+
+
+MOST_CHOICES = 10_000
+"""Most values of a list of choices. A longer one counts as none."""
+
+
+def listed_values(schema: Any, root: Mapping[str, Any]) -> list[Any] | None:
+    """All values of a schema that lists them. `None`: it does not."""
+    return _choices(resolved(schema, root), root, {})
+
+
+def _choices(
+    schema: dict[str, Any], root: Mapping[str, Any], known: dict[int, list[Any] | None]
+) -> list[Any] | None:
+    """known: results for schemas that were visited before, because schemas may share references or
+    refer to themselves."""
+    if "const" in schema:
+        return [schema["const"]]
+    if isinstance(schema.get("enum"), list):
+        return list(schema["enum"])
+    if schema.get("type") == "null":
+        return [None]
+    if id(schema) not in known:
+        known[id(schema)] = None
+        known[id(schema)] = _joined(schema.get("anyOf", ()), root, known)
+    return known[id(schema)]
+
+
+def _joined(
+    branches: Iterable[Any], root: Mapping[str, Any], known: dict[int, list[Any] | None]
+) -> list[Any] | None:
+    values: list[Any] = []
+    for branch in branches:
+        found = _choices(resolved(branch, root), root, known)
+        if found is None or len(values) + len(found) > MOST_CHOICES:
+            return None
+        values += found
+    return values or None
 
 
 def _declared(schema: Mapping[str, Any]) -> set[str]:

@@ -19,7 +19,7 @@ from mlx_provider.records import (
 )
 
 from .json_text import DEEPEST
-from .schema import as_json, types
+from .schema import as_json, listed, types
 
 _NAME = re.compile(r"[\w.:/-]*")
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
@@ -138,8 +138,9 @@ class _Call:
             text = yield from reader.run(_BARE)
             if not (yield from reader.peek()):
                 raise TextEnded
-            wanted = types(self.tools, self.name, key) if key else frozenset()
-            emit(as_json(text.strip(), wanted, "json"))
+            called = self.tools, self.name, key
+            wanted = types(*called) if key else frozenset()
+            emit(as_json(text.strip(), wanted, "json", listed(*called) if key else ()))
 
     def quoted(self, emit: Emit, quote: str) -> Reading[None]:
         reader = self.reader

@@ -20,7 +20,7 @@ from mlx_provider.records import (
 
 from .blocks import JsonBlock
 from .json_text import pass_json
-from .lookahead import closes
+from .lookahead import ValueTags, behind
 from .schema import Unknown, accepts
 from .values import Arguments, Unreported
 
@@ -40,6 +40,11 @@ class Keyed:
 
     def tag(self, name: str) -> str:
         return f"<{name}{self.suffix}>"
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """What begins a call."""
+        return (self.tag("tool_call"), *([self.tag(self.block)] if self.block else []))
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
         """Read one call, or a block of them."""
@@ -107,23 +112,34 @@ class Keyed:
     def parameter(self, reader: TextReader, arguments: Arguments, closer: str) -> Reading[None]:
         yield from reader.expect(self.tag("arg_key"))
         key = (yield from reader.until(self.tag("/arg_key"))).strip()
+        if key in arguments.keys:
+            raise NotACall("twice the same parameter")
         yield from reader.expect(self.tag("/arg_key"))
         yield from reader.space()
         yield from reader.expect(self.tag("arg_value"))
-        arguments.open(key)
+        bracket = yield from behind(reader, "", "{", "[")
+        arguments.open(key, bracket=bool(bracket))
         end, opener = self.tag("/arg_value"), self.tag("tool_call")
         if not arguments.is_text:
             arguments.piece((yield from pass_json(reader, end)))
+        block_end = self.tag("/" + self.block) if self.block else ""
+        value = self.tag("arg_value")
+        values = ValueTags(value, end, self.tag("arg_key"), closer, block_end, self.calls)
+        depth = 0
         while True:
-            found = yield from reader.pass_until((end, opener), arguments.piece)
+            found = yield from reader.pass_until((end, opener, value), arguments.piece)
             if not found:
                 raise TextEnded
             if found == opener:
                 yield from self.quoted_call(reader, arguments, closer)
                 continue
-            if (yield from closes(reader, end, self.tag("arg_key"), closer)):
+            if found == value:
+                depth += 1
+            elif (yield from values.closes(reader, depth, arguments.repeats)):
                 break
-            arguments.piece(reader.skip(len(end)))
+            else:
+                depth = max(0, depth - 1)
+            arguments.piece(reader.skip(len(found)))
         arguments.close()
 
     def quoted_call(self, reader: TextReader, arguments: Arguments, closer: str) -> Reading[None]:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from mlx_provider.records import Reading, TextReader
+from dataclasses import dataclass
+from typing import Literal
+
+from mlx_provider.records import NotACall, Reading, TextReader
+
+from .json_text import ignore
 
 
 def behind(reader: TextReader, opener: str, *wanted: str) -> Reading[str]:
@@ -38,3 +43,89 @@ def closes(reader: TextReader, closer: str, *following: str) -> Reading[bool]:
         return True
     reader.rewind(mark)
     return False
+
+
+Repeats = Literal["mistake", "apart", "text"]
+"""What a closing tag is that another one follows: the end, and the other one a mistake; the same
+where white space is between them; or text of the value."""
+
+
+@dataclass(frozen=True)
+class ValueTags:
+    """The tags around values between tags. All but `value_end` and `key` may be empty."""
+
+    opener: str
+    """Begins an opening tag of values, such as `<parameter`."""
+    value_end: str
+    key: str
+    """Begins the next parameter."""
+    call_end: str
+    block_end: str
+    calls: tuple[str, ...]
+    """Begin the next call."""
+
+    def closes(self, reader: TextReader, depth: int, repeats: Repeats) -> Reading[bool]:
+        """Read the closing tag at this position, if it is the end of its value and no text of it.
+
+        Tags must follow, up to the next call or the end of the reply. If text follows, no later
+        closing tag may be left over. depth: opening tags in the value that are not closed. Raises
+        `NotACall` where the value may end at either of two closing tags.
+        """
+        start = reader.mark()
+        reader.skip(len(self.value_end))
+        space = yield from reader.space()
+        while repeated := (yield from reader.at(self.value_end)):
+            if depth or repeats == "text":
+                break
+            if repeats == "apart" and not space:
+                raise NotACall("a closing tag stands twice")
+            reader.skip(len(repeated))
+            space = yield from reader.space()
+        end = reader.mark()
+        closed = not repeated and (yield from self._ends(reader, depth))
+        reader.rewind(end)
+        if closed:
+            reader.release()
+        else:
+            reader.rewind(start)
+        return closed
+
+    def _ends(self, reader: TextReader, depth: int) -> Reading[bool]:
+        found = yield from reader.at(*filter(None, (self.key, self.call_end, self.block_end)))
+        if not found:
+            return not (yield from reader.peek())
+        if found != self.key:
+            return (yield from self._clean_end(reader))
+        return not depth or not (yield from self.is_left_over(reader))
+
+    def _clean_end(self, reader: TextReader) -> Reading[bool]:
+        """Read the end of a call. Whether nothing but another call can follow, or no closing tag
+        of a value is left over in what follows."""
+        for tag in filter(None, (self.call_end, self.block_end)):
+            yield from reader.accept(tag)
+            yield from reader.space()
+        if not (yield from reader.peek()) or (yield from reader.at(*self.calls)):
+            return True
+        return not (yield from self.is_left_over(reader, to_end=True))
+
+    def is_left_over(self, reader: TextReader, *, to_end: bool = False) -> Reading[bool]:
+        """Read up to a closing tag without an opening one. False: there is none before the end of
+        the call, or `to_end` of the reply."""
+        depth = 0
+        wanted = (self.opener, self.value_end, *([] if to_end else [self.call_end]))
+        while found := (yield from reader.pass_until(wanted, ignore)):
+            reader.skip(len(found))
+            if found == self.opener:
+                depth += 1
+            elif found == self.value_end:
+                if not depth:
+                    return True
+                depth -= 1
+            elif (yield from self._calls_end(reader)):
+                return False
+        return False
+
+    def _calls_end(self, reader: TextReader) -> Reading[bool]:
+        yield from reader.space()
+        ends = tuple(filter(None, (self.block_end, *self.calls)))
+        return bool((yield from reader.at(*ends))) or not (yield from reader.peek())

@@ -19,7 +19,7 @@ from mlx_provider.records import (
 )
 
 from .json_text import pass_json, read_whole
-from .schema import as_json, functions, is_text, properties, types
+from .schema import as_json, functions, is_text, listed, properties, types
 
 OPEN, CLOSE = "<function name=", "</function>"
 CDATA, CDATA_END = "<![CDATA[", "]]>"
@@ -79,7 +79,7 @@ def _text(value: object) -> str:
 
 
 def _written(tools: Tools, name: str, key: str, text: str) -> str:
-    return as_json(text, types(tools, name, key), "json")
+    return as_json(text, types(tools, name, key), "json", listed(tools, name, key))
 
 
 def _value(reader: TextReader, *, text: bool) -> Reading[str]:

@@ -17,6 +17,7 @@ from mlx_provider.records import (
     Tools,
     claimed,
     listed_parameters,
+    listed_values,
     read_marked,
     resolved,
     through,
@@ -128,7 +129,7 @@ def _json(node: _Node, inner: Any, root: Mapping[str, Any]) -> str:
     if not node.children:
         if not node.text.strip() and wanted and "string" not in wanted:
             return {"array": "[]", "object": "{}"}.get(min(wanted), "null")
-        return as_json(node.text, wanted, "string")
+        return as_json(node.text, wanted, "string", listed_values(inner, root) or ())
     if "array" in wanted or {child.tag for child in node.children} == {"item"}:
         items = schema.get("items", {})
         return _list([_json(child, items, root) for child in node.children])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from mlx_provider.records import Tools, listed_parameters, type_of, value_types
+from mlx_provider.records import Tools, listed_parameters, listed_values, type_of, value_types
 
 Unknown = Literal["string", "json"]
-"""What a value is whose type no schema tells: text as it stands, or JSON where it is JSON."""
+"""What a value is whose type no schema tells: text, unless it is a JSON object or list; or any JSON
+where it is JSON."""
 
 
 def functions(tools: Tools) -> dict[str, Mapping[str, Any]]:
@@ -33,8 +34,17 @@ def properties(tools: Tools, name: str) -> Mapping[str, Any]:
 
 def types(tools: Tools, name: str, key: str) -> frozenset[str]:
     """JSON types of a parameter; empty: unknown."""
+    return value_types(*_parameter(tools, name, key))
+
+
+def listed(tools: Tools, name: str, key: str) -> list[Any]:
+    """Values of a parameter whose schema lists them; empty: it does not."""
+    return listed_values(*_parameter(tools, name, key)) or []
+
+
+def _parameter(tools: Tools, name: str, key: str) -> tuple[Any, Mapping[str, Any]]:
     root = functions(tools).get(name, {}).get("parameters")
-    return value_types(properties(tools, name).get(key), root if isinstance(root, Mapping) else {})
+    return properties(tools, name).get(key), root if isinstance(root, Mapping) else {}
 
 
 def is_text(wanted: frozenset[str], unknown: Unknown) -> bool:
@@ -42,12 +52,24 @@ def is_text(wanted: frozenset[str], unknown: Unknown) -> bool:
     return wanted == {"string"} if wanted else unknown == "string"
 
 
-def as_json(text: str, wanted: frozenset[str], unknown: Unknown) -> str:
+def as_json(
+    text: str, wanted: frozenset[str], unknown: Unknown, members: Sequence[Any] = ()
+) -> str:
     """Converts a value from bare text to JSON with a type that its schema allows.
 
-    A value that fits no allowed type stays a string, so that the client's validation can report it.
+    members: the values that the schema lists. A value that fits no allowed type stays a string, so
+    that the client's validation can report it.
     """
-    if is_text(wanted, unknown):
+    if not wanted and unknown == "string":
+        return _container(text) or json.dumps(text, ensure_ascii=False)
+    converted = _converted(text, wanted)
+    if members and json.loads(converted) not in members and text.strip() in members:
+        return json.dumps(text.strip(), ensure_ascii=False)
+    return converted
+
+
+def _converted(text: str, wanted: frozenset[str]) -> str:
+    if wanted == {"string"}:
         return json.dumps(text, ensure_ascii=False)
     bare = text.strip()
     if bare.lower() in ("null", "none") and ("null" in wanted or "string" not in wanted):
@@ -68,6 +90,18 @@ def as_json(text: str, wanted: frozenset[str], unknown: Unknown) -> str:
 
 _WHOLE = re.compile(r"[-+]?\d{1,300}")
 _structured = frozenset({"object", "array", "integer", "number", "boolean"})
+
+
+def _container(text: str) -> str:
+    """A text that is a JSON object or list; empty: it is none."""
+    bare = text.strip()
+    if bare[:1] not in ("{", "["):
+        return ""
+    try:
+        json.loads(bare, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return ""
+    return bare
 
 
 def _literal(text: str) -> str | None:

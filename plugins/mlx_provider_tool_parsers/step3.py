@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mlx_provider import CallGrammar, TaggedArguments, ToolParser
 from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, through
 
@@ -12,7 +14,7 @@ from .tagged import read_call
 BEGIN, END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 CALL, CALL_END = "<｜tool_call_begin｜>", "<｜tool_call_end｜>"
 SEPARATOR = "<｜tool_sep｜>"
-FORM = invoke("", "steptml:", bare=True, lines=False)
+FORM = replace(invoke("", "steptml:", bare=True, lines=False), blocks=(CALL,), block_end=CALL_END)
 
 
 def scan(reader: TextReader, tools: Tools) -> Reading[None]:

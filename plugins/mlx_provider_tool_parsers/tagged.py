@@ -18,7 +18,7 @@ from mlx_provider.records import (
 
 from .blocks import JsonBlock
 from .json_text import ignore, pass_json
-from .lookahead import accept_spaced, closes
+from .lookahead import ValueTags, accept_spaced, behind
 from .schema import Unknown, accepts, properties
 from .values import Arguments, Unreported
 
@@ -54,6 +54,12 @@ class TagFormat:
         """Texts that the reader does not treat as text of a value, in addition to its closing
         tag."""
         return (self.call, self.key) if self.forgiving else (self.call,)
+
+    @property
+    def values(self) -> ValueTags:
+        opener = self.value_end.replace("</", "<").removesuffix(">")
+        calls = (*self.blocks, self.call)
+        return ValueTags(opener, self.value_end, self.key, self.call_end, self.block_end, calls)
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
         """Read a block of calls, or one call without a block."""
@@ -183,35 +189,43 @@ class _TagReader:
         key = header_name(header)
         if not key:
             raise NotACall("a parameter without a name")
+        if key in arguments.keys:
+            raise NotACall("twice the same parameter")
         marked = _STRING.search(header)
         string = None if marked is None else marked.group(1) == "true"
-        arguments.open(key, string)
+        bracket = yield from behind(reader, "", "{", "[")
+        arguments.open(key, string, bracket=bool(bracket))
         yield from self.value(arguments)
         arguments.close(force_json=string is False)
 
     def value(self, arguments: Arguments) -> Reading[None]:
-        """Read up to a closing tag that is followed by another tag. Other closing tags are text."""
+        """Read up to the closing tag. Others are text: those of opening tags in the value, and
+        those that the end of the call does not follow."""
         form, reader = self.form, self.reader
         if not arguments.is_text:
             arguments.piece((yield from pass_json(reader, form.value_end)))
-        ends = [form.value_end, form.call]
+        ends = [form.value_end, form.values.opener, form.call]
         if form.forgiving:
             ends += ["\n" + form.key, form.call_end]
+        depth = 0
         while True:
             found = yield from reader.pass_until(ends, arguments.piece)
             if not found:
                 raise TextEnded
             if found == form.value_end:
-                tags = (form.key, form.call_end, form.block_end)
-                if (yield from closes(reader, found, *filter(None, tags))):
+                if (yield from form.values.closes(reader, depth, arguments.repeats)):
                     return
+                depth = max(0, depth - 1)
             elif found == form.call:
                 yield from self.quoted_call(arguments)
+                continue
             elif found == form.call_end:
                 if (yield from self.ends_reply(len(found))):
                     return
-            elif (yield from self.next_declared(arguments)):
+            elif found != form.values.opener and (yield from self.next_declared(arguments)):
                 return
+            else:
+                depth += 1
             arguments.piece(reader.skip(len(found)))
 
     def quoted_call(self, arguments: Arguments) -> Reading[None]:
@@ -223,8 +237,8 @@ class _TagReader:
         yield from reader.space()
         found = yield from reader.at(form.key)
         reader.rewind(mark)
+        arguments.piece(reader.skip(len(form.call)))
         if found:
-            arguments.piece(reader.skip(len(form.call)))
             yield from reader.pass_until((form.call_end,), arguments.piece)
 
     def short_header(self) -> Reading[str]:
@@ -248,11 +262,17 @@ class _TagReader:
         return ended
 
     def next_declared(self, arguments: Arguments) -> Reading[bool]:
-        """Whether a parameter tag at a line's beginning opens the tool's next parameter."""
+        """Whether a parameter tag at a line's beginning opens the tool's next parameter, and the
+        closing tag before it is missing."""
         form, reader = self.form, self.reader
         mark = reader.mark()
         reader.skip(len("\n" + form.key.removesuffix("=")))
         header = yield from self.short_header()
         reader.rewind(mark)
         key = "" if header[:1] == "=" and form.key[-1:] != "=" else header_name(header)
-        return key in properties(self.tools, arguments.name) and key not in arguments.keys
+        if key not in properties(self.tools, arguments.name) or key in arguments.keys:
+            return False
+        mark = reader.mark()
+        quoted = yield from form.values.is_left_over(reader)
+        reader.rewind(mark)
+        return not quoted

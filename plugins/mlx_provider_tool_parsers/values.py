@@ -8,7 +8,8 @@ from typing import Protocol
 
 from mlx_provider.records import Tools
 
-from .schema import Unknown, as_json, is_text, types
+from .lookahead import Repeats
+from .schema import Unknown, as_json, is_text, listed, types
 
 
 class Report(Protocol):
@@ -68,6 +69,8 @@ class Arguments:
     keys: list[str] = field(default_factory=list)
     _text: TextValue | None = None
     _parts: list[str] = field(default_factory=list)
+    _first: str = ""
+    _last: str = ""
 
     def begin(self) -> None:
         """Report the call's name. From then on, it is a call."""
@@ -75,14 +78,16 @@ class Arguments:
             self.begun = True
             self.report.call(self.name)
 
-    def open(self, key: str, force_text: bool | None = None) -> None:
-        """Start a parameter. `force_text`: whether it is a string, if the format says so."""
+    def open(self, key: str, force_text: bool | None = None, *, bracket: bool = False) -> None:
+        """Start a parameter. `force_text`: whether it is a string, if the format says so.
+        `bracket`: whether its value begins with one, and may be JSON where no type is known."""
         self.begin()
         self.report.arguments(("{" if not self.keys else ", ") + json.dumps(key) + ": ")
         self.keys.append(key)
         wanted = types(self.tools, self.name, key)
-        text = is_text(wanted, self.unknown) if force_text is None else force_text
-        self._parts = []
+        text = is_text(wanted, self.unknown) and (bool(wanted) or not bracket)
+        text = text if force_text is None else force_text
+        self._parts, self._first, self._last = [], "", ""
         self._text = TextValue(self.report, self.lines) if text else None
         if text:
             self.report.arguments('"')
@@ -92,8 +97,17 @@ class Arguments:
         """Whether the open parameter's value is always text."""
         return self._text is not None
 
+    @property
+    def repeats(self) -> Repeats:
+        """What a closing tag is here that stands twice. It has a line of its own if the opening tag
+        has one."""
+        if not self.lines or not self._first.startswith("\n"):
+            return "apart"
+        return "mistake" if self._last == "\n" else "text"
+
     def piece(self, text: str) -> None:
         """Add text to the open parameter's value."""
+        self._first, self._last = self._first or text[:1], text[-1:] or self._last
         if self._text is not None:
             self._text.piece(text)
         else:
@@ -107,9 +121,10 @@ class Arguments:
         text = "".join(self._parts)
         if self.lines:
             text = text.removeprefix("\n").removesuffix("\n")
-        wanted = types(self.tools, self.name, self.keys[-1])
+        called = self.tools, self.name, self.keys[-1]
+        wanted = frozenset[str]() if force_json else types(*called)
         unknown: Unknown = "json" if force_json else self.unknown
-        self.report.arguments(as_json(text, frozenset() if force_json else wanted, unknown))
+        self.report.arguments(as_json(text, wanted, unknown, listed(*called)))
 
     def end(self) -> None:
         """End the call."""

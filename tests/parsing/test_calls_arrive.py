@@ -14,8 +14,6 @@ PARSERS = {parser.name: parser for parser in TOOL_PARSERS.values()}
 NAMES = ("first", "second", "third")
 ARGUMENTS = {"path": "a/b.py", "text": "word " * 20}
 TOOLS = [tool(name, path="string", text="string") for name in NAMES]
-LATEST = 1
-"""Characters after the end of a call that may be needed to know that it is one."""
 AT_THE_END = {
     *("hy_v3", "hy_v3_opensource", "muse"),
     *("mistral", "mistral_ids"),
@@ -44,10 +42,11 @@ def _pieces(name: str, text: str) -> tuple[list[ToolCallDelta], int]:
 
 
 @pytest.mark.parametrize("name", sorted(PARSERS))
-def test_a_call_is_complete_before_the_next_one_is_written(name: str) -> None:
+def test_a_call_is_complete_before_the_next_one_is_named(name: str) -> None:
+    """The tag that opens the next one may be needed to know that the last value has ended."""
     turn = _calls(name, 3)
     for count in (1, 2):
-        pieces, whole = _pieces(name, turn[: len(_calls(name, count)) + LATEST])
+        pieces, whole = _pieces(name, turn[: turn.index(NAMES[count], len(_calls(name, count)))])
         assert [piece.name for piece in pieces if piece.name] == list(NAMES[:count])
         assert whole == count
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
+
+from mlx_provider.chat.constraints.written import written_call
 
 from .conftest import TOOL_PARSERS, read_chunks, tool, written
 
@@ -33,3 +36,34 @@ def test_a_text_is_read_as_it_is_written(name: str, declared: str) -> None:
         for chunks in ([text], list(text)):
             found = read_chunks(chunks, tool_parser=PARSERS[name], tools=[listed])
             assert found.whole_calls == [("save", arguments)], text
+
+
+UNTYPED: dict[str, Any] = {
+    "free": {"description": "any value"},
+    "few": {"items": {"type": "integer"}},
+    "deep": {"properties": {"a": {}}},
+    "pick": {"enum": [1, 2, "3"]},
+    "either": {"anyOf": [{"const": "5"}, {"const": 6}]},
+}
+
+
+@pytest.mark.parametrize("name", [n for n in sorted(PARSERS) if PARSERS[n].call_grammar().tagged])
+def test_a_value_without_a_type(name: str) -> None:
+    schema = {"type": "object", "properties": UNTYPED}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    for key, value in (
+        ("free", {"k": [1, 2]}),
+        ("free", [1, {"x": "</parameter>"}]),
+        ("free", "[1] is first"),
+        ("free", "{no JSON}"),
+        ("few", [1, 2]),
+        ("deep", {"a": 1}),
+        ("pick", "3"),
+        ("pick", 2),
+        ("either", "5"),
+        ("either", 6),
+    ):
+        text = written_call(PARSERS[name].call_grammar(), "f", {key: value}, schema)
+        for chunks in ([text], list(text)):
+            found = read_chunks(chunks, tool_parser=PARSERS[name], tools=tools)
+            assert found.whole_calls == [("f", {key: value})], text

@@ -50,6 +50,87 @@ def test_a_cut_or_spoilt_call_with_a_call_in_its_value(name: str) -> None:
                 assert "g" not in [called for called, _ in found.calls], reply
 
 
+TAGGED = [
+    name
+    for name in sorted(PARSERS)
+    if (tagged := PARSERS[name].call_grammar().tagged) and tagged.value_after.strip()[:2] == "</"
+]
+FILES = [tool("write", path="string", content="string"), *TOOLS]
+
+
+def tags(name: str) -> tuple[str, str, str]:
+    """The tags that end a value, its call and its block."""
+    grammar = PARSERS[name].call_grammar()
+    assert grammar.tagged is not None
+    call, *rest = grammar.after.split()
+    return grammar.tagged.value_after.strip(), call, "".join(rest) or grammar.close
+
+
+@pytest.mark.parametrize("name", TAGGED)
+@pytest.mark.parametrize("first", ["path", "content"])
+def test_a_value_ends_where_its_block_does(name: str, first: str) -> None:
+    """A value with the tags that end values, calls and blocks is whole."""
+    value, call, block = tags(name)
+    pair = written(PARSERS[name], "write", {"z": "1"}).split(call)[0].partition("write")[2]
+    pair = pair.partition(">")[2] if pair[:1] in '">' else pair
+    for content in (
+        f"x {value} y",
+        f"x {value}\n{call} y",
+        f"x {value}\n{call}\n{block} y {value}{call}{block} z",
+        f"x {value}\n{call}\n{block} and {INNER[name]} y",
+        f"one\n{pair.strip()}",
+        f"one\n{pair.strip()}\n{pair.replace('z', 'y').strip()}\n",
+        f"one\n{pair.replace('z', 'path').strip()}\n{pair.replace('z', 'content').strip()}",
+        f"x {call} y {block}",
+    ):
+        arguments = {"path": "a.txt", "content": content}
+        arguments = {key: arguments[key] for key in (first, *arguments)}
+        text = written(PARSERS[name], "write", arguments)
+        for chunks in ([text], list(text)):
+            found = read_chunks(chunks, tool_parser=PARSERS[name], tools=FILES)
+            assert (found.whole_calls, found.content) == ([("write", arguments)], ""), content
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_a_closing_tag_that_stands_twice(name: str) -> None:
+    """It closes a value once. Where the first one may be text of the value, there is no call."""
+    value, *_ = tags(name)
+    arguments = {"path": "a.txt", "content": "b"}
+    text = written(PARSERS[name], "write", arguments)
+    for twice in (f"{value}\n{value}", f"{value}\n\n{value}\n{value}"):
+        for reply in (text.replace(value, twice), text.replace(value, twice, 1)):
+            for chunks in ([reply], list(reply)):
+                found = read_chunks(chunks, tool_parser=PARSERS[name], tools=FILES)
+                assert found.whole_calls == [("write", arguments)], reply
+    for ends in ({"content": f"closed by {value}"}, {"content": f"closed by {value}", "path": "a"}):
+        reply = written(PARSERS[name], "write", ends)
+        found = read_chunks(list(reply), tool_parser=PARSERS[name], tools=FILES)
+        assert found.whole_calls in ([], [("write", ends)])
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_a_parameter_that_stands_twice_is_no_call(name: str) -> None:
+    text = written(PARSERS[name], "write", {"path": "a.txt", "content": "b"})
+    reply = text.replace("content", "path")
+    found = read_chunks(list(reply), tool_parser=PARSERS[name], tools=FILES)
+    assert found.whole_calls == []
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_text_and_calls_after_a_block(name: str) -> None:
+    *_, block = tags(name)
+    arguments = {"path": "a.txt", "content": "b"}
+    text = written(PARSERS[name], "write", arguments)
+    for tail, more in (
+        ("\nAfter.", []),
+        (f" closed by {block}, as it must be", []),
+        (f"\nDone. {INNER[name]} And more.", [("g", {"b": "x"})]),
+    ):
+        for chunks in ([text + tail], list(text + tail)):
+            found = read_chunks(chunks, tool_parser=PARSERS[name], tools=FILES)
+            assert found.whole_calls == [("write", arguments), *more], tail
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...records.grammar import TaggedArguments
-from ...records.parameters import resolved, value_types
+from ...records.parameters import implied_type, listed_values, resolved, value_types
 from .literal import ONE_LINE, Function, Spaces, Split, json_rule, literal
 from .schema import SchemaReader
 
-_MAX_LISTED = 10_000
-"""Most values of a list of choices. A longer one is enforced as JSON."""
 _MAX_PATTERN = 2000
 """Most characters of a pattern that is analysed. The time grows with their square."""
 
@@ -104,6 +102,9 @@ class TaggedArgument:
         moved = SchemaReader("tools", root="#/$defs/root")
         value = moved.read(self.schema)
         document = value if isinstance(value, dict) else {} if value else {"anyOf": []}
+        types = value_types(self.schema, self.function.schema)
+        if implied_type(document) == types:
+            document = {**document, "type": next(iter(types))}
         return {**document, "$defs": {"root": moved.read(self.function.schema)}}
 
     def _text_pattern(self, schema: Mapping[str, Any]) -> str:
@@ -126,42 +127,10 @@ class TaggedArgument:
 
 def _listed_values(schema: dict[str, Any], root: Mapping[str, Any]) -> list[Any] | None:
     """The values of a list of choices that contains strings. `None`: it is not such a list."""
-    values = _choices(schema, root, {})
+    values = listed_values(schema, root)
     if not values or not any(isinstance(value, str) for value in values):
         return None
     return values
-
-
-def _choices(
-    schema: dict[str, Any], root: Mapping[str, Any], known: dict[int, list[Any] | None]
-) -> list[Any] | None:
-    """All values of a schema that lists them. `None`: it does not.
-
-    known: results for schemas that were visited before, because schemas may share references or
-    refer to themselves.
-    """
-    if "const" in schema:
-        return [schema["const"]]
-    if isinstance(schema.get("enum"), list):
-        return list(schema["enum"])
-    if schema.get("type") == "null":
-        return [None]
-    if id(schema) not in known:
-        known[id(schema)] = None
-        known[id(schema)] = _joined(schema.get("anyOf", ()), root, known)
-    return known[id(schema)]
-
-
-def _joined(
-    branches: Iterable[Any], root: Mapping[str, Any], known: dict[int, list[Any] | None]
-) -> list[Any] | None:
-    values: list[Any] = []
-    for branch in branches:
-        found = _choices(resolved(branch, root), root, known)
-        if found is None or len(values) + len(found) > _MAX_LISTED:
-            return None
-        values += found
-    return values or None
 
 
 def plain_pattern(text: str) -> str:

@@ -26,6 +26,9 @@ SCHEMA: dict[str, Any] = {
         "tree": KIDS,
         "maybe": {"type": ["string", "null"]},
         "mode": {"enum": ["all", "first", None]},
+        "pick": {"enum": [1, 2, "3"]},
+        "few": {"items": {"type": "integer"}},
+        "free": {"description": "any value"},
     },
 }
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "put", "parameters": SCHEMA}}
@@ -46,6 +49,9 @@ PLAIN = {
     "tree": {"kids": [{"a": "b"}]},
     "maybe": None,
     "mode": "first",
+    "pick": "3",
+    "few": [1, 2],
+    "free": {"a": [1, {"b": None}]},
 }
 """Arguments that are unambiguous in every format."""
 
@@ -155,6 +161,9 @@ def calls(parser: ToolParser, *, nested: bool = True) -> st.SearchStrategy[dict[
         "tree": st.fixed_dictionaries({}, optional={"kids": st.lists(tree, max_size=2)}),
         "maybe": st.none() | text,
         "mode": st.sampled_from(["all", "first", None]),
+        "pick": st.sampled_from([1, 2, "3"]),
+        "few": st.lists(st.integers(), max_size=3),
+        "free": st.dictionaries(inside, scalars, max_size=2),
     }
     order = list(values)
     return st.fixed_dictionaries({}, optional=values).map(
