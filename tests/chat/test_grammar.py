@@ -87,7 +87,9 @@ TREE = {
         ('{"x":  1, "on": true}', False),
         ('{\n\n"x":1,"on":true}', False),
         ('{"x":1,"on":true} ', False),
-        (' {"x":1,"on":true}', False),
+        (' {"x":1,"on":true}', True),
+        (" " * 8 + '{"x":1,"on":true}', True),
+        (" " * 9 + '{"x":1,"on":true}', False),
     ],
 )
 def test_white_space_is_natural_and_bounded(model: Any, text: str, fits: bool) -> None:
@@ -127,11 +129,12 @@ def test_a_template_that_shows_calls_on_one_line(template: str | None) -> None:
 
 
 def test_a_random_model_does_not_fill_up_with_white_space(model: Any) -> None:
-    """Of white space outside of strings there is at most one character for each separator."""
+    """Of white space outside of strings there is at most one character for each separator, and some
+    before the first bracket."""
     first = model.started(response_format=json_schema(TREE))
     for seed in range(20):
         text, _ = model.sample(first.fork(), seed, 300)
-        bare = re.sub(r'"(?:[^"\\\\]|\\\\.)*"?', "", text)
+        bare = re.sub(r'"(?:[^"\\\\]|\\\\.)*"?', "", text.lstrip())
         assert sum(map(str.isspace, bare)) <= bare.count(",") + bare.count(":")
 
 
@@ -351,6 +354,14 @@ def test_refused_requests(model: Any, given: dict[str, Any]) -> None:
     assert refused.value.param in given
 
 
+ONE_NAME = {
+    "type": "object",
+    "properties": {"score": {"type": "integer", "multipleOf": 5}},
+    "required": ["score"],
+    "patternProperties": {"^score$": {"type": "integer"}},
+    "additionalProperties": False,
+}
+"""Its pattern matches no name but that of the listed property."""
 REWRITTEN: list[tuple[Any, str, bool]] = [
     ({"propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": {"type": "integer"}},
      '{"ab":1}', True),
@@ -369,6 +380,14 @@ REWRITTEN: list[tuple[Any, str, bool]] = [
     ({"$schema": "http://json-schema.org/draft-07/schema#", "$id": "https://e.com/a",
       "definitions": {"a/b": {"type": "null"}}, "items": {"$ref": "#/definitions/a~1b"},
       "type": "array"}, "[null]", True),
+    (ONE_NAME, '{"score": 5}', True),
+    (ONE_NAME, '{"score": 6}', False),
+    ({"type": "object", "propertyNames": {"pattern": "^a$"}, "required": ["a"]}, '{"a":1}', True),
+    ({"allOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"]},
+                {"patternProperties": {"^[a]$": {"minimum": 3}}, "additionalProperties": False}]},
+     '{"a":2}', False),
+    ({"type": "object", "required": ["a"], "minProperties": 2}, '{"a":1,"b":1}', True),
+    ({"type": "object", "minProperties": 1}, "{}", False),
 ]  # fmt: skip
 
 
@@ -377,6 +396,30 @@ def test_keywords_that_can_be_said_otherwise(
     model: Any, schema: Any, text: str, fits: bool
 ) -> None:
     assert model.accepts(model.started(response_format=json_schema(schema)), text) is fits
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"propertyNames": {"pattern": "^[ab]$"}, "additionalProperties": {"enum": [1]}},
+        {"required": ["c"], "minProperties": 3},
+        {"properties": {"c": {}}, "required": ["c"], "patternProperties": {"^d": {}},
+         "additionalProperties": False, "minProperties": 3},
+    ],
+)  # fmt: skip
+def test_the_same_name_twice_does_not_count_as_two(model: Any, schema: Any) -> None:
+    whole = {"type": "object", "minProperties": 2, **schema}
+    with pytest.raises(BadRequest, match="'minProperties'"):
+        model.started(response_format=json_schema(whole))
+
+
+def test_a_dead_end_is_refused_with_its_reason(model: Any) -> None:
+    """Beside the property that it lists, the schema that it refers to leaves no name."""
+    only = {"patternProperties": {"^score$": {"maximum": 9}}, "additionalProperties": False}
+    schema = {**ONE_NAME, "allOf": [{"$ref": "#/$defs/only"}], "$defs": {"only": only}}
+    del schema["additionalProperties"]
+    with pytest.raises(BadRequest, match="nothing can follow"):
+        model.started(response_format=json_schema(schema))
 
 
 def thinking(model: Any, opened: bool, **given: Any) -> AfterThoughts:
@@ -401,7 +444,7 @@ def thinking(model: Any, opened: bool, **given: Any) -> AfterThoughts:
         (False, "hm", False),
         (False, '{<think>hm</think>"x":1,"on":true}', False),
         (True, '</think><think></think>{"x":1,"on":true}', False),
-        (True, '</think>\n\n\n\n{"x":1,"on":true}', False),
+        (True, "</think>" + "\n" * 9 + '{"x":1,"on":true}', False),
     ],
 )
 def test_the_grammar_waits_for_the_end_of_the_thoughts(

@@ -232,9 +232,13 @@ class GrammarCompiler:
         self, form: Form, thoughts: Thoughts | None = None
     ) -> Constraint | AfterThoughts:
         """A constraint at the start of a form. Raises `BadRequest`."""
-        lark = form.lark
-        if thoughts is not None and form.after_lead:
-            lark = lark.replace("start:", "start: LEAD?", 1) + "\nLEAD: /[ \\n]{1,3}/"
+        lark, lead = form.lark, ""
+        if form.begins_json:
+            lead = r"/[ \t\n]{1,8}/"
+        elif thoughts is not None and form.after_lead:
+            lead = r"/[ \n]{1,3}/"
+        if lead:
+            lark = lark.replace("start:", "start: LEAD? led\nled:", 1) + f"\nLEAD: {lead}"
         made = self._made(lark, Allowance())
         if made.wrong:
             raise BadRequest(f"the grammar is not valid: {made.wrong}")

@@ -131,3 +131,46 @@ def _chosen(inside: str) -> str:
     rusts = re.sub(r"\\U([0-9a-f]{8})", lambda m: f"\\x{{{int(m[1], 16):x}}}", inside)
     forms = [escape for plain, escape in ESCAPES.items() if pythons.fullmatch(plain)]
     return "(?:" + "|".join([f"[[{rusts}]&&{PLAIN}]", *forms]) + ")"
+
+
+MOST_NAMES = 256
+
+
+def names_of_pattern(pattern: str) -> set[str] | None:
+    """All texts in which a pattern matches. `None`: they are too many, or it is not known."""
+    try:
+        first, *tree, last = parser.parse(pattern)
+        anchors = [value for kind, value in (first, last) if kind is ops.AT]
+        if anchors == [ops.AT_BEGINNING, ops.AT_END]:
+            return _texts(tree, MOST_NAMES)
+    except (re.error, ValueError, RecursionError):
+        pass
+    return None
+
+
+def _texts(tree: Any, most: int) -> set[str]:
+    """Raises `ValueError` for more than `most` texts, and for a part whose texts are not known."""
+    found = {""}
+    for kind, value in tree:
+        more = _texts_of(kind, value, most)
+        if len(found) * len(more) > most:
+            raise ValueError("too many texts")
+        found = {text + end for text in found for end in more}
+    return found
+
+
+def _texts_of(kind: Any, value: Any, most: int) -> set[str]:
+    if kind is ops.LITERAL:
+        return {chr(value)}
+    if kind is ops.IN and all(item[0] in (ops.LITERAL, ops.RANGE) for item in value):
+        ranges = [(item[1], item[1]) if item[0] is ops.LITERAL else item[1] for item in value]
+        if sum(end - start + 1 for start, end in ranges) <= most:
+            return {chr(code) for start, end in ranges for code in range(start, end + 1)}
+    if kind is ops.BRANCH:
+        return set[str]().union(*(_texts(branch, most) for branch in value[1]))
+    if kind is ops.SUBPATTERN:
+        return _texts(value[3], most)
+    if kind is ops.MAX_REPEAT and value[1] is not ops.MAXREPEAT and value[1] <= most:
+        least, longest, inner = value
+        return set[str]().union(*(_texts([*inner] * n, most) for n in range(least, longest + 1)))
+    raise ValueError("a pattern of unknown texts")

@@ -30,6 +30,8 @@ class Form:
     """Whether white space may precede it, as models write it after their thoughts."""
     schema: Mapping[str, Any] = field(default_factory=dict)
     """The schema of a JSON answer."""
+    begins_json: bool = False
+    """Whether it may begin with JSON, before which white space has no meaning."""
 
 
 def request_form(
@@ -72,7 +74,9 @@ def request_form(
     wrong = compiles(lark)
     if wrong:
         raise BadRequest(f"tools cannot be enforced: {wrong}", param="tools")
-    return Form(lark, (*warnings, *rules.warnings), after_lead=True)
+    begins_json = answer is not None and answer.begins_json
+    noted = (*warnings, *rules.warnings)
+    return Form(lark, noted, after_lead=True, begins_json=optional and begins_json)
 
 
 def after_message(form: Form, messages: MessageGrammar, split: Split) -> Form:
@@ -185,7 +189,7 @@ def _answer(
     wrong = compiles(lark)
     if wrong:
         raise BadRequest(f"{where}: the schema cannot be enforced: {wrong}", param=where)
-    return Form(lark, after_lead=True, schema=document)
+    return Form(lark, after_lead=True, schema=document, begins_json=not preface)
 
 
 def _kind(response_format: Mapping[str, Any] | None) -> Any:
@@ -202,13 +206,16 @@ def response_schema(response_format: Mapping[str, Any] | None) -> Any:
     kind = _kind(response_format)
     if kind == "text":
         return None
-    if kind == "json_object":
-        return {"type": "object"}
-    if kind != "json_schema":
+    if kind not in ("json_object", "json_schema"):
         raise BadRequest(
             f"response_format.type is {kind!r}; it must be text, json_object or json_schema",
             param="response_format",
         )
+    if kind == "json_object":
+        found = response_format.get("schema")
+        if isinstance(found, Mapping | None):
+            return {"type": "object", **(found or {})}
+        raise BadRequest("response_format.schema must be a JSON schema", param="response_format")
     inner = response_format.get("json_schema") or response_format
     for key in ("schema", "schema_"):
         if isinstance(inner, Mapping) and isinstance(inner.get(key), (Mapping, bool)):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import BadRequest
+from .one_terminal import names_of_pattern
 
 _OF_NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _OF_LIST = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
@@ -27,6 +28,7 @@ _REFUSED_FORMATS = frozenset(
     "regex iri iri-reference uri-reference uri-template idn-email idn-hostname json-pointer "
     "relative-json-pointer".split()
 )
+_COUNTED = "list the names in 'properties' and 'required', or demand one less"
 _MAX_WARNINGS = 20
 """Most warnings of one schema."""
 
@@ -71,7 +73,17 @@ class SchemaReader:
                 self._format(out, value, at)
             elif key in _REFUSED and not _no_effect(key, value, schema):
                 self._rewrite(out, key, value, schema, at)
+        self._names(out, at)
         return _without_boolean_bounds(out)
+
+    def _names(self, out: dict[str, Any], at: str) -> None:
+        parts = [out, *(part for part in out.get("allOf", ()) if isinstance(part, dict))]
+        listed = set[str]().union(*map(_listed_names, parts))
+        for part in parts:
+            _drop_listed_patterns(part, listed)
+        if _counts_repeated_names(out):
+            least = out.pop("minProperties")
+            self._refuse(f"'minProperties': {least} for names that may stand twice", at, _COUNTED)
 
     def _named(self, value: Any, at: str) -> dict[str, Any]:
         if not isinstance(value, Mapping):
@@ -158,6 +170,42 @@ def _only(names: dict[str, Any], rest: Any) -> dict[str, Any]:
         return {"patternProperties": {names["pattern"]: rest}, "additionalProperties": False}
     listed = names["enum"] if "enum" in names else [names["const"]]
     return {"properties": {str(name): rest for name in listed}, "additionalProperties": False}
+
+
+def _listed_names(schema: Mapping[str, Any]) -> set[str]:
+    needed = schema.get("required")
+    names = needed if isinstance(needed, list) else ()
+    return {*schema.get("properties", ()), *(name for name in names if isinstance(name, str))}
+
+
+def _drop_listed_patterns(schema: dict[str, Any], names: set[str]) -> None:
+    """Move patterns that only the listed `names` match to these names.
+
+    For llguidance, such a pattern leaves no name: after a comma, no text can follow.
+    """
+    left = {}
+    for pattern, rule in schema.pop("patternProperties", {}).items():
+        matched = names_of_pattern(pattern)
+        if matched is None or not matched <= names:
+            left[pattern] = rule
+            continue
+        known = schema.setdefault("properties", {})
+        for name in sorted(matched):
+            known[name] = {"allOf": [known[name], rule]} if name in known else rule
+    if left:
+        schema["patternProperties"] = left
+
+
+def _counts_repeated_names(schema: Mapping[str, Any]) -> bool:
+    """Whether the same name twice would satisfy `minProperties`. A name that is listed is written
+    once."""
+    least, needed = schema.get("minProperties"), schema.get("required")
+    count = len(needed) if isinstance(needed, list) else 0
+    if not isinstance(least, int | float) or least < count + 2 or {"const", "enum"} & set(schema):
+        return False
+    kinds = schema.get("type", "object")
+    is_open = schema.get("additionalProperties") is not False or schema.get("patternProperties")
+    return bool(is_open) and ("object" in kinds if isinstance(kinds, str | list) else True)
 
 
 def _without_boolean_bounds(schema: dict[str, Any]) -> dict[str, Any]:

@@ -102,9 +102,8 @@ class TaggedArgument:
         moved = SchemaReader("tools", root="#/$defs/root")
         value = moved.read(self.schema)
         document = value if isinstance(value, dict) else {} if value else {"anyOf": []}
-        types = value_types(self.schema, self.function.schema)
-        if implied_type(document) == types:
-            document = {**document, "type": next(iter(types))}
+        for kind in implied_type(document):  # one at most
+            document = {**document, "type": kind}
         return {**document, "$defs": {"root": moved.read(self.function.schema)}}
 
     def _text_pattern(self, schema: Mapping[str, Any]) -> str:

@@ -25,6 +25,10 @@ STEPS = 200
 """Most bytes that are written, including those without a choice."""
 SPACES = b" \t\r\n"
 """Written only if no other byte is allowed, because they would use up the choices."""
+ENDS = b',"}]:'
+"""Written more often than others, because they end values: errors show between these."""
+DEAD_ENDS = ("NoExtension", "NoExtensionBias")
+"""llguidance's errors for a text that nothing can complete."""
 STEP_SECONDS = 0.25
 """Processor time for all of them. A token of a reply costs more in a real vocabulary."""
 STACK = 4 << 20
@@ -57,10 +61,13 @@ class Vocabulary:
 def tried(lark: str, tokenizer: Any, first_byte: int, limits: Any) -> str:
     """The error in a grammar, or an empty text."""
     matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
-    dice, choices = random.Random(0), 0  # noqa: S311
+    dice, choices, text = random.Random(0), 0, bytearray()  # noqa: S311
     for step in range(STEPS):
-        if matcher.is_error() or matcher.is_stopped() or choices == CHOICES:
+        if matcher.is_error() or choices == CHOICES:
             break
+        if matcher.is_stopped():  # another text may show more
+            matcher.reset()
+            text.clear()
         mask = matcher.compute_bitmask()
         if step == 0:
             signal.setitimer(signal.ITIMER_PROF, STEP_SECONDS)
@@ -70,8 +77,15 @@ def tried(lark: str, tokenizer: Any, first_byte: int, limits: Any) -> str:
             break
         choices += len(allowed) > 1
         drawn = dice.choice([i for i in allowed if i not in SPACES] or allowed)
+        ends = [i for i in allowed if i in ENDS]
+        drawn = dice.choice(ends) if ends and dice.random() < 0.5 else drawn
+        text.append(drawn)
         matcher.consume_token(first_byte + drawn)
-    return matcher.get_error() if matcher.is_error() else ""
+    error = matcher.get_error() if matcher.is_error() else ""
+    if text and error.strip().startswith(DEAD_ENDS):
+        shown = bytes(text[-80:]).decode(errors="replace")
+        return f"error: it allows texts that cannot be completed: nothing can follow {shown!r}"
+    return error
 
 
 def answer(asked: BinaryIO, said: BinaryIO, limits: Any) -> None:
