@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
+from ..wire.anthropic.request import answer_format
+from ..wire.openai.parameters import Parameters
 from ..wire.responses.shape import ABSENT, ITEMS, check_input
 
 CARRIED: tuple[str, ...] = (*ITEMS, "tool_result", "web_search_call", "additional_tools")
@@ -25,6 +27,31 @@ if find_spec(SEARCHES):
 def check_responses(kwargs: Mapping[str, Any]) -> None:
     """Check a call of `/v1/responses`. Raises `BadRequest` that names the item or part."""
     check_input(kwargs, ABSENT, CARRIED)
+
+
+def carry_schema(kwargs: dict[str, Any]) -> None:
+    """Pass the schema in a `json_object` of a call of `/v1/responses`, which the bridge drops."""
+    text = kwargs.get("text")
+    form = text.get("format") if isinstance(text, Mapping) else None
+    if isinstance(form, Mapping) and form.get("type") == "json_object" and form.get("schema"):
+        schema = form["schema"]
+        if isinstance(schema, Mapping):
+            schema = {"type": "object", **schema}
+        made = {"type": "json_schema", "name": "json_object", "schema": schema}
+        kwargs["text"] = {**text, "format": made}
+
+
+def carry_format(kwargs: dict[str, Any]) -> None:
+    """Pass the schema and the effort of the answer to a call of `/v1/messages`. The bridge drops a
+    type that it does not know and an effort without adaptive thoughts, and demands every property
+    of an object. Raises `BadRequest`."""
+    given = {name: kwargs.get(name) for name in ("output_config", "output_format")}
+    made = answer_format(Parameters(given))
+    kwargs.update({name: value for name, value in made.items() if value is not None})
+    if "response_format" in made:
+        kwargs.pop("output_format", None)
+        config: Mapping[str, Any] = given["output_config"] or {}
+        kwargs["output_config"] = {key: config[key] for key in config if key != "format"}
 
 
 def carry_refusals(kwargs: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from litellm.types.utils import CallTypes
 from ..errors import BadRequest
 from ..wire.anthropic.shape import check_messages
 from ..wire.openai.prompts import listed
-from .bridged import carry_refusals, check_responses
+from .bridged import carry_format, carry_refusals, carry_schema, check_responses
 from .call import encoded
 from .carried import carry_prompts, carry_stop
 from .errors import PROVIDER, LiteLLMErrors, is_context_full
@@ -115,9 +115,11 @@ async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
     elif call_type == CallTypes.aresponses:
         check_responses(kwargs)
         carry_refusals(kwargs)
+        carry_schema(kwargs)
         await check_history(kwargs)
     elif call_type == CallTypes.anthropic_messages:
         check_messages(kwargs)
+        carry_format(kwargs)
     elif call_type == CallTypes.atext_completion:
         carry_prompts(kwargs)
     elif call_type == CallTypes.aembedding:

@@ -201,10 +201,10 @@ class _TagReader:
     def value(self, arguments: Arguments) -> Reading[None]:
         """Read up to the closing tag. Others are text: those of opening tags in the value, and
         those that the end of the call does not follow."""
-        form, reader = self.form, self.reader
+        form, reader, values = self.form, self.reader, self.form.values
         if not arguments.is_text:
             arguments.piece((yield from pass_json(reader, form.value_end)))
-        ends = [form.value_end, form.values.opener, form.call]
+        ends = [form.value_end, values.opener, form.call]
         if form.forgiving:
             ends += ["\n" + form.key, form.call_end]
         depth = 0
@@ -213,7 +213,7 @@ class _TagReader:
             if not found:
                 raise TextEnded
             if found == form.value_end:
-                if (yield from form.values.closes(reader, depth, arguments.repeats)):
+                if (yield from values.closes(reader, depth, arguments.repeats)):
                     return
                 depth = max(0, depth - 1)
             elif found == form.call:
@@ -222,7 +222,7 @@ class _TagReader:
             elif found == form.call_end:
                 if (yield from self.ends_reply(len(found))):
                     return
-            elif found != form.values.opener and (yield from self.next_declared(arguments)):
+            elif found != values.opener and (yield from self.next_declared(arguments)):
                 return
             else:
                 depth += 1

@@ -1,6 +1,7 @@
 """The same engine behind Anthropic's and OpenAI's newer API."""
 
 import anthropic
+import openai
 import pytest
 
 TOOL = {"name": "get_weather", "input_schema": {"type": "object", "properties": {}}}
@@ -65,6 +66,62 @@ def test_claude_codes_extras_are_no_error(engine, claude):
     )
     assert engine.request["messages"][0]["role"] == "system"
     assert engine.request["session"]
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}, "b": {"type": "integer"}}}
+
+
+def test_schemas_of_answers_arrive_as_they_are(engine, claude, client):
+    """On every route: the bridges drop some, and demand every property of others."""
+    form = {"type": "json_schema", "schema": SCHEMA}
+    for name, given in (
+        ("output_config", {"effort": "low", "format": form}),
+        ("output_format", form),
+    ):
+        claude.messages.create(
+            model="scripted", max_tokens=9, messages=say("x"), extra_body={name: given}
+        )
+        assert engine.request["response_format"]["json_schema"]["schema"] == SCHEMA
+    assert engine.seen()["requests"][-2]["template"]["reasoning_effort"] == "low"
+    with pytest.raises(anthropic.BadRequestError, match="output_config"):
+        claude.messages.create(
+            model="scripted",
+            max_tokens=9,
+            messages=say("x"),
+            extra_body={"output_config": {"format": {"type": "grammar"}}},
+        )
+    loose = {"type": "json_object", "schema": SCHEMA}
+    client.chat.completions.create(model="scripted", messages=say("x"), response_format=loose)
+    assert engine.request["response_format"] == loose
+    for given in (loose, {**form, "name": "n"}):
+        client.responses.create(model="scripted", input="x", text={"format": given})
+        assert engine.request["response_format"]["json_schema"]["schema"] == SCHEMA
+
+
+def test_limits_of_any_length(engine, claude, client):
+    """-1 is no limit, as for LM Studio and llama.cpp; a truth value is no number."""
+    ask = client.chat.completions.create
+    ask(model="scripted", messages=say("x"), max_tokens=-1)
+    assert engine.request["max_tokens"] is None
+    client.completions.create(model="scripted", prompt="x", max_tokens=-1)
+    assert engine.request["max_tokens"] is None
+    client.responses.create(model="scripted", input="x", max_output_tokens=-1)
+    assert engine.request["max_tokens"] is None
+    claude.messages.create(model="scripted", max_tokens=-1, messages=say("x"))
+    assert engine.request["max_tokens"] is None
+    for name in ("max_tokens", "max_completion_tokens", "n", "seed"):
+        with pytest.raises(openai.BadRequestError, match="must be a number"):
+            ask(model="scripted", messages=say("x"), extra_body={name: True})
+
+
+def test_the_last_message_is_continued(engine, client):
+    history = [*say("x"), {"role": "assistant", "content": "one"}]
+    body = {"continue_final_message": True, "add_generation_prompt": False}
+    ask = client.chat.completions.create
+    ask(model="scripted", messages=history, extra_body=body)
+    assert engine.request["continues"] is True
+    with pytest.raises(openai.BadRequestError, match="continue_final_message"):
+        ask(model="scripted", messages=say("x"), extra_body=body)
 
 
 def test_responses(engine, client):

@@ -235,6 +235,7 @@ def test_a_prefilled_reply_is_continued(engine: Any, claude: anthropic.Anthropic
     ("fields", "status", "kind", "named"),
     [
         ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
+        ({"max_tokens": True}, 400, "invalid_request_error", "max_tokens"),
         ({"temprature": 1}, 400, "invalid_request_error", "temprature"),
         ({"temperature": 3}, 400, "invalid_request_error", "temperature"),
         ({"n": 2}, 400, "invalid_request_error", "n=2"),

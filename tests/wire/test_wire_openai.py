@@ -52,7 +52,34 @@ CASES: dict[str, dict[str, Any]] = {
             "json_schema": {"name": "s", "schema": {"enum": [17]}},
         },
     },
+    "schema in a JSON object": {
+        "messages": [{"role": "user", "content": "x"}],
+        "response_format": {
+            "type": "json_object",
+            "schema": {
+                "properties": {"a": {"enum": ["x"]}},
+                "required": ["a"],
+                "additionalProperties": False,
+            },
+        },
+        "max_tokens": -1,
+    },
+    "stop in a thought": {
+        "messages": [{"role": "user", "content": script(Step("Hello", think="The answer is"))}],
+        "stop": ["answer"],
+    },
+    "stop before a call": {
+        "messages": [{"role": "user", "content": ALL}],
+        "tools": [TOOL],
+        "stop": ["look", "Hm", "}"],
+    },
 }
+SAID = {
+    "schema in a JSON object": ("", '{"a": "x"}', "stop"),
+    "stop in a thought": ("The answer is", "Hello", "stop"),
+    "stop before a call": ("Hm.", "Here it is.", "tool_calls"),
+}
+"""Thought, content and reason of a reply."""
 
 
 def events(text: str) -> list[str]:
@@ -199,6 +226,9 @@ def test_a_reply_is_the_same_whole_streamed_and_by_litellm(engine: Any, case: st
     assert last == "[DONE]"
     parts = [ChatCompletionChunk.model_validate_json(chunk) for chunk in chunks]
     assert said_by(reply) == joined(parts)
+    if case in SAID:
+        (said,) = said_by(reply)
+        assert (said["thought"], said["content"].strip(), said["reason"]) == SAID[case]
     assert parts[-1].choices == []
     assert parts[-1].usage is not None
     assert all(part.usage is None for part in parts[:-1])

@@ -30,11 +30,11 @@ class _Message:
     """The events of a reply as those of a message's stream."""
 
     def __init__(self, accepted: Accepted, wanted: int | None, shown: Shown) -> None:
-        """`wanted`: `max_tokens` of the request, of which the context may leave less."""
+        """`wanted`: `max_tokens` of the request, of which the context may leave less; -1: all."""
         self._blocks = Blocks(thoughts=shown.thoughts)
         self._shown = shown
         self._accepted = accepted
-        self._clipped = wanted is not None and accepted.max_tokens < wanted
+        self._clipped = wanted is not None and not 0 < wanted <= accepted.max_tokens
         self._end: dict[str, Any] = {}
 
     def start(self) -> dict[str, Any]:

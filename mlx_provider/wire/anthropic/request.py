@@ -52,7 +52,7 @@ def message_request(
     messages, places = chat_messages(params.take("system"), params.take("messages"))
     values = {
         **chat_tools(params),
-        **_output(params),
+        **answer_format(params),
         "stop": params.take("stop_sequences"),
         "user": _session(params.mapping("metadata")),
         "prompt_cache_retention": "24h" if _retains(body) else None,
@@ -87,7 +87,7 @@ def _names(body: Mapping[str, Any]) -> dict[str, str]:
     return names
 
 
-def _output(params: Parameters) -> dict[str, Any]:
+def answer_format(params: Parameters) -> dict[str, Any]:
     """Effort and schema, from `output_config` or the older `output_format`."""
     config = params.mapping("output_config")
     form = config.get("format") or params.take("output_format")

@@ -52,6 +52,13 @@ class Parameters:
             raise BadRequest(f"{name} must be true or false, got {shown(value)}", param=name)
         return value
 
+    def number(self, name: str) -> Any:
+        """A value that must be no truth value, which counts as a number in Python."""
+        value = self.take(name)
+        if isinstance(value, bool):
+            raise BadRequest(f"{name} must be a number, got {shown(value)}", param=name)
+        return value
+
     def mapping(self, name: str) -> dict[str, Any]:
         """A value that must be an object; empty: absent."""
         value = self.take(name, {})

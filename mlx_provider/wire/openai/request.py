@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,7 +22,8 @@ from .prompts import completions
 from .thinking import template_variables
 
 SAMPLING = tuple(Sampling.model_fields)
-PLAIN = ("n", "min_tokens", "stop_token_ids", "drafts", "sparse_prefill")
+PLAIN = ("stop_token_ids", "drafts", "sparse_prefill")
+NUMBERS = (*SAMPLING, "n", "min_tokens")
 
 
 def generate_requests(
@@ -40,14 +41,17 @@ def generate_requests(
     Raises `BadRequest` that names the parameter at fault.
     """
     template, budget = template_variables(params)
+    numbers = _given(params.number, NUMBERS)
+    counts = {name: numbers.pop(name) for name in NUMBERS[len(SAMPLING) :] if name in numbers}
     fields: dict[str, Any] = {
-        "sampling": _given(params, SAMPLING),
+        "sampling": numbers,
         "template": template,
         "thinking_budget": budget,
         "stop": _stop(params),
         "session": _session(params, sender.get("session")),
         "retain": params.take("prompt_cache_retention") == "24h",
-        **_given(params, PLAIN),
+        **counts,
+        **_given(params.take, PLAIN),
         **_max_tokens(params),
         **constraint(params),
     }
@@ -70,15 +74,16 @@ def _validated(fields: dict[str, Any]) -> GenerateRequest:
         raise bad_request(error, flat=True) from None
 
 
-def _given(params: Parameters, names: tuple[str, ...]) -> dict[str, Any]:
-    taken = {name: params.take(name) for name in names}
+def _given(take: Callable[[str], Any], names: tuple[str, ...]) -> dict[str, Any]:
+    taken = {name: take(name) for name in names}
     return {name: value for name, value in taken.items() if value is not None}
 
 
 def _max_tokens(params: Parameters) -> dict[str, Any]:
-    legacy, current = params.take("max_tokens"), params.take("max_completion_tokens")
+    """The limit of a reply; -1: none but the context."""
+    legacy, current = params.number("max_tokens"), params.number("max_completion_tokens")
     limit = legacy if current is None else current
-    return {} if limit is None else {"max_tokens": limit}
+    return {} if limit is None else {"max_tokens": None if limit == -1 else limit}
 
 
 def _stop(params: Parameters) -> Any:
@@ -106,9 +111,10 @@ def _session(params: Parameters, known: Any) -> str | None:
 def _chat(params: Parameters, messages: Any, *, continues: bool) -> dict[str, Any]:
     if not isinstance(messages, list) or not messages:
         raise BadRequest("messages must be a list of at least one message", param="messages")
-    top, wanted = params.take("top_logprobs"), params.flag("logprobs")
+    top, wanted = params.number("top_logprobs"), params.flag("logprobs")
     if top is not None and not wanted:
         raise BadRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+    continues = _continues(params, messages[-1]) or continues
     messages, continues = split_prefill_mark(messages, always=continues)
     return {
         "messages": with_functions(messages),
@@ -117,6 +123,25 @@ def _chat(params: Parameters, messages: Any, *, continues: bool) -> dict[str, An
         "top_logprobs": top or 0,
         **_tools(params),
     }
+
+
+def _continues(params: Parameters, last: Any) -> bool:
+    """Whether vLLM's parameters ask that the reply continues the last message."""
+    wanted, new_turn = params.flag("continue_final_message"), params.flag("add_generation_prompt")
+    if wanted and new_turn:
+        both = "add_generation_prompt must be false with continue_final_message"
+        raise BadRequest(both, param="add_generation_prompt")
+    if new_turn is False and not wanted:
+        raise BadRequest(
+            "add_generation_prompt=false is only supported with continue_final_message",
+            param="add_generation_prompt",
+        )
+    if wanted and not (isinstance(last, Mapping) and last.get("role") == "assistant"):
+        raise BadRequest(
+            "continue_final_message needs a last message of the assistant",
+            param="continue_final_message",
+        )
+    return bool(wanted)
 
 
 def _tools(params: Parameters) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def template_variables(params: Parameters) -> tuple[dict[str, Any], int | None]:
             f"chat_template_kwargs cannot set {', '.join(sorted(taken))}",
             param="chat_template_kwargs",
         )
-    asked = params.take("thinking_budget")
+    asked = params.number("thinking_budget")
     return variables | own, budget if asked is None else asked
 
 
