@@ -32,7 +32,9 @@ def check_responses(kwargs: Mapping[str, Any]) -> None:
 def carry_schema(kwargs: dict[str, Any]) -> None:
     """Pass the schema in a `json_object` of a call of `/v1/responses`, which the bridge drops."""
     text = kwargs.get("text")
-    form = text.get("format") if isinstance(text, Mapping) else None
+    if not isinstance(text, Mapping):
+        return
+    form = text.get("format")
     if isinstance(form, Mapping) and form.get("type") == "json_object" and form.get("schema"):
         schema = form["schema"]
         if isinstance(schema, Mapping):

@@ -75,7 +75,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 SAID = {
-    "schema in a JSON object": ("", '{"a": "x"}', "stop"),
+    "schema in a JSON object": ("", '{"a":"x"}', "stop"),
     "stop in a thought": ("The answer is", "Hello", "stop"),
     "stop before a call": ("Hm.", "Here it is.", "tool_calls"),
 }
