@@ -14,8 +14,7 @@ from typing import Any
 from ...errors import BadRequest, MediaError
 from .calls import canonical_calls, check_arguments
 from .parts import MediaRef, Part, content_parts, reasoning_text
-
-BLANK_LINE = "\n\n"
+from .turns import BLANK_LINE, Turn, join, place_results
 
 ROLES = {
     "system": "system",
@@ -43,21 +42,6 @@ class Normalised:
     messages: list[dict[str, Any]]
     media: tuple[MediaRef, ...] = ()
     warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Turn:
-    role: str
-    parts: tuple[Part, ...] = ()
-    null: bool = False
-    name: str | None = None
-    calls: tuple[dict[str, Any], ...] = ()
-    call_id: str | None = None
-    reasoning: str = ""
-
-    @property
-    def plain(self) -> bool:
-        return all(isinstance(part, str) for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -102,7 +86,10 @@ def normalise(
     turns = [turn for i, m in enumerate(messages) if (turn := _read(m, f"messages[{i}]"))]
     if not turns:
         raise BadRequest("messages holds no text; send at least one message", param="messages")
-    turns, warnings = (turns, ()) if taken is None else _taken(turns, taken)
+    turns, warnings = place_results(turns)
+    if taken is not None:
+        turns, omitted = _taken(turns, taken)
+        warnings += omitted
     if not tool_media:
         turns = _move_tool_media(turns)
     placed = _place_system(turns, hoist_system)
@@ -110,10 +97,10 @@ def normalise(
     if alternate:
         merged = _user_first(merged)
     media = tuple(p for turn in merged for p in turn.parts if isinstance(p, MediaRef))
-    return Normalised([_write(turn, text_parts) for turn in merged], media, warnings)
+    return Normalised([_write(turn, text_parts) for turn in merged], media, tuple(warnings))
 
 
-def _taken(turns: Sequence[_Turn], taken: Taken) -> tuple[list[_Turn], tuple[str, ...]]:
+def _taken(turns: Sequence[Turn], taken: Taken) -> tuple[list[Turn], tuple[str, ...]]:
     """The turns with a line of text in place of media that the model does not accept.
 
     An agent's images stay in its history, so refusing one would end its session.
@@ -152,7 +139,7 @@ def _omitted(part: MediaRef) -> str:
     return f"[{part.kind} omitted: this model cannot take it]"
 
 
-def _read(message: Mapping[str, Any], path: str) -> _Turn | None:
+def _read(message: Mapping[str, Any], path: str) -> Turn | None:
     """One message as a turn. `None`: a system message without content."""
     if not isinstance(message, Mapping):
         raise BadRequest(f"{path} must be an object with `role` and `content`", param=path)
@@ -170,7 +157,7 @@ def _read(message: Mapping[str, Any], path: str) -> _Turn | None:
             return None
         parts = kept
     calls = canonical_calls(message, path) if role == "assistant" else ()
-    return _Turn(
+    return Turn(
         role=role,
         parts=parts,
         null=not parts and bool(calls),
@@ -178,6 +165,7 @@ def _read(message: Mapping[str, Any], path: str) -> _Turn | None:
         calls=calls,
         call_id=_optional_text(message, "tool_call_id", path) if role == "tool" else None,
         reasoning=reasoning_text(message) if role == "assistant" else "",
+        path=path,
     )
 
 
@@ -193,7 +181,7 @@ def _without_billing(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     return parts if kept == parts else tuple(part for part in kept if part != "")
 
 
-def _place_system(turns: list[_Turn], hoist: bool) -> list[_Turn]:
+def _place_system(turns: list[Turn], hoist: bool) -> list[Turn]:
     """One system turn at the front; later ones hoisted into it or turned into user text."""
     run = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
     head, rest = turns[:run], turns[run:]
@@ -204,36 +192,36 @@ def _place_system(turns: list[_Turn], hoist: bool) -> list[_Turn]:
         rest = [replace(t, role="user") if t.role == "system" else t for t in rest]
     system = head[:1]
     for turn in head[1:]:
-        system = [_join(system[0], turn)]
+        system = [join(system[0], turn)]
     return system + rest
 
 
-def _without_system(turns: list[_Turn]) -> list[_Turn]:
+def _without_system(turns: list[Turn]) -> list[Turn]:
     """The system turn, if there is one, as the beginning of the first user turn."""
     if turns[0].role != "system":
         return turns
     head, *rest = replace(turns[0], role="user"), *turns[1:]
     if rest and rest[0].role == "user":
-        return [_join(head, rest[0]), *rest[1:]]
+        return [join(head, rest[0]), *rest[1:]]
     return [head, *rest]
 
 
-def _user_first(turns: list[_Turn]) -> list[_Turn]:
+def _user_first(turns: list[Turn]) -> list[Turn]:
     """Insert an empty user turn before an assistant turn at the start."""
     at = 1 if turns[0].role == "system" else 0
     roles = [turn.role for turn in turns[at:]]
     if roles[:1] == ["assistant"] and "user" in roles:
-        return [*turns[:at], _Turn("user", ("",)), *turns[at:]]
+        return [*turns[:at], Turn("user", ("",)), *turns[at:]]
     return turns
 
 
-def _move_tool_media(turns: list[_Turn]) -> list[_Turn]:
+def _move_tool_media(turns: list[Turn]) -> list[Turn]:
     """Move media of a run of tool results to a user turn right after the run."""
-    out: list[_Turn] = []
+    out: list[Turn] = []
     moved: list[Part] = []
     for turn in turns:
         if turn.role != "tool" and moved:
-            out.append(_Turn("user", tuple(moved)))
+            out.append(Turn("user", tuple(moved)))
             moved = []
         seen = [part for part in turn.parts if isinstance(part, MediaRef)]
         if turn.role != "tool" or not seen:
@@ -242,20 +230,20 @@ def _move_tool_media(turns: list[_Turn]) -> list[_Turn]:
         moved += [f"Attached to the tool result {turn.call_id or turn.name or ''}".rstrip(), *seen]
         texts = tuple(part for part in turn.parts if isinstance(part, str))
         out.append(replace(turn, parts=texts or (f"[{seen[0].kind} in the next message]",)))
-    return [*out, _Turn("user", tuple(moved))] if moved else out
+    return [*out, Turn("user", tuple(moved))] if moved else out
 
 
-def _merge(turns: list[_Turn], alternate: bool) -> list[_Turn]:
-    out: list[_Turn] = []
+def _merge(turns: list[Turn], alternate: bool) -> list[Turn]:
+    out: list[Turn] = []
     for turn in turns:
         if out and _mergeable(out[-1], turn, alternate):
-            out[-1] = _join(out[-1], turn)
+            out[-1] = join(out[-1], turn)
         else:
             out.append(turn)
     return out
 
 
-def _mergeable(first: _Turn, second: _Turn, alternate: bool) -> bool:
+def _mergeable(first: Turn, second: Turn, alternate: bool) -> bool:
     if first.role != second.role or first.role not in ("user", "assistant") or first.calls:
         return False
     if alternate:
@@ -264,39 +252,7 @@ def _mergeable(first: _Turn, second: _Turn, alternate: bool) -> bool:
     return first.plain and second.plain and not second.calls and not named
 
 
-def _join(first: _Turn, second: _Turn) -> _Turn:
-    both = [first.reasoning, second.reasoning]
-    parts = _joined_parts(first, second)
-    return replace(
-        first,
-        parts=parts,
-        null=not parts and second.null,
-        name=first.name or second.name,
-        calls=first.calls + second.calls,
-        reasoning=BLANK_LINE.join(text for text in both if text),
-    )
-
-
-def _joined_parts(first: _Turn, second: _Turn) -> tuple[Part, ...]:
-    if second.null:
-        return first.parts
-    if first.plain and second.plain and first.parts and second.parts:
-        joint = BLANK_LINE.join((str(first.parts[-1]), str(second.parts[0])))
-        return (*first.parts[:-1], joint, *second.parts[1:])
-    if first.plain and second.plain:
-        return (BLANK_LINE.join((_text(first), _text(second))),)
-    head = tuple(part for part in first.parts if part != "")
-    tail = tuple(part for part in second.parts if part != "")
-    if head and tail and isinstance(head[-1], str) and isinstance(tail[0], str):
-        return (*head[:-1], BLANK_LINE.join((head[-1], tail[0])), *tail[1:])
-    return head + tail
-
-
-def _text(turn: _Turn) -> str:
-    return BLANK_LINE.join(part for part in turn.parts if isinstance(part, str))
-
-
-def _write(turn: _Turn, text_parts: frozenset[str]) -> dict[str, Any]:
+def _write(turn: Turn, text_parts: frozenset[str]) -> dict[str, Any]:
     content = _content(turn, apart=turn.role in text_parts and len(turn.parts) > 1)
     message: dict[str, Any] = {"role": turn.role, "content": content}
     if turn.name is not None:
@@ -310,11 +266,11 @@ def _write(turn: _Turn, text_parts: frozenset[str]) -> dict[str, Any]:
     return message
 
 
-def _content(turn: _Turn, *, apart: bool) -> str | list[dict[str, Any]] | None:
+def _content(turn: Turn, *, apart: bool) -> str | list[dict[str, Any]] | None:
     if turn.null:
         return None
     if turn.plain and not apart:
-        return _text(turn)
+        return turn.text
     return [
         {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind}
         for part in turn.parts
