@@ -21,7 +21,6 @@ from mlx_provider.chat.messages.tools_as_text import (
     fold_tools,
     has_tools,
     lacks_tools,
-    with_described_tools,
 )
 from mlx_provider.chat.messages.turns import NO_RESULT
 from mlx_provider.families.tokenizer.dialect import has_system_role
@@ -273,8 +272,9 @@ def conversation(system: bool, rounds: list[dict[str, Any]]) -> tuple[list[Any],
 def prompt_of(name: str, messages: list[Any], tools: list[Any]) -> str:
     form = form_of(name)
     lacks = bool(tools) and lacks_tools(form, messages)
-    sent = with_described_tools(messages, described_tools(tools, None)) if lacks else messages
-    found: list[Any] = normalise(sent, hoist_system=False, text_parts=form.text_parts).messages
+    about = described_tools(tools, None) if lacks else ""
+    options: Any = {"text_parts": form.text_parts, "about_tools": about}
+    found: list[Any] = normalise(messages, hoist_system=False, **options).messages
     if has_tools(found) and not form.takes_calls:
         found = fold_tools(found)
     return render(name, fit_messages(found, form), [] if lacks else fit_tools(tools, form))

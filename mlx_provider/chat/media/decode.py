@@ -146,6 +146,7 @@ def _check_size(size: tuple[int, int], path: str, max_pixels: int) -> None:
             f"{path}: the image is {width} × {height} pixels; at most {max_pixels} pixels are "
             "accepted, send it smaller",
             param=path,
+            brief="too large",
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import BadRequest, MediaError
@@ -51,6 +51,15 @@ class Taken:
     kinds: frozenset[str]
     refusal: str = ""
     """Why they are refused. Empty: text replaces them."""
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Media that text replaces, because they cannot be shown: the reason, by path."""
+
+    def text(self, part: MediaRef) -> str | None:
+        """What takes the place of a part; `None`: it is shown."""
+        if part.kind not in self.kinds:
+            return f"[{part.kind} omitted: this model cannot take it]"
+        reason = self.unreadable.get(part.path)
+        return reason and f"[{part.kind}: {reason}, not shown]"
 
 
 def normalise(
@@ -62,6 +71,7 @@ def normalise(
     tool_media: bool = False,
     taken: Taken | None = None,
     text_parts: frozenset[str] = frozenset(),
+    about_tools: str = "",
 ) -> Normalised:
     """Messages in canonical form.
 
@@ -75,7 +85,9 @@ def normalise(
     turn after the results.
     taken: media that the model takes; `None`: all.
     text_parts: roles whose parts of text stay apart; those of others are joined by a blank line.
+    about_tools: a system message after the client's own leading ones.
 
+    A part that no model can take becomes a text, except in a message that a user has just typed.
     Raises `BadRequest` that names the part at fault, `MediaError` for media that are refused.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
@@ -83,10 +95,19 @@ def normalise(
     if not messages:
         raise BadRequest("messages is empty; send at least one message", param="messages")
     check_arguments(messages)
-    turns = [turn for i, m in enumerate(messages) if (turn := _read(m, f"messages[{i}]"))]
+    notes: list[str] = []
+    typed = typed_index(messages)
+    read = (
+        _read(m, f"messages[{i}]", None if i == typed else notes) for i, m in enumerate(messages)
+    )
+    turns = [turn for turn in read if turn]
     if not turns:
         raise BadRequest("messages holds no text; send at least one message", param="messages")
+    if about_tools:
+        at = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
+        turns.insert(at, Turn("system", (about_tools,)))
     turns, warnings = place_results(turns)
+    warnings = notes + warnings
     if taken is not None:
         turns, omitted = _taken(turns, taken)
         warnings += omitted
@@ -120,27 +141,32 @@ def _shown(parts: Sequence[Part], taken: Taken) -> list[Part]:
     shown: list[Part] = []
     apart = True
     for part in parts:
-        omitted = isinstance(part, MediaRef) and part.kind not in taken.kinds
-        text = _omitted(part) if isinstance(part, MediaRef) and omitted else part
+        omitted = taken.text(part) if isinstance(part, MediaRef) else None
+        text = part if omitted is None else omitted
         if (
             shown
-            and (omitted or not apart)
+            and (omitted is not None or not apart)
             and isinstance(shown[-1], str)
             and isinstance(text, str)
         ):
             shown[-1] += BLANK_LINE + text
         else:
             shown.append(text)
-        apart = not omitted
+        apart = omitted is None
     return shown
 
 
-def _omitted(part: MediaRef) -> str:
-    return f"[{part.kind} omitted: this model cannot take it]"
+def typed_index(messages: Sequence[Any]) -> int | None:
+    """The index of the message that a user has just typed. What is wrong in it can be mended; the
+    same in an earlier message, or beside results, would end the session."""
+    roles = [m.get("role") if isinstance(m, Mapping) else None for m in messages[-2:]]
+    typed = roles[-1] == "user" and roles[0] not in ("tool", "function")
+    return len(messages) - 1 if typed else None
 
 
-def _read(message: Mapping[str, Any], path: str) -> Turn | None:
-    """One message as a turn. `None`: a system message without content."""
+def _read(message: Mapping[str, Any], path: str, notes: list[str] | None) -> Turn | None:
+    """One message as a turn. `None`: a system message without content. `notes`: see
+    `content_parts`."""
     if not isinstance(message, Mapping):
         raise BadRequest(f"{path} must be an object with `role` and `content`", param=path)
     role = ROLES.get(message["role"]) if isinstance(message.get("role"), str) else None
@@ -150,7 +176,8 @@ def _read(message: Mapping[str, Any], path: str) -> Turn | None:
             f"{path}.role is {message.get('role')!r}; it must be one of {known}",
             param=f"{path}.role",
         )
-    parts = content_parts(message, path, in_tool_result=role == "tool")
+    notes = None if role == "system" else notes
+    parts = content_parts(message, path, in_tool_result=role == "tool", notes=notes)
     if role == "system":
         kept = _without_billing(parts)
         if parts and not kept:

@@ -51,13 +51,6 @@ def described_tools(tools: Tools, parser: ToolParser | None) -> str:
     )
 
 
-def with_described_tools(messages: Messages, text: str) -> list[Mapping[str, Any]]:
-    """A client's messages with a system message after its own leading ones."""
-    roles = [m.get("role") if isinstance(m, Mapping) else None for m in messages]
-    at = next((i for i, r in enumerate(roles) if r not in _SYSTEM), len(messages))
-    return [*messages[:at], {"role": "system", "content": text}, *messages[at:]]
-
-
 _SYSTEM = ("system", "developer")
 _RESULTS = ("tool", "function")
 _EXAMPLE_SCHEMA: dict[str, Any] = {
