@@ -28,16 +28,20 @@ def fit_parts(messages: Any) -> tuple[Any, list[str]]:
     if not isinstance(messages, list) or not messages:
         return messages, []
     typed, warnings = typed_index(messages), list[str]()
-    fitted = []
-    for index, message in enumerate(messages):
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if isinstance(content, list):
-            notes = None if index == typed or message.get("role") != "user" else warnings
-            where = f"messages[{index}].content"
-            parts = [_part(part, f"{where}[{at}]", notes) for at, part in enumerate(content)]
-            message = message if parts == content else {**message, "content": parts}
-        fitted.append(message)
+    fitted = [
+        _with_parts(message, f"messages[{index}].content", None if index == typed else warnings)
+        for index, message in enumerate(messages)
+    ]
     return fitted, warnings
+
+
+def _with_parts(message: Any, where: str, notes: list[str] | None) -> Any:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list):
+        return message
+    notes = notes if message.get("role") == "user" else None
+    parts = [_part(part, f"{where}[{at}]", notes) for at, part in enumerate(content)]
+    return message if parts == content else {**message, "content": parts}
 
 
 def _part(part: Any, where: str, notes: list[str] | None) -> Any:
