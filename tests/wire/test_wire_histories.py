@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import openai
 import pytest
 
 from mlx_provider.chat.messages.normalise import normalise
@@ -68,6 +69,15 @@ def test_results_of_parallel_calls_in_the_order_of_the_calls(path: str) -> None:
         "/v1/responses": "input[1]",
     }[path]
     assert [w.partition(" ")[0] for w in warnings] == [place]
+
+
+def test_counts_of_a_responses_prompt(client: openai.OpenAI, engine: Any) -> None:
+    given: Any = {"model": engine.scripted, "input": [*said("hi"), *PARALLEL["/v1/responses"]]}
+    counted = client.responses.input_tokens.count(**given, instructions="Be brief.")
+    response = client.responses.create(**given, instructions="Be brief.", max_output_tokens=1)
+    assert counted.object == "response.input_tokens"
+    assert response.usage is not None
+    assert counted.input_tokens == response.usage.input_tokens
 
 
 def test_a_warning_header_names_the_part(engine: Any) -> None:
