@@ -19,6 +19,7 @@ from ..chat.messages.foreign import foreign_text
 from ..errors import BadRequest
 from ..wire.anthropic.shape import BLOCKS, RESULT_BLOCKS, check_image, check_messages
 from ..wire.responses.conversation import compaction_text
+from ..wire.responses.request import LOGPROBS
 from ..wire.responses.shape import ABSENT, ITEM_PARTS, ITEMS, check_input, known_item
 
 CARRIED: tuple[str, ...] = tuple(kind for kind in ITEMS if kind != "compaction")
@@ -36,6 +37,8 @@ def fit_responses(kwargs: dict[str, Any]) -> list[str]:
     Returns warnings. Raises `BadRequest` that names the item or part.
     """
     check_input(kwargs, ABSENT)
+    if LOGPROBS in (kwargs.get("include") or ()) or kwargs.get("top_logprobs"):
+        kwargs["logprobs"] = True  # under chat's name, which the bridge passes on
     items, warnings = kwargs.get("input"), list[str]()
     if isinstance(items, list):
         kwargs["input"] = [_item(i, f"input[{at}]", warnings) for at, i in enumerate(items)]
