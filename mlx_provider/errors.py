@@ -28,6 +28,7 @@ An error is sent between processes as its `code`, and becomes an exception of th
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import ClassVar, Self
 
 RESTART = 1.0
@@ -114,6 +115,26 @@ class MediaError(BadRequest):
     """An image or video could not be fetched, decoded, or is not allowed."""
 
     code = "invalid_media"
+    others: Sequence[MediaError] = ()
+    """Errors of other media of the same request."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after: float | None = None,
+        brief: str = "damaged",
+    ) -> None:
+        """`brief`: for the model, if an image of an earlier turn cannot be shown."""
+        super().__init__(message, param=param, retry_after=retry_after)
+        self.brief = brief
+
+    @classmethod
+    def joined(cls, errors: Sequence[MediaError]) -> MediaError:
+        """The first error, with the others."""
+        errors[0].others = errors[1:]
+        return errors[0]
 
 
 class GrammarFailed(BadRequest):

@@ -13,7 +13,6 @@ from ..chat.messages.tools_as_text import (
     fold_tools,
     has_tools,
     lacks_tools,
-    with_described_tools,
 )
 from ..families.tokenizer import HFTokenizer, load_tokenizer
 from ..families.tokenizer.dialect import has_system_role, refuses_late_system, wants_turns
@@ -54,11 +53,12 @@ class Formats:
         form, parser = self.tokenizer.form, self.tool_parser or self.forced_parser
         summary = described_tools(tools, parser) if tools and lacks_tools(form, messages) else ""
         found = normalise(
-            with_described_tools(messages, summary) if summary else messages,
+            messages,
             hoist_system=refuses_late_system(self.tokenizer),
             system_role=has_system_role(self.tokenizer),
             alternate=wants_turns(self.tokenizer),
             text_parts=form.text_parts,
+            about_tools=summary,
         ).messages
         folds = has_tools(found) and not form.takes_calls
         if folds:

@@ -1,10 +1,10 @@
-"""Requests of the Responses API, checked before LiteLLM turns them into chat.
+"""Requests of the Responses and Messages APIs, before LiteLLM turns them into chat.
 
-LiteLLM's bridge converts the kinds that it knows and drops the rest without an error (1.106.2,
-`responses/litellm_completion_transformation/transformation.py`), so that a model would get only a
-part of the request. The tables list what it converts. Its bridge of the Messages API
-(`llms/anthropic/pass_through/adapters/transformation.py`) converts everything that
-`wire.anthropic.shape` permits.
+LiteLLM's bridges convert the kinds that they know and drop the rest without an error (1.106.2,
+`responses/litellm_completion_transformation/transformation.py` and `llms/anthropic/pass_through/
+adapters/transformation.py`), so that a model would get only a part of the request. In a message
+that a user has just typed such parts are refused, elsewhere they become text, as on the engine's
+own routes.
 """
 
 from __future__ import annotations
@@ -13,20 +13,108 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from ..wire.anthropic.request import answer_format
-from ..wire.openai.parameters import Parameters
-from ..wire.responses.shape import ABSENT, ITEMS, check_input
+from pydantic import BaseModel
 
-CARRIED: tuple[str, ...] = (*ITEMS, "tool_result", "web_search_call", "additional_tools")
+from ..chat.messages.foreign import foreign_text
+from ..errors import BadRequest
+from ..wire.anthropic.request import answer_format
+from ..wire.anthropic.shape import BLOCKS, RESULT_BLOCKS, check_image, check_messages
+from ..wire.openai.parameters import Parameters
+from ..wire.responses.conversation import compaction_text
+from ..wire.responses.request import LOGPROBS
+from ..wire.responses.shape import ABSENT, ITEM_PARTS, ITEMS, check_input, known_item
+
+CARRIED: tuple[str, ...] = tuple(kind for kind in ITEMS if kind != "compaction")
+CARRIED = (*CARRIED, "tool_result", "additional_tools")
 SEARCHES = "litellm.responses.litellm_completion_transformation.client_tool_search"
 """A module of the lines of LiteLLM that carry three kinds more (1.109.1 has it, 1.106.2 not)."""
 if find_spec(SEARCHES):
     CARRIED = (*CARRIED, "compaction", "tool_search_call", "tool_search_output")
+TAKES_PLACE = ": a text takes its place"
 
 
-def check_responses(kwargs: Mapping[str, Any]) -> None:
-    """Check a call of `/v1/responses`. Raises `BadRequest` that names the item or part."""
-    check_input(kwargs, ABSENT, CARRIED)
+def fit_responses(kwargs: dict[str, Any]) -> list[str]:
+    """Check a call of `/v1/responses`, and write what its bridge would drop as text.
+
+    Returns warnings. Raises `BadRequest` that names the item or part.
+    """
+    check_input(kwargs, ABSENT)
+    if LOGPROBS in (kwargs.get("include") or ()) or kwargs.get("top_logprobs"):
+        kwargs["logprobs"] = True  # under chat's name, which the bridge passes on
+    items, warnings = kwargs.get("input"), list[str]()
+    if isinstance(items, list):
+        kwargs["input"] = [_item(i, f"input[{at}]", warnings) for at, i in enumerate(items)]
+    return warnings
+
+
+def _item(given: Any, where: str, warnings: list[str]) -> Any:
+    item = given.model_dump() if isinstance(given, BaseModel) else given
+    known = known_item(item, CARRIED)
+    if item.get("type") == "compaction" and known is not item and (text := compaction_text(item)):
+        return {"role": "user", "content": text}
+    changed = dict(known)
+    for name in ("content", "output"):
+        parts = known.get(name)
+        if isinstance(parts, list) and known.get("type") != "reasoning":
+            kind = "output_text" if known.get("role") == "assistant" else "input_text"
+            place = f"{where}.{name}[{{}}]" if known is item else where
+            changed[name] = [
+                _part(part, kind, place.format(at), warnings) for at, part in enumerate(parts)
+            ]
+    return given if changed == item else changed
+
+
+def _part(part: Any, kind: str, where: str, warnings: list[str]) -> Any:
+    if not isinstance(part, Mapping):
+        return part
+    if part.get("type") == "refusal":  # which the bridge of 1.106.2 drops
+        return {"type": "output_text", "text": str(part.get("refusal") or "")}
+    image = part.get("type") == "input_image"
+    if part.get("image_url") if image else (part.get("type") or "text") in ITEM_PARTS:
+        return part
+    warnings.append(f"{where} is of type {part.get('type')!r}{TAKES_PLACE}")
+    return {"type": kind, "text": foreign_text(part)}
+
+
+def fit_messages(kwargs: dict[str, Any]) -> list[str]:
+    """Check a call of `/v1/messages`, and write what its bridge would drop as text.
+
+    Returns warnings. Raises `BadRequest` that names the block.
+    """
+    check_messages(kwargs)
+    warnings: list[str] = []
+    kwargs["messages"] = [
+        _with_text(message, BLOCKS[message["role"]], f"messages[{at}]", warnings)
+        for at, message in enumerate(kwargs["messages"])
+    ]
+    return warnings
+
+
+def _with_text(holder: Any, known: Any, where: str, warnings: list[str]) -> Any:
+    """A message or a result whose blocks are of known types."""
+    content = holder.get("content")
+    if not isinstance(content, list):
+        return holder
+    blocks = [_block(b, known, f"{where}.content[{at}]", warnings) for at, b in enumerate(content)]
+    return {**holder, "content": blocks}
+
+
+def _block(block: Mapping[str, Any], known: Any, where: str, warnings: list[str]) -> Any:
+    kind = block.get("type")
+    if kind == "tool_result":
+        return _with_text(block, RESULT_BLOCKS, where, warnings)
+    if kind in known and not (kind == "image" and _is_lost(block, where)):
+        return block
+    warnings.append(f"{where} is of type {kind!r}{TAKES_PLACE}")
+    return {"type": "text", "text": foreign_text(block)}
+
+
+def _is_lost(image: Mapping[str, Any], where: str) -> bool:
+    try:
+        check_image(image, where)
+    except BadRequest:
+        return True
+    return False
 
 
 def carry_schema(kwargs: dict[str, Any]) -> None:
@@ -54,23 +142,3 @@ def carry_format(kwargs: dict[str, Any]) -> None:
         kwargs.pop("output_format", None)
         config: Mapping[str, Any] = given["output_config"] or {}
         kwargs["output_config"] = {key: config[key] for key in config if key != "format"}
-
-
-def carry_refusals(kwargs: dict[str, Any]) -> None:
-    """Write refusals of earlier turns as text, which the bridge of 1.106.2 does not drop."""
-    items = kwargs.get("input")
-    if isinstance(items, list):
-        kwargs["input"] = [_refusals_as_text(item) for item in items]
-
-
-def _refusals_as_text(item: Any) -> Any:
-    content = item.get("content") if isinstance(item, Mapping) else None
-    if not isinstance(content, list):
-        return item
-    return {**item, "content": [_as_text(part) for part in content]}
-
-
-def _as_text(part: Any) -> Any:
-    if not isinstance(part, Mapping) or part.get("type") != "refusal":
-        return part
-    return {"type": "output_text", "text": str(part.get("refusal") or "")}

@@ -22,11 +22,11 @@ from ..client.generation import EngineClient
 from ..errors import EngineUnavailable, MLXProviderError, Overloaded
 from ..invalid import bad_request
 from ..protocol.requests import GenerateRequest
-from ..wire.anthropic.shape import check_messages
 from ..wire.openai.prefill_message import split_prefill_mark
+from .bridged import fit_messages
 from .errors import PROVIDER
 from .operator import chosen_by, engine_options, operator_options
-from .shape import check_shape, videos_renamed
+from .shape import check_shape, fit_parts
 
 try:
     from litellm.llms.anthropic.messages.adapters.transformation import AnthropicAdapter
@@ -116,7 +116,7 @@ def _request(entry: Mapping[str, Any], request: Any, form: str) -> GenerateReque
 def _of_messages(request: Any, model: str) -> Mapping[str, Any]:
     """The request, converted by the bridge for requests of the Messages API."""
     given = {"messages": request.messages, "system": request.system, "tools": request.tools}
-    check_messages(given)
+    fit_messages(given)
     asked = {name: value for name, value in given.items() if value} | {"max_tokens": 1}
     made, _ = AnthropicAdapter().translate_completion_input_params_with_tool_mapping(
         {"model": model, **asked}, custom_llm_provider=PROVIDER
@@ -126,7 +126,7 @@ def _of_messages(request: Any, model: str) -> Mapping[str, Any]:
 
 def _of_chat(request: Any) -> Mapping[str, Any]:
     """The request in the form of Chat Completions. Tools can have the form of the Responses API."""
-    messages, continues = split_prefill_mark(videos_renamed(request.messages))
+    messages, continues = split_prefill_mark(fit_parts(request.messages)[0])
     check_shape({"messages": messages, "tools": request.tools})
     if request.system:
         messages = [{"role": "system", "content": request.system}, *messages]

@@ -10,18 +10,17 @@ from litellm.integrations.custom_logger import CustomLogger
 from litellm.types.utils import CallTypes
 
 from ..errors import BadRequest
-from ..wire.anthropic.shape import check_messages
 from ..wire.openai.prompts import listed
-from .bridged import carry_format, carry_refusals, carry_schema, check_responses
+from .bridged import carry_format, carry_schema, fit_messages, fit_responses
 from .call import encoded
 from .carried import carry_prompts, carry_stop
 from .errors import PROVIDER, LiteLLMErrors, is_context_full
 from .heartbeat import alive
 from .history import check_history
 from .routes import deployment_of
-from .shape import check_shape, videos_renamed
+from .shape import check_shape, fit_parts
 from .unserved import check_served
-from .warned import warning_headers
+from .warned import keep_warnings, warning_headers
 
 HIJACKED_WORDS = (
     "replicate",
@@ -110,15 +109,15 @@ async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
     """Refuse a call that cannot be served. Pass parameters that LiteLLM would drop."""
     check_served(call_type)
     if call_type == CallTypes.acompletion:
-        kwargs["messages"] = videos_renamed(kwargs.get("messages"))
+        kwargs["messages"], warnings = fit_parts(kwargs.get("messages"))
+        keep_warnings(kwargs.get("litellm_logging_obj"), warnings)
         check_shape(kwargs)
     elif call_type == CallTypes.aresponses:
-        check_responses(kwargs)
-        carry_refusals(kwargs)
+        keep_warnings(kwargs.get("litellm_logging_obj"), fit_responses(kwargs))
         carry_schema(kwargs)
         await check_history(kwargs)
     elif call_type == CallTypes.anthropic_messages:
-        check_messages(kwargs)
+        keep_warnings(kwargs.get("litellm_logging_obj"), fit_messages(kwargs))
         carry_format(kwargs)
     elif call_type == CallTypes.atext_completion:
         carry_prompts(kwargs)

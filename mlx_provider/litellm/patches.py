@@ -14,6 +14,12 @@ from typing import Any
 import litellm
 from litellm import CustomStreamWrapper, main
 from litellm.main import TextCompletionStreamWrapper
+from litellm.responses.litellm_completion_transformation.streaming_iterator import (
+    LiteLLMCompletionStreamingIterator,
+)
+from litellm.responses.litellm_completion_transformation.transformation import (
+    LiteLLMCompletionResponsesConfig,
+)
 from litellm.types.router import Deployment
 from litellm.types.utils import Logprobs
 
@@ -21,6 +27,7 @@ from ..client.connection import connect
 from .counting import count_request_tokens
 from .deployments import describe
 from .errors import PROVIDER
+from .replies import OurLogprobs
 from .text import TEXT_LISTS
 
 WRAPPED = "mlx_wrapped"
@@ -42,6 +49,10 @@ def install() -> None:
     wrap(Deployment, "__init__", _describe)
     wrap(CustomStreamWrapper, "__init__", _share_created)
     wrap(TextCompletionStreamWrapper, "convert_to_text_completion_object", _share_logprobs)
+    bridge, stream = LiteLLMCompletionResponsesConfig, LiteLLMCompletionStreamingIterator
+    wrap(bridge, "_extract_message_output_items", _show_logprobs)
+    wrap(stream, "_transform_chat_completion_chunk_to_response_api_chunk", _stream_logprobs)
+    wrap(stream, "create_litellm_model_response", _collect_logprobs)
     proxy = sys.modules.get(PROXY)
     if hasattr(proxy, "count_request_tokens"):
         wrap(proxy, "count_request_tokens", partial(count_request_tokens, proxy, connect))
@@ -121,3 +132,45 @@ def _share_logprobs(original: Original, stream: Any, chunk: Any) -> Any:
         if found is not None:
             choice.logprobs = Logprobs(**found)
     return converted
+
+
+def _show_logprobs(
+    original: Original, response: Any, choices: Any, *args: Any, **given: Any
+) -> Any:
+    """Write log-probabilities into the messages of a response, which LiteLLM makes without them."""
+    items = original(response, choices, *args, **given)
+    said = [choice for choice in choices if choice.message.content is not None]
+    for item, choice in zip(items, said, strict=False):
+        found = _logprobs(choice)
+        # by name, as `WRAPPED`
+        if found and item.type == "message" and getattr(choice.logprobs, "ours", False):
+            item.content[0].logprobs = found
+    return items
+
+
+def _stream_logprobs(original: Original, stream: Any, chunk: Any) -> Any:
+    event = original(stream, chunk)
+    ours = stream.custom_llm_provider == PROVIDER
+    found = _logprobs(chunk.choices[0]) if ours and chunk.choices else []
+    if found and getattr(event, "type", None) == "response.output_text.delta":
+        event.logprobs = found
+    return event
+
+
+def _collect_logprobs(original: Original, stream: Any) -> Any:
+    """Give the response at the end of a stream the log-probabilities of its chunks."""
+    response = original(stream)
+    chunks = [
+        chunk["choices"][0] for chunk in stream.collected_chat_completion_chunks if chunk["choices"]
+    ]
+    found = [
+        token for each in chunks for token in (each.get("logprobs") or {}).get("content") or []
+    ]
+    if stream.custom_llm_provider == PROVIDER and response is not None and found:
+        response.choices[0].logprobs = OurLogprobs(content=found)
+    return response
+
+
+def _logprobs(choice: Any) -> list[Any]:
+    content = getattr(getattr(choice, "logprobs", None), "content", None) or []
+    return [token.model_dump() for token in content]

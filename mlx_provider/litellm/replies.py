@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from litellm.types.utils import (
     ChoiceLogprobs,
@@ -28,6 +29,12 @@ def usage_of(done: Done, *, timings: bool = False) -> LiteLLMUsage:
     )
 
 
-def logprobs_of(tokens: Sequence[TokenLogprob]) -> ChoiceLogprobs | None:
+class OurLogprobs(ChoiceLogprobs):
+    """Log-probabilities of our models; see `patches`."""
+
+    ours: ClassVar[bool] = True
+
+
+def logprobs_of(tokens: Sequence[TokenLogprob]) -> OurLogprobs | None:
     fields = answer.logprobs_of(tokens)
-    return None if fields is None else ChoiceLogprobs(**fields)
+    return None if fields is None else OurLogprobs(**fields)

@@ -12,29 +12,46 @@ from typing import Any
 from litellm.types.llms.openai import ValidUserMessageContentTypes
 from pydantic import BaseModel
 
+from ..chat.messages.foreign import foreign_text
+from ..chat.messages.normalise import typed_index
 from ..errors import BadRequest
 from ..invalid import shown
 
 
-def videos_renamed(messages: Any) -> Any:
-    """Messages with `video` parts renamed to `video_url`, the only name that LiteLLM accepts
-    (1.106.2, `validate_chat_completion_user_messages`)."""
-    if not isinstance(messages, list):
-        return messages
-    return [_videos_renamed(message) for message in messages]
+def fit_parts(messages: Any) -> tuple[Any, list[str]]:
+    """Messages with parts of the types that LiteLLM accepts (1.106.2,
+    `validate_chat_completion_user_messages`), and warnings.
+
+    `video` has another name there. Other types become text, except in a message that a user has
+    just typed, where they are refused.
+    """
+    if not isinstance(messages, list) or not messages:
+        return messages, []
+    typed, warnings = typed_index(messages), list[str]()
+    fitted = [
+        _with_parts(message, f"messages[{index}].content", None if index == typed else warnings)
+        for index, message in enumerate(messages)
+    ]
+    return fitted, warnings
 
 
-def _videos_renamed(message: Any) -> Any:
+def _with_parts(message: Any, where: str, notes: list[str] | None) -> Any:
     content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, list):
         return message
-    parts = [
-        {"type": "video_url", "video_url": part.get("video")}
-        if isinstance(part, Mapping) and part.get("type") == "video"
-        else part
-        for part in content
-    ]
+    notes = notes if message.get("role") == "user" else None
+    parts = [_part(part, f"{where}[{at}]", notes) for at, part in enumerate(content)]
     return message if parts == content else {**message, "content": parts}
+
+
+def _part(part: Any, where: str, notes: list[str] | None) -> Any:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "video":
+        return {"type": "video_url", "video_url": part.get("video")}
+    if notes is None or not isinstance(kind, str) or kind in ValidUserMessageContentTypes:
+        return part
+    notes.append(f"{where} is of type {kind!r}: a text takes its place")
+    return {"type": "text", "text": foreign_text(part)}
 
 
 def check_shape(kwargs: Mapping[str, Any]) -> None:

@@ -15,10 +15,10 @@ KEPT = "mlx_warnings"
 
 
 def keep_warnings(logging: Any, warnings: Sequence[str]) -> None:
-    """Keep the warnings of an accepted request."""
+    """Keep warnings of a request, after those that are known."""
     details = getattr(logging, "model_call_details", None)
     if warnings and isinstance(details, dict):
-        details[KEPT] = list(warnings)
+        details[KEPT] = list(dict.fromkeys([*details.get(KEPT, ()), *warnings]))
 
 
 def warning_headers(logging: Any) -> dict[str, str] | None:

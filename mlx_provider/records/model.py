@@ -111,6 +111,8 @@ class MediaItem:
     content_hash: str
     """SHA-256 of the original bytes and of everything that changes the pixels."""
     detail: Literal["auto", "low", "high"] = "auto"
+    path: str = ""
+    """The part of the request that holds it, for errors."""
 
     @classmethod
     def of(cls, kind: Literal["image", "video"], pixels: NDArray[np.uint8], key: str) -> MediaItem:

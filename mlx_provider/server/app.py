@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import anyio
@@ -17,10 +18,12 @@ from starlette.types import ASGIApp, Scope
 
 from ..client.identity import identity
 from ..config import EngineSettings
-from ..errors import MLXProviderError
+from ..errors import MLXProviderError, ModelNotFound
 from ..protocol.health import Health
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
+from ..serving.hub import on_this_machine
 from ..serving.interface import Service
+from ..wire.openai.errors import error_body
 from ..wire.routes import AGENTS, GENERATE, ROUTES
 from .access import Gate, OperatorsAlone, error_response, own_names
 from .activity import Activity
@@ -38,7 +41,11 @@ from .out_of_date import OutOfDate
 HEARTBEAT = 10.0
 """Seconds between two empty lines to an attached client, which detect a lost connection."""
 KINDS: tuple[type[ModelRequest], ...] = (GenerateRequest, EmbedRequest)
-COUNT_TOKENS = "/v1/messages/count_tokens"
+COUNTS: Mapping[str, Mapping[str, Any]] = {
+    "/v1/messages/count_tokens": {},
+    "/v1/responses/input_tokens": {"object": "response.input_tokens"},
+}
+"""Routes that count the tokens of a prompt, and what their reply holds besides."""
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -122,14 +129,21 @@ class EngineApp:
 
     def _foreign_routes(self, incoming: Incoming, paths: Iterable[str]) -> list[Route]:
         """What clients of other APIs need: answers, the tokens of a prompt, the models."""
-        count = Count(incoming, foreign(ROUTES[COUNT_TOKENS]), self._count_tokens)
         return [
             *(
                 Route(path, self._answer(incoming, foreign(ROUTES[path])), methods=["POST"])
                 for path in paths
             ),
-            Route(COUNT_TOKENS, count, methods=["POST"]),
+            *(
+                Route(
+                    path,
+                    Count(incoming, foreign(ROUTES[path]), partial(self._count_tokens, more)),
+                    methods=["POST"],
+                )
+                for path, more in COUNTS.items()
+            ),
             Route("/v1/models", self._models),
+            Route("/v1/models/{model:path}", self._model),
         ]
 
     def _behind_door(self, asked: DoorRequest) -> ASGIApp:
@@ -177,23 +191,30 @@ class EngineApp:
         return JSONResponse(health.model_dump(), status_code=200 if health.ok else 503)
 
     async def _models(self, request: Request) -> Response:
-        models: list[dict[str, Any]] = [
-            {
-                "id": model.model,
-                "object": "model",
-                "created": self._started,
-                "owned_by": model.plugin,
-                **model.model_dump(),
-            }
+        return JSONResponse({"object": "list", "data": self._loaded_models()})
+
+    async def _model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        found = next((model for model in self._loaded_models() if model["id"] == name), None)
+        if found is None and await anyio.to_thread.run_sync(on_this_machine, name):
+            found = {"id": name, "object": "model", "created": self._started, "owned_by": ""}
+        if found is not None:
+            return JSONResponse(found)
+        error = ModelNotFound(f"{name!r} is not loaded: a request to it loads it", param="model")
+        return JSONResponse(error_body(error), status_code=error.status)
+
+    def _loaded_models(self) -> list[dict[str, Any]]:
+        fixed = {"object": "model", "created": self._started}
+        return [
+            {"id": model.model, **fixed, "owned_by": model.plugin, **model.model_dump()}
             for model in self.state().models
         ]
-        return JSONResponse({"object": "list", "data": models})
 
     def _count(self, request: GenerateRequest) -> dict[str, Any]:
         return {"prompt_tokens": self._service.count(request)}
 
-    def _count_tokens(self, request: GenerateRequest) -> dict[str, Any]:
-        return {"input_tokens": self._service.count(request)}
+    def _count_tokens(self, more: Mapping[str, Any], request: GenerateRequest) -> dict[str, Any]:
+        return {**more, "input_tokens": self._service.count(request)}
 
     def _tokenize(self, request: GenerateRequest) -> dict[str, Any]:
         found = self._service.tokenize(request)

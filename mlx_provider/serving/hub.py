@@ -234,6 +234,11 @@ def known() -> str:
     return f"; on this machine: {listed or 'none'}; `demo` always works"
 
 
+def on_this_machine(model: str) -> bool:
+    """Whether a name that every client may use needs no download."""
+    return model in DEMOS or _repository(model)[0] in cached_models()
+
+
 def cached_models() -> list[str]:
     """Repositories in the local Hub cache."""
     return [

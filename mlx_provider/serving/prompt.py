@@ -17,9 +17,8 @@ from ..chat.messages.tools_as_text import (
     fold_tools,
     has_tools,
     lacks_tools,
-    with_described_tools,
 )
-from ..errors import BadRequest, ContextTooLong, PluginError
+from ..errors import BadRequest, ContextTooLong, MediaError, PluginError
 from ..families.tokenizer.template_fit import fit_messages, fit_tools
 from ..families.tokenizer.template_renderer import TemplateLimit
 from ..protocol.options import ModelOptions
@@ -31,6 +30,8 @@ log = logging.getLogger(__name__)
 
 LONG_TEXT = 1 << 20
 """A text with more characters may be the reason why a template exceeds its limits."""
+ATTEMPTS = 8
+"""Prompts that are made for one request, until all images are left out that may be."""
 FOLDED = "the model's chat template does not take these tool messages: they are written as text"
 LEFT_OUT = "the model's chat template has no place for text beside tool calls: it is left out"
 DESCRIBED = "the model's chat template does not show these tools: a system message describes them"
@@ -53,12 +54,71 @@ def prepare(view: ModelView, request: GenerateRequest, claim: MediaClaim | None 
         raise BadRequest("give either messages or a prompt", param="messages")
     if request.messages is None:
         return Rendered(_raw(view, request.prompt or ""))
-    normalised = normalised_messages(view, request)
-    media = _media(view, normalised, request, claim)
-    prompt, begun, warnings = _rendered(view, request, normalised, media)
-    _finish_inputs(view, prompt)
-    warnings = (*normalised.warnings, *_unread(view.model.info, request.template), *warnings)
+    media = _Media(view, request, claim)
+    while True:
+        try:
+            prompt, begun, warnings = _rendered(view, request, media)
+            _finish_inputs(view, prompt)
+            break
+        except MediaError as error:
+            media.leave_out(error)
+    warnings = (*media.warnings, *_unread(view.model.info, request.template), *warnings)
     return Rendered(_continued(view, prompt, begun) if begun else prompt, warnings)
+
+
+class _Media:
+    """The messages of a request and their media, of which a text can take the place.
+
+    Whether an image can be shown is known late: its pixels are decoded after its prompt is made.
+    """
+
+    def __init__(self, view: ModelView, request: GenerateRequest, claim: MediaClaim | None) -> None:
+        self._view = view
+        self._request = request
+        self._unreadable: dict[str, str] = {}
+        self._notes: list[str] = []
+        self._attempts = 0
+        self.normalised = self.normalised_with("")
+        self._refs = {ref.path: ref for ref in self.normalised.media}
+        loaded = _media(view, self.normalised, request, claim)
+        self._items = dict(zip(self._refs, loaded, strict=True))
+        failed = [error for error in loaded if isinstance(error, MediaError)]
+        if failed:
+            self._leave_out(failed)
+
+    def normalised_with(self, about_tools: str) -> Normalised:
+        return normalised_messages(self._view, self._request, about_tools, self._unreadable)
+
+    @property
+    def items(self) -> list[MediaItem]:
+        found = (self._items[ref.path] for ref in self.normalised.media)
+        return [item for item in found if isinstance(item, MediaItem)]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return (*self.normalised.warnings, *self._notes)
+
+    def leave_out(self, error: MediaError) -> None:
+        """Let texts take the place of the media that an error names; if it names none, of all that
+        are not required. Raises the error if they are required, or there are none."""
+        errors = [error, *error.others]
+        self._attempts += 1
+        if error.param is None or self._attempts >= ATTEMPTS:
+            left = [r.path for r in self.normalised.media if not r.required]
+            errors = [MediaError(f"{p}: {error.message}", param=p, brief=error.brief) for p in left]
+        self._leave_out(errors)
+        if not errors:
+            raise error
+
+    def _leave_out(self, errors: Sequence[MediaError]) -> None:
+        for error in errors:
+            path = (error.param or "").partition(".video[")[0]
+            ref = self._refs.get(path)
+            if ref is None or ref.required or path in self._unreadable:
+                raise error
+            self._unreadable[path] = error.brief
+            self._notes.append(f"{error.message}: a text takes its place")
+        self.normalised = self.normalised_with("")
 
 
 @dataclass(frozen=True)
@@ -75,7 +135,7 @@ class _AsText:
 
 
 def _rendered(
-    view: ModelView, request: GenerateRequest, normalised: Normalised, media: list[MediaItem]
+    view: ModelView, request: GenerateRequest, media: _Media
 ) -> tuple[Prompt, str, tuple[str, ...]]:
     """The prompt, the beginning of its reply, and warnings for the client.
 
@@ -85,17 +145,17 @@ def _rendered(
     refused: BadRequest | None = None
     for as_text in _attempts(view, request):
         try:
-            prompt, begun = _attempt(view, request, normalised, media, as_text)
+            prompt, begun = _attempt(view, request, media, as_text)
             warnings = as_text.warnings
-            if not as_text.history and _loses_text(view.model.info, normalised):
+            if not as_text.history and _loses_text(view.model.info, media.normalised):
                 warnings = (*warnings, LEFT_OUT)
             for warning in warnings:
                 _log_once(view.name, warning, refused.message if refused else "")
             return prompt, begun, warnings
         except TemplateLimit:
-            _refuse_long_text(view, normalised)
+            _refuse_long_text(view, media.normalised)
             raise
-        except ContextTooLong:
+        except (ContextTooLong, MediaError):
             raise
         except BadRequest as error:
             refused = refused or error
@@ -132,16 +192,13 @@ def _attempts(view: ModelView, request: GenerateRequest) -> list[_AsText]:
 
 
 def _attempt(
-    view: ModelView,
-    request: GenerateRequest,
-    normalised: Normalised,
-    media: list[MediaItem],
-    as_text: _AsText,
+    view: ModelView, request: GenerateRequest, media: _Media, as_text: _AsText
 ) -> tuple[Prompt, str]:
     tools, form = _tools(request), view.model.info.template
     parser = view.tool_parser or view.forced_parser
+    normalised = media.normalised
     if as_text.tools:
-        normalised = normalised_messages(view, request, described_tools(tools, parser))
+        normalised = media.normalised_with(described_tools(tools, parser))
     messages: Sequence[Mapping[str, Any]] = normalised.messages
     messages, begun = split_reply(messages) if request.continues else (messages, "")
     if as_text.history:
@@ -149,7 +206,7 @@ def _attempt(
     prompt = view.model.prepare(
         fit_messages(messages, form),
         tools=[] if as_text.tools else fit_tools(tools, form),
-        media=media,
+        media=media.items,
         variables=request.template,
     )
     if not isinstance(prompt, Prompt):
@@ -187,10 +244,16 @@ def _unread(info: ModelInfo, variables: Mapping[str, Any]) -> list[str]:
 
 def _finish_inputs(view: ModelView, prompt: Prompt) -> None:
     """Do the host work on media here, not on the engine thread, if their features are not
-    cached."""
+    cached. Raises `MediaError` with all that fail."""
+    failed: list[MediaError] = []
     for span in prompt.spans:
         if span.ready is not None and span.content_hash not in view.engine.features:
-            span.ready()
+            try:
+                span.ready()
+            except MediaError as error:
+                failed.append(error)
+    if failed:
+        raise MediaError.joined(failed)
 
 
 def split_reply(
@@ -220,7 +283,10 @@ def _continued(view: ModelView, prompt: Prompt, begun: str) -> Prompt:
 
 
 def normalised_messages(
-    view: ModelView, request: GenerateRequest, about_tools: str = ""
+    view: ModelView,
+    request: GenerateRequest,
+    about_tools: str = "",
+    unreadable: Mapping[str, str] | None = None,
 ) -> Normalised:
     """Canonical messages in the form that this model's template accepts.
 
@@ -228,14 +294,15 @@ def normalised_messages(
     """
     info, messages = view.model.info, request.messages or []
     return normalise(
-        with_described_tools(messages, about_tools) if about_tools else messages,
+        messages,
         hoist_system=info.hoist_system,
         system_role=info.system_role,
         alternate=info.alternate,
         tool_media=info.tool_media,
-        taken=taken_media(info, request.options),
+        taken=replace(taken_media(info, request.options), unreadable=unreadable or {}),
         # the beginning of a reply is one text
         text_parts=info.template.text_parts - ({"assistant"} if request.continues else set()),
+        about_tools=about_tools,
     )
 
 
@@ -253,7 +320,7 @@ def taken_media(info: ModelInfo, options: ModelOptions) -> Taken:
 
 def _media(
     view: ModelView, normalised: Normalised, request: GenerateRequest, claim: MediaClaim | None
-) -> list[MediaItem]:
+) -> list[MediaItem | MediaError]:
     policy = MediaPolicy(
         allow_private="private" in request.options.allow_media,
         allow_file="file" in request.options.allow_media,

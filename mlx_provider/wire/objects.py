@@ -36,6 +36,12 @@ def check_known(value: Any, known: Collection[str], where: str) -> None:
         )
 
 
+def check_kind(value: Any, where: str) -> None:
+    """The type of a part of an earlier turn, which may be one of another server."""
+    if not isinstance(value, str) or not value:
+        raise BadRequest(f"{where} is {value!r}: it must be a text", param=where)
+
+
 def check_text(part: Mapping[str, Any], where: str) -> None:
     if not isinstance(part.get("text"), str):
         raise BadRequest(f"{where}.text must be a text", param=where)

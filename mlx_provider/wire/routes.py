@@ -17,7 +17,7 @@ from .responses import routes as responses
 GENERATE: Mapping[str, Read] = {
     **openai.GENERATE,
     **rerank.ROUTES,
-    **responses.ROUTES,
+    **responses.GENERATE,
     **anthropic.GENERATE,
 }
 """Routes that answer with what a model makes."""

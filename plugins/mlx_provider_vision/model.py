@@ -30,7 +30,7 @@ from mlx_provider.families.tokenizer import HFTokenizer, Hidden
 from mlx_provider.families.vision.calls import language_logits, model_inputs, prompt_features
 from mlx_provider.families.vision.images import as_image, image_size
 from mlx_provider.families.vision.model import embedded
-from mlx_provider.families.vision.prompt import message_ends
+from mlx_provider.families.vision.prompt import message_ends, named
 
 from . import passes
 
@@ -112,7 +112,8 @@ class AnyVisionModel:
         try:
             return model_inputs(self.processor, text, images, self.image_token)
         except (ValueError, TypeError, IndexError) as error:
-            raise MediaError(f"the model's processor refused the request: {error}") from error
+            refusal = MediaError(f"the model's processor refused the request: {error}")
+            raise (named(refusal, media[0]) if len(media) == 1 else refusal) from error
 
     def embed(self, span: MediaSpan) -> Features:
         return embedded(self, span)

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_provider.chat.messages.normalise import Normalised, Taken, normalise
+from mlx_provider.chat.messages.tools_as_text import fold_tools
+from mlx_provider.chat.messages.turns import NO_RESULT
 from mlx_provider.errors import BadRequest, MediaError
 
 DATA = Path(__file__).parents[1] / "data" / "chat"
@@ -138,8 +140,8 @@ def test_tool_history_of_every_spelling() -> None:
     done = client("04")
     calls = [call["function"]["arguments"] for call in done.messages[2]["tool_calls"]]
     assert calls == [{"filePath": "a.py"}, {"filePath": "b.py", "limit": None}, {}]
-    assert done.messages[3]["content"] == "B = 2\n\n\n# end"
-    assert [m.get("tool_call_id") for m in done.messages[3:7]] == ["c2", "c1", "c3", "c_orphan"]
+    assert done.messages[4]["content"] == "B = 2\n\n\n# end"
+    assert [m.get("tool_call_id") for m in done.messages[3:7]] == ["c1", "c2", "c3", "c_orphan"]
     assert done.messages[-1]["content"].startswith("Thanks. Emoji check: 👩‍🚀")
 
 
@@ -179,6 +181,80 @@ def test_frames_of_a_video() -> None:
     )
     assert done.media[0].source == ("data:,a", "data:,b")
     assert done.messages == [{"role": "user", "content": [{"type": "video"}]}]
+
+
+def calling(*ids: Any, content: Any = None, names: str = "ffffff") -> dict[str, Any]:
+    named = zip(ids, names, strict=False)
+    calls = [{"id": i, "function": {"name": n, "arguments": "{}"}} for i, n in named]
+    return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+def result(call_id: str | None, content: Any, **more: str) -> dict[str, Any]:
+    return {"role": "tool", "content": content, "tool_call_id": call_id, **more}
+
+
+USER = {"role": "user", "content": "go on"}
+RESULTS: dict[str, tuple[list[Any], str]] = {
+    "in another order": ([calling(*"abc"), result("c", "C"), result("a", "A"), result("b", "B")],
+                         "abc A B C"),
+    "of an interrupted turn": ([calling(*"ab"), result("b", "B"), USER], "ab - B user"),
+    "none at all": ([calling(*"ab"), USER], "ab - - user"),
+    "not yet": ([USER, calling(*"ab")], "user ab"),
+    "after the user": ([calling(*"ab"), result("b", "B"), USER, result("a", "A")], "ab A B user"),
+    "after another turn": (
+        [calling("a"), USER, calling("b", content="x"), result("a", "A"), result("b", "B")],
+        "a A user b B"),
+    "ids that begin again": (
+        [calling(*"ab"), result("b", "B"), USER, calling(*"ab"), result("b", "D"),
+         result("a", "C")], "ab - B user ab C D"),
+    "one id for two": ([calling("a", "a"), result("a", "A"), result("a", "B")], "aa A B"),
+    "two of one": ([calling(*"ab"), result("a", "A"), result("a", "C"), result("b", "B")],
+                   "ab A/C B"),
+    "unknown ids": ([calling(*"ab"), result("y", "A"), result("x", "B")], "ab A B"),
+    "one unknown id": ([calling(*"abc"), result("c", "C"), result("x", "A"), result("b", "B")],
+                       "abc A B C"),
+    "one of no call": ([calling(*"ab"), result("x", "X"), result("b", "B"), result("a", "A")],
+                       "ab A B X"),
+    "before all calls": ([result("a", "X"), calling("a"), result("a", "A")], "X a A"),
+    "no ids": ([calling(None, None), result(None, "A"), result(None, "B")], "?? A B"),
+    "ids of some": ([calling(*"ab"), result(None, "B"), result("a", "A")], "ab A B"),
+    "functions in place of ids": (
+        [calling(None, None, names="fg"), result(None, "B", name="g"), result(None, "A", name="f")],
+        "?? A B"),
+    "numbers as ids": ([calling(1, 2), result("2", "B"), result("1", "A")], "12 A B"),
+    "of two turns": ([calling("a"), calling("b"), result("b", "B"), result("a", "A")], "a A b B"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RESULTS)
+def test_results_follow_their_calls_in_order(case: str) -> None:
+    sent, expected = RESULTS[case]
+    done = normalise(sent, hoist_system=False)
+    shown = []
+    for message in done.messages:
+        text = {"go on": "user", NO_RESULT: "-"}.get(message["content"], message["content"])
+        calls = message.get("tool_calls")
+        shown.append("".join(str(c.get("id", "?")) for c in calls) if calls else text)
+    assert " ".join(each.replace("\n\n", "/") for each in shown) == expected
+    assert len(done.warnings) == expected.count("-")
+    if done.warnings:
+        at = sent.index(calling(*"ab"))
+        assert done.warnings[0].startswith(f"messages[{at}].tool_calls[0] has no result")
+
+
+def test_images_of_results_follow_in_the_order_of_the_calls() -> None:
+    sent = [calling(*"ab"), result("b", [IMAGE, "B"]), result("a", [IMAGE])]
+    done = normalise(sent, hoist_system=False)
+    assert [ref.path for ref in done.media] == ["messages[2].content[0]", "messages[1].content[0]"]
+    texts = [part.get("text") for part in done.messages[-1]["content"]]
+    assert texts == ["Attached to the tool result a", None, "Attached to the tool result b", None]
+
+
+def test_results_as_text_are_named_by_their_calls() -> None:
+    sent = [calling(*"ab", names="fg"), result("b", "B"), result("a", "A"), USER]
+    told = fold_tools(normalise(sent, hoist_system=False).messages)[-1]
+    parts = ["Result of call 1, f:", "A", "Result of call 2, g:", "B", "go on"]
+    assert told == {"role": "user", "content": "\n\n".join(parts)}
 
 
 def test_malformed_arguments_are_kept() -> None:
@@ -389,9 +465,13 @@ def test_properties(messages: list[Any], template: tuple[bool, ...]) -> None:
     assert sum(len(m.get("tool_calls", ())) for m in done.messages) == sum(
         len(m.get("tool_calls", ())) for m in before if m["role"] == "assistant"
     )
-    assert sum(m["role"] == "tool" for m in done.messages) == sum(
-        m["role"] == "tool" for m in before
-    )
+    waiting: list[Any] = []
+    for message in done.messages:  # as many results as calls, unless only the assistant follows
+        if message["role"] == "tool":
+            waiting = waiting[1:]
+        elif message["role"] != "assistant":
+            assert waiting == []
+        waiting = [*waiting, *message.get("tool_calls", ())]
     if options["alternate"]:
         pairs = zip(done.messages, done.messages[1:], strict=False)
         assert not any(a["role"] == b["role"] == "user" for a, b in pairs)

@@ -176,3 +176,83 @@ def test_09_arrives_whole(engine: Any, raw: Any) -> None:
     assert (seen["logprobs"], seen["top_logprobs"]) == (True, 3)
     assert seen["template"]["enable_thinking"] is False
     assert seen["template"]["preserve_thinking"] is True
+
+
+PNG = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEklEQVR4nGP4z8CAFWEXHbQSACj/P8Fu7N9hAAAAAElF"
+    "TkSuQmCC"
+)
+HALF = PNG[: len(PNG) // 2 // 4 * 4]
+GO_ON = {"role": "user", "content": "go on without it"}
+BAD_IMAGES = {
+    "/v1/chat/completions": [
+        {"role": "user", "content": "look"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "c", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+            ],
+        },
+        {
+            "role": "tool",
+            "tool_call_id": "c",
+            "content": [
+                {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{HALF}"}}
+            ],
+        },
+        GO_ON,
+    ],
+    "/v1/messages": [
+        {"role": "user", "content": "look"},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "c", "name": "read", "input": {}}],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "c",
+                    "content": [
+                        {
+                            "type": "image",
+                            "source": {"type": "base64", "media_type": "image/png", "data": HALF},
+                        },
+                        {"type": "document", "source": {"type": "text", "data": "salt"}},
+                    ],
+                }
+            ],
+        },
+        GO_ON,
+    ],
+    "/v1/responses": [
+        {"role": "user", "content": "look"},
+        {"type": "function_call", "call_id": "c", "name": "read", "arguments": "{}"},
+        {
+            "type": "function_call_output",
+            "call_id": "c",
+            "output": [{"type": "input_image", "image_url": f"data:image/png;base64,{HALF}"}],
+        },
+        {"type": "web_search_call", "id": "w", "action": {"type": "search", "query": "pepper"}},
+        GO_ON,
+    ],
+}
+
+
+@pytest.mark.parametrize("path", BAD_IMAGES)
+def test_a_damaged_image_does_not_end_a_session(raw: Any, own_engine: Any, path: str) -> None:
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    turns = {"input" if path == "/v1/responses" else "messages": BAD_IMAGES[path]}
+    reply = raw.post(path, json={"model": "demo", limit: 16, **turns}, timeout=300)
+    assert reply.status_code == 200, reply.text
+    warnings = reply.headers["llm_provider-x-mlx-warnings"]
+    assert "the image is malformed or truncated" in warnings
+    if path != "/v1/chat/completions":
+        assert f"{'document' if path == '/v1/messages' else 'web_search_call'}" in warnings
+    if path == "/v1/messages":
+        counted = raw.post(f"{path}/count_tokens", json={"model": "demo", **turns}, timeout=300)
+        usage = reply.json()["usage"]
+        used = usage["input_tokens"] + usage.get("cache_read_input_tokens", 0)
+        assert counted.json()["input_tokens"] == used

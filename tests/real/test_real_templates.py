@@ -18,7 +18,6 @@ from mlx_provider.chat.messages.tools_as_text import (
     fold_tools,
     has_tools,
     lacks_tools,
-    with_described_tools,
 )
 from mlx_provider.families.tokenizer import HFTokenizer, load_tokenizer
 from mlx_provider.families.tokenizer.dialect import has_system_role, wants_turns
@@ -124,13 +123,13 @@ def prompt_of(
     """As a request's: its text and tokens."""
     form = tokenizer.form
     lacks = bool(tools) and lacks_tools(form, messages)
-    sent = with_described_tools(messages, described_tools(tools, None)) if lacks else messages
     found: list[Any] = normalise(
-        sent,
+        messages,
         hoist_system=False,
         system_role=has_system_role(tokenizer),
         alternate=wants_turns(tokenizer),
         text_parts=form.text_parts,
+        about_tools=described_tools(tools, None) if lacks else "",
     ).messages
     if has_tools(found) and not form.takes_calls:
         found = fold_tools(found, None, tools)

@@ -61,6 +61,73 @@ def test_an_image_whose_features_were_evicted_is_processed_again(
     assert tiny.ask(messages=question("What is it?", 1)).only == first
 
 
+def png(width: int, height: int) -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (width, height), "red").save(out, "PNG")
+    return out.getvalue()
+
+
+SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'
+RED = png(64, 64)
+BAD: dict[str, tuple[Any, str]] = {
+    "half": (RED[: len(RED) // 2], "damaged"),
+    "empty": (b"", "empty"),
+    "svg": (SVG, "damaged"),
+    "html": (b"<!doctype html><p>404", "damaged"),
+    "banner": (png(1000, 4), "this model cannot take it"),
+    "not base64": ("data:image/png;base64,ä", "damaged"),
+    "no source": (None, "not available"),
+    "a file": ("file:///etc/passwd", "not available"),
+    "ftp": ("ftp://a.test/a.png", "not available"),
+    "private": ("http://127.0.0.1:9/a.png", "not available"),
+}
+
+
+def bad_part(name: str) -> dict[str, Any]:
+    source = BAD[name][0]
+    if isinstance(source, bytes):
+        source = "data:image/png;base64," + base64.b64encode(source).decode()
+    return {"type": "image_url", "image_url": {"url": source}}
+
+
+def test_bad_images_of_earlier_turns_become_text(make_service: Any, tmp_path: Path) -> None:
+    """Agents send their history again, so that one of them would end the session."""
+    service, client = make_service()
+    tiny = Tiny(client, service, str(build(tmp_path / "tiny", "qwen3_vl")))
+    call = {"id": "c", "function": {"name": "read", "arguments": "{}"}}
+    calling: Any = {"role": "assistant", "content": None, "tool_calls": [call]}
+    good, go_on = image_part(1), {"role": "user", "content": "go on"}
+    for name in BAD:
+        bad = bad_part(name)
+        result = {"role": "tool", "tool_call_id": "c", "content": [good, bad]}
+        shot = {"role": "user", "content": [bad, good]}
+        done = {"role": "assistant", "content": "done"}
+        expected = f"[image: {BAD[name][1]}, not shown]"
+        for sent, param in (
+            ([go_on, calling, result], "messages[2].content[1]"),
+            ([go_on, calling, result, shot], "messages[2].content[1]"),
+            ([shot, done, go_on], "messages[0].content[0]"),
+        ):
+            bads = str(sent).count("'image_url': {'url': ") - str(sent).count(str(good))
+            text = tiny.prompt_of(messages=sent)
+            assert text.count(expected) == bads, (name, text)
+            assert text.count("<|image_pad|>") == str(sent).count(str(good))
+            running = tiny.start(messages=sent, max_tokens=1)
+            warnings = tiny.read(running).warnings
+            assert len(warnings) == bads
+            assert any(warning.startswith(param) for warning in warnings)
+        with pytest.raises(BadRequest) as refused:
+            tiny.ask(messages=[go_on, done, shot])
+        assert refused.value.param == "messages[2].content[0]"
+        assert refused.value.message.startswith("messages[2].content[0]")
+    many = [
+        {"role": "user", "content": [bad_part("half"), bad_part("banner")] * 40 + [good]},
+        go_on,
+    ]
+    text = tiny.prompt_of(messages=many)
+    assert (text.count("not shown]"), text.count("<|image_pad|>")) == (80, 1)
+
+
 def test_pixels_are_held_until_the_prefill_and_request_data_until_the_end(
     make_service: Any, tmp_path: Path
 ) -> None:

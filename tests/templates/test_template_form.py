@@ -21,8 +21,8 @@ from mlx_provider.chat.messages.tools_as_text import (
     fold_tools,
     has_tools,
     lacks_tools,
-    with_described_tools,
 )
+from mlx_provider.chat.messages.turns import NO_RESULT
 from mlx_provider.families.tokenizer.dialect import has_system_role
 from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer
 from mlx_provider.families.tokenizer.template_fit import (
@@ -272,8 +272,9 @@ def conversation(system: bool, rounds: list[dict[str, Any]]) -> tuple[list[Any],
 def prompt_of(name: str, messages: list[Any], tools: list[Any]) -> str:
     form = form_of(name)
     lacks = bool(tools) and lacks_tools(form, messages)
-    sent = with_described_tools(messages, described_tools(tools, None)) if lacks else messages
-    found: list[Any] = normalise(sent, hoist_system=False, text_parts=form.text_parts).messages
+    about = described_tools(tools, None) if lacks else ""
+    options: Any = {"text_parts": form.text_parts, "about_tools": about}
+    found: list[Any] = normalise(messages, hoist_system=False, **options).messages
     if has_tools(found) and not form.takes_calls:
         found = fold_tools(found)
     return render(name, fit_messages(found, form), [] if lacks else fit_tools(tools, form))
@@ -348,11 +349,11 @@ def test_a_user_speaks_after_a_result() -> None:
     messages, _ = conversation(
         False, [{"content": None, "thought": False, "calls": 2, "id": "call_x", "answer": False}]
     )
-    for told, ends in ((messages, "x0RESULT1x"), (messages[:-2], "")):
+    for told, ends in ((messages, "x0RESULT1x"), (messages[:-2], NO_RESULT)):
         form = form_of("users speak after answers")
         fitted = fit_messages(normalise([*told, second], hoist_system=False).messages, form)
         assert fitted[-1]["role"] == "tool"
-        assert fitted[-1]["content"] == "\n\n".join(each for each in (ends, "xAGAINx") if each)
+        assert fitted[-1]["content"] == f"{ends}\n\nxAGAINx"
         text = prompt_of("users speak after answers", [*told, second], [])
         assert "[call]find" in text
         assert text.endswith(f"[result]{fitted[-1]['content']}\n[assistant]")

@@ -68,6 +68,7 @@ FIELDS = {
     "/v1/score": {"text_1": "x", "text_2": "y"},
     "/v1/responses": {"input": "x", "max_output_tokens": 1},
     "/v1/responses/compact": {"input": "x", "max_output_tokens": 1},
+    "/v1/responses/input_tokens": {"input": "x", "max_output_tokens": 1},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [5]},
     "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},

@@ -408,6 +408,10 @@ def test_models(client: openai.OpenAI, engine: Any) -> None:
     found = engine.http.get("/v1/models").json()
     assert all(Model.model_validate(model) for model in found["data"])
     assert engine.vectors in [model.id for model in client.models.list().data]
+    assert client.models.retrieve(engine.vectors).id == engine.vectors
+    assert client.models.retrieve("demo-hybrid").id == "demo-hybrid"  # is loaded by a request
+    with pytest.raises(openai.NotFoundError, match="'no/such' is not loaded"):
+        client.models.retrieve("no/such")
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,13 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import MediaError
+from .metadata import JPEG, Separated, separated
 from .webp import Header, read_header
 
 if TYPE_CHECKING:
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 """Supported formats. Pillow's other formats include interpreters of untrusted programs (EPS)."""
+SOS, EOI = b"\xff\xda", b"\xff\xd9"
+"""Markers of a JPEG: a scan begins, the image ends."""
+FILLING = b"\x55\xaa\x33\xc7" * 2**12
 GAP = 2
 """A picture is first averaged over squares of pixels, as long as it stays this many times as wide
 and high as the target. Resampling the rest then looks the same as resampling all of it."""
@@ -40,6 +46,9 @@ _BROKEN = (
     OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, AttributeError,
     OverflowError, ZeroDivisionError, MemoryError, RuntimeError, struct.error, zlib.error,
 )  # fmt: skip
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -82,11 +91,9 @@ def open_picture(data: bytes, path: str, max_pixels: int) -> Picture:
         if header is not None:
             _check_size((header.width, header.height), path, max_pixels)
             return _webp(header, data, path)
-        image = _identify(data)
-        if image is not None:
-            _check_size(image.size, path, max_pixels)
-            _check_tile(image, path)
-            return _picture(image, data, path)
+        picture = _without_metadata_if_broken(data, partial(_opened, data, path, max_pixels))
+        if picture is not None:
+            return picture
     except (*_BROKEN, Image.DecompressionBombError) as broken:
         raise _unreadable(path, broken) from None
     known = ", ".join(FORMATS)
@@ -146,6 +153,7 @@ def _check_size(size: tuple[int, int], path: str, max_pixels: int) -> None:
             f"{path}: the image is {width} × {height} pixels; at most {max_pixels} pixels are "
             "accepted, send it smaller",
             param=path,
+            brief="too large",
         )
 
 
@@ -162,8 +170,34 @@ def _check_tile(image: Any, path: str) -> None:
         )
 
 
-def _picture(image: Any, data: bytes, path: str) -> Picture:
-    turn = 1 if image.format == "TIFF" else _orientation(image, data)
+def _without_metadata_if_broken(data: bytes, read: Callable[[Separated], T]) -> T:
+    """What `read` gives for a file, or for the same file without its metadata.
+
+    Raises the error for the file itself.
+    """
+    try:
+        return read(Separated(data))
+    except _BROKEN as broken:
+        bare = separated(data)
+        if bare is None:
+            raise
+        try:
+            return read(bare)
+        except _BROKEN:
+            raise broken from None
+
+
+def _opened(data: bytes, path: str, max_pixels: int, file: Separated) -> Picture | None:
+    image = _identify(file.pixels)
+    if image is None:
+        return None
+    _check_size(image.size, path, max_pixels)
+    _check_tile(image, path)
+    return _picture(image, data, path, file.exif)
+
+
+def _picture(image: Any, data: bytes, path: str, exif: bytes) -> Picture:
+    turn = 1 if image.format == "TIFF" else _orientation(image, data, exif)
     width, height = image.size if turn < 5 else image.size[::-1]
     progressive = bool(image.info.get("progressive"))
     return Picture(data, path, width, height, turn, image.format, image.mode, progressive)
@@ -172,27 +206,35 @@ def _picture(image: Any, data: bytes, path: str) -> Picture:
 def _webp(header: Header, data: bytes, path: str) -> Picture:
     from PIL import Image
 
-    exif = Image.Exif()
-    exif.load(header.exif)
-    turn = _turn_of(exif)
+    turn = _turn_of(partial(_loaded, Image.Exif(), header.exif))
     size = (header.width, header.height)
     return Picture(data, path, *(size if turn < 5 else size[::-1]), turn, "WEBP")
 
 
-def _orientation(image: Any, data: bytes) -> int:
+def _orientation(image: Any, data: bytes, exif: bytes) -> int:
     """EXIF's 1 .. 8. (Pillow rotates TIFF images itself when it decodes them.)"""
     from PIL import Image
 
-    # PNG's own `getexif` decodes the whole image to find later chunks
-    exif = Image.Image.getexif(image)
     late = data.rfind(b"eXIf") if image.format == "PNG" and "exif" not in image.info else -1
     if late >= 4:
-        exif.load(data[late + 4 : late + 4 + int.from_bytes(data[late - 4 : late])])
-    return _turn_of(exif)
+        exif = data[late + 4 : late + 4 + int.from_bytes(data[late - 4 : late])]
+    if exif:
+        return _turn_of(partial(_loaded, Image.Exif(), exif))
+    # PNG's own `getexif` decodes the whole image to find later chunks
+    return _turn_of(partial(Image.Image.getexif, image))
 
 
-def _turn_of(exif: Any) -> int:
-    turn = exif.get(0x0112, 1)
+def _loaded(exif: Any, data: bytes) -> Any:
+    exif.load(data)
+    return exif
+
+
+def _turn_of(read: Callable[[], Any]) -> int:
+    """1 for EXIF data that cannot be read: the pixels can."""
+    try:
+        turn = read().get(0x0112, 1)
+    except _BROKEN:
+        return 1
     return turn if isinstance(turn, int) and 1 <= turn <= 8 else 1
 
 
@@ -218,15 +260,49 @@ def _draft(n: int) -> int:
 
 def _small(picture: Picture, n: int) -> Any:
     """The decoded image in RGB, averaged over n × n pixels. Incomplete squares are cut off."""
-    image = _identify(picture.data)
+    return _without_metadata_if_broken(picture.data, partial(_reduced, n))
+
+
+def _reduced(n: int, file: Separated) -> Any:
+    image, n = _decoded(file.pixels, n)
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image if n == 1 else image.reduce(n, (0, 0, *_whole(image.size, n)))
+    return _in_strips(image, n)
+
+
+def _decoded(data: bytes, n: int) -> tuple[Any, int]:
+    """The image, and the part of n by which it must be reduced yet.
+
+    A JPEG without its end marker is taken if no pixel is missing. libjpeg paints what is missing
+    grey; other bytes in its place give other pixels.
+    """
+    if not data.startswith(JPEG) or data.rfind(EOI) > data.rfind(SOS):
+        return _drafted(data, n)
+    data = data.rstrip(b"\xff")
+    other = _checksum(_drafted(data + FILLING + EOI, n)[0])
+    image, n = _drafted(data + EOI, n)
+    if _checksum(image) != other:
+        raise OSError("the end of the image is missing")
+    return image, n
+
+
+def _drafted(data: bytes, n: int) -> tuple[Any, int]:
+    image = _identify(data)
     if n > 1 and image.format == "JPEG":
         part = _draft(n)
         drafted = image.draft(None, tuple(side // part for side in image.size))
         n = n if drafted is None else n // part
     image.load()
-    if image.mode == "RGB" and "transparency" not in image.info:
-        return image if n == 1 else image.reduce(n, (0, 0, *_whole(image.size, n)))
-    return _in_strips(image, n)
+    return image, n
+
+
+def _checksum(image: Any) -> int:
+    width, height = image.size
+    rows, found = max(1, STRIP // width), 0
+    for top in range(0, height, rows):
+        strip = image.crop((0, top, width, min(top + rows, height)))
+        found = zlib.crc32(strip.tobytes(), found)
+    return found
 
 
 def _whole(size: tuple[int, int], n: int) -> tuple[int, int]:

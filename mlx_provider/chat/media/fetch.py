@@ -19,9 +19,10 @@ class Source:
 
     url: str
     path: str
+    required: bool = True
 
-    def error(self, reason: str) -> MediaError:
-        return MediaError(f"{self.path}: {reason}", param=self.path)
+    def error(self, reason: str, brief: str = "not available") -> MediaError:
+        return MediaError(f"{self.path}: {reason}", param=self.path, brief=brief)
 
     @property
     def shown(self) -> str:
@@ -29,15 +30,19 @@ class Source:
         return repr(self.url if len(self.url) <= 120 else self.url[:117] + "...")
 
 
-def fetch_all(sources: Sequence[Source], policy: MediaPolicy) -> Iterator[tuple[Source, bytes]]:
+Fetched = bytes | MediaError
+"""The error of a source that is not required."""
+
+
+def fetch_all(sources: Sequence[Source], policy: MediaPolicy) -> Iterator[Fetched]:
     """The bytes of every source, in order. Raises `MediaError` that names the part."""
     remote = [source for source in dict.fromkeys(sources) if _scheme(source.url) in _REMOTE]
-    local = {source: _read(source, policy) for source in sources if source not in set(remote)}
+    local = {source: _read(source, policy) for source in set(sources).difference(remote)}
     if remote:
         from .network import fetch_remote
 
         local.update(zip(remote, fetch_remote(remote, policy), strict=True))
-    return iter([(source, local[source]) for source in sources])
+    return iter([local[source] for source in sources])
 
 
 _REMOTE = ("http", "https")
@@ -48,7 +53,16 @@ def _scheme(url: str) -> str:
     return match[1].lower() if match else ""
 
 
-def _read(source: Source, policy: MediaPolicy) -> bytes:
+def _read(source: Source, policy: MediaPolicy) -> Fetched:
+    try:
+        return _bytes(source, policy)
+    except MediaError as error:
+        if source.required:
+            raise
+        return error
+
+
+def _bytes(source: Source, policy: MediaPolicy) -> bytes:
     scheme = _scheme(source.url)
     if scheme == "data":
         return _data_url(source, policy.max_bytes)
@@ -67,18 +81,18 @@ def _data_url(source: Source, max_bytes: int) -> bytes:
     if not comma:
         raise source.error("the data: URL has no comma before its data")
     if len(body) > 4 * max_bytes:
-        raise source.error(f"the image has more than {max_bytes} bytes")
+        raise source.error(f"the image has more than {max_bytes} bytes", "too large")
     if head.rstrip().lower().endswith(";base64"):
         try:
             data = _base64(body)
         except (binascii.Error, ValueError) as broken:
-            raise source.error(f"the data: URL is not valid base64 ({broken})") from None
+            raise source.error(f"the data: URL is not valid base64 ({broken})", "damaged") from None
     else:
         data = unquote_to_bytes(body)
     if not data:
-        raise source.error("the data: URL is empty")
+        raise source.error("the data: URL is empty", "empty")
     if len(data) > max_bytes:
-        raise source.error(f"the image has {len(data)} bytes, more than {max_bytes}")
+        raise source.error(f"the image has {len(data)} bytes, more than {max_bytes}", "too large")
     return data
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from ...config import EngineSettings
 from ...errors import MediaError
@@ -15,7 +16,7 @@ from ...upstream.heap import give_back
 from ..messages.parts import MediaRef
 from .clip import Clip
 from .decode import Picture, fitting, open_picture, rgb_pixels
-from .fetch import Source, fetch_all
+from .fetch import Fetched, Source, fetch_all
 from .policy import MediaPolicy
 from .room import MediaClaim, MediaRoom
 
@@ -32,6 +33,7 @@ PIXEL = 3
 
 
 Encoded = Picture | Clip
+T = TypeVar("T")
 
 
 def load_media(
@@ -39,33 +41,62 @@ def load_media(
     policy: MediaPolicy | None = None,
     claim: MediaClaim | None = None,
     max_pixels: int = 0,
-) -> list[MediaItem]:
-    """One item per reference, in order. Sources are fetched in parallel, and headers are read.
+) -> list[MediaItem | MediaError]:
+    """One item per reference, in order, or the error of one that is not required.
 
-    `claim` is charged with the encoded images and with the scaled images of at most `max_pixels`
-    each; unset: a claim with its own limits. Pixels are decoded on demand, which raises
-    `MediaError` for a broken image. Blocks; call it from a thread without a running event loop.
-    Raises `MediaError` that names the part, and the width × height of an image that is too large.
+    Sources are fetched in parallel, and headers are read. `claim` is charged with the encoded
+    images and with the scaled images of at most `max_pixels` each; unset: a claim with its own
+    limits. Pixels are decoded on demand, which raises `MediaError` for a broken image. Blocks; call
+    it from a thread without a running event loop. Raises `MediaError` that names the part, and the
+    width × height of an image that is too large.
     """
     policy = policy or MediaPolicy()
     claim = claim or MediaRoom(EngineSettings.media_bytes).claim("")
-    sources = [source for ref in refs for source in _sources(ref, policy)]
-    clips = {ref.path for ref in refs if ref.kind == "video" and isinstance(ref.source, str)}
-    opened = [_opened(*each, clips, policy) for each in fetch_all(sources, policy)]
-    _check_total(opened, policy)
+    sources = [_attempt(ref, partial(_sources, ref, policy)) for ref in refs]
+    listed = [source for each in sources if not isinstance(each, MediaError) for source in each]
+    fetched = fetch_all(listed, policy)
+    opened = [
+        each
+        if isinstance(each, MediaError)
+        else _attempt(ref, partial(_opened, ref, [(s, next(fetched)) for s in each], policy))
+        for ref, each in zip(refs, sources, strict=True)
+    ]
+    opened = _fitting(refs, opened, policy)
     most = max_pixels or policy.max_pixels
+    whole = [part for each in opened if not isinstance(each, MediaError) for part in each]
     claim.take(
-        sum(len(each.data) for each in opened),
-        PIXEL * sum(_kept(each, policy, most) for each in opened),
+        sum(len(part.data) for part in whole),
+        PIXEL * sum(_kept(part, policy, most) for part in whole),
     )
-    left = iter(opened)
-    return [_item(ref, left, policy, claim) for ref in refs]
+    return [
+        each
+        if isinstance(each, MediaError)
+        else _attempt(ref, partial(_item, ref, each, policy, claim))
+        for ref, each in zip(refs, opened, strict=True)
+    ]
 
 
-def _opened(source: Source, data: bytes, clips: Container[str], policy: MediaPolicy) -> Encoded:
-    if source.path in clips:
-        return Clip(data, source.path)
-    return open_picture(data, source.path, policy.max_pixels)
+def _attempt(ref: MediaRef, make: Callable[[], T]) -> T | MediaError:
+    try:
+        return make()
+    except MediaError as error:
+        if ref.required:
+            raise
+        return error
+
+
+def _opened(
+    ref: MediaRef, fetched: Sequence[tuple[Source, Fetched]], policy: MediaPolicy
+) -> list[Encoded]:
+    clip = ref.kind == "video" and isinstance(ref.source, str)
+    opened: list[Encoded] = []
+    for source, data in fetched:
+        if isinstance(data, MediaError):
+            raise data
+        opened.append(
+            Clip(data, source.path) if clip else open_picture(data, source.path, policy.max_pixels)
+        )
+    return opened
 
 
 def _pixels(encoded: Encoded, policy: MediaPolicy) -> int:
@@ -81,16 +112,28 @@ def _kept(encoded: Encoded, policy: MediaPolicy, most: int) -> int:
     return pixels if isinstance(encoded, Clip) else min(pixels, most)
 
 
-def _check_total(opened: Sequence[Encoded], policy: MediaPolicy) -> None:
+def _fitting(
+    refs: Sequence[MediaRef], opened: Sequence[list[Encoded] | MediaError], policy: MediaPolicy
+) -> list[list[Encoded] | MediaError]:
+    """The images that fit together, the last ones first."""
     left = policy.max_total_pixels
-    for picture in opened:
-        left -= _pixels(picture, policy)
-        if left < 0:
-            raise MediaError(
-                f"{picture.path}: the images of this request are too large together; "
-                "send fewer or smaller ones",
-                param=picture.path,
-            )
+    fitting: list[list[Encoded] | MediaError] = []
+    for ref, each in zip(reversed(refs), reversed(opened), strict=True):
+        pixels = 0 if isinstance(each, MediaError) else sum(_pixels(p, policy) for p in each)
+        if pixels <= left:
+            left -= pixels
+            fitting.append(each)
+            continue
+        error = MediaError(
+            f"{ref.path}: the images of this request are too large together; "
+            "send fewer or smaller ones",
+            param=ref.path,
+            brief="too large",
+        )
+        if ref.required:
+            raise error
+        fitting.append(error)
+    return fitting[::-1]
 
 
 def _sources(ref: MediaRef, policy: MediaPolicy) -> list[Source]:
@@ -100,30 +143,30 @@ def _sources(ref: MediaRef, policy: MediaPolicy) -> list[Source]:
             param=ref.path,
         )
     if ref.kind == "image" and isinstance(ref.source, str):
-        return [Source(ref.source, ref.path)]
+        return [Source(ref.source, ref.path, ref.required)]
     if ref.kind == "video" and isinstance(ref.source, tuple):
         if not 0 < len(ref.source) <= policy.max_frames:
             raise MediaError(
                 f"{ref.path}: a video takes 1 to {policy.max_frames} frames, not {len(ref.source)}",
                 param=ref.path,
             )
-        return [Source(url, f"{ref.path}.video[{i}]") for i, url in enumerate(ref.source)]
+        return [
+            Source(url, f"{ref.path}.video[{i}]", ref.required) for i, url in enumerate(ref.source)
+        ]
     if ref.kind == "video" and isinstance(ref.source, str):
-        return [Source(ref.source, ref.path)]
+        return [Source(ref.source, ref.path, ref.required)]
     raise MediaError(f"{ref.path}: {ref.kind} is not supported; send it as text", param=ref.path)
 
 
 def _item(
-    ref: MediaRef, opened: Iterator[Encoded], policy: MediaPolicy, claim: MediaClaim
+    ref: MediaRef, parts: Sequence[Encoded], policy: MediaPolicy, claim: MediaClaim
 ) -> MediaItem:
     low = policy.low_detail_side if ref.detail == "low" else None
-    count = len(ref.source) if isinstance(ref.source, tuple) else 1
-    parts = [next(opened) for _ in range(count)]
     if isinstance(parts[0], Clip):
-        return _clip(parts[0], policy, claim)
+        return replace(_clip(parts[0], policy, claim), path=ref.path)
     frames = [_image(each, claim, low) for each in parts if isinstance(each, Picture)]
     if isinstance(ref.source, str):
-        return replace(frames[0], detail=ref.detail)
+        return replace(frames[0], detail=ref.detail, path=ref.path)
     if len({frame.shape for frame in frames}) > 1:
         raise MediaError(f"{ref.path}: the frames of a video must have one size", param=ref.path)
     return MediaItem(
@@ -132,6 +175,7 @@ def _item(
         lambda size, resample: _stacked(frames, size, resample),
         _digest("video", *(frame.content_hash for frame in frames)),
         ref.detail,
+        ref.path,
     )
 
 

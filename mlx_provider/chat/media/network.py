@@ -17,7 +17,8 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
 import httpx
 
-from .fetch import Source
+from ...errors import MediaError
+from .fetch import Fetched, Source
 from .policy import MediaPolicy
 
 Address = IPv4Address | IPv6Address
@@ -37,14 +38,15 @@ def system_addresses(host: str, port: int) -> list[str]:
 
 def fetch_remote(
     sources: Sequence[Source], policy: MediaPolicy, resolve: Resolve = system_addresses
-) -> list[bytes]:
-    """The bytes behind each URL, in order. Raises `MediaError` for the first that fails."""
+) -> list[Fetched]:
+    """The bytes behind each URL, in order. Raises `MediaError` for the first required one that
+    fails."""
     return asyncio.run(_fetch_side_by_side(sources, policy, resolve))
 
 
 async def _fetch_side_by_side(
     sources: Sequence[Source], policy: MediaPolicy, resolve: Resolve
-) -> list[bytes]:
+) -> list[Fetched]:
     deadline = asyncio.get_running_loop().time() + policy.timeout
     slots = asyncio.Semaphore(policy.max_parallel)
     room = _Room(policy.max_total_bytes)
@@ -62,6 +64,14 @@ async def _fetch_side_by_side(
             async with asyncio.timeout_at(deadline), slots:
                 return await _download(client, source, policy.max_bytes, room)
 
+        async def optional(source: Source) -> Fetched:
+            try:
+                return await named(source)
+            except MediaError as error:
+                if source.required:
+                    raise
+                return error
+
         async def named(source: Source) -> bytes:
             try:
                 return await one(source)
@@ -73,7 +83,7 @@ async def _fetch_side_by_side(
                 reason = str(failure) or type(failure).__name__
                 raise source.error(f"cannot fetch {source.shown} ({reason})") from None
 
-        return await asyncio.gather(*(named(source) for source in sources))
+        return await asyncio.gather(*(optional(source) for source in sources))
 
 
 @dataclass

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import BadRequest, MediaError
 from .calls import canonical_calls, check_arguments
 from .parts import MediaRef, Part, content_parts, reasoning_text
-
-BLANK_LINE = "\n\n"
+from .turns import BLANK_LINE, Turn, join, place_results
 
 ROLES = {
     "system": "system",
@@ -46,27 +45,21 @@ class Normalised:
 
 
 @dataclass(frozen=True)
-class _Turn:
-    role: str
-    parts: tuple[Part, ...] = ()
-    null: bool = False
-    name: str | None = None
-    calls: tuple[dict[str, Any], ...] = ()
-    call_id: str | None = None
-    reasoning: str = ""
-
-    @property
-    def plain(self) -> bool:
-        return all(isinstance(part, str) for part in self.parts)
-
-
-@dataclass(frozen=True)
 class Taken:
     """Kinds of media that the model accepts, and the treatment of the others."""
 
     kinds: frozenset[str]
     refusal: str = ""
     """Why they are refused. Empty: text replaces them."""
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Media that text replaces, because they cannot be shown: the reason, by path."""
+
+    def text(self, part: MediaRef) -> str | None:
+        """What takes the place of a part; `None`: it is shown."""
+        if part.kind not in self.kinds:
+            return f"[{part.kind} omitted: this model cannot take it]"
+        reason = self.unreadable.get(part.path)
+        return reason and f"[{part.kind}: {reason}, not shown]"
 
 
 def normalise(
@@ -78,6 +71,7 @@ def normalise(
     tool_media: bool = False,
     taken: Taken | None = None,
     text_parts: frozenset[str] = frozenset(),
+    about_tools: str = "",
 ) -> Normalised:
     """Messages in canonical form.
 
@@ -91,7 +85,9 @@ def normalise(
     turn after the results.
     taken: media that the model takes; `None`: all.
     text_parts: roles whose parts of text stay apart; those of others are joined by a blank line.
+    about_tools: a system message after the client's own leading ones.
 
+    A part that no model can take becomes a text, except in a message that a user has just typed.
     Raises `BadRequest` that names the part at fault, `MediaError` for media that are refused.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
@@ -99,10 +95,22 @@ def normalise(
     if not messages:
         raise BadRequest("messages is empty; send at least one message", param="messages")
     check_arguments(messages)
-    turns = [turn for i, m in enumerate(messages) if (turn := _read(m, f"messages[{i}]"))]
+    notes: list[str] = []
+    typed = typed_index(messages)
+    read = (
+        _read(m, f"messages[{i}]", None if i == typed else notes) for i, m in enumerate(messages)
+    )
+    turns = [turn for turn in read if turn]
     if not turns:
         raise BadRequest("messages holds no text; send at least one message", param="messages")
-    turns, warnings = (turns, ()) if taken is None else _taken(turns, taken)
+    if about_tools:
+        at = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
+        turns.insert(at, Turn("system", (about_tools,)))
+    turns, warnings = place_results(turns)
+    warnings = notes + warnings
+    if taken is not None:
+        turns, omitted = _taken(turns, taken)
+        warnings += omitted
     if not tool_media:
         turns = _move_tool_media(turns)
     placed = _place_system(turns, hoist_system)
@@ -110,10 +118,10 @@ def normalise(
     if alternate:
         merged = _user_first(merged)
     media = tuple(p for turn in merged for p in turn.parts if isinstance(p, MediaRef))
-    return Normalised([_write(turn, text_parts) for turn in merged], media, warnings)
+    return Normalised([_write(turn, text_parts) for turn in merged], media, tuple(warnings))
 
 
-def _taken(turns: Sequence[_Turn], taken: Taken) -> tuple[list[_Turn], tuple[str, ...]]:
+def _taken(turns: Sequence[Turn], taken: Taken) -> tuple[list[Turn], tuple[str, ...]]:
     """The turns with a line of text in place of media that the model does not accept.
 
     An agent's images stay in its history, so refusing one would end its session.
@@ -133,27 +141,32 @@ def _shown(parts: Sequence[Part], taken: Taken) -> list[Part]:
     shown: list[Part] = []
     apart = True
     for part in parts:
-        omitted = isinstance(part, MediaRef) and part.kind not in taken.kinds
-        text = _omitted(part) if isinstance(part, MediaRef) and omitted else part
+        omitted = taken.text(part) if isinstance(part, MediaRef) else None
+        text = part if omitted is None else omitted
         if (
             shown
-            and (omitted or not apart)
+            and (omitted is not None or not apart)
             and isinstance(shown[-1], str)
             and isinstance(text, str)
         ):
             shown[-1] += BLANK_LINE + text
         else:
             shown.append(text)
-        apart = not omitted
+        apart = omitted is None
     return shown
 
 
-def _omitted(part: MediaRef) -> str:
-    return f"[{part.kind} omitted: this model cannot take it]"
+def typed_index(messages: Sequence[Any]) -> int | None:
+    """The index of the message that a user has just typed. What is wrong in it can be mended; the
+    same in an earlier message, or beside results, would end the session."""
+    roles = [m.get("role") if isinstance(m, Mapping) else None for m in messages[-2:]]
+    typed = roles[-1] == "user" and roles[0] not in ("tool", "function")
+    return len(messages) - 1 if typed else None
 
 
-def _read(message: Mapping[str, Any], path: str) -> _Turn | None:
-    """One message as a turn. `None`: a system message without content."""
+def _read(message: Mapping[str, Any], path: str, notes: list[str] | None) -> Turn | None:
+    """One message as a turn. `None`: a system message without content. `notes`: see
+    `content_parts`."""
     if not isinstance(message, Mapping):
         raise BadRequest(f"{path} must be an object with `role` and `content`", param=path)
     role = ROLES.get(message["role"]) if isinstance(message.get("role"), str) else None
@@ -163,14 +176,15 @@ def _read(message: Mapping[str, Any], path: str) -> _Turn | None:
             f"{path}.role is {message.get('role')!r}; it must be one of {known}",
             param=f"{path}.role",
         )
-    parts = content_parts(message, path, in_tool_result=role == "tool")
+    notes = None if role == "system" else notes
+    parts = content_parts(message, path, in_tool_result=role == "tool", notes=notes)
     if role == "system":
         kept = _without_billing(parts)
         if parts and not kept:
             return None
         parts = kept
     calls = canonical_calls(message, path) if role == "assistant" else ()
-    return _Turn(
+    return Turn(
         role=role,
         parts=parts,
         null=not parts and bool(calls),
@@ -178,6 +192,7 @@ def _read(message: Mapping[str, Any], path: str) -> _Turn | None:
         calls=calls,
         call_id=_optional_text(message, "tool_call_id", path) if role == "tool" else None,
         reasoning=reasoning_text(message) if role == "assistant" else "",
+        path=path,
     )
 
 
@@ -193,7 +208,7 @@ def _without_billing(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     return parts if kept == parts else tuple(part for part in kept if part != "")
 
 
-def _place_system(turns: list[_Turn], hoist: bool) -> list[_Turn]:
+def _place_system(turns: list[Turn], hoist: bool) -> list[Turn]:
     """One system turn at the front; later ones hoisted into it or turned into user text."""
     run = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
     head, rest = turns[:run], turns[run:]
@@ -204,36 +219,36 @@ def _place_system(turns: list[_Turn], hoist: bool) -> list[_Turn]:
         rest = [replace(t, role="user") if t.role == "system" else t for t in rest]
     system = head[:1]
     for turn in head[1:]:
-        system = [_join(system[0], turn)]
+        system = [join(system[0], turn)]
     return system + rest
 
 
-def _without_system(turns: list[_Turn]) -> list[_Turn]:
+def _without_system(turns: list[Turn]) -> list[Turn]:
     """The system turn, if there is one, as the beginning of the first user turn."""
     if turns[0].role != "system":
         return turns
     head, *rest = replace(turns[0], role="user"), *turns[1:]
     if rest and rest[0].role == "user":
-        return [_join(head, rest[0]), *rest[1:]]
+        return [join(head, rest[0]), *rest[1:]]
     return [head, *rest]
 
 
-def _user_first(turns: list[_Turn]) -> list[_Turn]:
+def _user_first(turns: list[Turn]) -> list[Turn]:
     """Insert an empty user turn before an assistant turn at the start."""
     at = 1 if turns[0].role == "system" else 0
     roles = [turn.role for turn in turns[at:]]
     if roles[:1] == ["assistant"] and "user" in roles:
-        return [*turns[:at], _Turn("user", ("",)), *turns[at:]]
+        return [*turns[:at], Turn("user", ("",)), *turns[at:]]
     return turns
 
 
-def _move_tool_media(turns: list[_Turn]) -> list[_Turn]:
+def _move_tool_media(turns: list[Turn]) -> list[Turn]:
     """Move media of a run of tool results to a user turn right after the run."""
-    out: list[_Turn] = []
+    out: list[Turn] = []
     moved: list[Part] = []
     for turn in turns:
         if turn.role != "tool" and moved:
-            out.append(_Turn("user", tuple(moved)))
+            out.append(Turn("user", tuple(moved)))
             moved = []
         seen = [part for part in turn.parts if isinstance(part, MediaRef)]
         if turn.role != "tool" or not seen:
@@ -242,20 +257,20 @@ def _move_tool_media(turns: list[_Turn]) -> list[_Turn]:
         moved += [f"Attached to the tool result {turn.call_id or turn.name or ''}".rstrip(), *seen]
         texts = tuple(part for part in turn.parts if isinstance(part, str))
         out.append(replace(turn, parts=texts or (f"[{seen[0].kind} in the next message]",)))
-    return [*out, _Turn("user", tuple(moved))] if moved else out
+    return [*out, Turn("user", tuple(moved))] if moved else out
 
 
-def _merge(turns: list[_Turn], alternate: bool) -> list[_Turn]:
-    out: list[_Turn] = []
+def _merge(turns: list[Turn], alternate: bool) -> list[Turn]:
+    out: list[Turn] = []
     for turn in turns:
         if out and _mergeable(out[-1], turn, alternate):
-            out[-1] = _join(out[-1], turn)
+            out[-1] = join(out[-1], turn)
         else:
             out.append(turn)
     return out
 
 
-def _mergeable(first: _Turn, second: _Turn, alternate: bool) -> bool:
+def _mergeable(first: Turn, second: Turn, alternate: bool) -> bool:
     if first.role != second.role or first.role not in ("user", "assistant") or first.calls:
         return False
     if alternate:
@@ -264,39 +279,7 @@ def _mergeable(first: _Turn, second: _Turn, alternate: bool) -> bool:
     return first.plain and second.plain and not second.calls and not named
 
 
-def _join(first: _Turn, second: _Turn) -> _Turn:
-    both = [first.reasoning, second.reasoning]
-    parts = _joined_parts(first, second)
-    return replace(
-        first,
-        parts=parts,
-        null=not parts and second.null,
-        name=first.name or second.name,
-        calls=first.calls + second.calls,
-        reasoning=BLANK_LINE.join(text for text in both if text),
-    )
-
-
-def _joined_parts(first: _Turn, second: _Turn) -> tuple[Part, ...]:
-    if second.null:
-        return first.parts
-    if first.plain and second.plain and first.parts and second.parts:
-        joint = BLANK_LINE.join((str(first.parts[-1]), str(second.parts[0])))
-        return (*first.parts[:-1], joint, *second.parts[1:])
-    if first.plain and second.plain:
-        return (BLANK_LINE.join((_text(first), _text(second))),)
-    head = tuple(part for part in first.parts if part != "")
-    tail = tuple(part for part in second.parts if part != "")
-    if head and tail and isinstance(head[-1], str) and isinstance(tail[0], str):
-        return (*head[:-1], BLANK_LINE.join((head[-1], tail[0])), *tail[1:])
-    return head + tail
-
-
-def _text(turn: _Turn) -> str:
-    return BLANK_LINE.join(part for part in turn.parts if isinstance(part, str))
-
-
-def _write(turn: _Turn, text_parts: frozenset[str]) -> dict[str, Any]:
+def _write(turn: Turn, text_parts: frozenset[str]) -> dict[str, Any]:
     content = _content(turn, apart=turn.role in text_parts and len(turn.parts) > 1)
     message: dict[str, Any] = {"role": turn.role, "content": content}
     if turn.name is not None:
@@ -310,11 +293,11 @@ def _write(turn: _Turn, text_parts: frozenset[str]) -> dict[str, Any]:
     return message
 
 
-def _content(turn: _Turn, *, apart: bool) -> str | list[dict[str, Any]] | None:
+def _content(turn: Turn, *, apart: bool) -> str | list[dict[str, Any]] | None:
     if turn.null:
         return None
     if turn.plain and not apart:
-        return _text(turn)
+        return turn.text
     return [
         {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind}
         for part in turn.parts

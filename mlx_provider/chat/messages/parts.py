@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ...errors import BadRequest
+from .foreign import foreign_text
 
 MediaKind = Literal["image", "video", "audio"]
 Detail = Literal["auto", "low", "high"]
@@ -23,6 +24,8 @@ class MediaRef:
     """The part as the client sent it, for messages: `messages[3].content[1]`."""
     detail: Detail = "auto"
     in_tool_result: bool = False
+    required: bool = True
+    """Whether it must be shown; else a text can take its place."""
 
 
 Part = str | MediaRef
@@ -50,11 +53,12 @@ _DETAILS: dict[Any, Detail] = {
 
 
 def content_parts(
-    message: Mapping[str, Any], path: str, *, in_tool_result: bool
+    message: Mapping[str, Any], path: str, *, in_tool_result: bool, notes: list[str] | None = None
 ) -> tuple[Part, ...]:
     """Text and media of a message in order; empty for `null` or missing content.
 
-    Raises `BadRequest` that names the part.
+    `notes`: gets a warning for each part that becomes a text, because a model cannot take it;
+    `None`: it is refused. Raises `BadRequest` that names the part.
     """
     content = message.get("content")
     path = f"{path}.content"
@@ -68,7 +72,7 @@ def content_parts(
     if not isinstance(content, Sequence):
         raise BadRequest(f"{path} must be a string, a list of parts or null", param=path)
     parts = [
-        _part(part, f"{path}[{i}]", in_tool_result)
+        _part_or_text(part, f"{path}[{i}]", in_tool_result, notes)
         for i, part in enumerate(content)
         if not (isinstance(part, Mapping) and part.get("type") in _THOUGHTS)
     ]
@@ -94,6 +98,18 @@ def _thought(block: Any) -> str:
         return ""
     text = block.get("thinking") or block.get("text") or ""
     return text if isinstance(text, str) else ""
+
+
+def _part_or_text(part: Any, path: str, in_tool_result: bool, notes: list[str] | None) -> Part:
+    try:
+        found = _part(part, path, in_tool_result)
+    except BadRequest as error:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if notes is None or not isinstance(kind, str) or kind in _TEXT:
+            raise
+        notes.append(f"{error.message}: a text takes its place")
+        return foreign_text(part)
+    return found if notes is None or isinstance(found, str) else replace(found, required=False)
 
 
 def _part(part: Any, path: str, in_tool_result: bool) -> Part:

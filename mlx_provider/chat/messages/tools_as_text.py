@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...records import CallGrammar, TemplateForm, ToolParser, Tools
 from ...records.parameters import function_of
 from ..constraints.written import written_call, written_calls
-from .normalise import BLANK_LINE
+from .turns import BLANK_LINE
 
 Messages = Sequence[Mapping[str, Any]]
 EXAMPLE = "example_function"
@@ -50,13 +51,6 @@ def described_tools(tools: Tools, parser: ToolParser | None) -> str:
     )
 
 
-def with_described_tools(messages: Messages, text: str) -> list[Mapping[str, Any]]:
-    """A client's messages with a system message after its own leading ones."""
-    roles = [m.get("role") if isinstance(m, Mapping) else None for m in messages]
-    at = next((i for i, r in enumerate(roles) if r not in _SYSTEM), len(messages))
-    return [*messages[:at], {"role": "system", "content": text}, *messages[at:]]
-
-
 _SYSTEM = ("system", "developer")
 _RESULTS = ("tool", "function")
 _EXAMPLE_SCHEMA: dict[str, Any] = {
@@ -70,14 +64,25 @@ def fold_tools(
 ) -> list[dict[str, Any]]:
     """Write calls into the assistant's text in the format of `parser`, and results into user text.
 
-    Takes and returns canonical messages (`messages.normalise`); no text is lost. User and assistant
-    alternate afterwards as far as the roles permit.
+    Takes and returns canonical messages (`messages.normalise`); no text is lost. The results of
+    parallel calls name their calls. User and assistant alternate afterwards as far as the roles
+    permit.
     """
     functions = map(function_of, tools)
     schemas = {str(each.get("name")): each.get("parameters") for each in functions}
     folded: list[dict[str, Any]] = []
+    names = deque[str]()
     for message in messages:
+        calls = message.get("tool_calls") or ()
         text = _folded(message, _grammar(parser), schemas)
+        if len(calls) > 1:
+            names = deque(
+                f"Result of call {n}, {c['function']['name']}:" for n, c in enumerate(calls, 1)
+            )
+        elif message.get("role") != "tool":
+            names.clear()
+        elif names:
+            text = _joined({**text, "content": names.popleft()}, text)
         if folded and folded[-1]["role"] == text["role"] != "system":
             folded[-1] = _joined(folded[-1], text)
         else:

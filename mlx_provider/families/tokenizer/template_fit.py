@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import string
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,8 @@ Message = Mapping[str, Any]
 
 
 def fit_messages(messages: Sequence[Message], form: TemplateForm) -> list[dict[str, Any]]:
-    """Canonical messages (`chat.messages.normalise`) in the form `form`. Changes no input."""
+    """Canonical messages (`chat.messages.normalise`: results follow their calls in order) in the
+    form `form`. Changes no input."""
     ordered = _with_ids(messages) if form.short_ids else messages
     ordered = list(_with_names(ordered)) if form.named_ids else ordered
     ordered = ordered if form.parallel_calls else _one_by_one(ordered)
@@ -103,17 +105,15 @@ def _call(call: Message, form: TemplateForm) -> dict[str, Any]:
 def _with_ids(messages: Sequence[Message]) -> list[Message]:
     """Give calls and results without an id one by their position."""
     numbered: list[Message] = []
-    count, waiting = 0, list[str]()
+    count, waiting = 0, deque[str]()
     for message in messages:
         if calls := message.get("tool_calls"):
             first, count = count, count + len(calls)
             calls = [{"id": f"call_{first + i}", **call} for i, call in enumerate(calls)]
-            waiting = [str(call["id"]) for call in calls]
+            waiting = deque(str(call["id"]) for call in calls)
             numbered.append({**message, "tool_calls": calls})
         elif message.get("role") == "tool" and waiting:
-            own = message.get("tool_call_id") or waiting[0]
-            waiting = [each for each in waiting if each != own]
-            numbered.append({**message, "tool_call_id": own})
+            numbered.append({**message, "tool_call_id": waiting.popleft()})
         else:
             numbered.append(message)
     return numbered
@@ -121,7 +121,7 @@ def _with_ids(messages: Sequence[Message]) -> list[Message]:
 
 def _with_names(messages: Sequence[Message]) -> Iterator[Message]:
     """Calls with ids that contain their names, and results with the ids of their calls."""
-    count, waiting = 0, list[tuple[Any, str]]()
+    count, waiting = 0, deque[str]()
     for message in messages:
         if calls := message.get("tool_calls"):
             named = [
@@ -129,19 +129,16 @@ def _with_names(messages: Sequence[Message]) -> Iterator[Message]:
                 for at, call in enumerate(calls, count)
             ]
             count += len(calls)
-            waiting = [(a.get("id"), b["id"]) for a, b in zip(calls, named, strict=True)]
+            waiting = deque(call["id"] for call in named)
             yield {**message, "tool_calls": named}
         elif message.get("role") == "tool" and waiting:
-            theirs, given = [each for each, _ in waiting], message.get("tool_call_id")
-            _, own = waiting.pop(theirs.index(given) if given in theirs else 0)
-            yield {**message, "tool_call_id": own}
+            yield {**message, "tool_call_id": waiting.popleft()}
         else:
             yield message
 
 
 def _users_in_results(messages: Sequence[Message]) -> list[Message]:
-    """Move a user's text to the end of the result before it, or make it the result of a call
-    without one."""
+    """Move a user's text to the end of the result before it."""
     joined: list[Message] = []
     for message in messages:
         last: Message = joined[-1] if joined else {}
@@ -150,9 +147,6 @@ def _users_in_results(messages: Sequence[Message]) -> list[Message]:
             joined.append(message)
         elif last.get("role") == "tool" and isinstance(last.get("content"), str):
             joined[-1] = {**last, "content": BLANK_LINE.join(filter(None, (last["content"], text)))}
-        elif calls := last.get("tool_calls"):
-            own = {"tool_call_id": calls[-1]["id"]} if "id" in calls[-1] else {}
-            joined.append({"role": "tool", **own, "content": text})
         else:
             joined.append(message)
     return joined
@@ -161,31 +155,22 @@ def _users_in_results(messages: Sequence[Message]) -> list[Message]:
 def _one_by_one(messages: Sequence[Message]) -> list[Message]:
     """Each call of a turn as a separate turn before its result."""
     ordered: list[Message] = []
-    at = 0
-    while at < len(messages):
-        message, at = messages[at], at + 1
+    waiting = deque[Message]()
+    for message in messages:
+        if message.get("role") != "tool":
+            ordered += waiting
+            waiting.clear()
+        ordered.append(message)
         calls = message.get("tool_calls") or ()
-        if len(calls) < 2:
-            ordered.append(message)
-            continue
-        results = []
-        while at < len(messages) and messages[at].get("role") == "tool":
-            results.append(messages[at])
-            at += 1
-        ordered += _paired(message, calls, results)
-    return ordered
-
-
-def _paired(turn: Message, calls: Sequence[Message], results: list[Message]) -> Iterator[Message]:
-    waiting = list(results)
-    for number, call in enumerate(calls):
-        kept = turn if number == 0 else {"role": turn["role"], "content": None}
-        yield {**kept, "tool_calls": [call]}
-        own = [each for each in waiting if each.get("tool_call_id") == call.get("id")]
-        found = own or waiting[:1]
-        yield from found
-        waiting = [each for each in waiting if each not in found]
-    yield from waiting
+        if len(calls) > 1:
+            ordered[-1] = {**message, "tool_calls": calls[:1]}
+            waiting.extend(
+                {"role": message["role"], "content": None, "tool_calls": [call]}
+                for call in calls[1:]
+            )
+        elif message.get("role") == "tool" and waiting:
+            ordered.append(waiting.popleft())
+    return [*ordered, *waiting]
 
 
 def _in_parts(message: dict[str, Any]) -> dict[str, Any]:

@@ -108,12 +108,33 @@ def _fill(text: str, marks: MediaMarks, media: Sequence[MediaItem]) -> tuple[str
     pieces: list[str] = []
     blocks: list[Block] = []
     end = 0
-    for match, item in zip(found, media, strict=True):
-        placed = marks.place(item)
+    for match, placed in zip(found, _placed(marks, media), strict=True):
         pieces += [text[end : match.start()], placed.text]
         blocks += placed.blocks
         end = match.end()
     return "".join([*pieces, text[end:]]), blocks
+
+
+def _placed(marks: MediaMarks, media: Sequence[MediaItem]) -> list[Placed]:
+    """Raises `MediaError` that names every item at fault."""
+    placed: list[Placed] = []
+    failed: list[MediaError] = []
+    for item in media:
+        try:
+            placed.append(marks.place(item))
+        except MediaError as error:
+            failed.append(named(error, item))
+    if failed:
+        raise MediaError.joined(failed)
+    return placed
+
+
+def named(error: MediaError, item: MediaItem) -> MediaError:
+    """The error of a model that refuses the item, with its part of the request."""
+    if error.param is not None or not item.path:
+        return error
+    text = f"{item.path}: {error.message}"
+    return MediaError(text, param=item.path, brief="this model cannot take it")
 
 
 def _expand(

@@ -1,12 +1,16 @@
-"""The shape of a request of the Messages API. What a model would not see is refused by name."""
+"""The shape of a request of the Messages API.
+
+What a model would not see is refused by name in the system prompt and in a message that a user has
+just typed. In an earlier turn it becomes a text (`chat.messages.foreign`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ...errors import BadRequest
-from ..objects import check_known, check_text, objects
+from ..objects import check_kind, check_known, check_text, objects
 
 ROLES = ("user", "assistant", "system")
 BLOCKS: Mapping[str, Collection[str]] = {
@@ -25,11 +29,27 @@ def check_messages(given: Mapping[str, Any]) -> None:
     messages = given.get("messages")
     if not messages:
         raise BadRequest("messages must be a list of at least one message", param="messages")
-    for where, message in objects(messages, "messages"):
+    listed = [*objects(messages, "messages")]
+    typed = is_typed([message for _, message in listed[-2:]])
+    for at, (where, message) in enumerate(listed, 1):
         role = message.get("role")
         check_known(role, ROLES, f"{where}.role")
-        _check_blocks(message.get("content"), f"{where}.content", BLOCKS[str(role)])
+        strict = role == "system" or (typed and at == len(listed))
+        _check_blocks(
+            message.get("content"), f"{where}.content", BLOCKS[str(role)] if strict else None
+        )
     _check_tools(given.get("tools"), given.get("tool_choice"))
+
+
+def is_typed(last: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last of some messages is a user's, and neither holds results nor follows them."""
+    return last[-1].get("role") == "user" and not any(map(_has_results, last))
+
+
+def _has_results(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
+    blocks = content if isinstance(content, list) else []
+    return any(isinstance(b, Mapping) and b.get("type") == "tool_result" for b in blocks)
 
 
 def _check_tools(tools: Any, choice: Any) -> None:
@@ -42,21 +62,26 @@ def _check_tools(tools: Any, choice: Any) -> None:
         )
 
 
-def _check_blocks(content: Any, where: str, known: Collection[str]) -> None:
+def _check_blocks(content: Any, where: str, known: Collection[str] | None) -> None:
+    """`known`: the types that a model can take; `None`: others become text."""
     if content is None or isinstance(content, str):
         return
     for at, block in objects(content, where):
         kind = block.get("type")
-        check_known(kind, known, f"{at}.type")
+        if known is None:
+            check_kind(kind, f"{at}.type")
+        else:
+            check_known(kind, known, f"{at}.type")
         if kind == "text":
             check_text(block, at)
-        elif kind == "image":
-            _check_image(block.get("source"), f"{at}.source")
+        elif kind == "image" and known is not None:
+            check_image(block, at)
         elif kind == "tool_result":
-            _check_blocks(block.get("content"), f"{at}.content", RESULT_BLOCKS)
+            _check_blocks(block.get("content"), f"{at}.content", None)
 
 
-def _check_image(source: Any, where: str) -> None:
+def check_image(block: Mapping[str, Any], where: str) -> None:
+    source, where = block.get("source"), f"{where}.source"
     if not isinstance(source, Mapping):
         raise BadRequest(f"{where} must be an object", param=where)
     kind = source.get("type")

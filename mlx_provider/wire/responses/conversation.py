@@ -6,9 +6,9 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import BadRequest
 from ..objects import objects
 from ..openai.custom_tools import wrapped
+from .shape import ITEMS, known_item
 from .tools import Called
 
 SUMMARY = "Summary of the conversation so far:\n\n"
@@ -32,12 +32,12 @@ def sealed(summary: str) -> str:
     return b64encode(summary.encode()).decode()
 
 
-def _opened(item: Mapping[str, Any], where: str) -> str:
+def compaction_text(item: Mapping[str, Any]) -> str | None:
+    """The summary in a compaction; `None`: it is of another server."""
     try:
-        return b64decode(str(item.get("encrypted_content")), validate=True).decode()
+        return SUMMARY + b64decode(str(item.get("encrypted_content")), validate=True).decode()
     except ValueError:
-        at = f"{where}.encrypted_content"
-        raise BadRequest(f"{at} is not from this server", param=at) from None
+        return None
 
 
 class _Turns:
@@ -62,20 +62,24 @@ class _Turns:
         self.places[f"messages[{len(self.messages) - 1}]{part}"] = where
 
     def take(self, item: Mapping[str, Any], where: str) -> None:
+        given, item = item, known_item(item, ITEMS)
         kind = item.get("type") or "message"
         if kind == "message":
-            self._message(item, where)
+            self._message(item, where, f"{where}.content[{{}}]" if item is given else where)
         elif kind == "reasoning":
             self._thought(item, where)
+        elif kind == "compaction" and (text := compaction_text(item)):
+            self.add({"role": "user", "content": text}, where)
         elif kind == "compaction":
-            self.add({"role": "user", "content": SUMMARY + _opened(item, where)}, where)
+            self._message({"role": "assistant", "content": [item]}, where, where)
         elif kind.endswith("_output"):
             output = {"tool_call_id": item["call_id"], "content": item.get("output")}
             self.add({"role": "tool", **output}, where, f"{where}.output")
         else:
             self._call(item, where, custom=kind == "custom_tool_call")
 
-    def _message(self, item: Mapping[str, Any], where: str) -> None:
+    def _message(self, item: Mapping[str, Any], where: str, part: str) -> None:
+        """`part`: the place of a part, by its number."""
         role, content = item.get("role") or "user", item.get("content")
         if role != "assistant":
             self.add({"role": role, "content": content}, where)
@@ -83,7 +87,7 @@ class _Turns:
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
         said = self._assistant(where).setdefault("content", [])
         for at in range(len(parts)):
-            self._place(f".content[{len(said) + at}]", f"{where}.content[{at}]")
+            self._place(f".content[{len(said) + at}]", part.format(at))
         said.extend(parts)
 
     def _thought(self, item: Mapping[str, Any], where: str) -> None:

@@ -15,7 +15,7 @@ from ..openai.parameters import Parameters
 from ..openai.request import generate_requests
 from ..places import Places
 from .conversation import messages_of
-from .shape import ABSENT, ITEMS, check_input
+from .shape import ABSENT, check_input
 from .tools import ChatTools
 
 STORED = {
@@ -23,7 +23,6 @@ STORED = {
     "previous_response_id": "answers are not stored: send the whole conversation as input",
     "conversation": "conversations are not stored: send the whole conversation as input",
 }
-KNOWN = (*ITEMS, "compaction")
 OWN = ("model", "input", "instructions", "text", "reasoning", "include", "tools", "tool_choice")
 SETTLED = ("client_metadata", "prompt_cache_options", *STORED)
 """Parameters that change no answer, or whose value asks for nothing."""
@@ -61,7 +60,7 @@ class Question:
 
 def question(body: Mapping[str, Any], sender: Mapping[str, Any]) -> Question:
     """Raises `BadRequest` that names the parameter, item or part at fault."""
-    check_input(body, STORED, KNOWN)
+    check_input(body, STORED)
     instructions = body.get("instructions")
     if not isinstance(instructions, str | None):
         raise BadRequest(

@@ -38,4 +38,5 @@ def _compact(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
     return Asked([asked.request], reply, places=asked.places)
 
 
-ROUTES: Mapping[str, Read] = {"/v1/responses": _respond, "/v1/responses/compact": _compact}
+GENERATE: Mapping[str, Read] = {"/v1/responses": _respond, "/v1/responses/compact": _compact}
+ROUTES: Mapping[str, Read] = {**GENERATE, "/v1/responses/input_tokens": _respond}
