@@ -21,6 +21,7 @@ from ..protocol.figures import (
 
 BAR = 48
 """Characters of a bar."""
+MODEL_WIDTH = 26
 TREE = 12
 MISSES = 5
 STEPS = 60
@@ -88,14 +89,14 @@ def _memory(memory: MemoryFigures) -> Text:
 def _requests(requests: Sequence[RequestFigures]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in ("request", "model", "state"):
-        table.add_column(name, no_wrap=True, max_width=26)
+        table.add_column(name, no_wrap=True, max_width=MODEL_WIDTH)
     table.add_column("prompt", no_wrap=True)
     for name in ("out", "tok/s", "drafts", "waited", "age"):
         table.add_column(name, justify="right", no_wrap=True)
     for each in requests:
         table.add_row(
             Text(plain(each.id)[-12:]),
-            Text(plain(each.model)),
+            Text(_tail(plain(each.model))),
             Text(each.state, style=STATE_STYLES[each.state]),
             _prompt(each),
             f"{each.completion_tokens}",
@@ -105,6 +106,11 @@ def _requests(requests: Sequence[RequestFigures]) -> Table:
             f"{each.age:.1f} s",
         )
     return table
+
+
+def _tail(name: str) -> str:
+    """The end of a long path, which differs most."""
+    return name if len(name) <= MODEL_WIDTH else f"…{name[1 - MODEL_WIDTH :]}"
 
 
 def _prompt(request: RequestFigures) -> Text:

@@ -28,7 +28,7 @@ class RequestFigures(_Figures):
 
     id: str
     model: str
-    """Name of the model's folder."""
+    """The name in the request that loaded it: a Hub id, a path, `demo`."""
     state: RequestState
     choices: int = 1
     prompt_tokens: int = 0

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from os import getpid
-from pathlib import PurePath
 from statistics import median
 
 import mlx.core as mx
@@ -80,9 +79,8 @@ def take(
 def _request(entry: Entry, now: float) -> RequestFigures | None:
     active = entry.active
     if active is None:
-        name = PurePath(entry.model).name
         age = now - entry.arrived
-        return RequestFigures(id=entry.id, model=name, state="preparing", age=age, queued=age)
+        return RequestFigures(id=entry.id, model=entry.model, state="preparing", age=age, queued=age)
     request, model = active.request, active.lease.view.weights.name
     state = STATES.get(request.phase)
     if state is None:  # it has ended, and its entry is about to be removed

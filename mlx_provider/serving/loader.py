@@ -70,8 +70,12 @@ class Loader:
         self._wired = wired
         self._loads = 0
 
-    def plan(self, key: WeightsKey, options: ModelOptions) -> LoadPlan[Weights]:
-        """The expected memory of a load. Raises `BadRequest` for a folder that no family serves."""
+    def plan(self, key: WeightsKey, options: ModelOptions, name: str) -> LoadPlan[Weights]:
+        """The expected memory of a load. Raises `BadRequest` for a folder that no family serves.
+
+        `name`: the model's name in the request, which logs and metrics show. A folder's own name
+        says little (`model`, a revision of the Hub).
+        """
         check_folder(key.folder, key.adapter)
         family, plugin = self._registry.family_for(read_json(key.folder / "config.json"))
         dtype = weights_dtype(
@@ -89,9 +93,9 @@ class Loader:
             key.folder, key.adapter, expanded=None if dtype is None else DTYPE_BYTES[dtype]
         )
         return LoadPlan(
-            key.folder.name,
+            name,
             nbytes,
-            partial(self._load, key, family, plugin, chosen),
+            partial(self._load, key, family, plugin, chosen, name),
         )
 
     def unload(self, weights: Weights) -> None:
@@ -119,11 +123,16 @@ class Loader:
             instance.learned()
 
     def _load(
-        self, key: WeightsKey, family: ModelFamily, plugin: Plugin, options: LoadOptions
+        self,
+        key: WeightsKey,
+        family: ModelFamily,
+        plugin: Plugin,
+        options: LoadOptions,
+        name: str,
     ) -> Weights:
         began = time.monotonic()
         try_template(key.folder)  # on this thread, so that other models continue
-        load = partial(self._load_here, key, family, plugin, options)
+        load = partial(self._load_here, key, family, plugin, options, name)
         weights = self._worker.call(load).result()
         log.info(
             "loaded %s in %.1f s: family %s, %d bytes",
@@ -132,13 +141,18 @@ class Loader:
         return weights
 
     def _load_here(
-        self, key: WeightsKey, family: ModelFamily, plugin: Plugin, options: LoadOptions
+        self,
+        key: WeightsKey,
+        family: ModelFamily,
+        plugin: Plugin,
+        options: LoadOptions,
+        name: str,
     ) -> Weights:
         self._worker.end_ahead()
         self._shrink_prefix_cache()
         self._loads += 1
         before = mx.get_active_memory()
-        made = _tried(key.folder, family, plugin, options)
+        made = _tried(key.folder, name, family, plugin, options)
         if isinstance(made, MLXProviderError):
             _collect()
             raise made
@@ -148,7 +162,7 @@ class Loader:
         return Weights(
             key=key,
             folder=key.folder,
-            name=key.folder.name,
+            name=name if key.adapter is None else f"{name} with {key.adapter}",
             family=family.name,
             plugin=plugin.name,
             number=self._loads,
@@ -178,7 +192,7 @@ def _grammar_of(made: LoadedModel, masks: Executor, grammars: Executor) -> Gramm
 
 
 def _tried(
-    folder: Path, family: ModelFamily, plugin: Plugin, options: LoadOptions
+    folder: Path, name: str, family: ModelFamily, plugin: Plugin, options: LoadOptions
 ) -> LoadedModel | MLXProviderError:
     """The model, or an error without the frames of the load, which hold half of its weights."""
     with Isolation() as trying:
@@ -188,7 +202,7 @@ def _tried(
         kind = type(made).__name__
         return PluginError(f"plugin {plugin}: load of {family.name!r} gave {kind}, no LoadedModel")
     trusted, stranger = options.trust_remote_code, stranger_of(plugin)
-    return load_error(trying.fault, folder.name, family.name, trusted=trusted, stranger=stranger)
+    return load_error(trying.fault, name, family.name, trusted=trusted, stranger=stranger)
 
 
 def _collect() -> None:

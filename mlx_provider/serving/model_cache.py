@@ -127,7 +127,7 @@ class ModelCache:
             key = self._aliases.key(folder, options, may_lengthen=may_lengthen)
             hold = self.queue.acquire(
                 key,
-                partial(self.loader.plan, key, options),
+                partial(self.loader.plan, key, options, name),
                 who=who,
                 rows=rows,
                 keep_alive=options.keep_alive,

@@ -49,7 +49,7 @@ class Weights:
     key: Hashable
     folder: Path
     name: str
-    """The name of its folder."""
+    """The name in the request that loaded it, and the folder of an adapter."""
     family: str
     plugin: str
     info: ModelInfo

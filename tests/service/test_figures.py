@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 import threading
 import time
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +87,26 @@ def test_rows_steps_and_memory_while_it_works(own: Any) -> None:
     own.read(waiting)
     until(lambda: states() == [])
     assert own.client.figures().memory.models[0].rows == 0
+
+
+def test_models_are_told_apart_by_the_names_of_their_requests(
+    make_service: Any, tiny_class: Any, build_tiny: Any, tmp_path: Path, caplog: Any
+) -> None:
+    """Two folders with one base name, in figures, metrics and log."""
+    caplog.set_level(logging.INFO, "mlx_provider")
+    service, client = make_service()
+    names = {str(tmp_path / maker / "model") for maker in ("first", "second")}
+    for name in names:
+        shutil.copytree(build_tiny("qwen3"), name)
+        tiny_class(client, service, name).ask("Hello", max_tokens=2)
+    figures = client.figures()
+    assert {each.model for each in figures.engines} == names
+    assert {each.model for each in figures.memory.models} == names
+    text = client.metrics().decode()
+    for name in names:
+        assert f'mlx_provider_requests{{model="{name}",state="decode"}} 0.0' in text
+        assert f'mlx_provider_model_memory_bytes{{model="{name}",owner="weights"}} ' in text
+        assert f"loaded {name} in" in caplog.text
 
 
 def test_a_miss_has_its_reason_and_no_text(own: Any) -> None:

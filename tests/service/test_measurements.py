@@ -181,7 +181,7 @@ def test_the_log_says_at_load_how_rows_decode(
 ) -> None:
     with caplog.at_level(logging.INFO, "mlx_provider"):
         served = load(folder)
-    assert f"{folder.name}: {decoding(served.status)}, drafts by lookup" in caplog.messages
+    assert f"{folder}: {decoding(served.status)}, drafts by lookup" in caplog.messages
 
 
 # -- the file
