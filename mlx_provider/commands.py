@@ -3,7 +3,7 @@
 | name | what for |
 |---|---|
 | `PluginRegistry` | the plugins in use; `of(context)`: those of a command's `typer.Context` |
-| `DEMOS`, `folder_of`, `checkpoint` | a model by its name: its folder and its files |
+| `DEMOS`, `folder_of`, `full_name`, `checkpoint` | a model by its name: folder, name, files |
 | `context_in_memory` | tokens of context that fit into this machine's memory |
 | `prepare_mlx`, `preload_blas`, `active_blas` | this process, before MLX is imported |
 | `load_model` | a model in this process, with the kernels that an engine would choose |
@@ -45,7 +45,7 @@ from .protocol.options import ModelOptions
 from .protocol.requests import GenerateRequest
 from .registry import PluginRegistry
 from .serving.checkpoint import checkpoint
-from .serving.hub import DEMOS, folder_of
+from .serving.hub import DEMOS, folder_of, full_name
 from .upstream import blas
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ __all__ = [
     "direct",
     "folder_of",
     "free_port",
+    "full_name",
     "gateway_apart",
     "installed_version",
     "load_model",

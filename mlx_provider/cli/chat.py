@@ -34,11 +34,12 @@ def chat(
 ) -> None:
     """Chat with a model. Ctrl-C ends a reply, Ctrl-D the chat."""
     from ..client.connection import connect
+    from ..serving.hub import full_name
 
     images = [image_part(path) for path in image or []]
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     conversation = Conversation(
-        connect(api_base, api_key_of(api_key_file)), model.removeprefix("mlx/"), messages
+        connect(api_base, api_key_of(api_key_file)), full_name(model), messages
     )
     console = Console(highlight=False, soft_wrap=True)
     while (line := _line(console)) is not None:

@@ -28,7 +28,7 @@ def init(
     registry = PluginRegistry.of(context)
     memory = device_memory()
     found = chosen(model, registry, memory, tokens)
-    paths = write_pair(folder, found.served(), force=force)
+    paths = write_pair(folder, found.served(), limited_by=found.limited_by, force=force)
     typer.echo(f"{found.summary}, family {found.family}; {size(memory)} for models")
     typer.echo(f"written: {', '.join(map(str, paths))}")
     where = "" if folder == Path() else f"cd {folder}; "

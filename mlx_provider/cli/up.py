@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,10 +40,11 @@ def up(
     from ..gateway.foreground import Ended
     from ..gateway.kept import Kept
     from ..gateway.standing import start
+    from ..serving.hub import full_name
 
     kept = Kept()
     kept.prepare()
-    model = _absolute(model)
+    model = None if model is None else full_name(model)
     try:
         record = _running(kept, model, tokens, port)
         while record is None:
@@ -93,15 +93,6 @@ def down(
         show_step(
             "login", f"{item.path} starts it again: `mlx-provider down {AT_LOGIN}` removes that"
         )
-
-
-def _absolute(model: str | None) -> str | None:
-    """A folder as an absolute path."""
-    if model is None:
-        return None
-    model = model.removeprefix("mlx/")
-    folder = Path(model).expanduser()
-    return os.fspath(folder.resolve()) if folder.is_dir() else model
 
 
 def _running(kept: Kept, model: str | None, tokens: int | None, port: int | None) -> Record | None:

@@ -32,7 +32,7 @@ class Served:
     name: str
     """The name that clients use."""
     model: str
-    """The part after `mlx/`: a Hub id, a folder, `demo`."""
+    """The part after `mlx/`: a Hub id, the absolute path of a folder, `demo`."""
     context: int
     """Tokens of prompt and answer."""
     output: int

@@ -17,7 +17,6 @@ START = "set -a; . ./.env; set +a; litellm --config config.yaml --host 127.0.0.1
 NOTES = {
     "max_tokens": "of an answer, if a client sets none",
     "timeout": "seconds: a long prompt may take minutes",
-    "max_input_tokens": "the most that fits into this machine's memory",
     "sse_keepalive_ping_interval_seconds": "keep-alive signals during a prefill",
     "cancel_on_disconnect": "ends a request when its client disconnects",
     "custom_provider_map": "replaces the whole list: include your other custom providers",
@@ -26,10 +25,11 @@ NOTES = {
 """Comments in the file, at the first use of each setting."""
 
 
-def config_text(served: Served) -> str:
-    """The file for people: YAML with a few comments."""
+def config_text(served: Served, limited_by: str = "") -> str:
+    """The file for people: YAML with a few comments. `limited_by`: why no longer context is set."""
     head = f"# A LiteLLM proxy for a local model. Start it: {START}"
-    return "\n".join([head, *_noted(_yaml(served_config(served, AGENTS)))]) + "\n"
+    notes = NOTES | {"max_input_tokens": limited_by}
+    return "\n".join([head, *_noted(_yaml(served_config(served, AGENTS)), notes)]) + "\n"
 
 
 def env_text() -> str:
@@ -44,9 +44,9 @@ def env_text() -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_pair(folder: Path, served: Served, *, force: bool) -> list[Path]:
+def write_pair(folder: Path, served: Served, *, limited_by: str, force: bool) -> list[Path]:
     """Write both files, `.env` only for this user. Raises `BadRequest` for a file that exists."""
-    contents = {ENV: env_text(), CONFIG: config_text(served)}
+    contents = {ENV: env_text(), CONFIG: config_text(served, limited_by)}
     paths = [folder / name for name in contents]
     there = [str(path) for path in paths if path.exists() or path.is_symlink()]
     if there and not force:
@@ -84,8 +84,8 @@ def _yaml(value: Mapping[str, Any], indent: str = "") -> list[str]:
     return lines
 
 
-def _noted(lines: list[str]) -> list[str]:
-    left = dict(NOTES)
+def _noted(lines: list[str], notes: Mapping[str, str]) -> list[str]:
+    left = dict(notes)
     return [
         f"{line}  # {note}" if (note := left.pop(line.strip(" -").partition(":")[0], "")) else line
         for line in lines

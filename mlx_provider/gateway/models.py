@@ -12,7 +12,7 @@ from ..families.estimate import Footprint, context_that_fits, footprint, text_fi
 from ..records import Client
 from ..registry import PluginRegistry
 from ..serving.checkpoint import checkpoint
-from ..serving.hub import DEMOS, Outline, cached_models
+from ..serving.hub import DEMOS, Outline, cached_models, full_name
 from .config import Served
 from .recommended import table
 
@@ -31,6 +31,7 @@ MEMORY_SHARE = 0.9
 ANSWER_SHARE = 4
 """The largest fraction (1/n) of a context for one answer."""
 MOST_OUTPUT_TOKENS = 32_000
+MEMORY_LIMITS = "the most that fits into this machine's memory"
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Candidate:
     """A model, and the part of its context that fits into this machine's memory."""
 
     model: str
-    """The part after `mlx/`."""
+    """The part after `mlx/`: a Hub id, the absolute path of a folder, `demo`."""
     weights: int
     """Bytes."""
     context: int
@@ -49,6 +50,8 @@ class Candidate:
     images: bool = False
     thinks: bool = False
     family: str = ""
+    limited_by: str = ""
+    """Why the context is not longer, for people."""
 
     @property
     def fits(self) -> bool:
@@ -105,20 +108,23 @@ def candidate(
     `wanted`: a context that the user has requested. Raises `ModelNotFound`, `UnsupportedModel`,
     `BadRequest`.
     """
-    model = model.removeprefix("mlx/")
+    model = full_name(model)
     found = checkpoint(model)
     family, _ = registry.family_for(found.config)
     need = needs(found)
     own = named_context(text_fields(found.config))
+    limit = wanted or min(own or MOST_CONTEXT_TOKENS, MOST_CONTEXT_TOKENS)
+    context = context_that_fits(need, int(MEMORY_SHARE * memory), limit)
     return Candidate(
         model=model,
         weights=found.weight_bytes,
-        context=_context(model, need, memory, own, wanted),
+        context=context,
         own_context=own,
         here=found.here,
         images="vision_config" in found.config,
         thinks=registry.detect_reasoning_parser(found.chat_template) is not None,
         family=family.name,
+        limited_by=MEMORY_LIMITS if context < limit else _limit_by_choice(limit, own, wanted),
     )
 
 
@@ -130,9 +136,10 @@ def needs(found: Outline) -> Footprint:
         return Footprint(found.weight_bytes, 0, 0)
 
 
-def _context(model: str, need: Footprint, memory: int, own: int | None, wanted: int | None) -> int:
-    limit = min(own or MOST_CONTEXT_TOKENS, MOST_CONTEXT_TOKENS)
-    return context_that_fits(need, int(MEMORY_SHARE * memory), wanted or limit)
+def _limit_by_choice(limit: int, own: int | None, wanted: int | None) -> str:
+    if wanted is not None:
+        return "as --context says"
+    return "the model's own limit" if limit == own else "longer ones take long: --context allows it"
 
 
 def require_prompt_fits(found: Candidate, client: Client) -> None:

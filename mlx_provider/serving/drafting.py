@@ -19,6 +19,7 @@ from ..protocol.options import ModelOptions
 from ..records import Drafter, DraftOptions, LoadedModel, ScoresPrompts, ShowsHidden
 from ..registry import PluginRegistry
 from .folder_check import check_folder
+from .hub import no_folder
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +41,7 @@ def check_drafts(options: ModelOptions) -> None:
     if options.reproducible and (options.drafter not in UNNAMED or options.draft_model):
         raise wrong_option("drafter", "passes of a reproducible model have no room for drafts")
     if options.draft_model is not None and not _folder(options.draft_model).is_dir():
-        summary = f"no folder {options.draft_model!r} on the engine's machine"
-        raise wrong_option("draft_model", summary)
+        raise wrong_option("draft_model", no_folder(options.draft_model))
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,9 @@ def _request(entry: Entry, now: float) -> RequestFigures | None:
     active = entry.active
     if active is None:
         age = now - entry.arrived
-        return RequestFigures(id=entry.id, model=entry.model, state="preparing", age=age, queued=age)
+        return RequestFigures(
+            id=entry.id, model=entry.model, state="preparing", age=age, queued=age
+        )
     request, model = active.request, active.lease.view.weights.name
     state = STATES.get(request.phase)
     if state is None:  # it has ended, and its entry is about to be removed

@@ -45,7 +45,7 @@ def local_folder(model: str, *, repository: bool = False) -> Path | None:
     """Like `folder_of` without a download. `None`: a repository that is not on this machine."""
     if model in DEMOS:
         return Path(__file__).parents[1] / "demo" / DEMOS[model]
-    path = Path(model).expanduser()
+    path = _path(model)
     if model.endswith(GGUF) and path.is_file():
         raise _no_gguf(path.stem)
     if not repository and path.is_dir():
@@ -55,8 +55,31 @@ def local_folder(model: str, *, repository: bool = False) -> Path | None:
             )
         return _of_files(path)
     if not is_repository(model):
-        raise ModelNotFound(f"no folder {model!r} on the engine's machine{known()}", param="model")
+        raise ModelNotFound(no_folder(model) + known(), param="model")
     return _cached(*_repository(model))
+
+
+def full_name(model: str) -> str:
+    """The name by which an engine with another working folder finds the same model."""
+    model = model.removeprefix("mlx/")
+    if model in DEMOS or not _path(model).is_dir():
+        return model
+    return os.fspath(_path(model).resolve())
+
+
+def no_folder(name: str) -> str:
+    """Why a folder was not found: which one, and for a relative path the remedy."""
+    path = _path(name)
+    if path.is_absolute():
+        return f"no folder {path} on the engine's machine"
+    return (
+        f"no folder {name!r} on the engine's machine ({Path.cwd() / path} does not exist): "
+        "give the full path of a folder"
+    )
+
+
+def _path(name: str) -> Path:
+    return Path(os.path.expanduser(name))  # noqa: PTH111 - for an unknown user, `Path` raises
 
 
 def is_repository(model: str) -> bool:
@@ -231,7 +254,7 @@ def known() -> str:
     """The models that a request could name instead."""
     names = sorted(cached_models())
     listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
-    return f"; on this machine: {listed or 'none'}; `demo` always works"
+    return f"; on this machine: {listed or 'none'}; `demo` always works, a folder by its full path"
 
 
 def on_this_machine(model: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from ..errors import wrong_option
 from ..protocol.options import ModelOptions
+from .hub import no_folder
 
 
 @dataclass(frozen=True)
@@ -43,5 +44,5 @@ def _adapter(options: ModelOptions) -> Path | None:
         return None
     folder = Path(options.adapter).expanduser()
     if not folder.is_dir():
-        raise wrong_option("adapter", f"no folder {options.adapter!r} on the engine's machine")
+        raise wrong_option("adapter", no_folder(options.adapter))
     return folder.resolve()

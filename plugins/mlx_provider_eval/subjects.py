@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from mlx_provider.commands import full_name
 from mlx_provider.errors import BadRequest
 
 DEFAULT = "default"
@@ -57,7 +57,7 @@ def values(written: Sequence[str], flag: str) -> dict[str, list[str]]:
 def subjects(models: Sequence[str], options: Named, variables: Named) -> list[Subject]:
     """Every model with every combination of values. Raises `BadRequest` for a wrong option."""
     found = [
-        Subject(_absolute(model), _options(chosen), around)
+        Subject(full_name(model), _options(chosen), around)
         for model in dict.fromkeys(models)
         for around in _combined(variables)
         for chosen in _combined(options)
@@ -109,15 +109,8 @@ def _value(name: str, text: str) -> Any:
     import yaml
 
     if name in FOLDERS:
-        return _absolute(text)
+        return full_name(text)
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
         return text
-
-
-def _absolute(model: str) -> str:
-    """A folder as an absolute path: engine and proxy have their own working folder."""
-    model = model.removeprefix("mlx/")
-    path = Path(model).expanduser()
-    return os.fspath(path.resolve()) if path.is_dir() else model

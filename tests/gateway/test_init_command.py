@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import stat
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from mlx_provider.cli.app import build
 from mlx_provider.gateway.config import AGENTS, Served, served_config
 from mlx_provider.gateway.files import START, config_text, env_text
 from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.hub import folder_of
 
 ASKED = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -81,6 +84,50 @@ def test_nothing_is_overwritten_unless_forced(tmp_path: Path) -> None:
     config = yaml.safe_load((tmp_path / "config.yaml").read_text())
     info = config["model_list"][0]["model_info"]
     assert (info["max_input_tokens"], info["mlx"]) == (8192, {"context_length": 8192})
+
+
+def test_a_folder_is_written_with_its_full_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy starts in another folder than `init`, and the engine in any."""
+    folder = Path(shutil.copytree(folder_of("demo"), tmp_path / "models/model"))
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("models/model", "./models/../models/model", str(folder))):
+        code, told = init(name, "--folder", f"sub{number}")
+        assert code == 0, told
+        config = yaml.safe_load((tmp_path / f"sub{number}/config.yaml").read_text())
+        for entry in config["model_list"]:
+            assert entry["litellm_params"]["model"] == f"mlx/{folder}"
+
+
+@pytest.mark.parametrize(
+    ("own", "memory", "wanted", "reason"),
+    [
+        (65_536, "1G", None, "the model's own limit"),
+        (262_144, "1G", None, "longer ones take long: --context allows it"),
+        (262_144, "120M", None, "the most that fits into this machine's memory"),
+        (262_144, "1G", "20000", "as --context says"),
+    ],
+)
+def test_a_comment_says_why_the_context_is_not_longer(
+    own: int,
+    memory: str,
+    wanted: str | None,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = Path(shutil.copytree(folder_of("demo"), tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["max_position_embeddings"] = own
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.setenv("MLX_PROVIDER_MEMORY_LIMIT", memory)
+    chosen = ("--context", wanted) if wanted else ()
+    code, told = init(str(folder), "--folder", str(tmp_path), *chosen)
+    assert code == 0, told
+    written = (tmp_path / "config.yaml").read_text().splitlines()
+    (line,) = [each for each in written if "max_input_tokens" in each and "#" in each]
+    assert line.endswith(f"# {reason}")
 
 
 def test_what_does_not_fit_is_refused_with_figures(

@@ -12,7 +12,14 @@ import pytest
 from huggingface_hub import constants
 
 from mlx_provider.errors import BadRequest, ModelNotFound
-from mlx_provider.serving.hub import Outline, cached_models, folder_of, local_folder, outline
+from mlx_provider.serving.hub import (
+    Outline,
+    cached_models,
+    folder_of,
+    full_name,
+    local_folder,
+    outline,
+)
 
 KNOWN: dict[str, object] = {}
 """What the Hub on loopback answers, by path."""
@@ -102,10 +109,26 @@ def test_a_repository_that_the_hub_does_not_have(cache: Path, hub: list[str]) ->
     assert hub == ["/api/models/maker/large"]
 
 
-@pytest.mark.parametrize("name", ["/nowhere/at/all", "./nowhere", "~nobody/x", "one/two/three"])
+@pytest.mark.parametrize(
+    "name", ["/nowhere/at/all", "./nowhere", "nowhere", "~nobody/x", "~no_such_user/x", "a/b/c"]
+)
 def test_a_path_that_does_not_exist(name: str) -> None:
-    with pytest.raises(ModelNotFound, match="no folder"):
+    """The error names the folder, and the remedy if it is relative to a folder of the engine."""
+    with pytest.raises(ModelNotFound, match="no folder") as refused:
         folder_of(name)
+    whole = name.startswith(("/", "~nobody"))
+    assert ("give the full path" in refused.value.message) is not whole
+    assert whole or str(Path.cwd() / name) in refused.value.message
+
+
+def test_a_full_name_is_found_from_any_folder(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models/demo").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "models")
+    assert full_name("mlx/./demo") == full_name("../models/demo") == str(tmp_path / "models/demo")
+    for name in ("demo", "maker/small", "nowhere"):
+        assert full_name(f"mlx/{name}") == name
 
 
 def test_what_is_here_is_found_without_a_download(cache: Path, hub: list[str]) -> None:
