@@ -85,6 +85,31 @@ def test_the_table(modules: dict[str, ModuleType], tmp_path: Path) -> None:
     assert "| two (2) | 3 calls |" in text
 
 
+def test_the_file_has_the_form_that_the_command_writes(modules: dict[str, ModuleType]) -> None:
+    """Nobody edits it by hand: each row has the columns of the command, in their order."""
+    table, clients = modules["table"], modules["clients"]
+    text = (EXAMPLE / "CLIENTS.md").read_text(encoding="utf-8")
+    assert text.startswith(table.HEAD)
+    cells = [
+        [
+            re.split(r" (?<!\\)\| ", line.strip("| "))
+            for line in part.splitlines()
+            if line[:1] == "|"
+        ]
+        for part in text.split("\n## ")[1:]
+    ]
+    agents, libraries = cells
+    (prefill,) = re.findall(r"^prefill of (\d+) s$", agents[0][-1])
+    columns = [each.format(prefill=float(prefill)) for each in table.COLUMNS.values()]
+    assert agents[0] == ["client", *columns]
+    assert libraries[0] == ["client", "tool loop"]
+    for head, _, *rows in cells:
+        assert rows
+        assert {len(row) for row in rows} == {len(head)}
+    known = {agent.name for agent in clients.AGENTS}
+    assert {row[0].rpartition(" ")[0] for row in agents[2:]} == known
+
+
 def test_an_unknown_client_is_an_error() -> None:
     command = [sys.executable, str(EXAMPLE), "--client", "Codec"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
