@@ -105,3 +105,19 @@ def _open(path: Path, flags: int) -> int:
 
 def _not_regular(path: Path) -> OSError:
     return OSError(errno.EINVAL, "is no regular file", os.fspath(path))
+
+
+def obstacle(folder: Path, home: Path | None = None) -> str:
+    """What keeps this user from making or writing a folder, with the remedy. Empty: nothing.
+
+    `home`: the home folder, whose variable is the remedy for folders below it.
+    """
+    folder = folder.absolute()
+    nearest = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+        return ""
+    why = "cannot be written to" if nearest.is_dir() else "is not a folder"
+    home = Path(os.path.expanduser("~")) if home is None else home  # noqa: PTH111 - `Path` raises
+    if nearest == home or nearest in home.parents:
+        return f"{nearest} {why}: set HOME to a folder of yours"
+    return f"{nearest} {why}: remove it or make it a folder of yours"

@@ -32,15 +32,17 @@ def chat(
     api_key_file: ApiKeyFile = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Chat with a model. Ctrl-C ends a reply, Ctrl-D the chat."""
+    """Chat with a model. Ctrl-C ends a reply, Ctrl-D the chat, with exit code 1 after an error."""
     from ..client.connection import connect
-    from ..serving.hub import full_name
+    from ..serving.hub import full_name, local_folder
 
     images = [image_part(path) for path in image or []]
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
-    conversation = Conversation(
-        connect(api_base, api_key_of(api_key_file)), full_name(model), messages
-    )
+    model = full_name(model)
+    if api_base is None:
+        local_folder(model)  # an error before the first line is typed
+    conversation = Conversation(connect(api_base, api_key_of(api_key_file)), model, messages)
+    failed = False
     console = Console(highlight=False, soft_wrap=True)
     while (line := _line(console)) is not None:
         if not line.strip():
@@ -49,11 +51,14 @@ def chat(
         try:
             conversation.say([*images, text] if images else line, console)
         except MLXProviderError as error:
-            if not sys.stdin.isatty():
+            if not is_terminal():
                 raise
             console.print(Text(f"error: {error.message}", style="red"))
+            failed = True
         else:
-            images = []
+            images, failed = [], False
+    if failed:
+        raise typer.Exit(1)
 
 
 class Conversation:
@@ -135,6 +140,10 @@ def image_part(path: Path) -> Message:
 
 def _line(console: Console) -> str | None:
     try:
-        return console.input("[bold]> [/bold]" if sys.stdin.isatty() else "")
+        return console.input("[bold]> [/bold]" if is_terminal() else "")
     except (EOFError, KeyboardInterrupt):
         return None
+
+
+def is_terminal() -> bool:
+    return sys.stdin.isatty()

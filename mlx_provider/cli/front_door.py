@@ -14,6 +14,8 @@ from ..errors import MLXProviderError
 from ..registry import PluginRegistry
 
 MOST_NAMES = 5
+WIDTH = 44
+"""Characters of the longest command below `next`."""
 
 
 def show(registry: PluginRegistry) -> None:
@@ -31,7 +33,7 @@ def show(registry: PluginRegistry) -> None:
     _recommend(console)
     console.print(Text("\nnext", style="bold"))
     for command, summary in _next(here, missing):
-        console.print(Text(f"  {command:<34}"), Text(summary, style="dim"), sep="")
+        console.print(Text(f"  {command:<{WIDTH}}"), Text(summary, style="dim"))
 
 
 def _clients(registry: PluginRegistry) -> tuple[list[str], list[str]]:

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from ..client.runtime_folder import EngineLock, holder, is_held
 from ..config import state_folder
 from ..errors import EngineUnavailable
-from ..safe_open import open_own, read_own, replace_own
+from ..safe_open import obstacle, open_own, read_own, replace_own
 from .config import Served
 from .proxy import master_key
 
@@ -147,4 +147,6 @@ class Kept:
 
 
 def _unusable(path: Path, error: OSError) -> EngineUnavailable:
-    return EngineUnavailable(f"{path} cannot be used ({error.strerror}): remove it")
+    why = obstacle(path.parent)
+    told = f": {why}" if why else f" ({error.strerror}): remove it"
+    return EngineUnavailable(f"{path} cannot be used{told}")

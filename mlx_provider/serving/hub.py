@@ -217,7 +217,10 @@ def _answer(repo: str, address: str) -> httpx.Response:
     import httpx
     from huggingface_hub import get_token
 
-    token = get_token()
+    try:
+        token = get_token()
+    except OSError:  # a file that this user cannot read
+        token = None
     headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
         answer = httpx.get(address, headers=headers, timeout=REACH, follow_redirects=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, ModelNotFound
+from ..safe_open import obstacle
 from .hub import (
     DEMOS,
     GGUF,
@@ -121,6 +122,8 @@ def remove(model: str) -> int:
 def _scanned() -> HFCacheInfo:
     from huggingface_hub import scan_cache_dir
 
+    if not cache_root().is_dir() and (why := obstacle(cache_root())):
+        raise BadRequest(f"the Hub cache {cache_root()} cannot be used: {why}")
     cache_root().mkdir(parents=True, exist_ok=True)
     return scan_cache_dir(cache_root())
 

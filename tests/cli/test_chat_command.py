@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from mlx_provider.cli.app import build
 from mlx_provider.cli.chat import Conversation
 from mlx_provider.client.in_process import InProcessClient
-from mlx_provider.errors import ContextTooLong, RequestFailed
+from mlx_provider.errors import BadRequest, ContextTooLong, ModelNotFound, RequestFailed
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.events import (
     Accepted,
@@ -112,6 +112,28 @@ def test_a_tool_call_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     shown, _ = talk(monkeypatch, Scripted([*call, *END]), "roll\n")
     assert 'roll {"sides": 6}' in shown
+
+
+@pytest.mark.parametrize("name", ["nosuch", "./nosuch", "small.gguf"])
+def test_a_model_that_does_not_exist_is_an_error_before_the_first_line(
+    monkeypatch: pytest.MonkeyPatch, name: str, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.gguf").touch()
+    service = Scripted()
+    _, error = talk(monkeypatch, service, "", name)
+    assert isinstance(error, ModelNotFound | BadRequest)
+    assert service.requests == []
+
+
+def test_a_chat_in_a_terminal_goes_on_after_an_error_and_reports_it_at_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mlx_provider.cli.chat.is_terminal", lambda: True)
+    for scripts, code in (([ContextTooLong("no"), END], None), ([END, ContextTooLong("no")], 1)):
+        shown, error = talk(monkeypatch, Scripted(*scripts), "hello\nagain\n")
+        assert "error: no" in shown
+        assert getattr(error, "code", None) == code
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,21 @@ def test_metrics_keep_what_is_no_metric_from_standard_output(tmp_path: Path) -> 
     assert done.stderr == TOLD.format(tmp_path / "none")
 
 
+@pytest.mark.parametrize("words", ["list", "down", "pull maker/model"])
+def test_a_home_that_is_a_file_is_named_with_its_remedy(words: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.touch()
+    own = {**os.environ, **NO_PLUGINS, "HOME": str(home), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "XDG_STATE_HOME", "HF_HUB_OFFLINE"):
+        own.pop(name, None)
+    command = [sys.executable, "-c", RUN, *words.split()]
+    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    wanted = "the Hub is out of reach" if "pull" in words else f"{home} is not a folder: set HOME"
+    assert wanted in line
+
+
 def test_there_is_no_log_of_an_engine_that_never_ran(tmp_path: Path) -> None:
     done = run(tmp_path / "none", "engine", "logs")
     assert (done.exit_code, done.stdout) == (3, TOLD.format(tmp_path / "none"))
