@@ -64,9 +64,9 @@ def _one_kind(asked: dict[str, bool]) -> Kind:
 
 def _next_steps(name: str, module: str) -> tuple[tuple[str, str], ...]:
     return (
+        ("pip install -e . 'mlx-provider[testing]'", "the engine finds it; brings pytest"),
         ("pytest", "its tests pass as it is"),
         (f"$EDITOR {module}/__init__.py", "make it yours"),
-        ("pip install -e .", "the engine finds it"),
         ("mlx-provider plugins", "what it brings, or why it is off"),
         ("python try_it.py", "a served answer"),
         (f"pytest --mlx-conformance {name}", "what every plugin of its kind must do"),
