@@ -19,20 +19,37 @@ EVERY = 10.0
 UNNOTICED = 1.5
 """Seconds that the main thread may leave a signal unhandled. Python runs handlers between its own
 instructions, so a long call into MLX or BLAS delays them."""
-SHOWN = 4
-"""Most functions that a report names."""
+
+
+class Progress:
+    """Reports what a command does, and repeats it while nothing new is reported."""
+
+    def __init__(self, tell: Callable[[str], None] | None) -> None:
+        """`tell` gets each line; `None`: the caller shows its progress itself."""
+        self._tell = tell
+        self._began = time.monotonic()
+        self._what = "running"
+
+    def report(self, what: str) -> None:
+        """What begins now, or a figure that was measured."""
+        self._what = what
+        if self._tell is not None:
+            self._tell(f"{time.monotonic() - self._began:5.0f} s  {what}")
+
+    def repeat(self, every: float, done: threading.Event) -> None:
+        while self._tell is not None and not done.wait(every):
+            self._tell(f"{time.monotonic() - self._began:5.0f} s  ... {self._what}")
 
 
 @contextmanager
 def long_command(
-    package: str, tell: Callable[[str], None] | None, *, every: float | None = None
-) -> Iterator[None]:
+    tell: Callable[[str], None] | None, *, every: float | None = None
+) -> Iterator[Progress]:
     """Run the block in the main thread. Signals of `PASSED_ON` raise `Ended` there, once.
 
     Later signals are ignored, so that a second Ctrl-C does not interrupt the clean-up. If the main
-    thread does not handle the first one, the process exits without a clean-up. `tell` gets one line
-    every `every` seconds (unset: `EVERY`), with the running functions of `package`; `None`: the
-    caller shows progress itself.
+    thread does not handle the first one, the process exits without a clean-up. `tell` gets the
+    lines of the progress, one at least every `every` seconds (unset: `EVERY`).
     """
     noticed, done = threading.Event(), threading.Event()
 
@@ -48,12 +65,10 @@ def long_command(
     before = {number: signal.signal(number, end) for number in PASSED_ON}
     wakeup = signal.set_wakeup_fd(sink.fileno(), warn_on_full_buffer=False)
     threading.Thread(target=_watch, args=(received, noticed), daemon=True).start()
-    if tell is not None:
-        threading.Thread(
-            target=_pulse, args=(package, tell, every or EVERY, done), daemon=True
-        ).start()
+    progress = Progress(tell)
+    threading.Thread(target=progress.repeat, args=(every or EVERY, done), daemon=True).start()
     try:
-        yield
+        yield progress
     finally:
         done.set()
         signal.set_wakeup_fd(wakeup)
@@ -69,20 +84,3 @@ def _watch(received: socket.socket, noticed: threading.Event) -> None:
         while numbers := received.recv(1):
             if numbers[0] in PASSED_ON and not noticed.wait(UNNOTICED):
                 os._exit(128 + numbers[0])
-
-
-def _pulse(package: str, tell: Callable[[str], None], every: float, done: threading.Event) -> None:
-    begun = time.monotonic()
-    while not done.wait(every):
-        tell(f"running for {time.monotonic() - begun:.0f} s: {_place(package)}")
-
-
-def _place(package: str) -> str:
-    """The innermost functions of the package in the main thread, outermost first."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 (documented)
-    names: list[str] = []
-    while frame is not None and len(names) < SHOWN:
-        if str(frame.f_globals.get("__name__", "")).startswith(package):
-            names.append(frame.f_code.co_name.strip("_<>"))
-        frame = frame.f_back
-    return " > ".join(reversed(names)) or "starting"

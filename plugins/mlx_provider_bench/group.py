@@ -13,6 +13,9 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
+PROGRESS = "progress"
+"""Name of the function in a command's `context.meta` that reports what is measured."""
+
 
 class LongGroup(TyperGroup):
     """Commands that take minutes: they show progress, and end soon after a signal."""
@@ -22,7 +25,8 @@ class LongGroup(TyperGroup):
         from mlx_provider.commands import Ended, long_command
 
         try:
-            with long_command(__package__, partial(typer.echo, err=True)):
+            with long_command(partial(typer.echo, err=True)) as progress:
+                ctx.meta[PROGRESS] = progress.report
                 return super().invoke(ctx)
         except Ended as ended:
             raise typer.Exit(128 + ended.number) from None

@@ -8,7 +8,7 @@ computes them and asks for one token, the second finds them in the prefix cache 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -16,8 +16,7 @@ from statistics import median
 from mlx_provider.commands import folder_of
 
 from .compare.asking import ORDER, document
-from .compare.progress import say
-from .report import Result, print_rows, surroundings
+from .report import Result, print_rows, shown, surroundings
 from .servers.client import Answer, Client, Messages
 from .servers.processes import OURS, running
 
@@ -39,30 +38,43 @@ class Plan:
     """Tokens of an answer at most."""
 
 
-def bench(plan: Plan) -> Result:
-    """Run the plan; JSON-able. A table goes to stderr.
+def bench(plan: Plan, report: Callable[[str], None]) -> Result:
+    """Run the plan; JSON-able. `report` gets what is measured and each figure; a table goes to
+    stderr.
 
     Raises `ModelNotFound`, `BadRequest`, `EngineUnavailable`, or `RequestFailed` if the model
     cannot be loaded. A row that the engine refuses has the reason in `failed`.
     """
     folder = folder_of(plan.model)
     result = surroundings("of the checkpoint") | {"model": plan.model, "rows": []}
+    total = len(plan.streams) * len(plan.prompts)
+    report(f"an engine starts, loads {plan.model} and times its passes on this device")
     with (
         tempfile.TemporaryDirectory() as scratch,
         running(OURS, folder, Path(scratch) / "engine.log") as server,
     ):
         client = Client(server)
-        say(f"loading {plan.model}")
         per_word = client.ask(question("sample", SAMPLE), 1).prompt / SAMPLE
         for count in plan.streams:
+            report(f"streams: {count}; a short reply compiles kernels and is not measured")
             client.ask_together(questions("warming", count, SAMPLE), WARMING)
             for tokens in plan.prompts:
-                say(f"prompts of {tokens} tokens, streams: {count}")
+                which = f"{len(result['rows']) + 1} of {total}"
+                report(f"{which}: streams: {count}, prompts of {tokens:,} tokens")
                 asked = questions(f"{tokens}", count, round(tokens / per_word))
-                result["rows"].append(row(client, asked, tokens, plan.reply))
+                found = row(client, asked, tokens, plan.reply)
+                report(f"{which}: {_figures(found)}")
+                result["rows"].append(found)
         client.close()
     print_rows(f"{plan.model}, {result['device']}", _TABLE, result["rows"])
     return result
+
+
+def _figures(row: Result) -> str:
+    if why := row.get("failed"):
+        return f"refused: {why}"
+    known = {name: row[key] for name, key in list(_TABLE.items())[2:] if row.get(key) is not None}
+    return ", ".join(f"{name}: {shown(value)}" for name, value in known.items())
 
 
 def row(client: Client, asked: Sequence[Messages], tokens: int, reply: int) -> Result:

@@ -9,7 +9,7 @@ answer shows as such.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -85,30 +85,42 @@ class Subject:
         return [tiny_image(asked.image, asked.image_edge, asked.image_edge)]
 
 
-def bench(plan: Plan) -> Result:
-    """Run the plan; JSON-able. Tables go to stderr."""
+Report = Callable[[str], None]
+
+
+def bench(plan: Plan, report: Report) -> Result:
+    """Run the plan; JSON-able. `report` gets what is measured and each figure; tables go to
+    stderr."""
     result = surroundings(plan.dtype) | {"hidden": plan.hidden, "layers": plan.layers}
-    result |= _models(plan)
+    result |= _models(plan, report)
     _print(result)
     return result
 
 
-def _models(plan: Plan) -> Result:
+def _models(plan: Plan, report: Report) -> Result:
     found: Result = {"models": {}, "ttft": [], "conversation": []}
     known = VARIANTS if plan.model is None else (plan.model.name,)
+    lengths = [(v, size) for v in plan.variants for size in plan.sizes if "ttft" in plan.parts]
     for variant in (v for v in known if v in {*plan.variants, *plan.talk}):
         name, _, image = variant.partition("+")
+        report(f"{variant}: the model is made and tried")
         with tempfile.TemporaryDirectory() as scratch:
             folder = plan.model or write_model(
                 Path(scratch) / name, name, plan.dtype, plan.hidden, plan.layers
             )
             subject = Subject(load_model(folder, plan.dtype), bool(image))
             found["models"][name] = size_of(subject.model)
-            if "ttft" in plan.parts and variant in plan.variants:
-                for size in plan.sizes:
-                    found["ttft"].append(_first_tokens(subject, variant, size))
+            for size in (size for v, size in lengths if v == variant):
+                which = f"{len(found['ttft']) + 1} of {len(lengths)}"
+                report(f"{which}: {variant}, prompts of {size:,} tokens: cold, then repeated")
+                row = _first_tokens(subject, variant, size)
+                found["ttft"].append(row)
+                report(
+                    f"{which}: first token after {row['cold_seconds']:.3g} s cold, "
+                    f"{row['repeat_seconds']:.3g} s repeated; equal answers: {row['same_tokens']}"
+                )
             if "conversation" in plan.parts and variant in plan.talk:
-                found["conversation"].append(_conversation(subject, variant, plan))
+                found["conversation"].append(_conversation(subject, variant, plan, report))
     return found
 
 
@@ -211,7 +223,7 @@ def _speedup(ratio: float, tokens: int) -> object:
     return against(ratio, SPEEDUP_TARGET, at_least=True)
 
 
-def _conversation(subject: Subject, variant: str, plan: Plan) -> Result:
+def _conversation(subject: Subject, variant: str, plan: Plan, report: Report) -> Result:
     """Turns over one document, each also asked cold."""
     asked = Asked(
         document(subject.model, plan.talk_document, seed=3),
@@ -220,8 +232,10 @@ def _conversation(subject: Subject, variant: str, plan: Plan) -> Result:
     )
     turns = []
     for turn in range(plan.turns):
+        report(f"conversation of {variant}: turn {turn + 1} of {plan.turns}")
         cached, cold = (subject.ask(side, asked) for side in (subject.warm, subject.cold))
         turns.append((cached, cold))
+        report(f"first token after {cold.first:.3g} s cold, {cached.first:.3g} s with the cache")
         reply = subject.model.tokenizer.decode(cold.tokens)
         asked = asked.followed_by(reply, f"And what about the square, in turn {turn + 2}?")
     later = turns[1:]

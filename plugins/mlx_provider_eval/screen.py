@@ -42,7 +42,7 @@ def ending() -> Iterator[Screen]:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     tell = None if console.is_terminal else console.print  # a terminal shows the progress bar
     try:
-        with long_command(__package__, tell):
+        with long_command(tell):
             yield Screen(console)
     except Ended as ended:
         raise typer.Exit(128 + ended.number) from None

@@ -14,7 +14,9 @@ from mlx_provider_bench.model_speed import row
 from mlx_provider_bench.servers.client import Answer
 
 
-def test_a_row_for_each_length_and_number_of_streams(bench: Callable[..., dict[str, Any]]) -> None:
+def test_a_row_for_each_length_and_number_of_streams(
+    bench: Callable[..., dict[str, Any]], capfd: pytest.CaptureFixture[str]
+) -> None:
     lengths = ("--prompt", "60", "--prompt", "90000")
     result = bench("demo", "--streams", "1", "--streams", "2", *lengths, "--reply", "4")
     one, long, two, _ = result["rows"]
@@ -27,6 +29,11 @@ def test_a_row_for_each_length_and_number_of_streams(bench: Callable[..., dict[s
         assert each["first_token"] > 0
         assert each["rate"] == pytest.approx(each["pace"] * each["streams"], rel=0.9)
     assert "prompt is too long" in long["failed"]
+    told = capfd.readouterr().err
+    for number, streams, prompt in ((1, 1, "60"), (2, 1, "90,000"), (3, 2, "60"), (4, 2, "90,000")):
+        assert f"{number} of 4: streams: {streams}, prompts of {prompt} tokens" in told
+    assert "1 of 4: first token, s: " in told
+    assert "2 of 4: refused: " in told
 
 
 class Scripted:

@@ -74,4 +74,6 @@ def test_a_wrong_reuse_shows(subject: Subject, monkeypatch: pytest.MonkeyPatch) 
 def test_documents_differ_by_seed_alone(subject: Subject) -> None:
     first, again, other = (document(subject.model, 100, seed) for seed in (1, 1, 2))
     assert first == again != other
-    assert abs(len(subject.model.tokenizer.encode(first, special=False)) - 100) < 5
+    for tokens in (100, 16_384):
+        text = document(subject.model, tokens, 3)
+        assert abs(len(subject.model.tokenizer.encode(text, special=False)) - tokens) < 5

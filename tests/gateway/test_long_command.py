@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ LIMIT = 60
 DEAF = """
 import ctypes
 from mlx_provider.gateway.long_command import long_command
-with long_command("of_nobody", None):
+with long_command(None):
     ctypes.CDLL(None).system(b"echo deaf; exec cat")
 """
 """The main thread stays in one call of C."""
@@ -28,32 +29,38 @@ from mlx_provider.gateway import long_command
 long_command.EVERY = 0.2
 main()
 """
-PART = ("bench", "engine", "--part", "decode", "--hidden", "64", "--layers", "2")
+PART = (
+    "bench",
+    "prefix",
+    "--variant",
+    "llama",
+    "--part",
+    "ttft",
+    "--hidden",
+    "64",
+    "--layers",
+    "2",
+)
 
 
 def test_a_signal_passes_what_holds_back_errors() -> None:
-    with pytest.raises(Ended), long_command("of_nobody", None), Isolation():
+    with pytest.raises(Ended), long_command(None), Isolation():
         signal.raise_signal(signal.SIGTERM)
 
 
-def test_a_sign_of_life_names_what_runs() -> None:
+def test_what_runs_is_reported_and_repeated() -> None:
     lines: queue.Queue[str] = queue.Queue()
-
-    def measuring() -> str:
-        line = ""
-        for _ in range(1000):  # the first may have been written before this was called
-            line = lines.get(timeout=LIMIT)
-            if line.endswith("> measuring"):
-                break
-        return line
-
-    with long_command(__name__, lines.put, every=0.01):
-        assert measuring().endswith("s: test_a_sign_of_life_names_what_runs > measuring")
+    with long_command(lines.put, every=0.01) as progress:
+        progress.report("1 of 2: decoding")
+        told = [lines.get(timeout=LIMIT)]
+        while "... 1 of 2" not in told[-1]:
+            told.append(lines.get(timeout=LIMIT))
+    assert any(re.fullmatch(r" *\d+ s  1 of 2: decoding", line) for line in told)
 
 
 def test_handlers_are_put_back() -> None:
     before = [signal.getsignal(number) for number in PASSED_ON]
-    with long_command("of_nobody", None):
+    with long_command(None):
         assert signal.getsignal(signal.SIGTERM) not in before
     assert [signal.getsignal(number) for number in PASSED_ON] == before
     assert signal.set_wakeup_fd(-1) == -1
@@ -77,7 +84,7 @@ def test_a_benchmark_that_computes_ends() -> None:
         assert process.stderr is not None
         try:
             for line in process.stderr:
-                if "> seconds_of_step" in line:
+                if "... 1 of 3: llama, prompts of 1,024 tokens" in line:
                     break
             process.send_signal(signal.SIGTERM)
             told = process.communicate(timeout=LIMIT)[1]

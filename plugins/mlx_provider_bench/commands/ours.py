@@ -8,11 +8,13 @@ from typing import Annotated
 
 import typer
 
+from ..group import PROGRESS
 from . import running
 from .options import Dtype, Hidden, Layers
 
 
 def speed(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="A folder, a Hub repository, or demo.")],
     streams: Annotated[
         list[int] | None,
@@ -29,7 +31,7 @@ def speed(
     from ..model_speed import Plan, bench
 
     plan = Plan(model, streams or Plan.streams, prompt or Plan.prompts, reply)
-    running.print_result(bench(plan))
+    running.print_result(bench(plan, context.meta[PROGRESS]))
 
 
 class EnginePart(StrEnum):
@@ -62,6 +64,7 @@ class PrefixPart(StrEnum):
 
 
 def prefix(
+    context: typer.Context,
     part: Annotated[
         list[PrefixPart] | None, typer.Option(help="Repeat for several; all by default.")
     ] = None,
@@ -106,6 +109,7 @@ def prefix(
                 talk_document=document,
                 turns=turns,
                 parts=[p.value for p in part or list(PrefixPart)],
-            )
+            ),
+            context.meta[PROGRESS],
         )
     )

@@ -182,6 +182,9 @@ def _speak_ascii(folder: Path) -> None:
 def document(model: LoadedModel, tokens: int, seed: int) -> str:
     """Words that take about `tokens` tokens; another text for another seed."""
     dice = random.Random(seed)  # noqa: S311
-    text = " ".join(dice.choice(WORDS) for _ in range(tokens + 16))
-    ids: Sequence[int] = model.tokenizer.encode(text, special=False)[:tokens]
-    return model.tokenizer.decode(ids).strip()
+    encode = model.tokenizer.encode
+    per_word = len(encode(" ".join(WORDS), special=False)) / len(WORDS)
+    # not many more words than needed: a text beyond the model's context is refused
+    words = int(1.02 * tokens / per_word) + 16
+    ids: Sequence[int] = encode(" ".join(dice.choice(WORDS) for _ in range(words)), special=False)
+    return model.tokenizer.decode(ids[:tokens]).strip()
