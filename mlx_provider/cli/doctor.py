@@ -41,7 +41,7 @@ def doctor(
 
     registry = PluginRegistry.of(context)
     subject = Subject(model, offline=offline, discover=lambda environ: registry)
-    with Console(stderr=True).status("looking around ..."):
+    with Console(stderr=True).status("checking ..."):
         found = by_severity(examine(subject, thorough=not quick))
     if as_json:
         typer.echo(json.dumps(in_json(found, model=model, version=__version__), indent=2))

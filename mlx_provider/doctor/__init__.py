@@ -3,7 +3,7 @@
     from mlx_provider.doctor import Subject, examine
     for finding in examine(Subject("mlx-community/some-model"), thorough=False): ...
 
-Every check is a function from a `Subject` to `Finding`s; `base_checks` and `mlx_checks` list them.
+Every check is a function from a `Subject` to `Finding`s; `examination` lists them.
 Checks change nothing, and use the network only for a model that is not on this machine.
 """
 

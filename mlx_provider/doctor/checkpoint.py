@@ -1,4 +1,4 @@
-"""A model's files, and whether its weights and a conversation fit into memory."""
+"""A model's files, memory and plugins."""
 
 from __future__ import annotations
 
@@ -79,6 +79,43 @@ def memory(subject: Subject) -> Iterator[Finding]:
             f"the model's own context is {own:,} tokens: coding agents need {AGENT:,} and more"
         )
         yield Finding("model.context", "note", summary)
+
+
+def family(subject: Subject) -> Iterator[Finding]:
+    """The family that serves the model. Raises `UnsupportedModel`."""
+    if not subject.config:
+        return
+    found, plugin = subject.registry.family_for(subject.config)
+    summary = (
+        f"family {found.name} of plugin {plugin.name} serves {subject.config.get('model_type')}"
+    )
+    yield Finding("model.family", "ok", summary)
+    rivals = subject.registry.rivals(subject.config)
+    if rivals:
+        remedy = "uninstall one, or name the plugins that you want in MLX_PROVIDER_PLUGINS"
+        yield Finding("model.family_claims", "warn", rivals, remedy)
+
+
+def parsers(subject: Subject) -> Iterator[Finding]:
+    """The formats in which the model writes calls and thoughts."""
+    formats = subject.formats
+    if formats is None:
+        return
+    if formats.template is None:
+        summary = "the model has no chat template: only text completions are of use"
+        remedy = "put the chat_template.jinja of the model's maker into its folder"
+        yield Finding("model.formats", "fail", summary, remedy)
+        return
+    if formats.tool_parser is None:
+        general = formats.any_parser.name if formats.any_parser else "nobody"
+        summary = f"the chat template shows no known tool format: calls are read by {general}"
+        remedy = "name one with model_info.mlx.tool_parser (`mlx-provider plugins` lists them)"
+        yield Finding("model.tool_parser", "warn", summary, remedy)
+    else:
+        yield Finding("model.tool_parser", "ok", f"calls are read as {formats.tool_parser.name}")
+    thoughts = formats.reasoning_parser
+    summary = "the model shows no thoughts" if thoughts is None else f"thoughts are {thoughts.name}"
+    yield Finding("model.reasoning_parser", "ok", summary)
 
 
 def expected(subject: Subject) -> Footprint:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,14 +16,17 @@ from ..errors import BadRequest, EngineUnavailable
 from ..gateway.models import size
 from ..protocol.options import ModelOptions
 from ..registry.discovery import SELECTION
+from ..safe_open import obstacle
 from ..serving.drafting import UNNAMED
 from ..serving.grants import read_grants
 from ..serving.hub import cache_root
-from .findings import Finding
+from .findings import Finding, State
 from .subject import Subject
 
 LEAST_BYTES = 4 * 10**9
 """Bytes below which no useful model fits."""
+SPARE_BYTES, LOG_BYTES = 10**9, 10**7
+"""Free bytes below which a disk is almost full, and below which an engine cannot run."""
 OTHER_VARIABLES = (SELECTION, TRANSPORT, PREFIX + "RUNTIME_DIR", PREFIX + "API_KEY")
 VARIABLES = frozenset([*(PREFIX + name.upper() for name in SETTINGS), *OTHER_VARIABLES])
 
@@ -95,41 +97,58 @@ def runtime_folder(subject: Subject) -> Iterator[Finding]:
         what, _, remedy = error.message.rpartition(": ")
         yield Finding("runtime.folder", "fail", what, remedy)
         return
-    summary = f"{folder} is this user's alone" if there else f"{folder} will be made"
-    yield Finding("runtime.folder", "ok", summary)
+    free = _free(folder)
+    if free < LOG_BYTES:
+        summary = f"{folder}: only {size(free)} are free for sockets and the engine's log"
+        remedy = f"free some, or set {PREFIX}RUNTIME_DIR to a folder on another disk"
+        yield Finding("runtime.folder", "fail", summary, remedy)
+    else:
+        summary = f"{folder} is this user's alone" if there else f"{folder} will be made"
+        yield Finding("runtime.folder", "ok", summary)
 
 
 def disk_tier(subject: Subject) -> Iterator[Finding]:
+    """The folder of the prefix cache on disk: it can be written, and has space."""
     chosen, wanted = subject.settings.disk_cache, subject.settings.disk_cache_bytes
     if chosen is None or wanted == 0:
         summary = "the prefix cache is not kept on disk"
         yield Finding("disk.prefix_cache", "note", summary)
         return
-    place = _nearest(chosen)
-    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
-        remedy = f"make it a folder of yours, or set {PREFIX}DISK_CACHE to another"
-        yield Finding("disk.prefix_cache", "fail", f"{chosen} cannot be written to", remedy)
+    if why := obstacle(chosen, subject.home):
+        what, _, remedy = why.rpartition(": ")
+        summary = f"no prefixes are kept in {chosen}: {what}"
+        remedy = f"{remedy}, or set {PREFIX}DISK_CACHE to another folder"
+        yield Finding("disk.prefix_cache", "fail", summary, remedy)
         return
-    free, kept, most = shutil.disk_usage(place).free, held(chosen), disk_limit(chosen, wanted)
-    summary = f"{chosen}: prefixes take {size(kept)} of {size(most)}, {size(free)} are free"
-    if free < most - kept:
-        remedy = f"free some, or lower {PREFIX}DISK_CACHE_BYTES"
+    free, used, most = _free(chosen), held(chosen), disk_limit(chosen, wanted)
+    summary = f"{chosen}: prefixes take {size(used)} of {size(most)}, {size(free)} are free"
+    if free < max(most - used, SPARE_BYTES):
+        remedy = f"free some, or lower {PREFIX}DISK_CACHE_BYTES (0: no cache on disk)"
         yield Finding("disk.prefix_cache", "warn", summary, remedy)
     else:
         yield Finding("disk.prefix_cache", "ok", summary)
 
 
 def download(subject: Subject) -> Iterator[Finding]:
-    if subject.outline is None:
+    """The Hub cache: it can be written, and has space for the model or for any."""
+    if subject.folder is not None:
         return
-    needed, place = subject.outline.weight_bytes, _nearest(cache_root())
-    free = shutil.disk_usage(place).free
-    summary = f"{subject.model} takes {size(needed)} to download, {size(free)} are free"
-    if free < needed:
-        remedy = "free some, or set HF_HUB_CACHE to a larger disk"
-        yield Finding("disk.download", "fail", summary, remedy)
+    root, remedy = cache_root(), "free some, or set HF_HUB_CACHE to a folder on a larger disk"
+    if why := obstacle(root, subject.home):
+        what, _, remedy = why.rpartition(": ")
+        yield Finding(
+            "disk.models", "warn", f"no model can be downloaded to {root}: {what}", remedy
+        )
+        return
+    free = _free(root)
+    summary = f"{root}: {size(free)} are free for models"
+    if subject.outline is not None:
+        needed = subject.outline.weight_bytes
+        state: State = "fail" if free < needed else "ok"
+        summary += f", {subject.model} takes {size(needed)}"
     else:
-        yield Finding("disk.download", "ok", summary)
+        state = "warn" if free < LEAST_BYTES else "ok"
+    yield Finding("disk.models", state, summary, "" if state == "ok" else remedy)
 
 
 def owners_file(subject: Subject) -> Iterator[Finding]:
@@ -143,7 +162,7 @@ def owners_file(subject: Subject) -> Iterator[Finding]:
         remedy = "correct the file: a table of model_info.mlx options per model"
         yield Finding("settings.models_file", "fail", error.message, remedy)
         return
-    strange = [each for name, own in granted.items() for each in _strange(subject, name, own)]
+    strange = [each for name, own in granted.items() for each in strange_names(subject, name, own)]
     for summary in strange:
         remedy = "name one that `mlx-provider plugins` lists, or install its plugin"
         yield Finding("settings.models_file", "fail", f"{file}: {summary}", remedy)
@@ -151,7 +170,31 @@ def owners_file(subject: Subject) -> Iterator[Finding]:
         yield Finding("settings.models_file", "ok", f"{file}: {len(granted)} models")
 
 
-def _strange(subject: Subject, model: str, options: ModelOptions) -> Iterator[str]:
+def plugins(subject: Subject) -> Iterator[Finding]:
+    """Working plugins, broken plugins, and their notes."""
+    known = subject.registry.plugins
+    for plugin in known:
+        if plugin.error is not None:
+            summary = f"plugin {plugin.name} is off: {plugin.error}"
+            yield Finding(f"plugins.{plugin.name}", "fail", summary, _remedy(plugin.distribution))
+        for note in plugin.notes:
+            remedy = "see `mlx-provider plugins`; update the plugin or leave it out"
+            yield Finding(f"plugins.{plugin.name}", "warn", f"{plugin.name}: {note}", remedy)
+    working = ", ".join(plugin.name for plugin in known if plugin.error is None)
+    if working:
+        yield Finding("plugins.working", "ok", working)
+    else:
+        remedy = "unset MLX_PROVIDER_PLUGINS, or install mlx-provider anew"
+        yield Finding("plugins.working", "fail", "no plugin works: nothing is served", remedy)
+
+
+def _remedy(distribution: str) -> str:
+    if not distribution:
+        return "take it out of MLX_PROVIDER_PLUGINS, or install it"
+    return f"pip install --upgrade {distribution}, or pip uninstall {distribution}"
+
+
+def strange_names(subject: Subject, model: str, options: ModelOptions) -> Iterator[str]:
     """Parsers and drafters that the owner names for a model, but no plugin has."""
     registry = subject.registry
     for named, find in (
@@ -166,6 +209,8 @@ def _strange(subject: Subject, model: str, options: ModelOptions) -> Iterator[st
             yield f"{model}: {error.message}"
 
 
-def _nearest(folder: Path) -> Path:
+def _free(folder: Path) -> int:
+    """Free bytes of the disk on which a folder is, or will be made."""
     path = folder.expanduser().absolute()
-    return next(each for each in (path, *path.parents) if each.exists())
+    nearest = next(each for each in (path, *path.parents) if each.exists())
+    return shutil.disk_usage(nearest).free

@@ -17,8 +17,7 @@ from ..errors import EngineUnavailable
 from ..gateway.config import proxy_config, write_config
 from ..gateway.proxy import Proxy, start_proxy
 from ..protocol.health import JOINED, Health, ModelStatus
-from ..serving.decoding_text import decoding
-from . import speculation
+from . import speed
 from .findings import Finding
 from .subject import Subject
 
@@ -53,18 +52,15 @@ def told_of(health: Health | None, subject: Subject) -> Iterator[Finding]:
     models = health.models if health else []
     served = [each for each in models if each.model == subject.served_name]
     for status in served[-1:]:
-        yield Finding("served.decoding", "ok", decoding(status))
         yield _drafter(status, subject)
         for note in status.notes:
             yield Finding("served.notes", "note", note)
 
 
 def _drafter(status: ModelStatus, subject: Subject) -> Finding:
-    summary = (
-        f"guesses ahead come from {status.drafter}" if status.drafter else "nobody guesses ahead"
-    )
+    summary = f"drafts come from {status.drafter}" if status.drafter else "there are no drafts"
     drafters = map(subject.registry.drafters.get, status.drafter.split(JOINED))
-    found = speculation.head_of_model(subject)
+    found = speed.head_of_model(subject)
     if found is not None and found.stored and not any(each and each.hidden for each in drafters):
         summary += ": no installed drafter takes the checkpoint's head"
         return Finding("served.drafter", "note", summary)

@@ -16,7 +16,7 @@ from ..config import EngineSettings, Runtime, engine_settings, runtime
 from ..families.checkpoint import read_json
 from ..installed import installed_version
 from ..registry import PluginRegistry
-from ..serving.hub import DEMOS, Outline, local_folder, outline
+from ..serving.hub import Outline, full_name, local_folder, outline
 from .formats import Formats, formats_of
 
 WIRED = ("sysctl", "-n", "iogpu.wired_limit_mb")
@@ -56,6 +56,7 @@ class Subject:
     model: str | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     home: Path = field(default_factory=Path.home)
+    working_folder: Path = Path()
     offline: bool = False
     """Nothing is asked of the Hub."""
     system: System = field(default_factory=System.here)
@@ -91,10 +92,7 @@ class Subject:
     @property
     def served_name(self) -> str:
         """The engine's name of the model: the absolute path of a folder."""
-        path = Path(self.model or "").expanduser()
-        return (
-            str(path.resolve()) if self.model not in DEMOS and path.is_dir() else self.model or ""
-        )
+        return full_name(self.model or "")
 
     @cached_property
     def outline(self) -> Outline | None:

@@ -157,6 +157,9 @@ def images(subject: Subject) -> Iterator[Finding]:
         yield Finding("template.images", "fail", summary, OTHER)
 
 
+CHECKS = (plain, system, tools, history, thinking, images)
+
+
 def _formats(subject: Subject) -> Formats | None:
     """`None`: there is no template to try."""
     formats = subject.formats

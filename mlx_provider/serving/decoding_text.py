@@ -41,8 +41,8 @@ def beside_a_prompt(chunking: Chunking) -> str:
     """The rates of streams and a long prompt on this device, under the stall target."""
     found = chunking.expected_pace(STREAMS, HELD, DEPTH)
     return (
-        f"{STREAMS} streams of {HELD:,} tokens beside a prompt at token {DEPTH:,}: by the stall "
-        f"target of {chunking.limits.stall_target:g} s a token of each takes "
-        f"{found.average:.2g} s ({found.alone:.2g} s without the prompt), the longest "
-        f"{found.longest:.2g} s, and the prompt has {found.share:.0%} of its rate"
+        f"while a prompt of {DEPTH:,} tokens is computed, {STREAMS} running streams get a token "
+        f"every {found.average:.2g} s (otherwise {found.alone:.2g} s, at most {found.longest:.2g} "
+        f"s), and the prompt is computed at {found.share:.0%} of its full speed; "
+        f"MLX_PROVIDER_STALL_TARGET={chunking.limits.stall_target:g} sets the balance"
     )

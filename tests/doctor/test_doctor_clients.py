@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlx_provider.doctor import Subject, clients
-from mlx_provider.doctor.client_files import Target, targets
+from mlx_provider.doctor.clients import Target, targets
 
 Make = Callable[..., Subject]
 ELSEWHERE = "https://api.example.com/v1"

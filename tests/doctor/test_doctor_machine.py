@@ -23,12 +23,11 @@ from mlx_provider.doctor import (
     Finding,
     Subject,
     System,
-    base_checks,
-    checks,
+    config_file,
     engine,
+    examination,
     examine,
     machine,
-    mlx_checks,
     versions,
 )
 from mlx_provider.errors import OtherProtocol
@@ -47,7 +46,7 @@ def test_a_complaint_has_a_remedy() -> None:
     for complaint in ("warn", "fail"):
         with pytest.raises(ValueError, match="no remedy"):
             Finding("a.b", complaint, "something is wrong")  # type: ignore[arg-type]
-    every = [*base_checks.CHECKS, *mlx_checks.CHECKS]
+    every = [*examination.PYTHON_CHECKS, *examination.engine_checks()]
     assert all(check.remedy for check in every)
     assert len({check.name for check in every}) == len(every)
 
@@ -60,7 +59,7 @@ def test_a_check_that_raises_is_a_complaint_and_ends_nothing(
         yield Finding("a.first", "ok", "before")
         raise error
 
-    first, told = checks.run(checks.Check("a", look, "do without"), subject())
+    first, told = examination.run(examination.Check("a", look, "do without"), subject())
     assert first.what == "before"
     assert (told.name, told.state, told.remedy) == ("a", "fail", "do without")
     assert type(error).__name__ in told.what
@@ -212,19 +211,101 @@ def test_the_disk_tier(subject: Make, tmp_path: Path, monkeypatch: pytest.Monkey
     off = {"MLX_PROVIDER_DISK_CACHE_BYTES": "0"}
     assert state(machine.disk_tier, subject(environ=off)) == {"disk.prefix_cache": "note"}
     tier = {"MLX_PROVIDER_DISK_CACHE": str(tmp_path / "tier" / "deep")}
-    free = {"bytes": 50 * 2**30}
-    monkeypatch.setattr(
-        machine.shutil, "disk_usage", lambda place: SimpleNamespace(free=free["bytes"])
-    )
+    fixed_free_space(monkeypatch, 50 * 2**30)
     assert state(machine.disk_tier, subject(environ=tier)) == {"disk.prefix_cache": "ok"}
     (told,) = machine.disk_tier(subject(environ=tier))
     assert "take 0.0 MB of 5.4 GB" in told.what
-    free["bytes"] = 2**30
+    fixed_free_space(monkeypatch, 2**30)
     assert state(machine.disk_tier, subject(environ=tier)) == {"disk.prefix_cache": "ok"}
     wide = tier | {"MLX_PROVIDER_DISK_CACHE_BYTES": "2G"}
     assert state(machine.disk_tier, subject(environ=wide)) == {"disk.prefix_cache": "warn"}
-    monkeypatch.setattr(machine.os, "access", lambda place, mode: False)
+    monkeypatch.setattr(os, "access", lambda place, mode: False)
     assert state(machine.disk_tier, subject(environ=tier)) == {"disk.prefix_cache": "fail"}
+
+
+def test_a_full_disk_is_reported_for_each_folder(
+    subject: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixed_free_space(monkeypatch, 0)
+    checks = (machine.runtime_folder, machine.disk_tier, machine.download)
+    found = [each for look in checks for each in look(subject())]
+    assert [each.state for each in found] == ["fail", "warn", "warn"]
+    assert all("0.0 MB are free" in each.what for each in found)
+    fixed_free_space(monkeypatch, 10**12)
+    assert {each.state for look in checks for each in look(subject())} == {"ok"}
+
+
+def test_a_home_that_is_a_file_is_the_cause(subject: Make, tmp_path: Path) -> None:
+    """The advice is about what exists."""
+    here = subject(environ={"XDG_STATE_HOME": str(tmp_path / "home" / ".local" / "state")})
+    here.home.touch()
+    (told,) = machine.disk_tier(here)
+    assert told.state == "fail"
+    assert f"{here.home} is not a folder" in told.what
+    assert told.remedy.startswith("set HOME to a folder of yours")
+
+
+def fixed_free_space(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda place: SimpleNamespace(free=nbytes))
+
+
+# -- config.yaml of the working folder
+
+ENTRY = """
+model_list:
+- model_name: m
+  litellm_params: {model: MODEL}
+  model_info: {INFO}
+"""
+MAP = "litellm_settings: {custom_provider_map: [{provider: mlx, custom_handler: HANDLER}]}\n"
+RIGHT = ENTRY + MAP
+
+
+def config(text: str, **words: str) -> str:
+    """`RIGHT` or a part of it, with these words in the place of right ones."""
+    right = {"MODEL": "mlx/demo", "INFO": "mlx: {kv_bits: 8}", "HANDLER": config_file.HANDLER}
+    for word, value in (right | words).items():
+        text = text.replace(word, value)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "words"),
+    [
+        (RIGHT, ["config.file ok"], ["1 entries"]),
+        ("a: [", ["config.file fail"], ["cannot be read"]),
+        ("model_list: [{litellm_params: {model: gpt-5}}]\n", [], []),
+        ("- a list\n", [], []),
+        (ENTRY, ["config.handler fail"], ["no handler", "custom_handler: mlx_provider"]),
+        (config(RIGHT, provider_map="provider_mapp"), ["config.handler fail"], ["_mapp"]),
+        (config(RIGHT, HANDLER="mlx_provider.handler"), ["config.handler fail"], ["did you mean"]),
+        (config(RIGHT, HANDLER="mlx_provider.litelm.handler"), ["config.handler fail"], []),
+        (config(RIGHT, HANDLER="mine.handler"), ["config.handler note"], []),
+        (config(RIGHT, litellm_settings="litellm_setings"),
+         ["config.sections warn", "config.handler fail"], ["did you mean 'litellm_settings'?"]),
+        (config(RIGHT, INFO="mlx: {kv_bit: 8}"), ["config.entries fail"], ["'kv_bits'?"]),
+        (config(RIGHT, INFO="mlx_kv_bit: 8"), ["config.entries fail"], ["'kv_bits'?"]),
+        (config(RIGHT, INFO="mlx: {kv_bits: 5}"), ["config.entries fail"], ["4 or 8"]),
+        (config(RIGHT, INFO="mlx: 8"), ["config.entries fail"], ["not a mapping"]),
+        (config(RIGHT, INFO="mlx: {tool_parser: hermess}"), ["config.entries fail"], ["hermes"]),
+        (config(RIGHT, INFO="kv_bits: 8"), ["config.entries fail"], ["model_info.mlx.kv_bits"]),
+        (config(RIGHT, MODEL="mlx/demo, drafter: off"), ["config.entries fail"], ["no effect"]),
+        (config(RIGHT, MODEL="mlx/./nowhere"), ["config.entries fail"], ["full path"]),
+        (config(RIGHT, MODEL="mlx/./models"), ["config.entries fail"], ["write model: mlx//"]),
+        (config(RIGHT, MODEL="mlx/./models, api_base: http://there:1"), ["config.file ok"], []),
+    ],
+)  # fmt: skip
+def test_config_yaml(
+    text: str, expected: list[str], words: list[str], subject: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "config.yaml").write_text(config(text))
+    here = subject(working_folder=tmp_path)
+    found = list(config_file.config_file(here))
+    assert [f"{each.name} {each.state}" for each in found] == expected
+    told = "\n".join(f"{each.what} -> {each.remedy}" for each in found)
+    assert all(word in told for word in words), told
+    assert list(config_file.config_file(subject(working_folder=tmp_path / "models"))) == []
 
 
 @pytest.mark.parametrize(

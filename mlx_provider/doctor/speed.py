@@ -1,4 +1,4 @@
-"""Speculation: whether a checkpoint has a draft head, and its gain on this machine."""
+"""What was measured of a model at its load, and what drafts gain on this machine."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from ..engine.scheduling.admission import Limits
+from ..engine.scheduling.chunking import Chunking
+from ..engine.scheduling.costs import Costs
 from ..engine.speculation.odds import HOPE
 from ..engine.speculation.policy import Policy
 from ..families.estimate import text_fields
-from ..serving.measurements import Measured, Measurements
+from ..serving.decoding_text import beside_a_prompt
+from ..serving.measurements import Measured, Measurements, software
 from ..serving.weight_files import stored_tensors
 from .findings import Finding
 from .subject import Subject
 
 DECLARED = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
-"""Fields by which configs tell of a head for multi-token prediction."""
+"""Fields of a config for a head of multi-token prediction."""
 HEAD = re.compile(r"(?:^|\.)mtp\.")
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 OUTPUT = re.compile(r"(?:^|\.)lm_head\.")
@@ -23,8 +27,11 @@ EMBEDDING = re.compile(r"(?:^|\.)embed_tokens\.")
 APART = re.compile(r"visual|vision|audio|encoder")
 """In names of tensors that no token of text passes through."""
 ACCEPTED = HOPE
-"""Share of guesses that is assumed to hold: what the engine expects before it has seen any."""
-MEASURE = "run `mlx-provider doctor` with this model and without --quick, or send it a request"
+"""Share of drafts that the engine expects to accept before it has seen any."""
+NOT_MEASURED = (
+    "how fast it is here is measured when it loads: run `mlx-provider doctor` with this model and "
+    "without --quick, or send it a request"
+)
 
 
 @dataclass(frozen=True)
@@ -33,13 +40,45 @@ class Head:
 
     stored: bool
     share: float
-    """Of the bytes that a token passes through: those that one guess reads."""
+    """Bytes that one draft reads, as a share of those that a token passes through."""
+
+
+def decoding(subject: Subject) -> Iterator[Finding]:
+    """How requests share the device, as the last load has measured it."""
+    if subject.folder is None:
+        return
+    measured = last_measured(subject)
+    if measured is None:
+        yield Finding("measured.decoding", "note", NOT_MEASURED)
+        return
+    probe, settings = measured.probe, subject.settings
+    prompts = "in the same passes" if probe.mixes else "in passes of their own"
+    summary = (
+        "each request decodes in passes of its own"
+        if probe.layout == "solo"
+        else f"requests decode together (layout {probe.layout}), prompts are computed {prompts}"
+    )
+    if probe.noise_floor:
+        summary += (
+            f"; log-probabilities change by up to {probe.noise_floor:.2g} with the other requests "
+            "(model_info.mlx.reproducible: true prevents that, and costs speed)"
+        )
+    if measured.software != software():
+        summary += f"; measured with {measured.software}, and again at the next load"
+    yield Finding("measured.decoding", "ok", summary)
+    for note in probe.notes:
+        yield Finding("measured.notes", "note", note)
+    limits = Limits(
+        settings.max_rows, settings.max_queue, settings.stall_target, settings.max_chunk, 0
+    )
+    chunking = Chunking(limits, Costs(measured.curve), grid=1, fixed=None)
+    yield Finding("measured.prompts", "ok", beside_a_prompt(chunking))
 
 
 def head_of(tensors: Mapping[str, int], layers: object) -> Head:
     """By names and bytes. `layers`: of the model; a head may be stored as additional ones.
 
-    A guess reads the head and the output matrix once more.
+    A draft reads the head and the output matrix once more.
     """
     text = {name: size for name, size in tensors.items() if not APART.search(name)}
     head = {name for name in text if HEAD.search(name) or _number(name) >= _count(layers)}
@@ -58,48 +97,44 @@ def head(subject: Subject) -> Iterator[Finding]:
         return
     text = text_fields(subject.config)
     if found.stored:
-        yield Finding("speculation.head", "ok", "the checkpoint has a head that guesses ahead")
+        yield Finding("speculation.head", "ok", "the checkpoint has a head for drafts")
     elif any(text.get(name) for name in DECLARED):
-        summary = "the config tells of a head that guesses ahead, and the checkpoint has none"
+        summary = "config.json names a head for drafts, and the weights have none"
         remedy = "take a conversion that keeps it (tensors `mtp.*`), or set model_info.mlx: "
         remedy += "{drafter: model, draft_model: <folder>}"
         yield Finding("speculation.head", "warn", summary, remedy)
     else:
-        summary = "the checkpoint has no head that guesses ahead; what the text repeats is guessed"
+        summary = "the checkpoint has no head for drafts: only text that repeats is drafted"
         yield Finding("speculation.head", "ok", summary)
 
 
 def gain(subject: Subject) -> Iterator[Finding]:
     """The gain of drafts on this device, by the costs of passes that were timed at load."""
-    found = head_of_model(subject)
-    if found is None:
+    found, measured = head_of_model(subject), last_measured(subject)
+    if found is None or measured is None:
         return
-    kept = last_measured(subject)
-    if kept is None:
-        summary = f"what guesses gain here is known once the model was loaded: {MEASURE}"
-        yield Finding("speculation.gain", "note", summary)
-    elif not kept.probe.drafts:
-        summary = "nothing is guessed ahead: on this device several tokens of a row share no pass"
-        yield Finding("speculation.gain", "note", summary)
+    if measured.probe.drafts:
+        yield Finding("speculation.gain", "ok", gain_text(measured, found))
     else:
-        yield Finding("speculation.gain", "ok", gain_text(kept, found))
+        summary = "no drafts: on this device several tokens of a request cannot share a pass"
+        yield Finding("speculation.gain", "note", summary)
 
 
-def gain_text(kept: Measured, head: Head) -> str:
-    """For people. The cost of a guess follows from the bytes that it reads."""
-    seconds = kept.curve.seconds
+def gain_text(measured: Measured, head: Head) -> str:
+    """For people. The cost of a draft follows from the bytes that it reads."""
+    seconds = measured.curve.seconds
     drafts, times = Policy().expected_gain(
         lambda drafts: seconds(1 + drafts), ACCEPTED, per_draft=head.share * seconds(1)
     )
-    who = "the head's guesses" if head.stored else "guesses of what the text repeats"
-    assumed = f"if {ACCEPTED:.0%} of them hold, which is assumed"
-    cost = f"one takes {head.share:.0%} of a plain pass" if head.stored else "they cost nothing"
+    which = "drafts of its head" if head.stored else "drafts of text that repeats"
+    cost = f"each costs {head.share:.0%} of a pass" if head.stored else "they cost nothing"
     if not drafts:
-        return f"{who} do not pay on this device even {assumed} ({cost})"
-    longer = seconds(1 + drafts) / seconds(1)
-    gained = f"{who} make a single stream {times:.2f} times as fast, {drafts} to a pass"
-    passes = f"a pass of {1 + drafts} tokens takes {longer:.2f} times that of one"
-    return f"{gained}, {assumed} ({cost}, {passes})"
+        return f"{which} do not pay here, even if {ACCEPTED:.0%} are accepted ({cost})"
+    return (
+        f"{which}, {drafts} to a pass, make a single stream {times:.2f} times as fast if "
+        f"{ACCEPTED:.0%} are accepted ({cost}; a pass with them takes "
+        f"{seconds(1 + drafts) / seconds(1):.2f} times as long)"
+    )
 
 
 def last_measured(subject: Subject) -> Measured | None:

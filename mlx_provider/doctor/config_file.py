@@ -1,0 +1,161 @@
+"""`config.yaml` of a LiteLLM proxy in the working folder: handler, models and options."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import BadRequest
+from ..safe_open import read_bounded
+from .findings import Finding
+from .machine import strange_names
+from .subject import Subject
+
+CONFIG, PREFIX, HANDLER = "config.yaml", "mlx/", "mlx_provider.litellm.handler"
+LARGEST = 2**22
+"""Bytes of the file."""
+SECTIONS = (
+    "model_list",
+    "litellm_settings",
+    "general_settings",
+    "router_settings",
+    "environment_variables",
+)
+MAP = "custom_provider_map"
+MAP_LINES = f"litellm_settings: {{{MAP}: [{{provider: mlx, custom_handler: {HANDLER}}}]}}"
+Fields = Mapping[str, Any]
+
+
+def config_file(subject: Subject) -> Iterator[Finding]:
+    """Nothing if there is no such file, or if it is not about this package."""
+    path = subject.working_folder / CONFIG
+    try:
+        text = read_bounded(path, LARGEST).decode()
+        content = _fields(yaml.safe_load(text))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        summary = f"{path} cannot be read: {' '.join(str(error).split())[:300]}"
+        yield Finding("config.file", "fail", summary, "correct the file")
+        return
+    entries = [each for each in _list(content.get("model_list")) if _model(each)]
+    if not entries and "mlx_provider" not in text:
+        return
+    problems = [*_sections(content), *_handler(content)]
+    for entry in entries:
+        problems += _placed(entry)
+        problems += _options(entry, subject)
+        problems += _folder(entry, path)
+    yield from problems
+    if not problems:
+        summary = f"{path}: {len(entries)} entries for models of this package"
+        yield Finding("config.file", "ok", summary)
+
+
+def _sections(content: Fields) -> Iterator[Finding]:
+    for name in content:
+        if name not in SECTIONS and (hint := _like(name, SECTIONS)):
+            summary = f"{CONFIG}: LiteLLM reads no section {name!r}"
+            yield Finding("config.sections", "warn", summary, hint)
+
+
+def _handler(content: Fields) -> Iterator[Finding]:
+    """Whether LiteLLM gives `mlx/` to this package."""
+    settings = _fields(content.get("litellm_settings"))
+    handlers = {
+        each.get("provider"): str(each.get("custom_handler")) for each in _list(settings.get(MAP))
+    }
+    found = handlers.get("mlx")
+    if found == HANDLER:
+        return
+    if found is None:
+        wrong = next((name for name in settings if _like(name, [MAP])), None) or next(
+            (str(name) for name in handlers if str(name).strip("/ ").lower() == "mlx"), None
+        )
+        instead = f" ({wrong!r} is not its name)" if wrong else ""
+        summary = f"{CONFIG}: no handler of the provider `mlx` is named{instead}"
+        yield Finding("config.handler", "fail", summary, f"write {MAP_LINES}")
+    elif "mlx_provider" in found or _like(found, [HANDLER]):
+        summary = f"{CONFIG}: there is no handler {found!r}"
+        yield Finding("config.handler", "fail", summary, f"did you mean {HANDLER!r}?")
+    else:
+        summary = f"{CONFIG}: {found!r} handles `mlx`, not this package"
+        yield Finding("config.handler", "note", summary)
+
+
+def _options(entry: Fields, subject: Subject) -> Iterator[Finding]:
+    """Options of an entry that are unknown or have a wrong value."""
+    from ..litellm.operator import FLAT, OperatorOptions, engine_options, operator_options
+
+    info, known = _fields(entry.get("model_info")), OperatorOptions.model_fields
+    nested = info.get("mlx") or {}
+    if not isinstance(nested, Mapping):
+        yield _wrong(entry, "model_info.mlx is not a mapping", "write model_info.mlx: {kv_bits: 8}")
+        return
+    flat = {name: name[len(FLAT) :] for name in info if str(name).startswith(FLAT)}
+    for name, option in [*flat.items(), *((f"mlx.{each}", str(each)) for each in nested)]:
+        if option not in known:
+            hint = _like(option, known) or f"there are {', '.join(known)}"
+            yield _wrong(entry, f"model_info.{name} is no option", hint)
+    right = {name: value for name, value in nested.items() if name in known}
+    right |= {option: info[name] for name, option in flat.items() if option in known}
+    try:
+        options = engine_options(operator_options({"model_info": {"mlx": right}}))
+    except BadRequest as error:
+        yield _wrong(entry, error.message, "correct its value")
+        return
+    for summary in strange_names(subject, _model(entry), options):
+        yield _wrong(entry, summary, "name one that `mlx-provider plugins` lists")
+
+
+def _placed(entry: Fields) -> Iterator[Finding]:
+    """Options outside of `model_info.mlx`, where they have no effect."""
+    from ..litellm.operator import OperatorOptions
+
+    options = {*OperatorOptions.model_fields, "mlx"}
+    for part, names in (("litellm_params", options), ("model_info", options - {"mlx"})):
+        for name in sorted(names & _fields(entry.get(part)).keys()):
+            where = "model_info.mlx" if name == "mlx" else f"model_info.mlx.{name}"
+            yield _wrong(entry, f"{part}.{name} has no effect", f"write it as {where}")
+
+
+def _folder(entry: Fields, config: Path) -> Iterator[Finding]:
+    """A folder of this machine that does not exist, or that depends on where an engine starts."""
+    name = _model(entry)
+    if _fields(entry.get("litellm_params")).get("api_base") or not name.startswith(("/", ".", "~")):
+        return
+    path = Path(name).expanduser()
+    if not (config.parent / path).is_dir():
+        yield _wrong(entry, f"no folder {name}", "write the full path of a model's folder")
+    elif not path.is_absolute():
+        full = (config.parent / path).resolve()
+        summary = f"{name} depends on the folder in which an engine was started"
+        yield _wrong(entry, summary, f"write model: {PREFIX}{full}")
+
+
+def _wrong(entry: Fields, summary: str, remedy: str) -> Finding:
+    name = entry.get("model_name")
+    return Finding("config.entries", "fail", f"{CONFIG}, {name!r}: {summary}", remedy)
+
+
+def _model(entry: Fields) -> str:
+    """The model of an entry of this package; empty: of another provider."""
+    model = str(_fields(entry.get("litellm_params")).get("model"))
+    return model.removeprefix(PREFIX) if model.startswith(PREFIX) else ""
+
+
+def _like(name: object, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(name), known, 1)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
+def _fields(value: object) -> Fields:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> list[Fields]:
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
