@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
-from ..errors import BadRequest
+from ..protocol.options import ALLOWED_MEDIA, REMOVED, RENAMED, OperatorOptions
 from ..safe_open import read_bounded
 from .findings import Finding
 from .machine import strange_names
@@ -25,6 +26,10 @@ SECTIONS = (
     "router_settings",
     "environment_variables",
 )
+WHERE = "model_info.mlx"
+OPTIONS = frozenset(OperatorOptions.model_fields)
+EARLIER = frozenset([*RENAMED, *ALLOWED_MEDIA, *REMOVED])
+"""Names of earlier versions, which the options read or refuse themselves."""
 MAP = "custom_provider_map"
 MAP_LINES = f"litellm_settings: {{{MAP}: [{{provider: mlx, custom_handler: {HANDLER}}}]}}"
 Fields = Mapping[str, Any]
@@ -47,7 +52,6 @@ def config_file(subject: Subject) -> Iterator[Finding]:
         return
     problems = [*_sections(content), *_handler(content)]
     for entry in entries:
-        problems += _placed(entry)
         problems += _options(entry, subject)
         problems += _folder(entry, path)
     yield from problems
@@ -88,39 +92,32 @@ def _handler(content: Fields) -> Iterator[Finding]:
 
 
 def _options(entry: Fields, subject: Subject) -> Iterator[Finding]:
-    """Options of an entry that are unknown or have a wrong value."""
-    from ..litellm.operator import FLAT, OperatorOptions, engine_options, operator_options
-
-    info, known = _fields(entry.get("model_info")), OperatorOptions.model_fields
+    """Options of an entry that are unknown, misplaced or have a wrong value."""
+    info, params = _fields(entry.get("model_info")), _fields(entry.get("litellm_params"))
+    for part, fields in (("litellm_params", params), ("model_info", info)):
+        for name in fields.keys() & OPTIONS:
+            yield _wrong(entry, f"{part}.{name} has no effect", f"write it as {WHERE}.{name}")
+    if "mlx" in params:
+        yield _wrong(entry, "litellm_params.mlx has no effect", f"write it as {WHERE}")
     nested = info.get("mlx") or {}
     if not isinstance(nested, Mapping):
-        yield _wrong(entry, "model_info.mlx is not a mapping", "write model_info.mlx: {kv_bits: 8}")
+        yield _wrong(entry, f"{WHERE} is not a mapping", f"write {WHERE}: {{kv_bits: 8}}")
         return
-    flat = {name: name[len(FLAT) :] for name in info if str(name).startswith(FLAT)}
-    for name, option in [*flat.items(), *((f"mlx.{each}", str(each)) for each in nested)]:
-        if option not in known:
-            hint = _like(option, known) or f"there are {', '.join(known)}"
-            yield _wrong(entry, f"model_info.{name} is no option", hint)
-    right = {name: value for name, value in nested.items() if name in known}
-    right |= {option: info[name] for name, option in flat.items() if option in known}
+    flat = {str(name)[4:]: value for name, value in info.items() if str(name).startswith("mlx_")}
+    given = flat | {str(name): value for name, value in nested.items()}
+    for name in given.keys() - OPTIONS - EARLIER:
+        hint = _like(name, OPTIONS) or f"there are {', '.join(sorted(OPTIONS))}"
+        yield _wrong(entry, f"{WHERE}.{name} is no option", hint)
     try:
-        options = engine_options(operator_options({"model_info": {"mlx": right}}))
-    except BadRequest as error:
-        yield _wrong(entry, error.message, "correct its value")
+        known = {name: given[name] for name in given if name in OPTIONS | EARLIER}
+        options = OperatorOptions.model_validate(known)
+    except ValidationError as error:
+        for each in error.errors(include_url=False):
+            name = ".".join([WHERE, *map(str, each["loc"])])
+            yield _wrong(entry, f"{name}: {each['msg']}", "correct it")
         return
     for summary in strange_names(subject, _model(entry), options):
         yield _wrong(entry, summary, "name one that `mlx-provider plugins` lists")
-
-
-def _placed(entry: Fields) -> Iterator[Finding]:
-    """Options outside of `model_info.mlx`, where they have no effect."""
-    from ..litellm.operator import OperatorOptions
-
-    options = {*OperatorOptions.model_fields, "mlx"}
-    for part, names in (("litellm_params", options), ("model_info", options - {"mlx"})):
-        for name in sorted(names & _fields(entry.get(part)).keys()):
-            where = "model_info.mlx" if name == "mlx" else f"model_info.mlx.{name}"
-            yield _wrong(entry, f"{part}.{name} has no effect", f"write it as {where}")
 
 
 def _folder(entry: Fields, config: Path) -> Iterator[Finding]:

@@ -10,25 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from ..errors import BadRequest
-from ..protocol.options import ModelOptions
-from ..protocol.wire_model import MOST_SECONDS
+from ..protocol.options import ModelOptions, OperatorOptions
 
 FLAT = "mlx_"
 SHARED = "all"
-
-
-class OperatorOptions(ModelOptions):
-    """The options of a config entry: those of the engine and those of the gateway."""
-
-    cache_salt: str = "key"
-    """Who shares cached prompts: `key`, `team`, `all`, or all entries with this text."""
-    heartbeat: float = Field(5.0, ge=0, le=MOST_SECONDS)
-    """Seconds of silence after which a stream gets a heartbeat; `0`: never."""
-
-
 CONFIGURED = "configured_model"
 
 

@@ -127,3 +127,12 @@ class ModelOptions(Asked):
 def _tell_renamed(old: str, new: str) -> None:
     """Warn once in a process."""
     log.warning("the option %s is now %s; the old name ends with the next minor version", old, new)
+
+
+class OperatorOptions(ModelOptions):
+    """The options of a config entry: those of the engine and those of the gateway."""
+
+    cache_salt: str = "key"
+    """Who shares cached prompts: `key`, `team`, `all`, or all entries with this text."""
+    heartbeat: float = Field(5.0, ge=0, le=MOST_SECONDS)
+    """Seconds of silence after which a stream gets a heartbeat; `0`: never."""

@@ -126,8 +126,8 @@ def _alone(
 
 async def _read(engine: EngineClient, plan: Plan, messages: Messages, again: bool) -> Answer:
     from mlx_provider.litellm.call import Deadline
-    from mlx_provider.litellm.operator import OperatorOptions
     from mlx_provider.litellm.streams import AsyncReplyStream, Reply
+    from mlx_provider.protocol.options import OperatorOptions
 
     request = GenerateRequest(
         model=plan.model,
