@@ -89,14 +89,11 @@ def _account(running: Stage, story: Measured, recall: Measured) -> Table:
 def _drafts(running: Stage) -> Table:
     """Drafts of a model with a draft head."""
     drafter, usage = running.drafted()
-    held = f"{usage.accepted_tokens} of {usage.drafted_tokens} guessed tokens held"
-    summary = (
-        held if usage.drafted_tokens else "nothing, as a guess takes longer than it saves here"
-    )
+    accepted = f"{usage.accepted_tokens} of {usage.drafted_tokens} drafted tokens accepted"
+    summary = accepted if usage.drafted_tokens else "none: a draft takes longer than it saves here"
     table = Table.grid(padding=(0, 2))
-    table.add_row(
-        Text("guessed ahead", style="dim"), Text(f"{summary} (demo-hybrid, by {drafter})")
-    )
+    table.add_column(min_width=len("reused on the second turn"))
+    table.add_row(Text("drafts", style="dim"), Text(f"{summary} (demo-hybrid, by {drafter})"))
     return table
 
 

@@ -22,6 +22,8 @@ from .servers.processes import OURS, running
 
 SAMPLE = 200
 """Words of the prompt by which words are counted in tokens."""
+SHORTEST = 0.02
+"""Seconds of decoding below which a short reply says nothing about its rate."""
 WARMING = 4
 """Tokens of a first answer of so many streams: kernels are compiled for new shapes."""
 
@@ -87,7 +89,8 @@ def row(client: Client, asked: Sequence[Messages], tokens: int, reply: int) -> R
     found: Result = {"prompt": tokens, "streams": len(asked)}
     if why := failed(decoded):
         return found | {"failed": why}
-    paces = [answer.pace for answer in decoded if answer.tokens > 1]
+    timed = [answer for answer in decoded if answer.tokens > 1]
+    paces = [answer.pace for answer in timed if answer.total - answer.first >= SHORTEST]
     sizes, times = [one.prompt for one in computed], [one.total for one in computed]
     return found | {
         "prompt": round(median(sizes)),

@@ -64,6 +64,12 @@ def test_streams_are_timed_while_all_of_them_decode() -> None:
     }
 
 
+def test_a_reply_that_came_at_once_has_no_rate() -> None:
+    """A short one whose tokens were all drafted."""
+    answers = [answer(1.0, 1.0, 1)], [answer(0.5, 0.5001, 3)]
+    assert row(Scripted(*answers), [[]], 100, 16)["rate"] is None  # type: ignore[arg-type]
+
+
 def test_a_stream_that_is_refused_fails_its_row() -> None:
     answers = [answer(1.0, 1.0, 1), answer(1.0, 1.0, 0, "no memory")]
     found = row(Scripted(answers), [[], []], 100, 11)  # type: ignore[arg-type]
