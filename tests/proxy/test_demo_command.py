@@ -41,9 +41,7 @@ def test_from_nothing_but_the_package(environ, tmp_path):
     assert "Your name is Maria." in told
     assert told.count("\nok ") == 6
     # The clock decides whether guesses are worth their time. tests/mtp has a policy without one.
-    held = (
-        r"\d+ of [1-9]\d* drafted tokens accepted|none: a draft takes longer than it saves here"
-    )
+    held = r"\d+ of [1-9]\d* drafted tokens accepted|none: a draft takes longer than it saves here"
     assert re.search(rf"drafts +({held}) \(demo-hybrid, by mtp \+ lookup\)", told)
     assert "mlx-provider up demo starts the same to stay" in told
     assert list(tmp_path.iterdir()) == []
