@@ -18,7 +18,6 @@ modules have the parts that families share:
 | `attention` | `route`: rows of any length decode in one call |
 | `recurrent` | `route`: chunks of a prompt in the pass of rows that decode, of hybrid models |
 | `logits` | the output matrix for the tokens whose logits are wanted, and no others |
-| `layers` | the outputs of single layers, for drafters that read them |
 | `caches` | a row's cache by mlx-lm or mlx-vlm, and the classes that it may consist of |
 | `expand` | weights in the dtype that the operator or the core chose |
 | `patching` | `patch`: a family's own function instead of one that upstream's model calls |

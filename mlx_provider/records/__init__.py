@@ -34,7 +34,6 @@ from .model import (
     Prompt,
     SamplingDefaults,
     ShowsHidden,
-    ShowsLayers,
     ShowsLogits,
     Tokenizer,
 )
@@ -90,7 +89,6 @@ __all__ = [
     "ScoresPrompts",
     "Scoring",
     "ShowsHidden",
-    "ShowsLayers",
     "ShowsLogits",
     "TaggedArguments",
     "TemplateForm",

@@ -309,19 +309,6 @@ class ShowsHidden(Protocol):
 
 
 @runtime_checkable
-class ShowsLayers(Protocol):
-    """A `LoadedModel` that returns the outputs of single layers, for drafters."""
-
-    def showing(self, indices: Sequence[int]) -> ShowsHidden:
-        """This model, but its hidden states are the outputs of these layers side by side, in this
-        order: (n, layers * hidden).
-
-        Logits and caches are those of the model; it keeps nothing of a call. Raises `BadRequest`
-        if it cannot show one of the layers.
-        """
-
-
-@runtime_checkable
 class ShowsLogits(Protocol):
     """A `LoadedModel` that returns the logits of all tokens of a prompt."""
 
