@@ -14,7 +14,6 @@ modules have the parts that families share:
 | `info` | `describe`: the `ModelInfo` of a model; stop tokens, bytes, precision |
 | `estimate` | `footprint`: bytes of weights, of a token and of a row, by `config.json` alone |
 | `embedding` | `embedding_of`: what a folder says of how texts become vectors |
-| `reranking` | `reranking_of`: how a folder scores documents; `RerankerPrompt`: a family's own |
 | `attention` | `route`: rows of any length decode in one call |
 | `recurrent` | `route`: chunks of a prompt in the pass of rows that decode, of hybrid models |
 | `logits` | the output matrix for the tokens whose logits are wanted, and no others |

@@ -20,7 +20,6 @@ from .caches import text_cache
 from .embedding import NO_STATES
 from .expand import expand
 from .info import describe
-from .reranking import NO_PROMPTS, RerankerPrompt
 from .tokenizer import HFTokenizer
 
 
@@ -120,7 +119,6 @@ def load_text(
     classes: mlx_lm.Classes | None = None,
     change: Callable[[Any], None] | None = None,
     variant: str = "",
-    rerankers: Mapping[str, RerankerPrompt] = NO_PROMPTS,
 ) -> TextModel:
     """Load weights and tokenizer. The batch layouts are those for which attention can be routed.
 
@@ -151,7 +149,6 @@ def load_text(
         options,
         stop_tokens=loaded.stop_tokens,
         variant=variant,
-        rerankers=rerankers,
     )
     bounded = tokenizer.within(info.context_length)
     backbone = logits.find_backbone(loaded.model, _some_logits)

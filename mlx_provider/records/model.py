@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runt
 
 from .embedding import Embedding
 from .pixels import BICUBIC, Size, scaled
-from .reranking import Reranking
 from .template import TemplateForm
 from .upstream import UpstreamPatch
 
@@ -90,8 +89,6 @@ class ModelInfo:
     max_pixels: int = 0
     """Pixels of an image after the family's scaling; 0: no image input."""
     embedding: Embedding = field(default_factory=Embedding)
-    reranking: Reranking | None = None
-    """How it scores a document for a query. `None`: it is no reranker."""
     notes: tuple[str, ...] = ()
     """Notes for the operator on how the model is served."""
 

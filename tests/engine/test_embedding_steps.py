@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from equipped import equipped
 from mlx_provider import LoadOptions, Pooling
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.inputs import Vectors
+from mlx_provider.engine.inputs import Inputs
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, Request
 from mlx_provider.engine.scheduling.costs import Costs, Curve
@@ -40,7 +40,7 @@ def new_embedding(
     **more: Any,
 ) -> Request:
     """A request for the vectors of raw tokens; see `vectors_of`."""
-    wanted = Vectors(inputs, pooling, dimensions, normalise)
+    wanted = Inputs(inputs, pooling, dimensions, normalise)
     request = new_request(wanted.longest.tokens, max_tokens=0, inputs=wanted, **more)
     request.id = f"e{id(inputs):x}"
     return request
