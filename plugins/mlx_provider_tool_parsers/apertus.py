@@ -1,4 +1,4 @@
-"""Formats in which the tool's name is a key or part of a tag: Apertus, Functionary 3.1."""
+"""Apertus: a list of objects in which the tool's name is the key of its arguments."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import json
 from mlx_provider import CallGrammar, ToolParser
 from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, through
 
-from .blocks import JsonBlock
 from .json_text import read_call, read_whole
 from .lookahead import accept_spaced
-from .tagged import TagFormat
 
 PREFIX, SUFFIX = "<|tools_prefix|>", "<|tools_suffix|>"
 
@@ -47,16 +45,6 @@ def _named_call(reader: TextReader) -> Reading[None]:
     yield from reader.expect("}")
 
 
-_TAGS = TagFormat(blocks=(), block_end="", bare=True)
-_LIST = JsonBlock(openers=("[",))
-
-
-def scan_functionary(reader: TextReader, tools: Tools) -> Reading[None]:
-    """`<function=NAME>{...}</function>`, or a list."""
-    form = _LIST if (yield from reader.at("[")) else _TAGS
-    yield from form.scan(reader, tools)
-
-
 PARSERS = (
     ToolParser(
         name="apertus",
@@ -67,15 +55,5 @@ PARSERS = (
         aliases=("apertus2509",),
         rank=3,
         grammar=CallGrammar('{"{name}": ', "}", f"{PREFIX}[", f"]{SUFFIX}", between=", "),
-    ),
-    ToolParser(
-        name="functionary_v3_1",
-        start="<function=",
-        first=("[",),
-        end="</function>",
-        scan=scan_functionary,
-        detect=lambda template: "<function=" in template and "<|python_tag|>" in template,
-        rank=3,
-        grammar=CallGrammar("<function={name}>", "</function>"),
     ),
 )
