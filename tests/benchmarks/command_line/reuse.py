@@ -36,19 +36,13 @@ def traffic() -> None:
 
 
 def restart() -> None:
-    """Tokens that an agent with 60k computes after a restart, and the error of fewer bits."""
+    """Tokens that an agent with 60k computes after a restart."""
     running.preload()
     from dataclasses import asdict
 
-    import disk_rounding
     from restart import run
 
-    running.show(
-        {
-            "restarts": [asdict(each) for each in run()],
-            "fewer_bits": [asdict(each) for each in disk_rounding.run()],
-        }
-    )
+    running.show({"restarts": [asdict(each) for each in run()]})
 
 
 def turns() -> None:
