@@ -15,8 +15,8 @@ from statistics import median
 
 from mlx_provider.commands import folder_of
 
-from .compare.asking import ORDER, document
-from .compare.progress import say
+from .asking import ORDER, document
+from .progress import say
 from .report import Result, print_rows, surroundings
 from .servers.client import Answer, Client, Messages
 from .servers.processes import OURS, running

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 from mlx_provider.errors import RequestFailed
+from mlx_provider_bench.asking import questions
+from mlx_provider_bench.servers.client import Answer, Messages, both
+from mlx_provider_bench.servers.questions import HELLO
 
-from ..servers.client import Answer, Messages, both
-from ..servers.questions import HELLO
-from .asking import questions
 from .begun import Begun
 from .plan import Plan, Subject
 from .rows import Row, Rows

@@ -12,11 +12,11 @@ from typing import Any
 
 from mlx_provider.commands import Proxy, gateway_apart, proxy_config
 from mlx_provider.errors import EngineUnavailable, RequestFailed
+from mlx_provider_bench.ending import held
+from mlx_provider_bench.servers.client import THINKING, Answer, Client, Messages
+from mlx_provider_bench.servers.processes import OURS, START_LIMIT, Kept, Kind, Server
+from mlx_provider_bench.servers.questions import HELLO
 
-from ..ending import held
-from ..servers.client import THINKING, Answer, Client, Messages
-from ..servers.processes import OURS, START_LIMIT, Kept, Kind, Server
-from ..servers.questions import HELLO
 from .others import Other, key_of, model_of
 from .plan import Plan, Subject
 

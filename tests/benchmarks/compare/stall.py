@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..servers.client import Answer, Messages, both
-from .asking import document, questions
+from mlx_provider_bench.asking import document, questions
+from mlx_provider_bench.servers.client import Answer, Messages, both
+
 from .begun import Begun
 from .plan import Plan, Subject
 from .rows import Row, Rows

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..servers.client import Answer, Messages
-from ..servers.questions import Asked, messages_of
-from .asking import document
+from mlx_provider_bench.asking import document
+from mlx_provider_bench.servers.client import Answer, Messages
+from mlx_provider_bench.servers.questions import Asked, messages_of
+
 from .plan import Plan, Subject
 from .rows import Row, Rows
 from .sides import Side, in_turn

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .asking import questions
+from mlx_provider_bench.asking import questions
+from mlx_provider_bench.progress import say
+
 from .plan import Plan, Subject
-from .progress import say
 from .rows import Row, Rows
 from .sides import Side, in_turn
 

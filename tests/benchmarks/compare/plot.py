@@ -15,5 +15,5 @@ def pyplot() -> Any:
         matplotlib.use("agg")
         from matplotlib import pyplot as found
     except ImportError as error:
-        raise NotInstalled("pictures need matplotlib: pip install 'mlx-provider[bench]'") from error
+        raise NotInstalled("pictures need matplotlib: pip install matplotlib") from error
     return found

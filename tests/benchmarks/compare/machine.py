@@ -20,7 +20,7 @@ def versions() -> dict[str, str]:
 
 def machine() -> dict[str, Any]:
     """The machine, and its load at the start."""
-    from ..report import surroundings
+    from mlx_provider_bench.report import surroundings
 
     about = surroundings("")
     del about["dtype"]

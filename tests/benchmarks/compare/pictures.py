@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..plot import pyplot
+from .plot import pyplot
 from .result import Result
 from .rows import METRICS, Row
 from .verdict import figure

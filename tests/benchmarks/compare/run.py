@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from mlx_provider.commands import require_proxy
+from mlx_provider_bench.progress import say
 
 from . import answers, isolation, reuse, speed, stall
 from .machine import machine, memory, versions
 from .others import model_of
 from .plan import Plan, Subject, refuse_too_large, subjects
-from .progress import say
 from .result import Result, save
 from .rows import Row
 from .sides import Absent, Side, opened

@@ -1,4 +1,4 @@
-"""`mlx-provider bench engine`: compares our engine with mlx-lm's BatchGenerator, in one process.
+"""`python tests/benchmarks engine`: our engine beside mlx-lm's BatchGenerator, in one process.
 
 Four questions, each answered as a ratio within the run: (mixed) do short requests wait behind
 long ones, (decode) tokens per second at 1 to 32 rows of skewed lengths, (stall) the gaps of
@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from batching_subjects import BatchGeneratorSubject, Ours, Run, Subject, run
 from mlx_provider.commands import load_model
 from mlx_provider.families.patching import Unpatched
 from mlx_provider.records import LoadedModel
-
-from .report import Result, surroundings
-from .subjects.batching import BatchGeneratorSubject, Job, Ours, Run, Subject, run
+from mlx_provider_bench.report import Result, surroundings
+from mlx_provider_bench.subjects.batching import Job
 
 DEFAULTS = "mlx-lm BatchGenerator, defaults"
 TUNED = "mlx-lm BatchGenerator, step 256, one prompt at a time"

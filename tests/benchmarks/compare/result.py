@@ -64,7 +64,7 @@ def read(path: Path) -> Result:
         return _FORM.validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         why = str(error).splitlines()[0]
-        raise BadRequest(f"{path} is no result of `bench compare`: {why}", param="file") from None
+        raise BadRequest(f"{path} is no result of `compare`: {why}", param="file") from None
 
 
 def merged(results: Sequence[Result]) -> Result:

@@ -1,4 +1,4 @@
-"""Compares ours with other servers: a run, a report of several runs, a model for all sides."""
+"""Compares ours with other servers, and our engine with mlx-lm's own batches."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from . import running
-from .options import Hidden, Layers
+from mlx_provider_bench.commands import running
+from mlx_provider_bench.commands.options import Dtype, Hidden, Layers
 
 
 class ComparePart(StrEnum):
@@ -100,9 +100,9 @@ def compare(
     if plots:
         _drawable(out)
     running.preload()
-    from ..compare.others import parse_other
-    from ..compare.plan import Plan
-    from ..compare.run import bench as measure
+    from compare.others import parse_other
+    from compare.plan import Plan
+    from compare.run import bench as measure
 
     default = Plan()
     plan = Plan(
@@ -124,20 +124,20 @@ def compare(
         rounds=rounds,
         limit=limit,
     )
-    from ..compare.result import show
+    from compare.result import show
 
     show(measure(plan, out), out, plots=plots)
 
 
 def report(
-    file: Annotated[list[Path], typer.Argument(help="Results of `bench compare`, or folders.")],
+    file: Annotated[list[Path], typer.Argument(help="Results of `compare`, or folders.")],
     out: Out = None,
     plots: Plots = False,
 ) -> None:
-    """Join several runs of `bench compare` in one report, for parts that were run separately."""
+    """Join several runs of `compare` in one report, for parts that were run separately."""
     if plots:
         _drawable(out)
-    from ..compare.result import merged, read, show
+    from compare.result import merged, read, show
 
     show(merged([read(each) for each in file]), out, plots=plots)
 
@@ -149,22 +149,44 @@ def model(
     hidden: Hidden = 256,
     layers: Layers = 6,
 ) -> None:
-    """Write a model of random weights for every side of `bench compare --model --server`."""
+    """Write a model of random weights for every side of `compare --model --server`."""
     running.preload()
+    from compare.formats import write_format
     from mlx_provider.errors import BadRequest
-
-    from ..models.random_weights import write_format
 
     if folder.exists():
         raise BadRequest(f"{folder} already exists", param="folder")
     typer.echo(write_format(folder.absolute(), family, form, hidden, layers))
 
 
+class EnginePart(StrEnum):
+    mixed = "mixed"
+    decode = "decode"
+    stall = "stall"
+    host = "host"
+
+
+def engine(
+    part: Annotated[
+        list[EnginePart] | None, typer.Option(help="Repeat for several; all by default.")
+    ] = None,
+    dtype: Dtype = "float32",
+    hidden: Hidden = 256,
+    layers: Layers = 6,
+) -> None:
+    """Compare our engine with mlx-lm's BatchGenerator: mixed load, decoding, stalls, host time."""
+    running.preload()
+    from batch_generator import bench as measure
+    from batch_generator import sizes
+
+    parts = [p.value for p in part or list(EnginePart)]
+    running.show(measure(parts, dtype=dtype, **sizes(hidden, layers)))
+
+
 def _drawable(out: Path | None) -> None:
     """Fail before the measurement, which takes minutes."""
+    from compare.plot import pyplot
     from mlx_provider.errors import BadRequest
-
-    from ..plot import pyplot
 
     if out is None:
         raise BadRequest("--plots needs --out", param="plots")

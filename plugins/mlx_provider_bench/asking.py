@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from ..models.random_weights import WORDS
-from ..servers.client import Messages
+from .models.random_weights import WORDS
+from .servers.client import Messages
 
 ORDER = "Tell me a long story in which all of these words are."
 """Last, so that no two questions begin alike."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlx_provider.errors import BadRequest
+from mlx_provider_bench.models.random_weights import IMAGE_EDGE
+from mlx_provider_bench.servers.processes import MLX_LM, MLX_VLM, OURS, Kind
 
-from ..models.random_weights import FORMATS, IMAGE_EDGE, refuse_unknown, write_format
-from ..servers.processes import MLX_LM, MLX_VLM, OURS, Kind
+from .formats import FORMATS, refuse_unknown, write_format
 from .others import Other
 
 PARTS = ("answers", "speed", "reuse", "isolation", "stall")
@@ -68,13 +69,13 @@ class Plan:
         if self.others and len(self.models) != 1:
             raise BadRequest(
                 "--server needs one --model: the one that the server has, too "
-                "(`mlx-provider bench model FOLDER` writes one of random weights)",
+                "(`python tests/benchmarks model FOLDER` writes one of random weights)",
                 param="server",
             )
 
     def command(self, out: str = "") -> str:
         """The command line that repeats this, with all defaults."""
-        words = ["mlx-provider", "bench", "compare", *self._subject_options()]
+        words = ["python", "tests/benchmarks", "compare", *self._subject_options()]
         words += [*_repeated("--part", self.parts), *_repeated("--streams", self.streams)]
         words += _repeated("--peer", self.peers or ["none"])
         words += _repeated("--server", [each.option for each in self.others])

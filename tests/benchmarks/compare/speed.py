@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from ..servers.client import Messages, Run
-from .asking import questions
+from mlx_provider_bench.asking import questions
+from mlx_provider_bench.progress import say
+from mlx_provider_bench.servers.client import Messages, Run
+
 from .plan import Plan, Subject
-from .progress import say
 from .rows import Row, Rows
 from .sides import Side, in_turn
 
