@@ -81,3 +81,8 @@ def test_a_remote_client_names_models_of_the_roots_alone(engine: Any, path: str)
         for model in (engine.vectors, engine.outside)
     ]
     assert [answer.status_code for answer in answers] == [200, 404], answers[1].text
+
+
+def test_a_route_that_is_not_served_is_not_found(engine: Any) -> None:
+    for path in ("/v1/rerank", "/v1/score", "/v1/nothing"):
+        assert engine.http.post(path, json={"model": engine.vectors}).status_code == 404, path
