@@ -26,8 +26,6 @@ MAX_INPUTS = 2048
 """Texts of one embedding request, as OpenAI's API takes them."""
 MAX_INPUT_TOKENS = 2**22
 """Tokens of all of them."""
-MAX_DOCUMENTS = 1000
-"""Documents of one request for scores; each is rendered with the chat template."""
 MAX_WARM = 64
 """Warm prompts of one model: each is prefilled for every tenant."""
 MAX_VALUES = 200_000
@@ -144,9 +142,6 @@ Tokens = Annotated[list[int], Field(fail_fast=True)]
 Ignored = Annotated[list[str], Field(max_length=MAX_FIELDS, fail_fast=True)]
 Inputs = Annotated[
     list[str | Tokens], _at_most(MAX_INPUTS), Field(min_length=1, max_length=MAX_INPUTS)
-]
-Documents = Annotated[
-    list[str], _at_most(MAX_DOCUMENTS), Field(min_length=1, max_length=MAX_DOCUMENTS)
 ]
 TokenIds = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS)]
 TokenBias = Annotated[dict[int, float], _at_most(MAX_TOKEN_IDS)]

@@ -61,8 +61,6 @@ class EngineSettings(FixedSettings):
     state folder if the variable is unset."""
     disk_cache_bytes: int | None = None
     """Maximum bytes of the disk tier; 0: no disk tier. If unset: depends on the free space."""
-    disk_cache_bits: int | None = None
-    """Bits of each KV value in the disk tier, 4 or 8. If unset: as in memory."""
     wire_weights: bool = True
     """Whether Metal keeps weights resident."""
     log_level: str = "info"
@@ -195,7 +193,6 @@ _KINDS: dict[str, str | _Number] = {
     "prefix_bytes": _Number("bytes", 0),
     "disk_cache": "path",
     "disk_cache_bytes": _Number("bytes", 0),
-    "disk_cache_bits": "bits",
     "wire_weights": "switch",
     "log_level": "level",
     "models_file": "path",
@@ -207,6 +204,7 @@ SETTINGS = tuple(_KINDS)
 REMOVED = {
     "BLAS": "on Linux, the engine loads the best BLAS that it finds",
     "BODY_BYTES": "request bodies may have 128 MiB together",
+    "DISK_CACHE_BITS": "prefixes are stored on disk as they are in memory",
     "FEATURE_BYTES": "features of images have 256 MiB per model",
     "KV_LAYOUT": "a probe at load finds the best layout",
     "MAX_QUEUE": "four requests may wait for each of MLX_PROVIDER_MAX_ROWS",
@@ -219,7 +217,6 @@ REMOVED = {
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SWITCH = {"true": True, "false": False}
-_BITS = {"4": 4, "8": 8}
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -238,10 +235,6 @@ def _parse(name: str, kind: str | _Number, text: str) -> object:
         if text.lower() not in _SWITCH:
             raise BadRequest(f"{given} is none of {', '.join(_SWITCH)}")
         return _SWITCH[text.lower()]
-    if kind == "bits":
-        if text not in _BITS:
-            raise BadRequest(f"{given} is none of {', '.join(_BITS)}")
-        return _BITS[text]
     if kind == "names":
         return tuple(each.strip() for each in text.split(",") if each.strip())
     if kind == "paths":

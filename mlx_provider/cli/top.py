@@ -1,4 +1,4 @@
-"""`mlx-provider top`: what the engine is doing, in the terminal or on a local page."""
+"""`mlx-provider top`: what the engine is doing, in the terminal."""
 
 from __future__ import annotations
 
@@ -25,10 +25,6 @@ def top(
         float,
         typer.Option(min=0.2, max=60, callback=finite, help="Seconds between updates."),
     ] = 1.0,
-    web: Annotated[bool, typer.Option("--web", help="Show a page in the browser.")] = False,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="With --web: port of the page; 0: any free port.")
-    ] = 0,
     api_base: ApiBase = None,
     api_key_file: ApiKeyFile = None,
     api_key: ApiKey = None,
@@ -39,9 +35,7 @@ def top(
     """
     client = running_engine(api_base, api_key_file, as_json=as_json)
     try:
-        if web:
-            _page(client, port, every)
-        elif once or not (as_json or Console().is_terminal):
+        if once or not (as_json or Console().is_terminal):
             _once(client, as_json=as_json)
         elif as_json:
             _lines(client, every)
@@ -81,14 +75,3 @@ def _live(client: HttpClient, every: float) -> None:
         except EngineDied:  # as an end that it was given time for
             pass
     console.print(f"the engine has ended ({time.strftime('%H:%M:%S')})")
-
-
-def _page(client: HttpClient, port: int, every: float) -> None:
-    from ..server.figures_page import LOOPBACK, FiguresPage
-    from ..server.side_server import run_side_server
-
-    page = FiguresPage(client, every)
-    with run_side_server(page.asgi, LOOPBACK, port) as (address, wait):
-        typer.echo(f"{address}/#{page.key}")
-        typer.echo("anyone with this address can watch; Ctrl-C ends the page")
-        wait()

@@ -83,8 +83,6 @@ class Engine:
             fixed=fixed,
         )
         state.batch.shows = state.drafting.shows
-        if speculation is not None:
-            speculation.stored_of = state.batch.stored
         self._waits_for_disk = False
         self._make_step(state)
 

@@ -210,7 +210,7 @@ class Request:
     prompt_logprobs_sent: int = 0
     """Prompt tokens whose log-probabilities are sent."""
     inputs: Inputs | None = None
-    """Texts to embed or to score, in place of a reply. The prompt is then the longest of them."""
+    """Texts to embed, in place of a reply. The prompt is then the longest of them."""
     deadline: float | None = None
     """Monotonic time after which the request ends in `RequestTimedOut`."""
 
@@ -375,21 +375,14 @@ class PrefillJob:
         """The request's prompt with the committed tokens to run again, or the current input."""
         inputs, prompt = self.request.inputs, self.request.prompt
         if inputs is not None:
-            return inputs.prompt(self.tokens)
+            return Prompt(self.tokens)
         return prompt.followed_by(self.tokens[len(prompt.tokens) :])
 
     @property
     def uses_prefix_cache(self) -> bool:
         """Whether it uses the prefix cache, which needs every token of a prompt to be computed."""
-        if self.wants_prompt_logprobs or self.places is not None or self.scoring is not None:
-            return False
-        return self.request.inputs is None or self.request.inputs.shared > 0
-
-    @property
-    def lasting(self) -> int:
-        """Tokens that the prefix cache may store."""
-        inputs = self.request.inputs
-        return len(self.tokens) if inputs is None else inputs.shared
+        unfit = (self.places, self.scoring, self.request.inputs)
+        return not self.wants_prompt_logprobs and all(each is None for each in unfit)
 
     def restart(self) -> None:
         """Discard the computed tokens, because a device failure corrupted them or they are not

@@ -14,11 +14,9 @@ modules have the parts that families share:
 | `info` | `describe`: the `ModelInfo` of a model; stop tokens, bytes, precision |
 | `estimate` | `footprint`: bytes of weights, of a token and of a row, by `config.json` alone |
 | `embedding` | `embedding_of`: what a folder says of how texts become vectors |
-| `reranking` | `reranking_of`: how a folder scores documents; `RerankerPrompt`: a family's own |
 | `attention` | `route`: rows of any length decode in one call |
 | `recurrent` | `route`: chunks of a prompt in the pass of rows that decode, of hybrid models |
 | `logits` | the output matrix for the tokens whose logits are wanted, and no others |
-| `layers` | the outputs of single layers, for drafters that read them |
 | `caches` | a row's cache by mlx-lm or mlx-vlm, and the classes that it may consist of |
 | `expand` | weights in the dtype that the operator or the core chose |
 | `patching` | `patch`: a family's own function instead of one that upstream's model calls |

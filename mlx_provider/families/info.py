@@ -12,7 +12,6 @@ from mlx.utils import tree_flatten
 from ..records import LoadOptions, ModelInfo
 from .checkpoint import context_length, fingerprint, read_json, sampling_defaults
 from .embedding import embedding_of
-from .reranking import NO_PROMPTS, RerankerPrompt, reranking_of
 from .tokenizer import HFTokenizer
 from .tokenizer.dialect import dialect
 
@@ -26,13 +25,12 @@ def describe(
     *,
     stop_tokens: frozenset[int] = frozenset(),
     variant: str = "",
-    rerankers: Mapping[str, RerankerPrompt] = NO_PROMPTS,
     **more: Any,
 ) -> ModelInfo:
     """`ModelInfo` of a loaded folder. `more` replaces or adds fields (media, pixels ...).
 
     `stop_tokens`: stop tokens that the files do not list; `variant`: changes of the model's KV that
-    its files do not show; `rerankers`: prompts of the family's rerankers by `model_type`.
+    its files do not show.
     """
     generation = read_json(folder / "generation_config.json")
     text = config.get("text_config") or config
@@ -48,7 +46,6 @@ def describe(
         "chat_template": tokenizer.chat_template,
         "sampling": sampling_defaults(generation),
         "embedding": embedding_of(folder, text),
-        "reranking": reranking_of(folder, tokenizer, rerankers.get(model_type)),
         "notes": tokenizer.notes,
         **dialect(tokenizer),
     }

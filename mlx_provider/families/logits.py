@@ -73,25 +73,21 @@ def _close(found: mx.array, whole: mx.array) -> bool:
     return bool(mx.all(mx.abs(found - whole) <= most).item())
 
 
-def narrowed(
-    model: Any, path: Path | None, keep: Keep, *, part: Any = None
-) -> Callable[..., mx.array]:
+def narrowed(model: Any, path: Path | None, keep: Keep) -> Callable[..., mx.array]:
     """A callable like `model` that returns only logits of the kept positions.
 
-    It is a copy that shares all parts of the model, which itself does not change. `part`: runs in
-    place of the part at the end of the path.
+    It is a copy that shares all parts of the model, which itself does not change.
     """
     if path is None:
         return lambda *args, **kwargs: keep(model(*args, **kwargs))
-    twin: Callable[..., mx.array] = _twin(model, path, keep, part)
+    twin: Callable[..., mx.array] = _twin(model, path, keep)
     return twin
 
 
-def _twin(model: Any, path: Path, keep: Keep, part: Any) -> Any:
+def _twin(model: Any, path: Path, keep: Keep) -> Any:
     twin, name = copy.copy(model), path[0]
     below = getattr(model, name)
-    last = _Kept(below if part is None else part, keep)
-    setattr(twin, name, _twin(below, path[1:], keep, part) if path[1:] else last)
+    setattr(twin, name, _twin(below, path[1:], keep) if path[1:] else _Kept(below, keep))
     return twin
 
 

@@ -14,13 +14,12 @@ from ..errors import BadRequest
 from ..records import Features, LoadOptions, MediaItem, MediaSpan, ModelInfo, PrefillChunk, Prompt
 from ..upstream import mlx_lm
 from ..upstream.ssm import one_step_size
-from . import layers, logits, recurrent
+from . import logits, recurrent
 from .attention import route
 from .caches import text_cache
 from .embedding import NO_STATES
 from .expand import expand
 from .info import describe
-from .reranking import NO_PROMPTS, RerankerPrompt
 from .tokenizer import HFTokenizer
 
 
@@ -34,9 +33,6 @@ class TextModel:
     kv_layouts: Sequence[str]
     backbone: logits.Path | None = None
     """The part below the output matrix, if one was found."""
-    indices: tuple[int, ...] = ()
-    """Layers whose outputs are its hidden states. Empty: they are those before the output
-    matrix."""
 
     def prepare(
         self,
@@ -102,20 +98,10 @@ class TextModel:
         found: mx.array = self.model(_tokens(chunk), cache=chunk.cache)
         return found[0]
 
-    def showing(self, indices: Sequence[int]) -> TextModel:
-        shown = replace(self, indices=tuple(indices))
-        layers.check_layers(layers.at(self.model, self.backbone), indices, shown, self.make_cache())
-        return shown
-
     def _shown(
         self, tokens: mx.array, cache: list[Any], keep: logits.Keep, show: logits.Keep
     ) -> tuple[mx.array, mx.array]:
         """Logits of the positions that `keep` selects, hidden states of those that `show` does."""
-        if self.indices:
-            outputs = layers.Outputs(self.indices)
-            part = layers.watched(layers.at(self.model, self.backbone), outputs)
-            narrowed = logits.narrowed(self.model, self.backbone, keep, part=part)
-            return narrowed(tokens, cache=cache), show(outputs.joined())
         shown = logits.Shown(keep, show)
         found = logits.narrowed(self.model, self.backbone, shown)(tokens, cache=cache)
         return found, shown.hidden
@@ -133,7 +119,6 @@ def load_text(
     classes: mlx_lm.Classes | None = None,
     change: Callable[[Any], None] | None = None,
     variant: str = "",
-    rerankers: Mapping[str, RerankerPrompt] = NO_PROMPTS,
 ) -> TextModel:
     """Load weights and tokenizer. The batch layouts are those for which attention can be routed.
 
@@ -164,7 +149,6 @@ def load_text(
         options,
         stop_tokens=loaded.stop_tokens,
         variant=variant,
-        rerankers=rerankers,
     )
     bounded = tokenizer.within(info.context_length)
     backbone = logits.find_backbone(loaded.model, _some_logits)

@@ -27,7 +27,6 @@ from .errors import LiteLLMErrors
 from .heartbeat import heartbeat
 from .lazy_coroutine import LazyCoroutine
 from .routes import reads_errors_in_streams
-from .spans import EngineSpans
 from .streams import AsyncReplyStream, Held, RefusedStream, Reply, ReplyStream
 from .translate import answer_form, client_names, embeddings, generate_requests
 from .unserved import unserved
@@ -74,7 +73,6 @@ class Provider(CustomLLM):
         """Have the request accepted. Raises LiteLLM's exceptions."""
         with LiteLLMErrors(given["model"]):
             call = _begun(given, "messages")
-            spans = EngineSpans.of(call.litellm_params, call.model)
             names = client_names(call)
             with names.naming():
                 requests = generate_requests(call)
@@ -82,7 +80,7 @@ class Provider(CustomLLM):
             keep_warnings(call.logging, [*map(names.text, generation.accepted.warnings)])
             show(call.model, model_facts(generation.accepted), call.deployment)
             form = answer_form(call)
-            return Reply(generation, call.deadline, call.model, form, spans, names)
+            return Reply(generation, call.deadline, call.model, form, names)
 
     def _embed(self, given: dict[str, Any]) -> Held:
         """Have the request accepted. Raises LiteLLM's exceptions."""

@@ -22,7 +22,6 @@ from .call import Deadline
 from .chunks import ChunkStream
 from .errors import LiteLLMErrors
 from .messages import Collector
-from .spans import EngineSpans
 
 
 class Collects(Protocol):
@@ -47,7 +46,6 @@ class Held:
         deadline: Deadline,
         model: str,
         collector: Collects,
-        spans: EngineSpans | None = None,
         names: Places | None = None,
     ) -> None:
         """`names`: the client's names of parameters, for a late error."""
@@ -55,7 +53,6 @@ class Held:
         self.deadline = deadline
         self.model = model
         self._collector = collector
-        self._spans = spans
         self._names = names or Places()
 
     def collect(self, response: Any) -> Any:
@@ -106,15 +103,11 @@ class Held:
     def _seen(self, events: list[Event]) -> list[Event]:
         if not events:
             raise EngineDied("the engine ended the stream early")
-        if self._spans is not None:
-            self._spans.watch(self.generation.accepted, events)
         return self._names.events(events)
 
     def close(self) -> None:
         """Cancel the request if it has not ended."""
         self.generation.close()
-        if self._spans is not None:
-            self._spans.left(self.generation.accepted)
 
 
 class Reply(Held):
@@ -126,11 +119,10 @@ class Reply(Held):
         deadline: Deadline,
         model: str,
         form: AnswerForm = AnswerForm(),  # noqa: B008  (frozen)
-        spans: EngineSpans | None = None,
         names: Places | None = None,
     ) -> None:
         collector = Collector(generation.accepted, form)
-        super().__init__(generation, deadline, model, collector, spans, names)
+        super().__init__(generation, deadline, model, collector, names)
         self.form = form
 
 

@@ -74,15 +74,6 @@ class Embedded(Wire):
     """float32, little-endian, in base64."""
 
 
-class Scored(Wire):
-    """The score of one document for its query."""
-
-    type: Literal["scored"] = "scored"
-    index: int
-    score: float
-    """From 0 to 1."""
-
-
 class Finish(Wire):
     """One choice has ended."""
 
@@ -161,9 +152,7 @@ class Failed(Wire):
         return cls(error=ErrorBody.of(error))
 
 
-Event = Annotated[
-    Accepted | Delta | Embedded | Scored | Finish | Done | Failed, Field(discriminator="type")
-]
+Event = Annotated[Accepted | Delta | Embedded | Finish | Done | Failed, Field(discriminator="type")]
 
 EVENT_BATCH: TypeAdapter[list[Event]] = TypeAdapter(list[Event])
 """One line of the stream: the events of one engine step for one request."""

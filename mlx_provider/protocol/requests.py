@@ -14,7 +14,6 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from ..bounds import (
-    Documents,
     Ignored,
     Inputs,
     JsonObject,
@@ -94,19 +93,6 @@ class EmbedRequest(ModelRequest):
     """Number of first dimensions of each vector to return, normalised again."""
     prompt_name: Label | None = None
     """Name of one of the model's prompts to put before each text; `None`: its default."""
-
-
-class ScoreRequest(ModelRequest):
-    """Documents to score for a query. The reply has a `Scored` for each.
-
-    The engine's server makes it from `/v1/rerank` and `/v1/score`, so it has no path.
-    """
-
-    queries: Documents
-    """One query for all documents, or one for each."""
-    documents: Documents
-    instruction: str | None = None
-    """The criterion for a good answer, as text for the model; `None`: the model's default."""
 
 
 class GenerateRequest(ModelRequest):

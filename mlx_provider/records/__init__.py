@@ -34,14 +34,12 @@ from .model import (
     Prompt,
     SamplingDefaults,
     ShowsHidden,
-    ShowsLayers,
     ShowsLogits,
     Tokenizer,
 )
 from .parameters import listed_parameters, listed_values, resolved, type_of, value_types
 from .parsing import ReasoningParser, ToolCall, ToolParser, Tools
 from .reading import Emit, NotACall, Reading, Rest, TextEnded, TextReader
-from .reranking import Judge, Reranking
 from .template import TemplateForm
 from .turn_ends import read_turn_ends
 from .upstream import UpstreamPatch
@@ -63,7 +61,6 @@ __all__ = [
     "Features",
     "Function",
     "Gateway",
-    "Judge",
     "Kernels",
     "LoadOptions",
     "LoadedModel",
@@ -83,14 +80,12 @@ __all__ = [
     "Reading",
     "ReasoningParser",
     "Replacement",
-    "Reranking",
     "Rest",
     "Run",
     "SamplingDefaults",
     "ScoresPrompts",
     "Scoring",
     "ShowsHidden",
-    "ShowsLayers",
     "ShowsLogits",
     "TaggedArguments",
     "TemplateForm",

@@ -73,16 +73,11 @@ class DraftRow:
     """
     hidden: mx.array | None = None
     """(fresh, hidden size), if the drafter asks for them: the states from which the model drew
-    those tokens. With `Drafter.layers`, the outputs of these layers side by side. A token between
-    two calls is missing if no row had a draft then. Gone after the call."""
+    those tokens. A token between two calls is missing if no row had a draft then. Gone after
+    the call."""
     unread: Unread | None = None
     """Only for `DraftsAhead`: the row has more tokens, which are not read yet. `hidden` then has n
     more rows, from which the n unread tokens were drawn."""
-    cache: Sequence[tuple[mx.array, mx.array] | None] | None = None
-    """With `Drafter.reads_cache`: keys and values of all of the row's tokens but the last one,
-    (1, heads, tokens, D) in order of position, by layer of the model's cache. With `unread`, those
-    of the last one and of the n - 1 drafts of its pass follow, whether they hold or not. `None`:
-    the layer stores something else. A window has let go the first ones. Gone after the call."""
     state: Any = None
     """Kept for the drafter from one call to the next."""
     salt: str = ""
@@ -168,15 +163,6 @@ class Drafter:
     """Maximum bytes that it keeps for rows, in addition to what `start` has loaded."""
     hidden: bool = False
     """It needs hidden states: the model must be a `ShowsHidden`."""
-    layers: Callable[[Drafting], Sequence[int]] = field(default=lambda drafting: ())
-    """Indices of the layers whose outputs are its hidden states: the model must be a `ShowsLayers`.
-    None: the states are those before the output matrix."""
-    reads_cache: bool = False
-    """It reads the keys and values that the model has stored for a row (`DraftRow.cache`)."""
-    context: int = 64
-    """Maximum number of a prompt's last tokens whose states it gets. It gets fewer if the others
-    came from the prefix cache, ran beside rows that decode, or stand before an image. The engine
-    stores states of at most 4,096 tokens, or of one prompt, for all rows; `keeps` counts them."""
     media: bool = True
     """It can draft for prompts with images."""
     reads_draft_model: bool = False

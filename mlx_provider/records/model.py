@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runt
 
 from .embedding import Embedding
 from .pixels import BICUBIC, Size, scaled
-from .reranking import Reranking
 from .template import TemplateForm
 from .upstream import UpstreamPatch
 
@@ -90,8 +89,6 @@ class ModelInfo:
     max_pixels: int = 0
     """Pixels of an image after the family's scaling; 0: no image input."""
     embedding: Embedding = field(default_factory=Embedding)
-    reranking: Reranking | None = None
-    """How it scores a document for a query. `None`: it is no reranker."""
     notes: tuple[str, ...] = ()
     """Notes for the operator on how the model is served."""
 
@@ -306,19 +303,6 @@ class ShowsHidden(Protocol):
     def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:
         """As `prefill`: logits (vocab,), and the states (last, hidden) after the chunk's last
         tokens."""
-
-
-@runtime_checkable
-class ShowsLayers(Protocol):
-    """A `LoadedModel` that returns the outputs of single layers, for drafters."""
-
-    def showing(self, indices: Sequence[int]) -> ShowsHidden:
-        """This model, but its hidden states are the outputs of these layers side by side, in this
-        order: (n, layers * hidden).
-
-        Logits and caches are those of the model; it keeps nothing of a call. Raises `BadRequest`
-        if it cannot show one of the layers.
-        """
 
 
 @runtime_checkable

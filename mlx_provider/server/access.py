@@ -32,21 +32,19 @@ class Gate:
         app: ASGIApp,
         keys: Iterable[Key] | None,
         hosts: Iterable[str],
-        open_paths: Iterable[str] = (),
     ) -> None:
-        """`keys`: every request except on `open_paths` must send one; `None`: need not. `hosts`:
-        host names by which clients may address this server, besides plain IP addresses."""
+        """`keys`: every request must send one; `None`: need not. `hosts`: host names by which
+        clients may address this server, besides plain IP addresses."""
         self._app = app
         self._keys = None if keys is None else Keys(keys)
-        self._open = frozenset(open_paths)
         self._hosts = frozenset(map(str.lower, hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
             key = None if self._keys is None else self._keys.sent(headers)
-            needs = self._keys is not None and scope["path"] not in self._open
-            refused = self._refused(scope["method"], headers, known=key is not None or not needs)
+            known = key is not None or self._keys is None
+            refused = self._refused(scope["method"], headers, known=known)
             if refused is not None:
                 answer = error_response(refused, {"connection": "close"}, scope["path"])
                 await answer(scope, receive, send)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..bounds import MAX_INPUT_TOKENS
-from ..engine.inputs import Inputs, Vectors
+from ..engine.inputs import Inputs
 from ..engine.request import Request, Row, SamplingParams
 from ..errors import BadRequest, ContextTooLong
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Accepted, Delta, FinishReason, TokenLogprob
-from ..protocol.requests import EmbedRequest, ModelRequest
+from ..protocol.requests import EmbedRequest
 from ..records import Embedding, Pooling, ShowsHidden
 from .grants import account, namespace
 from .model_view import ModelView
@@ -54,15 +54,8 @@ def make_embedding(
         check_wanted()
         return _tokens_of(wire.input[index], view, before, where)
 
-    tokens = bounded("input", len(wire.input), view.info.context_length, tokens_of, "")
-    inputs = Vectors(tokens, pooling, _dimensions(how, wire.dimensions), how.normalise)
-    return prepared_inputs(wire, view, queue, arrived, inputs)
-
-
-def prepared_inputs(
-    wire: ModelRequest, view: ModelView, queue: EventQueue, arrived: float, inputs: Inputs
-) -> Prepared:
-    """A request that runs inputs in place of a prompt with a reply."""
+    tokens = _bounded(len(wire.input), view.info.context_length, tokens_of)
+    inputs = Inputs(tokens, pooling, _dimensions(how, wire.dimensions), how.normalise)
     request = Request(
         id=wire.id,
         prompt=inputs.longest,
@@ -132,18 +125,18 @@ def _dimensions(how: Embedding, wanted: int | None) -> int:
     return wanted or how.width
 
 
-def bounded(
-    name: str, count: int, limit: int, tokens_of: Callable[[int, str], Sequence[int]], hint: str
+def _bounded(
+    count: int, limit: int, tokens_of: Callable[[int, str], Sequence[int]]
 ) -> list[array[int]]:
-    """The tokens of each of `count` inputs, called `name[0]`, `name[1]`, ... (host work).
+    """The tokens of each of `count` inputs, called `input[0]`, `input[1]`, ... (host work).
 
-    `tokens_of` gets the index and that name; `limit`: the model's context; `hint`: about one that
-    is too long. Raises `BadRequest` that names the input, `ContextTooLong`.
+    `tokens_of` gets the index and that name; `limit`: the model's context. Raises `BadRequest` that
+    names the input, `ContextTooLong`.
     """
     found: list[array[int]] = []
     total = 0
     for index in range(count):
-        where = f"{name}[{index}]"
+        where = f"input[{index}]"
         try:
             tokens = array("i", tokens_of(index, where))
         except BadRequest as error:
@@ -151,15 +144,15 @@ def bounded(
             raise type(error)(f"{where}: {reason}", param=where) from None
         if len(tokens) >= limit:
             raise ContextTooLong(
-                f"{where} is too long{hint}: {len(tokens)} tokens > {limit - 1} maximum (context "
+                f"{where} is too long: {len(tokens)} tokens > {limit - 1} maximum (context "
                 f"of {limit}): divide it",
                 param=where,
             )
         total += len(tokens)
         if total > MAX_INPUT_TOKENS:
             raise BadRequest(
-                f"{name}: more than {MAX_INPUT_TOKENS} tokens: send it in several requests",
-                param=name,
+                f"input: more than {MAX_INPUT_TOKENS} tokens: send it in several requests",
+                param="input",
             )
         found.append(tokens)
     return found

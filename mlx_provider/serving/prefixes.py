@@ -35,11 +35,10 @@ class DiskSettings:
     folder: Path
     nbytes: int | None
     """Its limit. 0: no disk tier; `None`: by the free space."""
-    bits: int | None = None
 
     @classmethod
     def of(cls, folder: Path, settings: EngineSettings) -> DiskSettings:
-        return cls(folder, settings.disk_cache_bytes, settings.disk_cache_bits)
+        return cls(folder, settings.disk_cache_bytes)
 
 
 class Prefixes:
@@ -113,7 +112,7 @@ class Prefixes:
             return None
         try:
             limit = disk_limit(chosen.folder, chosen.nbytes)
-            return DiskTier(chosen.folder, limit, self._worker.call, bits=chosen.bits)
+            return DiskTier(chosen.folder, limit, self._worker.call)
         except (BadRequest, OSError) as reason:
             log.warning("prefix cache: nothing is kept on disk: %s", reason)
             return None

@@ -36,7 +36,7 @@ from ..protocol.events import Accepted, Done, Failed
 from ..protocol.figures import Figures
 from ..protocol.health import Health
 from ..protocol.options import WarmPrompt
-from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest, ScoreRequest
+from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
 from ..records import Prompt
 from ..registry import PluginRegistry
 from ..upstream import blas
@@ -52,7 +52,6 @@ from .next_prompt import NextPrompts, turn_of
 from .plugin_statuses import PluginStatuses
 from .prepared import Prepared, make_prepared
 from .prompt import prepare, prompt_text
-from .reranking import make_scores
 from .validate import within_vocabulary
 from .warm import warm_requests
 
@@ -303,8 +302,6 @@ def _made(wire: ModelRequest, view: ModelView, entry: Entry, arrived: float) -> 
         return make_prepared(wire, view, entry.queue, entry.media, arrived)
     if isinstance(wire, EmbedRequest):
         return make_embedding(wire, view, entry.queue, arrived, entry.check_wanted)
-    if isinstance(wire, ScoreRequest):
-        return make_scores(wire, view, entry.queue, arrived, entry.check_wanted)
     raise BadRequest(f"{wire.path} is not served")
 
 

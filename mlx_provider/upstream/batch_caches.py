@@ -8,7 +8,7 @@ Upstream's own methods (mlx_lm/models/cache.py 0.32.2) copy too much and wait fo
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, overload
+from typing import Any
 
 import mlx.core as mx
 
@@ -17,8 +17,6 @@ from .cache_classes import (
     BatchKVCache,
     BatchRotatingKVCache,
     KVCache,
-    Stored,
-    stored,
 )
 from .shared_kv import SharedBatchKV, SharedKV, prefix_of, start
 from .sparse_cache import SparseKVCache, cache_list, held
@@ -59,30 +57,6 @@ def rows_of(batch: Sequence[Any], indices: Iterable[int]) -> list[RowCache]:
         [[ring.left_padding, ring.offset] for ring in rings]
     )  # one wait instead of one per layer
     return [[_row(layer, index) for layer in batch] for index in indices]
-
-
-class StoredLayers(Sequence[Stored | None]):
-    """The stored arrays of one row, by layer (see `stored`). A layer is read on access and does not
-    change. The arrays are views, except those of wrapped windows."""
-
-    def __init__(self, cache: RowCache, index: int) -> None:
-        self._cache = cache
-        self._index = index
-
-    def __len__(self) -> int:
-        return len(self._cache)
-
-    @overload
-    def __getitem__(self, at: int) -> Stored | None: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Stored | None]: ...
-    def __getitem__(self, at: int | slice) -> Stored | list[Stored | None] | None:
-        layers = self._cache[at]
-        return [*map(self._of, layers)] if isinstance(at, slice) else self._of(layers)
-
-    def _of(self, layer: Any) -> Stored | None:
-        merged = isinstance(layer, (BatchKVCache, BatchRotatingKVCache)) and not layer.empty()
-        return stored(_row(layer, self._index) if merged else layer)
 
 
 def counting_alike(batch: Iterable[Any]) -> list[list[Any]]:

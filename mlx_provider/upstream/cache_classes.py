@@ -33,14 +33,10 @@ __all__ = [
     "append_behind",
     "appended",
     "make_prompt_cache",
-    "stored",
     "take_back",
     "visible",
     "visible_behind",
 ]
-
-Stored = tuple[mx.array, mx.array]
-"""Keys and values of a row in one layer, (1, heads, tokens, D), in order of position."""
 
 
 class StateCache(ArraysCache):
@@ -118,19 +114,6 @@ class StateHistory(StateCache):
         return found
 
 
-def stored(cache: Any) -> Stored | None:
-    """The keys and values in a layer's cache of one row. `None`: the cache is empty, or has
-    another format.
-
-    A rotating cache is put into order as its `_temporal_order` does (cache.py 0.32.2).
-    """
-    if type(cache) not in (KVCache, RotatingKVCache) or cache.keys is None:
-        return None
-    if isinstance(cache, RotatingKVCache):
-        return cache._temporal_order(cache.keys), cache._temporal_order(cache.values)
-    return cache.keys[..., : cache.offset, :], cache.values[..., : cache.offset, :]
-
-
 def appended(cache: Any, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
     """Append to a layer's cache. Returns all keys and values that it holds, in order of position.
 
@@ -146,7 +129,7 @@ def appended(cache: Any, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
 
 def append_behind(
     cache: KVCache | RotatingKVCache, keys: mx.array, values: mx.array, stale: mx.array
-) -> Stored:
+) -> tuple[mx.array, mx.array]:
     """Append (1, heads, T, D) to a layer's cache whose last `stale` tokens are rejected.
 
     stale: (1,) int32, at most `MOST_DRAFTS`, not read by the host. The new tokens overwrite the

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..protocol.events import Accepted, Done, Embedded, Event, Scored
+from ..protocol.events import Accepted, Done, Embedded, Event
 from .replies import Whole
 
 
@@ -16,10 +16,10 @@ class Results(Whole):
         """`body`: makes the reply from the results, in the order of the inputs, and the end."""
         self._accepted = accepted
         self._made = body
-        self._found: list[Embedded | Scored] = []
+        self._found: list[Embedded] = []
 
     def _take(self, event: Event) -> None:
-        if isinstance(event, Embedded | Scored):
+        if isinstance(event, Embedded):
             self._found.append(event)
 
     def _body(self, done: Done) -> dict[str, Any]:

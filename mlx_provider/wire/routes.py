@@ -11,26 +11,23 @@ from .anthropic import routes as anthropic
 from .asked import Read
 from .openai import errors as openai_errors
 from .openai import routes as openai
-from .rerank import routes as rerank
 from .responses import routes as responses
 
 GENERATE: Mapping[str, Read] = {
     **openai.GENERATE,
-    **rerank.ROUTES,
     **responses.GENERATE,
     **anthropic.GENERATE,
 }
 """Routes that answer with what a model makes."""
 ROUTES: Mapping[str, Read] = {
     **openai.ROUTES,
-    **rerank.ROUTES,
     **responses.ROUTES,
     **anthropic.ROUTES,
 }
-AGENTS = frozenset(GENERATE) - {"/v1/embeddings", *rerank.ROUTES}
+AGENTS = frozenset(GENERATE) - {"/v1/embeddings"}
 """Those that answer with text."""
 ERRORS: Mapping[str, Callable[[MLXProviderError], dict[str, Any]]] = {
-    **dict.fromkeys((*openai.ROUTES, *rerank.ROUTES, *responses.ROUTES), openai_errors.error_body),
+    **dict.fromkeys((*openai.ROUTES, *responses.ROUTES), openai_errors.error_body),
     **dict.fromkeys(anthropic.ROUTES, anthropic_errors.error_body),
 }
 """The body of an error on each route."""

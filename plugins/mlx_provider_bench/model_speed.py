@@ -15,7 +15,7 @@ from statistics import median
 
 from mlx_provider.commands import folder_of
 
-from .compare.asking import ORDER, document
+from .asking import ORDER, document
 from .report import Result, print_rows, shown, surroundings
 from .servers.client import Answer, Client, Messages
 from .servers.processes import OURS, running

@@ -10,7 +10,6 @@
 | `haystack`, `needle`, `needle_report` | long prompts with one fact to find |
 | `running`, `screen` | subject after subject, until a signal ends it |
 | `conditions`, `report` | the conditions of a figure, and its tables |
-| `tool_eval_bench` | another project's scenarios through the same gateway |
 """
 
 from __future__ import annotations

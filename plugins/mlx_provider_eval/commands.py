@@ -44,7 +44,9 @@ Said = Annotated[
         help='Further fields of requests: {"chat_template_kwargs": {"enable_thinking": false}}.',
     ),
 ]
-Out = Annotated[Path | None, typer.Option(help="Folder for the report, as Markdown and as JSON.")]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder for the result as JSON, updated after each model.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")]
 
 
@@ -84,7 +86,7 @@ def tools(
         asks=lambda staged: len(asked) * repeat,
         measured=partial(measuring.measured, plan),
         whole=partial(measuring.whole, plan),
-        report=lambda it: Report(report.tables(it), report.guidance(it), report.markdown(it)),
+        report=lambda it: Report(report.tables(it), report.guidance(it)),
     )
     result = run(evaluation, _chosen(context, model, option, env, out), out)
     show(evaluation, result, out, as_json=as_json)
@@ -126,7 +128,6 @@ def needle(
     needles: Annotated[int, typer.Option(min=1, help="How often to ask each cell.")] = 3,
     max_tokens: MaxTokens = 64,
     body: Said = "{}",
-    plot: Annotated[Path | None, typer.Option(help="Write a plot as PNG or SVG.")] = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -147,46 +148,14 @@ def needle(
         max_tokens=max_tokens,
         said=_object(body),
     )
-    if plot is not None:
-        report.require_plot(plot)
     evaluation = Evaluation(
         name="needle",
         asks=partial(measuring.asks, plan),
         measured=partial(measuring.measured, plan),
         whole=partial(measuring.whole, plan),
-        report=lambda it: Report(report.tables(it), report.guidance(it), report.markdown(it)),
+        report=lambda it: Report(report.tables(it), report.guidance(it)),
     )
     result = run(evaluation, _chosen(context, model, option, env, out), out)
-    show(evaluation, result, out, as_json=as_json)
-    if plot is not None:
-        report.plot(result, plot)
-
-
-@evaluate.command(context_settings={"allow_extra_args": True})
-def tool_eval_bench(
-    context: typer.Context,
-    model: Annotated[str, typer.Argument(help="Hub id, folder, or demo.")],
-    option: Options = None,
-    env: Variables = None,
-    out: Out = None,
-    as_json: AsJson = False,
-) -> None:
-    """Run the scenarios of tool-eval-bench, if it is installed. It gets all further arguments.
-
-    For example: mlx-provider eval tool-eval-bench demo -- --short
-    """
-    from . import tool_eval_bench as others
-    from .running import Evaluation, Report, run, show
-
-    path = others.program()
-    evaluation = Evaluation(
-        name="tool-eval-bench",
-        asks=lambda staged: 1,
-        measured=partial(others.measured, path, context.args),
-        whole=others.whole,
-        report=lambda it: Report(others.tables(it), (), others.markdown(it)),
-    )
-    result = run(evaluation, _chosen(context, [model], option, env, out), out)
     show(evaluation, result, out, as_json=as_json)
 
 

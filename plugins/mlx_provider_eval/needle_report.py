@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
-from typing import Any
 
-from mlx_provider.errors import BadRequest, NotInstalled
-
-from .report import Result, Table, fenced, measured_of, require_writable, surroundings
-
-SHOWN = 3
-"""Replies without the thing, of each subject, that the report quotes."""
+from .report import Result, Table, measured_of
 
 
 def tables(result: Result) -> list[Table]:
@@ -92,63 +84,3 @@ def _against(subject: Result, first: Result) -> str:
         f"`{subject['label']}` beside `{first['label']}`, of {asked} asked of both: "
         f"{lost} found no more, {gained} found besides"
     )
-
-
-def markdown(result: Result) -> str:
-    parts = ["# Needle", surroundings(result)]
-    parts.append(
-        f"Each cell asked {result['needles']} times, greedy, at most {result['max_tokens']} tokens "
-        "a reply. Tokens are those of the whole prompt, by the model's own tokenizer."
-    )
-    parts += [f"## {table.title}\n\n{table.markdown()}" for table in tables(result)]
-    parts.append("\n".join(f"- {line}" for line in guidance(result)))
-    for subject in measured_of(result):
-        missed = [reply for cell in subject["cells"] for reply in cell["missed"]]
-        if missed:
-            parts.append(f"## Not found by {subject['label']}\n\n{fenced(missed[:SHOWN])}")
-    return "\n\n".join(parts) + "\n"
-
-
-PICTURES = (".png", ".svg")
-
-
-def require_plot(path: Path) -> Any:
-    """matplotlib's `pyplot`, without a screen. Raises `NotInstalled` if it is missing, and
-    `BadRequest` for a path that it cannot write."""
-    if path.suffix not in PICTURES:
-        raise BadRequest(f"--plot {path}: its end must be {' or '.join(PICTURES)}", param="--plot")
-    require_writable(path.parent, "--plot")
-    try:
-        import matplotlib
-
-        matplotlib.use("agg")
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise NotInstalled("--plot needs matplotlib: pip install 'mlx-provider[bench]'") from error
-    return pyplot
-
-
-def plot(result: Result, path: Path) -> None:
-    """A square for each length and depth, from white (none found) to dark (all); PNG or SVG."""
-    pyplot = require_plot(path)
-    found = measured_of(result)
-    size = (1.5 + 3.5 * len(found), 4.5)
-    figure, axes = pyplot.subplots(1, len(found), figsize=size, squeeze=False)
-    for axis, subject in zip(axes[0], found, strict=True):
-        rows = _rows(subject)
-        axis.imshow(shares(rows), cmap="Greens", vmin=0, vmax=1, aspect="auto")
-        axis.set_title(subject["label"], fontsize=8, wrap=True)
-        axis.set_xlabel("depth in %")
-        axis.set_ylabel("tokens of the prompt")
-        axis.set_xticks(range(len(rows[0])), [cell["depth"] for cell in rows[0]])
-        axis.set_yticks(range(len(rows)), [max(c["tokens"] for c in row) for row in rows])
-        for y, row in enumerate(rows):
-            for x, cell in enumerate(row):
-                axis.text(x, y, _shown(cell), ha="center", va="center", fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path)
-    pyplot.close(figure)
-
-
-def shares(rows: Sequence[Sequence[Result]]) -> list[list[float]]:
-    return [[cell["found"] / cell["asked"] for cell in row] for row in rows]

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from .report import Table, measured_of, write
+from .report import Table, measured_of
 from .screen import ending, print_table
 from .stage import Skipped, Staged, staging
 from .subjects import Subject
@@ -25,13 +25,12 @@ class Report:
 
     tables: Sequence[Table]
     guidance: Sequence[str]
-    markdown: str
 
 
 @dataclass(frozen=True)
 class Evaluation:
     name: str
-    """Name of its files."""
+    """Name of its file."""
     asks: Callable[[Staged], int]
     """Number of requests for a subject."""
     measured: Callable[[Staged, Callable[[], None]], Result]
@@ -55,8 +54,8 @@ def run(evaluation: Evaluation, chosen: Sequence[Subject], out: Path | None) -> 
                 with screen.counting(evaluation.asks(staged)) as done:
                     found.append(evaluation.measured(staged, done))
             if out is not None:
-                result = evaluation.whole(found)
-                write(out, evaluation.name, result, evaluation.report(result).markdown)
+                text = json.dumps(evaluation.whole(found), indent=1, ensure_ascii=False)
+                (out / f"{evaluation.name}.json").write_text(f"{text}\n", encoding="utf-8")
     return evaluation.whole(found)
 
 
@@ -74,6 +73,6 @@ def show(evaluation: Evaluation, result: Result, out: Path | None, *, as_json: b
         if each.get("skipped"):
             typer.echo(f"{each['label']}: not measured: {each['skipped']}", err=True)
     if out is not None:
-        typer.echo(f"written: {out / evaluation.name}.md and .json", err=True)
+        typer.echo(f"written: {out / evaluation.name}.json", err=True)
     if not measured_of(result):
         raise typer.Exit(1)

@@ -17,25 +17,24 @@ from .scenario import Call, Expected, Text, Tool
 MAX_UNORDERED_CALLS = 6
 """Calls that are tried in every order."""
 
-FAULTS = {
-    "request failed": "the gateway answered with an error",
-    "cut off": "the reply reached --max-tokens before its end",
-    "no call": "words in place of a call",
-    "call in text": "the name of the tool stands in the text: what the model wrote was not read as "
-    "a call; another tool_parser may read it",
-    "needless call": "a call where none was to be made",
-    "missing call": "fewer calls than wanted",
-    "extra call": "more calls than wanted",
-    "unknown tool": "a tool that was not offered",
-    "wrong tool": "a tool that was offered, and is not the right one",
-    "no JSON": "arguments that are no JSON object",
-    "against the schema": "arguments that the tool's schema does not allow",
-    "invented argument": "an argument that nobody asked for",
-    "wrong argument": "a value that is not the one that was asked for",
-    "no text": "neither a call nor a word",
-    "wrong text": "an answer without what it must hold",
-    "differs by stream": "with and without a stream it is not the same",
-}
+FAULTS = (
+    "request failed",
+    "cut off",
+    "no call",
+    "call in text",
+    "needless call",
+    "missing call",
+    "extra call",
+    "unknown tool",
+    "wrong tool",
+    "no JSON",
+    "against the schema",
+    "invented argument",
+    "wrong argument",
+    "no text",
+    "wrong text",
+    "differs by stream",
+)
 """In the order in which one is looked for."""
 
 

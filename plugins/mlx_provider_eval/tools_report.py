@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from .report import Result, Table, fenced, measured_of, surroundings
+from .report import Result, Table, measured_of
 from .scoring import FAULTS
 
 
@@ -51,29 +50,3 @@ def guidance(result: Result) -> list[str]:
     if len(found) > 1 and found[0]["passed"] == found[1]["passed"]:
         lines.append("The best have passed as many: of them the faults alone tell.")
     return lines
-
-
-def markdown(result: Result) -> str:
-    parts = ["# Tool calls", surroundings(result)]
-    parts.append(
-        f"{result['scenarios']} scenarios (digest `{result['scenarios_digest']}`), each "
-        f"{result['repeat']} times, {result['at_once']} at once, greedy, at most "
-        f"{result['max_tokens']} tokens a reply."
-    )
-    parts += [f"## {table.title.capitalize()}\n\n{table.markdown()}" for table in tables(result)]
-    parts.append("\n".join(f"- {line}" for line in guidance(result)))
-    parts += _failures(result)
-    return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _failures(result: Result) -> Iterator[str]:
-    for subject in measured_of(result):
-        failed = [case for case in subject["cases"] if case["fault"]]
-        if failed:
-            yield f"## Failures of {subject['label']}"
-        for case in failed:
-            yield (
-                f"### {case['name']}: {case['fault']}\n\nStep {case['step']}, "
-                f"{case['passed']} of {case['runs']} runs passed. {case['why']}"
-            )
-            yield fenced(case["transcript"])

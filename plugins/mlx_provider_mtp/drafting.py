@@ -1,52 +1,86 @@
-"""Drafts of a head for all rows at once: it reads the new tokens, then its own guesses."""
+"""Drafts of a head for all rows at once: it reads the new tokens, then its own guesses.
+
+Nothing waits for the device: the model gets unread guesses, and the head reads unread tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from weakref import WeakSet
 
 import mlx.core as mx
 
 from mlx_provider.records import DeviceTokens, DraftRow
 
-from .followed_rows import KV_BYTES, FollowedRows, NewStates, Sizes, more
-from .row_states import RowStates, States, by_layer
+from .head import BoundHead
+from .judged import Guess, Judged
+from .row_states import MOST_TOKENS, RowStates, States
+
+KV_BYTES = 2**29
+"""That keys and values of all rows may take; one row is always followed."""
+KV_SHARE = 4
+"""Part of the room for a head and its rows that they may take at most."""
+UNASKED = 4096
+"""States of tokens that the engine keeps for all rows until it asks the head."""
 
 
-class GuessingHead(Protocol):
-    """A module that predicts the next token from a state and the token that was drawn from it."""
+@dataclass
+class Known:
+    """The data of a row between two calls."""
 
-    @property
-    def layers(self) -> int:
-        """Number of its layers, which have keys and values."""
-
-    @property
-    def shown(self) -> Sequence[int]:
-        """Layers of the model whose outputs are the states; empty: the states before its logits."""
-
-    def after(self, tokens: mx.array, hidden: mx.array, states: Sequence[States]) -> mx.array:
-        """States (T, width) after T tokens, each drawn from the state with its index. `hidden`:
-        from the model, or from an earlier call. `states`: of each layer. The result is valid for
-        the last token of each row only."""
-
-    def best(self, hidden: mx.array) -> mx.array:
-        """The most likely next tokens (T,) after such states."""
-
-    def blank(self) -> mx.array:
-        """A state of zeros, (1, width of the model's states)."""
+    states: RowStates
+    guess: Guess | None = None
 
 
-class HeadDrafting(FollowedRows):
-    """One pass of the head for each guess."""
+class HeadDrafting:
+    """A `Drafting`: one pass of the head for each guess."""
 
-    def __init__(self, head: GuessingHead, name: str, *, kv_bytes: int = KV_BYTES) -> None:
-        """See `FollowedRows`."""
-        sizes = Sizes(head.layers, _token_bytes(head), head.blank().nbytes)
-        super().__init__(name, sizes, kv_bytes)
+    drafts_ahead = True
+
+    def __init__(self, head: BoundHead, name: str, *, kv_bytes: int = KV_BYTES) -> None:
+        """`name`: kind and checkpoint of the drafter; `kv_bytes`: for keys and values of
+        all rows."""
         self.head = head
+        self.judged = Judged(name)
+        most = MOST_TOKENS * _token_bytes(head)
+        self._places = max(1, kv_bytes // most)
+        self.kv_bytes = self._places * most
+        """That keys and values of all followed rows take at most."""
+        self.kept_bytes = self.kv_bytes + UNASKED * head.blank().nbytes
+        """The same, and states that the engine keeps until it asks."""
+        self._followed: WeakSet[RowStates] = WeakSet()
+        """Of the rows that the engine still knows."""
 
-    def guesses(self, rows: Sequence[DraftRow], seen: Sequence[RowStates]) -> list[DeviceTokens]:
+    def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
+        """Greedy guesses. Does not wait for the device."""
+        able = [row for row in rows if row.hidden is not None and self._room(row)]
+        if not able:
+            return [[] for _ in rows]
+        found = self._guesses(able, [self._seen(row) for row in able])
+        for row, tokens in zip(able, found, strict=True):
+            row.state.guess = Guess.of(row, tokens)
+        by_row = dict(zip(map(id, able), found, strict=True))
+        return [by_row.get(id(row), ()) for row in rows]
+
+    def _room(self, row: DraftRow) -> bool:
+        """Whether the row is followed. A new row is followed if it fits into memory."""
+        if row.state is None and len(self._followed) < self._places:
+            row.state = Known(RowStates())
+            self._followed.add(row.state.states)
+        return row.state is not None
+
+    def _seen(self, row: DraftRow) -> RowStates:
+        known: Known = row.state
+        known.states.settle()
+        unread = 0 if row.unread is None else row.unread.tokens.size
+        known.states.make_room(row.fresh + unread + row.wanted)
+        self.judged.look(known.guess, row.tokens)
+        return known.states
+
+    def _guesses(self, rows: Sequence[DraftRow], seen: Sequence[RowStates]) -> list[DeviceTokens]:
+        """Unread guesses, for each row at most as many as it wants. `seen`: what the head has read
+        of these rows."""
         hidden = self._take_in(rows, seen)
         at, drawn = list(range(len(rows))), []
         for step in range(1, 1 + max(row.wanted for row in rows)):
@@ -61,35 +95,48 @@ class HeadDrafting(FollowedRows):
                 tokens, hidden = tokens[keep], hidden[keep]
             going = [seen[which] for which in at]
             places = mx.array([len(rows[which].tokens) + step - 2 for which in at], mx.int32)
-            places = places + more(going)
-            ones = [1] * len(at)
-            states = by_layer(going, ones, places, behind=True)
+            places = places + _accepted(going)
+            states = States(going, [1] * len(at), places, behind=True)
             hidden = self.head.after(tokens, hidden, states)
         for row, own in zip(rows, seen, strict=True):
             own.forget(row.wanted - 1)
         return _by_row(len(rows), drawn)
 
     def _take_in(self, rows: Sequence[DraftRow], seen: Sequence[RowStates]) -> mx.array:
-        """Let the head read new tokens. Returns the states (rows, width) after each row's last
-        token."""
-        new, tokens = NewStates(rows, seen), list[mx.array]()
-        for row in rows:
+        """Let the head read new tokens, each with the state from which it was drawn. Returns the
+        states (rows, width) after each row's last token."""
+        sizes, places, tokens = list[int](), list[int](), list[mx.array]()
+        for row, own in zip(rows, seen, strict=True):
+            own.unread = row.unread
             tokens.append(mx.array(row.tokens[len(row.tokens) - row.fresh :], mx.int32))
             if row.unread is not None:
                 tokens.append(row.unread.tokens)
-        joined = mx.concatenate(tokens)
-        states = by_layer(seen, new.sizes, new.places)
-        after = self.head.after(joined, new.hidden, states)
-        ends = zip(accumulate(new.sizes), seen, strict=True)
+            sizes.append(row.fresh + own.unread_tokens)
+            first = len(row.tokens) - row.fresh - 1  # a pair stands where its state does
+            places += range(first, first + sizes[-1])
+        hidden = mx.concatenate([row.hidden for row in rows if row.hidden is not None])
+        states = States(seen, sizes, mx.array(places, mx.int32))
+        after = self.head.after(mx.concatenate(tokens), hidden, states)
+        ends = zip(accumulate(sizes), seen, strict=True)
         last = mx.array([end - 1 - own.unread_tokens for end, own in ends], mx.int32)
-        return after[last + more(seen)]
+        return after[last + _accepted(seen)]
 
 
-def _token_bytes(head: GuessingHead) -> int:
+def kv_bytes(room: int | None) -> int:
+    """Bytes for keys and values, of the memory for a head and its rows."""
+    return KV_BYTES if room is None else min(KV_BYTES, room // KV_SHARE)
+
+
+def _accepted(rows: Sequence[RowStates]) -> mx.array:
+    """Number of accepted unread tokens of each row, (rows,) int32."""
+    none = mx.zeros(1, mx.int32)
+    return mx.concatenate([none if row.unread is None else row.unread.held + 1 for row in rows])
+
+
+def _token_bytes(head: BoundHead) -> int:
     """Bytes of the keys and values of one token."""
-    seen = RowStates(head.layers)
-    first = mx.array([0])
-    mx.eval(head.after(first, head.blank(), by_layer([seen], [1], first)))
+    seen, first = RowStates(), mx.array([0])
+    mx.eval(head.after(first, head.blank(), States([seen], [1], first)))
     return seen.token_bytes
 
 

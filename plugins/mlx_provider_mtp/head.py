@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from mlx_provider.families.vision.positions import step_positions
 
 from .checkpoint import read
 from .row_states import States
-from .weights import Named, load_into
+from .weights import load_into
 
 NO_LANGUAGE = "the model is not one of mlx-lm's or mlx-vlm's"
 NO_ATTENTION = "no layer of the model is known to have attention, of which its head has one"
@@ -56,23 +55,23 @@ class Head(nn.Module):  # type: ignore[misc]
 class BoundHead:
     """A head with the embedding and the output matrix of the model that it was trained with."""
 
-    layers = 1
-    shown: Sequence[int] = ()
-    """It reads the states before the output matrix."""
-
     def __init__(self, head: Head, language: Any) -> None:
         self.module = head
         self._language = language
 
-    def after(self, tokens: mx.array, hidden: mx.array, states: Sequence[States]) -> mx.array:
-        (own,) = states
-        return self.module(self._language.model.embed_tokens(tokens), hidden, own)
+    def after(self, tokens: mx.array, hidden: mx.array, states: States) -> mx.array:
+        """States (T, width) after T tokens, each drawn from the state with its index. `hidden`:
+        from the model, or from an earlier call. The result is valid for the last token of each row
+        only."""
+        return self.module(self._language.model.embed_tokens(tokens), hidden, states)
 
     def blank(self) -> mx.array:
+        """A state of zeros, (1, width of the model's states)."""
         norm = self.module.norm.weight
         return mx.zeros((1, norm.shape[0]), norm.dtype)
 
     def best(self, hidden: mx.array) -> mx.array:
+        """The most likely next tokens (T,) after such states."""
         return mx.argmax(self.logits(hidden), axis=-1)
 
     def logits(self, hidden: mx.array) -> mx.array:
@@ -105,7 +104,7 @@ def load_head(folder: Path, model: Any) -> BoundHead:
     language = language_of(model)
     head = _blank(language)
     tensors = read(folder, language.model.norm.weight.dtype)
-    load_into(head, tensors, language, Named("the MTP head", "mtp.", "drafter"))
+    load_into(head, tensors, language)
     return BoundHead(head, language)
 
 

@@ -1,9 +1,8 @@
-"""Loads and checks the weights of a small drafting module, quantised as stored."""
+"""Loads and checks the weights of a head, quantised as stored."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,25 +20,14 @@ MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
 """Of quantised weights without biases, by bits and group size (mlx 0.32.4)."""
 
 
-@dataclass(frozen=True)
-class Named:
-    """The names of a module in errors."""
-
-    what: str
-    prefix: str
-    """Prefix of the names of its tensors."""
-    option: str
-    """The operator's option that has chosen it."""
-
-
-def load_into(module: nn.Module, tensors: Tensors, language: Any, named: Named) -> None:
-    """Load the tensors as weights of a module that drafts for a model.
+def load_into(module: nn.Module, tensors: Tensors, language: Any) -> None:
+    """Load the tensors as weights of a head of a model.
 
     Quantised parts stay quantised, unless the model is dequantised to float32.
     Raises `BadRequest` if the tensors do not fit.
     """
     _quantise_like(module, tensors)
-    _check(module, tensors, named)
+    _check(module, tensors)
     module.load_weights(list(tensors.items()))
     if language.model.norm.weight.dtype == mx.float32 and not _quantised(language):
         expand(module, "float32")
@@ -73,14 +61,13 @@ def _quantised(language: Any) -> bool:
     return any(name.endswith(".scales") for name, _ in tree_flatten(language.parameters()))
 
 
-def _check(module: nn.Module, tensors: Mapping[str, mx.array], named: Named) -> None:
+def _check(module: nn.Module, tensors: Mapping[str, mx.array]) -> None:
     """Raises `BadRequest` for the first tensor that is missing, unknown or of another shape."""
     wanted = {name: value.shape for name, value in tree_flatten(module.parameters())}
     for name in sorted(wanted.keys() | tensors.keys()):
         have = tensors[name].shape if name in tensors else None
         if have != wanted.get(name):
             summary = (
-                f"{named.prefix}{name} is {have or 'missing'}, and should be "
-                f"{wanted.get(name) or 'absent'}"
+                f"mtp.{name} is {have or 'missing'}, and should be {wanted.get(name) or 'absent'}"
             )
-            raise BadRequest(f"{named.what} does not fit its model: {summary}", param=named.option)
+            raise BadRequest(f"the MTP head does not fit its model: {summary}", param="drafter")

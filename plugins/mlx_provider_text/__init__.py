@@ -45,6 +45,4 @@ def matches(config: Mapping[str, Any]) -> int:
 def load(path: Path, options: LoadOptions) -> LoadedModel:
     from mlx_provider.families.text import load_text
 
-    from .rerankers import PROMPTS
-
-    return load_text(path, options, rerankers=PROMPTS)
+    return load_text(path, options)

@@ -1,7 +1,6 @@
 """Tool-call formats of model families: one module per format, with shared structures.
 
-Formats that address whole messages (Harmony, Muse), or label their reasoning (UI-TARS), also have
-their reasoning parsers here.
+Formats that address whole messages (Harmony, Muse) also have their reasoning parsers here.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from dataclasses import replace
 from mlx_provider import ReasoningParser, ToolParser, hookimpl
 
 from . import (
+    apertus,
     auto,
     function_tags,
-    functionary,
     gemma,
     harmony,
     invoke_tags,
@@ -23,11 +22,8 @@ from . import (
     minicpm,
     minimax_m3,
     muse,
-    named_values,
     pythonic,
     sections,
-    step3,
-    ui_tars,
 )
 from .turn_ends import TURN_ENDS
 
@@ -43,12 +39,9 @@ MODULES = (
     gemma,
     minicpm,
     minimax_m3,
-    named_values,
-    functionary,
-    step3,
+    apertus,
     harmony,
     muse,
-    ui_tars,
     auto,
 )
 
@@ -64,5 +57,5 @@ def mlx_tool_parsers() -> Iterable[ToolParser]:
 @hookimpl
 def mlx_reasoning_parsers() -> Iterable[ReasoningParser]:
     """Reasoning parsers of the formats that need one parser for reasoning and calls."""
-    for module in (functionary, harmony, muse, ui_tars):
+    for module in (harmony, muse):
         yield from module.REASONING_PARSERS

@@ -108,14 +108,6 @@ PARSERS = (
         grammar=CallGrammar.json_list("<|tool_call|>", ""),
     ),
     json_block(
-        "granite_20b_fc",
-        ("<function_call>",),
-        "",
-        detect=lambda template: "<function_call>" in template,
-        rank=2,
-        grammar=CallGrammar.json("<function_call>", ""),
-    ),
-    json_block(
         "internlm",
         ("<|action_start|><|plugin|>",),
         "<|action_end|>",

@@ -30,7 +30,7 @@ def python(code: str, *arguments: str, **variables: str) -> subprocess.Completed
 
 def test_without_plugins_there_is_no_such_command() -> None:
     cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}))
-    done = CliRunner().invoke(cli, ["bench", "engine"])
+    done = CliRunner().invoke(cli, ["bench", "prefix"])
     assert done.exit_code == 2
     assert "No such command 'bench'" in done.output
 
@@ -56,7 +56,7 @@ def test_without_mlx_the_remedy_is_told(tmp_path: Path) -> None:
     (tmp_path / "mlx").mkdir()
     (tmp_path / "mlx" / "core.py").write_text("raise ImportError('no library here')\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    done = python(RUN, "bench", "engine", PYTHONPATH=path)
+    done = python(RUN, "bench", "prefix", PYTHONPATH=path)
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("error: MLX cannot be imported (no library here): pip install ")
     assert (done.stdout, done.returncode) == ("", 1)

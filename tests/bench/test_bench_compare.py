@@ -1,4 +1,4 @@
-"""`bench compare`: what is said of servers that are wrong, slow, silent or gone."""
+"""What the comparison says of servers that are wrong, slow, silent or gone."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from command_line.commands import benchmarks
+from compare import answers, isolation, reuse, run, speed, stall
+from compare.begun import Begun
+from compare.formats import write_format
+from compare.markdown import NOWHERE, report
+from compare.others import Other, key_of, model_of, parse_other
+from compare.plan import FAMILIES, PARTS, Plan, Subject, refuse_too_large
+from compare.result import Result, merged, read, save
+from compare.rows import Row
+from compare.sides import NATIVE, Side
+from compare.verdict import not_faster, ratios, without_rival
 from mlx_provider.commands import load_model
 from mlx_provider.errors import BadRequest, EngineUnavailable
 from mlx_provider.families.checkpoint import read_json
-from mlx_provider_bench import commands
+from mlx_provider_bench.asking import questions
 from mlx_provider_bench.commands import running
-from mlx_provider_bench.compare import answers, isolation, reuse, run, speed, stall
-from mlx_provider_bench.compare.asking import questions
-from mlx_provider_bench.compare.begun import Begun
-from mlx_provider_bench.compare.markdown import NOWHERE, report
-from mlx_provider_bench.compare.others import Other, key_of, model_of, parse_other
-from mlx_provider_bench.compare.plan import FAMILIES, PARTS, Plan, Subject, refuse_too_large
-from mlx_provider_bench.compare.result import Result, merged, read, save
-from mlx_provider_bench.compare.rows import Row
-from mlx_provider_bench.compare.sides import NATIVE, Side
-from mlx_provider_bench.compare.verdict import not_faster, ratios, without_rival
-from mlx_provider_bench.models.random_weights import write_format
 from mlx_provider_bench.servers.client import Answer, Client
 from mlx_provider_bench.servers.processes import Kept, Kind, Server
 
@@ -244,7 +244,7 @@ def row(server: str, *rates: float | None, metric: str = "throughput", **more: A
 
 
 RUN = {
-    "command": "mlx-provider bench compare",
+    "command": "python tests/benchmarks compare",
     "started": "2026-01-01T00:00:00+00:00",
     "seconds": 9,
     "machine": {
@@ -310,9 +310,9 @@ def test_runs_become_one_report_and_keep_their_ratios(tmp_path: Path) -> None:
     whole = merged([read(tmp_path / "a"), read(tmp_path / "b" / "result.json")])
     assert [each.run for each in whole.rows] == [0, 1]
     assert list(ratios(whole.rows)) == []
-    assert report(whole).count("mlx-provider bench compare") == 2
+    assert report(whole).count("python tests/benchmarks compare") == 2
     (tmp_path / "c").write_text("{}")
-    with pytest.raises(BadRequest, match="c is no result of `bench compare`"):
+    with pytest.raises(BadRequest, match="c is no result of `compare`"):
         read(tmp_path / "c")
 
 
@@ -332,8 +332,8 @@ def test_the_command_repeats_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     for plan in plans:
         words = shlex.split(plan.command())
-        assert words[:3] == ["mlx-provider", "bench", "compare"]
-        done = CliRunner().invoke(commands.bench, words[2:], catch_exceptions=False)
+        assert words[:3] == ["python", "tests/benchmarks", "compare"]
+        done = CliRunner().invoke(benchmarks, words[2:], catch_exceptions=False)
         assert done.exit_code == 0, done.output
         assert asked[-1].command() == plan.command()
         assert (asked[-1].others, asked[-1].limit) == (list(plan.others), plan.limit)
@@ -410,7 +410,7 @@ def test_ours_and_other_servers_behind_one_proxy(
     few = shlex.split("--rounds 1 --crowd 3 --streams 1 --streams 2 --words 4 --reply 8")
     parts = ["--part=answers", "--part=speed", f"--model={folder}", "--peer=none", f"--out={out}"]
     done = CliRunner().invoke(
-        commands.bench, ["compare", *servers, *few, *parts], catch_exceptions=False
+        benchmarks, ["compare", *servers, *few, *parts], catch_exceptions=False
     )
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout.splitlines()[-1])
@@ -431,10 +431,12 @@ def test_ours_and_other_servers_behind_one_proxy(
 
 
 @pytest.mark.sweep
-def test_every_part_beside_the_peers(bench: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+def test_every_part_beside_the_peers(
+    benchmark: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
     few = "--rounds 1 --crowd 4 --streams 2 --words 8 --reply 16 --prompt 200 --edge 112"
     model = "--family qwen3_vl --format bfloat16 --hidden 64 --layers 2"
-    found = bench("compare", *few.split(), *model.split(), f"--out={tmp_path}")
+    found = benchmark("compare", *few.split(), *model.split(), f"--out={tmp_path}")
     assert found["absent"] == found["deaths"] == []
     names = ["mlx-provider", NATIVE, "mlx_lm.server", "mlx_vlm.server"]
     for part in PARTS:

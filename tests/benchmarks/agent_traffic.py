@@ -247,13 +247,6 @@ def simulate(
     return SimResult(name, layers, len(requests), total, hit / total, units)
 
 
-def run(*, seed: int = 0) -> list[SimResult]:
-    """Every scenario on a positional and on a hybrid model."""
-    kinds: tuple[Layers, ...] = ("kv", "hybrid")
-    drawn = scenarios(seed).items()
-    return [simulate(name, requests, kind) for name, requests in drawn for kind in kinds]
-
-
 def lookup_seconds(*, entries: int = 100, tokens: int = 65_536, shared: int = 8192) -> float:
     """Median time of one lookup of a whole entry of `tokens` tokens among `entries` such."""
     dice, model = np.random.default_rng(0), SyntheticModel("state", state_units=1)

@@ -4,7 +4,7 @@ A thread that sleeps for a fifth of a millisecond stands for the engine thread: 
 interpreter lock after each sleep.
 """
 
-from __future__ import annotations
+from __future__ import os
 
 import shutil
 import sys
@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import mlx_provider
-from imagined_device import without_device
 from mlx_provider.config import EngineSettings
+from mlx_provider.cores import cores
 from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.server.run import SWITCH
@@ -89,7 +89,9 @@ def bench(plan: Plan) -> Result:
         "benchmark": "long_prompt",
         **asdict(plan),
         "tokenizer": str(plan.tokenizer),
-        **without_device(),
+        "device": "none",
+        "cores": cores(),
+        "load_average": round(os.getloadavg()[0], 2),
         "tokens": tokens,
         "cpu_ms_of_a_prompt": round(1000 * cpu / plan.repeats),
         "cpu_ms_of_a_sleep_alone": quantiles(alone),

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from batch_generator import MODEL, sizes
 from device_curves import (
     CHIPS,
     MODELS,
@@ -39,7 +40,6 @@ from mlx_provider.records import LoadedModel, Prompt, ScoresPrompts
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of
 from mlx_provider.testing.driver import new_request
-from mlx_provider_bench.engine import MODEL, sizes
 from mlx_provider_bench.report import Result, print_rows, size_of, surroundings
 from mlx_provider_bench.subjects.batching import server_engine
 

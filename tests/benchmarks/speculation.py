@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from batch_generator import MODEL, agreeing, sizes, skewed
 from mlx_provider.commands import load_model
 from mlx_provider.engine.execution.calibration import calibrate
 from mlx_provider.engine.execution.probe import Probe, probe
@@ -38,7 +39,6 @@ from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of
 from mlx_provider.testing.driver import new_request
 from mlx_provider.testing.oracle import Oracle
-from mlx_provider_bench.engine import MODEL, agreeing, sizes, skewed
 from mlx_provider_bench.report import Result, against, print_rows, size_of, surroundings
 from mlx_provider_bench.subjects.batching import Job, TimedOutput, server_engine
 

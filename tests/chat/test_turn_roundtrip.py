@@ -251,20 +251,6 @@ FORMATS = {
         most_calls=1,
         both=False,
     ),
-    "functionary": Format(
-        turns(
-            "{%- if text -%}{{ '>>>all\\n' ~ text }}{%- endif -%}"
-            + CALLS
-            + "{{ '>>>' ~ c.function.name ~ '\\n' ~ (c.function.arguments | tojson) }}"
-            + DONE
-            + "{{ '<|eot_id|>' }}",
-            "{{ '<|user|>' ~ text ~ '<|eot_id|>' }}",
-            "{{ '<|tool|>' ~ text ~ '<|eot_id|>' }}",
-            "{{ '>>>' }}",
-        ),
-        "functionary",
-        end="<|eot_id|>",
-    ),
     "granite": Format(
         turns(
             "{{ '<|start_of_role|>assistant<|end_of_role|>' ~ text }}"

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import httpx
 import pytest
 from typer.testing import CliRunner
 
 from mlx_provider.cli.app import build
-from mlx_provider.client.address import parse_address
-from mlx_provider.client.http import HttpClient
 from mlx_provider.protocol.figures import (
     EngineFigures,
     Figures,
@@ -29,7 +23,6 @@ from mlx_provider.protocol.figures import (
     StepFigures,
 )
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.server.figures_page import FiguresPage
 
 BUSY = Figures(
     at=1e9,
@@ -167,63 +160,3 @@ def test_without_the_key_or_the_engine_it_says_so(engine: str) -> None:
     assert (code, "no key" in shown) == (1, True)
     code, shown = run("http://127.0.0.1:9", "--once")
     assert (code, "no engine answers" in shown) == (1, True)
-
-
-@pytest.fixture
-def page(engine: str) -> Iterator[FiguresPage]:
-    client = HttpClient(parse_address(engine), "secret")
-    yield FiguresPage(client, 0.5)
-    client.close()
-
-
-def at(page: FiguresPage) -> httpx.AsyncClient:
-    return httpx.AsyncClient(
-        transport=httpx.ASGITransport(page.asgi), base_url="http://127.0.0.1:8000"
-    )
-
-
-async def test_the_page_is_let_nothing_but_its_own(page: FiguresPage) -> None:
-    async with at(page) as http:
-        answer = await http.get("/")
-    assert answer.status_code == 200
-    assert page.key not in answer.text
-    policy = dict(
-        part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; ")
-    )
-    assert policy["default-src"] == "'none'"
-    assert policy["connect-src"] == "'self'"
-    for element in ("script", "style"):
-        (inside,) = re.findall(rf"<{element}>(.*?)</{element}>", answer.text, re.DOTALL)
-        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
-        assert policy[f"{element}-src"] == f"'sha256-{digest}'"
-    assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", answer.text), (
-        "nothing from outside"
-    )
-
-
-async def test_figures_are_for_who_has_the_key(page: FiguresPage) -> None:
-    key = {"authorization": f"Bearer {page.key}"}
-    async with at(page) as http:
-        assert (await http.get("/figures")).status_code == 401
-        assert (
-            await http.get("/figures", headers={"authorization": "Bearer x"})
-        ).status_code == 401
-        origin = {**key, "origin": "http://127.0.0.1:9999"}
-        assert (await http.get("/figures", headers=origin)).status_code == 403
-        for path in ("/", "/figures"):
-            elsewhere = {**key, "host": "page.example"}
-            assert (await http.get(path, headers=elsewhere)).status_code == 403
-        for path in ("/metrics", "/v1/figures", "/v1/generate", "/cache"):
-            assert (await http.get(path, headers=key)).status_code == 404
-        given = await http.get("/figures", headers=key)
-    assert [Figures.model_validate_json(line) for line in given.text.splitlines()] == [BUSY] * 3
-
-
-async def test_the_page_is_told_that_no_engine_runs() -> None:
-    client = HttpClient(parse_address("http://127.0.0.1:9"))
-    page = FiguresPage(client, 0.5)
-    async with at(page) as http:
-        answer = await http.get("/figures", headers={"authorization": f"Bearer {page.key}"})
-    assert answer.status_code == 503
-    assert "no engine answers" in answer.json()["error"]["message"]
-    client.close()

@@ -25,9 +25,9 @@ from mlx_provider.serving.structure import ThinkingBudget
 from mlx_provider.testing.byte_model import ENDS, byte_tokenizer
 from mlx_provider.testing.driver import TokenOutput, new_engine, new_request, output_of, run
 from mlx_provider.testing.oracle import Eager
-from mlx_provider.testing.tiny.quantised import quantise
 from mlx_provider_drafters.forced_text import ForcedText
 from mlx_provider_drafters.lookup import Lookup
+from quantised import quantise
 from reciting import Reciting
 from references import alone
 

@@ -16,9 +16,9 @@ from mlx_provider import BadRequest, LoadOptions
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import DraftOptions, DraftRow
 from mlx_provider.testing.driver import alone, new_request, output_of
-from mlx_provider.testing.tiny.quantised import quantise
 from mlx_provider_drafters import mlx_drafters
 from mlx_provider_drafters.draft_model import PIECE, DraftModel
+from quantised import quantise
 
 Folders = Callable[..., Path]
 TEXT = [(31 * i) % 300 + 20 for i in range(600)]

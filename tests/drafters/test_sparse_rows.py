@@ -24,9 +24,9 @@ from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import new_request, output_of, run
 from mlx_provider.testing.oracle import Eager, Oracle
 from mlx_provider.testing.tiny import build
-from mlx_provider.testing.tiny.quantised import quantise
 from mlx_provider.upstream.cache_classes import KVCache
 from mlx_provider.upstream.sparse_cache import SparseKVCache, sparse
+from quantised import quantise
 
 from .scores import Scripted, thinning
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from equipped import equipped
 from mlx_provider import LoadOptions, Pooling
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.inputs import Vectors
+from mlx_provider.engine.inputs import Inputs
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, Request
 from mlx_provider.engine.scheduling.costs import Costs, Curve
@@ -24,7 +24,7 @@ from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.protocol.events import Done, Embedded, Event, Failed
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.testing.tiny import build
-from mlx_provider.testing.tiny.quantised import quantise
+from quantised import quantise
 from references import alone
 
 TEXTS = [[30 + (i * k) % 200 for i in range(n)] for k, n in ((3, 5), (7, 90), (11, 33), (5, 1))]
@@ -40,7 +40,7 @@ def new_embedding(
     **more: Any,
 ) -> Request:
     """A request for the vectors of raw tokens; see `vectors_of`."""
-    wanted = Vectors(inputs, pooling, dimensions, normalise)
+    wanted = Inputs(inputs, pooling, dimensions, normalise)
     request = new_request(wanted.longest.tokens, max_tokens=0, inputs=wanted, **more)
     request.id = f"e{id(inputs):x}"
     return request

@@ -474,32 +474,6 @@ def test_files_of_another_running_engine_are_found(tmp_path, monkeypatch, layers
         each._disk.close()
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
-def test_segments_in_few_bits_are_as_near_as_mlx_rounds(tmp_path, bits, dtype) -> None:
-    values = mx.random.normal((1, 2, 50, 64), key=mx.random.key(1)).astype(dtype)
-    row, ids = KVCache(), list(range(50))
-    row.update_and_fetch(values, values * 3)
-    size = {}
-    for name, key in (("few", KEY), ("all", CacheKey("model", exact=True))):
-        prefix_cache = store_on(tmp_path / name, bits=bits)
-        prefix_cache.insert(key, ids, [row], {})
-        prefix_cache.close()
-        (path,) = files(tmp_path / name)
-        size[name] = path.stat().st_size
-        prefix_cache = store_on(tmp_path / name, bits=bits)
-        (again,), length = restored(prefix_cache, CALLS, Rows(KVCache), key, [*ids, 7])
-        prefix_cache.close()
-        assert length == 50
-        near = mx.dequantize(*mx.quantize(values, 64, bits), 64, bits) if name == "few" else values
-        assert again.keys.dtype == dtype
-        assert mx.array_equal(again.keys[..., :50, :], near).item()
-    assert size["few"] < size["all"] * (bits + 2) / (8 * dtype.size)
-    exact = store_on(tmp_path / "few")
-    assert files(tmp_path / "few") == [], "who wants all of it cannot use what was rounded"
-    exact.close()
-
-
 def test_of_a_path_larger_than_the_folder_the_part_that_fits_is_written(tmp_path) -> None:
     model = SyntheticModel("kv")
     prefix_cache = store_on(tmp_path, limit=100_000)

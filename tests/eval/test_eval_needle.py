@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlx_provider.errors import BadRequest, NotInstalled
 from mlx_provider_eval import needle_report
 from mlx_provider_eval.haystack import HAYSTACKS, as_long_as
 from mlx_provider_eval.needle import lengths
@@ -112,7 +110,6 @@ def test_the_table_shows_found_by_length_and_depth() -> None:
     whole, worse = needle_report.tables(result(WHOLE, WORSE))
     assert whole.head == ["tokens", "0 %", "50 %", "100 %"]
     assert worse.rows[1] == ["1,023", "3/3", "1/3", "2/3"]
-    assert "| 1,023 | 3/3 | 1/3 | 2/3 |" in worse.markdown()
 
 
 def test_what_sparse_prefill_computed_is_a_column() -> None:
@@ -132,24 +129,3 @@ def test_an_option_without_effect_is_told() -> None:
     idle = subject("m, s", {512: (3, 3, 3)}, options={"sparse_prefill": 0.5})
     told = needle_report.guidance(result(idle))
     assert "no prompt was thinned out" in told[1]
-
-
-def test_shares_of_the_picture() -> None:
-    rows = [[{"found": 1, "asked": 2}, {"found": 3, "asked": 3}]]
-    assert needle_report.shares(rows) == [[0.5, 1.0]]
-
-
-def test_without_matplotlib_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(NotInstalled, match=r"mlx-provider\[bench\]"):
-        needle_report.require_plot(tmp_path / "p.png")
-    with pytest.raises(BadRequest, match=r"must be \.png or \.svg"):
-        needle_report.require_plot(tmp_path / "p.txt")
-
-
-def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    needle_report.plot(result(WHOLE, WORSE), tmp_path / "p.svg")
-    assert "kv_bits=4" in (tmp_path / "p.svg").read_text()

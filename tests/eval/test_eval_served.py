@@ -24,7 +24,7 @@ from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.scripted import Call, Step, build, environment, script
 from mlx_provider_eval import commands, needle, tools
 from mlx_provider_eval.asking import Client
-from mlx_provider_eval.needle_report import markdown
+from mlx_provider_eval.needle_report import tables
 from mlx_provider_eval.scenario import read
 from mlx_provider_eval.stage import Skipped, Staged, staging
 from mlx_provider_eval.subjects import Subject, subjects
@@ -177,8 +177,8 @@ def test_the_demo_finds_a_name(staged: list[Staged | Skipped]) -> None:
     assert (result["haystack"], result["limit"], result["limited_by"]) == ("talk", 256, "--limit")
     assert sum(cell["found"] for cell in result["cells"]) >= 7
     assert all(cell["length"] - 40 < cell["tokens"] <= cell["length"] for cell in result["cells"])
-    told = markdown(needle.whole(plan, [result]))
-    assert "| tokens | 0 % | 50 % |" in told
+    (table,) = tables(needle.whole(plan, [result]))
+    assert table.head == ["tokens", "0 %", "50 %"]
     assert needle.limit_of(needle.Plan(), demo).tokens == 65_536 - 64 - 1
     assert needle.limit_of(needle.Plan(), demo).why == "the model's context"
 
@@ -218,10 +218,9 @@ def test_the_command_compares_and_writes(
     assert result["versions"]["mlx-provider"]
     assert len(result["scenarios_digest"]) == 12
     assert next(each["label"] for each in result["subjects"]) == "scripted, tool_parser=default"
-    told = (tmp_path / "tools.md").read_text()
-    assert "| no call | 0/1 | 0/1 | 0/1 |" in told
-    assert "### no call/words: no call" in told
-    assert "It will be cold." in told
+    (failed,) = (case for case in result["subjects"][0]["cases"] if case["fault"])
+    assert (failed["name"], failed["fault"]) == ("no call/words", "no call")
+    assert "It will be cold." in str(failed["transcript"])
 
 
 def test_a_gateway_that_ended_is_told(staged: list[Staged | Skipped], tmp_path: Path) -> None:

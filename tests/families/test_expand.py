@@ -22,7 +22,7 @@ from mlx_provider.serving.weight_files import weights_dtype, weights_estimate
 from mlx_provider.serving.weights_key import WeightsKey
 from mlx_provider.testing.tiny import build
 from mlx_provider.testing.tiny.greedy import start
-from mlx_provider.testing.tiny.quantised import FILE, GROUP, quantise
+from quantised import FILE, GROUP, quantise
 
 FAMILIES = ("qwen3", "deepseek_v3", "gpt_oss", "qwen3_vl", "qwen3_5_moe")
 """Text, latent attention with experts, experts with biases, vision, vision with experts."""

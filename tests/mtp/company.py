@@ -144,30 +144,6 @@ def check_steady(
     return requests
 
 
-def drawn(tree: Any, rng: np.random.Generator) -> Any:
-    """Random values in the shapes of parameters."""
-    if isinstance(tree, dict):
-        return {name: drawn(each, rng) for name, each in tree.items()}
-    if isinstance(tree, list):
-        return [drawn(each, rng) for each in tree]
-    scale = 1.0 if tree.ndim == 1 else 2.0 * tree.shape[-1] ** -0.5
-    return mx.array((scale * rng.standard_normal(tree.shape)).astype(np.float32))
-
-
-def target(tiny: TinyModels, family: str = "qwen3", **more: Any) -> Any:
-    """A foreseeable tiny model without a head of its own."""
-    return tiny(family, mtp_num_hidden_layers=0, **{"num_hidden_layers": 4} | more)
-
-
-def plain(layer: Any) -> mx.array:
-    """The weight of a matrix or an embedding that may be quantised, in float32."""
-    weight = layer.weight
-    if "scales" in layer:
-        weight = mx.dequantize(weight, layer.scales, layer.biases, layer.group_size, layer.bits)
-    found: mx.array = weight.astype(mx.float32)
-    return found
-
-
 def check_unread(
     ahead: Drafting, told: Drafting, made: Callable[[np.random.Generator, int, int], DraftRow]
 ) -> None:

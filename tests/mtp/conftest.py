@@ -21,8 +21,6 @@ from mlx_provider.families.checkpoint import read_json
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.tiny import build, family_named
 
-from .company import target
-
 GROUP = 32
 
 
@@ -84,8 +82,3 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
         return known[key]
 
     return get
-
-
-@pytest.fixture
-def tiny_target(tiny: Callable[..., Tiny]) -> Any:
-    return target(tiny)

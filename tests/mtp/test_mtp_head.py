@@ -149,7 +149,7 @@ def test_what_is_kept_of_a_row_is_bounded(tiny: TinyModels) -> None:
     given, most = row(rng, 200, 100), 0
     for _ in range(60):
         assert len(drafting.propose([given])[0]) == 3
-        (cache,) = given.state.states.caches
+        cache = given.state.states.cache
         most = max(most, cache.keys.shape[2])
         more = row(rng, 100, 100)
         given.tokens, given.hidden = given.tokens + more.tokens, more.hidden

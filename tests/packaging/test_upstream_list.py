@@ -27,7 +27,6 @@ NO_PATCH = frozenset(
         "mlx_provider/upstream/installed.py",  # an import and its error
         "mlx_provider/upstream/patching.py",  # how it is done
         "mlx_provider/families/vision/loading.py",  # likewise, while weights load
-        "plugins/mlx_provider_metal/prefix.py",  # replaces a function of our own
         "mlx_provider/serving/kernels.py",  # puts in what a plugin's row is for
     }
 )

@@ -31,7 +31,7 @@ from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import PrefillChunk
 from mlx_provider.testing.driver import new_request
 from mlx_provider.testing.tiny import build
-from mlx_provider.upstream.cache_classes import KVCache, stored
+from mlx_provider.upstream.cache_classes import KVCache
 from mlx_provider_qwen3_5 import load as load_qwen3_5
 
 Tiny = Callable[..., TextModel]
@@ -167,22 +167,6 @@ def test_any_mix_of_lengths_decodes_as_alone(
         Twins(model, layout(), prefilled).play(events, 1e-4)
 
     check()
-
-
-@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_5_text"])
-def test_a_row_of_a_group_is_stored_as_from_its_own_cache(tiny: Tiny, family: str) -> None:
-    layout = GroupedLayout()
-    twins = Twins(tiny(family), layout, {})
-    twins.play([("steps", 3)], 1e-4)
-    for drafting in (0, 1):
-        for row in twins.alone:
-            seen = [*layout.stored(row)]
-            for one, layer in zip(seen, layout.extract(row), strict=True):
-                own = stored(layer)
-                assert (one is None) == (own is None)
-                assert all(map(mx.array_equal, one or (), own or ()))
-            assert any(seen)
-        twins.step(1e-4, {list(twins.alone)[drafting]: 3}, 2)
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)

@@ -20,13 +20,11 @@ MARKERS = {
     "deepseek_v32": "<｜DSML｜function_calls>",
     "deepseek_v4": "<｜DSML｜tool_calls>",
     "dots": "<dots_function_call>",
-    "functionary_v3_1": "<function=",
     "functiongemma": "<start_function_call>",
     "gemma4": "<|tool_call>",
     "gigachat3": "<|function_call|>",
     "glm47": "<tool_call>",
     "granite": "<|tool_call|>",
-    "granite_20b_fc": "<function_call>",
     "harmony": "<|channel|>commentary to=functions.",
     "hermes": "<tool_call>",
     "hy_v3": "<tool_calls>",
@@ -53,12 +51,10 @@ MARKERS = {
     "qwen": "<tool_call>",
     "qwen3_coder": "<tool_call>",
     "seed_oss": "<seed:tool_call>",
-    "step3": "<｜tool_calls_begin｜>",
-    "ui_tars": "Action:",
     "xlam": '[{"name": "',
 }
-UNMARKED = {"functionary", "llama4_pythonic"}
-"""Their calls begin with the tool's name, or with one bracket."""
+UNMARKED = {"llama4_pythonic"}
+"""Their calls begin with one bracket."""
 TOKENIZER = byte_tokenizer()
 COMPILER = GrammarCompiler(TOKENIZER, [TOKENIZER.token_to_id(end) for end in ENDS], 384)
 SCHEMA = {

@@ -14,9 +14,9 @@ from .conftest import REASONING_PARSERS, TOOL_PARSERS, WholeReply, read_chunks, 
 PARSERS = {parser.name: parser for parser in TOOL_PARSERS.values()}
 MARKED = {name: parser for name, parser in PARSERS.items() if parser.whole is None}
 JSON_FORMATS = (
-    *("hermes", "qwen", "longcat", "jamba", "granite", "granite_20b_fc", "internlm", "gigachat3"),
+    *("hermes", "qwen", "longcat", "jamba", "granite", "internlm", "gigachat3"),
     *("phi4_mini_json", "llama3_json", "xlam", "nemotron_json", "mistral", "apertus", "kimi_k2"),
-    *("deepseek_v3", "deepseek_v31", "functionary_v3_1", "functionary", "auto"),
+    *("deepseek_v3", "deepseek_v31", "auto"),
 )
 TOOLS = [tool("f", a="string")]
 
@@ -92,14 +92,6 @@ def test_json_in_a_block_of_tags(name: str) -> None:
         assert found.content.split() == ["So", "end"]
 
 
-def test_json_where_step3_has_a_tag() -> None:
-    text = (
-        '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜>{"name": "f", '
-        '"arguments": {"a": "v"}}<｜tool_call_end｜><｜tool_calls_end｜>'
-    )
-    assert both(text, "step3").whole_calls == [("f", {"a": "v"})]
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -150,7 +142,7 @@ def test_an_end_of_turn_that_begins_the_next_call() -> None:
 # ---- empty lists of calls
 
 
-@pytest.mark.parametrize("name", sorted(set(MARKED) - {"minicpm5", "functionary_v3_1"}))
+@pytest.mark.parametrize("name", sorted(set(MARKED) - {"minicpm5"}))
 def test_an_empty_list_of_calls_leaves_nothing(name: str) -> None:
     parser = MARKED[name]
     marker = parser.start.rstrip("[")
@@ -167,29 +159,6 @@ def test_an_empty_list_without_a_marker_is_an_answer(name: str) -> None:
 
 
 # ---- replies that begin in a header
-
-
-@pytest.mark.parametrize("begun", ["", ">>>"])
-def test_functionary_begins_with_a_recipient(begun: str) -> None:
-    call = 'f\n{"a": "v"}'
-    for text, content, calls in (
-        ("all\nHi", "Hi", []),
-        (f"all\nHi.>>>{call}", "Hi.", [("f", {"a": "v"})]),
-        (f"{call}>>>{call}\n>>>all\nSo.", "So.", [("f", {"a": "v"})] * 2),
-        (f"{call}\n", "", [("f", {"a": "v"})]),
-    ):
-        found = both(begun + text, "functionary", TOOLS)
-        assert (found.content, found.whole_calls) == (content, calls)
-    for chunks in ([begun + "all\nHi"], list(begun + "all\nHi")):
-        parser = REASONING_PARSERS["functionary"]
-        assert read_chunks(chunks, reasoning_parser=parser).content == "Hi"
-
-
-@pytest.mark.parametrize(
-    "text", ["Try\n>>> f\n", "f is one.", "all of it", "g\n{}", "f\nis", "a >>>g\n{}", "1 >> 0"]
-)
-def test_functionary_words_that_are_no_recipient(text: str) -> None:
-    assert both(text, "functionary", TOOLS).content == text
 
 
 @pytest.mark.parametrize(

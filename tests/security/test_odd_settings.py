@@ -29,9 +29,7 @@ from mlx_provider.registry import PluginRegistry
 NUMBERS = [
     field.name.upper()
     for field in dataclasses.fields(EngineSettings)
-    if field.name in SETTINGS
-    and str(field.type).startswith(("int", "float"))
-    and field.name != "disk_cache_bits"
+    if field.name in SETTINGS and str(field.type).startswith(("int", "float"))
 ]
 ZERO_IS_NONE = {"PREFIX_BYTES", "DISK_CACHE_BYTES"}
 """What may be switched off."""
@@ -67,9 +65,6 @@ def test_usual_numbers_are_taken():
 def test_an_unknown_choice_is_named():
     with pytest.raises(BadRequest, match=r"MLX_PROVIDER_LOG_LEVEL='loud' is none of \w+, "):
         setting("LOG_LEVEL", "loud")
-    with pytest.raises(BadRequest, match=r"MLX_PROVIDER_DISK_CACHE_BITS='16' is none of 4, 8"):
-        setting("DISK_CACHE_BITS", "16")
-    assert setting("DISK_CACHE_BITS", "8").disk_cache_bits == 8
 
 
 def test_prefixes_are_kept_in_the_state_folder_unless_that_is_switched_off(tmp_path):

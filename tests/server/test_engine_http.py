@@ -212,7 +212,17 @@ def test_a_door_needs_its_own_key(door: Any) -> None:
 
 def test_nothing_of_the_owner_is_behind_a_door(door: Any) -> None:
     http, _ = door
-    for path in ("stop", "door", "generate", "embed", "embeddings", "count", "attach"):
+    for path in (
+        "stop",
+        "door",
+        "generate",
+        "embed",
+        "embeddings",
+        "count",
+        "attach",
+        "rerank",
+        "score",
+    ):
         assert http.post(f"/v1/{path}", json={}).status_code == 404, path
     assert http.delete("/cache").status_code == 404
 

@@ -45,7 +45,6 @@ class Engine:
     """A model that says what it is told."""
     vectors: str
     """A model that embeds."""
-    reranker: str
     outside: str
     """The same in a folder that clients on TCP may not name."""
     http: httpx.Client
@@ -64,12 +63,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     vectors = build_tiny(roots / "vectors", "qwen3", num_hidden_layers=1)
     (vectors / "1_Pooling").mkdir()
     (vectors / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
-    reranker = build_tiny(roots / "reranker", "qwen3", num_hidden_layers=1)
-    (reranker / "1_LogitScore").mkdir()
-    tokens = '{"true_token_id": 90, "false_token_id": 41}'
-    (reranker / "1_LogitScore" / "config.json").write_text(tokens)
-    modules = '[{"path": "1_LogitScore", "type": "sentence_transformers.LogitScore"}]'
-    (reranker / "modules.json").write_text(modules)
     environ = environment(folder / "site", {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
     outside = shutil.copytree(vectors, folder / "outside")
     variables = {"MODEL_ROOTS": str(roots)}
@@ -101,9 +94,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
             )
             for key in (KEY, ALICE, BOB)
         )
-        yield Engine(
-            url[1], str(scripted), *map(str, (vectors, reranker, outside)), http, alice, bob
-        )
+        yield Engine(url[1], str(scripted), *map(str, (vectors, outside)), http, alice, bob)
     process.terminate()
     process.wait(300)
     reading.join()

@@ -64,8 +64,6 @@ FIELDS = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     "/v1/completions": {"prompt": "x"},
     "/v1/embeddings": {"input": "x"},
-    "/v1/rerank": {"query": "x", "documents": ["y"]},
-    "/v1/score": {"text_1": "x", "text_2": "y"},
     "/v1/responses": {"input": "x", "max_output_tokens": 1},
     "/v1/responses/compact": {"input": "x", "max_output_tokens": 1},
     "/v1/responses/input_tokens": {"input": "x", "max_output_tokens": 1},
@@ -78,9 +76,13 @@ FIELDS = {
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_remote_client_names_models_of_the_roots_alone(engine: Any, path: str) -> None:
-    served = engine.reranker if path in ("/v1/rerank", "/v1/score") else engine.vectors
     answers = [
         engine.http.post(path, json={"model": model, **FIELDS[path]})
-        for model in (served, engine.outside)
+        for model in (engine.vectors, engine.outside)
     ]
     assert [answer.status_code for answer in answers] == [200, 404], answers[1].text
+
+
+def test_a_route_that_is_not_served_is_not_found(engine: Any) -> None:
+    for path in ("/v1/rerank", "/v1/score", "/v1/nothing"):
+        assert engine.http.post(path, json={"model": engine.vectors}).status_code == 404, path

@@ -21,7 +21,6 @@ from typing import Protocol
 from ...isolation import Isolation
 from ...records import Unread
 from ...upstream.batch_caches import RowCache
-from ...upstream.cache_classes import Stored
 from ...upstream.shared_kv import prefix_of, unite
 from ..memory import leaves
 from ..request import Row
@@ -114,10 +113,6 @@ class Layout(Protocol):
         The arrays of the layout do not change.
         """
 
-    def stored(self, row: Row) -> Sequence[Stored | None]:
-        """Keys and values of the row, layer by layer, for reading only. Drafts that did not hold
-        are not among them, those of an unread result are. The layout does not change."""
-
 
 def make_layout(name: str) -> Layout:
     """A new, empty layout."""
@@ -140,9 +135,6 @@ class OneTokenLayout:
 
     def follow(self, row: Row) -> None:
         """Nothing was followed."""
-
-    def stored(self, row: Row) -> Sequence[Stored | None]:
-        return ()  # only drafters ask
 
 
 class SoloLayout(OneTokenLayout):
@@ -285,10 +277,6 @@ class GroupedLayout:
         self._settle()
         self._split()
         return self.rows.cache_of(row)
-
-    def stored(self, row: Row) -> Sequence[Stored | None]:
-        self._settle()
-        return self.rows.of(row).stored(row)
 
     def _settle(self) -> None:
         """Remove rejected drafts from the caches."""

@@ -12,7 +12,6 @@ import mlx.core as mx
 from ...isolation import Fault, Isolation
 from ...records import DeviceTokens, LoadedModel, ShowsHidden, Unread
 from ...upstream.batch_caches import RowCache
-from ...upstream.cache_classes import Stored
 from ..request import Row
 from .batch_layout import NO_RESULTS, Layout, Pass, Results
 from .grouped_kv import offsets
@@ -258,10 +257,6 @@ class DecodeBatch:
             self._pending[row] = replace(pending, drafts=())
             self.layout.keep(row, 1)
         return self.layout.extract(row)
-
-    def stored(self, row: Row) -> Sequence[Stored | None]:
-        """See `Layout`."""
-        return self.layout.stored(row)
 
     @property
     def drafted(self) -> list[Row]:

@@ -13,7 +13,6 @@ from typing import Any
 
 from ...upstream.batch_caches import (
     RowCache,
-    StoredLayers,
     counting_alike,
     mergeable,
     merged,
@@ -74,10 +73,6 @@ class Group:
         if len(self.rows) == 1:
             return [self.cache for _ in rows]
         return rows_of(self.cache, [self.rows.index(row) for row in rows])
-
-    def stored(self, row: Row) -> StoredLayers:
-        """What its layers hold of a row."""
-        return StoredLayers(self.cache, self.rows.index(row))
 
     def joined_by(self, row: Row, cache: RowCache) -> Group:
         """The group with one more row."""

@@ -69,18 +69,13 @@ class DiskTier:
         limit: int,
         call: Call,
         *,
-        bits: int | None = None,
         versions: str | None = None,
     ) -> None:
-        """`call` runs a function on the engine thread. `bits`: bits per float of the segments;
-        `None`: unchanged floats. Raises `BadRequest` for an unusable folder."""
+        """`call` runs a function on the engine thread. Raises `BadRequest` for an unusable
+        folder."""
         self.folder = folder / FOLDER
         self.limit = limit
         self.versions = files.versions() if versions is None else versions
-        self._bits = bits
-        self._share = 1.0 if bits is None else (bits + 1) / 16
-        if bits is not None:
-            self.versions += f", segments in {bits} bits"
         _own(self.folder)
         self._index = Index()
         self._build_index()
@@ -123,10 +118,10 @@ class DiskTier:
         chain, own = Chain(key, ids), key.digest().hex()
         for start, end in pairwise(_cuts(covered, stop, prompted)):
             size = (end - start) * row.token_bytes(complete=complete)
-            if _file_bytes(end - start, size * self._share) > left or not self._takes(size):
+            if _file_bytes(end - start, size) > left or not self._takes(size):
                 break
             segment = row.cut(start, end, complete=complete)
-            encoded = encode(segment.pack, None if key.exact else self._bits)
+            encoded = encode(segment.pack)
             shape = {"layers": segment.layers, **encoded.structure}
             size = _file_bytes(end - start, encoded.nbytes)
             head = Header(own, chain.at(start), start, ids[start:end], complete, shape, size)

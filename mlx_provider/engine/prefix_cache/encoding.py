@@ -1,8 +1,7 @@
 """The encoding of packed arrays in a file of the disk tier.
 
-Arrays are stored bit for bit, or, if the operator chose so, the floats of segments have 4 or 8
-bits, in groups along their last axis, as MLX quantises. Other threads access the memory of arrays
-only as numpy views. The engine thread creates and evaluates every array.
+Arrays are stored bit for bit. Other threads access their memory only as numpy views. The engine
+thread creates and evaluates every array.
 """
 
 from __future__ import annotations
@@ -16,10 +15,6 @@ import numpy as np
 
 from .arrays import ArrayPack
 from .files import Contents, HostArray
-
-GROUPS = (64, 32)
-"""Floats that share a scale. The first value that divides the axis is used."""
-FLOATS = (mx.bfloat16, mx.float16, mx.float32)
 
 
 @dataclass(frozen=True)
@@ -35,20 +30,10 @@ class Encoded:
         return sum(array.nbytes for array in self.arrays)
 
 
-def encode(pack: ArrayPack, bits: int | None = None) -> Encoded:
-    """`bits`: bits per float; `None`: unchanged floats."""
-    groups = [0 if bits is None else _group(stack) for stack in pack.stacks]
-    arrays: list[Any] = []
-    for stack, group in zip(pack.stacks, groups, strict=True):
-        parts = mx.quantize(stack, group, bits) if group else (stack,)
-        arrays += [_plain(part) for part in parts]
+def encode(pack: ArrayPack) -> Encoded:
+    arrays = [_plain(stack) for stack in pack.stacks]
     mx.eval(arrays)
-    structure = {
-        "places": pack.places,
-        "dtypes": [_name(stack) for stack in pack.stacks],
-        "groups": groups,
-        "bits": bits,
-    }
+    structure = {"places": pack.places, "dtypes": [_name(stack) for stack in pack.stacks]}
     return Encoded(structure, tuple(_view(array) for array in arrays))
 
 
@@ -72,7 +57,7 @@ class Staged:
         return [_view(array) for array in self.arrays]
 
     def pack(self) -> ArrayPack:
-        """The original pack, if its floats were stored unchanged."""
+        """The original pack."""
         dtypes = self.structure["dtypes"]
         stacks = (_as(a, _dtype(name)) for a, name in zip(self.arrays, dtypes, strict=True))
         return ArrayPack(tuple(stacks), tuple((g, r) for g, r in self.structure["places"]))
@@ -80,21 +65,8 @@ class Staged:
     def __getitem__(self, index: int) -> Any:
         """Array `index` of the pack (lazy)."""
         stack, row = self.structure["places"][index]
-        groups, bits = self.structure["groups"], self.structure["bits"]
-        at = sum(3 if group else 1 for group in groups[:stack])
-        dtype = _dtype(self.structure["dtypes"][stack])
-        parts = [a[row : row + 1].squeeze(0) for a in self.arrays[at : at + 3]]
-        if not groups[stack]:
-            return _as(parts[0], dtype)
-        words, scales, biases = parts
-        return mx.dequantize(words, _as(scales, dtype), _as(biases, dtype), groups[stack], bits)
-
-
-def _group(stack: Any) -> int:
-    """Floats per scale. 0: the stack is written unchanged."""
-    if stack.dtype not in FLOATS:
-        return 0
-    return next((group for group in GROUPS if stack.shape[-1] % group == 0), 0)
+        array = self.arrays[stack][row : row + 1].squeeze(0)
+        return _as(array, _dtype(self.structure["dtypes"][stack]))
 
 
 def _plain(array: Any) -> Any:

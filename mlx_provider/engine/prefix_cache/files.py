@@ -25,7 +25,7 @@ from ...installed import installed_version
 from ...safe_open import open_own
 from .key import Ids
 
-FORMAT = 2
+FORMAT = 3
 SUFFIX = ".safetensors"
 TEMPORARY = ".tmp"
 MAX_HEADER = 2**24

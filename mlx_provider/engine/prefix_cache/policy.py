@@ -166,13 +166,12 @@ class PrefixCachePolicy:
             job.cache = self._cache.restore(match, self._make_cache, room=room - match.length)
         self._claim_forks(job)
         job.done = match.length
-        inputs = job.request.inputs
-        if inputs is None and len(job.tokens) != len(job.request.prompt.tokens):
+        if len(job.tokens) != len(job.request.prompt.tokens):
             return None
         self._plan_snapshots(job, match.length, match.branch)
         if any(row.tokens for row in job.rows):
             return None
-        job.request.cached = match.length + (0 if inputs is None else inputs.cached)
+        job.request.cached = match.length
         job.request.explanation = self._explained(job, match)
         return match
 
@@ -204,7 +203,7 @@ class PrefixCachePolicy:
         """Take the planned snapshots of the pass that started at `start`."""
         if self._memory is None and self._strictest is not Kind.APPEND:
             self._plan_again(job)
-        if job.ids is not None and job.done <= job.lasting:
+        if job.ids is not None:
             ids = job.ids[: self._whole(job.done)]
             self._cache.save_head(self._key(job.request), ids, job.held(), start)
         for at in job.keeps:
@@ -236,13 +235,11 @@ class PrefixCachePolicy:
 
         If tokens were left out, the tokens after them differ from those of other prompts.
         """
-        whole, kept = job.ids is not None and job.places is None, min(job.done, job.lasting)
-        if job.cache is not None and whole and kept >= WORTH_KEEPING:
-            # an entry in the row's buffers would take the memory of a whole input
-            holding = job.rows[0].holding if job.request.inputs is None else None
+        whole = job.ids is not None and job.places is None
+        if job.cache is not None and whole and job.done >= WORTH_KEEPING:
             self._insert(
-                job.request, job.ids[:kept], job.cache, job.snapshots, beyond=kept < job.done,
-                holding=holding,
+                job.request, job.ids[: job.done], job.cache, job.snapshots,
+                holding=job.rows[0].holding,
             )  # fmt: skip
 
     def keep_row(self, row: Row, tokens: Sequence[int], cache: list[Any]) -> None:

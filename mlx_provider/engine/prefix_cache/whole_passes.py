@@ -40,7 +40,7 @@ class WholePasses(PrefixCachePolicy):
 
     def keep_prefill(self, job: PrefillJob) -> None:
         """Store the tokens that whole passes have computed."""
-        whole = self._shapes.whole(min(job.done, job.lasting))
+        whole = self._shapes.whole(job.done)
         if job.cache is not None and whole:
             beyond = job.done > whole
             self._insert(job.request, job.ids[:whole], job.cache, job.snapshots, beyond=beyond)

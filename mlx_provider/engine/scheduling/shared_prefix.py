@@ -22,5 +22,5 @@ def provides(leader: PrefillJob, job: PrefillJob) -> bool:
         return False
     if leader.ids is None or job.ids is None:
         return False
-    shared = min(common(leader.ids, job.ids), leader.lasting)
-    return min(shared, len(job.tokens) - 1) - job.estimated_cached > WORTH_WAITING
+    shared = min(common(leader.ids, job.ids), len(leader.tokens), len(job.tokens) - 1)
+    return shared - job.estimated_cached > WORTH_WAITING

@@ -7,11 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
-from typing import Any
 
 import mlx.core as mx
 
-from ...errors import BadRequest
 from ...isolation import Isolation
 from ...records import (
     DeviceTokens,
@@ -22,7 +20,6 @@ from ...records import (
     LoadedModel,
     Prompt,
     ShowsHidden,
-    ShowsLayers,
     Unread,
 )
 from ..execution.batch_layout import NO_RESULTS, Results
@@ -36,7 +33,8 @@ from .policy import Policy
 log = logging.getLogger(__name__)
 
 KEPT = 64
-"""States per row that are kept for a drafter that is not asked, so that it can continue later."""
+"""States per row that are kept for a drafter that is not asked, so that it can continue later, and
+the last ones of a prompt."""
 NONE: Kind = frozenset()
 UNASKED = 4096
 """States of prompts that are kept for all rows until the drafter is asked about them. One row
@@ -51,11 +49,7 @@ class Source:
     shows: ShowsHidden | None = None
     """What shows the hidden states that it needs. `None`: it needs none. Only one drafter of an
     engine may need some."""
-    context: int = KEPT
-    """See `Drafter`."""
     media: bool = True
-    """See `Drafter`."""
-    reads_cache: bool = False
     """See `Drafter`."""
 
     @property
@@ -115,11 +109,8 @@ class Speculation:
         self.sources = sources
         hidden = [source for source in sources if source.shows is not None]
         self.shows = hidden[0].shows if hidden else None
-        self._context = hidden[0].context if hidden else KEPT
         self.policy = policy or Policy()
         self.clock = clock
-        self.stored_of: Callable[[Row], Sequence[Any]] = _no_cache
-        """What the model's layers hold of a row, see `DraftRow.cache`."""
         self._rows: dict[Row, Followed] = {}
         self._asked: set[int] = set()
         """The drafters of the last step."""
@@ -197,7 +188,7 @@ class Speculation:
             self._drop(source)
             return {}
         for each in views:
-            each.hidden = each.unread = each.cache = None
+            each.hidden = each.unread = None
         self._breakers[source].passed(used=True)
         for row, own in drafts.items():
             if not own:
@@ -231,7 +222,7 @@ class Speculation:
         media = max((span.end for span in prompt.spans), default=0)
         if self.shows is None:
             return len(prompt.tokens)
-        return max(media, len(prompt.tokens) - self._context)
+        return max(media, len(prompt.tokens) - KEPT)
 
     def begin(self, row: Row, hidden: Sequence[mx.array]) -> None:
         """A row has drawn its first token. `hidden`: states of its prompt, each (n, hidden)."""
@@ -357,18 +348,15 @@ class Speculation:
             more = 0 if unread is None else unread.tokens.size
             seen.fresh = 0 if seen.hidden is None else seen.hidden.shape[0] - more
             followed.shown, followed.drawn_from = [], None
-        if self.sources[ask.source].reads_cache:
-            seen.cache = self.stored_of(row)
         # of a pass without drafts nothing will be told
         followed.unread = unread if unread is not None and unread.read is None else None
         return seen
 
 
 def source_of(drafter: Drafter, drafting: Drafting, model: LoadedModel) -> Source:
-    """A started drafter. Raises `BadRequest` if the model does not show the states that it
-    needs."""
-    shows = _shows(drafter, drafting, model)
-    return Source(drafting, shows, drafter.context, drafter.media, drafter.reads_cache)
+    """A started drafter."""
+    shows = model if drafter.hidden and isinstance(model, ShowsHidden) else None
+    return Source(drafting, shows, drafter.media)
 
 
 def speculation_of(
@@ -379,15 +367,6 @@ def speculation_of(
     return Speculation(*ordered, vocab=model.info.vocab_size, policy=policy)
 
 
-def _shows(drafter: Drafter, drafting: Drafting, model: LoadedModel) -> ShowsHidden | None:
-    layers = drafter.layers(drafting)
-    if not layers:
-        return model if drafter.hidden and isinstance(model, ShowsHidden) else None
-    if isinstance(model, ShowsLayers):
-        return model.showing(layers)
-    raise BadRequest("the model does not show the outputs of its layers", param="drafter")
-
-
 def _count(hidden: Sequence[mx.array]) -> int:
     return sum(each.shape[0] for each in hidden)
 
@@ -396,10 +375,6 @@ def _keep(own: Followed, hidden: mx.array) -> None:
     if len(own.shown) >= KEPT:
         own.shown = []
     own.shown.append(hidden)
-
-
-def _no_cache(row: Row) -> Sequence[Any]:
-    raise ValueError("no engine has told where the caches of rows are")
 
 
 def _may(row: Row) -> bool:

@@ -197,12 +197,6 @@ class Commit:
                 if job.request is request and not request.unfinished:
                     self._keep_prefill(job, state.prefix_cache)
 
-    def keep_input(self, job: PrefillJob) -> None:
-        """Store what the inputs of a request share."""
-        if self._state.prefix_cache is not None:
-            with Isolation(partial(not_kept, job.request)):
-                self._keep_prefill(job, self._state.prefix_cache)
-
     def _keep_prefill(self, job: PrefillJob, prefixes: PrefixCachePolicy) -> None:
         prefixes.keep_prefill(job)
         prefixes.give_back(job.rows)

@@ -183,8 +183,6 @@ class Prefill:
         """Continue with the next input, or end the request."""
         request = job.request
         if inputs.left:
-            self._commit.keep_input(job)
-            inputs.cached = request.cached
             job.go_on_with(inputs.tokens[inputs.at])
             self._start.begin(job)
             return

@@ -47,8 +47,6 @@ class Start:
             grow_by(job.cache, capacity)
         if job.places is not None:
             job.cache = sparse(job.cache)
-        if inputs is not None and inputs.shared:  # the same passes, stored prefix or not
-            job.cuts = sorted({*job.cuts, inputs.shared})
         if not job.request.ahead:
             state.recorder.tokens(prefilled=0, cached=job.done, decoded=0)
 

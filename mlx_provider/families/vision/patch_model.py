@@ -6,8 +6,7 @@ and features for its first layers (deepstack) for exactly the media tokens of a 
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -19,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...records import Features, LoadOptions, MediaItem, MediaSpan, PrefillChunk, Prompt
-from .. import attention, layers, recurrent
+from .. import attention, recurrent
 from ..caches import row_cache
 from ..checkpoint import read_json
 from ..logits import rows_at
@@ -42,9 +41,6 @@ class PatchVisionModel(VisionModel):
     """Prefill and decode through mlx-vlm's text model with explicit positions."""
 
     kv_layouts: Sequence[str] = ("grouped", "merged", "solo")
-    indices: tuple[int, ...] = ()
-    """Layers whose outputs are its hidden states. Empty: they are those before the output
-    matrix."""
 
     def prepare(
         self,
@@ -81,17 +77,11 @@ class PatchVisionModel(VisionModel):
         return True
 
     def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:
-        states, shown = self._shown(lambda part: _states(part, chunk))
-        return head(self.model.language_model, states[:, -1:])[0, 0], shown[0, -last:]
+        states = _states(self.model.language_model.model, chunk)
+        return head(self.model.language_model, states[:, -1:])[0, 0], states[0, -last:]
 
     def prefill_logits(self, chunk: PrefillChunk) -> mx.array:
         return head(self.model.language_model, _states(self.model.language_model.model, chunk))[0]
-
-    def showing(self, indices: Sequence[int]) -> PatchVisionModel:
-        twin = copy.copy(self)
-        twin.indices = tuple(indices)
-        layers.check_layers(self.model.language_model.model, indices, twin, self.make_cache())
-        return twin
 
     def decode(
         self,
@@ -109,21 +99,9 @@ class PatchVisionModel(VisionModel):
         positions: mx.array,
         logits_at: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
-        keep = rows_at(logits_at)
-        states, shown = self._shown(lambda part: _next_states(part, tokens, cache, positions))
-        return head(self.model.language_model, keep(states))[:, -1], keep(shown)[:, -1]
-
-    def _shown(self, run: Callable[[Any], mx.array]) -> tuple[mx.array, mx.array]:
-        """The states before the output matrix, and the hidden states that the model shows.
-
-        run: calls mlx-vlm's text model below its output matrix.
-        """
-        part = self.model.language_model.model
-        if not self.indices:
-            states = run(part)
-            return states, states
-        outputs = layers.Outputs(self.indices)
-        return run(layers.watched(part, outputs)), outputs.joined()
+        states = _next_states(self.model.language_model.model, tokens, cache, positions)
+        kept = rows_at(logits_at)(states)
+        return head(self.model.language_model, kept)[:, -1], kept[:, -1]
 
 
 def _states(part: Any, chunk: PrefillChunk) -> mx.array:

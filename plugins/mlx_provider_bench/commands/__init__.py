@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from .compare import compare, model, report
-from .ours import engine, prefix, speed
+from .ours import prefix, speed
 
 MODEL = "MODEL"
 """Stands for a model's name in the list of commands."""
 
 bench = typer.Typer()
 bench.command(MODEL)(speed)
-for command in (compare, report, model, engine, prefix):
-    bench.command()(command)
+bench.command()(prefix)

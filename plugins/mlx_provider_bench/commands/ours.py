@@ -1,4 +1,4 @@
-"""Measurements of this engine: a model's speed, batching, the gain of a stored prefix."""
+"""Measurements of this engine: a model's speed, and the gain of a stored prefix."""
 
 from __future__ import annotations
 
@@ -32,30 +32,6 @@ def speed(
 
     plan = Plan(model, streams or Plan.streams, prompt or Plan.prompts, reply)
     running.print_result(bench(plan, context.meta[PROGRESS]))
-
-
-class EnginePart(StrEnum):
-    mixed = "mixed"
-    decode = "decode"
-    stall = "stall"
-    host = "host"
-
-
-def engine(
-    part: Annotated[
-        list[EnginePart] | None, typer.Option(help="Repeat for several; all by default.")
-    ] = None,
-    dtype: Dtype = "float32",
-    hidden: Hidden = 256,
-    layers: Layers = 6,
-) -> None:
-    """Compare our engine with mlx-lm's BatchGenerator: mixed load, decoding, stalls, host time."""
-    running.preload()
-    from ..engine import bench as measure
-    from ..engine import sizes
-
-    parts = [p.value for p in part or list(EnginePart)]
-    running.show(measure(parts, dtype=dtype, **sizes(hidden, layers)))
 
 
 class PrefixPart(StrEnum):

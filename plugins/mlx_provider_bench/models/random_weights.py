@@ -8,14 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlx_provider.errors import BadRequest
 from mlx_provider.records import LoadedModel
 
 Overrides = dict[str, Any]
 
-FORMATS = ("float32", "bfloat16", "4bit")
-"""`4bit`: quantised in groups of `GROUP`, the rest in bfloat16."""
-GROUP = 64
 WINDOW = 512
 """Sliding window of the window layers: far below the longest prompt, so that it matters."""
 LONGEST = 40_960
@@ -121,29 +117,6 @@ def write_model(folder: Path, family: str, dtype: str, hidden: int, layers: int)
     _widen_vision(path)
     _speak_ascii(path)
     return path
-
-
-def write_format(folder: Path, family: str, form: str, hidden: int, layers: int) -> Path:
-    """The same in one of `FORMATS`. Raises `BadRequest` for what cannot be written."""
-    from mlx_provider.testing.tiny.quantised import quantise
-
-    refuse_unknown(family, form)
-    if form != "4bit":
-        return write_model(folder, family, form, hidden, layers)
-    path = write_model(folder, family, "bfloat16", hidden, layers)
-    return quantise(path, family, group=GROUP)
-
-
-def refuse_unknown(family: str, form: str) -> None:
-    """Raise `BadRequest` for an unknown format or family."""
-    from mlx_provider.testing.tiny import family_named
-
-    if form not in FORMATS:
-        raise BadRequest(f"no such format: {form}; {', '.join(FORMATS)}", param="format")
-    try:
-        family_named(family)
-    except ValueError as error:
-        raise BadRequest(str(error), param="family") from None
 
 
 def _widen_vision(folder: Path) -> None:

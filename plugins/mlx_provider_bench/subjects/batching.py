@@ -1,21 +1,19 @@
-"""Our engine and mlx-lm's BatchGenerator with one interface, for measurements."""
+"""Our engine as a server runs it, for measurements."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from mlx_provider.commands import EngineSettings
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution.calibration import calibrate
-from mlx_provider.engine.execution.probe import Probe, probe
+from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.scheduling.costs import Costs
 from mlx_provider.engine.scheduling.plan import GRID
-from mlx_provider.families.patching import Unpatched
 from mlx_provider.records import LoadedModel
-from mlx_provider.testing.driver import TokenOutput, new_engine, new_request
+from mlx_provider.testing.driver import TokenOutput, new_engine
 
 WIDE = 2**50
 """A memory budget that never matters here."""
@@ -41,20 +39,6 @@ class Job:
     @property
     def gaps(self) -> list[float]:
         return [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
-
-
-class Subject(Protocol):
-    """A batching engine under measurement."""
-
-    name: str
-
-    def submit(self, job: Job) -> None: ...
-
-    def step(self) -> None:
-        """Advance once; new tokens go into their jobs with the time they were seen."""
-
-    @property
-    def idle(self) -> bool: ...
 
 
 class TimedOutput(TokenOutput):
@@ -86,97 +70,3 @@ def server_engine(
         available=lambda: WIDE,
         **more,
     )
-
-
-class Ours:
-    """`mlx_provider`'s engine as a server runs it, without text."""
-
-    def __init__(self, model: LoadedModel) -> None:
-        found = probe(model, model.make_cache, model.kv_layouts)
-        self.name = f"mlx-provider ({found.layout})"
-        self.engine = server_engine(model, found)
-
-    def submit(self, job: Job) -> None:
-        request = new_request(job.prompt, max_tokens=job.max_tokens)
-        request.rows[0].output = TimedOutput(job)
-        self.engine.submit(request)
-
-    def step(self) -> None:
-        self.engine.step()
-
-    @property
-    def idle(self) -> bool:
-        return self.engine.idle
-
-
-class BatchGeneratorSubject:
-    """mlx-lm's BatchGenerator (0.32.2), greedy, with upstream's own functions."""
-
-    def __init__(self, model: Any, name: str, **options: Any) -> None:
-        from mlx_lm.generate import BatchGenerator
-
-        self.name = name
-        self._unpatched = Unpatched(model)
-        self._generator = BatchGenerator(model, max_tokens=1_000_000, **options)
-        self._jobs: dict[int, Job] = {}
-
-    def submit(self, job: Job) -> None:
-        (uid,) = self._generator.insert([list(job.prompt)], [job.max_tokens])
-        self._jobs[uid] = job
-
-    def step(self) -> None:
-        with self._unpatched:
-            _, responses = self._generator.next()
-        now = time.perf_counter()
-        for response in responses:
-            job = self._jobs[response.uid]
-            job.tokens.append(response.token)
-            job.times.append(now)
-            if response.finish_reason:
-                del self._jobs[response.uid]
-
-    @property
-    def idle(self) -> bool:
-        return not self._jobs
-
-
-@dataclass(frozen=True)
-class Run:
-    jobs: Sequence[Job]
-    wall: float
-    """Seconds from the first arrival to the last token."""
-    cpu: float
-    """Process CPU seconds of all threads."""
-    host: float
-    """CPU seconds of the stepping thread."""
-    steps: int
-
-
-def run(subject: Subject, jobs: Sequence[Job]) -> Run:
-    """Submit jobs as they arrive and step until all have ended."""
-    waiting = sorted(jobs, key=lambda job: job.arrives)
-    began, cpu, host = time.perf_counter(), time.process_time(), time.thread_time()
-    steps = 0
-    while waiting or not subject.idle:
-        now = time.perf_counter()
-        while waiting and began + waiting[0].arrives <= now and _reached(waiting[0], jobs):
-            job = waiting.pop(0)
-            job.submitted = now if job.after else began + job.arrives
-            subject.submit(job)
-        if subject.idle:
-            time.sleep(0.001)
-            continue
-        subject.step()
-        steps += 1
-    return Run(
-        jobs,
-        time.perf_counter() - began,
-        time.process_time() - cpu,
-        time.thread_time() - host,
-        steps,
-    )
-
-
-def _reached(job: Job, jobs: Sequence[Job]) -> bool:
-    """Whether those that arrived before have the tokens that `job` waits for."""
-    return all(len(other.tokens) >= job.after for other in jobs if other.submitted)

@@ -10,19 +10,23 @@ from .agents import agent_turn
 from .behind_proxy import gateway
 from .beside_others import stream_cost
 from .checkouts import checkouts
+from .comparing import compare, engine, model, report
 from .drafting import calls, drafts, sparse, speculation
 from .inside import accounts, gap, grammar, long_prompt, scheduling, tower
-from .reuse import blocks, budgets, restart, shared, stays, traffic, turns
+from .reuse import blocks, budgets, restart, shared, stays, turns
 
 ANOTHER_COMMAND = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 """What follows the arguments is another command's."""
 
 benchmarks = typer.Typer(cls=LongGroup, no_args_is_help=True, help=__doc__)
 for command in (
+    compare,
+    report,
+    model,
+    engine,
     agent_turn,
     scheduling,
     accounts,
-    traffic,
     budgets,
     stays,
     restart,

@@ -23,32 +23,14 @@ def stays() -> None:
     running.show({"rates": run()})
 
 
-def traffic() -> None:
-    """Hit rates of the prefix cache over agent-like traffic, and its lookup time (no model)."""
-    running.preload()
-    from dataclasses import asdict
-
-    from agent_traffic import lookup_seconds, run
-
-    running.show(
-        {"scenarios": [asdict(each) for each in run()], "lookup_seconds": lookup_seconds()}
-    )
-
-
 def restart() -> None:
-    """Tokens that an agent with 60k computes after a restart, and the error of fewer bits."""
+    """Tokens that an agent with 60k computes after a restart."""
     running.preload()
     from dataclasses import asdict
 
-    import disk_rounding
     from restart import run
 
-    running.show(
-        {
-            "restarts": [asdict(each) for each in run()],
-            "fewer_bits": [asdict(each) for each in disk_rounding.run()],
-        }
-    )
+    running.show({"restarts": [asdict(each) for each in run()]})
 
 
 def turns() -> None:

@@ -1,1 +1,0 @@
-"""`/v1/rerank` and `/v1/score`: documents in the order in which they answer a query."""
