@@ -18,7 +18,7 @@ from ..errors import BadRequest
 from ..invalid import bad_request, shown
 from ..protocol.requests import ModelRequest
 from .activity import Activity
-from .body import Bodies
+from .body import Bodies, Body
 from .threads import in_thread
 
 R = TypeVar("R")
@@ -56,17 +56,17 @@ class Incoming:
             with self.activity.reading():
                 body = await self.bodies.read(scope, receive)
                 undo.callback(body.ticket.close)
-                parsed = await _parsed(parse, body.data)
+                parsed = await self._parsed(parse, body)
             self.admit(scope)
             undo.pop_all()
         return parsed, body.ticket
 
-
-async def _parsed(parse: Callable[[bytearray], R], data: bytearray) -> R:
-    """Parse a body. Large bodies are parsed in a thread, so that other streams continue."""
-    if len(data) <= AT_ONCE:
-        return parse(data)
-    return await in_thread(partial(parse, data))
+    async def _parsed(self, parse: Callable[[bytearray], R], body: Body) -> R:
+        """Parse a body. Large bodies are parsed in threads, so that other streams continue."""
+        if len(body.data) <= AT_ONCE:
+            return parse(body.data)
+        with await self.bodies.parsing.ask(1, body.ticket.owner).arrive():
+            return await in_thread(partial(parse, body.data))
 
 
 def parse_object(body: bytes | bytearray) -> dict[str, Any]:

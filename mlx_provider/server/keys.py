@@ -62,6 +62,11 @@ def key_of(scope: Scope) -> Key:
     return key
 
 
+def owner_of(scope: Scope) -> str:
+    """Whose connections, bodies and replies these are: the name of a key, "" for the operator."""
+    return (key_of(scope).name or "") if FOUND in scope else ""
+
+
 def is_named(scope: Scope) -> bool:
     """Whether a request comes with a named key."""
     return FOUND in scope and key_of(scope).name is not None
