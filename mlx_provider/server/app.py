@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from secrets import token_hex
 from typing import Any
 
 import anyio
@@ -135,9 +136,10 @@ class EngineApp:
     def _behind_door(self, asked: DoorRequest) -> ASGIApp:
         """The app of a door: for the agent behind it, every name is that of its model."""
         incoming = self._incoming(lambda scope, tenant: asked.fields())
+        keys = (Key(asked.key, f"agent {token_hex(4)}"),)
         return Starlette(
             routes=self._foreign_routes(incoming, AGENTS),
-            middleware=[Middleware(Gate, keys=(Key(asked.key),), hosts=own_names("localhost"))],
+            middleware=[Middleware(Gate, keys=keys, hosts=own_names("localhost"))],
             exception_handlers={MLXProviderError: _typed, Exception: _unforeseen},
         )
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+import anyio
 from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.types import Receive, Scope
@@ -25,6 +26,7 @@ R = TypeVar("R")
 T = TypeVar("T", bound=ModelRequest)
 AT_ONCE = 2**16
 """Bytes of a body that are parsed faster than a thread starts."""
+THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Incoming:
     """(scope, tenant that the request names) -> the fields that its client cannot choose."""
     admit: Callable[[Scope], None]
     """Raises if another engine must serve the request."""
+    threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(THREADS))
+    """Requests that the service prepares at once. Most of their threads wait."""
 
     async def read(self, scope: Scope, receive: Receive, kind: type[T]) -> tuple[T, Ticket]:
         """A request of this kind. See `read_as`."""

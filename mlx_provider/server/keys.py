@@ -21,6 +21,8 @@ SHORTEST = 16
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 FOUND = "mlx_provider.key"
 """Where a request's scope has its key."""
+CONNECTION = "mlx_provider.connection"
+"""Where the `state` of a request's scope has its connection."""
 
 
 @dataclass(frozen=True)
