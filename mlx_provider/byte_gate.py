@@ -149,7 +149,7 @@ class Ticket:
         return done
 
     def wait(self) -> Ticket:
-        """Block until the bytes are granted. Raises the error of `refuse`, and closes the ticket."""
+        """Block until the bytes are granted. The error of `refuse` closes the ticket."""
         with ExitStack() as undo:
             undo.callback(self.close)
             self.granted.result()

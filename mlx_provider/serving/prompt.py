@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -29,8 +30,11 @@ from .model_view import ModelView
 
 log = logging.getLogger(__name__)
 
-LONG_TEXT = 1 << 20
-"""A text with more characters may be the reason why a template exceeds its limits."""
+USUAL_CHARACTERS = 8
+"""Texts with more characters for each token of the context are counted before they are rendered.
+Usual texts have three to five."""
+Turn = Callable[[], AbstractContextManager[object]]
+"""Waits for a turn of the host, which ends with the context."""
 FOLDED = "the model's chat template does not take these tool messages: they are written as text"
 LEFT_OUT = "the model's chat template has no place for text beside tool calls: it is left out"
 DESCRIBED = "the model's chat template does not show these tools: a system message describes them"
@@ -44,19 +48,29 @@ class Rendered:
     warnings: tuple[str, ...] = ()
 
 
-def prepare(view: ModelView, request: GenerateRequest, claim: MediaClaim | None = None) -> Rendered:
+def prepare(
+    view: ModelView,
+    request: GenerateRequest,
+    claim: MediaClaim | None = None,
+    turn: Turn = nullcontext,
+) -> Rendered:
     """Render and tokenise (host work, any thread). Raises `BadRequest` that names the part.
 
-    `claim`: is charged with the request's images; unset: a claim with its own limits.
+    `claim`: is charged with the request's images; unset: a claim with its own limits. `turn`: is
+    taken for the work, but not while it waits for images.
     """
     if (request.messages is None) == (request.prompt is None):
         raise BadRequest("give either messages or a prompt", param="messages")
     if request.messages is None:
-        return Rendered(_raw(view, request.prompt or ""))
-    normalised = normalised_messages(view, request)
+        with turn():
+            return Rendered(_raw(view, request.prompt or ""))
+    with turn():
+        _refuse_too_long(view, request.messages)
+        normalised = normalised_messages(view, request)
     media = _media(view, normalised, request, claim)
-    prompt, begun, warnings = _rendered(view, request, normalised, media)
-    _finish_inputs(view, prompt)
+    with turn():
+        prompt, begun, warnings = _rendered(view, request, normalised, media)
+        _finish_inputs(view, prompt)
     warnings = (*normalised.warnings, *_unread(view.model.info, request.template), *warnings)
     return Rendered(_continued(view, prompt, begun) if begun else prompt, warnings)
 
@@ -92,10 +106,7 @@ def _rendered(
             for warning in warnings:
                 _log_once(view.name, warning, refused.message if refused else "")
             return prompt, begun, warnings
-        except TemplateLimit:
-            _refuse_long_text(view, normalised)
-            raise
-        except ContextTooLong:
+        except (TemplateLimit, ContextTooLong):
             raise
         except BadRequest as error:
             refused = refused or error
@@ -103,12 +114,30 @@ def _rendered(
     raise refused
 
 
-def _refuse_long_text(view: ModelView, normalised: Normalised) -> None:
-    """Raises `ContextTooLong` if one text of the request is too long with any template."""
-    texts = (m["content"] for m in normalised.messages if isinstance(m.get("content"), str))
-    longest = max(texts, key=len, default="")
-    if len(longest) >= LONG_TEXT:
-        view.model.tokenizer.encode_plain(longest)
+def _refuse_too_long(view: ModelView, messages: Sequence[Any]) -> None:
+    """Raise `ContextTooLong` for texts that are too long with any template.
+
+    A template may leave out what an assistant has said.
+    """
+    longest, tokens = view.info.context_length, 0
+    texts = [text for each in messages for text in _texts(each)]
+    if sum(map(len, texts)) < USUAL_CHARACTERS * longest:
+        return
+    for text in texts:
+        # a template may join its first token with text before it
+        tokens += max(0, len(view.model.tokenizer.encode_plain(text)) - 1)
+        if tokens >= longest:
+            raise ContextTooLong.of(tokens, longest, "at least ")
+
+
+def _texts(message: object) -> list[str]:
+    """The texts of a message of anybody but the assistant, if it is one."""
+    if not isinstance(message, Mapping) or message.get("role") == "assistant":
+        return []
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    found = (part.get("text") for part in parts if isinstance(part, Mapping))
+    return [text for text in found if isinstance(text, str)]
 
 
 def _loses_text(info: ModelInfo, normalised: Normalised) -> bool:
