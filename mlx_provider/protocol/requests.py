@@ -81,6 +81,13 @@ class ModelRequest(Asked):
     ignored: Ignored = Field(default_factory=list)
     """Parameters of the client without effect. The reply has a warning for each."""
 
+    @property
+    def namespace(self) -> str:
+        """What it may share: prefixes, features of images, grammars. Separate for each tenant, and
+        for other machines."""
+        tenant = self.tenant or ""
+        return f"remote:{tenant}" if self.origin == "remote" else tenant
+
 
 class EmbedRequest(ModelRequest):
     """Texts, or lists of token ids, to embed. The reply has an `Embedded` for each."""

@@ -15,7 +15,7 @@ from ..protocol.event_queue import EventQueue
 from ..protocol.events import Accepted, Delta, FinishReason, TokenLogprob
 from ..protocol.requests import EmbedRequest, ModelRequest
 from ..records import Embedding, Pooling, ShowsHidden
-from .grants import account, namespace
+from .grants import account
 from .model_view import ModelView
 from .prepared import Prepared
 from .validate import within_vocabulary
@@ -69,7 +69,7 @@ def prepared_inputs(
         params=SamplingParams(),
         max_tokens=0,
         events=queue,
-        salt=namespace(wire),
+        salt=wire.namespace,
         account=account(wire),
         share=wire.share,
         drafts=False,

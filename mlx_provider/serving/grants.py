@@ -95,15 +95,9 @@ def names_repository(request: ModelRequest) -> bool:
     return request.origin != "owner" and REPOSITORY.fullmatch(request.model) is not None
 
 
-def namespace(request: ModelRequest) -> str:
-    """The namespace of a request's prefixes: one per tenant, and separate for remote requests."""
-    tenant = request.tenant or ""
-    return f"remote:{tenant}" if request.origin == "remote" else tenant
-
-
 def account(request: ModelRequest) -> str:
     """Whose request it is, for the shares of the device."""
-    return namespace(request) if request.account is None else request.account
+    return request.namespace if request.account is None else request.account
 
 
 def read_grants(file: Path) -> dict[str, ModelOptions]:

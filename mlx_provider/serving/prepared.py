@@ -13,7 +13,7 @@ from ..protocol.event_queue import EventQueue
 from ..protocol.events import Accepted
 from ..protocol.requests import GenerateRequest
 from ..records import ModelInfo, Prompt, ShowsLogits
-from .grants import account, namespace
+from .grants import account
 from .model_view import ModelView
 from .prompt import Turn, prepare, prompt_text, taken_media
 from .rows import make_row
@@ -95,7 +95,7 @@ def _request(
         echoed=wire.echo and wire.logprobs,
         drafts=wire.drafts,
         may_skip=wire.sparse_prefill,
-        salt=namespace(wire),
+        salt=wire.namespace,
         account=account(wire),
         share=wire.share,
         session=wire.session,

@@ -70,7 +70,7 @@ def prepare(
     media = _media(view, normalised, request, claim)
     with turn():
         prompt, begun, warnings = _rendered(view, request, normalised, media)
-        _finish_inputs(view, prompt)
+        _finish_inputs(view, request, prompt)
     warnings = (*normalised.warnings, *_unread(view.model.info, request.template), *warnings)
     return Rendered(_continued(view, prompt, begun) if begun else prompt, warnings)
 
@@ -214,11 +214,12 @@ def _unread(info: ModelInfo, variables: Mapping[str, Any]) -> list[str]:
     return [f"{name} has no effect: the model's chat template does not read it" for name in names]
 
 
-def _finish_inputs(view: ModelView, prompt: Prompt) -> None:
+def _finish_inputs(view: ModelView, request: GenerateRequest, prompt: Prompt) -> None:
     """Do the host work on media here, not on the engine thread, if their features are not
     cached."""
     for span in prompt.spans:
-        if span.ready is not None and span.content_hash not in view.engine.features:
+        key = (request.namespace, span.content_hash)
+        if span.ready is not None and key not in view.engine.features:
             span.ready()
 
 

@@ -43,7 +43,7 @@ from ..registry import PluginRegistry
 from ..upstream import blas
 from .embedding import make_embedding
 from .figures import take
-from .grants import Grants, account, names_repository, namespace, read_grants
+from .grants import Grants, account, names_repository, read_grants
 from .in_flight import Active, Entry, InFlight
 from .interface import Deliver, PromptTokens, deliver_now
 from .metrics import EngineMetrics
@@ -200,7 +200,7 @@ class ChatService:
     ) -> None:
         """Queue the operator's warm prompts once for each namespace of prefixes."""
         with self._warming:
-            if not (prompts and view.to_warm(namespace(first), prompts)):
+            if not (prompts and view.to_warm(first.namespace, prompts)):
                 return
         for request in warm_requests(first, prompts):
             try:
