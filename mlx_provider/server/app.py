@@ -219,7 +219,7 @@ class EngineApp:
 
 def _sender(scope: Scope, tenant: str | None) -> dict[str, Any]:
     """What every request on TCP says of its sender."""
-    return {"origin": "remote", **key_of(scope).marks(tenant)}
+    return key_of(scope).marks(tenant)
 
 
 async def _typed(request: Request, error: Exception) -> Response:

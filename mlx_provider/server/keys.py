@@ -39,9 +39,9 @@ class Key:
         A gateway with a named key keeps its own tenants apart, but they are one account.
         """
         if self.name is None:
-            return {}
+            return {"origin": "remote"}
         own = f"key {self.name}:"
-        return {"tenant": own + (tenant or ""), "account": own, "share": 1.0}
+        return {"origin": "named", "tenant": own + (tenant or ""), "account": own, "share": 1.0}
 
 
 class Keys:

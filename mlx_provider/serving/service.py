@@ -193,6 +193,7 @@ class ChatService:
             self._models.use, wire.model, wire.options,
             who=wire.id, since=arrived, deadline=arrived + wire.timeout if wire.timeout else inf,
             repository=names_repository(wire), may_lengthen=self._grants.may_lengthen(wire),
+            listed=self._grants.is_listed(wire),
         )  # fmt: skip
 
     def _warm(

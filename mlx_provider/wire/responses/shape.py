@@ -54,6 +54,10 @@ def _check_item(item: Mapping[str, Any], where: str, known: Collection[str]) -> 
     if kind == "message":
         check_known(item.get("role") or "user", ROLES, f"{where}.role")
         _check_parts(item.get("content"), f"{where}.content", ITEM_PARTS)
+    elif kind == "reasoning":
+        for name in ("content", "summary"):
+            if not isinstance(item.get(name), str | None):
+                list(objects(item[name], f"{where}.{name}", texts=True))
     elif kind.endswith(("call_output", "_result")):
         if not item.get("call_id"):
             raise BadRequest(f"{where}.call_id is missing: send the call's", param=where)
