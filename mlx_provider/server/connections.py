@@ -4,7 +4,7 @@ uvicorn does not limit the time of a request's head or body, nor that of a reade
 connections only answers 503. This adapter adds these limits to `H11Protocol` and `ServerState` as
 they are in uvicorn 0.33 to 0.54 (`protocols/http/h11_impl.py`, `server.py`). It relies on the calls
 of `connection_made`, `data_received`, `on_response_complete` and `connection_lost`, and on the
-attributes `cycle`, `flow`, `transport`, `timeout_keep_alive_task` and `connections`.
+attributes `app_state`, `cycle`, `flow`, `transport`, `timeout_keep_alive_task` and `connections`.
 """
 
 from __future__ import annotations
