@@ -19,6 +19,8 @@ from types import MappingProxyType
 
 from .memory_limit import memory_limit
 
+KEPT = 2
+"""Processes that stay for the next message."""
 MAX_SETUPS = 64
 """Setups that one process keeps; then another takes its place."""
 ENDS: Mapping[int, str] = MappingProxyType(
@@ -59,7 +61,7 @@ class BoundedProcesses:
     """
 
     def __init__(
-        self, program: Path, memory: int, arguments: Sequence[str] = (), *, at_once: int = 2
+        self, program: Path, memory: int, arguments: Sequence[str] = (), *, at_once: int = 8
     ) -> None:
         self._memory = memory
         self._command = [sys.executable, "-P", str(program), str(memory), *arguments]
@@ -78,7 +80,11 @@ class BoundedProcesses:
             answer = self._answer(running, message, setups)
             if answer is not None:
                 with self._lock:
-                    self._idle.append(running)
+                    kept = len(self._idle) < KEPT
+                    if kept:
+                        self._idle.append(running)
+                if not kept:
+                    _end(running.process)
                 return answer
         raise ProcessEnded(_end(running.process))
 

@@ -1,131 +1,182 @@
-"""A bound on the bytes that requests hold in memory at once."""
+"""A bound on what requests hold at once, which the owners of the requests share."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 from .errors import MLXProviderError
 
 
 class ByteGate:
-    """Grants bytes in the order of requests. Safe from any thread and event loop.
+    """Grants bytes, or turns. Safe from any thread and event loop.
 
-    More than the capacity is granted when nothing else is held, so that no request waits
-    forever.
+    An owner waits only for its own tickets: each owner may hold an equal part of the capacity, of
+    which there are as many as there are owners with tickets now. Its oldest ticket never waits, so
+    that no request waits forever, however large it is and whatever others hold.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._held = 0
-        self._waiting: deque[Ticket] = deque()
+        self._owners: dict[str, _Owner] = {}
         self._lock = threading.Lock()
 
     @property
     def held(self) -> int:
         """Granted bytes."""
-        return self._held
+        with self._lock:
+            return sum(owner.held for owner in self._owners.values())
 
-    @property
-    def waiting(self) -> int:
-        """Number of waiting tickets."""
-        return len(self._waiting)
+    def waiting(self, owner: str = "") -> int:
+        """Number of waiting tickets of one owner."""
+        with self._lock:
+            return len(self._owners[owner].waiting) if owner in self._owners else 0
 
-    def ask(self, size: int, owner: str = "", *, first: bool = False) -> Ticket:
+    def ask(self, size: int, owner: str = "", who: str = "") -> Ticket:
         """Queue a ticket for `size` bytes. The caller must close it in any case.
 
-        first: before all others. Necessary if the caller already holds bytes; only one such
-        caller may exist, because two would wait for each other.
+        `who`: the request, for `refuse`.
         """
-        ticket = Ticket(self, size, owner)
+        ticket = Ticket(self, owner, who)
         with self._lock:
-            self._waiting.insert(0 if first else len(self._waiting), ticket)
-        self._grant()
+            self._owners.setdefault(owner, _Owner()).tickets[ticket] = None
+        self.resize(ticket, size)
         return ticket
 
-    def refuse(self, error: MLXProviderError, owner: str | None = None) -> None:
-        """Refuse the waiting tickets of one owner, or all, with an error."""
+    def resize(self, ticket: Ticket, size: int) -> None:
+        """Queue an open ticket for more bytes, or free some of its bytes now."""
         with self._lock:
-            refused = [t for t in self._waiting if owner is None or t.owner == owner]
-            self._waiting = deque(t for t in self._waiting if t not in refused)
+            owner = self._owners.get(ticket.owner)
+            if owner is None or ticket not in owner.tickets:
+                return
+            ticket.size = size
+            ticket.granted = Future()
+            owner.charge(ticket, min(size, ticket.charged))
+            owner.waiting[ticket] = None
+        self._grant()
+
+    def refuse(self, error: MLXProviderError, who: str | None = None) -> None:
+        """Refuse the waiting tickets of one request, or all, with an error."""
+        with self._lock:
+            refused = [
+                ticket
+                for owner in self._owners.values()
+                for ticket in owner.waiting
+                if who is None or ticket.who == who
+            ]
+            for ticket in refused:
+                del self._owners[ticket.owner].waiting[ticket]
         for ticket in refused:
             if ticket.granted.set_running_or_notify_cancel():
                 ticket.granted.set_exception(error)
         self._grant()
 
-    def give_back(self, ticket: Ticket, size: int) -> None:
-        """Free bytes of a granted ticket, or remove a waiting ticket."""
+    def close(self, ticket: Ticket) -> None:
+        """Free all bytes of a ticket, or remove it from the queue. Idempotent."""
         with self._lock:
-            if ticket in self._waiting:
-                self._waiting.remove(ticket)
-                size = 0
-            self._held -= size
+            owner = self._owners.get(ticket.owner)
+            if owner is None or ticket not in owner.tickets:
+                return
+            owner.charge(ticket, 0)
+            del owner.tickets[ticket]
+            owner.waiting.pop(ticket, None)
+            if not owner.tickets:
+                del self._owners[ticket.owner]
         self._grant()
 
     def _grant(self) -> None:
         with self._lock:
-            granted = []
-            while self._waiting and self._fits(self._waiting[0].size):
-                ticket = self._waiting.popleft()
-                ticket.charged = ticket.size
-                self._held += ticket.size
-                granted.append(ticket)
-        for ticket in granted:
-            if ticket.granted.set_running_or_notify_cancel():
-                ticket.granted.set_result(None)
+            share = self._capacity // max(1, len(self._owners))
+            granted = [ticket for owner in self._owners.values() for ticket in owner.grant(share)]
+        for done in granted:
+            done()
 
-    def _fits(self, size: int) -> bool:
-        return self._held == 0 or self._held + size <= self._capacity
+
+@dataclass(eq=False)
+class _Owner:
+    """The tickets of one owner. The gate's lock guards it."""
+
+    tickets: dict[Ticket, None] = field(default_factory=dict)
+    """Oldest first."""
+    waiting: dict[Ticket, None] = field(default_factory=dict)
+    """First come first."""
+    held: int = 0
+
+    def charge(self, ticket: Ticket, size: int) -> None:
+        self.held += size - ticket.charged
+        ticket.charged = size
+
+    def grant(self, share: int) -> list[Callable[[], None]]:
+        """Charge the tickets that need not wait. Returns what wakes those who wait for them."""
+        granted = []
+        while self.waiting:
+            ticket = next(iter(self.waiting))
+            if self.held + ticket.size - ticket.charged > share:
+                ticket = next(iter(self.tickets))
+                if ticket not in self.waiting:
+                    break
+            del self.waiting[ticket]
+            self.charge(ticket, ticket.size)
+            granted.append(ticket.wake())
+        return granted
 
 
 class Ticket:
-    """A request for bytes of a gate."""
+    """What a request holds of a gate, or waits for."""
 
-    def __init__(self, gate: ByteGate, size: int, owner: str) -> None:
-        self.size = size
+    def __init__(self, gate: ByteGate, owner: str, who: str) -> None:
         self.owner = owner
-        self.granted: Future[None] = Future()
+        self.who = who
+        self.size = 0
+        """Bytes that it was asked for last."""
         self.charged = 0
         """Bytes that count against the gate now."""
-        self._gate = gate
-        self._closing = threading.Lock()
+        self.granted: Future[None] = Future()
+        self.gate = gate
+
+    def wake(self) -> Callable[[], None]:
+        """A function that wakes whoever waits for the present size."""
+        granted = self.granted
+
+        def done() -> None:
+            if granted.set_running_or_notify_cancel():
+                granted.set_result(None)
+
+        return done
 
     def wait(self) -> Ticket:
-        """Block until the bytes are granted. Raises the error of `refuse`."""
-        self.granted.result()
+        """Block until the bytes are granted. The error of `refuse` closes the ticket."""
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            self.granted.result()
+            undo.pop_all()
         return self
 
     async def arrive(self) -> Ticket:
-        """`wait` in an event loop. A cancellation removes the ticket."""
+        """`wait` in an event loop. A cancellation closes the ticket, too."""
         with ExitStack() as undo:
             undo.callback(self.close)
             await asyncio.wrap_future(self.granted)
             undo.pop_all()
         return self
 
-    def absorb(self, other: Ticket) -> None:
-        """Take over the bytes of another granted ticket of the same gate."""
-        with self._closing, other._closing:
-            self.charged += other.charged
-            self.size += other.size
-            other.charged = 0
+    async def grow(self, size: int) -> Ticket:
+        """Wait until it has this many bytes."""
+        self.gate.resize(self, size)
+        return await self.arrive()
 
     def keep(self, size: int) -> None:
         """Free all bytes except `size`."""
-        with self._closing:
-            spare = max(0, self.charged - size)
-            self.charged -= spare
-        if spare:
-            self._gate.give_back(self, spare)
+        if size < self.charged:
+            self.gate.resize(self, size)
 
     def close(self) -> None:
         """Free all bytes, or remove the waiting ticket. Idempotent."""
-        with self._closing:
-            spare, self.charged = self.charged, 0
-        self._gate.give_back(self, spare)
+        self.gate.close(self)
 
     def __enter__(self) -> Ticket:
         return self.wait()

@@ -1,4 +1,4 @@
-"""Features of images, by content hash, within a byte budget."""
+"""Features of images, by tenant and content hash, within a byte budget."""
 
 from __future__ import annotations
 
@@ -9,32 +9,35 @@ from mlx.utils import tree_flatten
 
 from ..records import Features
 
+Key = tuple[str, str]
+"""Tenant, because the time of an answer tells whether an image was seen, and content hash."""
+
 
 class FeatureCache:
     """An LRU cache. Belongs to the engine thread; other threads may only use `in`."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
-        self._kept: OrderedDict[str, tuple[Features, int]] = OrderedDict()
+        self._kept: OrderedDict[Key, tuple[Features, int]] = OrderedDict()
         self.nbytes = 0
 
-    def __contains__(self, content_hash: str) -> bool:
-        return content_hash in self._kept
+    def __contains__(self, key: Key) -> bool:
+        return key in self._kept
 
-    def get(self, content_hash: str) -> Features | None:
+    def get(self, key: Key) -> Features | None:
         """Features of an item, if they are cached."""
-        found = self._kept.get(content_hash)
+        found = self._kept.get(key)
         if found is None:
             return None
-        self._kept.move_to_end(content_hash)
+        self._kept.move_to_end(key)
         return found[0]
 
-    def put(self, content_hash: str, features: Features) -> None:
+    def put(self, key: Key, features: Features) -> None:
         """Store features. Features larger than the budget are not stored."""
         size = features_bytes(features)
-        if size > self._budget or content_hash in self._kept:
+        if size > self._budget or key in self._kept:
             return
-        self._kept[content_hash] = (features, size)
+        self._kept[key] = (features, size)
         self.nbytes += size
         while self.nbytes > self._budget:
             _, (_, dropped) = self._kept.popitem(last=False)

@@ -28,7 +28,8 @@ OWNERS_ALONE = frozenset(
 )
 """Model options that run code, read files, reach hosts, make other weights or keep others' out of
 memory: never another machine's to set."""
-
+NAMED_KEYS = frozenset({"context_length", "on_ignored_params"})
+"""The options that a request with a named key may set. Others make more work or another engine."""
 
 REMOVED = {
     "draft_tokens": "a drafter proposes as many tokens as pay, at most 7",

@@ -65,9 +65,9 @@ class ModelRequest(Asked):
 
     id: Name = Field(default_factory=lambda: uuid.uuid4().hex)
     model: Name
-    origin: Literal["owner", "client", "remote"] = "owner"
+    origin: Literal["owner", "client", "remote", "named"] = "owner"
     """Who chose the model: the engine's owner, a client of a gateway (by a wildcard entry), or
-    another machine (set by the engine's TCP server)."""
+    another machine, with the engine's key or a named one (set by the engine's TCP server)."""
     tenant: Label | None = None
     """Namespace of the prefix cache. Requests of other machines have separate namespaces."""
     account: Label | None = None
@@ -79,6 +79,18 @@ class ModelRequest(Asked):
     """Seconds from acceptance to the end."""
     ignored: Ignored = Field(default_factory=list)
     """Parameters of the client without effect. The reply has a warning for each."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether it comes over the network."""
+        return self.origin in ("remote", "named")
+
+    @property
+    def namespace(self) -> str:
+        """What it may share: prefixes, features of images, grammars. Separate for each tenant, and
+        for other machines."""
+        tenant = self.tenant or ""
+        return f"remote:{tenant}" if self.remote else tenant
 
 
 class EmbedRequest(ModelRequest):

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..errors import Forbidden, MLXProviderError, Unauthorized, WrongContentType
 from ..protocol.events import ErrorBody
 from ..wire.routes import ERRORS
-from .keys import FOUND, Key, Keys, is_named
+from .keys import CONNECTION, FOUND, Key, Keys, is_named, owner_of
 
 JSON = "application/json"
 
@@ -41,17 +41,27 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            key = None if self._keys is None else self._keys.sent(headers)
-            known = key is not None or self._keys is None
-            refused = self._refused(scope["method"], headers, known=known)
-            if refused is not None:
+            try:
+                self._admit(scope)
+            except MLXProviderError as refused:
                 answer = error_response(refused, {"connection": "close"}, scope["path"])
                 await answer(scope, receive, send)
                 return
-            if key is not None:
-                scope[FOUND] = key
         await self._app(scope, receive, send)
+
+    def _admit(self, scope: Scope) -> None:
+        """Mark a request with its key. Raises the error for one that is refused."""
+        headers = Headers(scope=scope)
+        key = None if self._keys is None else self._keys.sent(headers)
+        known = key is not None or self._keys is None
+        refused = self._refused(scope["method"], headers, known=known)
+        if refused is not None:
+            raise refused
+        if key is not None:
+            scope[FOUND] = key
+            connection = scope.get("state", {}).get(CONNECTION, lambda: None)()
+            if connection is not None:
+                connection.admit(owner_of(scope))
 
     def _refused(self, method: str, headers: Headers, *, known: bool) -> MLXProviderError | None:
         if not self._known_host(headers.get("host", "")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,7 +20,8 @@ class Activity:
 
     def __init__(self) -> None:
         self._attached = 0
-        self._open: set[EventQueue] = set()
+        self._open: dict[EventQueue, str] = {}
+        """With the owner of each."""
         self._counting = 0
         self._since = time.monotonic()
 
@@ -40,13 +42,13 @@ class Activity:
             yield
 
     @contextmanager
-    def serving(self, queue: EventQueue) -> Iterator[None]:
+    def serving(self, queue: EventQueue, owner: str = "") -> Iterator[None]:
         """Count a request from its submission to its last byte."""
-        self._open.add(queue)
+        self._open[queue] = owner
         try:
             yield
         finally:
-            self._open.discard(queue)
+            self._open.pop(queue, None)
             self._since = time.monotonic()
 
     @contextmanager
@@ -74,12 +76,16 @@ class Activity:
         return 0.0 if self._attached or self.requests else time.monotonic() - self._since
 
     def relieve(self) -> None:
-        """If readers leave too much unread, end the replies of the slowest ones."""
-        unread = sum(queue.unread for queue in self._open)
-        for queue in sorted(self._open, key=lambda queue: -queue.unread):
-            if unread <= UNREAD_TOTAL:
-                return
-            unread -= queue.unread
+        """While readers leave too much unread, end the slowest reply of the owner with the most."""
+        unread = Counter[str]()
+        for queue, owner in self._open.items():
+            unread[owner] += queue.unread
+        slowest = sorted(self._open, key=lambda queue: queue.unread)
+        while unread.total() > UNREAD_TOTAL:
+            [(most, _)] = unread.most_common(1)
+            queue = next(each for each in reversed(slowest) if self._open[each] == most)
+            slowest.remove(queue)
+            unread[most] -= queue.unread
             queue.give_up()
 
     def fail_open(self, error: MLXProviderError) -> None:

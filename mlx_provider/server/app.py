@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from secrets import token_hex
 from typing import Any
 
 import anyio
@@ -149,9 +150,10 @@ class EngineApp:
     def _behind_door(self, asked: DoorRequest) -> ASGIApp:
         """The app of a door: for the agent behind it, every name is that of its model."""
         incoming = self._incoming(lambda scope, tenant: asked.fields())
+        keys = (Key(asked.key, f"agent {token_hex(4)}"),)
         return Starlette(
             routes=self._foreign_routes(incoming, AGENTS),
-            middleware=[Middleware(Gate, keys=(Key(asked.key),), hosts=own_names("localhost"))],
+            middleware=[Middleware(Gate, keys=keys, hosts=own_names("localhost"))],
             exception_handlers={MLXProviderError: _typed, Exception: _unforeseen},
         )
 
@@ -238,7 +240,7 @@ class EngineApp:
 
 def _sender(scope: Scope, tenant: str | None) -> dict[str, Any]:
     """What every request on TCP says of its sender."""
-    return {"origin": "remote", **key_of(scope).marks(tenant)}
+    return key_of(scope).marks(tenant)
 
 
 async def _typed(request: Request, error: Exception) -> Response:

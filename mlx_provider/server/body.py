@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 
 import anyio
 from starlette.datastructures import Headers
@@ -15,11 +13,14 @@ from starlette.types import Receive, Scope
 from ..bounds import Values
 from ..byte_gate import ByteGate, Ticket
 from ..errors import BadRequest, BodyTooLarge, EngineUnavailable, RequestTimedOut
+from .keys import owner_of
 
 SMALL = 2**20
 """Largest body in bytes that does not wait behind large ones."""
 SMALL_ROOM = 64 * 2**20
 """Bytes of small bodies in memory at once."""
+PARSED_AT_ONCE = 2
+"""Bodies that threads parse at once."""
 MAX_VALUES = 2**21
 """JSON values of one body. Each needs about a hundred bytes once parsed, but only 3 in the body
 (`{},`)."""
@@ -32,40 +33,28 @@ A connection that is closed with unread bytes is reset, and the answer is lost w
 """
 
 
-@dataclass(frozen=True)
+@dataclass
 class Body:
-    """A complete body, and its share of the limit on all bodies."""
+    """A body, and its share of the limit on all bodies."""
 
     data: bytearray
     ticket: Ticket
 
 
-@dataclass
-class _Room:
-    """The memory of a body that is read."""
-
-    gate: ByteGate
-    ticket: Ticket
-
-    def close(self) -> None:
-        self.ticket.close()
-
-
 class Bodies:
     """The bodies of one engine, limited in their total bytes.
 
-    A body without an announced length counts with its bytes so far, rounded up: first as a small
-    body, then as twice as much each time. Only one such body at a time grows beyond a small one.
+    A body counts with its bytes so far, and waits only for others of its key: see `ByteGate`.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._large = ByteGate(limit)
         self._small = ByteGate(SMALL_ROOM)
-        self._growing = anyio.Lock()
+        self.parsing = ByteGate(PARSED_AT_ONCE)
 
     async def read(self, scope: Scope, receive: Receive) -> Body:
-        """Wait for memory, then read. The caller must close the ticket.
+        """Read a body as memory permits. The caller must close the ticket.
 
         Raises `BodyTooLarge`, `RequestTimedOut`, `BadRequest`, and `ClientDisconnect`.
         """
@@ -75,57 +64,43 @@ class Bodies:
             if "expect" not in headers:
                 await _drain(receive)
             raise self._too_large(f"{length} bytes")
-        size = SMALL if length is None else length
-        gate = self._small if size <= SMALL else self._large
-        room = _Room(gate, await gate.ask(size).arrive())
-        async with AsyncExitStack() as reading, AsyncExitStack() as undo:
-            undo.callback(room.close)
-            grow = None if length is not None else partial(self._grow, room, reading)
-            data = await self._read(receive, grow)
+        gate = self._small if (length or 0) <= SMALL else self._large
+        with ExitStack() as undo:
+            body = Body(bytearray(), gate.ask(0, owner_of(scope)))
+            undo.callback(lambda: body.ticket.close())
+            await self._read(body, receive)
             undo.pop_all()
-        room.ticket.keep(len(data))
-        return Body(data, room.ticket)
+        return body
 
-    async def _grow(self, room: _Room, reading: AsyncExitStack, size: int) -> None:
-        """Reserve `size` bytes for a body that continues. Its turn lasts until it is read."""
-        if size <= room.ticket.size:
-            return
-        wanted = min(2 * size, self._limit)
-        if room.gate is self._large:
-            more = self._large.ask(wanted - room.ticket.size, first=True)
-            room.ticket.absorb(await more.arrive())
-            return
-        await reading.enter_async_context(self._growing)
-        ticket = await self._large.ask(wanted).arrive()
-        room.close()
-        room.gate, room.ticket = self._large, ticket
+    async def _charge(self, ticket: Ticket, size: int) -> Ticket:
+        """Wait until a body may have so many bytes. Returns the ticket that it has then."""
+        if size <= SMALL or ticket.gate is self._large:
+            return await ticket.grow(size)
+        larger = await self._large.ask(size, ticket.owner).arrive()
+        ticket.close()
+        return larger
 
     def close(self) -> None:
         """End all waits."""
         stopping = EngineUnavailable("the engine is stopping")
-        for gate in (self._small, self._large):
+        for gate in (self._small, self._large, self.parsing):
             gate.refuse(stopping)
 
-    async def _read(
-        self, receive: Receive, grow: Callable[[int], Awaitable[None]] | None
-    ) -> bytearray:
-        """`grow`: gets the length before more is kept than is reserved."""
-        data, values, more = bytearray(), Values(), True
+    async def _read(self, body: Body, receive: Receive) -> None:
+        data, values, more = body.data, Values(), True
         while more:
             piece, more = await _piece(receive)
             if len(data) + len(piece) > self._limit:
                 data.clear()
                 await _drain(receive, more)
                 raise self._too_large(f"more than {self._limit} bytes")
-            if grow is not None:
-                await grow(len(data) + len(piece))
+            body.ticket = await self._charge(body.ticket, len(data) + len(piece))
             data += piece
             values.take(piece)
             if values.count > MAX_VALUES:
                 data.clear()
                 await _drain(receive, more)
                 raise BodyTooLarge(f"the body has more than {MAX_VALUES} JSON values")
-        return data
 
     def _too_large(self, size: str) -> BodyTooLarge:
         return BodyTooLarge(

@@ -4,13 +4,14 @@ uvicorn does not limit the time of a request's head or body, nor that of a reade
 connections only answers 503. This adapter adds these limits to `H11Protocol` and `ServerState` as
 they are in uvicorn 0.33 to 0.54 (`protocols/http/h11_impl.py`, `server.py`). It relies on the calls
 of `connection_made`, `data_received`, `on_response_complete` and `connection_lost`, and on the
-attributes `cycle`, `flow`, `transport`, `timeout_keep_alive_task` and `connections`.
+attributes `app_state`, `cycle`, `flow`, `transport`, `timeout_keep_alive_task` and `connections`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +21,12 @@ from uvicorn.server import ServerState
 
 from ..errors import Overloaded
 from .access import error_response
+from .keys import CONNECTION
 from .open_files import open_files
 
 log = logging.getLogger(__name__)
+
+FULL = "the engine has too many connections: try again"
 
 ACCEPTED_AT_ONCE = 16
 """Connections that asyncio accepts in one turn. About four times as many may be open before the
@@ -64,7 +68,9 @@ class ConnectionLimits:
 class WatchedState(ServerState):
     """uvicorn's state, with the order in which connections are closed for new ones.
 
-    A connection with an unfinished reply, which includes an attached client's, is never closed.
+    A connection with an unfinished reply, which includes an attached client's, is never closed. So
+    each named key has at most as many connections in use as are left for all others, which keeps
+    half of them free beside one such key, a third beside two. The operator has no share.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
@@ -88,6 +94,11 @@ class WatchedState(ServerState):
             self._refuse(protocol)
         else:
             self._drop(victim)
+
+    def admits(self, owner: str) -> bool:
+        """Whether one more connection of a named key may be in use."""
+        used = [each for each in self._watched() if each.owner is not None and each.in_use]
+        return sum(each.owner == owner for each in used) < self._most() - len(used)
 
     def moved(self, protocol: WatchedProtocol) -> None:
         """A connection may have begun or ended a request."""
@@ -142,8 +153,7 @@ class WatchedState(ServerState):
         # The newest silent connection is the one that needs a place.
         if len(self._silent) > 1:
             yield next(iter(self._silent))
-        # A reply in the write buffer still has a reader.
-        yield from (p for p in self._idle if not p.transport.get_write_buffer_size())
+        yield from (p for p in self._idle if not p.in_use)
         yield from (p for p in self._sending if p.seconds >= self.limits.slow_body)
 
     def _most(self) -> int:
@@ -157,6 +167,9 @@ class WatchedProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
+        self.app_state = {CONNECTION: weakref.ref(self)}
+        self.owner: str | None = None
+        """Whose request it has or had last; `None`: nobody's who was let in."""
         self.seconds = 0.0
         """Seconds since the expected head or body began."""
         self._received = 0
@@ -169,6 +182,21 @@ class WatchedProtocol(H11Protocol):
     def between_requests(self) -> bool:
         """Whether no request has begun, or the last one was answered."""
         return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a request has begun, or a reader has not taken all of its reply."""
+        return not self.between_requests or bool(self.transport.get_write_buffer_size())
+
+    def admit(self, owner: str) -> None:
+        """A request has come with a key. `owner`: its name; "" for the operator's.
+
+        Raises `Overloaded` if the key has too many connections.
+        """
+        self.owner = None
+        if owner and not self.server_state.admits(owner):
+            raise Overloaded(FULL)
+        self.owner = owner
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Register the connection."""
@@ -195,9 +223,8 @@ class WatchedProtocol(H11Protocol):
 
     def refuse(self) -> None:
         """Answer before any request that there are too many connections."""
-        full = Overloaded("the engine has too many connections: try again")
         self._refused = True
-        self.transport.write(_whole(full))
+        self.transport.write(_whole(Overloaded(FULL)))
         self.transport.write_eof()
 
     def waited(self, seconds: float) -> bool:

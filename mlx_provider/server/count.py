@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import anyio
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
@@ -19,9 +18,6 @@ from .generate import Reader
 from .incoming import Incoming
 from .threads import in_thread
 
-COUNTING = 4
-"""Prompts that are rendered at once. Others wait."""
-
 
 class Count:
     """ASGI endpoint. `answer`: makes the JSON of the reply, in a thread."""
@@ -32,7 +28,6 @@ class Count:
         self._incoming = incoming
         self._read = read
         self._answer = answer
-        self._limiter = anyio.CapacityLimiter(COUNTING)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -40,7 +35,8 @@ class Count:
         except ClientDisconnect:
             return
         with self._incoming.activity.counting():
-            answer = await in_thread(partial(self._answered, asked, ticket), self._limiter)
+            call = partial(self._answered, asked, ticket)
+            answer = await in_thread(call, self._incoming.threads)
         await JSONResponse(answer)(scope, receive, send)
 
     def _answered(self, asked: Asked, ticket: Ticket) -> dict[str, Any]:

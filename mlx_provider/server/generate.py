@@ -29,11 +29,10 @@ from ..wire.asked import Asked, Read, Reply
 from ..wire.warnings import HEADER, header_text
 from .access import error_response
 from .incoming import Incoming, parse_object
+from .keys import owner_of
 from .ndjson import asked
 from .threads import in_thread
 
-SUBMITTING = 1024
-"""Requests in `submit` at once (validation, templates, loading of a model)."""
 LARGE = 4 * 2**20
 """Bytes of a body above which free memory is returned to the system."""
 HEARTBEAT = 5.0
@@ -82,7 +81,6 @@ class Generate:
         self._service = service
         self._incoming = incoming
         self._stopping = stopping
-        self._limiter = anyio.CapacityLimiter(SUBMITTING)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -90,11 +88,12 @@ class Generate:
         except ClientDisconnect:
             return
         large = ticket.size > LARGE
-        answer = _Answer(self._service, self._limiter, self._stopping, asked, ticket)
+        threads = self._incoming.threads
+        answer = _Answer(self._service, threads, self._stopping, asked, ticket)
         del asked  # frees its images and texts as soon as they are prepared
         with ExitStack() as serving:
             for queue in answer.queues:
-                serving.enter_context(self._incoming.activity.serving(queue))
+                serving.enter_context(self._incoming.activity.serving(queue, owner_of(scope)))
             await answer.run(scope, receive, send)
         if large:
             await anyio.to_thread.run_sync(give_back)

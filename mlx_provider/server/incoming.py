@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+import anyio
 from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.types import Receive, Scope
@@ -18,13 +19,14 @@ from ..errors import BadRequest
 from ..invalid import bad_request, shown
 from ..protocol.requests import ModelRequest
 from .activity import Activity
-from .body import Bodies
+from .body import Bodies, Body
 from .threads import in_thread
 
 R = TypeVar("R")
 T = TypeVar("T", bound=ModelRequest)
 AT_ONCE = 2**16
 """Bytes of a body that are parsed faster than a thread starts."""
+THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Incoming:
     """(scope, tenant that the request names) -> the fields that its client cannot choose."""
     admit: Callable[[Scope], None]
     """Raises if another engine must serve the request."""
+    threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(THREADS))
+    """Requests that the service prepares at once. Most of their threads wait."""
 
     async def read(self, scope: Scope, receive: Receive, kind: type[T]) -> tuple[T, Ticket]:
         """A request of this kind. See `read_as`."""
@@ -56,17 +60,17 @@ class Incoming:
             with self.activity.reading():
                 body = await self.bodies.read(scope, receive)
                 undo.callback(body.ticket.close)
-                parsed = await _parsed(parse, body.data)
+                parsed = await self._parsed(parse, body)
             self.admit(scope)
             undo.pop_all()
         return parsed, body.ticket
 
-
-async def _parsed(parse: Callable[[bytearray], R], data: bytearray) -> R:
-    """Parse a body. Large bodies are parsed in a thread, so that other streams continue."""
-    if len(data) <= AT_ONCE:
-        return parse(data)
-    return await in_thread(partial(parse, data))
+    async def _parsed(self, parse: Callable[[bytearray], R], body: Body) -> R:
+        """Parse a body. Large bodies are parsed in threads, so that other streams continue."""
+        if len(body.data) <= AT_ONCE:
+            return parse(body.data)
+        with await self.bodies.parsing.ask(1, body.ticket.owner).arrive():
+            return await in_thread(partial(parse, body.data))
 
 
 def parse_object(body: bytes | bytearray) -> dict[str, Any]:

@@ -21,6 +21,8 @@ SHORTEST = 16
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 FOUND = "mlx_provider.key"
 """Where a request's scope has its key."""
+CONNECTION = "mlx_provider.connection"
+"""Where the `state` of a request's scope has its connection."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ class Key:
         A gateway with a named key keeps its own tenants apart, but they are one account.
         """
         if self.name is None:
-            return {}
+            return {"origin": "remote"}
         own = f"key {self.name}:"
-        return {"tenant": own + (tenant or ""), "account": own, "share": 1.0}
+        return {"origin": "named", "tenant": own + (tenant or ""), "account": own, "share": 1.0}
 
 
 class Keys:
@@ -60,6 +62,11 @@ def key_of(scope: Scope) -> Key:
     """The key of a request that has passed a gate with keys."""
     key: Key = scope[FOUND]
     return key
+
+
+def owner_of(scope: Scope) -> str:
+    """Whose connections, bodies and replies these are: the name of a key, "" for the operator."""
+    return (key_of(scope).name or "") if FOUND in scope else ""
 
 
 def is_named(scope: Scope) -> bool:

@@ -80,8 +80,17 @@ class Aliases:
         kinds = [engine_kind(options), draft_kind(options), sparse_kind(options)]
         return " ".join(filter(None, kinds))
 
-    def view(self, weights: Weights, name: str, options: ModelOptions) -> ModelView:
-        """The view for a name and options. It is the same one as long as the weights stay."""
+    def view(
+        self, weights: Weights, name: str, options: ModelOptions, *, listed: bool = True
+    ) -> ModelView:
+        """The view for a name and options. It is the same one as long as the weights stay.
+
+        `listed`: if not, its context length is that of one request, and appears nowhere.
+        """
+        if not listed:
+            found = self.view(weights, name, options.model_copy(update={"context_length": None}))
+            length = options.context_length or found.info.context_length
+            return replace(found, info=replace(found.info, context_length=length))
         chosen = (
             name,
             self.kind(options),

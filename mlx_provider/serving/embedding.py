@@ -15,7 +15,7 @@ from ..protocol.event_queue import EventQueue
 from ..protocol.events import Accepted, Delta, FinishReason, TokenLogprob
 from ..protocol.requests import EmbedRequest
 from ..records import Embedding, Pooling, ShowsHidden
-from .grants import account, namespace
+from .grants import account
 from .model_view import ModelView
 from .prepared import Prepared
 from .validate import within_vocabulary
@@ -62,7 +62,7 @@ def make_embedding(
         params=SamplingParams(),
         max_tokens=0,
         events=queue,
-        salt=namespace(wire),
+        salt=wire.namespace,
         account=account(wire),
         share=wire.share,
         drafts=False,

@@ -4,6 +4,7 @@
     owner     anything                                  all
     client    Hub ids; folders of the file or a root    all: the gateway's config set them
     remote    as client                                 all but `OWNERS_ALONE`
+    named     as client                                 `NAMED_KEYS`
 
 The owner's file is TOML: a table of `ModelOptions` per model, under its name in requests.
 """
@@ -20,7 +21,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from ..errors import BadRequest, Forbidden, ModelNotFound
-from ..protocol.options import OWNERS_ALONE, ModelOptions
+from ..protocol.options import NAMED_KEYS, OWNERS_ALONE, ModelOptions
 from ..protocol.requests import ModelRequest
 from ..safe_open import read_trusted
 from .hub import DEMOS, cache_root
@@ -46,8 +47,7 @@ class Grants:
         Raises `Forbidden` that names an option which the sender may not set, and `ModelNotFound`
         with the same message for all folders that the sender may not name, existing or not.
         """
-        if request.origin == "remote":
-            _refuse_owners_options(request.options)
+        _refuse_options(request)
         if request.origin != "owner" and request.model not in self._granted:
             self._refuse_foreign_folder(request.model)
         granted = self._granted.get(request.model)
@@ -55,17 +55,24 @@ class Grants:
             return request
         media = sorted({*granted.allow_media, *request.options.allow_media})
         options = granted.model_copy(update={**_chosen(request.options), "allow_media": media})
-        if request.origin == "remote" and granted.context_length is not None:
+        if request.remote and granted.context_length is not None:
             length = min(granted.context_length, options.context_length or granted.context_length)
             options = options.model_copy(update={"context_length": length})
         return request.model_copy(update={"options": options})
 
     def may_lengthen(self, request: ModelRequest) -> bool:
         """Whether its context may be longer than the model's own, which needs separate weights."""
+        return not request.remote or self._context(request) is not None
+
+    def is_listed(self, request: ModelRequest) -> bool:
+        """Whether its context length is one of the model, not of this request alone."""
+        own = request.options.context_length
+        return not request.remote or own in (None, self._context(request))
+
+    def _context(self, request: ModelRequest) -> int | None:
+        """The context length that the owner has granted."""
         granted = self._granted.get(request.model)
-        return request.origin != "remote" or (
-            granted is not None and granted.context_length is not None
-        )
+        return None if granted is None else granted.context_length
 
     def _refuse_foreign_folder(self, model: str) -> None:
         if model in DEMOS or self._under_a_root(model):
@@ -81,9 +88,9 @@ class Grants:
         """Whether the name is that of a model's folder under a root, with links resolved.
 
         Relative names and names of users are not expanded, because that would reveal data about the
-        machine.
+        machine. A folder has one name, because each name is listed.
         """
-        if not model.startswith(("/", "~/")):
+        if not model.startswith(("/", "~/")) or model != os.path.normpath(model):
             return False
         path = Path(os.path.realpath(Path(model).expanduser()))
         roots = (Path(os.path.realpath(root)) for root in (*self._roots, cache_root()))
@@ -95,15 +102,9 @@ def names_repository(request: ModelRequest) -> bool:
     return request.origin != "owner" and REPOSITORY.fullmatch(request.model) is not None
 
 
-def namespace(request: ModelRequest) -> str:
-    """The namespace of a request's prefixes: one per tenant, and separate for remote requests."""
-    tenant = request.tenant or ""
-    return f"remote:{tenant}" if request.origin == "remote" else tenant
-
-
 def account(request: ModelRequest) -> str:
     """Whose request it is, for the shares of the device."""
-    return namespace(request) if request.account is None else request.account
+    return request.namespace if request.account is None else request.account
 
 
 def read_grants(file: Path) -> dict[str, ModelOptions]:
@@ -126,10 +127,18 @@ def _options(file: Path, name: str, table: object) -> ModelOptions:
         raise BadRequest(f"models file {file}: {name!r}: {option}: {first['msg']}") from None
 
 
-def _refuse_owners_options(options: ModelOptions) -> None:
-    for name in sorted(OWNERS_ALONE & _chosen(options).keys()):
+def _refuse_options(request: ModelRequest) -> None:
+    """Raise `Forbidden` for an option that the sender may not set."""
+    chosen, how = set(_chosen(request.options)), "over the network"
+    if request.origin == "named":
+        chosen, how = chosen - NAMED_KEYS, "with a named key"
+    elif request.origin == "remote":
+        chosen &= OWNERS_ALONE
+    else:
+        return
+    for name in sorted(chosen):
         raise Forbidden(
-            f"{name} cannot be set over the network: grant it where the engine runs, in its "
+            f"{name} cannot be set {how}: grant it where the engine runs, in its "
             "owner's models file (MLX_PROVIDER_MODELS_FILE)",
             param=f"options.{name}",
         )

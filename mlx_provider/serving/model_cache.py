@@ -114,12 +114,13 @@ class ModelCache:
         deadline: float = inf,
         repository: bool = False,
         may_lengthen: bool = True,
+        listed: bool = True,
     ) -> Lease:
         """The model, loaded if necessary, and `rows` bytes in addition to all weights (blocks).
 
         `repository`: its name is not that of a folder. `may_lengthen`: to a context longer than its
-        own. See `LoadQueue.acquire`. Raises the errors of finding and loading it, and `BadRequest`
-        for options that the model does not support.
+        own. `listed`: see `Aliases.view`. See `LoadQueue.acquire`. Raises the errors of finding and
+        loading it, and `BadRequest` for options that the model does not support.
         """
         self._aliases.check(options)
         folder = folder_of(name, repository=repository)
@@ -139,15 +140,17 @@ class ModelCache:
             hold.release()
         with ExitStack() as undo:
             undo.callback(hold.release)
-            lease = Lease(self._view(hold.model, name, options), hold, self.queue)
+            lease = Lease(self._view(hold.model, name, options, listed=listed), hold, self.queue)
             undo.pop_all()
         return lease
 
-    def _view(self, weights: Weights, name: str, options: ModelOptions) -> ModelView:
+    def _view(
+        self, weights: Weights, name: str, options: ModelOptions, *, listed: bool
+    ) -> ModelView:
         kind = self._aliases.kind(options)
         if kind not in weights.engines:
             self._worker.call(partial(self.builder.start, weights, kind, options)).result()
-        return self._aliases.view(weights, name, options)
+        return self._aliases.view(weights, name, options, listed=listed)
 
     def withdraw(self, who: str) -> None:
         """The request of this name was cancelled while it waits for a model."""

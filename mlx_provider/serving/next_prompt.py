@@ -24,7 +24,7 @@ from ..protocol.events import Delta, Done, Event, Finish
 from ..protocol.requests import GenerateRequest
 from ..records import Prompt, Tokenizer
 from .embedding import NoText
-from .grants import account, namespace
+from .grants import account
 from .model_view import ModelView
 from .prompt import prepare
 
@@ -132,7 +132,7 @@ def _requests(turn: Turn) -> Iterator[Request]:
                 EventQueue(),
                 drafts=False,
                 may_skip=False,
-                salt=namespace(wire),
+                salt=wire.namespace,
                 account=account(wire),
                 session=wire.session,
             )

@@ -13,9 +13,9 @@ from ..protocol.event_queue import EventQueue
 from ..protocol.events import Accepted
 from ..protocol.requests import GenerateRequest
 from ..records import ModelInfo, Prompt, ShowsLogits
-from .grants import account, namespace
+from .grants import account
 from .model_view import ModelView
-from .prompt import prepare, prompt_text, taken_media
+from .prompt import Turn, prepare, prompt_text, taken_media
 from .rows import make_row
 from .structure import Form, form_of
 from .validate import checked, room_for
@@ -30,14 +30,19 @@ class Prepared:
 
 
 def make_prepared(
-    wire: GenerateRequest, view: ModelView, queue: EventQueue, media: MediaClaim, arrived: float
+    wire: GenerateRequest,
+    view: ModelView,
+    queue: EventQueue,
+    media: MediaClaim,
+    arrived: float,
+    turn: Turn,
 ) -> Prepared:
-    """Render and tokenise, compile the grammar (host work, any thread).
+    """Render and tokenise, compile the grammar (host work in turns, any thread).
 
     `media` is charged with the request's images; `arrived`: monotonic time. Raises `BadRequest`
     that names the part, `ContextTooLong`, `Overloaded`.
     """
-    rendered = prepare(view, wire, media)
+    rendered = prepare(view, wire, media, turn)
     prompt = rendered.prompt
     checked(wire, prompt, view.info)
     if wire.echo and wire.logprobs and not isinstance(view.model, ShowsLogits):
@@ -46,7 +51,8 @@ def make_prepared(
             "tokens of a prompt were; leave out echo",
             param="logprobs",
         )
-    form = form_of(view, wire, prompt.text)
+    with turn():
+        form = form_of(view, wire, prompt.text)
     request = _request(wire, prompt, form, view, queue, arrived)
     accepted = Accepted(
         id=wire.id,
@@ -89,7 +95,7 @@ def _request(
         echoed=wire.echo and wire.logprobs,
         drafts=wire.drafts,
         may_skip=wire.sparse_prefill,
-        salt=namespace(wire),
+        salt=wire.namespace,
         account=account(wire),
         share=wire.share,
         session=wire.session,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -28,10 +29,13 @@ from .model_view import ModelView
 
 log = logging.getLogger(__name__)
 
-LONG_TEXT = 1 << 20
-"""A text with more characters may be the reason why a template exceeds its limits."""
 ATTEMPTS = 8
 """Prompts that are made for one request, until all images are left out that may be."""
+USUAL_CHARACTERS = 8
+"""Texts with more characters for each token of the context are counted before they are rendered.
+Usual texts have three to five."""
+Turn = Callable[[], AbstractContextManager[object]]
+"""Waits for a turn of the host, which ends with the context."""
 FOLDED = "the model's chat template does not take these tool messages: they are written as text"
 LEFT_OUT = "the model's chat template has no place for text beside tool calls: it is left out"
 DESCRIBED = "the model's chat template does not show these tools: a system message describes them"
@@ -45,20 +49,31 @@ class Rendered:
     warnings: tuple[str, ...] = ()
 
 
-def prepare(view: ModelView, request: GenerateRequest, claim: MediaClaim | None = None) -> Rendered:
+def prepare(
+    view: ModelView,
+    request: GenerateRequest,
+    claim: MediaClaim | None = None,
+    turn: Turn = nullcontext,
+) -> Rendered:
     """Render and tokenise (host work, any thread). Raises `BadRequest` that names the part.
 
-    `claim`: is charged with the request's images; unset: a claim with its own limits.
+    `claim`: is charged with the request's images; unset: a claim with its own limits. `turn`: is
+    taken for the work, but not while it waits for images.
     """
     if (request.messages is None) == (request.prompt is None):
         raise BadRequest("give either messages or a prompt", param="messages")
     if request.messages is None:
-        return Rendered(_raw(view, request.prompt or ""))
-    media = _Media(view, request, claim)
+        with turn():
+            return Rendered(_raw(view, request.prompt or ""))
+    with turn():
+        _refuse_too_long(view, request.messages)
+        media = _Media(view, request)
+    media.load(claim)
     while True:
         try:
-            prompt, begun, warnings = _rendered(view, request, media)
-            _finish_inputs(view, prompt)
+            with turn():
+                prompt, begun, warnings = _rendered(view, request, media)
+                _finish_inputs(view, request, prompt)
             break
         except MediaError as error:
             media.leave_out(error)
@@ -72,7 +87,7 @@ class _Media:
     Whether an image can be shown is known late: its pixels are decoded after its prompt is made.
     """
 
-    def __init__(self, view: ModelView, request: GenerateRequest, claim: MediaClaim | None) -> None:
+    def __init__(self, view: ModelView, request: GenerateRequest) -> None:
         self._view = view
         self._request = request
         self._unreadable: dict[str, str] = {}
@@ -80,7 +95,11 @@ class _Media:
         self._attempts = 0
         self.normalised = self.normalised_with("")
         self._refs = {ref.path: ref for ref in self.normalised.media}
-        loaded = _media(view, self.normalised, request, claim)
+        self._items: dict[str, MediaItem | MediaError] = {}
+
+    def load(self, claim: MediaClaim | None) -> None:
+        """Fetch the media. Raises the error of one that is required and cannot be read."""
+        loaded = _media(self._view, self.normalised, self._request, claim)
         self._items = dict(zip(self._refs, loaded, strict=True))
         failed = [error for error in loaded if isinstance(error, MediaError)]
         if failed:
@@ -152,10 +171,7 @@ def _rendered(
             for warning in warnings:
                 _log_once(view.name, warning, refused.message if refused else "")
             return prompt, begun, warnings
-        except TemplateLimit:
-            _refuse_long_text(view, media.normalised)
-            raise
-        except (ContextTooLong, MediaError):
+        except (TemplateLimit, ContextTooLong, MediaError):
             raise
         except BadRequest as error:
             refused = refused or error
@@ -163,12 +179,30 @@ def _rendered(
     raise refused
 
 
-def _refuse_long_text(view: ModelView, normalised: Normalised) -> None:
-    """Raises `ContextTooLong` if one text of the request is too long with any template."""
-    texts = (m["content"] for m in normalised.messages if isinstance(m.get("content"), str))
-    longest = max(texts, key=len, default="")
-    if len(longest) >= LONG_TEXT:
-        view.model.tokenizer.encode_plain(longest)
+def _refuse_too_long(view: ModelView, messages: Sequence[Any]) -> None:
+    """Raise `ContextTooLong` for texts that are too long with any template.
+
+    A template may leave out what an assistant has said.
+    """
+    longest, tokens = view.info.context_length, 0
+    texts = [text for each in messages for text in _texts(each)]
+    if sum(map(len, texts)) < USUAL_CHARACTERS * longest:
+        return
+    for text in texts:
+        # a template may join its first token with text before it
+        tokens += max(0, len(view.model.tokenizer.encode_plain(text)) - 1)
+        if tokens >= longest:
+            raise ContextTooLong.of(tokens, longest, "at least ")
+
+
+def _texts(message: object) -> list[str]:
+    """The texts of a message of anybody but the assistant, if it is one."""
+    if not isinstance(message, Mapping) or message.get("role") == "assistant":
+        return []
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    found = (part.get("text") for part in parts if isinstance(part, Mapping))
+    return [text for text in found if isinstance(text, str)]
 
 
 def _loses_text(info: ModelInfo, normalised: Normalised) -> bool:
@@ -242,12 +276,13 @@ def _unread(info: ModelInfo, variables: Mapping[str, Any]) -> list[str]:
     return [f"{name} has no effect: the model's chat template does not read it" for name in names]
 
 
-def _finish_inputs(view: ModelView, prompt: Prompt) -> None:
+def _finish_inputs(view: ModelView, request: GenerateRequest, prompt: Prompt) -> None:
     """Do the host work on media here, not on the engine thread, if their features are not
     cached. Raises `MediaError` with all that fail."""
     failed: list[MediaError] = []
     for span in prompt.spans:
-        if span.ready is not None and span.content_hash not in view.engine.features:
+        key = (request.namespace, span.content_hash)
+        if span.ready is not None and key not in view.engine.features:
             try:
                 span.ready()
             except MediaError as error:

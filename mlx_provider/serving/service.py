@@ -16,6 +16,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..byte_gate import ByteGate
 from ..chat.media.room import MediaRoom
 from ..config import EngineSettings
 from ..engine.request import Request
@@ -42,7 +43,7 @@ from ..registry import PluginRegistry
 from ..upstream import blas
 from .embedding import make_embedding
 from .figures import take
-from .grants import Grants, names_repository, namespace, read_grants
+from .grants import Grants, account, names_repository, read_grants
 from .in_flight import Active, Entry, InFlight
 from .interface import Deliver, PromptTokens, deliver_now
 from .metrics import EngineMetrics
@@ -51,11 +52,14 @@ from .model_view import ModelView
 from .next_prompt import NextPrompts, turn_of
 from .plugin_statuses import PluginStatuses
 from .prepared import Prepared, make_prepared
-from .prompt import prepare, prompt_text
+from .prompt import Turn, prepare, prompt_text
 from .validate import within_vocabulary
 from .warm import warm_requests
 
 log = logging.getLogger(__name__)
+
+TURNS = 2
+"""Prompts that are prepared at once, beside the first of each account."""
 
 
 class ChatService:
@@ -74,6 +78,7 @@ class ChatService:
         self._deliver = deliver
         self._worker = EngineWorker(self._take, self._died)
         self._media = MediaRoom(settings.media_bytes, settings.max_queue)
+        self._turns = ByteGate(TURNS)
         plugins = registry or PluginRegistry.discover()
         self._plugins = PluginStatuses(plugins)
         self._models = ModelCache(
@@ -86,7 +91,7 @@ class ChatService:
     # -- from a client
 
     def submit(self, request: ModelRequest, queue: EventQueue) -> Accepted:
-        claim = self._media.claim(request.id)
+        claim = self._media.claim(request.id, account(request))
         entry = Entry(request.id, queue, claim, request.model, time.monotonic())
         self._in_flight.arrive(entry)
         with Isolation() as trying:
@@ -110,6 +115,7 @@ class ChatService:
             return
         if entry.active is None:
             self._media.refuse(RequestFailed.cancelled(), request_id)
+            self._turns.refuse(RequestFailed.cancelled(), request_id)
             self._models.withdraw(request_id)
         elif self._worker.alive:
             self._call(entry.active.cancel)
@@ -133,8 +139,18 @@ class ChatService:
         """What the request sees of its model, and a function that renders its prompt."""
         request = self._grants.admitted(wire)
         find = self._finder(request, time.monotonic())
-        with find() as lease, closing(self._media.claim(wire.id)) as media:
-            yield lease.view, lambda: prepare(lease.view, request, media).prompt
+        with find() as lease, closing(self._media.claim(wire.id, account(wire))) as media:
+            turn = partial(self._turn, wire)
+            yield lease.view, lambda: prepare(lease.view, request, media, turn).prompt
+
+    @contextmanager
+    def _turn(
+        self, wire: ModelRequest, check_wanted: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
+        """A turn for host work on a request. Accounts share them equally."""
+        with self._turns.ask(1, account(wire), wire.id):
+            check_wanted()
+            yield
 
     def _accepted(self, wire: ModelRequest, entry: Entry) -> Accepted:
         request = self._grants.admitted(wire)
@@ -158,14 +174,15 @@ class ChatService:
         """
         find = self._finder(wire, arrived)
         lease = held.enter_context(find())
-        prepared = _made(wire, lease.view, entry, arrived)
+        turn = partial(self._turn, wire, entry.check_wanted)
+        prepared = _made(wire, lease.view, entry, arrived, turn)
         while not lease.covers(need := _need(prepared.request, lease.view)):
             view = lease.view
             lease.end()
             entry.check_wanted()
             lease = held.enter_context(find(rows=need))
             if lease.view is not view:
-                prepared = _made(wire, lease.view, entry, arrived)
+                prepared = _made(wire, lease.view, entry, arrived, turn)
         return lease, prepared
 
     def _finder(self, wire: ModelRequest, arrived: float) -> Callable[..., Lease]:
@@ -175,6 +192,7 @@ class ChatService:
             self._models.use, wire.model, wire.options,
             who=wire.id, since=arrived, deadline=arrived + wire.timeout if wire.timeout else inf,
             repository=names_repository(wire), may_lengthen=self._grants.may_lengthen(wire),
+            listed=self._grants.is_listed(wire),
         )  # fmt: skip
 
     def _warm(
@@ -182,7 +200,7 @@ class ChatService:
     ) -> None:
         """Queue the operator's warm prompts once for each namespace of prefixes."""
         with self._warming:
-            if not (prompts and view.to_warm(namespace(first), prompts)):
+            if not (prompts and view.to_warm(first.namespace, prompts)):
                 return
         for request in warm_requests(first, prompts):
             try:
@@ -230,6 +248,7 @@ class ChatService:
         """The engine thread has died: report it to all who wait. Models are loaded again."""
         gone = self._in_flight.clear()
         self._media.refuse(error)
+        self._turns.refuse(error)
         self._models.forget()
         failed = Failed.of(error)
         for entry in gone:
@@ -296,12 +315,15 @@ class ChatService:
         return sum(e.engine.scheduler.active_rows for e in self._models.engines())
 
 
-def _made(wire: ModelRequest, view: ModelView, entry: Entry, arrived: float) -> Prepared:
+def _made(
+    wire: ModelRequest, view: ModelView, entry: Entry, arrived: float, turn: Turn
+) -> Prepared:
     """The engine's request, by its kind. Raises `BadRequest`."""
     if isinstance(wire, GenerateRequest):
-        return make_prepared(wire, view, entry.queue, entry.media, arrived)
+        return make_prepared(wire, view, entry.queue, entry.media, arrived, turn)
     if isinstance(wire, EmbedRequest):
-        return make_embedding(wire, view, entry.queue, arrived, entry.check_wanted)
+        with turn():
+            return make_embedding(wire, view, entry.queue, arrived, entry.check_wanted)
     raise BadRequest(f"{wire.path} is not served")
 
 

@@ -29,7 +29,7 @@ def objects(
 
 
 def check_known(value: Any, known: Collection[str], where: str) -> None:
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise BadRequest(
             f"{where} is {value!r}, which is not supported: it must be one of {', '.join(known)}",
             param=where,

@@ -4,8 +4,9 @@ A thread that sleeps for a fifth of a millisecond stands for the engine thread: 
 interpreter lock after each sleep.
 """
 
-from __future__ import os
+from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile

@@ -238,9 +238,17 @@ def test_compiled_grammars_are_kept_up_to_capacity(model: Any) -> None:
     for limit in (1, 2, 3, 1):
         schema = json_schema({"type": "integer", "maximum": limit})
         assert compiler.structure(model.request(response_format=schema)) is not None
-    kept = list(compiler._compiled)
+    kept = [lark for _, lark in compiler._compiled]
     assert len(kept) == 2
     assert '"maximum": 1' in kept[-1]
+
+
+def test_a_tenant_does_not_see_what_another_has_compiled(model: Any) -> None:
+    compiler = GrammarCompiler(model.tokenizer, model.eos, model.rows)
+    asked = model.request(response_format=json_schema(POINT))
+    for sender in ({}, {"tenant": "a"}, {"tenant": "b"}, {"tenant": "a", "origin": "remote"}) * 2:
+        compiler.structure(asked.model_copy(update=sender))
+    assert len({lark for _, lark in compiler._compiled}) * 4 == len(compiler._compiled)
 
 
 def test_many_threads_may_compile_at_once(model: Any) -> None:

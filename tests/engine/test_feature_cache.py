@@ -16,23 +16,23 @@ def features(seed: int) -> dict[str, mx.array]:
 def test_the_least_recently_used_features_are_evicted_first() -> None:
     cache = FeatureCache(2 * EACH)
     for name in (1, 2):
-        cache.put(str(name), features(name))
-    assert cache.get("1") is not None
-    cache.put("3", features(3))
-    assert cache.get("2") is None
-    assert cache.get("1") is not None
+        cache.put(("", str(name)), features(name))
+    assert cache.get(("", "1")) is not None
+    cache.put(("", "3"), features(3))
+    assert cache.get(("", "2")) is None
+    assert cache.get(("", "1")) is not None
     assert cache.nbytes == 2 * EACH
 
 
 def test_features_larger_than_the_budget_are_not_stored() -> None:
     cache = FeatureCache(EACH - 1)
-    cache.put("1", features(1))
-    assert cache.get("1") is None
+    cache.put(("", "1"), features(1))
+    assert cache.get(("", "1")) is None
     assert cache.nbytes == 0
 
 
 def test_clear_forgets_all() -> None:
     cache = FeatureCache(EACH)
-    cache.put("1", features(1))
+    cache.put(("", "1"), features(1))
     cache.clear()
-    assert cache.get("1") is None
+    assert cache.get(("", "1")) is None

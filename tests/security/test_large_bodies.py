@@ -139,9 +139,9 @@ def test_bodies_at_once_are_bounded_together_and_small_ones_pass(engine: EngineP
 
 def test_who_waits_for_room_is_told_when_the_engine_ends() -> None:
     with engine_process({"body_bytes": 2 * MB}) as engine:
-        holder = connected(engine, head(2 * MB) + b"{")
+        holder = connected(engine, head(2 * MB) + b" " * (2 * MB - 1))
         assert engine.http.get("/health").status_code == 200
-        waiting = connected(engine, head(3 * MB // 2) + b"{")
+        waiting = connected(engine, head(3 * MB // 2) + b"{" * 1000)
         for _ in range(3):  # turns of its loop after the one in which it takes the request
             assert engine.http.get("/health").status_code == 200
         engine.process.terminate()

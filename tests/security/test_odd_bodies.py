@@ -245,6 +245,21 @@ def test_keywords_of_a_wrong_type(schema: dict[str, Any]) -> None:
         SchemaReader("here").read(schema)
 
 
+@pytest.mark.parametrize("wrong", [5, True, {"a": 5}, [5]])
+@pytest.mark.parametrize("part", ["summary", "content"])
+def test_thoughts_of_a_wrong_type(part: str, wrong: Any) -> None:
+    with pytest.raises(BadRequest, match=rf"input\[1\]\.{part}"):
+        responded([HI, {"type": "reasoning", part: wrong}])
+
+
+@pytest.mark.parametrize("wrong", [[], {}, 5, [5]])
+def test_kinds_of_a_wrong_type(wrong: Any) -> None:
+    image = {"type": "image", "source": {"type": wrong}}
+    for way, part in ((messaged, image), (messaged, {"type": wrong}), (responded, {"type": wrong})):
+        with pytest.raises(BadRequest):
+            way([{"role": "user", "content": [part, PART]}])
+
+
 def test_a_choice_of_tools_that_lists_none() -> None:
     for allowed in (5, {"tools": 5}, [1]):
         with pytest.raises(BadRequest, match="tool_choice"):

@@ -1,4 +1,4 @@
-"""Bodies whose length nobody announces, beside others that are large."""
+"""Bodies that arrive in pieces, beside others that are large, half-sent, or of other keys."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from mlx_provider.byte_gate import ByteGate
 from mlx_provider.errors import BodyTooLarge
 from mlx_provider.server.body import SMALL, Bodies
+from mlx_provider.server.keys import FOUND, Key
 
 LIMIT = 16 * SMALL
 SECONDS = 30
@@ -18,12 +19,12 @@ SECONDS = 30
 class Sender:
     """A client's body: the test hands out its pieces."""
 
-    def __init__(self, bodies: Bodies, length: int | None = None) -> None:
+    def __init__(self, bodies: Bodies, length: int | None = None, key: str | None = None) -> None:
         headers = [] if length is None else [(b"content-length", str(length).encode())]
         self._pieces: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()
         self.taken = 0
         self.body = asyncio.ensure_future(
-            bodies.read({"type": "http", "headers": headers}, self._receive)
+            bodies.read({"type": "http", "headers": headers, FOUND: Key("", key)}, self._receive)
         )
 
     async def _receive(self) -> dict[str, Any]:
@@ -55,7 +56,7 @@ async def test_a_chunked_body_leaves_room_for_a_large_one() -> None:
     chunked = Sender(bodies)
     chunked.send(2 * SMALL)
     await chunked.settle()
-    assert held(bodies) == 4 * SMALL
+    assert held(bodies) == 2 * SMALL
     announced = Sender(bodies, 12 * SMALL)
     announced.send(12 * SMALL, more=False)
     assert await announced.whole() == 12 * SMALL
@@ -114,16 +115,56 @@ async def test_more_than_the_limit_is_refused_and_given_back() -> None:
     assert held(bodies) == bodies._small.held == 0
 
 
-def test_who_stands_first_is_granted_first() -> None:
-    gate = ByteGate(10)
-    holder, last = gate.ask(8), gate.ask(5)
-    first = gate.ask(4, first=True)
-    holder.keep(6)
-    assert (first.granted.done(), last.granted.done()) == (True, False)
-    holder.absorb(first)
-    assert (holder.charged, first.charged, gate.held) == (10, 0, 10)
+@pytest.mark.parametrize("key", [None, "alice"])
+async def test_half_sent_bodies_hold_no_more_than_has_come(key: str | None) -> None:
+    bodies = Bodies(LIMIT)
+    half = [Sender(bodies, length, "mallory") for length in (SMALL, LIMIT) for _ in range(200)]
+    for each in half:
+        each.send(1)
+    half[-1].send(SMALL)
+    await half[-1].settle()
+    assert bodies._small.held + bodies._large.held == SMALL + 400
+    for size in (100, SMALL, LIMIT):
+        sender = Sender(bodies, size, key)
+        sender.send(size, more=False)
+        assert await sender.whole() == size
+    for each in half:
+        each.body.cancel()
+
+
+async def test_a_key_waits_for_its_own_bodies_only() -> None:
+    bodies = Bodies(LIMIT)
+    full = [Sender(bodies, LIMIT, "mallory") for _ in range(8)]
+    for each in full:
+        each.send(LIMIT - 1)
+        await each.settle()
+    assert held(bodies) == LIMIT - 1  # the first
+    waiting = Sender(bodies, 2 * SMALL, "mallory")
+    waiting.send(2 * SMALL, more=False)
+    others = [Sender(bodies, 6 * SMALL, name) for name in ("alice", "bob") for _ in range(3)]
+    for each in others:
+        each.send(6 * SMALL, more=False)
+    assert await asyncio.gather(*(each.whole() for each in others)) == [6 * SMALL] * 6
+    assert not waiting.body.done()
+    for each in full:
+        each.body.cancel()
+    assert await waiting.whole() == 2 * SMALL
+
+
+def test_an_owner_has_its_share_and_its_oldest_ticket() -> None:
+    gate = ByteGate(12)
+    first, second, third = (gate.ask(6, "a") for _ in range(3))
+    assert [each.granted.done() for each in (first, second, third)] == [True, True, False]
+    other = gate.ask(20, "b")
+    assert other.granted.done(), "the only one of its owner"
+    second.close()
+    assert not third.granted.done(), "the part of `a` is 6 now"
+    behind = gate.ask(1, "b")
+    other.close()
+    assert behind.granted.done()
+    first.keep(5)
     first.close()
-    holder.close()
-    assert last.granted.done()
-    last.close()
+    assert third.granted.done()
+    third.close()
+    behind.close()
     assert gate.held == 0

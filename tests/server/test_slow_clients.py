@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 from mlx_provider.config import EngineSettings
 from mlx_provider.server.app import EngineApp
 from mlx_provider.server.connections import ConnectionLimits
+from mlx_provider.server.keys import Key
 from mlx_provider.server.listen import listen_tcp, listen_unix
 from mlx_provider.server.process import CLOSE_LIMIT, WRITE_LIMIT, EngineServer, LoopDelivery
 
@@ -58,7 +59,10 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    fake_service: Callable[..., Any], limits: ConnectionLimits = SHORT, tcp: bool = False
+    fake_service: Callable[..., Any],
+    limits: ConnectionLimits = SHORT,
+    tcp: bool = False,
+    keys: Sequence[Key] = (),
 ) -> AsyncIterator[Served]:
     with tempfile.TemporaryDirectory(prefix="mlxp") as folder:
         stack = AsyncExitStack()
@@ -66,7 +70,7 @@ async def serving(
         service = fake_service(EngineSettings(), delivery)
         listener = listen_tcp("127.0.0.1", 0) if tcp else listen_unix(Path(folder) / "s")
         ready = asyncio.Event()
-        server = EngineServer(EngineApp(service), service, listener, ready.set, limits)
+        server = EngineServer(EngineApp(service, keys=keys), service, listener, ready.set, limits)
         running = asyncio.create_task(server.run_until_stopped(None))
         await ready.wait()
         async with stack:
@@ -214,6 +218,41 @@ async def test_where_every_connection_is_used_the_next_one_is_refused(fake_servi
         assert head.startswith(b"HTTP/1.1 429 ")
         assert json.loads(body)["error"]["code"] == "overloaded"
         assert all(not reader.at_eof() for reader, _ in kept)
+
+
+KEYS = (Key("operator" * 3), Key("alice" * 5, "alice"), Key("mallory" * 5, "mallory"))
+
+
+def with_key(request: bytes, name: str | None) -> bytes:
+    [key] = (key.text for key in KEYS if key.name == name)
+    more = f"\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\n\r\n"
+    return request.replace(b"\r\n\r\n", more.encode(), 1)
+
+
+@pytest.mark.parametrize(
+    "request_of_mallory",
+    [ATTACH, generate("wait"), HEAD % 100, generate("flood 20000")],
+    ids=["attached", "running", "half a body", "not read"],
+)
+async def test_no_named_key_takes_all_connections(
+    fake_service: Any, request_of_mallory: bytes
+) -> None:
+    limits = ConnectionLimits(connections=8, slow_body=PATIENCE)
+    async with serving(fake_service, limits, tcp=True, keys=KEYS) as served:
+
+        async def status(request: bytes, name: str | None) -> bytes:
+            reader, _ = await served.connect(with_key(request, name))
+            return (await asyncio.wait_for(reader.readline(), PATIENCE))[9:12]
+
+        state = served.server.server_state
+        for _ in range(20):
+            _, writer = await served.connect(with_key(request_of_mallory, "mallory"))
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+        while state.admits("mallory"):
+            await asyncio.sleep(0.01)
+        assert await status(ATTACH, "mallory") == b"429"
+        assert [await status(ATTACH, "alice") for _ in range(3)] == [b"200", b"200", b"429"]
+        assert [await status(ATTACH, None) for _ in range(2)] == [b"200"] * 2
 
 
 async def test_a_reader_that_takes_nothing_is_let_go(fake_service: Any) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from mlx_provider.client.in_process import InProcessClient
@@ -67,6 +68,37 @@ def too_long(tiny: Tiny) -> None:
 def refused(tiny: Tiny) -> None:
     with pytest.raises(BadRequest):
         tiny.start(response_format={"type": "json_schema", "schema": {"type": "nothing"}})
+
+
+def with_branches(tiny: Tiny) -> None:
+    for end in ("one", "two", "three"):
+        assert tiny.ask("A long beginning. " * 100 + end).error is None
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize(
+    ("family", "ending"),
+    [("qwen3", with_branches), ("gemma3", with_branches), ("qwen3_5", with_branches)],
+)
+def test_an_emptied_cache_has_freed_its_memory(
+    make_service: Any, build_tiny: Any, family: str, ending: Any
+) -> None:
+    service, client = make_service(disk_cache=None)
+    model = Tiny(client, service, str(build_tiny(family)))
+
+    def emptied() -> tuple[int, int]:
+        """Bytes that were stored, and active bytes afterwards."""
+        ending(model)
+        await_heads(model)
+        stored = service.cache_report()["bytes"]
+        service.cache_clear()
+        return stored, mx.get_active_memory()
+
+    emptied()
+    gc.collect()
+    before = mx.get_active_memory()
+    stored, after = emptied()
+    assert after - before < stored / 10
 
 
 @pytest.mark.usefixtures("no_collector")

@@ -50,6 +50,8 @@ def test_work_on_an_image_is_done_once(
     assert len(worked) == 1
     tiny.ask(messages=question("Which colour?", 1, 2))
     assert len(worked) == 2
+    tiny.ask(messages=question("What is it?", 1), tenant="another, who must not learn of it")
+    assert len(worked) == 3
 
 
 def test_an_image_whose_features_were_evicted_is_processed_again(

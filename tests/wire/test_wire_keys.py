@@ -60,8 +60,9 @@ def test_a_named_key_names_no_tenant_of_another(engine: Any) -> None:
 
 def test_a_named_key_is_one_account_with_one_share() -> None:
     marks = Key("x" * 16, "alice").marks("of a gateway")
-    assert marks == {"tenant": "key alice:of a gateway", "account": "key alice:", "share": 1.0}
-    assert Key("x").marks("of a gateway") == {}
+    own = {"tenant": "key alice:of a gateway", "account": "key alice:", "share": 1.0}
+    assert marks == {"origin": "named", **own}
+    assert Key("x").marks("of a gateway") == {"origin": "remote"}
 
 
 @pytest.mark.parametrize(
@@ -110,3 +111,42 @@ def test_a_named_key_chooses_what_any_key_on_tcp_may(
     body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
     for client in (engine.http, engine.alice):
         assert client.post("/v1/generate", json={**body, **more}).status_code == status
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"warm": ["A prompt for others to wait for."]},
+        {"drafter": "off"},
+        {"kv_bits": 8},
+        {"reproducible": True},
+        {"sparse_prefill": 0.123},
+        {"tool_parser": "hermes"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_a_named_key_makes_no_work_and_no_engine_by_an_option(
+    engine: Any, options: dict[str, Any]
+) -> None:
+    body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    answer = engine.alice.post("/v1/generate", json={**body, "options": options})
+    assert answer.status_code == 403
+    assert f"{next(iter(options))} cannot be set with a named key" in answer.text
+
+
+def test_a_named_key_lists_no_model_under_many_names(engine: Any) -> None:
+    def ids() -> list[str]:
+        return sorted(each["id"] for each in engine.http.get("/v1/models").json()["data"])
+
+    def ask(model: str, **options: Any) -> int:
+        body = {"model": model, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+        answer = engine.alice.post("/v1/generate", json={**body, "options": options})
+        return int(answer.status_code)
+
+    assert ask(engine.scripted) == 200
+    before = ids()
+    assert [ask(engine.scripted, context_length=length) for length in range(900, 910)] == [200] * 10
+    assert ask(engine.scripted, context_length=5) == 400
+    head, _, name = engine.scripted.rpartition("/")
+    assert {ask(f"{head}/{way}{name}") for way in ("./", "/", "../models/")} == {404}
+    assert ids() == before

@@ -192,7 +192,8 @@ class GrammarCompiler:
         self._pool = pool
         self._capacity = capacity
         self._letters = letters
-        self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, str], _Compiled] = OrderedDict()
+        """By namespace and text: the time of an answer would tell what others have sent."""
         self._tokenizer: LLTokenizer | None = None
         self._special: tuple[re.Pattern[str], dict[str, int]] | None = None
         self._trial = GrammarTrial(vocab_size, self._specials()[1])
@@ -213,7 +214,7 @@ class GrammarCompiler:
         parameter, and for schemas the keyword.
         """
         preface = messages.answer if messages else ""
-        allowance = Allowance()
+        allowance = Allowance(request.namespace)
         form = request_form(
             request,
             calls,
@@ -226,10 +227,10 @@ class GrammarCompiler:
             return None
         if messages is not None and form.after_lead:
             form = after_message(form, messages, self.split)
-        return Structure(self.constraint(form, thoughts), form.warnings)
+        return Structure(self.constraint(form, thoughts, request.namespace), form.warnings)
 
     def constraint(
-        self, form: Form, thoughts: Thoughts | None = None
+        self, form: Form, thoughts: Thoughts | None = None, namespace: str = ""
     ) -> Constraint | AfterThoughts:
         """A constraint at the start of a form. Raises `BadRequest`."""
         lark, lead = form.lark, ""
@@ -239,7 +240,7 @@ class GrammarCompiler:
             lead = r"/[ \n]{1,3}/"
         if lead:
             lark = lark.replace("start:", "start: LEAD? led\nled:", 1) + f"\nLEAD: {lead}"
-        made = self._made(lark, Allowance())
+        made = self._made(lark, Allowance(namespace))
         if made.wrong:
             raise BadRequest(f"the grammar is not valid: {made.wrong}")
         matcher = made.matcher.deep_copy()
@@ -257,7 +258,7 @@ class GrammarCompiler:
         Schemas are first compiled together only, because each one alone would take a place in the
         cache.
         """
-        allowance = Allowance()
+        allowance = Allowance(request.namespace)
         for apart in (False, True):
 
             def wrong(lark: str, *, apart: bool = apart) -> str:
@@ -289,22 +290,23 @@ class GrammarCompiler:
 
     def _made(self, lark: str, allowance: Allowance) -> _Compiled:
         """A grammar in its initial state, compiled once. It may be invalid."""
+        key = (allowance.namespace, lark)
         with self._lock:
-            known = self._compiled.get(lark)
+            known = self._compiled.get(key)
             if known is not None:
-                self._compiled.move_to_end(lark)
+                self._compiled.move_to_end(key)
                 return known
         wrong = self._trial.wrong(lark, allowance)
         made = _Compiled(first_line(wrong)) if wrong else self._compile(lark)
         if not made.wrong:
             with self._lock:
-                self._compiled[lark] = made
+                self._compiled[key] = made
                 while self._keeps_too_much():
                     self._compiled.popitem(last=False)
         return made
 
     def _keeps_too_much(self) -> bool:
-        letters = sum(map(len, self._compiled))
+        letters = sum(len(lark) for _, lark in self._compiled)
         return len(self._compiled) > self._capacity or letters > self._letters
 
     def _compile(self, lark: str) -> _Compiled:

@@ -182,7 +182,7 @@ def _item(
 def _clip(clip: Clip, policy: MediaPolicy, claim: MediaClaim) -> MediaItem:
     """Decoded at once, because only the frames show their number."""
     need = 2 * PIXEL * policy.max_clip_pixels
-    with claim.room.decoding.ask(need, claim.owner):
+    with claim.decoding(need):
         frames = clip.frames(policy)
     return MediaItem.of("video", frames, _digest("clip", hashlib.sha256(clip.data).hexdigest()))
 
@@ -209,7 +209,7 @@ class _Decode:
 
     def __call__(self, size: Size | None, resample: int) -> NDArray[np.uint8]:
         need = self.picture.decoding_bytes(self.low or size)
-        with self.claim.room.decoding.ask(need, self.claim.owner):
+        with self.claim.decoding(need):
             pixels = self._decoded(size, resample)
             if need > LARGE:
                 give_back()

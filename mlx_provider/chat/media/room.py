@@ -1,4 +1,4 @@
-"""The memory limit for the images of all requests."""
+"""The memory limit for the images of all requests, which their accounts share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class MediaRoom:
     """
 
     def __init__(self, capacity: int, line: int = 256) -> None:
-        """`line`: requests that may wait. Each occupies a thread."""
+        """`line`: requests of one account that may wait. Each occupies a thread."""
         self.line = line
         self.decoding = ByteGate(capacity // 2)
         self._kept = ByteGate(capacity - capacity // 2)
@@ -25,39 +25,40 @@ class MediaRoom:
         """Bytes in use."""
         return self.decoding.held + self._kept.held
 
-    def claim(self, owner: str) -> MediaClaim:
-        """The claim of one request. The caller must close it."""
-        return MediaClaim(self, self._kept, owner)
+    def claim(self, who: str, owner: str = "") -> MediaClaim:
+        """The claim of one request of an account. The caller must close it."""
+        return MediaClaim(self, self._kept, who, owner)
 
-    def refuse(self, error: MLXProviderError, owner: str | None = None) -> None:
-        """End the wait of one owner's request, or of all."""
+    def refuse(self, error: MLXProviderError, who: str | None = None) -> None:
+        """End the wait of one request, or of all."""
         for gate in (self._kept, self.decoding):
-            gate.refuse(error, owner)
+            gate.refuse(error, who)
 
 
 class MediaClaim:
     """One request's images: encoded, and scaled for the model until its prefill ends."""
 
-    def __init__(self, room: MediaRoom, kept: ByteGate, owner: str) -> None:
+    def __init__(self, room: MediaRoom, kept: ByteGate, who: str, owner: str) -> None:
         self.room = room
+        self.who = who
         self.owner = owner
         self._kept = kept
         self._ticket: Ticket | None = None
         self._encoded = 0
-
-    @property
-    def used(self) -> bool:
-        return self._ticket is not None
 
     def take(self, encoded: int, scaled: int) -> None:
         """Wait for memory. Raises `Overloaded` if too many requests wait, else the error that ends
         the wait."""
         self.close()  # a prompt that is prepared again starts with an empty claim
         self._encoded = encoded
-        if self._kept.waiting >= self.room.line:
+        if self._kept.waiting(self.owner) >= self.room.line:
             raise Overloaded(f"{self.room.line} requests wait for room for their images, the limit")
-        self._ticket = self._kept.ask(encoded + scaled, self.owner)
+        self._ticket = self._kept.ask(encoded + scaled, self.owner, self.who)
         self._ticket.wait()
+
+    def decoding(self, nbytes: int) -> Ticket:
+        """Memory for one image while it is decoded."""
+        return self.room.decoding.ask(nbytes, self.owner, self.who)
 
     def prefilled(self) -> None:
         """Release the scaled images."""

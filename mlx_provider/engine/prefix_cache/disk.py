@@ -260,6 +260,8 @@ class DiskTier:
                 if path.suffix == files.TEMPORARY and time.time() - path.lstat().st_mtime > STALE:
                     path.unlink(missing_ok=True)
                 if path.suffix == files.SUFFIX:
+                    if stat.S_IFMT(path.lstat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+                        raise BadFile("no regular file")
                     header = files.read_header(path, self.versions)
                     if header.name != path.name:
                         raise BadFile("its name does not fit its content")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -24,7 +25,12 @@ def held(folder: Path) -> int:
     sizes = []
     for path in (folder / FOLDER).glob("*"):
         try:
-            sizes.append(path.lstat().st_size)
+            sizes.append(used(path.lstat()))
         except FileNotFoundError:  # another process removed it
             continue
     return sum(sizes)
+
+
+def used(file: os.stat_result) -> int:
+    """Bytes of a file that the disk has given to it. Holes take none."""
+    return min(file.st_size, 512 * file.st_blocks)

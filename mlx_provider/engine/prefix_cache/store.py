@@ -276,10 +276,10 @@ class Store:
         return freed
 
     def clear(self) -> None:
-        self.version += 1
-        self.tally = Tally()
-        self.roots.clear()
-        self._layouts.clear()
+        for root in self.roots.values():
+            for node in list(root.children.values()):
+                remove_below(node)  # or the memory waits for the collector, as nodes form cycles
+        self._drop_empty()
         self.recount()
 
     def check_integrity(self) -> None:

@@ -246,9 +246,8 @@ def remove(leaf: Node) -> None:
 
 def remove_below(node: Node) -> None:
     """Remove a node with everything below it."""
-    for child in list(node.children.values()):
-        remove_below(child)
-    remove(node)
+    for each in [node, *nodes(node)][::-1]:
+        remove(each)
 
 
 def set_segment(node: Node, segment: Part) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import files
+from .disk_limit import used
 from .files import BadFile, Header, HostArray
 
 log = logging.getLogger(__name__)
@@ -35,14 +36,17 @@ class Writer:
         known: Iterable[str] = (),
     ) -> None:
         """`known`: names of files that need no report."""
-        self._folder = folder
+        self._path = folder
+        self._identity = _identity(folder)
         self._limit = limit
         self._versions = versions
         self._news = news
         self._found = found
         self._known = set(known)
         self._seen = 0
+        self._failure = ""
         self._jobs: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        self._jobs.put((self._shrink,))  # the limit may be lower than that of the last process
         self._thread = threading.Thread(target=self._run, name="prefix-disk", daemon=True)
         self._thread.start()
 
@@ -80,7 +84,16 @@ class Writer:
             try:
                 job[0](*job[1:])
             except (OSError, BadFile) as reason:
-                log.warning("prefix cache: disk tier: %s", reason)
+                if str(reason) != self._failure:
+                    log.warning("prefix cache: disk tier: %s", reason)
+                self._failure = str(reason)
+
+    @property
+    def _folder(self) -> Path:
+        """Raises `BadFile` if another one, or a link, is in its place."""
+        if _identity(self._path) != self._identity:
+            raise BadFile(f"{self._path} was replaced: nothing is written any more")
+        return self._path
 
     def _next(self) -> tuple[Any, ...] | None:
         try:
@@ -135,7 +148,7 @@ class Writer:
 
     def _shrink(self) -> None:
         """Remove the least recently used files until the folder is within its limit."""
-        found = [(of.st_mtime_ns, of.st_size, path) for path, of in self._files()]
+        found = [(of.st_mtime_ns, used(of), path) for path, of in self._files()]
         total = sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
             if total <= self._limit:
@@ -153,3 +166,8 @@ class Writer:
                 continue
             if stat.S_ISREG(found.st_mode):
                 yield path, found
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    found = folder.lstat()
+    return found.st_dev, found.st_ino

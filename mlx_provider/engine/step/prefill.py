@@ -124,14 +124,15 @@ class Prefill:
         """Take cached features, and run slices of the tower for the others."""
         state, features = self._state, job.request.features
         if job.tower is None:
-            found = {s.content_hash: state.features.get(s.content_hash) for s in job.unembedded}
-            features |= {key: known for key, known in found.items() if known is not None}
+            for span in job.unembedded:
+                known = state.features.get((job.request.salt, span.content_hash))
+                features |= {} if known is None else {span.content_hash: known}
             job.tower = Tower(state.model, job.unembedded, state.clock)
         waiting = job.tower.waiting
         if waiting:
             made = job.tower.run(seconds)
             for span, each in zip(waiting[: len(made)], made, strict=True):
-                state.features.put(span.content_hash, each)
+                state.features.put((job.request.salt, span.content_hash), each)
                 features[span.content_hash] = each
             del waiting[: len(made)]
         if not waiting:

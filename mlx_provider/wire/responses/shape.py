@@ -89,6 +89,10 @@ def _check_item(item: Mapping[str, Any], where: str, *, typed: bool) -> None:
         check_known(role, ROLES, f"{where}.role")
         strict = typed or role in ("system", "developer")
         _check_parts(item.get("content"), f"{where}.content", ITEM_PARTS if strict else None)
+    elif kind == "reasoning":
+        for name in ("content", "summary"):
+            if not isinstance(item.get(name), str | None):
+                list(objects(item[name], f"{where}.{name}", texts=True))
     elif kind in ITEMS and kind.endswith(RESULTS):
         if not item.get("call_id"):
             raise BadRequest(f"{where}.call_id is missing: send the call's", param=where)

@@ -1,0 +1,58 @@
+"""The work of one account before the queue delays no other; none is done for what is too large."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from queue import Queue
+from typing import Any
+
+import pytest
+
+from mlx_provider.client.in_process import InProcessClient
+from mlx_provider.errors import BadRequest, ContextTooLong
+from mlx_provider.protocol.requests import GenerateRequest
+from mlx_provider.serving.service import ChatService
+
+from .conftest import PATIENCE, PLAIN, Tiny
+
+CHAT = [{"role": ("user", "assistant")[i % 2], "content": "Hello there"} for i in range(2001)]
+
+
+def chat(model: Tiny) -> None:
+    model.start(messages=CHAT, tenant="mallory").close()
+
+
+def count(model: Tiny) -> None:
+    model.service.count(GenerateRequest(model=model.model, messages=CHAT, tenant="mallory"))
+
+
+@pytest.mark.parametrize("work", [chat, count])
+def test_the_work_of_one_account_lets_others_pass(
+    shared_service: ChatService, work: Callable[[Tiny], None]
+) -> None:
+    model, ended = Tiny(InProcessClient(shared_service), shared_service, "demo"), Queue[None]()
+
+    def one() -> None:
+        work(model)
+        ended.put(None)
+
+    one()
+    with ThreadPoolExecutor(12) as pool:
+        flood = [pool.submit(one) for _ in range(12)]
+        for _ in range(2):
+            ended.get(timeout=PATIENCE)
+        model.start(tenant="alice", response_format={"type": "json_object"}).close()
+        assert ended.qsize() <= 4, "others came first"
+        for each in flood:
+            each.result()
+
+
+@pytest.mark.parametrize("part", [str, lambda text: [{"type": "text", "text": text}]])
+def test_what_is_too_long_is_refused_before_it_is_rendered(tiny: Any, part: Any) -> None:
+    refusal = "{%- if messages[-1].content | length > 9999 %}{{ raise_exception('no') }}{% endif %}"
+    model = tiny("qwen3", refusal + PLAIN)
+    with pytest.raises(ContextTooLong, match="at least"):
+        model.start(messages=[{"role": "user", "content": part("a word " * 200_000)}])
+    with pytest.raises(BadRequest, match="no"):
+        model.start(messages=[{"role": "user", "content": part(" " * 10_000)}])
