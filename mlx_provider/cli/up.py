@@ -33,6 +33,9 @@ def up(
     at_login: Annotated[
         bool, typer.Option(AT_LOGIN, help="Start it again each time you log in.")
     ] = False,
+    new_key: Annotated[
+        bool, typer.Option("--new-key", help="Replace the key. The old one is no longer valid.")
+    ] = False,
 ) -> None:
     """Serve a model to every client of this machine, until `mlx-provider down`.
 
@@ -45,6 +48,10 @@ def up(
     kept = Kept()
     kept.prepare()
     model = _absolute(model)
+    if new_key:
+        if kept.running():
+            raise BadRequest("the running gateway has the old key: run `mlx-provider down` first")
+        kept.key(renew=True)
     try:
         record = _running(kept, model, tokens, port)
         while record is None:

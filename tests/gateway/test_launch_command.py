@@ -101,7 +101,7 @@ def test_a_client_reaches_the_engine_itself(
 
 
 def test_a_real_launch_ends_with_its_client(
-    written, stand_in: Callable[[str], Path], runtime: Path, tmp_path: Path
+    written, stand_in: Callable[[str], Path], runtime: Path, tmp_path: Path, impostor: Path
 ) -> None:
     """From nothing but the command, to a signal that the client answers with its own exit code."""
     seen = stand_in("claude")
@@ -117,6 +117,7 @@ def test_a_real_launch_ends_with_its_client(
         process.send_signal(signal.SIGTERM)
         shown, phases = process.communicate(timeout=300)
     assert process.returncode == 7
+    assert not impostor.exists()
     assert shown == ""  # standard output is the client's
     assert [line.split()[0] for line in phases.splitlines()] == [
         "model",

@@ -36,7 +36,7 @@ SERVED = candidate("demo", OURS, 2**33).served()
 LINUX = sys.platform == "linux"
 RUN = "from mlx_provider.cli import main; main()"
 FAKE_PROXY = """
-import http.server, sys
+import http.server, socket, sys
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -47,8 +47,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
     do_POST = do_GET
 
-port = int(sys.argv[sys.argv.index("--port") + 1])
-http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
+server.socket = socket.socket(fileno=int(sys.argv[1]))
+server.serve_forever()
 """
 
 
@@ -59,6 +60,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
     monkeypatch.setenv("HOME", str(tmp_path))
     kept = Kept()
     kept.prepare()
+    assert {mode(each) for each in (kept.folder, *list(kept.folder.parents)[:2])} == {0o700}
     return kept
 
 
@@ -116,9 +118,9 @@ def exported(shown: str) -> dict[str, str]:
 
 
 def test_up_stays_for_clients_of_both_apis_until_down(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch, runtime: Path
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, runtime: Path, impostor: Path
 ) -> None:
-    """A real proxy and engine."""
+    """A real proxy and engine, beside a program that would like to have their key."""
     monkeypatch.setenv("MLX_PROVIDER_RUNTIME_DIR", str(runtime / "up"))
     port = proxy.free_port()
     command = [sys.executable, "-c", RUN]
@@ -144,13 +146,15 @@ def test_up_stays_for_clients_of_both_apis_until_down(
         header = {"authorization": f"Bearer {key}"}
         reply = httpx.post(url, json=body, headers=header, timeout=60, trust_env=False)
         assert "Paris" in reply.raise_for_status().text
+    assert not impostor.exists()
     assert {mode(each) for each in kept.folder.iterdir()} == {0o600}
     assert key.encode() not in (kept.folder / "config.yaml").read_bytes()
     done = subprocess.run([*command, "down"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "engine  process" in done.stderr
     assert kept.running() is None
-    assert not proxy.port_taken(port)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(variables["ANTHROPIC_BASE_URL"], trust_env=False)
     assert not is_held(runtime / "up" / "engine.lock")
 
 
@@ -195,6 +199,17 @@ def test_a_key_that_the_gateway_does_not_know_is_not_shown(
     assert code == 0, told
     assert exported(new).keys() == exported(old).keys()
     assert exported(new)["OPENAI_API_KEY"] != exported(old)["OPENAI_API_KEY"]
+
+
+def test_a_new_key_on_request(stand_in_proxy: Callable[[], int], kept: Kept) -> None:
+    _, old, _ = invoke("up", "demo", "--port", str(stand_in_proxy()))
+    code, _, told = invoke("up", "--new-key")
+    assert (code, "mlx-provider down" in told) == (1, True)
+    invoke("down")
+    code, new, told = invoke("up", "--new-key")
+    assert code == 0, told
+    assert exported(new)["OPENAI_API_KEY"] != exported(old)["OPENAI_API_KEY"]
+    assert exported(invoke("up")[1]) == exported(new)
 
 
 def test_down_where_nothing_runs(kept: Kept) -> None:
