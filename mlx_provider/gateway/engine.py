@@ -89,13 +89,13 @@ def _gone(pid: int) -> bool:
     """Whether the process ends in time."""
     deadline = time.monotonic() + END_LIMIT
     while time.monotonic() < deadline:
-        if _ended(pid):
+        if has_ended(pid):
             return True
         threading.Event().wait(0.05)
     return False
 
 
-def _ended(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     """Whether the process has ended, even if its parent has not waited for it.
 
     The client that started an engine waits for it in a thread. If that client ends first, process 1

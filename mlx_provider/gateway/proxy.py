@@ -167,8 +167,8 @@ def bind(port: int) -> socket.socket:
 def free_port() -> int:
     """A free TCP port on loopback that no other process gets by chance.
 
-    A server listens some seconds later. In that time the system can give a port of its own choice to
-    another process, but none of `PORTS`. Raises `EngineUnavailable` if it finds no free port.
+    A server listens some seconds later. In that time the system can give another process a port of
+    its own choice, but none of `PORTS`. Raises `EngineUnavailable` if it finds no free port.
     """
     for port in random.SystemRandom().choices(PORTS, k=100):
         with socket.socket() as probe, suppress(OSError):

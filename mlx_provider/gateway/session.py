@@ -9,18 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..client.generation import EngineClient
+from ..config import runtime
 from ..errors import EngineUnavailable
 from ..records import Client, Gateway
 from . import foreground
 from .config import ANYTHING, Served, served_config, write_config
 from .launch_folder import first_folder, launch_folder
-from .prefill_progress import prefill_shown
 from .profile import executable, prepare, shown, write_files
+from .progress import Tell, engine_watched, prefill_shown
 from .proxy import Proxy, free_port, master_key, require_proxy, start_proxy
-from .start import Tell, open_door, own_engine, start_both
+from .start import open_door, own_engine, start_both
 
 PROFILE = "profile"
 """The client's subfolder in the folder of a launch."""
+NEXT = "the next request starts another"
+RESTART = "end the client and launch it again"
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,11 @@ class Launch:
             prepared = prepare(self.client, gateway, self.arguments, self.environ, program=program)
             write_files(prepared, gateway.folder)
             tell("client", f"{self.client.serves or self.client.name}, {self.client.api} API")
+            log = runtime(self.environ).log
+            then = RESTART if self.direct else NEXT
+            watched = engine_watched(engine.health, f"{then}; see {log}", sys.stderr, tell)
             try:
-                with prefill_shown(engine.figures, sys.stderr):
+                with watched, prefill_shown(engine.figures, sys.stderr):
                     return foreground.run(prepared.command, prepared.environment(self.environ))
             except OSError as error:
                 raise EngineUnavailable(f"{program} cannot be run: {error.strerror}") from None
