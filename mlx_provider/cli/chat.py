@@ -17,7 +17,7 @@ from .engine_options import ApiBase, ApiKey, ApiKeyFile, api_key_of
 from .gateway_commands import show_step
 
 if TYPE_CHECKING:
-    from ..client import EngineClient, Generation
+    from ..client.generation import EngineClient, Generation
     from ..protocol.events import Event
 
 Message = dict[str, Any]

@@ -91,8 +91,9 @@ def down(
         stop(kept, running, os.environ, show_step)
     else:
         show_step("proxy", "none runs that `mlx-provider up` has started")
-        if kept.record() is not None:  # a proxy that was killed leaves its engine
-            show_step("engine", end_idle_engine(os.environ, "`mlx-provider down`"))
+        # a proxy that was killed leaves its engine, and so does an `up` that was interrupted
+        alone = kept.record() is None
+        show_step("engine", end_idle_engine(os.environ, "`mlx-provider down`", alone=alone))
     item = _login_item(kept)
     if at_login:
         show_step("login", f"{item.path} is {'removed' if item.remove() else 'not there'}")

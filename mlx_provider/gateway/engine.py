@@ -71,13 +71,17 @@ def end_engine(engine: EngineClient) -> None:
             return
 
 
-def end_idle_engine(environ: Mapping[str, str], reason: str) -> str:
-    """End this user's engine once no request runs. Returns a line about the result."""
+def end_idle_engine(environ: Mapping[str, str], reason: str, *, alone: bool = False) -> str:
+    """End this user's engine once no request runs. `alone`: and once no other program is connected.
+
+    Returns a line about the result.
+    """
     engine = HttpClient(Address("http://engine", os.fspath(runtime(environ).socket)))
     try:
         pid = engine.health().pid
-        if not engine.stop(reason, "idle"):
-            return f"process {pid} ends as soon as no request runs"
+        if not engine.stop(reason, "alone" if alone else "idle"):
+            others = "other program uses it" if alone else "request runs"
+            return f"process {pid} ends as soon as no {others}"
     except EngineUnavailable:
         return "none runs"
     finally:

@@ -17,8 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-
 from ..client.runtime_folder import EngineLock
 from ..errors import EngineUnavailable, NotInstalled
 from ..safe_open import create_own
@@ -77,6 +75,8 @@ class Proxy:
 
 def is_ready(url: str) -> bool:
     """Whether a proxy answers at this address."""
+    import httpx  # not at the top: bare `mlx-provider` asks for nothing
+
     try:
         return httpx.get(f"{url}/health/readiness", trust_env=False).is_success
     except httpx.HTTPError:

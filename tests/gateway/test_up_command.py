@@ -218,11 +218,48 @@ def test_down_where_nothing_runs(kept: Kept) -> None:
     assert "none runs" in told
 
 
+@pytest.mark.parametrize("word", [["--model", "demo"], ["--model=demo"], ["--model"]])
+def test_an_argument_as_an_option_names_the_right_spelling(kept: Kept, word: list[str]) -> None:
+    code, _, told = invoke("up", *word)
+    assert code == 2
+    assert f" up {'demo' if 'demo' in str(word) else 'MODEL'}`" in told
+
+
+def test_bare_mlx_provider_shows_what_up_serves(
+    stand_in_proxy: Callable[[], int], kept: Kept
+) -> None:
+    assert "gateway does not run" in invoke()[1]
+    port = stand_in_proxy()
+    invoke("up", "demo", "--port", str(port))
+    context = f"{SERVED.context:,}"
+    assert f"gateway serves demo (context {context}) at http://127.0.0.1:{port}" in invoke()[1]
+
+
+def test_down_ends_the_engine_of_an_up_that_was_interrupted(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, runtime: Path
+) -> None:
+    """A real engine, while it loads the model or has just loaded it."""
+    monkeypatch.setenv("MLX_PROVIDER_RUNTIME_DIR", str(runtime / "cut"))
+    command = [sys.executable, "-c", RUN]
+    with subprocess.Popen([*command, "up", "demo"], stderr=subprocess.PIPE) as process:
+        while not (runtime / "cut" / "engine.sock").exists():
+            assert process.poll() is None
+            signal.sigtimedwait([], 0.05)
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+    assert kept.record() is None
+    assert is_held(runtime / "cut" / "engine.lock")
+    done = subprocess.run([*command, "down"], capture_output=True, text=True)
+    assert "engine  process" in done.stderr
+    while is_held(runtime / "cut" / "engine.lock"):
+        signal.sigtimedwait([], 0.05)
+
+
 def test_down_ends_the_engine_of_a_proxy_that_was_killed(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "mlx_provider.gateway.engine.end_idle_engine", lambda *_: "process 7 has ended"
+        "mlx_provider.gateway.engine.end_idle_engine", lambda *_, **__: "process 7 has ended"
     )
     kept.write(Record(SERVED, 4100))
     code, _, told = invoke("down")
