@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from itertools import takewhile
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -63,7 +63,7 @@ def build(registry: PluginRegistry) -> typer.Typer:
 class Command(TyperCommand):
     """Names the right spelling where an argument is given as an option: `up --model NAME`."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         names = {f"--{each.name}" for each in self.params if each.param_type_name == "argument"}
         names -= {option for each in self.params for option in each.opts}
         given = list(takewhile(lambda word: word != "--", args))

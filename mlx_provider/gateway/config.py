@@ -85,11 +85,26 @@ class Served:
 AGENTS = ("claude-*", "gpt-*")
 """Names by which agents request models of their vendors: for titles, summaries, subagents."""
 ANYTHING = ("*",)
+FORWARDED = ("forward_client_headers_to_llm_api", "forward_llm_provider_auth_headers")
 
 
 def served_config(served: Served, names: tuple[str, ...]) -> dict[str, Any]:
     """A proxy's config for one model under several names, without the master key."""
     return {"model_list": served.entries(names), **_settings(ping=True)}
+
+
+def subagent_config(served: Served, forwards: str) -> dict[str, Any]:
+    """A proxy's config for one model and for a client's main model of another provider.
+
+    The client sends the proxy's key as `x-litellm-api-key`, and its own credentials as to the
+    provider (LiteLLM 1.106.2, `clean_headers`).
+    """
+    config = served_config(served, ())
+    if forwards:
+        name, params = forwards.partition("/")[2], {"model": forwards}
+        config["model_list"].append({"model_name": name, "litellm_params": params})
+        config["general_settings"] |= dict.fromkeys(FORWARDED, True)
+    return config
 
 
 def proxy_config(name: str, model: str, **litellm_params: Any) -> dict[str, Any]:
