@@ -85,7 +85,6 @@ class Served:
 AGENTS = ("claude-*", "gpt-*")
 """Names by which agents request models of their vendors: for titles, summaries, subagents."""
 ANYTHING = ("*",)
-FORWARDED = ("forward_client_headers_to_llm_api", "forward_llm_provider_auth_headers")
 
 
 def served_config(served: Served, names: tuple[str, ...]) -> dict[str, Any]:
@@ -96,14 +95,14 @@ def served_config(served: Served, names: tuple[str, ...]) -> dict[str, Any]:
 def subagent_config(served: Served, forwards: str) -> dict[str, Any]:
     """A proxy's config for one model and for a client's main model of another provider.
 
-    The client sends the proxy's key as `x-litellm-api-key`, and its own credentials as to the
-    provider (LiteLLM 1.106.2, `clean_headers`).
+    The client sends the proxy's key as `x-litellm-api-key`. LiteLLM passes on the token of the
+    client's login (1.106.2, `clean_headers`), else takes the provider's key from the environment.
     """
     config = served_config(served, ())
     if forwards:
         name, params = forwards.partition("/")[2], {"model": forwards}
         config["model_list"].append({"model_name": name, "litellm_params": params})
-        config["general_settings"] |= dict.fromkeys(FORWARDED, True)
+        config["general_settings"]["forward_client_headers_to_llm_api"] = True
     return config
 
 

@@ -93,5 +93,5 @@ class Client:
     gateway's model. Writes nothing itself. `None`: the client cannot have one."""
     forwards: str = ""
     """The main model, as in an entry of LiteLLM (`anthropic/claude-*`), if a `subagent` profile
-    sends its requests to the gateway, too. The gateway passes them on with the client's own
-    credentials."""
+    sends its requests to the gateway, too. The gateway passes them on with the client's own login,
+    or the key in the user's environment."""

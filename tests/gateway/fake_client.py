@@ -100,8 +100,9 @@ def subagent():
         post(f"{os.environ['ANTHROPIC_BASE_URL']}/v1/messages", model, MESSAGES_BODY, headers)
         for model, headers in (
             ("claude-opus-5", {name: value, "authorization": token}),
-            ("claude-opus-5", {name: value, "x-api-key": "sk-ant-api-of-the-user"}),
+            ("claude-opus-5", {name: value, "x-api-key": os.environ["ANTHROPIC_API_KEY"]}),
             (agent["model"], {name: value, "authorization": token}),
+            (agent["model"], {name: value, "x-api-key": os.environ["ANTHROPIC_API_KEY"]}),
         )
     ]
     return os.environ["ANTHROPIC_BASE_URL"], answers
