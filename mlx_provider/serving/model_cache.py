@@ -22,8 +22,8 @@ from ..registry import PluginRegistry
 from .aliases import Aliases
 from .engine_builder import EngineBuilder
 from .hub import folder_of
-from .load_queue import LoadQueue
 from .load_progress import LoadProgress
+from .load_queue import LoadQueue
 from .loader import Loader
 from .memory_ledger import MemoryLedger
 from .model_view import ModelView

@@ -88,7 +88,7 @@ ROUTES = {
     "claude": ("/v1/messages", MESSAGES_BODY),
     "codex": ("/responses", {"input": QUESTION, "max_output_tokens": 40}),
 }
-CHAT = ("/chat/completions", {"messages": MESSAGES, "max_tokens": 40})
+CHAT = ("/chat/completions", MESSAGES_BODY)
 
 
 def subagent():
@@ -109,7 +109,7 @@ def subagent():
 
 
 def post(url, model, body, headers):
-    data = json.dumps({**body, "model": model, "temperature": 0}).encode()
+    data = json.dumps({**body, "model": model}).encode()
     headers = {**headers, "content-type": "application/json"}
     request = urllib.request.Request(url, data, headers)
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as reply:
@@ -121,6 +121,7 @@ def answer(command):
         return subagent()
     url, key, model = globals()[command]()
     path, body = ROUTES.get(command, CHAT)
+    body = {**body, "temperature": 0}  # which vendors refuse
     return url, post(url + path, model, body, {"authorization": f"Bearer {key}"})
 
 
