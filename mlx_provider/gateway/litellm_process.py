@@ -7,8 +7,8 @@ The options are those of `litellm`, which cannot take a socket itself (1.106.2, 
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..client.lifecycle import limit_log
 
@@ -20,7 +20,12 @@ def main() -> None:
     import uvicorn
     from litellm.proxy.proxy_cli import run_server
 
-    uvicorn.run = partial(uvicorn.run, fd=int(descriptor))
+    original = uvicorn.run
+
+    def run(**given: Any) -> None:
+        original(**given, fd=int(descriptor))
+
+    uvicorn.run = run  # type: ignore[assignment]
     run_server(options)
 
 
