@@ -110,10 +110,11 @@ def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 @pytest.fixture
-def impostor(tmp_path: Path) -> Iterator[Path]:
+def impostor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A program that takes the port of each starting proxy if it can; the file of the keys that it
     got."""
     keys = tmp_path / "stolen"
+    monkeypatch.setenv("STOLEN", str(keys))
     command = [sys.executable, "-SE", str(IMPOSTOR), str(keys)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

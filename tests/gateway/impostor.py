@@ -1,5 +1,8 @@
 """Stands in for a program of another user: it waits for the command line of a proxy, listens on its
-port first if it can, answers 200 to everything, and writes every key that it receives to a file."""
+port first if it can, answers 200 to everything, and writes every key that it receives to a file.
+
+It leaves the proxies of other tests alone: those whose environment does not name its file.
+"""
 
 import http.server
 import sys
@@ -25,9 +28,10 @@ def ports():
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_text().split("\0")
+            ours = str(KEYS) in path.with_name("environ").read_text(errors="replace")
         except OSError:
             continue
-        if "--config" in words and "--port" in words:
+        if ours and "--config" in words and "--port" in words:
             yield int(words[words.index("--port") + 1])
 
 
