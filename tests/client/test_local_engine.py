@@ -210,22 +210,16 @@ def _exists(pid: int) -> bool:
 
 
 NOISY = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from mlx_provider.client import lifecycle
 path = Path(sys.argv[1])
 lifecycle.LARGEST_LOG, lifecycle.LOG_POLL = 1000, 0.01
 lifecycle.limit_log(path)
 
-def size():
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 9999
-
 for number in range(400):
     print(f"line {number:95}", flush=True, file=sys.stdout if number % 2 else sys.stderr)
-    while size() > 1000:
+    while os.fstat(2).st_size > 1000:
         time.sleep(0.001)
 """
 
