@@ -17,15 +17,16 @@ def main() -> None:
     """Serve until a signal ends the process."""
     descriptor, log, *options = sys.argv[1:]
     limit_log(Path(log))
-    import uvicorn
+    import uvicorn as module
     from litellm.proxy.proxy_cli import run_server
 
-    original = uvicorn.run
+    uvicorn: Any = module
+    original = module.run
 
     def run(**given: Any) -> None:
         original(**given, fd=int(descriptor))
 
-    uvicorn.run = run  # type: ignore[assignment]
+    uvicorn.run = run
     run_server(options)
 
 
