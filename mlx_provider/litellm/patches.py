@@ -27,8 +27,8 @@ from ..client.connection import connect
 from .counting import count_request_tokens
 from .deployments import describe
 from .errors import PROVIDER
-from .replies import OurLogprobs
 from .refused_key import refuse_key
+from .replies import OurLogprobs
 from .text import TEXT_LISTS
 
 WRAPPED = "mlx_wrapped"
