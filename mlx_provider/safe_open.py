@@ -25,6 +25,16 @@ def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
+def make_folder(path: Path) -> None:
+    """Create a folder, and the parents that are missing, for this user only (mode 0700).
+
+    Raises `OSError`.
+    """
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+
+
 def create_own(path: Path) -> int:
     """Descriptor to write a new file with mode 0600, which replaces a file or link.
 
@@ -45,7 +55,7 @@ def replace_own(path: Path, data: bytes) -> None:
 
     Creates the folder if necessary. Raises `OSError`, also if others can write to the folder.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(path.parent)
     state = path.parent.stat()
     if state.st_uid != os.getuid() or state.st_mode & 0o022:
         raise PermissionError(errno.EPERM, "others may write to its folder", os.fspath(path))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from itertools import takewhile
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperCommand
 
 from .. import __version__
 from ..errors import MLXProviderError
@@ -33,7 +35,7 @@ def build(registry: PluginRegistry) -> typer.Typer:
     """The command line with the commands of every plugin. Run it with `obj=registry`."""
     cli = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
     cli.callback(invoke_without_command=True)(options)
-    cli.command(context_settings={"allow_extra_args": True})(launch)
+    cli.command(cls=Command, context_settings={"allow_extra_args": True})(launch)
     for command in (
         up,
         down,
@@ -52,10 +54,25 @@ def build(registry: PluginRegistry) -> typer.Typer:
         metrics,
         parse,
     ):
-        cli.command("list" if command is show_models else None)(command)
+        cli.command("list" if command is show_models else None, cls=Command)(command)
     cli.add_typer(engine, name="engine")
     registry.register_commands(cli)
     return cli
+
+
+class Command(TyperCommand):
+    """Names the right spelling where an argument is given as an option: `up --model NAME`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        names = {f"--{each.name}" for each in self.params if each.param_type_name == "argument"}
+        names -= {option for each in self.params for option in each.opts}
+        given = list(takewhile(lambda word: word != "--", args))
+        for place, word in enumerate(given):
+            option, _, value = word.partition("=")
+            if option in names:
+                value = value or " ".join(given[place + 1 : place + 2]) or option[2:].upper()
+                raise typer.BadParameter(f"no option {option}: `{ctx.command_path} {value}`", ctx)
+        return super().parse_args(ctx, args)
 
 
 def parse() -> None:

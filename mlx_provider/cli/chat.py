@@ -14,9 +14,10 @@ from rich.text import Text
 
 from ..errors import BadRequest, MLXProviderError
 from .engine_options import ApiBase, ApiKey, ApiKeyFile, api_key_of
+from .gateway_commands import show_step
 
 if TYPE_CHECKING:
-    from ..client import EngineClient, Generation
+    from ..client.generation import EngineClient, Generation
     from ..protocol.events import Event
 
 Message = dict[str, Any]
@@ -74,10 +75,13 @@ class Conversation:
 
         Raises the engine's error. Ctrl-C cancels the rest of the reply and keeps what came.
         """
+        from ..gateway.progress import load_shown
         from ..protocol.requests import GenerateRequest
 
         asked = [*self.messages, {"role": "user", "content": content}]
-        generation = self._client.submit(GenerateRequest(model=self._model, messages=asked))
+        request = GenerateRequest(model=self._model, messages=asked)
+        with load_shown(self._client.figures, show_step):
+            generation = self._client.submit(request)
         reply = Reply(console)
         try:
             reply.read(generation)

@@ -23,16 +23,18 @@ def show(registry: PluginRegistry) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text(f"mlx-provider {__version__}: local MLX models behind LiteLLM\n"))
     here, missing = _clients(registry)
+    serves = _gateway()
     for name, summary in (
         ("engine", _engine()),
         ("models", _models()),
+        ("gateway", serves or "does not run; `mlx-provider up` starts it"),
         ("proxy", _config()),
         ("agents", _named(here, "none that could be launched")),
     ):
         console.print(Text(f"{name:<8}", style="dim"), Text(summary), sep="")
     _recommend(console)
     console.print(Text("\nnext", style="bold"))
-    for command, summary in _next(here, missing):
+    for command, summary in _next(here, missing, serves=bool(serves)):
         console.print(Text(f"  {command:<{WIDTH}}"), Text(summary, style="dim"))
 
 
@@ -71,6 +73,20 @@ def _engine() -> str:
     return f"process {health.pid} runs, with {_named(models, 'no model yet')}"
 
 
+def _gateway() -> str:
+    """What `mlx-provider up` serves; empty: nothing."""
+    from ..gateway.kept import Kept
+
+    try:
+        running = Kept().running()
+    except MLXProviderError as error:
+        return error.message
+    if running is None:
+        return ""
+    served = running.record.served
+    return f"serves {served.model} (context {served.context:,}) at {running.record.url}"
+
+
 def _models() -> str:
     from ..serving.hub import cached_models
 
@@ -88,13 +104,16 @@ def _named(names: list[str], none: str) -> str:
     return ", ".join(names[:MOST_NAMES]) + more if names else none
 
 
-def _next(here: list[str], missing: list[str]) -> Iterator[tuple[str, str]]:
+def _next(here: list[str], missing: list[str], *, serves: bool) -> Iterator[tuple[str, str]]:
     if here:
         yield f"mlx-provider launch {here[0]}", "a coding agent on a local model"
     elif missing:
         others = ", ".join(missing)
         yield "mlx-provider launch", f"says how to install one of {others}"
-    yield "mlx-provider up", "a model for every client of this machine, until `down`"
+    if serves:
+        yield "mlx-provider up", "prints address and key for clients; `down` ends it"
+    else:
+        yield "mlx-provider up", "a model for every client of this machine, until `down`"
     if Path("config.yaml").is_file():
         start = "litellm --config config.yaml --host 127.0.0.1"
         yield start, "the proxy of this folder; its key is in .env"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,11 +38,16 @@ def launch(
     direct: Annotated[
         bool, typer.Option("--direct", help="Connect to the engine without a LiteLLM proxy.")
     ] = False,
+    as_subagent: Annotated[
+        bool,
+        typer.Option("--as-subagent", help="Keep the agent's main model; add a local subagent."),
+    ] = False,
 ) -> None:
     """Run a coding agent on a local model. Arguments after `--` go to the agent.
 
     Starts engine and proxy if they do not run. The agent gets its own variables, and files in a
-    folder that is removed afterwards. Your own settings of the agent are neither read nor written.
+    folder that is removed afterwards. Your own settings of the agent are not written, and read only
+    with --as-subagent.
     """
     from ..gateway.foreground import Ended
     from ..gateway.profile import executable
@@ -50,17 +56,21 @@ def launch(
     registry = PluginRegistry.of(context)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     chosen = _client(client, registry, console) if client else _asked_client(registry, console)
+    if direct and as_subagent and chosen.forwards:
+        raise typer.BadParameter("its main model needs the proxy: leave out --direct")
     if not show:
         executable(chosen)  # fails before the user is asked for a model
-    found = _model(chosen, registry, model, tokens, console)
+    found = _model(chosen, registry, model, tokens, console, as_subagent=as_subagent)
+    launched = Launch(
+        chosen, found.served(), context.args, dict(os.environ), direct, as_subagent=as_subagent
+    )
     if show:
-        for line in Launch(chosen, found.served(), context.args, dict(os.environ)).preview():
+        for line in launched.preview():
             typer.echo(line)
         return
     show_step("model", found.summary)
     if not found.here:
-        found = _downloaded(found, registry, tokens)
-    launched = Launch(chosen, found.served(), context.args, dict(os.environ), direct)
+        launched = replace(launched, served=_downloaded(found, registry, tokens).served())
     try:
         code = launched.run(show_step)
     except Ended as ended:
@@ -107,6 +117,8 @@ def _model(
     model: str | None,
     tokens: int | None,
     console: Console,
+    *,
+    as_subagent: bool,
 ) -> Candidate:
     """The model to serve, which fits. Raises an error with figures otherwise."""
     from ..gateway.models import (
@@ -125,7 +137,8 @@ def _model(
         if model is None
         else candidate(model, registry, memory, tokens)
     )
-    require_prompt_fits(found, client)
+    if not as_subagent:  # whose first request is smaller
+        require_prompt_fits(found, client)
     require_fit(found, memory, tokens)
     return found
 

@@ -32,6 +32,9 @@ def up(
     at_login: Annotated[
         bool, typer.Option(AT_LOGIN, help="Start it again each time you log in.")
     ] = False,
+    new_key: Annotated[
+        bool, typer.Option("--new-key", help="Replace the key. The old one is no longer valid.")
+    ] = False,
 ) -> None:
     """Serve a model to every client of this machine, until `mlx-provider down`.
 
@@ -45,6 +48,10 @@ def up(
     kept = Kept()
     kept.prepare()
     model = None if model is None else full_name(model)
+    if new_key:
+        if kept.running():
+            raise BadRequest("the running gateway has the old key: run `mlx-provider down` first")
+        kept.key(renew=True)
     try:
         record = _running(kept, model, tokens, port)
         while record is None:
@@ -84,8 +91,9 @@ def down(
         stop(kept, running, os.environ, show_step)
     else:
         show_step("proxy", "none runs that `mlx-provider up` has started")
-        if kept.record() is not None:  # a proxy that was killed leaves its engine
-            show_step("engine", end_idle_engine(os.environ, "`mlx-provider down`"))
+        # a proxy that was killed leaves its engine, and so does an `up` that was interrupted
+        alone = kept.record() is None
+        show_step("engine", end_idle_engine(os.environ, "`mlx-provider down`", alone=alone))
     item = _login_item(kept)
     if at_login:
         show_step("login", f"{item.path} is {'removed' if item.remove() else 'not there'}")

@@ -1,5 +1,1 @@
 """Connects to an engine in this process, on this machine, or elsewhere, with one interface."""
-
-from .generation import EngineClient, Generation
-
-__all__ = ["EngineClient", "Generation"]

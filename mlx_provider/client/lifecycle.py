@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -24,7 +25,8 @@ POLL = 0.05
 READY = b"ready\n"
 """The report of a started engine to its starter once it listens; else an `ErrorBody`."""
 LARGEST_LOG = 8 * 2**20
-"""A larger log, in bytes, is renamed to `engine.log.1` before the next start."""
+"""A larger log, in bytes, is renamed to `*.log.1`, which replaces an earlier one."""
+LOG_POLL = 1.0
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.server")
 
 
@@ -132,6 +134,23 @@ class LocalEngine:
             f"the engine process ended at its start ({how}): "
             f"{_tail(self._runtime.log, begin)}; full log: {self._runtime.log}"
         )
+
+
+def limit_log(path: Path) -> None:
+    """Let this background process, whose output goes to `path`, begin a new log file whenever one
+    is larger than `LARGEST_LOG`. A thread looks every `LOG_POLL` seconds."""
+    threading.Thread(target=_watch_log, args=(path,), daemon=True, name="log size").start()
+
+
+def _watch_log(path: Path) -> None:
+    while True:
+        time.sleep(LOG_POLL)
+        if os.fstat(2).st_size > LARGEST_LOG:
+            with suppress(EngineUnavailable, OSError):  # the next look tries again
+                descriptor = _open_log(path)
+                os.dup2(descriptor, 1)
+                os.dup2(descriptor, 2)
+                os.close(descriptor)
 
 
 def _open_log(path: Path) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..config import PREFIX, Runtime
 from ..errors import EngineUnavailable
-from ..safe_open import open_own, read_bounded
+from ..safe_open import make_folder, open_own, read_bounded
 
 LONGEST_SOCKET_PATH = 103
 """Longest address of a unix socket in bytes on any system (macOS 103, Linux 107)."""
@@ -23,7 +23,7 @@ def prepare(runtime: Runtime) -> None:
     """
     _refuse_long(runtime)
     try:
-        runtime.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(runtime.folder)
         states = runtime.folder.lstat(), runtime.folder.stat()
     except OSError as error:
         raise _unusable(runtime.folder, error) from None

@@ -3,7 +3,8 @@
 | module | content |
 |---|---|
 | `config` | the configuration of a proxy, as a mapping and as a file for people |
-| `proxy` | the process of the proxy |
+| `proxy` | starts and ends the process of the proxy |
+| `litellm_process` | that process |
 | `engine` | the engine behind it: warm-up and end |
 | `start` | starts both in parallel |
 | `models` | available models, and the part of their context that fits into memory |
@@ -14,5 +15,6 @@
 | `profile` | files, variables and command of a client, from its record |
 | `foreground` | a client in the terminal: signals, exit code |
 | `apart` | a separate engine and proxy for one command |
+| `progress` | what the user sees of a load, a prompt, an end of the engine |
 | `session` | the launch of one client, from start to end |
 """

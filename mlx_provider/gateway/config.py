@@ -92,6 +92,20 @@ def served_config(served: Served, names: tuple[str, ...]) -> dict[str, Any]:
     return {"model_list": served.entries(names), **_settings(ping=True)}
 
 
+def subagent_config(served: Served, forwards: str) -> dict[str, Any]:
+    """A proxy's config for one model and for a client's main model of another provider.
+
+    The client sends the proxy's key as `x-litellm-api-key`. LiteLLM passes on the token of the
+    client's login (1.106.2, `clean_headers`), else takes the provider's key from the environment.
+    """
+    config = served_config(served, ())
+    if forwards:
+        name, params = forwards.partition("/")[2], {"model": forwards}
+        config["model_list"].append({"model_name": name, "litellm_params": params})
+        config["general_settings"]["forward_client_headers_to_llm_api"] = True
+    return config
+
+
 def proxy_config(name: str, model: str, **litellm_params: Any) -> dict[str, Any]:
     """A proxy's config. Clients use `name`, the engine serves `mlx/<model>`.
 

@@ -71,13 +71,17 @@ def end_engine(engine: EngineClient) -> None:
             return
 
 
-def end_idle_engine(environ: Mapping[str, str], reason: str) -> str:
-    """End this user's engine once no request runs. Returns a line about the result."""
+def end_idle_engine(environ: Mapping[str, str], reason: str, *, alone: bool = False) -> str:
+    """End this user's engine once no request runs. `alone`: and once no other program is connected.
+
+    Returns a line about the result.
+    """
     engine = HttpClient(Address("http://engine", os.fspath(runtime(environ).socket)))
     try:
         pid = engine.health().pid
-        if not engine.stop(reason, "idle"):
-            return f"process {pid} ends as soon as no request runs"
+        if not engine.stop(reason, "alone" if alone else "idle"):
+            others = "other program uses it" if alone else "request runs"
+            return f"process {pid} ends as soon as no {others}"
     except EngineUnavailable:
         return "none runs"
     finally:
@@ -89,13 +93,13 @@ def _gone(pid: int) -> bool:
     """Whether the process ends in time."""
     deadline = time.monotonic() + END_LIMIT
     while time.monotonic() < deadline:
-        if _ended(pid):
+        if has_ended(pid):
             return True
         threading.Event().wait(0.05)
     return False
 
 
-def _ended(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     """Whether the process has ended, even if its parent has not waited for it.
 
     The client that started an engine waits for it in a thread. If that client ends first, process 1

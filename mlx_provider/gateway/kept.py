@@ -15,13 +15,12 @@ from pydantic import TypeAdapter, ValidationError
 from ..client.runtime_folder import EngineLock, holder, is_held
 from ..config import state_folder
 from ..errors import EngineUnavailable
-from ..safe_open import obstacle, open_own, read_own, replace_own
+from ..safe_open import make_folder, obstacle, open_own, read_own, replace_own
 from .config import Served
 from .proxy import master_key
 
 PORT = 4100
-"""Default port of the proxy. Not LiteLLM's own 4000: if that is in use, LiteLLM takes a random port
-without an error (1.106.2, `proxy_cli.py`)."""
+"""Default port of the proxy. LiteLLM's own is 4000."""
 LARGEST = 2**16
 """Most bytes of a file that is read."""
 SIGN_LIMIT = 5.0
@@ -66,7 +65,8 @@ class Kept:
     def prepare(self) -> None:
         """Create the folder, or remove the access of other users."""
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(self.folder)
+            self.folder.parent.chmod(0o700)
             state = self.folder.lstat()
             if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid():
                 raise EngineUnavailable(f"{self.folder} is not a folder of this user: remove it")
@@ -74,13 +74,13 @@ class Kept:
         except OSError as error:
             raise _unusable(self.folder, error) from None
 
-    def key(self) -> tuple[str, bool]:
+    def key(self, *, renew: bool = False) -> tuple[str, bool]:
         """The proxy's master key, and whether it is new.
 
-        It is generated once. A key that other users could read is replaced.
+        It is generated once, or if `renew`. A key that other users could read is replaced.
         """
         try:
-            kept = self._read_key()
+            kept = None if renew else self._read_key()
             if kept is not None:
                 return kept, False
             key = master_key()

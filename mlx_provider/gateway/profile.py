@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from ..errors import NotInstalled, PluginError
+from ..errors import BadRequest, NotInstalled, PluginError
 from ..isolation import Isolation
 from ..records import Client, Gateway, Profile
 
@@ -56,13 +56,16 @@ def prepare(
     arguments: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
     program: str | None = None,
+    *,
+    as_subagent: bool = False,
 ) -> Prepared:
     """Get the profile from the record. Writes nothing.
 
-    `program`: unset: the bare name of the command. Raises `PluginError` for a profile that fails,
+    `program`: unset: the bare name of the command. `as_subagent`: see `Client.subagent`.
+    Raises `BadRequest` if the client has none, `PluginError` for a profile that fails,
     that would show the key in `ps`, or whose files would be outside its folder.
     """
-    profile = _asked(client, gateway)
+    profile = _asked(client, gateway, as_subagent=as_subagent)
     command = (program or client.command, *profile.arguments, *arguments)
     if any(gateway.key in word for word in command):
         raise PluginError(f"client {client.name!r}: the key stands on its command line")
@@ -75,9 +78,13 @@ def prepare(
     return Prepared(command, added, tuple(sorted(set(hidden) - added.keys())), profile.files)
 
 
-def _asked(client: Client, gateway: Gateway) -> Profile:
+def _asked(client: Client, gateway: Gateway, *, as_subagent: bool) -> Profile:
+    make = client.subagent if as_subagent else client.profile
+    if make is None:
+        name = client.serves or client.name
+        raise BadRequest(f"no agent of {name} can have a model of another server than its main one")
     with Isolation() as isolation:
-        profile = client.profile(gateway)
+        profile = make(gateway)
         if isinstance(profile, Profile):
             return profile
         raise PluginError(f"gave {type(profile).__name__}, not Profile")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import random
@@ -16,8 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-
 from ..client.runtime_folder import EngineLock
 from ..errors import EngineUnavailable, NotInstalled
 from ..safe_open import create_own
@@ -26,7 +25,9 @@ START_LIMIT = 120.0
 """Seconds until a start counts as failed. LiteLLM's imports alone take ten on a slow machine."""
 STOP_LIMIT = 10.0
 POLL = 0.1
-COMMAND = (sys.executable, "-P", "-m", "litellm.proxy.proxy_cli")
+BACKLOG = 2048
+"""As uvicorn's own."""
+COMMAND = (sys.executable, "-P", "-m", "mlx_provider.gateway.litellm_process")
 NEEDED = ("fastapi", "orjson", "apscheduler")
 """Packages of LiteLLM's `proxy` extra that it needs to start."""
 PORTS = range(20_000, 32_000)
@@ -74,6 +75,8 @@ class Proxy:
 
 def is_ready(url: str) -> bool:
     """Whether a proxy answers at this address."""
+    import httpx  # not at the top: bare `mlx-provider` asks for nothing
+
     try:
         return httpx.get(f"{url}/health/readiness", trust_env=False).is_success
     except httpx.HTTPError:
@@ -91,14 +94,17 @@ def start_proxy(
 ) -> Proxy:
     """Start a proxy for `config`. Does not wait.
 
+    This process binds the port and gives it to the proxy, so that no program of another user can
+    listen there while the proxy starts, and receive the key.
+
     `port`: `None` takes a free one. `key`: the master key; `None` generates one. `lock`: for a
     persistent proxy, which holds the lock until it ends and runs in the config's folder. Raises
-    `NotInstalled` if LiteLLM's proxy is not installed, `EngineUnavailable` if the port is in use.
+    `NotInstalled` if LiteLLM's proxy is not installed, `EngineUnavailable` if the port cannot be
+    bound.
     """
     require_proxy()
-    port = free_port() if port is None else port
-    if port_taken(port):
-        raise EngineUnavailable(f"port {port} is in use: choose another with --port")
+    listener = bind(port or 0)
+    port = listener.getsockname()[1]
     key = key or master_key()
     log = config.with_name("proxy.log")
     own = {name: value for name, value in environ.items() if not name.startswith(FOREIGN)}
@@ -109,17 +115,19 @@ def start_proxy(
         "DISABLE_ADMIN_UI": "True",
         "NO_DOCS": "True",
     }
-    command = [*COMMAND, "--config", os.fspath(config), "--host", "127.0.0.1", "--port", str(port)]
-    with os.fdopen(create_own(log), "wb") as output:
+    descriptors = [listener.fileno()] if lock is None else [listener.fileno(), lock.descriptor]
+    command = [*COMMAND, str(listener.fileno()), os.fspath(log), "--config", os.fspath(config)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--telemetry", "False", *options]
+    with listener, os.fdopen(create_own(log), "wb") as output:
         process = subprocess.Popen(
-            [*command, "--telemetry", "False", *options],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C then reaches only this process, which ends the proxy
             env=own,
             cwd=None if lock is None else config.parent,
-            pass_fds=() if lock is None else (lock.descriptor,),
+            pass_fds=descriptors,
         )
     if lock is not None:
         lock.sign(process.pid)
@@ -141,20 +149,29 @@ def require_proxy() -> None:
         )
 
 
+def bind(port: int) -> socket.socket:
+    """A socket that listens on this loopback port; 0: on any free one.
+
+    Raises `EngineUnavailable` with the remedy.
+    """
+    try:
+        listener = socket.create_server(("127.0.0.1", port), backlog=BACKLOG)
+    except OSError as error:
+        used = error.errno == errno.EADDRINUSE
+        what = "is in use" if used else f"cannot be used ({error.strerror})"
+        raise EngineUnavailable(f"port {port} {what}: choose another with --port") from None
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its connections inherit it
+    return listener
+
+
 def free_port() -> int:
     """A free TCP port on loopback that no other process gets by chance.
 
-    A proxy listens some seconds later. In that time the system can give a port of its own choice to
-    another process, but none of `PORTS`. Raises `EngineUnavailable` if it finds no free port.
+    A server listens some seconds later. In that time the system can give another process a port of
+    its own choice, but none of `PORTS`. Raises `EngineUnavailable` if it finds no free port.
     """
     for port in random.SystemRandom().choices(PORTS, k=100):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
     raise EngineUnavailable("no port is free: choose one with --port")
-
-
-def port_taken(port: int) -> bool:
-    """Whether a process listens on this loopback port."""
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

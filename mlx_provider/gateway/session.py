@@ -7,20 +7,24 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..client.generation import EngineClient
+from ..config import runtime
 from ..errors import EngineUnavailable
 from ..records import Client, Gateway
 from . import foreground
-from .config import ANYTHING, Served, served_config, write_config
+from .config import ANYTHING, Served, served_config, subagent_config, write_config
 from .launch_folder import first_folder, launch_folder
-from .prefill_progress import prefill_shown
-from .profile import executable, prepare, shown, write_files
+from .profile import Prepared, executable, prepare, shown, write_files
+from .progress import Tell, engine_watched, prefill_shown
 from .proxy import Proxy, free_port, master_key, require_proxy, start_proxy
-from .start import Tell, open_door, own_engine, start_both
+from .start import open_door, own_engine, start_both
 
 PROFILE = "profile"
 """The client's subfolder in the folder of a launch."""
+NEXT = "the next request starts another"
+RESTART = "end the client and launch it again"
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Launch:
     environ: Mapping[str, str]
     direct: bool = False
     """The client asks the engine itself."""
+    as_subagent: bool = False
+    """The client keeps its main model, and gets an agent with the served one."""
 
     def run(self, tell: Tell) -> int:
         """Start engine and proxy if necessary, run the client, end the proxy. Returns the client's
@@ -58,11 +64,14 @@ class Launch:
                 else self._start(engine, folder, ending, tell)
             )
             gateway = gateway_for(self.served, place.url, place.key, folder / PROFILE)
-            prepared = prepare(self.client, gateway, self.arguments, self.environ, program=program)
+            prepared = self._prepare(gateway, program)
             write_files(prepared, gateway.folder)
             tell("client", f"{self.client.serves or self.client.name}, {self.client.api} API")
+            log = runtime(self.environ).log
+            then = RESTART if self.direct else NEXT
+            watched = engine_watched(engine.health, f"{then}; see {log}", sys.stderr, tell)
             try:
-                with prefill_shown(engine.figures, sys.stderr):
+                with watched, prefill_shown(engine.figures, sys.stderr):
                     return foreground.run(prepared.command, prepared.environment(self.environ))
             except OSError as error:
                 raise EngineUnavailable(f"{program} cannot be run: {error.strerror}") from None
@@ -71,7 +80,7 @@ class Launch:
         """Start engine and proxy in parallel. Both are then ready."""
 
         def start() -> Proxy:
-            config = write_config(served_config(self.served, ANYTHING), folder)
+            config = write_config(self._config(), folder)
             proxy = start_proxy(config, self.environ)
             ending.callback(proxy.stop)
             return proxy
@@ -83,7 +92,22 @@ class Launch:
         folder = first_folder(self.client.name, self.served.name, self.environ) / PROFILE
         url = f"http://127.0.0.1:{free_port()}"
         gateway = gateway_for(self.served, url, master_key(), folder)
-        return shown(prepare(self.client, gateway, self.arguments, self.environ), gateway)
+        return shown(self._prepare(gateway), gateway)
+
+    def _prepare(self, gateway: Gateway, program: str | None = None) -> Prepared:
+        return prepare(
+            self.client,
+            gateway,
+            self.arguments,
+            self.environ,
+            program,
+            as_subagent=self.as_subagent,
+        )
+
+    def _config(self) -> dict[str, Any]:
+        if self.as_subagent:
+            return subagent_config(self.served, self.client.forwards)
+        return served_config(self.served, ANYTHING)
 
 
 def gateway_for(served: Served, url: str, key: str, folder: Path) -> Gateway:

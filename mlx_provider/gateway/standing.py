@@ -16,8 +16,9 @@ from . import foreground
 from .config import ANYTHING, served_config, write_config
 from .engine import end_idle_engine
 from .kept import POLL, Kept, Record, Running
+from .progress import Tell
 from .proxy import START_LIMIT, STOP_LIMIT, Proxy, is_ready, require_proxy, start_proxy
-from .start import Tell, own_engine, start_both
+from .start import own_engine, start_both
 
 FIRST_LIMIT = 120.0
 """Seconds for one token of a loaded model."""

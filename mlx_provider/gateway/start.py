@@ -14,10 +14,8 @@ from ..errors import EngineUnavailable
 from ..protocol.health import Health
 from .config import Served
 from .engine import warm_up, warm_up_in_thread
+from .progress import Tell, load_shown
 from .proxy import Proxy, master_key
-
-Tell = Callable[[str, str], None]
-"""(phase, message) for the user."""
 
 
 def own_engine(environ: Mapping[str, str], ending: ExitStack) -> EngineClient:
@@ -36,8 +34,9 @@ def start_both(
     """
     begun = time.monotonic()
     warm = warm_up_in_thread(engine, served.model, served.options().get("context_length"))
-    proxy = start()
-    warm.result()
+    with load_shown(engine.figures, tell):
+        proxy = start()
+        warm.result()
     tell("engine", f"{_engine_line(engine, served)}, {time.monotonic() - begun:.1f} s")
     proxy.wait_ready()
     tell("proxy", f"{proxy.url}, {time.monotonic() - begun:.1f} s")
@@ -60,7 +59,8 @@ def open_door(served: Served, engine: EngineClient, ending: ExitStack, tell: Tel
     if not isinstance(engine, HttpClient):
         raise EngineUnavailable("an engine in this process has no port for another program")
     begun, key = time.monotonic(), master_key()
-    warm_up(engine, served.model, served.options().get("context_length"))
+    with load_shown(engine.figures, tell):
+        warm_up(engine, served.model, served.options().get("context_length"))
     wanted = {"key": key, "model": served.model, "max_tokens": served.output}
     url, held = engine.open_door(wanted | {"options": served.options()})
     ending.callback(held.end)

@@ -27,12 +27,14 @@ from ..client.connection import connect
 from .counting import count_request_tokens
 from .deployments import describe
 from .errors import PROVIDER
+from .refused_key import refuse_key
 from .replies import OurLogprobs
 from .text import TEXT_LISTS
 
 WRAPPED = "mlx_wrapped"
 """On a wrapped function. By name: LiteLLM may run a handler's module twice, as two modules."""
 PROXY = "litellm.proxy.proxy_server"
+AUTHENTICATION = "litellm.proxy.auth.auth_exception_handler"
 ADMITTED = ("reasoning_effort", "thinking", "user", "verbosity")
 DELIVERED = ("dimensions", "encoding_format", "user")
 CREATED = "mlx_created"
@@ -56,6 +58,9 @@ def install() -> None:
     proxy = sys.modules.get(PROXY)
     if hasattr(proxy, "count_request_tokens"):
         wrap(proxy, "count_request_tokens", partial(count_request_tokens, proxy, connect))
+    handler = getattr(sys.modules.get(AUTHENTICATION), "UserAPIKeyAuthExceptionHandler", None)
+    if handler is not None:
+        wrap(handler, "handle_authentication_error", partial(refuse_key, proxy))
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:

@@ -47,6 +47,28 @@ class RequestFigures(_Figures):
     """Seconds from its arrival to its prefill."""
 
 
+class LoadingFigures(_Figures):
+    """What an engine does with a model before it serves it."""
+
+    model: str
+    """Name of the model's folder."""
+    what: str
+    """`weights`, or what is measured."""
+    done: int = 0
+    total: int = 0
+    """0: not known."""
+    unit: str = ""
+    """`bytes`, or empty for steps."""
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        if self.unit:
+            return f"{self.model}: {self.what}, {self.done / 1e9:.1f} of {self.total / 1e9:.1f} GB"
+        steps = f", step {self.done} of {self.total}" if self.total else ""
+        return f"{self.model}: {self.what}{steps}"
+
+
 class StepFigures(_Figures):
     """One step of an engine."""
 
@@ -191,6 +213,7 @@ class Figures(_Figures):
     requests: list[RequestFigures] = Field(default_factory=list)
     """Oldest first."""
     engines: list[EngineFigures] = Field(default_factory=list)
+    loading: list[LoadingFigures] = Field(default_factory=list)
     prefix_cache: PrefixCacheFigures = PrefixCacheFigures()
     memory: MemoryFigures = MemoryFigures()
 

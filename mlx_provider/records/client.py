@@ -88,3 +88,10 @@ class Client:
     settings: ClientSettings = ClientSettings()
     prompt_bytes: int = 0
     """Size of its first request without files of a project; 0: not known."""
+    subagent: Callable[[Gateway], Profile] | None = None
+    """The profile that keeps the user's own settings and main model, and adds an agent with the
+    gateway's model. Writes nothing itself. `None`: the client cannot have one."""
+    forwards: str = ""
+    """The main model, as in an entry of LiteLLM (`anthropic/claude-*`), if a `subagent` profile
+    sends its requests to the gateway, too. The gateway passes them on with the client's own login,
+    or the key in the user's environment."""

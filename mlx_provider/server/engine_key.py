@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..config import PREFIX
 from ..errors import EngineUnavailable
+from ..safe_open import make_folder
 from .keys import Key, read_key, read_keys
 
 
@@ -54,7 +55,7 @@ def kept_key(file: Path, remedy: str = "name a file that holds one") -> str:
 def _made(file: Path) -> str:
     if file.exists():
         return read_key(file)
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(file.parent)
     descriptor, draft = tempfile.mkstemp(dir=file.parent)  # readable only by the owner
     try:
         with os.fdopen(descriptor, "w") as opened:

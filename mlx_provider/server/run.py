@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from .. import __version__
-from ..client.lifecycle import READY
+from ..client.lifecycle import READY, limit_log
 from ..client.runtime_folder import EngineLock, holder, prepare
 from ..config import EngineSettings, Runtime, engine_settings, removed_variables, runtime
 from ..errors import BadRequest, EngineUnavailable, MLXProviderError
@@ -131,6 +131,8 @@ def _serve_unix(options: ServeOptions, settings: EngineSettings, build: BuildSer
         )
     here = runtime()
     prepare(here)
+    if options.ready_fd is not None:  # a client started it, with its output in this file
+        limit_log(here.log)
     lock = _lock(options, here)
     try:
         lock.sign()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -28,6 +29,7 @@ from .decoding_text import batching, beside_a_prompt, fixed_passes
 from .drafting import Drafts, drafts_of
 from .kv_choice import MakeCache, cache_maker, kv_kind, tried
 from .load_errors import load_error
+from .load_progress import LoadProgress
 from .measurements import Measured, Measurements, circumstances, software
 from .reproducible import Reproducible
 from .row_budget import RowBudgets
@@ -36,6 +38,7 @@ from .weights import EngineInstance, Weights
 
 log = logging.getLogger(__name__)
 
+MEASUREMENTS = 4
 NOT_EVERYWHERE = ("bfloat16", "float16")
 """Dtypes in which some devices cannot run every layer (experts on a CPU, mlx 0.32.4)."""
 
@@ -63,12 +66,14 @@ class EngineBuilder:
         worker: EngineWorker,
         recorder: Recorder,
         budgets: RowBudgets,
+        progress: LoadProgress,
     ) -> None:
         self._settings = settings
         self._registry = registry
         self._worker = worker
         self._recorder = recorder
         self._budgets = budgets
+        self._progress = progress
         self._measurements = Measurements.chosen(settings.measurements)
 
     def start(self, weights: Weights, kind: str, options: ModelOptions) -> None:
@@ -203,16 +208,25 @@ class EngineBuilder:
         if known is not None:
             return known
         model, make_cache, shared = weights.model, kv.make_cache, UNMEASURED
+        measuring = partial(self._measuring, weights.name)
         with self._budgets.measuring(weights) as reserve:
-            found = tried(model, make_cache, options.kv_bits, kv.layouts, reserve)
-            curve = calibrate(model, make_cache, reserve)
-            passes = measure(model, make_cache, curve, reserve)
+            with measuring(1, "how rows decode together"):
+                found = tried(model, make_cache, options.kv_bits, kv.layouts, reserve)
+            with measuring(2, "the time of passes"):
+                curve = calibrate(model, make_cache, reserve)
+            with measuring(3, "the memory of passes"):
+                passes = measure(model, make_cache, curve, reserve)
             if found.shares:
-                shared = least_shared(model, make_cache, curve, reserve)
+                with measuring(4, "shared prefixes"):
+                    shared = least_shared(model, make_cache, curve, reserve)
         at, kind = str(weights.folder), kv_kind(options)
         measured = Measured(found, curve, passes, at, kind, software(), shared)
         self._measurements.keep(kv.key, measured)
         return measured
+
+    def _measuring(self, model: str, step: int, what: str) -> AbstractContextManager[None]:
+        """Report one of the measurements, which are made once for each model and machine."""
+        return self._progress.stage(model, f"measuring {what}", lambda: step, MEASUREMENTS)
 
     def _pass_bytes(self, weights: Weights, kv: _KVCache, curve: Curve) -> PassBytes:
         """A second attempt to measure passes."""

@@ -17,6 +17,7 @@ from ..engine.request import Phase, Request
 from ..protocol.figures import (
     EngineFigures,
     Figures,
+    LoadingFigures,
     Lookup,
     MemoryFigures,
     MissReason,
@@ -45,6 +46,7 @@ def take(
     entries: Sequence[Entry],
     weights: Sequence[Weights],
     cache: PrefixCacheFigures,
+    loading: list[LoadingFigures],
     *,
     device: str,
     chosen_limit: int | None,
@@ -62,6 +64,7 @@ def take(
         pid=getpid(),
         requests=[summary for entry in entries if (summary := _request(entry, now)) is not None],
         engines=[_engine(each.name, kind, run, now) for each, kind, run in engines],
+        loading=loading,
         prefix_cache=cache.model_copy(
             update={"recent": [_lookup(found, now) for found in seen[:LOOKUPS_TOLD]]}
         ),

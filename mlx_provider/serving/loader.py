@@ -28,6 +28,7 @@ from .folder_check import check_folder
 from .kernels import equip
 from .load_errors import load_error, stranger_of
 from .load_line import LoadPlan
+from .load_progress import LoadProgress
 from .sampling import with_sampling
 from .weight_files import weights_dtype, weights_estimate
 from .weights import Weights
@@ -58,6 +59,7 @@ class Loader:
         shrink_prefix_cache: Callable[[], None],
         limit: Callable[[], int],
         wired: WiredWeights,
+        progress: LoadProgress,
     ) -> None:
         """`limit`: bytes for all models and rows. `shrink_prefix_cache` (engine thread): free the
         bytes that weights have reserved."""
@@ -68,6 +70,7 @@ class Loader:
         self._shrink_prefix_cache = shrink_prefix_cache
         self._limit = limit
         self._wired = wired
+        self._progress = progress
         self._loads = 0
 
     def plan(self, key: WeightsKey, options: ModelOptions, name: str) -> LoadPlan[Weights]:
@@ -92,11 +95,8 @@ class Loader:
         nbytes = weights_estimate(
             key.folder, key.adapter, expanded=None if dtype is None else DTYPE_BYTES[dtype]
         )
-        return LoadPlan(
-            name,
-            nbytes,
-            partial(self._load, key, family, plugin, chosen, name),
-        )
+        load = partial(self._load, key, family, plugin, chosen, name, nbytes)
+        return LoadPlan(name, nbytes, load)
 
     def unload(self, weights: Weights) -> None:
         """Blocks until the weights are freed."""
@@ -129,11 +129,14 @@ class Loader:
         plugin: Plugin,
         options: LoadOptions,
         name: str,
+        nbytes: int,
     ) -> Weights:
-        began = time.monotonic()
-        try_template(key.folder)  # on this thread, so that other models continue
+        began, before = time.monotonic(), mx.get_active_memory()
         load = partial(self._load_here, key, family, plugin, options, name)
-        weights = self._worker.call(load).result()
+        read = lambda: mx.get_active_memory() - before  # noqa: E731
+        with self._progress.stage(name, "weights", read, nbytes, "bytes"):
+            try_template(key.folder)  # on this thread, so that other models continue
+            weights = self._worker.call(load).result()
         log.info(
             "loaded %s in %.1f s: family %s, %d bytes",
             weights.name, time.monotonic() - began, family.name, weights.nbytes,

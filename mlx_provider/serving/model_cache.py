@@ -22,6 +22,7 @@ from ..registry import PluginRegistry
 from .aliases import Aliases
 from .engine_builder import EngineBuilder
 from .hub import folder_of
+from .load_progress import LoadProgress
 from .load_queue import LoadQueue
 from .loader import Loader
 from .memory_ledger import MemoryLedger
@@ -87,6 +88,7 @@ class ModelCache:
             disk=None if folder is None else DiskSettings.of(folder, settings),
         )
         self._wired = WiredWeights(on=settings.wire_weights)
+        self.progress = LoadProgress()
         self.loader = Loader(
             registry,
             worker,
@@ -96,12 +98,13 @@ class ModelCache:
             shrink_prefix_cache=self.prefixes.shrink,
             limit=lambda: self.ledger.limit,
             wired=self._wired,
+            progress=self.progress,
         )
         self.queue: LoadQueue[Weights] = LoadQueue(
             self.ledger, self.loader.unload, patience=settings.model_wait
         )
         budgets = RowBudgets(self.ledger, self.queue, self.prefixes, self.loader.unload_here)
-        self.builder = EngineBuilder(settings, registry, worker, recorder, budgets)
+        self.builder = EngineBuilder(settings, registry, worker, recorder, budgets, self.progress)
 
     def use(
         self,
@@ -123,7 +126,8 @@ class ModelCache:
         loading it, and `BadRequest` for options that the model does not support.
         """
         self._aliases.check(options)
-        folder = folder_of(name, repository=repository)
+        with self.progress.stage(name, "files of the Hub"):
+            folder = folder_of(name, repository=repository)
         for _ in range(2):  # the first load may show that the context is longer than its own
             key = self._aliases.key(folder, options, may_lengthen=may_lengthen)
             hold = self.queue.acquire(

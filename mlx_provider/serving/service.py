@@ -291,6 +291,7 @@ class ChatService:
             self._in_flight.all(),
             self._models.queue.models(),
             self._models.prefixes.figures(),
+            self._models.progress.figures(),
             device=device_name(),
             chosen_limit=self._settings.memory_limit,
             media=self._media.held,

@@ -8,12 +8,13 @@ from typing import Any
 
 from mlx_provider import Client, ClientServer, ClientSettings, Gateway, Profile
 
-from .limits import REPLY_SECONDS
+from .limits import REPLY_SECONDS, SUBAGENT, SUBAGENT_PROMPT, SUBAGENT_TASKS
 from .nested import mapping
 
 ROLES = ("OPUS", "SONNET", "HAIKU")
 LEAST_WINDOW_TOKENS = 100_000
 """A smaller `CLAUDE_CODE_AUTO_COMPACT_WINDOW` is taken for this."""
+SUBAGENT_TOOLS = ("Read", "Grep", "Glob", "Edit", "Write", "Bash")
 LIMITS = (
     "API_TIMEOUT_MS",
     "CLAUDE_STREAM_IDLE_TIMEOUT_MS",
@@ -48,6 +49,24 @@ def profile(gateway: Gateway) -> Profile:
     )
 
 
+def subagent(gateway: Gateway) -> Profile:
+    """The user's login stays in use: the gateway passes on the requests of the main model."""
+    agent = {
+        "description": SUBAGENT_TASKS,
+        "prompt": SUBAGENT_PROMPT,
+        "model": gateway.model,
+        "tools": SUBAGENT_TOOLS,
+    }
+    return Profile(
+        {
+            "ANTHROPIC_BASE_URL": gateway.url,
+            "ANTHROPIC_CUSTOM_HEADERS": f"x-litellm-api-key: Bearer {gateway.key}",
+            **dict.fromkeys(LIMITS, str(REPLY_SECONDS * 1000)),
+        },
+        arguments=("--agents", json.dumps({SUBAGENT: agent})),
+    )
+
+
 def servers(content: Mapping[str, Any]) -> Iterator[ClientServer]:
     variables = mapping(content, "env")
     window = str(variables.get("CLAUDE_CODE_AUTO_COMPACT_WINDOW", ""))
@@ -62,6 +81,8 @@ CLIENT = Client(
     profile=profile,
     prompt_bytes=48_600,
     api="messages",
+    subagent=subagent,
+    forwards="anthropic/claude-*",
     aliases=("claude-code",),
     serves="Claude Code",
     settings=ClientSettings(

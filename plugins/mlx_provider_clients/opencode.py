@@ -8,7 +8,7 @@ from typing import Any
 
 from mlx_provider import Client, ClientServer, ClientSettings, Gateway, Profile
 
-from .limits import KEY
+from .limits import KEY, SUBAGENT, SUBAGENT_PROMPT, SUBAGENT_TASKS
 from .nested import each, least, mapping
 
 PROVIDER = "mlx"
@@ -24,8 +24,7 @@ def folders(gateway: Gateway) -> dict[str, str]:
     return cache | {f"XDG_{name}_HOME": str(gateway.folder / name.lower()) for name in FOLDERS}
 
 
-def config(gateway: Gateway) -> str:
-    """The configuration file, which forks of OpenCode share."""
+def _provider(gateway: Gateway) -> dict[str, Any]:
     model = {
         "name": gateway.model,
         "limit": {"context": gateway.context, "output": gateway.output},
@@ -36,18 +35,22 @@ def config(gateway: Gateway) -> str:
         },
         "tool_call": True,
     }
-    provider = {
+    return {
         "npm": "@ai-sdk/openai-compatible",
         "name": "mlx-provider",
         # A request that is cut off after five minutes would be sent again.
         "options": {"baseURL": f"{gateway.url}/v1", "apiKey": f"{{env:{KEY}}}", "timeout": False},
         "models": {gateway.model: model},
     }
+
+
+def config(gateway: Gateway) -> str:
+    """The configuration file, which forks of OpenCode share."""
     chosen = f"{PROVIDER}/{gateway.model}"
     return json.dumps(
         {
             "$schema": "https://opencode.ai/config.json",
-            "provider": {PROVIDER: provider},
+            "provider": {PROVIDER: _provider(gateway)},
             "enabled_providers": [PROVIDER],
             "model": chosen,
             "small_model": chosen,
@@ -73,6 +76,18 @@ def profile(gateway: Gateway) -> Profile:
     )
 
 
+def subagent(gateway: Gateway) -> Profile:
+    """Settings that are merged with all of the user's own."""
+    agent = {
+        "mode": "subagent",
+        "description": SUBAGENT_TASKS,
+        "prompt": SUBAGENT_PROMPT,
+        "model": f"{PROVIDER}/{gateway.model}",
+    }
+    content = {"provider": {PROVIDER: _provider(gateway)}, "agent": {SUBAGENT: agent}}
+    return Profile({"OPENCODE_CONFIG_CONTENT": json.dumps(content), KEY: gateway.key})
+
+
 def servers(content: Mapping[str, Any]) -> Iterator[ClientServer]:
     for provider in each(content.get("provider")):
         if url := mapping(provider, "options").get("baseURL"):
@@ -87,6 +102,7 @@ CLIENT = Client(
     profile=profile,
     prompt_bytes=30_700,
     serves="OpenCode",
+    subagent=subagent,
     settings=ClientSettings(
         (),
         ("$XDG_CONFIG_HOME/opencode/opencode.json", ".config/opencode/opencode.json"),

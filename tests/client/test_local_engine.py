@@ -207,3 +207,30 @@ def _exists(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+NOISY = """
+import os, sys, time
+from pathlib import Path
+from mlx_provider.client import lifecycle
+path = Path(sys.argv[1])
+lifecycle.LARGEST_LOG, lifecycle.LOG_POLL = 1000, 0.01
+lifecycle.limit_log(path)
+
+for number in range(400):
+    print(f"line {number:95}", flush=True, file=sys.stdout if number % 2 else sys.stderr)
+    while os.fstat(2).st_size > 1000:
+        time.sleep(0.001)
+"""
+
+
+def test_the_log_of_a_background_process_is_limited(tmp_path):
+    path = tmp_path / "engine.log"
+    with path.open("ab") as log:
+        subprocess.run([sys.executable, "-c", NOISY, path], stdout=log, stderr=log, check=True)
+    files = sorted(tmp_path.iterdir())
+    assert [each.name for each in files] == ["engine.log", "engine.log.1"]
+    assert max(each.stat().st_size for each in files) < 1400
+    lines = "".join(each.read_text() for each in reversed(files)).split()[1::2]
+    assert lines == [str(number) for number in range(400 - len(lines), 400)]
+    assert path.stat().st_mode & 0o077 == 0

@@ -16,8 +16,9 @@ from typing import Any
 import httpx
 import yaml
 
-from mlx_provider.gateway.proxy import COMMAND, FOREIGN, free_port
+from mlx_provider.gateway.proxy import FOREIGN, free_port
 
+COMMAND = (sys.executable, "-P", "-m", "litellm.proxy.proxy_cli")
 PAGE = Path(__file__).parents[2] / "docs" / "operations" / "several-machines.md"
 ENGINES, LARGER = map(
     yaml.safe_load, re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)

@@ -26,6 +26,7 @@ from mlx_provider.gateway.proxy import FOREIGN, free_port
 from mlx_provider.registry import PluginRegistry
 
 FAKE = Path(__file__).with_name("fake_client.py")
+IMPOSTOR = Path(__file__).with_name("impostor.py")
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,20 @@ def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
         except httpx.HTTPError:
             pass
         time.sleep(0.1)
+
+
+@pytest.fixture
+def impostor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A program that takes the port of each starting proxy if it can; the file of the keys that it
+    got."""
+    keys = tmp_path / "stolen"
+    monkeypatch.setenv("STOLEN", str(keys))
+    command = [sys.executable, "-SE", str(IMPOSTOR), str(keys)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield keys
+        process.kill()
 
 
 @pytest.fixture

@@ -83,21 +83,46 @@ def aider():
     return os.environ["OPENAI_API_BASE"], os.environ["OPENAI_API_KEY"], model.partition("/")[2]
 
 
+MESSAGES_BODY = {"messages": MESSAGES, "max_tokens": 40}
 ROUTES = {
-    "claude": ("/v1/messages", {"messages": MESSAGES, "max_tokens": 40}),
+    "claude": ("/v1/messages", MESSAGES_BODY),
     "codex": ("/responses", {"input": QUESTION, "max_output_tokens": 40}),
 }
-CHAT = ("/chat/completions", {"messages": MESSAGES, "max_tokens": 40})
+CHAT = ("/chat/completions", MESSAGES_BODY)
+
+
+def subagent():
+    """Claude Code's main model and local agent, both through the gateway."""
+    name, _, value = os.environ["ANTHROPIC_CUSTOM_HEADERS"].partition(": ")
+    (agent,) = json.loads(sys.argv[sys.argv.index("--agents") + 1]).values()
+    token = "Bearer sk-ant-oat01-of-the-user"
+    answers = [
+        post(f"{os.environ['ANTHROPIC_BASE_URL']}/v1/messages", model, MESSAGES_BODY, headers)
+        for model, headers in (
+            ("claude-opus-5", {name: value, "authorization": token}),
+            ("claude-opus-5", {name: value, "x-api-key": os.environ["ANTHROPIC_API_KEY"]}),
+            (agent["model"], {name: value, "authorization": token}),
+            (agent["model"], {name: value, "x-api-key": os.environ["ANTHROPIC_API_KEY"]}),
+        )
+    ]
+    return os.environ["ANTHROPIC_BASE_URL"], answers
+
+
+def post(url, model, body, headers):
+    data = json.dumps({**body, "model": model}).encode()
+    headers = {**headers, "content-type": "application/json"}
+    request = urllib.request.Request(url, data, headers)
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as reply:
+        return reply.read().decode()
 
 
 def answer(command):
+    if "--agents" in sys.argv:
+        return subagent()
     url, key, model = globals()[command]()
     path, body = ROUTES.get(command, CHAT)
-    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-    data = json.dumps({**body, "model": model, "temperature": 0}).encode()
-    request = urllib.request.Request(url + path, data, headers)
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as reply:
-        return url, reply.read().decode()
+    body = {**body, "temperature": 0}  # which vendors refuse
+    return url, post(url + path, model, body, {"authorization": f"Bearer {key}"})
 
 
 def main():

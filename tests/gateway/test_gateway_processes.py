@@ -11,7 +11,7 @@ from mlx_provider.errors import EngineUnavailable, NotInstalled
 from mlx_provider.gateway import engine
 from mlx_provider.gateway import proxy as proxy_module
 from mlx_provider.gateway.config import proxy_config, write_config
-from mlx_provider.gateway.proxy import PORTS, free_port, port_taken, require_proxy, start_proxy
+from mlx_provider.gateway.proxy import PORTS, free_port, require_proxy, start_proxy
 
 
 def test_the_config_names_handler_and_model(tmp_path):
@@ -36,7 +36,6 @@ def test_a_missing_extra_is_named(monkeypatch):
 def test_a_port_in_use_is_named(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        assert port_taken(port)
         with pytest.raises(EngineUnavailable, match=f"port {port} is in use"):
             start_proxy(tmp_path / "config.yaml", {}, port=port)
 
@@ -55,6 +54,6 @@ def test_a_free_port_is_none_that_the_system_gives_to_others(monkeypatch):
 def test_an_engine_that_nobody_waits_for_has_ended(monkeypatch):
     monkeypatch.setattr(engine, "END_LIMIT", 5.0)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        assert not engine._ended(process.pid)
+        assert not engine.has_ended(process.pid)
         process.kill()
         assert engine._gone(process.pid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import pty
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -101,7 +103,7 @@ def test_a_client_reaches_the_engine_itself(
 
 
 def test_a_real_launch_ends_with_its_client(
-    written, stand_in: Callable[[str], Path], runtime: Path, tmp_path: Path
+    written, stand_in: Callable[[str], Path], runtime: Path, tmp_path: Path, impostor: Path
 ) -> None:
     """From nothing but the command, to a signal that the client answers with its own exit code."""
     seen = stand_in("claude")
@@ -117,13 +119,10 @@ def test_a_real_launch_ends_with_its_client(
         process.send_signal(signal.SIGTERM)
         shown, phases = process.communicate(timeout=300)
     assert process.returncode == 7
+    assert not impostor.exists()
     assert shown == ""  # standard output is the client's
-    assert [line.split()[0] for line in phases.splitlines()] == [
-        "model",
-        "engine",
-        "proxy",
-        "client",
-    ]
+    named = [line.split()[0] for line in phases.splitlines()]
+    assert [each for each in named if each != "loading"] == ["model", "engine", "proxy", "client"]
     environment = told["environment"]
     assert environment["ANTHROPIC_AUTH_TOKEN"] not in phases
     assert "Paris" in told["answer"]
@@ -133,6 +132,82 @@ def test_a_real_launch_ends_with_its_client(
     assert list((tmp_path / "tmp").glob("mlxp-*")) == []
     assert list((runtime / "launch").iterdir()) == []
     assert list((tmp_path / "home").iterdir()) == []
+
+
+class Vendor(http.server.BaseHTTPRequestHandler):
+    """Anthropic's API. Keeps the headers of each request."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.server.seen.append({name.lower(): value for name, value in self.headers.items()})  # type: ignore[attr-defined]
+        body = json.dumps(
+            {
+                "id": "msg_1",
+                "type": "message",
+                "role": "assistant",
+                "model": "claude-opus-5",
+                "content": [{"type": "text", "text": "from the vendor"}],
+                "stop_reason": "end_turn",
+                "usage": {"input_tokens": 1, "output_tokens": 1},
+            }
+        ).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+def test_a_subagent_of_claude_runs_here_and_its_main_model_elsewhere(
+    written, stand_in: Callable[[str], Path]
+) -> None:
+    seen = stand_in("claude")
+    client, served = OURS.clients["claude"], candidate("demo", OURS, 2**33).served()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Vendor) as vendor:
+        vendor.seen = []  # type: ignore[attr-defined]
+        threading.Thread(target=vendor.serve_forever, daemon=True).start()
+        own = {
+            **os.environ,
+            "ANTHROPIC_BASE_URL": f"http://127.0.0.1:{vendor.server_port}",
+            "ANTHROPIC_API_KEY": "sk-ant-api-of-the-user",
+        }
+        assert Launch(client, served, [], own, as_subagent=True).run(lambda *told: None) == 7
+        vendor.shutdown()
+    told = json.loads(seen.read_text())
+    main, with_key, *local = told["answer"]
+    assert "from the vendor" in main
+    assert "from the vendor" in with_key
+    assert ["Paris" in each for each in local] == [True, True]
+    first, second = vendor.seen  # type: ignore[attr-defined]
+    assert first["authorization"] == "Bearer sk-ant-oat01-of-the-user"
+    assert second["x-api-key"] == "sk-ant-api-of-the-user"
+    key = told["environment"]["ANTHROPIC_CUSTOM_HEADERS"].rpartition(" ")[2]
+    assert key not in str(vendor.seen)  # type: ignore[attr-defined]
+    assert "ANTHROPIC_MODEL" not in told["environment"]
+
+
+def test_a_subagent_of_opencode_leaves_the_users_settings_in_place() -> None:
+    code, shown, told = invoke("opencode", "--model", "demo", "--as-subagent", "--print")
+    assert code == 0, told
+    assert "XDG_CONFIG_HOME=" not in shown
+    assert "unset " not in shown
+    line = next(line for line in shown.splitlines() if "OPENCODE_CONFIG_CONTENT" in line)
+    read = json.loads(line.partition("=")[2])
+    assert read["agent"]["local"]["mode"] == "subagent"
+    assert read["agent"]["local"]["model"] == "mlx/demo"
+    assert "model" not in read
+
+
+def test_a_client_without_subagents_is_named() -> None:
+    for name in ("codex", "aider"):
+        code, shown, told = invoke(name, "--model", "demo", "--as-subagent", "--print")
+        assert (code, shown) == (1, "")
+        assert f"no agent of {OURS.clients[name].serves} can have" in told
+    code, _, told = invoke("claude", "--model", "demo", "--as-subagent", "--direct", "--print")
+    assert code == 2
+    assert "leave out --direct" in told
 
 
 @pytest.mark.parametrize("name", OURS.clients)

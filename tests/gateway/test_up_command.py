@@ -36,7 +36,7 @@ SERVED = candidate("demo", OURS, 2**33).served()
 LINUX = sys.platform == "linux"
 RUN = "from mlx_provider.cli import main; main()"
 FAKE_PROXY = """
-import http.server, sys
+import http.server, socket, sys
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -47,8 +47,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
     do_POST = do_GET
 
-port = int(sys.argv[sys.argv.index("--port") + 1])
-http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
+server.socket = socket.socket(fileno=int(sys.argv[1]))
+server.serve_forever()
 """
 
 
@@ -59,6 +60,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
     monkeypatch.setenv("HOME", str(tmp_path))
     kept = Kept()
     kept.prepare()
+    assert {mode(each) for each in (kept.folder, *list(kept.folder.parents)[:2])} == {0o700}
     return kept
 
 
@@ -116,9 +118,9 @@ def exported(shown: str) -> dict[str, str]:
 
 
 def test_up_stays_for_clients_of_both_apis_until_down(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch, runtime: Path
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, runtime: Path, impostor: Path
 ) -> None:
-    """A real proxy and engine."""
+    """A real proxy and engine, beside a program that would like to have their key."""
     monkeypatch.setenv("MLX_PROVIDER_RUNTIME_DIR", str(runtime / "up"))
     port = proxy.free_port()
     command = [sys.executable, "-c", RUN]
@@ -144,13 +146,15 @@ def test_up_stays_for_clients_of_both_apis_until_down(
         header = {"authorization": f"Bearer {key}"}
         reply = httpx.post(url, json=body, headers=header, timeout=60, trust_env=False)
         assert "Paris" in reply.raise_for_status().text
+    assert not impostor.exists()
     assert {mode(each) for each in kept.folder.iterdir()} == {0o600}
     assert key.encode() not in (kept.folder / "config.yaml").read_bytes()
     done = subprocess.run([*command, "down"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "engine  process" in done.stderr
     assert kept.running() is None
-    assert not proxy.port_taken(port)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(variables["ANTHROPIC_BASE_URL"], trust_env=False)
     assert not is_held(runtime / "up" / "engine.lock")
 
 
@@ -197,17 +201,65 @@ def test_a_key_that_the_gateway_does_not_know_is_not_shown(
     assert exported(new)["OPENAI_API_KEY"] != exported(old)["OPENAI_API_KEY"]
 
 
+def test_a_new_key_on_request(stand_in_proxy: Callable[[], int], kept: Kept) -> None:
+    _, old, _ = invoke("up", "demo", "--port", str(stand_in_proxy()))
+    code, _, told = invoke("up", "--new-key")
+    assert (code, "mlx-provider down" in told) == (1, True)
+    invoke("down")
+    code, new, told = invoke("up", "--new-key")
+    assert code == 0, told
+    assert exported(new)["OPENAI_API_KEY"] != exported(old)["OPENAI_API_KEY"]
+    assert exported(invoke("up")[1]) == exported(new)
+
+
 def test_down_where_nothing_runs(kept: Kept) -> None:
     code, shown, told = invoke("down")
     assert (code, shown) == (0, "")
     assert "none runs" in told
 
 
+@pytest.mark.parametrize("word", [["--model", "demo"], ["--model=demo"], ["--model"]])
+def test_an_argument_as_an_option_names_the_right_spelling(kept: Kept, word: list[str]) -> None:
+    code, _, told = invoke("up", *word)
+    assert code == 2
+    assert f" up {'demo' if 'demo' in str(word) else 'MODEL'}`" in told
+
+
+def test_bare_mlx_provider_shows_what_up_serves(
+    stand_in_proxy: Callable[[], int], kept: Kept
+) -> None:
+    assert "gateway does not run" in invoke()[1]
+    port = stand_in_proxy()
+    invoke("up", "demo", "--port", str(port))
+    context = f"{SERVED.context:,}"
+    assert f"gateway serves demo (context {context}) at http://127.0.0.1:{port}" in invoke()[1]
+
+
+def test_down_ends_the_engine_of_an_up_that_was_interrupted(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, runtime: Path
+) -> None:
+    """A real engine, while it loads the model or has just loaded it."""
+    monkeypatch.setenv("MLX_PROVIDER_RUNTIME_DIR", str(runtime / "cut"))
+    command = [sys.executable, "-c", RUN]
+    with subprocess.Popen([*command, "up", "demo"], stderr=subprocess.PIPE) as process:
+        while not (runtime / "cut" / "engine.sock").exists():
+            assert process.poll() is None
+            signal.sigtimedwait([], 0.05)
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+    assert kept.record() is None
+    assert is_held(runtime / "cut" / "engine.lock")
+    done = subprocess.run([*command, "down"], capture_output=True, text=True)
+    assert "engine  process" in done.stderr
+    while is_held(runtime / "cut" / "engine.lock"):
+        signal.sigtimedwait([], 0.05)
+
+
 def test_down_ends_the_engine_of_a_proxy_that_was_killed(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "mlx_provider.gateway.engine.end_idle_engine", lambda *_: "process 7 has ended"
+        "mlx_provider.gateway.engine.end_idle_engine", lambda *_, **__: "process 7 has ended"
     )
     kept.write(Record(SERVED, 4100))
     code, _, told = invoke("down")

@@ -54,6 +54,32 @@ def test_figures_of_an_idle_service(make_service: Any) -> None:
     assert figures.memory.limit > 0
 
 
+def test_what_is_loaded_and_measured(
+    make_service: Any, build_tiny: Any, tiny_class: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefixes, "FIGURES_WAIT", 0)  # the engine thread is busy
+    service, client = make_service(measurements="off")
+    model = tiny_class(client, service, str(build_tiny("qwen3")))
+    seen: dict[str, str] = {}
+
+    def look() -> None:
+        while not loaded.is_set():
+            seen.update((each.what, each.summary) for each in client.figures().loading)
+
+    loaded = threading.Event()
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        model.start("Hello", max_tokens=1).get()
+    finally:
+        loaded.set()
+        looking.join()
+    assert seen["weights"].startswith("qwen3: weights, 0.0 of 0.0 GB")
+    how = "measuring how rows decode together"
+    assert seen[how] == f"qwen3: {how}, step 1 of 4"
+    assert client.figures().loading == []
+
+
 def test_rows_steps_and_memory_while_it_works(own: Any) -> None:
     chunks = lambda: sum(s.chunk for e in own.client.figures().engines for s in e.steps)  # noqa: E731
     earlier = chunks()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import BadRequest
-from ...safe_open import replace_own
+from ...safe_open import make_folder, replace_own
 from . import files
 from .disk_index import Chain, Index, Step
 from .disk_limit import FOLDER
@@ -291,7 +291,7 @@ def _cuts(start: int, stop: int, prompted: int | None) -> list[int]:
 def _own(folder: Path) -> None:
     """Create the folder, or check that only this user can use it."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder)
         found = folder.lstat()
         if stat.S_ISLNK(found.st_mode) or found.st_uid != os.getuid():
             raise BadRequest(f"{folder} belongs to another user", param="disk_cache")
