@@ -10,18 +10,17 @@ from litellm.integrations.custom_logger import CustomLogger
 from litellm.types.utils import CallTypes
 
 from ..errors import BadRequest
-from ..wire.anthropic.shape import check_messages
 from ..wire.openai.prompts import listed
-from .bridged import carry_refusals, check_responses
+from .bridged import carry_messages, carry_refusals, carry_tools, check_responses
 from .call import encoded
-from .carried import carry_prompts, carry_stop
+from .carried import carry_prompts, carry_retention, carry_stop
 from .errors import PROVIDER, LiteLLMErrors, is_context_full
 from .heartbeat import alive
 from .history import check_history
+from .logged import warning_headers, with_ending
 from .routes import deployment_of
 from .shape import check_shape, videos_renamed
 from .unserved import check_served
-from .warned import warning_headers
 
 HIJACKED_WORDS = (
     "replicate",
@@ -69,6 +68,7 @@ class DeploymentHook(CustomLogger):
             if hijacked(bare):
                 kwargs["model"] = f"{PROVIDER}/{encoded(bare)}"
         carry_stop(kwargs)
+        carry_retention(kwargs)
         return kwargs
 
     async def async_post_call_failure_hook(
@@ -84,6 +84,12 @@ class DeploymentHook(CustomLogger):
         from .refused import ContextFull
 
         return ContextFull(original_exception)
+
+    async def async_post_call_success_hook(
+        self, data: dict[str, Any], user_api_key_dict: Any, response: Any
+    ) -> Any:
+        """The complete response for the proxy's client."""
+        return with_ending(data.get("litellm_logging_obj"), response)
 
     async def async_post_call_response_headers_hook(
         self,
@@ -103,7 +109,8 @@ class DeploymentHook(CustomLogger):
         served = deployment_of(request_data)
         if served is None:
             return response  # type: ignore[no-any-return]
-        return alive(response, user_api_key_dict.request_route or "", served)
+        logging = request_data.get("litellm_logging_obj")
+        return alive(response, user_api_key_dict.request_route or "", served, logging)
 
 
 async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
@@ -115,9 +122,10 @@ async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
     elif call_type == CallTypes.aresponses:
         check_responses(kwargs)
         carry_refusals(kwargs)
+        carry_tools(kwargs)
         await check_history(kwargs)
     elif call_type == CallTypes.anthropic_messages:
-        check_messages(kwargs)
+        carry_messages(kwargs)
     elif call_type == CallTypes.atext_completion:
         carry_prompts(kwargs)
     elif call_type == CallTypes.aembedding:

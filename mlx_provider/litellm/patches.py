@@ -19,8 +19,8 @@ from litellm.types.utils import Logprobs
 
 from ..client.connection import connect
 from .counting import count_request_tokens
-from .deployments import describe
 from .errors import PROVIDER
+from .model_info import describe
 from .text import TEXT_LISTS
 
 WRAPPED = "mlx_wrapped"
@@ -41,7 +41,7 @@ def install() -> None:
     wrap(litellm, "get_model_cost_map", _keep_entries)
     wrap(Deployment, "__init__", _describe)
     wrap(CustomStreamWrapper, "__init__", _share_created)
-    wrap(TextCompletionStreamWrapper, "convert_to_text_completion_object", _share_logprobs)
+    wrap(TextCompletionStreamWrapper, "convert_to_text_completion_object", _complete_text)
     proxy = sys.modules.get(PROXY)
     if hasattr(proxy, "count_request_tokens"):
         wrap(proxy, "count_request_tokens", partial(count_request_tokens, proxy, connect))
@@ -112,11 +112,13 @@ def _share_created(original: Original, stream: Any, *args: Any, **kwargs: Any) -
         stream.created = stamp
 
 
-def _share_logprobs(original: Original, stream: Any, chunk: Any) -> Any:
-    """Copy log-probabilities of our chunks to the chunks of a text stream, which LiteLLM makes
-    without them."""
+def _complete_text(original: Original, stream: Any, chunk: Any) -> Any:
+    """Copy log-probabilities of our chunks to the chunks of a text stream, and give its last chunk
+    a text: LiteLLM makes them without either."""
     converted = original(stream, chunk)
     for choice, ours in zip(converted.choices, chunk["choices"], strict=False):
+        if choice.text is None:
+            choice.text = ""
         found = getattr(getattr(ours, "logprobs", None), TEXT_LISTS, None)
         if found is not None:
             choice.logprobs = Logprobs(**found)
