@@ -2,6 +2,7 @@
 
 import json
 import re
+from copy import deepcopy
 
 import pytest
 
@@ -80,7 +81,7 @@ def test_absent_parameters_mean_the_models_defaults():
         ({"logprobs": 3}, "logprobs must be true or false, got 3"),
         ({"top_logprobs": 3}, "top_logprobs needs logprobs"),
         ({"stop": 5}, "stop: "),
-        ({"tools": "none"}, "tools: "),
+        ({"tools": "none"}, "tools must be a list"),
         ({"tool_choice": "always"}, "tool_choice"),
         ({"modalities": ["audio"]}, "modalities=['audio'] is not supported"),
         ({"messages": []}, "messages must be a list of at least one message"),
@@ -364,6 +365,7 @@ def test_the_service_tier_of_a_key_or_its_team(key, team, share):
     ("info", "origin"),
     [
         ({"id": "1", "configured_model": Configured("/models/a")}, "owner"),
+        ({"id": "1", "configured_model": str(deepcopy(Configured("/models/a")))}, "owner"),
         ({"id": "1", "configured_model": Configured("*")}, "client"),
         ({"id": "1", "configured_model": "/models/a"}, "client"),
         ({"id": "1"}, "client"),
