@@ -27,7 +27,8 @@ def test_a_row_for_each_length_and_number_of_streams(
     assert 50 < one["prompt"] < 100
     for each in (one, two):
         assert each["first_token"] > 0
-        assert each["rate"] == pytest.approx(each["pace"] * each["streams"], rel=0.9)
+        # four tokens may all be drafts, which come at once: then there is no rate
+        assert each["rate"] is None or each["rate"] >= each["pace"] > 0
     assert "prompt is too long" in long["failed"]
     told = capfd.readouterr().err
     for number, streams, prompt in ((1, 1, "60"), (2, 1, "90,000"), (3, 2, "60"), (4, 2, "90,000")):
