@@ -23,6 +23,7 @@ from ..errors import EngineUnavailable, MLXProviderError, Overloaded
 from ..invalid import bad_request
 from ..protocol.requests import GenerateRequest
 from ..wire.anthropic.tools import chat_tools, known_members
+from ..wire.openai.custom_tools import as_functions
 from ..wire.openai.parameters import Parameters
 from ..wire.openai.prefill_message import split_prefill_mark
 from .bridged import fit_messages
