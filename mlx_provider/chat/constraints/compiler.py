@@ -214,7 +214,7 @@ class GrammarCompiler:
         parameter, and for schemas the keyword.
         """
         preface = messages.answer if messages else ""
-        allowance = Allowance(request.namespace)
+        allowance = Allowance(namespace=request.namespace)
         form = request_form(
             request,
             calls,
@@ -240,7 +240,7 @@ class GrammarCompiler:
             lead = r"/[ \n]{1,3}/"
         if lead:
             lark = lark.replace("start:", "start: LEAD? led\nled:", 1) + f"\nLEAD: {lead}"
-        made = self._made(lark, Allowance(namespace))
+        made = self._made(lark, Allowance(namespace=namespace))
         if made.wrong:
             raise BadRequest(f"the grammar is not valid: {made.wrong}")
         matcher = made.matcher.deep_copy()
@@ -258,7 +258,7 @@ class GrammarCompiler:
         Schemas are first compiled together only, because each one alone would take a place in the
         cache.
         """
-        allowance = Allowance(request.namespace)
+        allowance = Allowance(namespace=request.namespace)
         for apart in (False, True):
 
             def wrong(lark: str, *, apart: bool = apart) -> str:

@@ -45,9 +45,9 @@ _ENDS: Mapping[int, str] = MappingProxyType(
 class Allowance:
     """Processor time that the grammars of a request may still use."""
 
+    seconds: float = REQUEST_SECONDS
     namespace: str = ""
     """That of the request. Compiled grammars are not shared with others."""
-    seconds: float = REQUEST_SECONDS
 
     def spend(self, seconds: float) -> None:
         self.seconds -= seconds
