@@ -17,12 +17,17 @@ from pydantic import BaseModel
 
 from ..chat.messages.foreign import foreign_text
 from ..errors import BadRequest
-from ..wire.anthropic.request import answer_format
+from ..wire.anthropic.request import answer_format, retains
 from ..wire.anthropic.shape import BLOCKS, RESULT_BLOCKS, check_image, check_messages
+from ..wire.anthropic.tools import chat_tools, known_members
+from ..wire.openai.custom_tools import as_functions
 from ..wire.openai.parameters import Parameters
+from ..wire.places import Places
 from ..wire.responses.conversation import compaction_text
 from ..wire.responses.request import LOGPROBS
 from ..wire.responses.shape import ABSENT, ITEM_PARTS, ITEMS, check_input, known_item
+from ..wire.responses.tools import ChatTools
+from .carried import IGNORED
 
 CARRIED: tuple[str, ...] = tuple(kind for kind in ITEMS if kind != "compaction")
 CARRIED = (*CARRIED, "tool_result", "additional_tools")
@@ -142,3 +147,32 @@ def carry_format(kwargs: dict[str, Any]) -> None:
         kwargs.pop("output_format", None)
         config: Mapping[str, Any] = given["output_config"] or {}
         kwargs["output_config"] = {key: config[key] for key in config if key != "format"}
+
+
+def carry_tools(kwargs: dict[str, Any]) -> None:
+    """Pass the names of what has no effect in the tools of a call of `/v1/responses`, whose bridge
+    shows unknown tools to the model. Raises `BadRequest` that names the tool at fault."""
+    given = [tool for tool in kwargs.get("tools") or [] if not _runs_in_gateway(tool)]
+    tools = ChatTools.read(given, lenient=True)
+    _, members = as_functions(tools.tools)
+    kwargs[IGNORED] = [*tools.ignored, *map(Places(tools.places).text, members)]
+
+
+def _runs_in_gateway(tool: Any) -> bool:
+    """Whether LiteLLM itself may run a tool: that of an MCP server which it serves."""
+    url = tool.get("server_url") if isinstance(tool, Mapping) else None
+    return isinstance(url, str) and (url.startswith("litellm_proxy") or "/mcp" in url)
+
+
+def carry_message_tools(kwargs: dict[str, Any]) -> None:
+    """Pass what the bridge would lose of the tools and marks of a checked call of `/v1/messages`.
+    It writes unknown members of a tool into its schema. Raises `BadRequest` that names the tool."""
+    made = chat_tools(Parameters({name: kwargs.get(name) for name in ("tools", "tool_choice")}))
+    _, kwargs[IGNORED] = as_functions(made.get("tools", []))
+    if kwargs.get("tools"):
+        kwargs["tools"] = [known_members(tool) for tool in kwargs["tools"]]
+    if made.get("parallel_tool_calls") is False:
+        kwargs["parallel_tool_calls"] = False
+    if retains(kwargs):
+        kwargs["prompt_cache_retention"] = "24h"
+    kwargs.pop("cache_control", None)  # every prompt is cached, as far as there is room

@@ -22,6 +22,9 @@ from ..client.generation import EngineClient
 from ..errors import EngineUnavailable, MLXProviderError, Overloaded
 from ..invalid import bad_request
 from ..protocol.requests import GenerateRequest
+from ..wire.anthropic.tools import chat_tools, known_members
+from ..wire.openai.custom_tools import as_functions
+from ..wire.openai.parameters import Parameters
 from ..wire.openai.prefill_message import split_prefill_mark
 from .bridged import fit_messages
 from .errors import PROVIDER
@@ -117,6 +120,8 @@ def _of_messages(request: Any, model: str) -> Mapping[str, Any]:
     """The request, converted by the bridge for requests of the Messages API."""
     given = {"messages": request.messages, "system": request.system, "tools": request.tools}
     fit_messages(given)
+    chat_tools(Parameters({"tools": request.tools}))
+    given["tools"] = [known_members(tool) for tool in request.tools or []]
     asked = {name: value for name, value in given.items() if value} | {"max_tokens": 1}
     made, _ = AnthropicAdapter().translate_completion_input_params_with_tool_mapping(
         {"model": model, **asked}, custom_llm_provider=PROVIDER
@@ -131,7 +136,9 @@ def _of_chat(request: Any) -> Mapping[str, Any]:
     if request.system:
         messages = [{"role": "system", "content": request.system}, *messages]
     tools = request.tools or []
-    if any("function" not in tool for tool in tools):
+    if not all({"function", "custom"} & tool.keys() for tool in tools):
         bridge = LiteLLMCompletionResponsesConfig
         tools, _ = bridge.transform_responses_api_tools_to_chat_completion_tools(tools)
-    return {"messages": messages, "tools": tools, "continues": continues}
+        tools = [tool for tool in tools if tool["type"] == "function"]
+    fields, _ = as_functions(tools)
+    return {"messages": messages, **fields, "continues": continues}

@@ -12,7 +12,7 @@ from ..wire.openai.parameters import Parameters
 from ..wire.openai.request import generate_requests as requests_of
 from ..wire.places import Places
 from .call import Call
-from .carried import PROMPTS, STOP
+from .carried import IGNORED, PROMPTS, RETENTION, STOP
 from .operator import Caller, chosen_by, engine_options, operator_options, tenant
 from .routes import route
 
@@ -41,20 +41,36 @@ def generate_requests(call: Call) -> list[GenerateRequest]:
     Raises `BadRequest` that names the parameter at fault.
     """
     values = dict(call.params)
-    if STOP in values:
-        values["stop"] = values.pop(STOP)
+    for carried, name in ((STOP, "stop"), (RETENTION, "prompt_cache_retention")):
+        if carried in values:
+            values[name] = values.pop(carried)
     prompts = values.pop(PROMPTS, None)
+    ignored = _tools_without_effect(values, values.pop(IGNORED, None))
     content: Any = call.messages
     if call.text_completion:  # LiteLLM has made a user message of each text
         content = prompts or [message.get("content", "") for message in call.messages]
     return requests_of(
-        Parameters(values, SETTLED),
+        Parameters(values, SETTLED, ignored),
         # also of `metadata` and of headers
         {**_sender(call), "session": call.litellm_params.get("litellm_session_id")},
         content,
         answer_form(call),
         continues=route(call.litellm_params).endswith("/messages"),
     )
+
+
+def _tools_without_effect(values: dict[str, Any], names: Any) -> list[str]:
+    """Remove what a bridge has passed although it has no effect: tools that no model can call, and
+    members of others. `names`: what `bridged` calls them; `None`: the call is not bridged."""
+    if not isinstance(names, list):
+        return []
+    values.pop("web_search_options", None)  # LiteLLM's form of a web search
+    values["tools"] = [
+        {"type": "function", "function": tool.get("function")}
+        for tool in values.get("tools") or []
+        if tool.get("type") == "function"
+    ]
+    return [*map(str, names)]
 
 
 def embeddings(call: Call, given: Any) -> tuple[EmbedRequest, str]:

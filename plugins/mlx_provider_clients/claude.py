@@ -24,7 +24,8 @@ LIMITS = (
 
 
 def profile(gateway: Gateway) -> Profile:
-    """By variables; the file skips the questions of a first start."""
+    """By variables. The files skip the questions of a first start, and deny the tool that
+    Anthropic's servers would run."""
     environment = {
         "CLAUDE_CONFIG_DIR": str(gateway.folder),
         "ANTHROPIC_BASE_URL": gateway.url,
@@ -44,7 +45,10 @@ def profile(gateway: Gateway) -> Profile:
         environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(gateway.context)
     return Profile(
         environment,
-        files={".claude.json": json.dumps({"hasCompletedOnboarding": True})},
+        files={
+            ".claude.json": json.dumps({"hasCompletedOnboarding": True}),
+            "settings.json": json.dumps({"permissions": {"deny": ["WebSearch"]}}),
+        },
         hidden=("ANTHROPIC_*", "CLAUDE_CODE_USE_*", "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDECODE"),
     )
 

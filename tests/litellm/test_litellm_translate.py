@@ -80,7 +80,7 @@ def test_absent_parameters_mean_the_models_defaults():
         ({"logprobs": 3}, "logprobs must be true or false, got 3"),
         ({"top_logprobs": 3}, "top_logprobs needs logprobs"),
         ({"stop": 5}, "stop: "),
-        ({"tools": "none"}, "tools: "),
+        ({"tools": "none"}, "tools must be a list"),
         ({"tool_choice": "always"}, "tool_choice"),
         ({"modalities": ["audio"]}, "modalities=['audio'] is not supported"),
         ({"messages": []}, "messages must be a list of at least one message"),

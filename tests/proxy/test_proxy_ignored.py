@@ -21,6 +21,47 @@ def test_they_are_named(engine, raw, path, stream):
         reply.read()
 
 
+def test_tools_that_a_server_would_run(engine, raw):
+    """Only what a client can run is shown to the model."""
+    kinds = ("mcp", "code_interpreter", "web_search_preview", "local_shell", "new")
+    own = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    tools = [{"type": kind, "server_label": "s"} for kind in kinds]
+    tools += [{"type": "file_search", "vector_store_ids": []}, own]  # LiteLLM takes it out itself
+    reply = raw.post("/v1/responses", json={"model": "scripted", "input": "x", "tools": tools})
+    assert reply.status_code == 200, reply.text
+    assert [tool["function"]["name"] for tool in engine.request["tools"]] == ["f"]
+    assert all(f"({kind})" in reply.headers[HEADER] for kind in kinds)
+    raw.post("/v1/responses", json={"model": "scripted", "input": "x", "tools": tools[:1]})
+    assert engine.request["tools"] == []
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_unknown_members_of_a_tool(engine, raw, path):
+    """They are named once, and not shown to the model."""
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    tool = {"name": "f", "input_schema": schema}
+    if path == "/v1/chat/completions":
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema, "title": "F"}}
+    if path == "/v1/responses":
+        tool = {"type": "function", "name": "f", "parameters": schema}
+    tool |= {"defer_loading": True, "cache_control": {"type": "ephemeral"}}
+    more = {"input": "x"} if path == "/v1/responses" else {**CHAT, "max_tokens": 9}
+    reply = raw.post(path, json={"model": "scripted", **more, "tools": [tool, tool | {"x": 1}]})
+    if path == "/v1/responses":  # two tools of one name
+        assert reply.status_code == 400
+        reply = raw.post(path, json={"model": "scripted", **more, "tools": [tool | {"x": 1}]})
+    assert reply.status_code == 200, reply.text
+    named = reply.headers[HEADER].split("; ")
+    title = ["tools[0].function.title"] if path == "/v1/chat/completions" else []
+    at = 0 if path == "/v1/responses" else 1
+    names = ["tools[0].defer_loading", *title, f"tools[{at}].x"]
+    assert sorted(named) == sorted(f"{name} has no effect" for name in names)
+    (function, *_) = (tool["function"] for tool in engine.request["tools"])
+    assert function["name"] == "f"
+    assert function["parameters"] == schema
+    assert not {"title", "defer_loading", "x"} & function.keys()
+
+
 def test_a_request_that_is_honoured_whole_names_none(engine, raw):
     reply = raw.post("/v1/chat/completions", json={"model": "scripted", **CHAT})
     assert HEADER not in reply.headers

@@ -1,4 +1,5 @@
-"""Endpoints that mlx models do not serve, and requests of which a bridge would lose a part."""
+"""Endpoints that mlx models do not serve, requests of which a bridge would lose a part, and tools
+that no model can call."""
 
 import pytest
 
@@ -49,4 +50,42 @@ def test_a_part_that_would_be_lost(engine, raw, stream):
     refused(reply, "messages[0].content[1].type is 'foo'")
     reply = raw.post("/v1/responses", json={**more, "input": "x", "previous_response_id": "r"})
     refused(reply, "previous_response_id: no messages are stored for this response")
+    assert not engine.seen()["requests"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "words"),
+    [
+        ({}, "tools[0].function must be an object with a name"),
+        ({"type": "web_search"}, "tools[0].type is 'web_search'"),
+        ({"type": "function"}, "tools[0].function must be an object with a name"),
+        ({"type": "function", "function": {"name": ""}}, "tools[0].function.name must be a text"),
+        ({"type": "function", "name": "flat", "parameters": {}}, "tools[0].function must be"),
+        ({"type": "custom", "custom": {}}, "tools[0].custom.name must be a text"),
+    ],
+)
+def test_a_tool_that_is_none(engine, raw, tool, words):
+    body = {**M, "messages": [{"role": "user", "content": "x"}]}
+    refused(raw.post("/v1/chat/completions", json={**body, "tools": [tool]}), words)
+    if "function" in tool:  # this route takes the form of the Responses API, too
+        refused(raw.post("/utils/token_counter", json={**body, "tools": [tool]}), words)
+    assert not engine.seen()["requests"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("web_search_20250305", "no server runs it here"),
+        ("code_execution_20250825", "no server runs it here"),
+        ("bash_20250124", "only Anthropic's models know its schema"),
+        ("text_editor_20250728", "only Anthropic's models know its schema"),
+        ("computer_20250124", "only Anthropic's models know its schema"),
+    ],
+)
+def test_a_tool_of_anthropics_servers_or_models(engine, raw, kind, reason):
+    body = {**M, "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
+    tools = [{"type": kind, "name": "it"}]
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        reply = raw.post(path, json={**body, "tools": tools})
+        refused(reply, f"tools[0].type is '{kind}': {reason}")
     assert not engine.seen()["requests"]

@@ -59,7 +59,7 @@ class _Message:
         if isinstance(event, Delta):
             yield from self._blocks.feed(event)
         elif isinstance(event, Finish):
-            self._end = {"stop_reason": self._reason(event), "stop_sequence": event.stop}
+            self._end = ending(event, clipped=self._clipped)
             yield from self._blocks.end()
         elif isinstance(event, Done):
             end = {**self._end, "stop_details": None, "container": None}
@@ -78,13 +78,17 @@ class _Message:
         details = {"thinking_tokens": thought}
         return counts | {"output_tokens_details": details, "server_tool_use": None}
 
-    def _reason(self, finish: Finish) -> str:
-        reason = finish_reason(finish, legacy=False)
-        if reason == "length":
-            return "model_context_window_exceeded" if self._clipped else "max_tokens"
-        if reason == "tool_calls":
-            return "tool_use"
-        return "stop_sequence" if finish.stop else "end_turn"
+
+def ending(finish: Finish, *, clipped: bool) -> dict[str, Any]:
+    """How a message ended. `clipped`: the context left less room than `max_tokens`."""
+    reason = finish_reason(finish, legacy=False)
+    if reason == "length":
+        reason = "model_context_window_exceeded" if clipped else "max_tokens"
+    elif reason == "tool_calls":
+        reason = "tool_use"
+    else:
+        reason = "stop_sequence" if finish.stop else "end_turn"
+    return {"stop_reason": reason, "stop_sequence": finish.stop}
 
 
 NOTHING_ELSE = dict.fromkeys(("cache_creation", "inference_geo", "server_tool_use", "service_tier"))

@@ -55,7 +55,7 @@ def message_request(
         **answer_format(params),
         "stop": params.take("stop_sequences"),
         "user": _session(params.mapping("metadata")),
-        "prompt_cache_retention": "24h" if _retains(body) else None,
+        "prompt_cache_retention": "24h" if retains(body) else None,
     }
     given = {name: value for name, value in values.items() if value is not None}
     model = {**sender, "model": body.get("model")}
@@ -112,7 +112,7 @@ def cache_marks(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [mark for mark in marks if isinstance(mark, Mapping)]
 
 
-def _retains(body: Mapping[str, Any]) -> bool:
+def retains(body: Mapping[str, Any]) -> bool:
     """Whether a part of the prompt asks for the longer lifetime."""
     return any(mark.get("ttl") == "1h" for mark in cache_marks(body))
 

@@ -8,8 +8,13 @@ from typing import Any
 from ...errors import BadRequest
 from ...invalid import shown
 from ..objects import check_known, objects
+from ..openai.custom_tools import without
 from ..openai.parameters import Parameters
 
+MEMBERS = ("name", "description", "strict")
+"""Members of a tool that a function of chat has, too."""
+BUILT_IN = ("bash_", "computer_", "memory_", "text_editor_")
+"""Types of tools whose schema is part of Anthropic's models. All others run on its servers."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
 
 
@@ -31,16 +36,24 @@ def chat_tools(params: Parameters) -> dict[str, Any]:
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     kind, schema = tool.get("type") or "custom", tool.get("input_schema")
     if kind != "custom":
+        built_in = isinstance(kind, str) and kind.startswith(BUILT_IN)
+        reason = "only Anthropic's models know its schema" if built_in else "no server runs it here"
         raise BadRequest(
-            f"{where}.type is {shown(kind)}: only the client's own tools can be called, with a "
+            f"{where}.type is {shown(kind)}: {reason}; send a tool of the client's own, with a "
             "name and an input_schema",
             param=where,
         )
     if not isinstance(schema, Mapping):
         raise BadRequest(f"{where}.input_schema must be an object", param=where)
-    given = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
+    given = {name: tool[name] for name in MEMBERS if name in tool}
     function = {**given, "parameters": schema}  # models know this order
-    return {"type": "function", "function": function}
+    rest = without(tool, (*MEMBERS, "input_schema", "type"))
+    return {**rest, "type": "function", "function": function}
+
+
+def known_members(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool without the members that have no effect."""
+    return {name: tool[name] for name in (*MEMBERS, "input_schema") if name in tool}
 
 
 def _choice(choice: Mapping[str, Any]) -> Any:

@@ -1,6 +1,6 @@
-"""Custom tools, which take a text in place of arguments.
+"""Tools of chat: functions, and custom tools, which take a text in place of arguments.
 
-For the engine, such a tool is a function with one text, whose format is enforced as a grammar.
+For the engine, a custom tool is a function with one text, whose format is enforced as a grammar.
 """
 
 from __future__ import annotations
@@ -12,11 +12,23 @@ from typing import Any
 from pydantic_core import from_json
 
 from ...errors import BadRequest
+from ...invalid import shown
 from ...protocol.events import Delta, Event, Finish, ToolCallDelta
 
 TEXT = "content"
 """The parameter of a custom tool, as LiteLLM's bridge names it (1.106.2, `custom_tools.py`)."""
 SYNTAXES = ("lark", "regex")
+RESULT = ("return", "returns", "response")
+"""Members of a function that describe its result; some chat templates read them."""
+MEMBERS = {
+    "function": ("name", "description", "parameters", "strict", *RESULT),
+    "custom": ("name", "description", "format"),
+}
+"""Members that have an effect, by type of tool."""
+SETTLED = ("type", "cache_control", "eager_input_streaming")
+"""Members of a tool that change no answer."""
+MOST_NAMES = 32
+"""Members that a warning names."""
 
 
 def function_of(name: str, form: Any, description: str) -> dict[str, Any]:
@@ -73,31 +85,71 @@ def names_of(tools: Any) -> frozenset[str]:
     return frozenset(name for name in own if isinstance(name, str))
 
 
-def as_functions(tools: Any) -> dict[str, Any]:
-    """The fields `tools` and `tool_grammars` of a request for tools of chat.
+def as_functions(tools: Sequence[Any]) -> tuple[dict[str, Any], list[str]]:
+    """The fields `tools` and `tool_grammars` of a request for tools of chat, and the members of
+    tools that have no effect: each member once, with its first place.
 
-    Raises `BadRequest` that names a malformed custom tool.
+    Raises `BadRequest` that names the tool at fault.
     """
-    if not any(map(_is_custom, _listed(tools))):
-        return {"tools": tools}
-    made, grammars = [], {}
+    functions: list[dict[str, Any]] = []
+    grammars: dict[str, Any] = {}
+    ignored: dict[str, str] = {}
     for at, tool in enumerate(tools):
-        if not _is_custom(tool):
-            made.append(tool)
-            continue
-        where, own = f"tools[{at}].custom", _of(tool)
-        name, form = own.get("name"), own.get("format")
-        if not isinstance(name, str) or not name:
-            raise BadRequest(f"{where}.name must be a text", param=where)
-        if isinstance(form, Mapping) and isinstance(form.get("grammar"), Mapping):
-            form = {**form, **form["grammar"]}
-        grammar = grammar_of(form, where)
-        if grammar is not None:
-            grammars[name] = grammar
-        described = own.get("description")
-        function = function_of(name, form, described if isinstance(described, str) else "")
-        made.append({"type": "function", "function": {"name": name, **function}})
-    return {"tools": made, "tool_grammars": grammars}
+        kind = _kind(tool, f"tools[{at}]")
+        where, own = f"tools[{at}].{kind}", tool[kind]
+        unknown = [f".{name}" for name in without(tool, (*SETTLED, kind))]
+        unknown += [f".{kind}.{name}" for name in without(own, MEMBERS[kind])]
+        ignored = {name: f"tools[{at}]{name}" for name in unknown} | ignored
+        if kind == "function":
+            function = {name: value for name, value in own.items() if name in MEMBERS[kind]}
+        else:
+            function, grammar = _custom_function(own, where)
+            grammars |= {own["name"]: grammar} if grammar else {}
+        functions.append({"type": "function", "function": function})
+    fields = {"tools": functions, "tool_grammars": grammars}
+    return {name: value for name, value in fields.items() if value}, [*ignored.values()][
+        :MOST_NAMES
+    ]
+
+
+def without(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """The members of a mapping that are not known, if they ask for something."""
+    return {
+        name: value
+        for name, value in given.items()
+        if name not in known and value not in (None, False)
+    }
+
+
+def _kind(tool: Any, where: str) -> str:
+    """`function` or `custom`, which is also the member that describes the tool. Raises
+    `BadRequest` for what a model could not call."""
+    if not isinstance(tool, Mapping):
+        raise BadRequest(f"{where} must be an object, got {shown(tool)}", param=where)
+    kind = tool.get("type") or "function"
+    if not isinstance(kind, str) or kind not in MEMBERS:
+        raise BadRequest(
+            f"{where}.type is {shown(kind)}: only tools of type function or custom can be called, "
+            "and no server runs others here",
+            param=where,
+        )
+    own = tool.get(kind)
+    if not isinstance(own, Mapping):
+        raise BadRequest(f"{where}.{kind} must be an object with a name", param=where)
+    name = own.get("name")
+    if not isinstance(name, str) or not name.strip():
+        raise BadRequest(f"{where}.{kind}.name must be a text", param=f"{where}.{kind}.name")
+    return kind
+
+
+def _custom_function(own: Mapping[str, Any], where: str) -> tuple[dict[str, Any], Any]:
+    """The function of a custom tool of chat, and the grammar of its text."""
+    form, described = own.get("format"), own.get("description")
+    if isinstance(form, Mapping) and isinstance(form.get("grammar"), Mapping):
+        form = {**form, **form["grammar"]}
+    grammar = grammar_of(form, where)
+    name, text = own["name"], described if isinstance(described, str) else ""
+    return {"name": name, **function_of(name, form, text)}, grammar
 
 
 def choice_of(choice: Any) -> Any:

@@ -38,7 +38,7 @@ class Parameters:
         """`settled`: names that other code handles, besides `TRANSPORT`. `ignored`: what else needs
         a warning."""
         self._settled = (*TRANSPORT, *settled)
-        self._ignored = ignored
+        self._ignored = [*ignored]
         self._left = {name: value for name, value in values.items() if value is not None}
 
     def take(self, name: str, default: Any = None) -> Any:
@@ -71,6 +71,10 @@ class Parameters:
         value = self.take(name)
         if value is not None and value not in allowed:
             raise BadRequest(f"{name}={shown(value)} is not supported: {remedy}", param=name)
+
+    def ignore(self, parts: Iterable[str]) -> None:
+        """Add parts of parameters that need a warning."""
+        self._ignored += parts
 
     def ignored(self) -> list[str]:
         """Take parameters without effect. Returns the names that need a warning."""

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from ...bounds import MAX_NAME
 from ...errors import BadRequest
-from ...invalid import bad_request
+from ...invalid import bad_request, shown
 from ...protocol.options import ModelOptions
 from ...protocol.requests import GenerateRequest
 from ...protocol.sampling import Sampling
@@ -146,15 +146,24 @@ def _continues(params: Parameters, last: Any) -> bool:
 
 def _tools(params: Parameters) -> dict[str, Any]:
     """Tools and their choice; the older `functions` and `function_call` mean the same."""
-    tools, functions = params.take("tools"), params.take("functions")
+    tools, functions = _listed(params, "tools"), _listed(params, "functions")
     choice, call = choice_of(params.take("tool_choice")), params.take("function_call")
     parallel = params.flag("parallel_tool_calls")
     if functions is not None:
         tools = [*(tools or []), *({"type": "function", "function": f} for f in functions)]
         parallel = False  # the older answer has room for one call
+    fields, members = as_functions(tools or [])
+    params.ignore(members)
     if isinstance(call, dict):
         choice = {"type": "function", "function": {"name": call.get("name")}}
     elif call is not None:
         choice = call
-    fields = {**as_functions(tools), "tool_choice": choice, "parallel_tool_calls": parallel}
+    fields |= {"tool_choice": choice, "parallel_tool_calls": parallel}
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _listed(params: Parameters, name: str) -> list[Any] | None:
+    value = params.take(name)
+    if not isinstance(value, list | None):
+        raise BadRequest(f"{name} must be a list, got {shown(value)}", param=name)
+    return value

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import BadRequest
 from ..objects import objects
-from ..openai.custom_tools import function_of, grammar_of
+from ..openai.custom_tools import function_of, grammar_of, without
 
 HOSTED = (
     "apply_patch",
@@ -24,6 +24,7 @@ HOSTED = (
     "web_search",
 )
 """Beginnings of the types of tools that a server runs itself; they have no effect here."""
+MEMBERS = ("name", "description", "parameters", "strict", "format", "type")
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,13 @@ class ChatTools:
     """The client's name of each tool, by that in chat."""
     ignored: list[str] = field(default_factory=list)
     """Tools without effect."""
+    lenient: bool = False
 
     @classmethod
-    def read(cls, given: Any) -> ChatTools:
-        """Raises `BadRequest` that names the tool at fault."""
-        made = cls()
+    def read(cls, given: Any, *, lenient: bool = False) -> ChatTools:
+        """Raises `BadRequest` that names the tool at fault. `lenient`: an unknown type of tool is
+        no error, but has no effect."""
+        made = cls(lenient=lenient)
         for where, tool in objects(given or [], "tools"):
             made._add(tool, where)
         return made
@@ -79,7 +82,7 @@ class ChatTools:
                 self._add(member, at, tool)
         elif kind in ("function", "custom"):
             self._add_callable(tool, where, space or {}, custom=kind == "custom")
-        elif isinstance(kind, str) and kind.startswith(HOSTED):
+        elif self.lenient or (isinstance(kind, str) and kind.startswith(HOSTED)):
             self.ignored.append(f"{where} ({kind})")
         else:
             raise BadRequest(f"{where}.type is {kind!r}, which is not supported", param=where)
@@ -111,7 +114,8 @@ class ChatTools:
             }
         own = f"tools[{len(self.tools)}]"
         self.places.update({own: where, f"{own}.function": where})
-        self.tools.append({"type": "function", "function": function})
+        rest = without(tool, MEMBERS)
+        self.tools.append({**rest, "type": "function", "function": function})
 
 
 def _named(tool: Any) -> Any:
