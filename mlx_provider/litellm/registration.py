@@ -6,9 +6,9 @@ import litellm
 from litellm import CustomLLM
 from litellm.constants import LITELLM_EMBEDDING_PROVIDERS_SUPPORTING_INPUT_ARRAY_OF_TOKENS
 
-from .abilities import DEMOS, enter
 from .errors import PROVIDER
 from .hook import DeploymentHook
+from .model_info import DEMOS, enter
 from .patches import install
 
 

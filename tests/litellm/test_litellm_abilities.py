@@ -95,14 +95,31 @@ def test_what_the_operator_says_is_kept(own_map):
     made = router(("mlx/org/x", {"supports_vision": True, "input_cost_per_token": 2.0}))
     info = made.model_list[0]["model_info"]
     assert info["input_cost_per_token"] == 2
-    assert info["output_cost_per_token"] == 0
+    assert not [name for name in info if "cost" in name and name != "input_cost_per_token"]
     assert litellm.supports_vision("mlx/org/x")
+
+
+async def test_cached_tokens_cost_as_others_if_no_price_says_otherwise(engine, own_map):
+    async def cost(**more):
+        info = {"input_cost_per_token": 2.0, "output_cost_per_token": 3.0, **more}
+        made = router((f"mlx/org/cached{len(more)}", info))
+        reply = await made.acompletion("m0", messages=HI)
+        cached = reply.usage.prompt_tokens_details.cached_tokens
+        assert cached
+        return reply._hidden_params["response_cost"], reply.usage, cached
+
+    whole, usage, _ = await cost()
+    assert whole == 2 * usage.prompt_tokens + 3 * usage.completion_tokens
+    less, _, cached = await cost(cache_read_input_token_cost=0.5)
+    assert less == whole - 1.5 * cached
 
 
 def test_nothing_warns_of_prices(own_map, monkeypatch):
     told = []
     monkeypatch.setattr(litellm.utils.verbose_logger, "warning", lambda *said: told.append(said))
     router(("mlx/org/priced", {"input_cost_per_token": 0, "output_cost_per_token": 0}))
+    made = router(("mlx/org/without", {}))
+    assert not [name for name in made.model_list[0]["model_info"] if "cost" in name]
     assert told == []
 
 

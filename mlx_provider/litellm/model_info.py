@@ -1,0 +1,138 @@
+"""What LiteLLM knows of our models: its map of models, and `model_info` of config entries.
+
+LiteLLM's `supports_*`, `get_model_info` and `completion_cost` read the map, and so do `/v1/models`
+and `/model/info` for fields that a config entry lacks. Prices are the operator's alone; without
+them LiteLLM counts 0.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import litellm
+
+from ..errors import BadRequest
+from ..protocol.events import Accepted
+from ..registry import PluginRegistry
+from ..serving.facts import ModelFacts, facts_of
+from .errors import PROVIDER
+from .operator import CONFIGURED, Configured, operator_options
+
+EVERY_MODEL = {
+    "litellm_provider": PROVIDER,
+    "mode": "chat",
+    "supports_function_calling": True,
+    "supports_parallel_function_calling": True,
+    "supports_tool_choice": True,
+    "supports_response_schema": True,
+    "supports_system_messages": True,
+    "supports_prompt_caching": True,
+}
+"""Calls and schemas are enforced token by token, whatever the model was trained for."""
+_OTHER: Mapping[str, Mapping[str, Any]] = {
+    "embedding": {name: False for name in EVERY_MODEL if name.startswith("supports_")}
+}
+"""What is otherwise of a model that does not chat."""
+OWN_CONTEXT = "mlx_context_length"
+"""The model's own context in an entry, whose limits the router replaces by those of whichever
+config entry comes last."""
+LIMITS = ("max_tokens", "max_input_tokens", "max_output_tokens")
+PRICES = ("input_cost_per_token", "output_cost_per_token")
+CACHE_PRICES = ("cache_read_input_token_cost", "cache_creation_input_token_cost")
+DEMOS = dict.fromkeys(("demo", "demo-hybrid"), ModelFacts(65_536, vision=True, reasoning=False))
+
+
+class EngineLimit(int):
+    """A limit from an engine. All others under `model_info` are from the operator."""
+
+
+def model_facts(accepted: Accepted) -> ModelFacts:
+    """The facts about a model in an engine's `Accepted`."""
+    return ModelFacts(accepted.context_length, accepted.vision, accepted.reasoning)
+
+
+def known(model: str) -> Mapping[str, Any]:
+    """LiteLLM's entry of a model; empty: none."""
+    return litellm.model_cost.get(f"{PROVIDER}/{model}") or {}
+
+
+def enter(model: str, facts: ModelFacts, mode: str = "chat") -> None:
+    """Add a model to the map, or new facts about it. Of several contexts, the widest counts."""
+    before = known(model)
+    fields: dict[str, Any] = {} if before else {**EVERY_MODEL, "mode": mode, **_OTHER.get(mode, {})}
+    if (facts.context_length or 0) > (before.get("max_input_tokens") or 0):
+        fields |= dict.fromkeys((*LIMITS, OWN_CONTEXT), facts.context_length)
+    for name, value in (("vision", facts.vision), ("reasoning", facts.reasoning)):
+        if value is not None and before.get(f"supports_{name}") is None:
+            fields[f"supports_{name}"] = value
+    if fields:
+        litellm.register_model({f"{PROVIDER}/{model}": {"litellm_provider": PROVIDER, **fields}})
+
+
+def describe(entry: Any) -> None:
+    """Add the fields that one of our config entries lacks, and the model that it names, before a
+    client's text replaces a `*`."""
+    info = entry.model_info
+    model = entry.litellm_params.model.removeprefix(PROVIDER + "/")
+    if not isinstance(getattr(info, CONFIGURED, None), Configured):
+        setattr(info, CONFIGURED, Configured(model))
+    if all(getattr(info, name, None) == 0 for name in PRICES):
+        # As the price of all other tokens; LiteLLM warns of an entry without them.
+        _fill(info, CACHE_PRICES, 0.0)
+    missing = [name for name in LIMITS[1:] if getattr(info, name, None) is None]
+    if "*" in model or not missing:  # LiteLLM makes a new deployment of the entry for each request
+        return
+    if not known(model):
+        # the folder is on another machine
+        local = not entry.litellm_params.api_base
+        enter(model, facts_of(model, PluginRegistry.discover) if local else ModelFacts())
+    length = _chosen_context(info) or known(model).get(OWN_CONTEXT)
+    _fill(info, missing, None if length is None else EngineLimit(length))
+
+
+def show(
+    model: str, facts: ModelFacts, deployment: str | None = None, *, mode: str = "chat"
+) -> None:
+    """Add the facts that an engine has sent about a model.
+
+    A context is written to the proxy's config entry with that id, because entries of one model can
+    have different contexts; if there is none (a wildcard, a script), to LiteLLM's map of models.
+    Values under `model_info` in a config have precedence.
+    """
+    shown = _entry(deployment)
+    if shown is None:
+        enter(model, facts, mode)
+        return
+    enter(model, ModelFacts(None, facts.vision, facts.reasoning), mode)
+    for name in LIMITS[1:]:
+        ours = shown.get(name) is None or isinstance(shown[name], EngineLimit)
+        if facts.context_length and ours:
+            shown[name] = EngineLimit(facts.context_length)
+
+
+def _fill(info: Any, names: tuple[str, ...] | list[str], value: Any) -> None:
+    for name in names:
+        if getattr(info, name, None) is None:
+            setattr(info, name, value)
+
+
+def _chosen_context(model_info: Any) -> int | None:
+    """The operator's `context_length`. Each request reports invalid options."""
+    try:
+        return operator_options({"model_info": model_info.model_dump()}).context_length
+    except BadRequest:
+        return None
+
+
+def _entry(deployment: str | None) -> dict[str, Any] | None:
+    """`model_info` of the running proxy's config entry of this id, unless it is a wildcard.
+
+    It is the router's own object, because LiteLLM does not list its copy for a request (1.106.2,
+    router.py `get_model_listing_info`).
+    """
+    router = getattr(sys.modules.get("litellm.proxy.proxy_server"), "llm_router", None)
+    found = router.get_model_info(deployment) if router is not None and deployment else None
+    info = found.get("model_info") if found and "*" not in found["model_name"] else None
+    return info if isinstance(info, dict) else None
