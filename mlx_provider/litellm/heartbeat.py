@@ -17,6 +17,7 @@ from litellm.responses.litellm_completion_transformation.streaming_iterator impo
     LiteLLMCompletionStreamingIterator,
 )
 
+from .logged import with_ending
 from .operator import operator_options
 
 LATER = 0.25
@@ -33,14 +34,15 @@ def heartbeat(litellm_params: Mapping[str, Any]) -> float | None:
 
 
 def alive(
-    chunks: AsyncIterator[Any], route: str, litellm_params: Mapping[str, Any]
+    chunks: AsyncIterator[Any], route: str, litellm_params: Mapping[str, Any], logging: Any
 ) -> AsyncIterator[Any]:
-    """The chunks of a stream, with heartbeats on the routes whose bridges drop those of chat."""
+    """The chunks of a stream, with heartbeats on the routes whose bridges drop those of chat, and
+    with the ending of a message."""
     wanted = operator_options(litellm_params).heartbeat
     seconds = wanted + LATER if wanted else None
     source = getattr(chunks, "_billing_source", chunks)
-    if seconds and route.endswith("/messages"):
-        return beating(chunks, seconds, Pings())
+    if route.endswith("/messages"):
+        return beating(chunks, seconds, Pings(logging))
     if isinstance(source, LiteLLMCompletionStreamingIterator):
         return closing(beating(chunks, seconds, Announcements(source)), source)
     return chunks
@@ -52,18 +54,21 @@ class Signs(Protocol):
     def beat(self) -> Iterable[Any]:
         """The events of one heartbeat."""
 
-    def passes(self, chunk: Any) -> bool:
-        """Whether a chunk of the stream must be sent, because no heartbeat has replaced it."""
+    def forward(self, chunk: Any) -> Any:
+        """A chunk as it is sent; `None`: a heartbeat has replaced it."""
 
 
 class Pings:
     """Pings of the Messages API, as LiteLLM writes them (1.106.2), but less often."""
 
+    def __init__(self, logging: Any = None) -> None:
+        self._logging = logging
+
     def beat(self) -> Iterable[Any]:
         return (STREAM_SSE_KEEPALIVE_PING_BYTES,)
 
-    def passes(self, chunk: Any) -> bool:
-        return True
+    def forward(self, chunk: Any) -> Any:
+        return with_ending(self._logging, chunk)
 
 
 class Announcements:
@@ -79,11 +84,11 @@ class Announcements:
             yield self._source.create_response_created_event()
         yield self._source.create_response_in_progress_event()
 
-    def passes(self, chunk: Any) -> bool:
+    def forward(self, chunk: Any) -> Any:
         if getattr(chunk, "type", None) not in ANNOUNCEMENT:
-            return True
+            return chunk
         self._announced = self._announced or "by the bridge"
-        return self._announced == "by the bridge"
+        return chunk if self._announced == "by the bridge" else None
 
 
 async def beating(
@@ -102,8 +107,9 @@ async def beating(
                 chunk = coming.result()
             except StopAsyncIteration:
                 return
-            if signs.passes(chunk):
-                yield chunk
+            sent = signs.forward(chunk)
+            if sent is not None:
+                yield sent
             coming = asyncio.ensure_future(anext(chunks))
     finally:
         await _let_go(coming)

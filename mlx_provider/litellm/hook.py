@@ -11,16 +11,23 @@ from litellm.types.utils import CallTypes
 
 from ..errors import BadRequest
 from ..wire.openai.prompts import listed
-from .bridged import carry_format, carry_schema, fit_messages, fit_responses
+from .bridged import (
+    carry_format,
+    carry_message_tools,
+    carry_schema,
+    carry_tools,
+    fit_messages,
+    fit_responses,
+)
 from .call import encoded
-from .carried import carry_prompts, carry_stop
+from .carried import carry_prompts, carry_retention, carry_stop
 from .errors import PROVIDER, LiteLLMErrors, is_context_full
 from .heartbeat import alive
 from .history import check_history
+from .logged import keep_warnings, warning_headers, with_ending
 from .routes import deployment_of
 from .shape import check_shape, fit_parts
 from .unserved import check_served
-from .warned import keep_warnings, warning_headers
 
 HIJACKED_WORDS = (
     "replicate",
@@ -68,6 +75,7 @@ class DeploymentHook(CustomLogger):
             if hijacked(bare):
                 kwargs["model"] = f"{PROVIDER}/{encoded(bare)}"
         carry_stop(kwargs)
+        carry_retention(kwargs)
         return kwargs
 
     async def async_post_call_failure_hook(
@@ -83,6 +91,12 @@ class DeploymentHook(CustomLogger):
         from .refused import ContextFull
 
         return ContextFull(original_exception)
+
+    async def async_post_call_success_hook(
+        self, data: dict[str, Any], user_api_key_dict: Any, response: Any
+    ) -> Any:
+        """The complete response for the proxy's client."""
+        return with_ending(data.get("litellm_logging_obj"), response)
 
     async def async_post_call_response_headers_hook(
         self,
@@ -102,7 +116,8 @@ class DeploymentHook(CustomLogger):
         served = deployment_of(request_data)
         if served is None:
             return response  # type: ignore[no-any-return]
-        return alive(response, user_api_key_dict.request_route or "", served)
+        logging = request_data.get("litellm_logging_obj")
+        return alive(response, user_api_key_dict.request_route or "", served, logging)
 
 
 async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
@@ -115,10 +130,12 @@ async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
     elif call_type == CallTypes.aresponses:
         keep_warnings(kwargs.get("litellm_logging_obj"), fit_responses(kwargs))
         carry_schema(kwargs)
+        carry_tools(kwargs)
         await check_history(kwargs)
     elif call_type == CallTypes.anthropic_messages:
         keep_warnings(kwargs.get("litellm_logging_obj"), fit_messages(kwargs))
         carry_format(kwargs)
+        carry_message_tools(kwargs)
     elif call_type == CallTypes.atext_completion:
         carry_prompts(kwargs)
     elif call_type == CallTypes.aembedding:

@@ -25,8 +25,8 @@ from litellm.types.utils import Logprobs
 
 from ..client.connection import connect
 from .counting import count_request_tokens
-from .deployments import describe
 from .errors import PROVIDER
+from .model_info import describe
 from .refused_key import refuse_key
 from .replies import OurLogprobs
 from .text import TEXT_LISTS
@@ -50,7 +50,7 @@ def install() -> None:
     wrap(litellm, "get_model_cost_map", _keep_entries)
     wrap(Deployment, "__init__", _describe)
     wrap(CustomStreamWrapper, "__init__", _share_created)
-    wrap(TextCompletionStreamWrapper, "convert_to_text_completion_object", _share_logprobs)
+    wrap(TextCompletionStreamWrapper, "convert_to_text_completion_object", _complete_text)
     bridge, stream = LiteLLMCompletionResponsesConfig, LiteLLMCompletionStreamingIterator
     wrap(bridge, "_extract_message_output_items", _show_logprobs)
     wrap(stream, "_transform_chat_completion_chunk_to_response_api_chunk", _stream_logprobs)
@@ -128,11 +128,13 @@ def _share_created(original: Original, stream: Any, *args: Any, **kwargs: Any) -
         stream.created = stamp
 
 
-def _share_logprobs(original: Original, stream: Any, chunk: Any) -> Any:
-    """Copy log-probabilities of our chunks to the chunks of a text stream, which LiteLLM makes
-    without them."""
+def _complete_text(original: Original, stream: Any, chunk: Any) -> Any:
+    """Copy log-probabilities of our chunks to the chunks of a text stream, and give its last chunk
+    a text: LiteLLM makes them without either."""
     converted = original(stream, chunk)
     for choice, ours in zip(converted.choices, chunk["choices"], strict=False):
+        if choice.text is None:
+            choice.text = ""
         found = getattr(getattr(ours, "logprobs", None), TEXT_LISTS, None)
         if found is not None:
             choice.logprobs = Logprobs(**found)

@@ -19,18 +19,17 @@ from litellm.types.utils import EmbeddingResponse, ModelResponse
 from ..client.connection import connect
 from ..client.generation import EngineClient
 from ..client.multi_prompt import submit_all
-from .abilities import model_facts
 from .call import Call
-from .context import show
 from .embeddings import Vectors
 from .errors import LiteLLMErrors
 from .heartbeat import heartbeat
 from .lazy_coroutine import LazyCoroutine
+from .logged import ending_keeper, keep_warnings
+from .model_info import model_facts, show
 from .routes import reads_errors_in_streams
 from .streams import AsyncReplyStream, Held, RefusedStream, Reply, ReplyStream
 from .translate import answer_form, client_names, embeddings, generate_requests
 from .unserved import unserved
-from .warned import keep_warnings
 
 Connect = Callable[[str | None, str | None], EngineClient]
 """(api_base, api_key) -> the engine there; without `api_base` this machine's own."""
@@ -80,7 +79,9 @@ class Provider(CustomLLM):
             keep_warnings(call.logging, [*map(names.text, generation.accepted.warnings)])
             show(call.model, model_facts(generation.accepted), call.deployment)
             form = answer_form(call)
-            return Reply(generation, call.deadline, call.model, form, names)
+            clipped = generation.accepted.max_tokens < (requests[0].max_tokens or 0)
+            keep = ending_keeper(call.logging, clipped=clipped)
+            return Reply(generation, call.deadline, call.model, form, names, keep)
 
     def _embed(self, given: dict[str, Any]) -> Held:
         """Have the request accepted. Raises LiteLLM's exceptions."""

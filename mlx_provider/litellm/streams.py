@@ -8,14 +8,14 @@ freed, because the engine's `Generation` is dropped, too.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, Self
 
 from litellm.types.utils import ModelResponseStream
 
 from ..client.generation import Generation
 from ..errors import EngineDied, RequestTimedOut
-from ..protocol.events import Event
+from ..protocol.events import Event, Finish
 from ..wire.openai.form import AnswerForm
 from ..wire.places import Places
 from .call import Deadline
@@ -120,10 +120,20 @@ class Reply(Held):
         model: str,
         form: AnswerForm = AnswerForm(),  # noqa: B008  (frozen)
         names: Places | None = None,
+        finished: Callable[[Finish], None] | None = None,
     ) -> None:
+        """`finished` is called when the first choice ends."""
         collector = Collector(generation.accepted, form)
         super().__init__(generation, deadline, model, collector, names)
         self.form = form
+        self._finished = finished
+
+    def _seen(self, events: list[Event]) -> list[Event]:
+        if self._finished is not None:
+            for event in events:
+                if isinstance(event, Finish) and event.index == 0:
+                    self._finished(event)
+        return super()._seen(events)
 
 
 class _Stream:

@@ -2,8 +2,8 @@
 
 `slow` speaks for a minute; what begins with `silent` waits for DELETE `/cache` first, `pause` for a
 second; `toolong`, `large`, `missing`, `full`, `busy`, `broken` and `bug` are refused; `weather`
-calls a tool; `fail` breaks after one word; anything else is echoed word by word. `/cache` tells
-what became of the requests.
+calls a tool; `fail` breaks after one word; anything else is echoed word by word, up to a word that
+is a stop. `/cache` tells what became of the requests.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ class ScriptedService:
     def play(self, request: GenerateRequest, text: str, queue: EventQueue) -> None:
         cancelled = self.cancels[request.id]
         words, reason = text.split(), "stop"
+        stop = next((word for word in words if word in request.stop), None)
+        words = words if stop is None else words[: words.index(stop)]
         if text == "slow":
             words = [f"w{i}" for i in range(3000)]
         if text == "weather":
@@ -117,7 +119,7 @@ class ScriptedService:
                 return
         self.ended("finished", request.id)
         usage = Usage(prompt_tokens=7, cached_tokens=5, completion_tokens=max(1, len(words)))
-        self.post(queue, Finish(reason=reason), Done(usage=usage, timings=TIMINGS))
+        self.post(queue, Finish(reason=reason, stop=stop), Done(usage=usage, timings=TIMINGS))
 
     def embed(self, request: EmbedRequest, text: str, queue: EventQueue) -> None:
         """A vector for each input, or for ever where the first is `slow`."""

@@ -1,5 +1,7 @@
 """`/v1/completions` through the proxy: several prompts, echo, log-probabilities."""
 
+import json
+
 import pytest
 
 ONCE = "Once upon a time"
@@ -21,6 +23,15 @@ def test_several_prompts(engine, client, stream):
     )
     assert told(reply, stream=stream) == {0: "one twoone two", 1: "threethree"}
     assert [seen["prompt"] for seen in engine.seen()["requests"]] == ["one two", "three"]
+
+
+def test_each_chunk_has_a_text(engine, raw):
+    body = {"model": "scripted", "prompt": ["one two", "x"], "stream": True}
+    lines = raw.post("/v1/completions", json=body).text.split("\n\n")
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert choices[-1]["finish_reason"] == "stop"
+    assert all(isinstance(choice["text"], str) for choice in choices)
 
 
 def test_what_is_refused(engine, raw):

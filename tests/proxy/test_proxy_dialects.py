@@ -1,21 +1,9 @@
 """The same engine behind Anthropic's and OpenAI's newer API."""
 
-import anthropic
 import openai
 import pytest
 
 TOOL = {"name": "get_weather", "input_schema": {"type": "object", "properties": {}}}
-
-
-@pytest.fixture
-def claude(proxy):
-    with anthropic.Anthropic(
-        base_url=proxy.url,
-        api_key=proxy.key,
-        max_retries=0,
-        http_client=anthropic.DefaultHttpxClient(trust_env=False),
-    ) as made:
-        yield made
 
 
 def say(text):
@@ -49,6 +37,38 @@ def test_messages_with_tools_and_thoughts(engine, claude):
     assert kinds["thinking"].thinking == "hm"
     assert reply.stop_reason == "tool_use"
     assert engine.request["template"]["enable_thinking"] is True
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_how_a_message_ended(engine, claude, stream):
+    def ask(text, **more):
+        given = {"model": "scripted", "max_tokens": 9, "messages": say(text), **more}
+        if not stream:
+            return claude.messages.create(**given)
+        with claude.messages.stream(**given) as events:
+            return events.get_final_message()
+
+    reply = ask("one two three", stop_sequences=["two", "zero"])
+    assert reply.content[-1].text == "one"
+    assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", "two")
+    reply = ask("one", stop_sequences=["two"])
+    assert (reply.stop_reason, reply.stop_sequence) == ("end_turn", None)
+    assert ask("weather", tools=[TOOL]).stop_reason == "tool_use"
+
+
+def test_one_call_at_a_time_and_a_cached_prompt(engine, raw):
+    body = {"model": "scripted", "max_tokens": 9, "messages": say("x"), "tools": [TOOL]}
+    alone = {"type": "auto", "disable_parallel_tool_use": True}
+    mark = {"type": "ephemeral", "ttl": "1h"}
+    raw.post("/v1/messages", json={**body, "tool_choice": alone}).raise_for_status()
+    assert engine.request["parallel_tool_calls"] is False
+    raw.post("/v1/messages", json={**body, "cache_control": mark}).raise_for_status()
+    assert engine.request["parallel_tool_calls"] is True
+    assert engine.request["retain"] is True
+    wrong = {"type": "auto", "disable_parallel_tool_use": "yes"}
+    reply = raw.post("/v1/messages", json={**body, "tool_choice": wrong})
+    assert reply.status_code == 400
+    assert "tool_choice.disable_parallel_tool_use" in reply.text
 
 
 def test_claude_codes_extras_are_no_error(engine, claude):
