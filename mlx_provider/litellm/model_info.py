@@ -76,7 +76,7 @@ def describe(entry: Any) -> None:
     client's text replaces a `*`."""
     info = entry.model_info
     model = entry.litellm_params.model.removeprefix(PROVIDER + "/")
-    if not isinstance(getattr(info, CONFIGURED, None), Configured):
+    if not Configured.proves(getattr(info, CONFIGURED, None)):
         setattr(info, CONFIGURED, Configured(model))
     if all(getattr(info, name, None) == 0 for name in PRICES):
         # As the price of all other tokens; LiteLLM warns of an entry without them.

@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import ValidationError
 
@@ -20,11 +22,26 @@ SHARED = "all"
 CONFIGURED = "configured_model"
 
 
-class Configured(str):
-    """The model that a config entry names, kept in its `model_info` by `deployments`.
+KEY = secrets.token_bytes(32)
 
-    The type is the proof: a text from a file or a database is not a `Configured`.
+
+class Configured(str):
+    """The model that a config entry names, kept in its `model_info`.
+
+    Its text proves itself by a digest with a key of this process, because LiteLLM 1.110 stores
+    entries outside of Python. A text from a file or a database has no such digest.
     """
+
+    def __new__(cls, model: str) -> Self:
+        digest = hashlib.blake2b(model.encode("utf-8", "surrogatepass"), key=KEY, digest_size=16)
+        return super().__new__(cls, f"{model}#{digest.hexdigest()}")
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)  # a copy is a plain text
+
+    @classmethod
+    def proves(cls, text: object) -> bool:
+        return isinstance(text, str) and text == cls(text.rpartition("#")[0])
 
 
 GATEWAYS = frozenset(OperatorOptions.model_fields) - frozenset(ModelOptions.model_fields)
@@ -138,5 +155,4 @@ def chosen_by(litellm_params: Mapping[str, Any], model: str) -> Literal["owner",
     info = litellm_params.get("model_info") or {}
     if not info and not litellm_params.get("proxy_server_request"):
         return "owner"
-    configured = info.get(CONFIGURED)
-    return "owner" if isinstance(configured, Configured) and configured == model else "client"
+    return "owner" if info.get(CONFIGURED) == Configured(model) else "client"

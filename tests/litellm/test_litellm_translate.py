@@ -2,6 +2,7 @@
 
 import json
 import re
+from copy import deepcopy
 
 import pytest
 
@@ -364,6 +365,7 @@ def test_the_service_tier_of_a_key_or_its_team(key, team, share):
     ("info", "origin"),
     [
         ({"id": "1", "configured_model": Configured("/models/a")}, "owner"),
+        ({"id": "1", "configured_model": str(deepcopy(Configured("/models/a")))}, "owner"),
         ({"id": "1", "configured_model": Configured("*")}, "client"),
         ({"id": "1", "configured_model": "/models/a"}, "client"),
         ({"id": "1"}, "client"),
