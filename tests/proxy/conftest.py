@@ -61,7 +61,7 @@ class ScriptedEngine:
         found, signs = [], 0
         for event in events:
             found.append(event)
-            signs += is_sign(event)
+            signs += bool(is_sign(event))
             if signs >= 3:  # again at each: the thread that speaks may come to its gate late
                 self.client.cache_clear()
         return found
