@@ -68,7 +68,7 @@ def test_environments_are_there() -> None:
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(ROOT / "tox.ini")
     known = {name.removeprefix("testenv:") for name in tox.sections()} | {"py", "agents"}
-    known |= {"litellm1106", "litellm1109"}
+    known |= {"litellm1106", "litellm1109", "litellm1110"}
     named = set(JOBS["weekly", "edges"]["strategy"]["matrix"]["env"])
     for text in TEXTS.values():
         named |= set(re.findall(r"\btox -e (\w+)", text))

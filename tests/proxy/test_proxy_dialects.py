@@ -1,5 +1,6 @@
 """The same engine behind Anthropic's and OpenAI's newer API."""
 
+import anthropic
 import openai
 import pytest
 
