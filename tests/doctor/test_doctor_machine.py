@@ -93,7 +93,7 @@ def test_python_and_the_system(system: System, expected: list[str], subject: Mak
         ({"mlx-lm": "0.33.0"}, "fail"),
         ({"mlx-vlm": None}, "fail"),
         ({"litellm": "1.106.2"}, "ok"),
-        ({"litellm": "1.110.0"}, "note"),
+        ({"litellm": "1.111.0"}, "note"),
         ({"litellm": "1.107.0"}, "fail"),
         ({"transformers": "5.24.0.dev0"}, "note"),
     ],
