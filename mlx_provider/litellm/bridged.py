@@ -151,8 +151,8 @@ def carry_format(kwargs: dict[str, Any]) -> None:
 
 
 def carry_tools(kwargs: dict[str, Any]) -> None:
-    """Pass the names of what has no effect in the tools of a call of `/v1/responses`. Raises
-    `BadRequest` that names the tool at fault."""
+    """Pass the names of what has no effect in the tools of a call of `/v1/responses`, whose bridge
+    shows unknown tools to the model. Raises `BadRequest` that names the tool at fault."""
     given = [tool for tool in kwargs.get("tools") or [] if not _runs_in_gateway(tool)]
     tools = ChatTools.read(given, lenient=True)
     _, members = as_functions(tools.tools)
@@ -165,9 +165,9 @@ def _runs_in_gateway(tool: Any) -> bool:
     return isinstance(url, str) and (url.startswith("litellm_proxy") or "/mcp" in url)
 
 
-def carry_messages(kwargs: dict[str, Any]) -> None:
-    """Pass what the bridge would lose of a call of `/v1/messages`. Raises `BadRequest` that names
-    the tool at fault."""
+def carry_message_tools(kwargs: dict[str, Any]) -> None:
+    """Pass what the bridge would lose of the tools and marks of a checked call of `/v1/messages`.
+    It writes unknown members of a tool into its schema. Raises `BadRequest` that names the tool."""
     made = chat_tools(Parameters({name: kwargs.get(name) for name in ("tools", "tool_choice")}))
     _, kwargs[IGNORED] = as_functions(made.get("tools", []))
     if kwargs.get("tools"):

@@ -13,7 +13,7 @@ from ..errors import BadRequest
 from ..wire.openai.prompts import listed
 from .bridged import (
     carry_format,
-    carry_messages,
+    carry_message_tools,
     carry_schema,
     carry_tools,
     fit_messages,
@@ -135,7 +135,7 @@ async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
     elif call_type == CallTypes.anthropic_messages:
         keep_warnings(kwargs.get("litellm_logging_obj"), fit_messages(kwargs))
         carry_format(kwargs)
-        carry_messages(kwargs)
+        carry_message_tools(kwargs)
     elif call_type == CallTypes.atext_completion:
         carry_prompts(kwargs)
     elif call_type == CallTypes.aembedding:

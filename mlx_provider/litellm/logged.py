@@ -24,8 +24,8 @@ LAST_EVENT = b"event: message_delta\n"
 def keep_warnings(logging: Any, warnings: Sequence[str]) -> None:
     """Keep warnings of a request, after those that are known."""
     if warnings:
-        known = _details(logging).get(WARNINGS, ())
-        _details(logging)[WARNINGS] = list(dict.fromkeys([*known, *warnings]))
+        details = _details(logging)
+        details[WARNINGS] = list(dict.fromkeys([*details.get(WARNINGS, ()), *warnings]))
 
 
 def warning_headers(logging: Any) -> dict[str, str] | None:
