@@ -79,6 +79,7 @@ def test_a_step_copies_no_tokens_of_the_reply() -> None:
     engine.submit(request)
     run(engine)
     assert len(row.tokens) == 400
+    assert isinstance(row.tokens, Watched), "else the list was replaced by a copy"
     assert read[0] <= 2 * len(row.tokens)
 
 
