@@ -131,7 +131,7 @@ def test_each_failed_try_lengthens_the_wait_for_the_next(qwen3: TextModel) -> No
 
 
 def test_rows_that_cannot_be_merged_continue_alone(
-    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = [True]
     model = Failing(qwen3, lambda size: broken[0] and size > 1)
@@ -151,6 +151,8 @@ def test_rows_that_cannot_be_merged_continue_alone(
     monkeypatch.setattr(GroupedLayout, "add", refuse)
     run(engine)
     assert refused
+    assert "rows cannot decode together yet: " in caplog.text
+    assert "no room to merge" in caplog.text
     assert engine.batch.layout.name == "grouped"
     assert_as_alone(qwen3, requests)
 

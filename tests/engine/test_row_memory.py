@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -52,6 +53,34 @@ def test_real_buffers_are_written_in_place() -> None:
     run(engine)
     row = 2 * LAYERS * (PROMPT + 256) * DIM * 2
     assert mx.get_peak_memory() - before <= 1.1 * row
+
+
+def test_a_step_copies_no_tokens_of_the_reply() -> None:
+    """Else a long reply costs its length squared."""
+    read = [0]
+
+    class Watched(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            read[0] += len(self)
+            return super().__iter__()
+
+        def copy(self) -> list[int]:
+            return [*self]
+
+        def __getitem__(self, key: Any) -> Any:
+            found = super().__getitem__(key)
+            read[0] += len(found) if isinstance(key, slice) else 0
+            return found
+
+    engine = new_engine(StandIn())  # type: ignore[arg-type]
+    request = new_request([1] * 50, max_tokens=400)
+    (row,) = request.rows
+    row.tokens = Watched(row.tokens)
+    engine.submit(request)
+    run(engine)
+    assert len(row.tokens) == 400
+    assert isinstance(row.tokens, Watched), "else the list was replaced by a copy"
+    assert read[0] <= 2 * len(row.tokens)
 
 
 def test_a_row_after_a_prefix_hit_makes_no_further_copy() -> None:

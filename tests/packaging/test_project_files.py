@@ -7,11 +7,15 @@ import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
 import mlx_provider
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PACKAGES = ("httpx", "litellm", "mlx", "mlx-lm", "mlx-vlm", "pluggy", "pydantic", "transformers")
+TOP = ("pyproject.toml", "mlx_provider", "plugins", "tests", "examples", "tox.ini")
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:
@@ -25,6 +29,19 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
 
 def test_ci_is_executable() -> None:
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+
+
+def test_the_top_level_is_that_of_the_mission() -> None:
+    assert [name for name in TOP if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_of_the_mission_is_used(package: str) -> None:
+    needed = {re.split(r"[^\w-]", each)[0] for each in PYPROJECT["project"]["dependencies"]}
+    assert package in needed
+    uses = re.compile(rf"^\s*(import|from) {package.replace('-', '_')}\b", re.MULTILINE)
+    core = (path.read_text(encoding="utf-8") for path in (ROOT / "mlx_provider").rglob("*.py"))
+    assert any(map(uses.search, core))
 
 
 def test_every_plugin_folder_is_declared_everywhere() -> None:

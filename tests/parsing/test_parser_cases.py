@@ -33,6 +33,9 @@ DISAGREE = {
     "tp-fbaf278922",
 }
 
+FEWEST = 72
+"""Cases of calls, and of thoughts, that the mission asks for."""
+
 
 def cases(name: str) -> list[Any]:
     lines = (DATA / name).read_text(encoding="utf-8").splitlines()
@@ -92,5 +95,6 @@ def test_every_agreed_case_passes() -> None:
         tiers = {case["id"]: case["tier"] for case in map(json.loads, lines)}
         skipped = [tiers[i] for i in DISAGREE if i in tiers]
         assert "A" not in skipped
+        assert len(tiers) - len(skipped) >= FEWEST
         agreed = [tier for tier in tiers.values() if tier in "AB"]
         assert skipped.count("B") <= 0.05 * len(agreed)

@@ -12,6 +12,7 @@ from mlx_vlm.models.qwen3_vl.processing_qwen3_vl import Qwen3VLImageProcessor
 from PIL import Image
 
 from mlx_provider.errors import BadRequest
+from mlx_provider.protocol.events import Delta
 from mlx_provider.testing.tiny import build
 from mlx_provider.testing.tiny.media import tiny_pixels
 
@@ -28,6 +29,21 @@ def image_part(seed: int) -> dict[str, Any]:
 def question(text: str, *seeds: int) -> list[dict[str, Any]]:
     parts = [image_part(seed) for seed in seeds]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+def test_text_about_an_image_is_streamed_in_whole_characters(tiny: Any, family: str) -> None:
+    model = tiny(family)
+    asked = question("What is it?", 1)
+    with model.pausing(after=20):
+        running = model.start(messages=asked, max_tokens=40, min_tokens=40, logprobs=True)
+        begun = running.get(PATIENCE)
+    answer = model.read(running, begun=begun)
+    decoded = model.served().model.tokenizer.decode(answer.only.tokens)
+    assert answer.only.content == decoded
+    assert any(isinstance(event, Delta) for event in begun), "it begins before the reply is whole"
+    assert answer.deltas > 1
+    assert model.ask(messages=asked, max_tokens=40, min_tokens=40).only.content == decoded
 
 
 def test_work_on_an_image_is_done_once(

@@ -438,7 +438,14 @@ def test_a_system_message_that_some_turns_lose_becomes_the_users_text() -> None:
     assert has_system_role(HFTokenizer(backend))
 
 
-def test_a_template_tells_the_line_of_its_complaint() -> None:
-    renderer = TemplateRenderer("a\nb{{ functions.x }}", {})
-    with pytest.raises(BadRequest, match=r"'functions' is undefined \(line 2 of the template\)"):
+@pytest.mark.parametrize(
+    ("expression", "complaint"),
+    [
+        ("functions.x", "'functions' is undefined"),
+        ("1 + messages", "TypeError: unsupported operand.*"),
+    ],
+)
+def test_a_template_tells_the_line_of_its_complaint(expression: str, complaint: str) -> None:
+    renderer = TemplateRenderer(f"a\nb{{{{ {expression} }}}}", {})
+    with pytest.raises(BadRequest, match=rf"{complaint} \(line 2 of the template\)"):
         renderer.render([{"role": "user", "content": "x"}], [], {}, generation_prompt=True)
