@@ -22,7 +22,7 @@ from .weights import Weights
 from .weights_key import WeightsKey
 
 MAX_VIEWS = 64
-"""Names and combinations of options that are stored for one model."""
+"""Per model."""
 
 
 class Aliases:
@@ -31,10 +31,8 @@ class Aliases:
     def __init__(self, registry: PluginRegistry) -> None:
         self._registry = registry
         self._own_context: dict[Path, int] = {}
-        """Own context lengths of folders that were loaded."""
 
     def check(self, options: ModelOptions) -> None:
-        """Check options before anything is loaded. Raises `BadRequest`."""
         try:
             if options.tool_parser:
                 self._registry.tool_parser(options.tool_parser)
@@ -48,10 +46,8 @@ class Aliases:
         check_sparse_prefill(options)
 
     def key(self, folder: Path, options: ModelOptions, *, may_lengthen: bool) -> WeightsKey:
-        """The key of the weights. The family may depend on a context longer than the model's own.
-
-        `may_lengthen`: whether such a context is allowed. Raises `Forbidden`, `BadRequest`.
-        """
+        """`may_lengthen`: whether a context longer than the model's own is allowed, for which a
+        family may need other weights. Raises `Forbidden`, `BadRequest`."""
         key = WeightsKey.of(folder, options)
         if options.context_length is None:
             return key
@@ -66,27 +62,22 @@ class Aliases:
         return replace(key, context_length=options.context_length)
 
     def misjudged(self, key: WeightsKey, weights: Weights, options: ModelOptions) -> bool:
-        """Whether `key` should have named other weights than these.
-
-        Only the loaded model has its exact context length.
-        """
+        """Whether the load has shown that `key` names the wrong weights: only the loaded model has
+        its exact context length."""
         if key.context_length is not None:
             return False
         own = self._own_context[key.folder] = weights.info.context_length
         return own < (options.context_length or 0)
 
     def kind(self, options: ModelOptions) -> str:
-        """The kind of engine on the weights."""
         kinds = [engine_kind(options), draft_kind(options), sparse_kind(options)]
         return " ".join(filter(None, kinds))
 
     def view(
         self, weights: Weights, name: str, options: ModelOptions, *, listed: bool = True
     ) -> ModelView:
-        """The view for a name and options. It is the same one as long as the weights stay.
-
-        `listed`: if not, its context length is that of one request, and appears nowhere.
-        """
+        """The same view as long as the weights stay. `listed`: if false, its context length is that
+        of one request, and appears nowhere."""
         if not listed:
             found = self.view(weights, name, options.model_copy(update={"context_length": None}))
             length = options.context_length or found.info.context_length

@@ -10,10 +10,7 @@ from .hub import Outline, local_folder, outline
 
 
 def checkpoint(model: str) -> Outline:
-    """The data of a model on this machine, or on the Hub, of which the small files are read.
-
-    Raises the errors of `folder_of`, and `BadRequest` for a config that cannot be read.
-    """
+    """Raises the errors of `folder_of`, and `BadRequest` for a config that cannot be read."""
     folder = local_folder(model)
     if folder is None:
         return outline(model)
@@ -22,7 +19,7 @@ def checkpoint(model: str) -> Outline:
 
 
 def _template(folder: Path) -> str:
-    """Empty also if it cannot be read: only a load needs it, and names the file then."""
+    """Empty if it cannot be read: the load reports the file."""
     try:
         return named_template(folder)
     except BadRequest:

@@ -10,14 +10,12 @@ STREAMS, HELD, DEPTH = 4, 8_000, 16_000
 
 
 def decoding(model: ModelStatus) -> str:
-    """How its rows decode, by the status of the engine."""
     if model.reproducible is not None:
         return fixed_passes(model.reproducible)
     return batching(model.kv_layout, model.mixed_prefill, model.noise_floor)
 
 
 def fixed_passes(passes: FixedPasses) -> str:
-    """The cost of a reproducible model."""
     rows = (
         f"rows decode {passes.rows} to a pass, filled up ({passes.cost:.1f} times the time of one)"
         if passes.rows > 1
@@ -27,7 +25,6 @@ def fixed_passes(passes: FixedPasses) -> str:
 
 
 def batching(layout: str, mixed_prefill: bool, noise_floor: float) -> str:
-    """How rows of a model decode together."""
     if layout == "solo":
         return "rows decode alone"
     chunks = "with" if mixed_prefill else "apart from"

@@ -25,19 +25,18 @@ log = logging.getLogger(__name__)
 
 OFF, AUTO = "off", "auto"
 UNNAMED = (OFF, AUTO)
-"""Values of the option that name no drafter."""
 BLIND = "the model does not show its hidden states"
 
 
 def draft_kind(options: ModelOptions) -> str:
-    """Distinguishes engines of the same weights, in addition to their KV cache."""
+    """Part of the engine's kind, beside that of the KV cache."""
     if options.drafter in UNNAMED and not options.draft_model:
         return "" if options.drafter == AUTO else OFF
     return f"{options.drafter} {options.draft_model or ''}"
 
 
 def check_drafts(options: ModelOptions) -> None:
-    """Check options before anything is loaded. Raises `BadRequest`."""
+    """Raises `BadRequest`."""
     if options.reproducible and (options.drafter not in UNNAMED or options.draft_model):
         raise wrong_option("drafter", "passes of a reproducible model have no room for drafts")
     if options.draft_model is not None and not _folder(options.draft_model).is_dir():
@@ -46,17 +45,14 @@ def check_drafts(options: ModelOptions) -> None:
 
 @dataclass(frozen=True)
 class Drafts:
-    """The drafters of a model."""
-
     speculation: Speculation | None = None
     drafter: str = ""
-    """Their names, the best first, see `JOINED`. Empty: none."""
+    """Names, best first, joined by `JOINED`. Empty: none."""
     nbytes: int = 0
-    """Bytes that they have loaded, and may store for rows."""
+    """Bytes loaded, and bytes that rows may use."""
 
     @property
     def scorer(self) -> ScoresPrompts | None:
-        """The drafter that can score prompts."""
         sources = [] if self.speculation is None else self.speculation.sources
         found = (each.drafting for each in sources)
         return next((each for each in found if isinstance(each, ScoresPrompts)), None)
@@ -64,8 +60,6 @@ class Drafts:
 
 @dataclass(frozen=True)
 class Started:
-    """A drafter at work."""
-
     drafter: Drafter
     source: Source
     nbytes: int
@@ -78,12 +72,10 @@ def drafts_of(
     options: ModelOptions,
     room: int | None = None,
 ) -> Drafts:
-    """The drafter that the operator names, else all that support the model (engine thread).
+    """The drafter that the operator names, else all that support the model (engine thread). Of
+    those that read hidden states only the best starts, because a pass returns one kind of states.
 
-    Of those that read hidden states, only the best one starts: passes show one kind of states.
-
-    room: bytes that they may use. Raises `BadRequest` if the named one does not support the model.
-    """
+    `room`: bytes for them. Raises `BadRequest` if the named one does not support the model."""
     if options.drafter == OFF:
         return Drafts()
     draft_model = None if options.draft_model is None else _folder(options.draft_model)
@@ -113,7 +105,7 @@ def _together(started: Sequence[Started], model: LoadedModel) -> Drafts:
 def _able(
     drafters: Sequence[Drafter], folder: Path, model: LoadedModel, given: DraftOptions
 ) -> list[Started]:
-    """Those that start, the best first: one for the folder of the operator, and all others."""
+    """Best first: one drafter for the operator's folder, and all others."""
     given_one = [d for d in drafters if d.reads_draft_model and given.model is not None]
     started: list[Started] = []
     refusals: list[str] = []
@@ -138,7 +130,6 @@ def _able(
 def _try(
     drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptions
 ) -> tuple[Started | None, str]:
-    """The drafter if it starts, or why it does not support the model."""
     with Isolation() as tried:
         return _started(drafter, folder, model, given), ""
     fault = tried.fault
@@ -151,7 +142,7 @@ def _try(
 
 
 def _why(drafter: Drafter, fault: Fault) -> str:
-    """Why a drafter is not used, as text. Details of the error stay in the traceback."""
+    """Without details of the error, which stay in the traceback."""
     if isinstance(fault.error, MLXProviderError):
         return f"drafter {drafter.name} is not used: {fault.error.message}"
     cause = f"a fault of {fault.origin or 'its plugin'}"
@@ -161,7 +152,6 @@ def _why(drafter: Drafter, fault: Fault) -> str:
 
 
 def _started(drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptions) -> Started:
-    """Start a drafter. Raises `Unfit`, the errors of `check_folder`, and those of the drafter."""
     if problem := _problem(drafter, folder, model, given):
         raise Unfit(problem)
     if given.model is not None:

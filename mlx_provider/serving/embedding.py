@@ -1,5 +1,4 @@
-"""Converts a client's texts to the engine's inputs: their tokens, and the pooling of their
-states."""
+"""Converts texts of an embedding request to the engine's inputs."""
 
 from __future__ import annotations
 
@@ -23,8 +22,6 @@ from .validate import within_vocabulary
 
 @dataclass
 class NoText:
-    """Output of a row that never decodes."""
-
     stopped: str = ""
     reasoning_tokens: int = 0
 
@@ -42,11 +39,8 @@ def make_embedding(
     arrived: float,
     check_wanted: Callable[[], None],
 ) -> Prepared:
-    """Tokenise (host work, any thread).
-
-    `check_wanted` is called before each text; `arrived`: monotonic time. Raises `BadRequest` that
-    names the part, `ContextTooLong`.
-    """
+    """Tokenise (host work, any thread). `check_wanted` is called before each text; `arrived`:
+    monotonic time. Raises `BadRequest` that names the part, `ContextTooLong`."""
     how, pooling = _way(view)
     before = _prompt(how, wire.prompt_name)
 
@@ -84,8 +78,7 @@ def make_embedding(
 
 
 def _way(view: ModelView) -> tuple[Embedding, Pooling]:
-    """The embedding and its pooling. Raises `BadRequest` if the model cannot embed, or if its
-    pooling is unknown."""
+    """Raises `BadRequest` if the model cannot embed, or for an unknown pooling."""
     how = view.info.embedding
     refusal = how.refusal
     if not isinstance(view.model, ShowsHidden):
@@ -103,7 +96,6 @@ def _way(view: ModelView) -> tuple[Embedding, Pooling]:
 
 
 def _prompt(how: Embedding, name: str | None) -> str:
-    """The text before each input."""
     if name is None:
         return how.prompts.get(how.default_prompt, "")
     if name not in how.prompts:
@@ -128,11 +120,9 @@ def _dimensions(how: Embedding, wanted: int | None) -> int:
 def _bounded(
     count: int, limit: int, tokens_of: Callable[[int, str], Sequence[int]]
 ) -> list[array[int]]:
-    """The tokens of each of `count` inputs, called `input[0]`, `input[1]`, ... (host work).
-
-    `tokens_of` gets the index and that name; `limit`: the model's context. Raises `BadRequest` that
-    names the input, `ContextTooLong`.
-    """
+    """Tokens of the inputs `input[0]`, `input[1]`, ... (host work). `tokens_of` gets the index and
+    that name; `limit`: the model's context. Raises `BadRequest` that names the input,
+    `ContextTooLong`."""
     found: list[array[int]] = []
     total = 0
     for index in range(count):

@@ -45,15 +45,13 @@ NOT_EVERYWHERE = ("bfloat16", "float16")
 
 @dataclass(frozen=True)
 class _KVCache:
-    """The KV cache of an engine's rows."""
-
     make_cache: MakeCache
     name: str
-    """Its kind, for people and as a part of keys. Empty: not quantised."""
+    """Part of keys. Empty: not quantised."""
     layouts: Sequence[str]
-    """To try, best first."""
+    """Best first."""
     key: str
-    """Of measurements with it, on this device."""
+    """Key of measurements with it on this device."""
 
 
 class EngineBuilder:
@@ -77,10 +75,8 @@ class EngineBuilder:
         self._measurements = Measurements.chosen(settings.measurements)
 
     def start(self, weights: Weights, kind: str, options: ModelOptions) -> None:
-        """Probe the model and start its engine of one kind, unless it exists.
-
-        Raises errors of `mlx_provider.errors`.
-        """
+        """Probe the model and start its engine of one kind, unless it exists. Raises errors of
+        `mlx_provider.errors`."""
         if kind in weights.engines:
             return
         problem = self._problem(weights, kind, options)
@@ -160,7 +156,7 @@ class EngineBuilder:
         if fixed is not None:  # a stored prefix must be computed here, by this software and device
             key = f"{kind}, {kv.key}"
             return WholePasses(prefixes, weights.model, key, kv.make_cache, fixed.shapes)
-        in_place = options.sparse_prefill is None  # which moves rows to other caches
+        in_place = options.sparse_prefill is None  # sparse prefill moves rows to other caches
         return PrefixCachePolicy(
             prefixes,
             weights.model,
@@ -203,7 +199,6 @@ class EngineBuilder:
         return drafts_of(self._registry, weights.folder, weights.model, options, room)
 
     def _measured(self, weights: Weights, kv: _KVCache, options: ModelOptions) -> Measured:
-        """Stored measurements for the same circumstances, else new ones."""
         known = self._measurements.find(kv.key)
         if known is not None:
             return known
@@ -225,17 +220,15 @@ class EngineBuilder:
         return measured
 
     def _measuring(self, model: str, step: int, what: str) -> AbstractContextManager[None]:
-        """Report one of the measurements, which are made once for each model and machine."""
         return self._progress.stage(model, f"measuring {what}", lambda: step, MEASUREMENTS)
 
     def _pass_bytes(self, weights: Weights, kv: _KVCache, curve: Curve) -> PassBytes:
-        """A second attempt to measure passes."""
         with self._budgets.measuring(weights) as reserve:
             found = measure(weights.model, kv.make_cache, curve, reserve)
         return found or PassBytes()
 
     def _keep_learned(self, key: str, measured: Measured, costs: Costs) -> None:
-        """Store the measurements, refined by passes over deep caches."""
+        """Store the measurements with the costs that passes over deep caches have refined."""
         if costs.curve != measured.curve:
             self._measurements.keep(key, replace(measured, curve=costs.curve))
 
@@ -245,7 +238,6 @@ class EngineBuilder:
 
 
 def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:
-    """Log how rows decode, and why not in a better way."""
     found, fixed = instance.probe, instance.reproducible
     for note in (*weights.info.notes, *instance.notes):
         log.warning("%s: %s", weights.name, note)

@@ -11,12 +11,12 @@ from ..registry import PluginRegistry
 from .hub import local_folder
 
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
-"""Without one of these files, a checkpoint cannot accept images, whatever its config lists."""
+"""Without one of these files, a checkpoint cannot accept images."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Data of a model for clients. `None`: unknown."""
+    """`None`: unknown."""
 
     context_length: int | None = None
     vision: bool | None = None
@@ -24,7 +24,6 @@ class ModelFacts:
 
 
 def facts_of(model: str, registry: Callable[[], PluginRegistry]) -> ModelFacts:
-    """The data of a model on this machine. Empty for other models and for invalid folders."""
     try:
         folder = local_folder(model)
         if folder is None:

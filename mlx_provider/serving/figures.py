@@ -1,5 +1,5 @@
-"""Live statistics, collected in the thread of the caller. The engine thread only reports the tree
-of prefixes, between two steps."""
+"""Live statistics, collected in the caller's thread. Only the prefix tree comes from the engine
+thread, between two steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .in_flight import Entry
 from .weights import EngineInstance, Weights
 
 WINDOW = 10.0
-"""Seconds of recent steps that are included."""
+"""Seconds of recent steps."""
 STEPS_TOLD = 120
 LOOKUPS_TOLD = 12
 STATES: dict[Phase, RequestState] = {
@@ -52,7 +52,7 @@ def take(
     chosen_limit: int | None,
     media: int,
 ) -> Figures:
-    """All statistics. `media`: bytes of images that requests hold."""
+    """`media`: bytes of images that requests hold."""
     now = time.monotonic()
     engines = [(each, kind, run) for each in weights for kind, run in list(each.engines.items())]
     seen = [found for _, _, run in engines for found in run.engine.recent.lookups.items()]
@@ -88,7 +88,7 @@ def _request(entry: Entry, now: float) -> RequestFigures | None:
         )
     request, model = active.request, active.lease.view.weights.name
     state = STATES.get(request.phase)
-    if state is None:  # it has ended, and its entry is about to be removed
+    if state is None:
         return None
     return RequestFigures(
         id=entry.id,
@@ -161,7 +161,7 @@ def _lookup(found: LookedUp, now: float) -> Lookup:
 
 
 def _reason(found: LookedUp) -> MissReason:
-    """The reason why most of the reusable tokens were lost."""
+    """Why most of the reusable tokens were lost."""
     lost = {name: tokens for name, tokens in found.lost.items() if name in REASONS and tokens}
     return REASONS[max(lost, key=lost.__getitem__)] if lost else ""
 

@@ -19,13 +19,13 @@ DESCRIPTIONS = (
     "video_preprocessor_config.json",
     INDEX,
 )
-"""JSON objects that libraries read themselves."""
+"""JSON objects that libraries read."""
 ADAPTER = "adapter_config.json"
 
 
 def check_folder(folder: Path, adapter: Path | None = None) -> None:
-    """Check for content that would block or break a reader: deep JSON, layers without weights.
-    Raises `BadRequest` that names the file, or `UnsupportedModel` that names the key."""
+    """Refuse content that would block or break a reader: deep JSON, layers without weights. Raises
+    `BadRequest` that names the file, or `UnsupportedModel` that names the key."""
     for name in DESCRIPTIONS:
         read_json(folder / name)
     check_sizes(read_json(folder / "config.json"), *extent(folder))

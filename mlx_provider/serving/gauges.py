@@ -17,15 +17,13 @@ class Gauges(Collector):
     """Keeps no state between scrapes, so a removed object disappears from the next one."""
 
     def __init__(self, figures: Callable[[], Figures | None]) -> None:
-        """`figures`: returns the present statistics, or `None` if they are not available."""
         self._figures = figures
 
     def describe(self) -> Iterable[Metric]:
-        """Empty, so that registration does not collect statistics."""
+        """Empty, because registration must not collect statistics."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Every gauge."""
         figures = self._figures()
         if figures is None:
             return
@@ -54,7 +52,7 @@ def _numbers(figures: Figures) -> Iterator[tuple[str, str, float]]:
 
 
 def _requests(figures: Figures) -> list[Sample]:
-    # a model that is not loaded yet may have any name that a client chose
+    # the name of a model that is not loaded yet is the client's free text
     named = {each.model for each in figures.engines}
     counted = Counter(
         (each.model if each.model in named else "", each.state) for each in figures.requests

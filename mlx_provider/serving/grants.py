@@ -44,9 +44,8 @@ class Grants:
     def admitted(self, request: T) -> T:
         """The request with the owner's options for its model.
 
-        Raises `Forbidden` that names an option which the sender may not set, and `ModelNotFound`
-        with the same message for all folders that the sender may not name, existing or not.
-        """
+        Raises `Forbidden` that names the option; `ModelNotFound` with one message for all folders
+        that the sender may not name, so that it does not reveal which exist."""
         _refuse_options(request)
         if request.origin != "owner" and request.model not in self._granted:
             self._refuse_foreign_folder(request.model)
@@ -61,16 +60,13 @@ class Grants:
         return request.model_copy(update={"options": options})
 
     def may_lengthen(self, request: ModelRequest) -> bool:
-        """Whether its context may be longer than the model's own, which needs separate weights."""
         return not request.remote or self._context(request) is not None
 
     def is_listed(self, request: ModelRequest) -> bool:
-        """Whether its context length is one of the model, not of this request alone."""
         own = request.options.context_length
         return not request.remote or own in (None, self._context(request))
 
     def _context(self, request: ModelRequest) -> int | None:
-        """The context length that the owner has granted."""
         granted = self._granted.get(request.model)
         return None if granted is None else granted.context_length
 
@@ -85,11 +81,9 @@ class Grants:
             )
 
     def _under_a_root(self, model: str) -> bool:
-        """Whether the name is that of a model's folder under a root, with links resolved.
-
-        Relative names and names of users are not expanded, because that would reveal data about the
-        machine. A folder has one name, because each name is listed.
-        """
+        """Whether it is a folder under a root, with links resolved. Relative names and `~` are not
+        expanded: that would reveal data about the machine. A folder has one name, because each name
+        is listed."""
         if not model.startswith(("/", "~/")) or model != os.path.normpath(model):
             return False
         path = Path(os.path.realpath(Path(model).expanduser()))
@@ -98,17 +92,16 @@ class Grants:
 
 
 def names_repository(request: ModelRequest) -> bool:
-    """Whether the name must be a Hub id, even if a folder has the same name."""
     return request.origin != "owner" and REPOSITORY.fullmatch(request.model) is not None
 
 
 def account(request: ModelRequest) -> str:
-    """Whose request it is, for the shares of the device."""
+    """Whose request it is, for fair shares of the device."""
     return request.namespace if request.account is None else request.account
 
 
 def read_grants(file: Path) -> dict[str, ModelOptions]:
-    """Read the owner's file. Raises `BadRequest` that names the file, the model and the option."""
+    """Raises `BadRequest` that names the file, the model and the option."""
     try:
         tables = tomllib.loads(read_trusted(file, LARGEST_FILE, closed_to=0o022).decode())
     except OSError as error:
@@ -128,7 +121,6 @@ def _options(file: Path, name: str, table: object) -> ModelOptions:
 
 
 def _refuse_options(request: ModelRequest) -> None:
-    """Raise `Forbidden` for an option that the sender may not set."""
     chosen, how = set(_chosen(request.options)), "over the network"
     if request.origin == "named":
         chosen, how = chosen - NAMED_KEYS, "with a named key"
@@ -145,7 +137,6 @@ def _refuse_options(request: ModelRequest) -> None:
 
 
 def _chosen(options: ModelOptions) -> dict[str, object]:
-    """Options that differ from their defaults."""
     return {
         name: getattr(options, name)
         for name, field in ModelOptions.model_fields.items()

@@ -21,28 +21,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEMOS = {"demo": "model", "demo-hybrid": "hybrid"}
-"""Folders of the models of this package, by name."""
 REACH = 0.8
-"""Seconds in which the Hub must answer before it counts as unreachable."""
+"""Seconds until the Hub counts as unreachable."""
 GGUF = ".gguf"
 TEMPLATE = "chat_template.jinja"
 TEMPLATES = ("chat_template.json", "tokenizer_config.json")
-"""JSON files that may hold a chat template."""
+"""Files that may hold a chat template."""
 PATTERNS = ["*.json", "*.safetensors", "*.py", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
 
 
 def folder_of(model: str, *, repository: bool = False) -> Path:
-    """The folder of `model`: one of `DEMOS`, a path, or a Hub repository `owner/name[@revision]`.
+    """The folder of `model`: one of `DEMOS`, a path, or a repository `owner/name[@revision]`, which
+    is downloaded if missing.
 
-    `repository`: only a repository, even if a folder has the same name. Downloads a model that is
-    not on this machine. Raises `ModelNotFound` with a list of local models, in under a second if
-    the Hub is unreachable; `BadRequest` for a folder without a model.
-    """
+    `repository`: only a repository, even if a folder has the same name. Raises `ModelNotFound` with
+    a list of local models, in under a second if the Hub is unreachable; `BadRequest` for a folder
+    without a model."""
     return local_folder(model, repository=repository) or download(model)
 
 
 def local_folder(model: str, *, repository: bool = False) -> Path | None:
-    """Like `folder_of` without a download. `None`: a repository that is not on this machine."""
+    """Like `folder_of` without a download. `None`: not on this machine."""
     if model in DEMOS:
         return Path(__file__).parents[1] / "demo" / DEMOS[model]
     path = _path(model)
@@ -60,7 +59,7 @@ def local_folder(model: str, *, repository: bool = False) -> Path | None:
 
 
 def full_name(model: str) -> str:
-    """The name by which an engine with another working folder finds the same model."""
+    """The name for an engine with another working folder."""
     model = model.removeprefix("mlx/")
     if model in DEMOS or not _path(model).is_dir():
         return model
@@ -68,7 +67,7 @@ def full_name(model: str) -> str:
 
 
 def no_folder(name: str) -> str:
-    """Why a folder was not found: which one, and for a relative path the remedy."""
+    """Error text; for a relative path with the remedy."""
     path = _path(name)
     if path.is_absolute():
         return f"no folder {path} on the engine's machine"
@@ -83,7 +82,6 @@ def _path(name: str) -> Path:
 
 
 def is_repository(model: str) -> bool:
-    """Whether a name has the form of a Hub id, `owner/name[@revision]`."""
     return not model.startswith(("/", "~", ".")) and model.count("/") == 1
 
 
@@ -94,22 +92,16 @@ def _repository(model: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True)
 class Outline:
-    """Data of a model that is not loaded."""
-
     config: Mapping[str, Any]
     weight_bytes: int
     chat_template: str = ""
-    """Empty if there is none, or if there are several by name."""
+    """Empty: none, or several by name."""
     here: bool = False
-    """Whether it is on this machine."""
 
 
 def outline(model: str) -> Outline:
-    """The outline of a repository `owner/name[@revision]`, from small responses that are not
-    stored.
-
-    Raises `ModelNotFound`, in under a second if the Hub is unreachable.
-    """
+    """From small responses that are not stored. Raises `ModelNotFound`, in under a second if the
+    Hub is unreachable."""
     from huggingface_hub import constants
 
     repo, revision = _repository(model)
@@ -130,7 +122,6 @@ def outline(model: str) -> Outline:
 
 
 def _whole(repo: str, address: str) -> httpx.Response:
-    """A response that is checked for success."""
     answer = _answer(repo, address)
     if not answer.is_success:
         raise ModelNotFound(
@@ -140,7 +131,6 @@ def _whole(repo: str, address: str) -> httpx.Response:
 
 
 def _object(repo: str, answer: httpx.Response) -> dict[str, Any]:
-    """The JSON object of a response."""
     try:
         content = from_json(answer.content)
     except ValueError as error:
@@ -162,12 +152,12 @@ def _is_weights(name: str) -> bool:
 
 
 def _of_files(folder: Path) -> Path:
-    """The folder. Refused if a pipe or device would block a reader of the model forever."""
+    """Refuses a folder with a pipe or device, which would block a reader forever."""
     for path in (path for pattern in PATTERNS for path in folder.glob(pattern)):
         try:
             kind = path.stat().st_mode
         except OSError:
-            continue  # a broken link, which blocks no reader
+            continue  # a broken link blocks no reader
         if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
             raise BadRequest(f"{path} is no regular file: remove it", param="model")
     return folder
@@ -192,10 +182,8 @@ def _cached(repo: str, revision: str | None) -> Path | None:
 
 
 def download(model: str) -> Path:
-    """The folder of a repository in its present version on the Hub. Only new files are fetched.
-
-    Raises `ModelNotFound`, and `BadRequest` for a repository without weights for MLX.
-    """
+    """Fetch the newest version, only new files. Raises `ModelNotFound`, and `BadRequest` for a
+    repository without weights for MLX."""
     import httpx
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -213,7 +201,7 @@ def download(model: str) -> Path:
 
 
 def _answer(repo: str, address: str) -> httpx.Response:
-    """Fail fast if the Hub is unreachable or does not have the repository."""
+    """Fails fast if the Hub is unreachable or does not have the repository."""
     import httpx
     from huggingface_hub import get_token
 
@@ -248,32 +236,30 @@ def _no_gguf(name: str) -> BadRequest:
 
 
 def not_gguf(name: str) -> str:
-    """The remedy for weights in GGUF, which is not a format of MLX."""
+    """Error text with the remedy."""
     base = re.sub(r"[-.](gguf|i?q\d\w*)\b", "", name.rpartition("/")[2], flags=re.IGNORECASE)
     return f"GGUF is not served: take an MLX version, such as mlx-community/{base}-4bit"
 
 
 def known() -> str:
-    """The models that a request could name instead."""
+    """Names of models, for an error."""
     names = sorted(cached_models())
     listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
     return f"; on this machine: {listed or 'none'}; `demo` always works, a folder by its full path"
 
 
 def on_this_machine(model: str) -> bool:
-    """Whether a name that every client may use needs no download."""
+    """Whether a name that every client may use is here."""
     return model in DEMOS or _repository(model)[0] in cached_models()
 
 
 def cached_models() -> list[str]:
-    """Repositories in the local Hub cache."""
     return [
         p.name.removeprefix("models--").replace("--", "/") for p in cache_root().glob("models--*")
     ]
 
 
 def cache_root() -> Path:
-    """The folder of the local Hub cache."""
     from huggingface_hub import constants
 
     return Path(os.environ.get("HF_HUB_CACHE", constants.HF_HUB_CACHE))

@@ -20,39 +20,34 @@ class Active:
     """A request that runs on a model. The methods belong to the engine thread."""
 
     request: Request
-    """The engine's request."""
     lease: Lease
-    """Its lease of the model."""
     instance: EngineInstance
-    """Its engine."""
 
     def cancel(self) -> None:
         """Idempotent."""
         self.instance.engine.cancel(self.request)
 
     def fail(self, error: MLXProviderError) -> None:
-        """End it with an error for its reader."""
         self.instance.engine.fail(self.request, error)
 
 
 @dataclass(eq=False)
 class Entry:
-    """One request: its reader, and the resources that it holds until its end."""
+    """A request's reader, and the resources that it holds until its end."""
 
     id: str
     queue: EventQueue
     media: MediaClaim
     model: str
-    """The model's name in the request."""
     arrived: float
     """Monotonic seconds."""
     active: Active | None = None
     """`None` during its preparation."""
     turn: Turn | None = None
-    """Its reply, if that may end with calls."""
+    """Set if the reply may end with calls."""
 
     def check_wanted(self) -> None:
-        """Raises `RequestFailed` if nothing waits for its events any more."""
+        """Raises `RequestFailed` if nothing waits for its events."""
         if self.queue.ended:
             raise RequestFailed.cancelled()
 
@@ -64,24 +59,22 @@ class Entry:
 
 
 class InFlight:
-    """Safe from any thread. One lock covers all entries and the requests on their way to
-    engines."""
+    """Safe from any thread. One lock covers all entries and the requests that have not reached
+    their engines."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
         self._lock = threading.Lock()
 
     def arrive(self, entry: Entry) -> None:
-        """Add an entry. Raises `BadRequest` if its id is in use, because clients cancel by id."""
+        """Raises `BadRequest` if its id is in use, because clients cancel by id."""
         with self._lock:
             if self._entries.setdefault(entry.id, entry) is not entry:
                 raise BadRequest("another request with this id is being served", param="id")
 
     def enter(self, entry: Entry, request: Request, lease: Lease) -> Active:
-        """Admit a request. The engine can accept it, and it is on its way there.
-
-        Raises the errors of the scheduler's `check`, and `RequestFailed` if nothing waits for it.
-        """
+        """Admit a request. Raises the errors of the scheduler's `check`, and `RequestFailed` if
+        nothing waits for it."""
         instance = lease.view.instance
         with self._lock:
             entry.check_wanted()
@@ -91,12 +84,12 @@ class InFlight:
             return entry.active
 
     def reached(self, active: Active) -> None:
-        """The engine thread has the request."""
+        """Called on the engine thread."""
         with self._lock:
             active.instance.arriving.remove(active.request.account)
 
     def cancel(self, name: str) -> Entry | None:
-        """Cancel the request of this id. One that is still in preparation will not be admitted."""
+        """One that is still in preparation will not be admitted."""
         with self._lock:
             entry = self._entries.get(name)
             if entry is not None and entry.active is None:
@@ -104,30 +97,30 @@ class InFlight:
             return entry
 
     def of(self, request: Request) -> tuple[Entry, Active] | None:
-        """The entry of an engine's request, if it still exists."""
+        """`None`: it has ended."""
         entry = self._entries.get(request.id)
         if entry is None or entry.active is None or entry.active.request is not request:
             return None
         return entry, entry.active
 
     def active(self) -> list[Active]:
-        """Every admitted request."""
         with self._lock:
             return [each.active for each in self._entries.values() if each.active is not None]
 
     def all(self) -> list[Entry]:
-        """Every request, oldest first. Does not block arrivals or ends."""
+        """Oldest first. Does not block arrivals or ends."""
         return sorted(self._entries.values(), key=lambda entry: entry.arrived)
 
     def leave(self, entry: Entry) -> None:
-        """The request has ended. Releases its resources."""
+        """Release its resources."""
         with self._lock:
             if self._entries.get(entry.id) is entry:
                 del self._entries[entry.id]
         entry.let_go()
 
     def clear(self) -> list[Entry]:
-        """Remove all admitted requests, which the caller must end. Others end by themselves."""
+        """Remove all admitted requests, which the caller must end. Those in preparation end by
+        themselves."""
         with self._lock:
             gone = [entry for entry in self._entries.values() if entry.active is not None]
             for entry in gone:

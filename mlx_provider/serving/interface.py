@@ -1,4 +1,4 @@
-"""The interface of a transport to the part that serves requests. `ChatService` implements it."""
+"""What a transport calls; `ChatService` implements it."""
 
 from __future__ import annotations
 
@@ -13,32 +13,25 @@ from ..protocol.health import Health
 from ..protocol.requests import GenerateRequest, ModelRequest
 
 Put = Callable[[], None]
-"""Puts the events of one engine step into the queues of their requests."""
+"""Puts the events of one engine step into their requests' queues."""
 
 Deliver = Callable[[Put], None]
-"""Runs `put` once where it wakes readers most cheaply. Called on the engine thread, never
-blocks."""
+"""Runs `put` where it wakes readers most cheaply. Called on the engine thread; never blocks."""
 
 
 def deliver_now(put: Put) -> None:
-    """Run it in the calling thread."""
     put()
 
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """The prompt that a request has."""
-
     tokens: Sequence[int]
     text: str
-    """With its special tokens."""
+    """With special tokens."""
     context_length: int
-    """Of the model."""
 
 
 class Service(Protocol):
-    """Serves requests. Every method is safe from any thread."""
-
     def submit(self, request: ModelRequest, queue: EventQueue) -> Accepted:
         """Validate, render, tokenise, admit. The events of the request then arrive in `queue`.
 
@@ -46,17 +39,11 @@ class Service(Protocol):
         """
 
     def count(self, request: GenerateRequest) -> int:
-        """Number of tokens of the prompt that `submit` would use; a lower limit if that exceeds the
-        model's context.
-
-        Blocks and raises like `submit`. Nothing is admitted.
-        """
+        """Tokens of the prompt that `submit` would use; a lower limit if that exceeds the context.
+        Blocks and raises like `submit`."""
 
     def tokenize(self, request: GenerateRequest) -> PromptTokens:
-        """The prompt that `submit` would use.
-
-        Blocks and raises like `submit`. Nothing is admitted.
-        """
+        """The prompt that `submit` would use. Blocks and raises like `submit`."""
 
     def cancel(self, request_id: str) -> None:
         """End a request in any phase, also during `submit`. Ignores unknown ids; never blocks."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 PINNED = -1.0
-"""Value of `keep_alive` for a model that never leaves."""
+"""The model never leaves."""
 
 
 @dataclass
@@ -18,12 +18,13 @@ class KeepAlive:
     pinned: bool = False
 
     def ask(self, keep_alive: float | None) -> None:
-        """Add the value of an entry: seconds, `PINNED`, or `None`, which has no effect."""
+        """`keep_alive` of an entry: seconds, `PINNED`, or `None`, which has no effect."""
         if keep_alive == PINNED:
             self.pinned = True
         elif keep_alive is not None:
             self.seconds = max(self.seconds or 0.0, keep_alive)
 
     def ends(self, used: float) -> float:
-        """When a model that was last used at `used` leaves without need; `inf`: never."""
+        """When a model last used at `used` leaves although nothing needs its memory; `inf`:
+        never."""
         return inf if self.pinned or self.seconds is None else used + self.seconds

@@ -21,18 +21,16 @@ log = logging.getLogger(__name__)
 
 
 def device_kind() -> str:
-    """`cpu`, `metal` or `cuda`: the device of this process."""
+    """`cpu`, `metal` or `cuda`."""
     if mx.default_device().type == mx.DeviceType.cpu:
         return "cpu"
     return "metal" if mx.metal.is_available() else "cuda"
 
 
 def equip(loaded: LoadedModel, registry: PluginRegistry) -> str | None:
-    """Install the best kernels for `loaded` (engine thread). Returns their name.
+    """Install the best kernels (engine thread). Returns their name.
 
-    `None`: none fit or pay, and upstream's own functions are called. Kernels that fail here are
-    logged and removed completely.
-    """
+    `None`: none fit or pay. Kernels that fail here are logged and removed completely."""
     model: Any = getattr(loaded, "model", None)
     if not isinstance(model, nn.Module):
         return None
@@ -53,7 +51,7 @@ def equip(loaded: LoadedModel, registry: PluginRegistry) -> str | None:
 
 
 def install(name: str, replacements: Iterable[Replacement], model: nn.Module) -> bool:
-    """Put replacements into the modules from which `model`'s layers call them. Idempotent. Returns
+    """Replace functions in the modules from which `model`'s layers call them. Idempotent. Returns
     whether there is any."""
     found = [
         patch(
@@ -71,7 +69,7 @@ def remove(name: str, replacements: Iterable[Replacement], model: nn.Module) -> 
 
 
 def _made(each: Replacement, original: Function) -> Function | None:
-    """`None` for a different function of that name, or if the original is better."""
+    """`None` for another function of that name, or if the original is better."""
     if (getattr(original, "__module__", ""), getattr(original, "__name__", "")) != (
         each.module,
         each.name,

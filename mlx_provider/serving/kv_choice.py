@@ -20,27 +20,22 @@ from ..upstream import mlx_lm
 MakeCache = Callable[[], list[Any]]
 
 TRIAL_TOKENS = 4
-"""Tokens of the trial that shows the sizes of heads."""
 GROUPS = (64, 32)
-"""Values per scale. The first that divides the size of every head is used."""
+"""Values per scale. The first that divides every head size is used."""
 
 
 def kv_kind(options: ModelOptions) -> str:
-    """The kind of the KV cache."""
     return f"{options.kv_bits} bits" if options.kv_bits else ""
 
 
 def engine_kind(options: ModelOptions) -> str:
-    """Requests of one kind share a model's engine and the prefix cache's keys."""
+    """Requests of one kind share an engine and the prefix cache's keys."""
     kinds = (kv_kind(options), "reproducible" if options.reproducible else "")
     return ", ".join(filter(None, kinds))
 
 
 def cache_maker(model: LoadedModel, bits: int | None) -> MakeCache:
-    """A function that makes row caches with so many bits (engine thread).
-
-    Raises `BadRequest` if no group divides the heads.
-    """
+    """Engine thread. Raises `BadRequest` if no group divides the heads."""
     if bits is None:
         return model.make_cache
     sizes = _head_sizes(model)
@@ -61,10 +56,8 @@ def tried(
     layouts: Sequence[str],
     reserve: Reserve = unlimited,
 ) -> Probe:
-    """Result of the probe with such caches (engine thread), see `probe`.
-
-    Raises `BadRequest` that names the option with which the model does not run.
-    """
+    """See `probe` (engine thread). Raises `BadRequest` that names the option with which the model
+    does not run."""
     if bits is None:
         return probe(model, make_cache, layouts, reserve)
     with Isolation() as trying:
@@ -79,7 +72,7 @@ def _quantised(model: LoadedModel, bits: int, group: int) -> list[Any]:
 
 
 def _head_sizes(model: LoadedModel) -> set[int]:
-    """Values per head in the layers that would be quantised."""
+    """Of the layers that would be quantised."""
     cache = model.make_cache()
     tokens = [token % model.info.vocab_size for token in range(1, TRIAL_TOKENS + 1)]
     model.prefill(PrefillChunk(Prompt(tokens), 0, TRIAL_TOKENS, cache))

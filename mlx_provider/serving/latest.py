@@ -13,24 +13,23 @@ T = TypeVar("T")
 
 
 class Latest(Generic[T]):
-    """One request to the engine thread at a time. Safe from any thread; concurrent callers may
-    cause a second request."""
+    """One call to the engine thread at a time. Safe from any thread; concurrent callers may cause a
+    second call."""
 
     def __init__(self, ask: Callable[[], Future[T]], first: T) -> None:
-        """`first`: the result before the first answer."""
         self._ask = ask
         self._told = first
         self._asked: Future[T] | None = None
 
     def get(self, patience: float) -> T:
-        """The answer, or the previous one if it takes longer than `patience` seconds."""
+        """The previous result if the answer takes longer than `patience` seconds."""
         try:
             asked = self._asked = self._asked or self._ask()
         except EngineDied:  # it is shutting down
             return self._told
         try:
             self._told = asked.result(patience)
-        except (NotYet, EngineDied, CancelledError):  # if it died, the next call asks a new one
+        except (NotYet, EngineDied, CancelledError):  # the next call asks a new engine thread
             return self._told
         finally:
             if asked.done():

@@ -1,4 +1,4 @@
-"""The error of a model that could not be loaded or started."""
+"""Errors of models that could not be loaded or started."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ log = logging.getLogger(__name__)
 
 
 def stranger_of(plugin: Plugin) -> str:
-    """Name and version of a third party's plugin. Empty for a built-in one."""
+    """Name and version. Empty for a built-in one."""
     return "" if plugin.ours else str(plugin)
 
 
 def load_error(
     fault: Fault | None, name: str, family: str, *, trusted: bool, stranger: str
 ) -> MLXProviderError:
-    """The error for a fault of a model, which names the option that caused it, if any.
-
-    `stranger`: the third party's plugin that serves it and must be repaired.
-    """
+    """Names the option that caused the fault, if any. `stranger`: the third party's plugin that
+    serves the model."""
     if fault is None:
         return LoadFailed(f"{name} could not be loaded by family {family!r}")
     error = fault.error

@@ -13,26 +13,21 @@ from .memory_ledger import HoldsMemory
 from .residents import Hold, Residents
 
 RETRY_AFTER = 5.0
-"""Seconds after which a refused request should retry."""
+"""Seconds."""
 
 T = TypeVar("T", bound=HoldsMemory)
 
 
 @dataclass(frozen=True)
 class LoadPlan(Generic[T]):
-    """How to load a model that is not in memory."""
-
     name: str
     nbytes: int
-    """Expected bytes."""
     load: Callable[[], T]
     """Blocks; raises errors of `mlx_provider.errors`."""
 
 
 @dataclass(eq=False)
 class Ticket(Generic[T]):
-    """The place of a request in the queue."""
-
     who: str
     key: Hashable
     plan: LoadPlan[T]
@@ -40,22 +35,22 @@ class Ticket(Generic[T]):
     keep_alive: float | None
     since: float
     until: float
-    """End of its waiting time, unless its own model is loading."""
+    """When its wait ends, unless its model is loading."""
     deadline: float
     hold: Hold[T] | None = None
     error: MLXProviderError | None = None
     reserved: frozenset[Hashable] = frozenset()
-    """Models that accept no new requests, so that they become idle for it."""
+    """Models that accept no new requests until they leave for it."""
 
     def pause(self, now: float, turn: float) -> float | None:
-        """Seconds until the next check without a notification."""
+        """Seconds until the next check."""
         times = (self.deadline, self.until, self.since + turn)
         soonest = min((at for at in times if at > now), default=inf)
         return None if soonest == inf else soonest - now
 
 
 class Line(Generic[T]):
-    """Has no lock: its owner makes every call under its own lock."""
+    """No lock: calls are made under the owner's lock."""
 
     def __init__(self) -> None:
         self._tickets: list[Ticket[T]] = []
@@ -81,14 +76,14 @@ class Line(Generic[T]):
         return True
 
     def refuse(self, tickets: Iterable[Ticket[T]], error: MLXProviderError) -> None:
-        """Remove tickets with an error. The caller must notify their threads."""
+        """The caller must notify their threads."""
         for ticket in tickets:
             ticket.error = error
             self._tickets.remove(ticket)
 
 
 def too_large(name: str, nbytes: int, limit: int) -> LoadFailed:
-    """The error for a model that does not fit even if nothing else is in memory."""
+    """For a model that does not fit even if nothing else is in memory."""
     return LoadFailed(
         f"{name} has {nbytes} bytes of weights; the memory limit leaves {limit} for them: raise "
         "MLX_PROVIDER_MEMORY_LIMIT, or serve a smaller model"
@@ -96,7 +91,7 @@ def too_large(name: str, nbytes: int, limit: int) -> LoadFailed:
 
 
 def in_use(ticket: Ticket[T], residents: Residents[T]) -> MemoryInUse:
-    """The error for a request that has waited too long."""
+    """For a request that has waited too long."""
     ledger, used = residents.ledger, sum(bool(each.holds) for each in residents)
     takes = ledger.of(ticket.key) or ticket.plan.nbytes
     pinned = sum(ledger.of(each.key) for each in residents if each.keep_alive.pinned)

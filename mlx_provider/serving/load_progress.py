@@ -28,7 +28,7 @@ class LoadProgress:
     def stage(
         self, model: str, what: str, done: Callable[[], int] = int, total: int = 0, unit: str = ""
     ) -> Iterator[None]:
-        """Report this stage during the block. `done` is called by other threads."""
+        """Report a stage during the block. `done` is called by other threads."""
         stage = _Stage(model, what, done, total, unit)
         self._stages[stage] = None
         try:
@@ -37,7 +37,7 @@ class LoadProgress:
             del self._stages[stage]
 
     def figures(self) -> list[LoadingFigures]:
-        """The stages that run now, oldest first."""
+        """Oldest first."""
         return [
             LoadingFigures(
                 model=stage.model,

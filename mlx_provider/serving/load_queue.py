@@ -1,15 +1,13 @@
 """Gives requests the models that they need, at once or after a wait in one queue for memory.
 
-A request holds a model from before its prompt is rendered until its last event. A model without
-holds is idle. The least recently used idle model leaves if another model, or rows of another, need
-its memory. A request that does not fit waits in one queue, oldest first, for a limited time. After
-`TURN` seconds, the first in the queue reserves models: these accept no new requests, so that one of
-them becomes idle.
+A request holds a model from before its prompt is rendered until its last event. The least recently
+used idle model (without holds) leaves if another model, or rows of another, need its memory. Other
+requests wait, oldest first, for a limited time. After `TURN` seconds, the first one reserves
+models: these accept no new requests, so that one becomes idle.
 
 No request waits forever: a hold states the bytes of its request's rows before the request is
-queued, and weights never take the memory for the largest of them. So one of the queued requests can
-always run, and requests in the queue hold nothing.
-"""
+queued, and weights never take the memory for the largest of them. So one queued request can always
+run, and requests in the queue hold nothing."""
 
 from __future__ import annotations
 
@@ -55,10 +53,9 @@ class LoadQueue(Generic[T]):
         self._line: Line[T] = Line()
         self._reserved: frozenset[Hashable] = frozenset()
         self._starved: set[Hashable] = set()
-        """Models whose rows cannot continue with the weights of other models in memory."""
+        """Models whose rows cannot continue while the weights of others are in memory."""
         self._work = LoadWork(self._residents, self._line, self._changed, self._advance, unload)
         self._expiry: threading.Timer | None = None
-        """Until the first idle model expires."""
         self._closed: MLXProviderError | None = None
 
     # -- holds
@@ -74,12 +71,11 @@ class LoadQueue(Generic[T]):
         since: float | None = None,
         deadline: float = inf,
     ) -> Hold[T]:
-        """The model, loaded if necessary, and `rows` bytes in addition to all weights (blocks).
+        """The model, loaded if necessary, and `rows` bytes beside all weights (blocks).
 
-        `keep_alive`: see `KeepAlive`. `since`: arrival of the request, which sets its place in the
-        queue. `deadline`: its own deadline. Raises the errors of `plan` and of the load,
-        `LoadFailed` for a model that never fits, `MemoryInUse` after the longest wait.
-        """
+        `keep_alive`: see `KeepAlive`. `since`: arrival, which sets its place in the queue. Raises
+        the errors of `plan` and of the load, `LoadFailed` for a model that never fits,
+        `MemoryInUse` after the longest wait."""
         with self._changed:
             if (hold := self._at_once(key, rows, keep_alive)) is not None:
                 return hold
@@ -104,8 +100,7 @@ class LoadQueue(Generic[T]):
                     self._advance()
 
     def covers(self, hold: Hold[T], rows: int) -> bool:
-        """Whether this many bytes for rows fit in addition to all weights. If so, they are
-        reserved."""
+        """Whether so many bytes for rows fit beside all weights. If so, they are reserved."""
         with self._changed:
             if rows > self._ledger.free:
                 return False
@@ -113,7 +108,7 @@ class LoadQueue(Generic[T]):
             return True
 
     def withdraw(self, who: str) -> None:
-        """Requests in the queue with this name were cancelled."""
+        """Requests of this name were cancelled."""
         with self._changed:
             gone = [ticket for ticket in self._line if ticket.who == who]
             if gone:
@@ -135,12 +130,12 @@ class LoadQueue(Generic[T]):
     # -- for the engine thread
 
     def make_way(self, key: Hashable, rows: int, others: int, *, stuck: bool) -> Leaving[T]:
-        """Idle models to unload, so that rows of `key` have `rows` bytes and others `others`.
+        """Idle models to unload, so that rows of `key` have `rows` bytes and others `others`. The
+        caller unloads them, then calls `left`.
 
-        The caller unloads them and then calls `left`. If running rows will free memory at their
-        end, only models that were unused for `REST` seconds leave. `stuck`: no row of `key` runs;
-        if no idle model helps, the other models accept no new requests.
-        """
+        If running rows will free memory at their end, only models unused for `REST` seconds leave.
+        `stuck`: no row of `key` runs; if no idle model helps, the other models accept no new
+        requests."""
         with self._changed:
             free = self._ledger.free
             need = rows + others - free
@@ -156,18 +151,17 @@ class LoadQueue(Generic[T]):
             return leaving
 
     def left(self, resident: Resident[T]) -> None:
-        """A model of `make_way` is unloaded, and its bytes are free."""
+        """A model of `make_way` is unloaded."""
         self._work.left(resident)
 
     def grown(self, key: Hashable) -> None:
-        """The size of a model in memory has changed."""
         with self._changed:
             resident = self._residents.get(key)
             if resident is not None and resident.model is not None:
                 self._ledger.correct(key, resident.model)
 
     def others_go_on(self, key: Hashable) -> bool:
-        """Whether other models are in use whose requests will end without memory of `key`."""
+        """Whether requests of other models will end without memory of `key`."""
         with self._changed:
             return any(
                 each.holds
@@ -175,15 +169,12 @@ class LoadQueue(Generic[T]):
                 if each.key != key and each.key not in self._starved
             )
 
-    # -- state
-
     def models(self) -> list[T]:
-        """The models that can be used now."""
         with self._changed:
             return [model for _, model in self._residents.usable()]
 
     def forget(self) -> list[T]:
-        """Remove all models, because the engine thread has died. Returns those that could be
+        """Remove all models after the death of the engine thread. Returns those that could be
         used."""
         with self._changed:
             self._work.generation += 1
@@ -195,7 +186,6 @@ class LoadQueue(Generic[T]):
         return [model for _, model in gone]
 
     def close(self, error: MLXProviderError) -> None:
-        """Refuse all queued and future requests."""
         with self._changed:
             self._closed = error
             self._line.refuse(self._line, error)
@@ -203,7 +193,7 @@ class LoadQueue(Generic[T]):
             if self._expiry is not None:
                 self._expiry.cancel()
 
-    # -- the line (under the lock)
+    # -- the queue (under the lock)
 
     def _at_once(self, key: Hashable, rows: int, keep_alive: float | None) -> Hold[T] | None:
         if self._closed is not None:
@@ -215,7 +205,6 @@ class LoadQueue(Generic[T]):
         return self._residents.hold(resident, resident.model, rows, self._released)
 
     def _open(self, key: Hashable, rows: int) -> bool:
-        """Whether a new request may use a model in memory."""
         closed = key in self._reserved or self._others_starve(key)
         return not closed and rows <= self._ledger.free
 
@@ -223,7 +212,6 @@ class LoadQueue(Generic[T]):
         return bool(self._starved) and key not in self._starved
 
     def _wait(self, ticket: Ticket[T]) -> Hold[T]:
-        """Wait until the ticket has its hold or is refused."""
         while ticket.hold is None:
             if ticket.error is not None:
                 raise for_another(ticket.error)
@@ -238,8 +226,7 @@ class LoadQueue(Generic[T]):
         return ticket.hold
 
     def _advance(self) -> None:
-        """Serve each request in the queue that can be served, and free memory for the first other
-        one."""
+        """Serve the requests that can be served, and free memory for the first other one."""
         first: Ticket[T] | None = None
         self._reserved = frozenset()
         for ticket in self._line:
@@ -262,7 +249,7 @@ class LoadQueue(Generic[T]):
         return self._residents.to_reserve(self._lack(ticket), ticket.key, ticket.reserved)
 
     def _lack(self, ticket: Ticket[T]) -> int:
-        """Bytes that must become free for a ticket."""
+        """Bytes that must become free."""
         if ticket.key in self._residents:
             return ticket.rows - self._ledger.free
         return ticket.plan.nbytes + max(ticket.rows, self._residents.rows()) - self._ledger.free
@@ -282,7 +269,6 @@ class LoadQueue(Generic[T]):
         self._work.start(self._residents.detach(leaving), ticket.key, plan)
 
     def _await_expiry(self) -> None:
-        """Schedule the end of idle models at their expiry."""
         soonest = self._residents.next_expiry()
         if self._expiry is not None:
             self._expiry.cancel()

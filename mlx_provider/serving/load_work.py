@@ -29,16 +29,15 @@ class LoadWork(Generic[T]):
         advance: Callable[[], None],
         unload: Callable[[T], None],
     ) -> None:
-        """`changed` guards residents and line. `advance` (under it) serves the queue again."""
+        """`changed` guards residents and queue. `advance` (under it) serves the queue again."""
         self._residents = residents
         self._line = line
         self._changed = changed
         self._advance = advance
         self._unload = unload
         self.key: Hashable | None = None
-        """The model that loads, or for which others leave."""
         self.generation = 0
-        """Generation of the engine thread. A model that loaded on an earlier one is gone."""
+        """Of the engine thread. A model that loaded on an earlier one is gone."""
 
     def start(self, leaving: Leaving[T], key: Hashable, plan: LoadPlan[T] | None) -> None:
         """`plan`: `None` if the model is in memory and its rows need more."""
@@ -47,7 +46,7 @@ class LoadWork(Generic[T]):
         threading.Thread(target=self._run, args=arguments, name="mlx-load", daemon=True).start()
 
     def leave(self, leaving: Leaving[T]) -> None:
-        """Unload models and count their bytes as free (blocks; without the lock)."""
+        """Blocks; without the lock."""
         while leaving:
             resident, model = leaving.pop()
             try:
@@ -58,7 +57,7 @@ class LoadWork(Generic[T]):
                 self.left(resident)
 
     def left(self, resident: Resident[T]) -> None:
-        """An unloaded model's bytes are free."""
+        """Its bytes are free."""
         with self._changed:
             self._residents.remove(resident)
             self._advance()
@@ -76,7 +75,7 @@ class LoadWork(Generic[T]):
                 self._changed.notify_all()
 
     def _load(self, key: Hashable, plan: LoadPlan[T], generation: int) -> Leaving[T]:
-        """The models that must leave because the model took more than expected."""
+        """Returns models that must leave because this one took more than expected."""
         model: T | None = None
         error: MLXProviderError = LoadFailed(f"{plan.name} could not be loaded")
         try:

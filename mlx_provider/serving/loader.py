@@ -38,15 +38,15 @@ from .wired_weights import WiredWeights
 log = logging.getLogger(__name__)
 
 BACK = 0.9
-"""Share of its bytes that an unloaded model must free. Less is logged."""
+"""Share of its bytes that an unloaded model must free, else a warning is logged."""
 
 LARGE_VOCABULARY = 1 << 15
-"""From this size, the vocabulary for grammars is built at load. A smaller one takes
+"""From this size, the vocabulary for grammars is built at load; a smaller one takes
 milliseconds."""
 
 
 class Loader:
-    """Loads with the family of a plugin. Methods for the engine thread say so."""
+    """Loads with the family of a plugin."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class Loader:
         wired: WiredWeights,
         progress: LoadProgress,
     ) -> None:
-        """`limit`: bytes for all models and rows. `shrink_prefix_cache` (engine thread): free the
-        bytes that weights have reserved."""
+        """`limit`: bytes for all models and rows. `shrink_prefix_cache` (engine thread): frees the
+        bytes reserved for weights."""
         self._registry = registry
         self._worker = worker
         self._feature_bytes = feature_bytes
@@ -74,11 +74,9 @@ class Loader:
         self._loads = 0
 
     def plan(self, key: WeightsKey, options: ModelOptions, name: str) -> LoadPlan[Weights]:
-        """The expected memory of a load. Raises `BadRequest` for a folder that no family serves.
-
-        `name`: the model's name in the request, which logs and metrics show. A folder's own name
-        says little (`model`, a revision of the Hub).
-        """
+        """Expected memory of a load. `name`: the model's name in logs and metrics, because a
+        folder's own name says little (`model`, a revision). Raises `BadRequest` for a folder that
+        no family serves."""
         check_folder(key.folder, key.adapter)
         family, plugin = self._registry.family_for(read_json(key.folder / "config.json"))
         dtype = weights_dtype(
@@ -135,7 +133,7 @@ class Loader:
         load = partial(self._load_here, key, family, plugin, options, name)
         read = lambda: mx.get_active_memory() - before  # noqa: E731
         with self._progress.stage(name, "weights", read, nbytes, "bytes"):
-            try_template(key.folder)  # on this thread, so that other models continue
+            try_template(key.folder)  # outside the engine thread, so that other models continue
             weights = self._worker.call(load).result()
         log.info(
             "loaded %s in %.1f s: family %s, %d bytes",
@@ -197,7 +195,7 @@ def _grammar_of(made: LoadedModel, masks: Executor, grammars: Executor) -> Gramm
 def _tried(
     folder: Path, name: str, family: ModelFamily, plugin: Plugin, options: LoadOptions
 ) -> LoadedModel | MLXProviderError:
-    """The model, or an error without the frames of the load, which hold half of its weights."""
+    """Returns the error without the frames of the load, which hold half of its weights."""
     with Isolation() as trying:
         made = family.load(folder, options)
         if isinstance(getattr(made, "info", None), ModelInfo):
@@ -209,6 +207,5 @@ def _tried(
 
 
 def _collect() -> None:
-    """Free unreferenced objects, including reference cycles."""
     gc.collect()
     mx.clear_cache()

@@ -31,33 +31,29 @@ log = logging.getLogger(__name__)
 LARGEST = 2**20
 """Most bytes of the file."""
 ENTRIES = 64
-"""Most models and kinds of KV cache in it. The oldest entry is dropped first."""
+"""Most entries (model and KV cache); the oldest is dropped first."""
 UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm")
 FORMAT = 8
-"""Version of the measurements and their method. Entries of other versions are not used."""
+"""Version of the method. Entries of other versions are not used."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements of one model with one kind of KV cache."""
-
     probe: Probe
     curve: Curve
     passes: PassBytes | None = None
-    """`None`: they failed, and are tried again."""
+    """`None`: failed, and tried again."""
     folder: str = ""
-    """The model's folder, for people."""
+    """For people."""
     kind: str = ""
-    """The kind of its KV cache. Empty: not quantised."""
+    """Of its KV cache. Empty: not quantised."""
     software: str = ""
-    """The software that measured it."""
+    """See `software()`."""
     least_shared: int = UNMEASURED_SHARING
-    """Fewest common tokens that rows share."""
 
     @property
     def lasts(self) -> bool:
-        """Whether a new measurement would give the same result: nothing failed that may work
-        later."""
+        """Whether nothing failed that may work later."""
         return self.probe.conclusive and self.curve != UNMEASURED
 
     @property
@@ -86,23 +82,22 @@ class Measurements:
 
     @classmethod
     def chosen(cls, setting: str, environ: Mapping[str, str] = os.environ) -> Measurements:
-        """The measurements for `EngineSettings.measurements`."""
+        """`setting`: `EngineSettings.measurements`."""
         if setting == "auto":
             return cls(state_folder(environ) / "measurements.json")
         return cls(None if setting == "off" else Path(setting).expanduser())
 
     def find(self, key: str) -> Measured | None:
-        """The stored measurement for a key of `circumstances`."""
         found = self._read().get(key)
         return found if found is not None and found.sound else None
 
     def of(self, folder: Path) -> list[Measured]:
-        """All stored measurements of a model, oldest first, in any circumstances."""
+        """Oldest first, in any circumstances."""
         kept = self._read().values()
         return [each for each in kept if each.folder == str(folder.resolve()) and each.sound]
 
     def keep(self, key: str, measured: Measured) -> None:
-        """Store a measurement. If the file cannot be written, this is only logged."""
+        """Failure to write the file is only logged."""
         if self._file is None or not measured.lasts:
             return
         entries = self._read()
@@ -114,7 +109,7 @@ class Measurements:
             log.warning("measurements cannot be stored in %s: %s", self._file, error.strerror)
 
     def _read(self) -> dict[str, Measured]:
-        """All entries. None of a file that is missing, broken, too large, or another user's."""
+        """Empty for a file that is missing, broken, too large, or another user's."""
         if self._file is None:
             return {}
         try:
@@ -143,6 +138,5 @@ def circumstances(
 
 
 def software() -> str:
-    """Versions that a measurement depends on."""
     found = [("mlx-provider", __version__), *((name, installed_version(name)) for name in UPSTREAM)]
     return ", ".join(f"{name} {number}" for name, number in found)

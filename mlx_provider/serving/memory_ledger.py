@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 OTHERS_SHARE = 1 / 3
-"""Share of the memory without weights that the prefix cache never uses, unless the operator sets
-its size. It is for the next requests, and keeps other programs in memory."""
+"""Share of the memory beside weights that the prefix cache leaves to the next requests and to other
+programs, unless the operator sets its size."""
 
 
 class HoldsMemory(Protocol):
-    """The ledger's interface to a model in memory."""
-
     @property
     def nbytes(self) -> int:
         """Measured bytes of the weights."""
@@ -35,10 +33,7 @@ class _Account:
 
 class MemoryLedger:
     """One account per model, from before its load until its weights are freed. Safe from any
-    thread.
-
-    Weights come first. Live rows get the rest, and the prefix cache the rest of that.
-    """
+    thread. Weights come first, then live rows, then the prefix cache."""
 
     def __init__(
         self,
@@ -47,47 +42,42 @@ class MemoryLedger:
         media: Callable[[], int] = lambda: 0,
         prefix_bytes: int | None = None,
     ) -> None:
-        """`limit`: bytes for all accounts. `media`: bytes of images that requests hold now.
+        """`limit`: bytes for all accounts. `media`: bytes of images that requests hold.
         `prefix_bytes`: the operator's size of the prefix cache."""
         self._limit = limit
         self.media = media
         self._prefix_bytes = prefix_bytes
         self.in_use: Callable[[], int] = lambda: 0
-        """Bytes of the prefix cache that rows use. It sets this function."""
+        """Bytes of the prefix cache that rows use. Set by the prefix cache."""
         self._accounts: dict[Hashable, _Account] = {}
         self._lock = threading.Lock()
 
-    # -- weights
-
     def reserve(self, key: Hashable, nbytes: int) -> None:
-        """Reserve the expected bytes of a model. Raises `ValueError` for a second account."""
+        """Raises `ValueError` for a second account."""
         with self._lock:
             if key in self._accounts:
                 raise ValueError(f"{key} has an account already")
             self._accounts[key] = _Account(nbytes)
 
     def correct(self, key: Hashable, model: HoldsMemory) -> None:
-        """Use the measured bytes of a model. Raises `ValueError` without an account."""
+        """Use measured bytes. Raises `ValueError` without an account."""
         with self._lock:
             if key not in self._accounts:
                 raise ValueError(f"{key} has no account")
             self._accounts[key] = _Account(model.nbytes, model)
 
     def release(self, key: Hashable) -> None:
-        """A model was unloaded, or never loaded. Idempotent."""
+        """Idempotent."""
         with self._lock:
             self._accounts.pop(key, None)
 
     def of(self, key: Hashable) -> int:
-        """Bytes of one model's weights. 0 without an account."""
         with self._lock:
             return self._accounts[key].nbytes if key in self._accounts else 0
 
-    # -- measurements
-
     def measure(self, key: Hashable, nbytes: int) -> bool:
-        """Reserve bytes for the measurements of a model, in place of those reserved before.
-        Returns whether they are free; if not, the earlier reservation stays."""
+        """Reserve bytes for measurements in place of earlier ones. Returns whether they are free;
+        if not, the earlier reservation stays."""
         others = self.live() + self.media()
         with self._lock:
             account = self._accounts[key]
@@ -97,16 +87,13 @@ class MemoryLedger:
             account.measuring = nbytes
             return True
 
-    # -- what is left
-
     @property
     def limit(self) -> int:
-        """Bytes for all accounts."""
         return self._limit()
 
     @property
     def free(self) -> int:
-        """Bytes that weights leave. Negative if a model took more than expected."""
+        """Negative if a model took more than expected."""
         with self._lock:
             return self._free()
 
@@ -114,8 +101,8 @@ class MemoryLedger:
         return self._limit() - sum(each.nbytes for each in self._accounts.values())
 
     def live(self, apart: Hashable = None) -> int:
-        """Reserved bytes of the rows and measurements of all models, or of all except `apart`, and
-        the part of the prefix cache that rows use."""
+        """Reserved bytes of rows and measurements of all models except `apart`, and of the part of
+        the prefix cache that rows use."""
         with self._lock:
             accounts = [a for key, a in self._accounts.items() if key != apart]
         return self.in_use() + sum(
@@ -123,8 +110,7 @@ class MemoryLedger:
         )
 
     def prefix_budget(self) -> int:
-        """Bytes that weights, live rows and images leave to the prefix cache. It shrinks when a
-        request is admitted or a model loads."""
+        """Bytes for the prefix cache. Shrinks when a request is admitted or a model loads."""
         free, chosen = max(0, self.free), self._prefix_bytes
         if chosen is None:
             chosen = free - int(OTHERS_SHARE * free)

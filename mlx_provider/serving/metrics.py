@@ -12,19 +12,18 @@ from .gauges import Gauges
 
 FIRST_TOKEN_BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
 INTER_TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2)
-"""Seconds. The stall target of 0.1 s is a bucket limit, so that longer gaps can be counted."""
+"""Seconds. 0.1 s, the stall target, is a limit, so that longer gaps can be counted."""
 CHUNK_BUCKETS = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Tokens."""
 OUTCOMES = ("hit", "new", "cold", "diverged", "no_state")
-"""Outcomes of a prompt's tokens in the prefix cache (`engine.recent.LookedUp.lost`). `new`: tokens
-after the end of the stored path."""
+"""Of a prompt's tokens in the prefix cache (`engine.recent.LookedUp.lost`). `new`: after the end of
+the stored path."""
 
 
 class EngineMetrics(Recorder):
     """One registry per engine, no globals."""
 
     def __init__(self, figures: Callable[[], Figures | None] = lambda: None) -> None:
-        """`figures`: returns the present statistics at a scrape."""
         self._registry = CollectorRegistry(auto_describe=True)
         self._registry.register(Gauges(figures))
         self._received = self._counter("requests_received", "Requests that were queued.")
@@ -115,7 +114,6 @@ class EngineMetrics(Recorder):
         self._accepted.inc(accepted)
 
     def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

@@ -1,4 +1,4 @@
-"""The models of this process, found by name, loaded on demand, and shared by all their aliases."""
+"""Models of this process: found by name, loaded on demand, shared by their aliases."""
 
 from __future__ import annotations
 
@@ -39,15 +39,14 @@ MASK_THREADS = 2
 
 @dataclass(frozen=True)
 class Lease(AbstractContextManager["Lease"]):
-    """A request's hold on a model, which stays in memory until `end`."""
+    """Keeps a model in memory until `end`."""
 
     view: ModelView
     _hold: Hold[Weights]
     _queue: LoadQueue[Weights]
 
     def covers(self, rows: int) -> bool:
-        """Whether weights leave this many bytes for the request's rows. If so, they are
-        reserved."""
+        """Whether weights leave so many bytes for rows. If so, they are reserved."""
         return self._queue.covers(self._hold, rows)
 
     def end(self) -> None:
@@ -69,7 +68,6 @@ class ModelCache:
         recorder: Recorder,
         media: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`media`: bytes of images that requests hold now."""
         limit = memory_limit(settings.memory_limit)
         pool = pool_limit(limit)
         self._worker = worker
@@ -119,12 +117,12 @@ class ModelCache:
         may_lengthen: bool = True,
         listed: bool = True,
     ) -> Lease:
-        """The model, loaded if necessary, and `rows` bytes in addition to all weights (blocks).
+        """The model, loaded if necessary, with `rows` bytes beside all weights (blocks), see
+        `LoadQueue.acquire`.
 
-        `repository`: its name is not that of a folder. `may_lengthen`: to a context longer than its
-        own. `listed`: see `Aliases.view`. See `LoadQueue.acquire`. Raises the errors of finding and
-        loading it, and `BadRequest` for options that the model does not support.
-        """
+        `repository`: the name is not that of a folder. `may_lengthen`, `listed`: see `Aliases`.
+        Raises the errors of finding and loading it, and `BadRequest` for options that the model
+        does not support."""
         self._aliases.check(options)
         with self.progress.stage(name, "files of the Hub"):
             folder = folder_of(name, repository=repository)
@@ -157,24 +155,22 @@ class ModelCache:
         return self._aliases.view(weights, name, options, listed=listed)
 
     def withdraw(self, who: str) -> None:
-        """The request of this name was cancelled while it waits for a model."""
+        """The request of this name was cancelled."""
         self.queue.withdraw(who)
 
     def views(self) -> list[ModelView]:
-        """All names and options under which models in memory were requested."""
         return [view for weights in self.queue.models() for view in list(weights.views.values())]
 
     def statuses(self) -> list[ModelStatus]:
-        """The status of each view, for people."""
+        """One per view, for people."""
         found = (view.status for view in self.views())
         return [status for status in found if status is not None]
 
     def engines(self) -> list[EngineInstance]:
-        """Every engine."""
         return [each for weights in self.queue.models() for each in list(weights.engines.values())]
 
     def close(self) -> None:
-        """Write the queue to disk, and end the threads."""
+        """Writes the queue to disk and ends the threads."""
         self.queue.close(EngineDied("the engine is shutting down"))
         for instance in self.engines():
             instance.learned()
@@ -184,7 +180,7 @@ class ModelCache:
         mx.set_cache_limit(self._pool_before)
 
     def forget(self) -> None:
-        """Remove every model, because their engine thread has died."""
+        """Remove all models after the death of the engine thread."""
         self.prefixes.forget()
         self._wired.forget()
         for weights in self.queue.forget():

@@ -14,7 +14,7 @@ from ..records import LoadedModel, ModelInfo, ReasoningParser, ToolParser
 from .weights import EngineInstance, Weights, weights_gone
 
 WARMED = 4096
-"""Namespaces that already have their warm prompts. The oldest one gets them again."""
+"""Namespaces that have their warm prompts; the oldest gets them again."""
 
 
 @dataclass(eq=False)
@@ -24,19 +24,17 @@ class ModelView:
     name: str
     weights: Weights
     kind: str
-    """The kind of its engine."""
     info: ModelInfo
-    """The model's info, with the operator's context length."""
+    """With the operator's context length."""
     tool_parser: ToolParser | None
     reasoning_parser: ReasoningParser | None
     any_parser: ToolParser | None
-    """Reads calls of a model whose template shows no known format."""
+    """For a model whose template shows no known format."""
     forced_parser: ToolParser | None
-    """The call format that such a model is forced to write."""
+    """The call format forced on such a model."""
     layout: TurnLayout = NO_LAYOUT
-    """White space that the chat template writes around an assistant's texts."""
     _warmed: dict[tuple[str, int], None] = field(default_factory=dict)
-    """Namespaces that got the operator's warm prompts, oldest first."""
+    """Namespaces with warm prompts, oldest first."""
 
     @property
     def model(self) -> LoadedModel:
@@ -59,7 +57,7 @@ class ModelView:
         return self.weights.grammar
 
     def to_warm(self, namespace: str, prompts: Iterable[Any]) -> bool:
-        """Whether to send these prompts for a namespace: only at its first request."""
+        """Whether to send these prompts: only at a namespace's first request."""
         sent = (namespace, hash(tuple(map(repr, prompts))))
         if sent in self._warmed:
             return False

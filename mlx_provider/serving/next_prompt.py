@@ -1,10 +1,8 @@
 """Prefills the known head of a conversation's next prompt while the tools of its last turn run.
 
-The next prompt is the history with the reply, as the chat template writes it, and the results of
-the tools. What the reply computed is often not its head: clients drop thoughts, and a template
-writes calls in its own form. So the head is rendered with results that stand for the real ones, up
-to the first of them, and prefilled while no request is here.
-"""
+The computed reply is often not that head: clients drop thoughts, and a template writes calls in its
+own form. So history and reply are rendered with a placeholder for the results, up to the first one,
+and prefilled while no request is here."""
 
 from __future__ import annotations
 
@@ -31,10 +29,10 @@ from .prompt import prepare
 log = logging.getLogger(__name__)
 
 RESULT = "first result"
-"""Stands for the result of the first call."""
+"""Placeholder for the first result."""
 OTHER = "another one"
 TAIL = 64
-"""Tokens at the end of a prompt in which the first result is searched first."""
+"""Tokens at the end of a prompt that are searched first for the placeholder."""
 
 
 @dataclass(eq=False)
@@ -47,10 +45,10 @@ class Turn:
     reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     called: bool = False
-    """Whether the reply is complete, and ends with calls."""
+    """The reply is complete and ends with calls."""
 
     def take(self, events: Sequence[Event]) -> bool:
-        """Take the events of a step. Returns whether tools run from now on."""
+        """Returns whether tools run from now on."""
         for event in events:
             if isinstance(event, Delta):
                 self._take(event)
@@ -68,8 +66,8 @@ class Turn:
             self.calls[piece.index]["function"]["arguments"] += piece.arguments
 
     def histories(self) -> Iterator[list[Mapping[str, Any]]]:
-        """Messages of the next request, up to its results. Until a client has sent thoughts back,
-        or left them out, it may do either."""
+        """Possible messages of the next request, up to its results. Both with and without thoughts
+        until the client has shown which it sends."""
         before = self.wire.messages or []
         said = {"role": "assistant", "content": self.content or None, "tool_calls": self.calls}
         returned = [bool(reasoning_text(each)) for each in before if each.get("tool_calls")]
@@ -84,21 +82,19 @@ class Turn:
 
 
 def turn_of(wire: GenerateRequest, view: ModelView, prompt: Prompt) -> Turn | None:
-    """The turn that a request begins. `None`: it cannot end with calls, or its images would have to
-    be loaded again."""
+    """`None`: it cannot end with calls, or its images would have to be loaded again."""
     calls = wire.messages and wire.tools and wire.tool_choice != "none"
     return Turn(wire, view) if calls and wire.n == 1 and not prompt.spans else None
 
 
 class NextPrompts:
-    """Renders next prompts on a thread of its own, and only while every engine is idle."""
+    """Own thread; renders only while every engine is idle."""
 
     def __init__(self, worker: EngineWorker) -> None:
         self._worker = worker
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="mlx-next-prompt")
 
     def close(self) -> None:
-        """Render no further prompt."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def await_results(self, turn: Turn) -> None:
@@ -118,7 +114,7 @@ class NextPrompts:
 
 
 def _requests(turn: Turn) -> Iterator[Request]:
-    """Requests without a reply for the possible heads of the next prompt."""
+    """Prefill requests for the possible heads."""
     wire, view = turn.wire, turn.view
     for at, messages in enumerate(turn.histories()):
         rendered = prepare(view, wire.model_copy(update={"messages": messages}))
@@ -141,10 +137,8 @@ def _requests(turn: Turn) -> Iterator[Request]:
 
 
 def known_head(prompt: Prompt, tokenizer: Tokenizer) -> Prompt | None:
-    """The prompt before `RESULT`, without the token before it, which another result may change.
-
-    `None`: the template does not show the result.
-    """
+    """The prompt before `RESULT`, without the last token, which another result may change. `None`:
+    the template does not show the result."""
 
     def shows(width: int) -> bool:
         return RESULT in tokenizer.decode(prompt.tokens[-width:], skip_special=False)

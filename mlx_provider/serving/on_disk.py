@@ -26,23 +26,21 @@ if TYPE_CHECKING:
     from huggingface_hub import HFCacheInfo
 
 LM_STUDIO = (".lmstudio/models", ".cache/lm-studio/models")
-"""Folders in the home folder, of this and of earlier versions, with `publisher/model` in each."""
+"""Under the home folder: `publisher/model`."""
 
 
 @dataclass(frozen=True)
 class OnDisk:
-    """One model on disk."""
-
     name: str
-    """The part after `mlx/`: a repository, or a folder's path."""
+    """After `mlx/`: a repository, or a folder's path."""
     size: int
-    """Bytes of all its revisions."""
+    """Bytes of all revisions."""
     fault: str = ""
-    """Why it cannot be loaded. Empty if its files are complete."""
+    """Why it cannot be loaded."""
 
 
 def models_on_disk() -> list[OnDisk]:
-    """All models on disk. Reads names and sizes, but no weights."""
+    """Reads names and sizes, no weights."""
     return [
         *sorted(_of_hub(), key=_by_name),
         *sorted(_of_lm_studio(), key=_by_name),
@@ -86,10 +84,8 @@ def _of_lm_studio() -> Iterator[OnDisk]:
 
 
 def remove(model: str) -> int:
-    """Remove a repository, or one `@revision` of it, from the Hub cache. Returns the freed bytes.
-
-    Raises `BadRequest` for a name outside of that cache, `ModelNotFound` for one that is not there.
-    """
+    """Remove a repository, or one `@revision`, from the Hub cache. Returns the freed bytes. Raises
+    `BadRequest` for a name outside of that cache, `ModelNotFound`."""
     if model in DEMOS or not is_repository(model):
         raise BadRequest(
             f"{model} is not a repository of the Hub cache: remove other folders yourself",
@@ -133,7 +129,7 @@ def _repository_folder(name: str) -> Path:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of its files. Files with several names count once."""
+    """Bytes. Files with several names count once."""
     files = {(s.st_dev, s.st_ino): s.st_size for s in _states(folder)}
     return sum(files.values())
 

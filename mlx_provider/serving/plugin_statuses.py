@@ -13,10 +13,9 @@ class PluginStatuses:
     def __init__(self, registry: PluginRegistry) -> None:
         self._registry = registry
         self._told: dict[str, tuple[int, str]] = {}
-        """By plugin: the time of its record (ns), and its text."""
+        """By plugin: time of its record (ns), and text."""
 
     def all(self) -> list[PluginStatus]:
-        """Every plugin, in the registry's order."""
         return [
             PluginStatus(
                 name=plugin.name,

@@ -1,4 +1,4 @@
-"""The prefix cache of this process, which all its models share."""
+"""The prefix cache that all models of the process share."""
 
 from __future__ import annotations
 
@@ -24,17 +24,15 @@ from .memory_ledger import MemoryLedger
 log = logging.getLogger(__name__)
 
 FIGURES_WAIT = 0.3
-"""Seconds that a reader of live statistics waits for the engine thread to end its step."""
+"""Seconds that live statistics wait for the engine thread."""
 NO_FIGURES = PrefixCacheFigures()
 
 
 @dataclass(frozen=True)
 class DiskSettings:
-    """Settings of the disk tier."""
-
     folder: Path
     nbytes: int | None
-    """Its limit. 0: no disk tier; `None`: by the free space."""
+    """0: no disk tier; `None`: by the free space."""
 
     @classmethod
     def of(cls, folder: Path, settings: EngineSettings) -> DiskSettings:
@@ -61,46 +59,42 @@ class Prefixes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the prefix cache."""
         return self._cache.nbytes if self._cache is not None else 0
 
     @property
     def in_use(self) -> int:
-        """The part of them that rows use, which cannot be evicted."""
+        """Bytes that rows use, which cannot be evicted."""
         return self._cache.in_use if self._cache is not None else 0
 
     def figures(self) -> PrefixCacheFigures:
-        """Live statistics. Never waits long for the engine thread."""
+        """Never waits long for the engine thread."""
         return NO_FIGURES if self._cache is None else self._latest.get(FIGURES_WAIT)
 
     def report(self) -> dict[str, Any]:
-        """Its content and hits (blocks)."""
+        """Blocks."""
         kept = self._cache
         return {} if kept is None else self._worker.call(kept.report).result()
 
     def clear(self) -> None:
-        """Empty it (blocks)."""
         if self._cache is not None:
             self._worker.call(self.clear_here).result()
 
     def shrink_to(self, share: float) -> None:
-        """Soon keep this share of its bytes. Never blocks."""
+        """Keep this share of its bytes. Never blocks."""
         if self._cache is not None and self._worker.alive:
             self._worker.call(partial(self._shrink_here, share))
 
     def close(self) -> None:
-        """Write the queue to disk (blocks)."""
+        """Writes the queue to disk (blocks)."""
         if self._cache is not None and self._worker.alive:
             self._worker.call(self._cache.close).result()
 
     def forget(self) -> None:
-        """Its engine thread has died."""
+        """After the death of the engine thread."""
         self._cache = None
 
-    # -- engine thread
-
     def cache(self) -> PrefixCache:
-        """Created on the engine thread, which owns it."""
+        """Created on the engine thread."""
         if self._cache is None:
             budget = self._ledger.prefix_budget
             self._cache = PrefixCache(budget=budget, disk=self._disk_tier())
@@ -118,16 +112,16 @@ class Prefixes:
             return None
 
     def clear_here(self) -> None:
-        """Empty it."""
+        """Engine thread."""
         if self._cache is not None:
             self._cache.clear()
 
     def shrink(self) -> None:
-        """Free the bytes that weights have reserved."""
+        """Free the bytes reserved for weights (engine thread)."""
         self.evict_to(self._ledger.prefix_budget())
 
     def evict_to(self, nbytes: int) -> None:
-        """Keep at most this many bytes."""
+        """Engine thread."""
         if self._cache is not None and self._cache.evict_to(nbytes):
             self._recorder.evicted(1)
 

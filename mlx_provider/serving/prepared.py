@@ -23,8 +23,6 @@ from .validate import checked, room_for
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that may be queued, and messages for its client."""
-
     request: Request
     accepted: Accepted
 
@@ -37,11 +35,9 @@ def make_prepared(
     arrived: float,
     turn: Turn,
 ) -> Prepared:
-    """Render and tokenise, compile the grammar (host work in turns, any thread).
-
-    `media` is charged with the request's images; `arrived`: monotonic time. Raises `BadRequest`
-    that names the part, `ContextTooLong`, `Overloaded`.
-    """
+    """Render, tokenise, compile the grammar (host work in turns, any thread). `media` is charged
+    with the images; `arrived`: monotonic time. Raises `BadRequest` that names the part,
+    `ContextTooLong`, `Overloaded`."""
     rendered = prepare(view, wire, media, turn)
     prompt = rendered.prompt
     checked(wire, prompt, view.info)
@@ -108,7 +104,7 @@ def _request(
 
 
 def _sampling(wire: GenerateRequest, info: ModelInfo) -> SamplingParams:
-    """The request's sampling values, else the model's, else those of `SamplingParams`."""
+    """Values of the request, else of the model, else of `SamplingParams`."""
     values: dict[str, Any] = {
         n: value for n, value in vars(info.sampling).items() if value is not None
     }

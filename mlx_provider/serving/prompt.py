@@ -30,12 +30,12 @@ from .model_view import ModelView
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 8
-"""Prompts that are made for one request, until all images are left out that may be."""
+"""Most renderings of one request while images that cannot be shown are replaced by text."""
 USUAL_CHARACTERS = 8
-"""Texts with more characters for each token of the context are counted before they are rendered.
-Usual texts have three to five."""
+"""Characters per token of context from which texts are counted before they are rendered. Usual
+texts have three to five."""
 Turn = Callable[[], AbstractContextManager[object]]
-"""Waits for a turn of the host, which ends with the context."""
+"""Waits for a turn of the host."""
 FOLDED = "the model's chat template does not take these tool messages: they are written as text"
 LEFT_OUT = "the model's chat template has no place for text beside tool calls: it is left out"
 DESCRIBED = "the model's chat template does not show these tools: a system message describes them"
@@ -43,8 +43,6 @@ DESCRIBED = "the model's chat template does not show these tools: a system messa
 
 @dataclass(frozen=True)
 class Rendered:
-    """A prompt with its warnings."""
-
     prompt: Prompt
     warnings: tuple[str, ...] = ()
 
@@ -57,9 +55,8 @@ def prepare(
 ) -> Rendered:
     """Render and tokenise (host work, any thread). Raises `BadRequest` that names the part.
 
-    `claim`: is charged with the request's images; unset: a claim with its own limits. `turn`: is
-    taken for the work, but not while it waits for images.
-    """
+    `claim`: charged with the images; unset: a claim with its own limits. `turn`: taken for the
+    work, but not while waiting for images."""
     if (request.messages is None) == (request.prompt is None):
         raise BadRequest("give either messages or a prompt", param="messages")
     if request.messages is None:
@@ -82,10 +79,8 @@ def prepare(
 
 
 class _Media:
-    """The messages of a request and their media, of which a text can take the place.
-
-    Whether an image can be shown is known late: its pixels are decoded after its prompt is made.
-    """
+    """The messages and media of a request; text can replace an image, whose pixels are decoded only
+    after the prompt is made."""
 
     def __init__(self, view: ModelView, request: GenerateRequest) -> None:
         self._view = view
@@ -98,7 +93,7 @@ class _Media:
         self._items: dict[str, MediaItem | MediaError] = {}
 
     def load(self, claim: MediaClaim | None) -> None:
-        """Fetch the media. Raises the error of one that is required and cannot be read."""
+        """Raises the error of media that are required and cannot be read."""
         loaded = _media(self._view, self.normalised, self._request, claim)
         self._items = dict(zip(self._refs, loaded, strict=True))
         failed = [error for error in loaded if isinstance(error, MediaError)]
@@ -118,8 +113,8 @@ class _Media:
         return (*self.normalised.warnings, *self._notes)
 
     def leave_out(self, error: MediaError) -> None:
-        """Let texts take the place of the media that an error names; if it names none, of all that
-        are not required. Raises the error if they are required, or there are none."""
+        """Replace the media that an error names by text; if it names none, all that are not
+        required. Raises the error if they are required, or there are none."""
         errors = [error, *error.others]
         self._attempts += 1
         if error.param is None or self._attempts >= ATTEMPTS:
@@ -142,8 +137,7 @@ class _Media:
 
 @dataclass(frozen=True)
 class _AsText:
-    """The parts of a request that are written as text, because the template has no place for
-    them."""
+    """Parts of the request written as text, because the template has no place for them."""
 
     tools: bool
     history: bool
@@ -156,11 +150,8 @@ class _AsText:
 def _rendered(
     view: ModelView, request: GenerateRequest, media: _Media
 ) -> tuple[Prompt, str, tuple[str, ...]]:
-    """The prompt, the beginning of its reply, and warnings for the client.
-
-    Parts that the template refuses are written as text. Raises its first error if that does not
-    help.
-    """
+    """Prompt, beginning of its reply, warnings. Parts that the template refuses are written as
+    text. Raises its first error if that does not help."""
     refused: BadRequest | None = None
     for as_text in _attempts(view, request):
         try:
@@ -180,10 +171,8 @@ def _rendered(
 
 
 def _refuse_too_long(view: ModelView, messages: Sequence[Any]) -> None:
-    """Raise `ContextTooLong` for texts that are too long with any template.
-
-    A template may leave out what an assistant has said.
-    """
+    """Raise `ContextTooLong` for texts too long with any template. Assistant texts do not count,
+    because a template may leave them out."""
     longest, tokens = view.info.context_length, 0
     texts = [text for each in messages for text in _texts(each)]
     if sum(map(len, texts)) < USUAL_CHARACTERS * longest:
@@ -196,7 +185,7 @@ def _refuse_too_long(view: ModelView, messages: Sequence[Any]) -> None:
 
 
 def _texts(message: object) -> list[str]:
-    """The texts of a message of anybody but the assistant, if it is one."""
+    """Texts of a message, unless the assistant's."""
     if not isinstance(message, Mapping) or message.get("role") == "assistant":
         return []
     content = message.get("content")
@@ -216,7 +205,7 @@ def _log_once(model: str, warning: str, complaint: str) -> None:
 
 
 def _attempts(view: ModelView, request: GenerateRequest) -> list[_AsText]:
-    """Attempts to render: first by the template's form, then with more and more parts as text."""
+    """First the template's form, then more and more parts as text."""
     form, tools = view.model.info.template, bool(_tools(request))
     history = has_tools([m for m in request.messages or [] if isinstance(m, Mapping)])
     lacks = tools and lacks_tools(form, request.messages or [])
@@ -249,7 +238,6 @@ def _attempt(
 
 
 def _tools(request: GenerateRequest) -> list[dict[str, Any]]:
-    """Tools without fields that are null."""
     if request.tool_choice == "none":
         return []
     return [
@@ -270,15 +258,14 @@ def _no_prompt(view: ModelView, given: object) -> PluginError:
 
 
 def _unread(info: ModelInfo, variables: Mapping[str, Any]) -> list[str]:
-    """Warnings about variables that a model's template does not read."""
     template = info.chat_template
     names = [name for name in variables if template and name not in template]
     return [f"{name} has no effect: the model's chat template does not read it" for name in names]
 
 
 def _finish_inputs(view: ModelView, request: GenerateRequest, prompt: Prompt) -> None:
-    """Do the host work on media here, not on the engine thread, if their features are not
-    cached. Raises `MediaError` with all that fail."""
+    """Do the host work on media here, not on the engine thread, unless their features are cached.
+    Raises `MediaError` with all that fail."""
     failed: list[MediaError] = []
     for span in prompt.spans:
         key = (request.namespace, span.content_hash)
@@ -294,10 +281,8 @@ def _finish_inputs(view: ModelView, request: GenerateRequest, prompt: Prompt) ->
 def split_reply(
     messages: Sequence[Mapping[str, Any]],
 ) -> tuple[Sequence[Mapping[str, Any]], str]:
-    """Split off a last assistant message, which is the beginning of the reply.
-
-    Returns the messages before it and its text. Raises `BadRequest` if there are none before it.
-    """
+    """Split off a last assistant message, the beginning of the reply. Raises `BadRequest` if there
+    are no messages before it."""
     *before, last = messages
     text = last["content"]
     if last["role"] != "assistant" or last.get("tool_calls") or not isinstance(text, str):
@@ -308,7 +293,7 @@ def split_reply(
 
 
 def _continued(view: ModelView, prompt: Prompt, begun: str) -> Prompt:
-    """The prompt followed by the beginning of the reply. A thought that it opens is closed."""
+    """Append the beginning of the reply. A thought that the prompt opens is closed."""
     reasoning = view.reasoning_parser
     tail, before = prompt.text.rstrip(), ""
     if reasoning is not None and reasoning.end and tail.endswith(reasoning.openers() or "\0"):
@@ -323,10 +308,8 @@ def normalised_messages(
     about_tools: str = "",
     unreadable: Mapping[str, str] | None = None,
 ) -> Normalised:
-    """Canonical messages in the form that this model's template accepts.
-
-    `about_tools`: a system message that describes the tools.
-    """
+    """Canonical messages in the form of the model's template. `about_tools`: a system message that
+    describes the tools."""
     info, messages = view.model.info, request.messages or []
     return normalise(
         messages,
@@ -342,7 +325,7 @@ def normalised_messages(
 
 
 def taken_media(info: ModelInfo, options: ModelOptions) -> Taken:
-    """Kinds of media that the model accepts, by its family and its operator."""
+    """By the family and the operator."""
     as_text = options.modality == "text"
     kinds = frozenset() if as_text else info.media
     if (options.on_ignored_params or ("refuse" if as_text else "tell")) == "tell":
@@ -366,7 +349,7 @@ def _media(
 
 
 def prompt_text(view: ModelView, prompt: Prompt) -> str:
-    """The prompt as text, also if it came as token ids."""
+    """Also if it came as token ids."""
     return prompt.text or view.model.tokenizer.decode(prompt.tokens, skip_special=False)
 
 

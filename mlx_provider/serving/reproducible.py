@@ -17,13 +17,10 @@ from .kv_choice import MakeCache
 
 @dataclass(frozen=True)
 class Reproducible:
-    """The fixed passes of one engine."""
-
     shapes: FixedShapes
     cost: float
-    """Time of such a pass, as a multiple of a pass with a single row."""
+    """Time of such a pass, as a multiple of a single-row pass."""
     note: str = ""
-    """Why rows do not share passes."""
 
     @classmethod
     def of(
@@ -42,7 +39,7 @@ class Reproducible:
         return cls(replace(shapes, rows=exact.rows), exact.cost, exact.note)
 
     def limits(self, limits: Limits) -> Limits:
-        """The limits, with chunks no longer than the fixed ones."""
+        """With chunks no longer than the fixed ones."""
         return replace(limits, max_chunk=self.shapes.tokens)
 
     def passing(
@@ -55,5 +52,4 @@ class Reproducible:
 
     @property
     def summary(self) -> FixedPasses:
-        """For people."""
         return FixedPasses(rows=self.shapes.rows, tokens=self.shapes.tokens, cost=self.cost)

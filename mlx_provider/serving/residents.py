@@ -16,12 +16,10 @@ T = TypeVar("T", bound=HoldsMemory)
 
 @dataclass(eq=False)
 class Hold(Generic[T]):
-    """A request's hold on a model, which stays in memory until `release`."""
-
     model: T
     key: Hashable
     rows: int
-    """Bytes for its rows that weights must leave."""
+    """Bytes that weights must leave for its rows."""
     _released: Callable[[Hold[T]], None] = field(repr=False)
 
     def release(self) -> None:
@@ -31,8 +29,6 @@ class Hold(Generic[T]):
 
 @dataclass(eq=False)
 class Resident(Generic[T]):
-    """A model that is in memory, loads, or leaves."""
-
     key: Hashable
     used: float
     model: T | None = None
@@ -45,7 +41,7 @@ Leaving = list[tuple[Resident[T], T]]
 
 
 class Residents(Generic[T]):
-    """Has no lock: its owner makes every call under its own lock."""
+    """No lock: calls are made under the owner's lock."""
 
     def __init__(self, ledger: MemoryLedger, clock: Callable[[], float] = time.monotonic) -> None:
         self.ledger = ledger
@@ -59,7 +55,6 @@ class Residents(Generic[T]):
         return iter(self._by_key.values())
 
     def get(self, key: Hashable) -> Resident[T] | None:
-        """The resident of this key in any state."""
         return self._by_key.get(key)
 
     def of(self, key: Hashable) -> Resident[T]:
@@ -67,11 +62,9 @@ class Residents(Generic[T]):
         return self._by_key[key]
 
     def usable(self) -> list[tuple[Resident[T], T]]:
-        """The models that a request can use now."""
         return [(each, each.model) for each in self if each.model is not None]
 
     def expect(self, key: Hashable, nbytes: int) -> None:
-        """A model begins to load."""
         self.ledger.reserve(key, nbytes)
         self._by_key[key] = Resident(key, self._clock())
 
@@ -88,14 +81,14 @@ class Residents(Generic[T]):
     def hold(
         self, resident: Resident[T], model: T, rows: int, ended: Callable[[Hold[T]], None]
     ) -> Hold[T]:
-        """Add a request that uses a model. `ended` is called at its end."""
+        """`ended` is called at its end."""
         hold = Hold(model, resident.key, rows, ended)
         resident.holds.add(hold)
         resident.used = self._clock()
         return hold
 
     def release(self, hold: Hold[T]) -> Resident[T] | None:
-        """The model that loses this hold. `None`: it was already released."""
+        """`None`: it was already released."""
         resident = self._by_key.get(hold.key)
         if resident is None or hold not in resident.holds:
             return None
@@ -104,11 +97,8 @@ class Residents(Generic[T]):
         return resident
 
     def idle(self, need: int, key: Hashable, before: float = inf) -> list[Resident[T]] | None:
-        """Idle models other than `key` that hold `need` bytes in total. `None`: they hold too
-        little.
-
-        The least recently used comes first. `before`: only those that were not used since.
-        """
+        """Idle models other than `key` with `need` bytes in total, least recently used first.
+        `None`: they hold too little. `before`: only those not used since."""
         idle = (
             each
             for each, _ in self.usable()
@@ -121,10 +111,8 @@ class Residents(Generic[T]):
     def to_reserve(
         self, need: int, key: Hashable, before: frozenset[Hashable]
     ) -> frozenset[Hashable]:
-        """Models that must accept no new requests until `need` bytes of them are idle.
-
-        Prefers those of `before`.
-        """
+        """Models that must accept no new requests until `need` bytes of them are idle. Prefers
+        those of `before`."""
         others = [
             each for each, _ in self.usable() if each.key != key and not each.keep_alive.pinned
         ]
@@ -142,7 +130,7 @@ class Residents(Generic[T]):
         return chosen if need <= 0 else None
 
     def detach(self, residents: Iterable[Resident[T]]) -> Leaving[T]:
-        """Remove models from use. Their bytes count until they are freed."""
+        """Their bytes count until they are freed."""
         leaving: Leaving[T] = []
         for resident in residents:
             if resident.model is not None:
@@ -156,7 +144,7 @@ class Residents(Generic[T]):
         return max(self.ledger.live(), *(hold.rows for each in self for hold in each.holds), 0)
 
     def next_expiry(self) -> float:
-        """When the first idle model expires; `inf`: never."""
+        """`inf`: never."""
         idle = (each for each, _ in self.usable() if not each.holds)
         return min((each.keep_alive.ends(each.used) for each in idle), default=inf)
 

@@ -18,8 +18,6 @@ from .weights import Weights
 
 @dataclass(frozen=True)
 class RowBudgets:
-    """Creates the `Budget` of each engine from the ledger."""
-
     ledger: MemoryLedger
     queue: LoadQueue[Weights]
     prefixes: Prefixes
@@ -33,7 +31,7 @@ class RowBudgets:
         memory: MemoryProfile,
         passing: Callable[[int, int], int],
     ) -> Budget:
-        """The budget of the engine of this kind. `passing`: see `Budget`."""
+        """`passing`: see `Budget`."""
         return Budget(
             row_bytes=memory.row_bytes,
             passing=passing,
@@ -46,7 +44,7 @@ class RowBudgets:
 
     @contextmanager
     def measuring(self, weights: Weights) -> Iterator[Reserve]:
-        """Reserves bytes for the measurements of a model until the end of the block."""
+        """Reserves bytes for measurements until the end of the block."""
 
         def reserve(nbytes: int) -> bool:
             free = self.ledger.measure(weights.key, nbytes)
@@ -60,13 +58,12 @@ class RowBudgets:
             self.ledger.measure(weights.key, 0)
 
     def _others(self, weights: Weights, kind: str) -> int:
-        """Bytes of rows of all other engines."""
+        """Bytes of rows of other engines."""
         same = (each for name, each in list(weights.engines.items()) if name != kind)
         own = sum(each.engine.scheduler.live_bytes for each in same)
         return own + self.ledger.live(apart=weights.key)
 
     def _available(self, weights: Weights, kind: str) -> int:
-        """Bytes that weights and the rows of other engines leave."""
         return self.ledger.free - self._others(weights, kind)
 
     def _reclaim(self, weights: Weights, kind: str, need: int) -> None:

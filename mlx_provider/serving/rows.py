@@ -15,7 +15,6 @@ from .structure import Form, ThinkingBudget
 def make_row(
     request: Request, index: int, wire: GenerateRequest, form: Form, view: ModelView
 ) -> Row:
-    """One choice of a request, ready for the engine."""
     reply = _reply(index, wire, form, view)
     constraint: RowConstraint | None = None
     if form.structure is not None:

@@ -7,11 +7,11 @@ from dataclasses import replace
 from ..records import ModelFamily, ModelInfo, SamplingDefaults
 
 ORDINARY = SamplingDefaults(temperature=0.7, top_p=0.95)
-"""Defaults of an unknown model. At temperature 1, small models answer nonsense."""
+"""At temperature 1, small models answer nonsense."""
 
 
 def with_sampling(info: ModelInfo, family: ModelFamily) -> ModelInfo:
-    """The info with the family's published values, else `ORDINARY`, and a note about the source."""
+    """The family's published values, else `ORDINARY`, with a note about the source."""
     if info.sampling != SamplingDefaults():
         return info
     published = family.sampling.get(info.model_type)

@@ -1,4 +1,4 @@
-"""Serves a client's request: a place in flight, a model, an engine, events, and the end."""
+"""Serves requests: admission, model, engine, events, end."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ from .warm import warm_requests
 log = logging.getLogger(__name__)
 
 TURNS = 2
-"""Prompts that are prepared at once, beside the first of each account."""
+"""Prompts prepared at once, beside the first of each account."""
 
 
 class ChatService:
-    """Serves requests on one engine thread, see `interface.Service`."""
+    """One engine thread, see `interface.Service`."""
 
     def __init__(
         self,
@@ -87,8 +87,6 @@ class ChatService:
         self._in_flight = InFlight()
         self._next_prompts = NextPrompts(self._worker)
         self._warming = threading.Lock()
-
-    # -- from a client
 
     def submit(self, request: ModelRequest, queue: EventQueue) -> Accepted:
         claim = self._media.claim(request.id, account(request))
@@ -136,7 +134,7 @@ class ChatService:
 
     @contextmanager
     def _rendering(self, wire: GenerateRequest) -> Iterator[tuple[ModelView, Callable[[], Prompt]]]:
-        """What the request sees of its model, and a function that renders its prompt."""
+        """The model's view, and a function that renders the prompt."""
         request = self._grants.admitted(wire)
         find = self._finder(request, time.monotonic())
         with find() as lease, closing(self._media.claim(wire.id, account(wire))) as media:
@@ -147,7 +145,7 @@ class ChatService:
     def _turn(
         self, wire: ModelRequest, check_wanted: Callable[[], None] = lambda: None
     ) -> Iterator[None]:
-        """A turn for host work on a request. Accounts share them equally."""
+        """A turn for host work. Accounts share them equally."""
         with self._turns.ask(1, account(wire), wire.id):
             check_wanted()
             yield
@@ -167,11 +165,10 @@ class ChatService:
     def _prepare(
         self, wire: ModelRequest, entry: Entry, arrived: float, held: ExitStack
     ) -> tuple[Lease, Prepared]:
-        """The request and its model, held in memory with bytes reserved for the request's rows.
+        """The request and its lease, with bytes reserved for its rows.
 
-        The size of its rows is known only after its prompt is rendered, which needs the model. If
-        other models leave too little memory, the request waits in the queue without a hold.
-        """
+        Their size is known only after the prompt is rendered, which needs the model. If other
+        models leave too little memory, the request waits in the queue without a hold."""
         find = self._finder(wire, arrived)
         lease = held.enter_context(find())
         turn = partial(self._turn, wire, entry.check_wanted)
@@ -186,8 +183,7 @@ class ChatService:
         return lease, prepared
 
     def _finder(self, wire: ModelRequest, arrived: float) -> Callable[..., Lease]:
-        """A function that finds the model of a request. It waits at most until the request's
-        deadline."""
+        """Finds the model; waits at most until the request's deadline."""
         return partial(
             self._models.use, wire.model, wire.options,
             who=wire.id, since=arrived, deadline=arrived + wire.timeout if wire.timeout else inf,
@@ -198,7 +194,6 @@ class ChatService:
     def _warm(
         self, first: GenerateRequest, prompts: Sequence[str | WarmPrompt], view: ModelView
     ) -> None:
-        """Queue the operator's warm prompts once for each namespace of prefixes."""
         with self._warming:
             if not (prompts and view.to_warm(first.namespace, prompts)):
                 return
@@ -209,14 +204,11 @@ class ChatService:
                 log.warning("a warm prompt of %s is left out: %s", first.model, error.message)
 
     def _enter(self, entry: Entry, request: Request, lease: Lease) -> None:
-        """Admit a request, or refuse it. Never waits for the engine thread."""
+        """Never waits for the engine thread."""
         active = self._in_flight.enter(entry, request, lease)
         self._call(partial(self._reached, active))
 
-    # -- on the engine thread
-
     def _reached(self, active: Active) -> None:
-        """A request has reached the engine thread."""
         self._in_flight.reached(active)
         if self._worker.steps(active.instance.engine):
             active.instance.engine.submit(active.request)
@@ -225,8 +217,8 @@ class ChatService:
             self._take([(active.request, [Failed.of(error)])])
 
     def _take(self, posts: list[Post]) -> None:
-        """Deliver the events of one step. A reader of a last event finds the request's resources
-        free."""
+        """Deliver the events of one step (engine thread). Resources are released before the last
+        event, so that its reader finds them free."""
         for request, events in posts:
             found = self._in_flight.of(request)
             last = isinstance(events[-1], Done | Failed)
@@ -245,7 +237,7 @@ class ChatService:
         self._deliver(partial(_put, posts))
 
     def _died(self, error: MLXProviderError) -> None:
-        """The engine thread has died: report it to all who wait. Models are loaded again."""
+        """Report the death of the engine thread to all who wait. Models are loaded again."""
         gone = self._in_flight.clear()
         self._media.refuse(error)
         self._turns.refuse(error)
@@ -265,8 +257,6 @@ class ChatService:
         self._models.close()
         self._worker.close()
         self._died(error)
-
-    # -- state
 
     def health(self) -> Health:
         return Health(
@@ -319,7 +309,7 @@ class ChatService:
 def _made(
     wire: ModelRequest, view: ModelView, entry: Entry, arrived: float, turn: Turn
 ) -> Prepared:
-    """The engine's request, by its kind. Raises `BadRequest`."""
+    """Raises `BadRequest`."""
     if isinstance(wire, GenerateRequest):
         return make_prepared(wire, view, entry.queue, entry.media, arrived, turn)
     if isinstance(wire, EmbedRequest):
@@ -341,7 +331,7 @@ def _put(posts: list[Post]) -> None:
 
 
 def _refused(request: ModelRequest, fault: Fault | None) -> MLXProviderError:
-    """The error for the client, also for errors of a template, parser or grammar."""
+    """Also for errors of a template, parser or grammar."""
     if fault is None:
         return EngineDied("the engine is shutting down")
     summary = fault.of_request("its preparation")
@@ -355,7 +345,6 @@ def _refused(request: ModelRequest, fault: Fault | None) -> MLXProviderError:
 
 
 def device_name() -> str:
-    """The device that MLX runs on."""
     info = mx.device_info()
     return str(info.get("device_name") or mx.default_device())
 

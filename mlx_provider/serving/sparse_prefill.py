@@ -1,4 +1,4 @@
-"""Sparse prefill of a model's long prompts: the operator's choice, and its requirements."""
+"""The operator's choice of sparse prefill for long prompts, and its requirements."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from .drafting import Drafts
 
 NAME = "sparse_prefill"
 LONG = 8192
-"""Prompts with at least this many tokens are long."""
+"""Tokens."""
 
 
 def sparse_kind(options: ModelOptions) -> str:
-    """Distinguishes engines of the same weights."""
     if options.sparse_prefill is None:
         return ""
     return f"{options.sparse_prefill} of long prompts"
 
 
 def check_sparse_prefill(options: ModelOptions) -> None:
-    """Check options before anything is loaded. Raises `BadRequest`."""
+    """Raises `BadRequest`."""
     if options.sparse_prefill is None:
         return
     if options.reproducible:
@@ -41,10 +40,7 @@ def sparse_prefill_of(
     found: Probe,
     drafts: Drafts,
 ) -> SparsePrefill | None:
-    """The sparse prefill of a model, if the operator enables it (engine thread).
-
-    Raises `BadRequest` if the model or its drafters do not support it.
-    """
+    """Engine thread. Raises `BadRequest` if the model or its drafters do not support it."""
     share = options.sparse_prefill
     if share is None:
         return None
@@ -61,7 +57,7 @@ def sparse_prefill_of(
 
 
 def _check_scorer(scorer: ScoresPrompts, found: Probe) -> None:
-    """Its memory is that of the row, which is empty until it has ended."""
+    """It may use the row's memory, because the row is empty until scoring has ended."""
     if not scorer.longest_scored:
         raise _unfit("it keeps no prompt whole")
     own, most = scorer.scored_token_bytes, found.memory.token_bytes

@@ -25,24 +25,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Form:
-    """The parsers that read a reply, and the grammar that it must follow."""
-
     tool_parser: ToolParser | None
     reasoning_parser: ReasoningParser | None
     reasoning_open: bool
-    """Whether the prompt ends inside a thought."""
     structure: Structure | None
     calls: CallMatchers | None = None
-    """Foretells calls that the model writes as it likes."""
+    """Predicts the text of calls that no grammar forces."""
     thought_end: str = ""
-    """Text that ends a thought. Empty: the model has none that can be forced."""
+    """Empty: the model has none that can be forced."""
     warnings: tuple[str, ...] = ()
     layout: TurnLayout = NO_LAYOUT
-    """White space that the chat template writes around the reply's texts."""
+    """White space of the template around the reply's texts."""
 
 
 def form_of(view: ModelView, request: GenerateRequest, text: str) -> Form:
-    """The form of a reply. `text`: the rendered prompt. Host work. Raises `BadRequest`."""
+    """`text`: the rendered prompt. Host work. Raises `BadRequest`."""
     chat = request.messages is not None
     reasoning = view.reasoning_parser if chat else None
     opened = reasoning is not None and _opened(text, reasoning)
@@ -76,7 +73,7 @@ def form_of(view: ModelView, request: GenerateRequest, text: str) -> Form:
 
 
 def _tool_parser(view: ModelView, request: GenerateRequest) -> ToolParser | None:
-    """The model's parser. A model without one gets a general parser."""
+    """A model without one gets a general parser."""
     if not request.tools or request.tool_choice == "none":
         return None
     return view.tool_parser or (
@@ -94,17 +91,14 @@ def _demands(request: GenerateRequest) -> bool:
 
 
 def _begins(request: GenerateRequest) -> bool:
-    """Whether the reply is a whole turn, not the continuation of a given text."""
+    """False if the reply continues a given text."""
     messages = request.messages or [{"role": "assistant"}]  # a raw prompt may end anywhere
     return messages[-1].get("role") != "assistant"
 
 
 def _opened(text: str, reasoning: ReasoningParser) -> bool:
-    """Whether a reply to this prompt begins inside a thought.
-
-    Models of some formats begin so although their template writes no opener, except after a thought
-    that the template has closed.
-    """
+    """Whether a reply begins inside a thought. Models of some formats begin so although their
+    template writes no opener, except after a thought that the template has closed."""
     if _ends_with(text, reasoning.openers()):
         return True
     closers = reasoning.closers()
@@ -121,8 +115,6 @@ FORESEEN = 8
 
 
 class Unbound:
-    """A reply without a constraint."""
-
     finished = False
 
     def mask(self) -> None:
@@ -132,16 +124,14 @@ class Unbound:
         """Nothing changes."""
 
     def forced(self) -> Sequence[int]:
-        """No token is forced."""
         return ()
 
     def fork(self) -> Unbound:
-        """It has no state."""
         return self
 
 
 class ThinkingBudget:
-    """Ends a thought that has used its token budget: then only the end marker is allowed."""
+    """Forces the end marker after a thought's token budget."""
 
     def __init__(
         self, budget: int, end: Sequence[int], vocab_size: int, inner: RowConstraint | None
@@ -151,9 +141,8 @@ class ThinkingBudget:
         self._words = (vocab_size + 31) // 32
         self._inner = inner
         self._written = 0
-        """Tokens of the forced marker that are written."""
+        """Tokens of the forced marker so far."""
         self.reply: Reply | None = None
-        """Knows whether the row is inside a thought."""
 
     def mask(self) -> NDArray[np.uint32] | None:
         """The marker's next token while it is forced, else the grammar's mask."""
@@ -165,7 +154,7 @@ class ThinkingBudget:
         return None if self._inner is None else self._inner.mask()
 
     def advance(self, token: int) -> None:
-        """Count a token of the thought, or one of the forced marker."""
+        """Count a token of the thought or of the forced marker."""
         if self._forcing:
             self._written = (self._written + 1) % len(self._end)
         else:
@@ -178,13 +167,12 @@ class ThinkingBudget:
         return self._inner is not None and self._inner.finished
 
     def forced(self) -> Sequence[int]:
-        """What the answer's grammar forces, outside thoughts."""
         if self._inner is None or self._forcing or self._thinking:
             return ()
         return self._inner.forced()
 
     def fork(self) -> RowConstraint | None:
-        """A copy of the answer's constraint, if the budget cannot end within a few tokens."""
+        """`None` if the budget can end within a few tokens."""
         if self._forcing or (self._thinking and self._left <= FORESEEN):
             return None
         return Unbound() if self._inner is None else self._inner.fork()

@@ -10,7 +10,7 @@ from ..records import ModelInfo, Prompt
 
 
 def checked(request: GenerateRequest, prompt: Prompt, info: ModelInfo) -> None:
-    """Raise `BadRequest` or `ContextTooLong` for a request that this model cannot serve."""
+    """Raise `BadRequest` or `ContextTooLong` for what this model cannot serve."""
     count = len(prompt.tokens)
     if count == 0:
         raise BadRequest("the prompt is empty", param="prompt")
@@ -26,13 +26,13 @@ def checked(request: GenerateRequest, prompt: Prompt, info: ModelInfo) -> None:
 
 
 def room_for(request: GenerateRequest, prompt: Prompt, info: ModelInfo) -> int:
-    """Most tokens of each choice: the requested number, clipped to the rest of the context."""
+    """Tokens of each choice: the requested number, clipped to the rest of the context."""
     room = info.context_length - len(prompt.tokens)
     return room if request.max_tokens is None else min(request.max_tokens, room)
 
 
 def within_vocabulary(tokens: Iterable[int], vocab_size: int, param: str) -> None:
-    """Raise `BadRequest` for a token id that the model does not have."""
+    """Raise `BadRequest` for other token ids."""
     # MLX's gather does not check indices: an invalid id would read other memory
     for token in tokens:
         if not 0 <= token < vocab_size:

@@ -1,4 +1,4 @@
-"""The operator's warm prompts as separate requests."""
+"""The operator's warm prompts as requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..protocol.sampling import Sampling
 def warm_requests(
     first: GenerateRequest, given: Sequence[str | WarmPrompt]
 ) -> list[GenerateRequest]:
-    """One-token requests for warm prompts, with the sender of `first`."""
+    """One-token requests with the sender of `first`."""
     options = first.options.model_copy(update={"warm": []})
     prompts = [
         WarmPrompt(messages=[{"role": "system", "content": each}])
@@ -41,7 +41,7 @@ def warm_requests(
 
 
 def _with_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages with a user message, because a template may refuse a conversation without one."""
+    """A template may refuse a conversation without a user message."""
     if messages and messages[-1].get("role") == "system":
         return [*messages, {"role": "user", "content": "."}]
     return messages

@@ -15,11 +15,11 @@ from ..families.checkpoint import read_json
 from ..safe_open import read_bounded
 
 FITS = 0.5
-"""Largest share of the memory limit for expanded weights. The rest is for rows and caches."""
+"""Largest share of the memory limit for expanded weights."""
 INDEX = "model.safetensors.index.json"
 LARGEST_INDEX = 2**28
 LARGEST_HEADER = 100_000_000
-"""Largest header in bytes: the format's own limit (safetensors 0.6, `MAX_HEADER_SIZE`)."""
+"""Bytes: the format's own limit (safetensors 0.6, `MAX_HEADER_SIZE`)."""
 VALUE_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E8M0"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
@@ -32,15 +32,12 @@ VALUE_BYTES = {
 USUAL_GROUP = 64
 """Values per scale if config.json does not say (mlx-lm's default)."""
 PACKED, PER_BYTE = ("U8", "I32", "U32"), 2
-"""Matrices of these dtypes hold packed 4-bit weights, which mlx-lm and mlx-vlm convert to MLX's
-format while they load (AWQ, GPTQ, compressed tensors, blocks of MXFP4)."""
+"""Matrices of these dtypes hold packed 4-bit weights, which mlx-lm and mlx-vlm convert while they
+load (AWQ, GPTQ, compressed tensors, blocks of MXFP4)."""
 
 
 def weights_dtype(chosen: str, expanded_bytes: int, limit: int) -> str | None:
-    """The dtype to load with. `None`: the checkpoint's own.
-
-    `chosen`: the operator's option. `auto` is float32 on a CPU if that fits into `limit`.
-    """
+    """`None`: the checkpoint's own. `auto` is float32 on a CPU if that fits into `limit`."""
     if chosen not in ("auto", "native"):
         return chosen
     on_cpu = mx.default_device() == mx.cpu
@@ -50,14 +47,11 @@ def weights_dtype(chosen: str, expanded_bytes: int, limit: int) -> str | None:
 def weights_estimate(
     folder: Path, adapter: Path | None = None, *, expanded: int | None = None
 ) -> int:
-    """Bytes of the loaded weights of a model folder and of an adapter.
+    """Bytes of the loaded weights. `expanded`: bytes per value if they are loaded in another dtype,
+    with quantised ones dequantised.
 
-    `expanded`: bytes per value if weights are loaded in another dtype, with quantised ones
-    dequantised.
-
-    Tensors that are not loaded count, too (an MTP head, a tower that a text model does not use). A
-    file that is not safetensors counts with its size; the load reports what is wrong with it.
-    """
+    Tensors that are not loaded count, too (an MTP head, a tower that a text model does not use),
+    and a file that is not safetensors with its size."""
     own = _tensors(_weight_files(folder))
     added = {} if adapter is None else _tensors(sorted(adapter.glob("*.safetensors")))
     groups = None if expanded is None else _group_sizes(folder)
@@ -65,13 +59,13 @@ def weights_estimate(
 
 
 def stored_tensors(folder: Path) -> dict[str, int]:
-    """Bytes of all tensors in a model folder by name, including those that are not loaded."""
+    """Bytes by name, including tensors that are not loaded."""
     return {name: t.nbytes for name, t in _tensors(sorted(folder.glob("*.safetensors"))).items()}
 
 
 def extent(folder: Path, adapter: Path | None = None) -> tuple[int | None, int | None]:
-    """Number of tensors in the files, and most values in any packing. `None`: unknown, because a
-    file is not safetensors."""
+    """Number of tensors, and most values in any packing. `None`: unknown, because a file is not
+    safetensors."""
     files = [*_weight_files(folder), *([] if adapter is None else adapter.glob("*.safetensors"))]
     found = _tensors(files)
     if not found or any(name in found for name in map(str, files)):
@@ -80,7 +74,7 @@ def extent(folder: Path, adapter: Path | None = None) -> tuple[int | None, int |
 
 
 def broken_files(folder: Path) -> list[str]:
-    """The problems of a folder's weight files, one line each. Reads only their headers."""
+    """One line per problem. Reads only headers."""
     found = [f"{name} is missing" for name in _missing(folder)]
     for path in _weight_files(folder):
         try:
@@ -151,7 +145,7 @@ def _indexed(folder: Path) -> list[Path]:
 
 
 def _listed(folder: Path) -> set[str]:
-    """Names in the index. Empty if the index is missing or broken."""
+    """Empty if the index is missing or broken."""
     try:
         return set(map(str, _index(folder)["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -167,11 +161,10 @@ class _Tensor:
     values: int
     nbytes: int
     unpacked: int | None
-    """Weights in it. `None`: it holds none."""
 
 
 def _tensors(files: Iterable[Path]) -> dict[str, _Tensor]:
-    """Tensors by name. A tensor in two files is loaded once."""
+    """A tensor in two files counts once."""
     found: dict[str, _Tensor] = {}
     for path in files:
         try:

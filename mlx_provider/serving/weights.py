@@ -21,53 +21,47 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class EngineInstance:
-    """One engine, for requests of one kind to a model (`kv_choice.engine_kind`)."""
+    """For requests of one `kv_choice.engine_kind`."""
 
     engine: Engine
     probe: Probe
     reproducible: Reproducible | None = None
     drafter: str = ""
-    """Name of the drafter; empty: none."""
     drafter_bytes: int = 0
-    """Bytes of the drafter's own weights."""
     learned: Callable[[], None] = lambda: None
-    """Stores the costs that its passes have refined, for the next load."""
+    """Stores the costs that passes have refined, for the next load."""
     arriving: list[str] = field(default_factory=list)
-    """The accounts of admitted requests that have not reached the engine thread."""
+    """Accounts of admitted requests that have not reached the engine thread."""
 
     @property
     def notes(self) -> list[str]:
-        """Why its rows do not run in the best possible way."""
+        """Why rows run slower than they could."""
         own = self.reproducible.note if self.reproducible else ""
         return [*self.probe.notes, *([own] if own else [])]
 
 
 @dataclass(eq=False)
 class Weights:
-    """The weights of one folder, shared by all names and options that do not change them."""
-
     key: Hashable
     folder: Path
     name: str
-    """The name in the request that loaded it, and the folder of an adapter."""
+    """As in the request that loaded it, with the folder of an adapter."""
     family: str
     plugin: str
     info: ModelInfo
     taken: int
-    """Bytes that its load has used on the device."""
+    """Bytes on the device."""
     features: FeatureCache
     grammar: GrammarCompiler
     _model: LoadedModel | None
     number: int = 0
-    """Its number among the loads of this process."""
+    """Among the loads of this process."""
     code: str = ""
-    """Digest of third-party code that computes its KV. Empty: only built-in code."""
+    """Digest of third-party code that computes KV. Empty: only built-in code."""
     stranger: str = ""
-    """Name and version of the third party's plugin that serves it. Empty: a built-in one."""
+    """Name and version of the third-party plugin that serves it."""
     engines: dict[str, EngineInstance] = field(default_factory=dict)
-    """Engines by kind."""
     views: dict[Any, ModelView] = field(default_factory=dict)
-    """Views of requests, by name and options."""
 
     @property
     def model(self) -> LoadedModel:
@@ -78,17 +72,16 @@ class Weights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the model; those of its parameters if these are not all in memory yet."""
+        """Those of its parameters if these are not all in memory yet."""
         drafters = sum(each.drafter_bytes for each in list(self.engines.values()))
         return max(self.taken, self.info.weights_bytes) + drafters
 
     @property
     def live_bytes(self) -> int:
-        """Reserved bytes of its rows."""
+        """Reserved for its rows."""
         return sum(each.engine.scheduler.live_bytes for each in list(self.engines.values()))
 
     def drop(self) -> None:
-        """Release the weights and all objects on them."""
         self._model = None
         self.engines.clear()
         self.views.clear()
@@ -96,6 +89,5 @@ class Weights:
 
 
 def weights_gone() -> EngineDied:
-    """The error if the weights are gone. While a request holds a model, only the death of the
-    engine thread removes it."""
+    """While a request holds a model, only the death of the engine thread removes it."""
     return EngineDied("the engine thread died, and the model with it")

@@ -13,7 +13,7 @@ from .hub import no_folder
 
 @dataclass(frozen=True)
 class WeightsKey:
-    """The key of weights. All names and options outside of it share them."""
+    """Names and other options share the weights of one key."""
 
     folder: Path
     """With links resolved: a Hub id, a path and a link to it are the same."""
@@ -22,9 +22,9 @@ class WeightsKey:
     modality: Literal["auto", "text"]
     dtype: str
     extra: str
-    """As JSON."""
+    """JSON."""
     context_length: int | None = None
-    """Only if it is longer than the model's own, for which a family may have to prepare."""
+    """Only if longer than the model's own, for which a family may have to prepare."""
 
     @classmethod
     def of(cls, folder: Path, options: ModelOptions) -> WeightsKey:

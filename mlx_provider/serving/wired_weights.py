@@ -1,11 +1,9 @@
 """Keeps weights resident on Metal.
 
-macOS may move GPU buffers out of memory, and moves them back before each pass. MLX 0.32.4 keeps
-buffers resident up to `set_wired_limit` (backend/metal/resident.cpp), which is 0 by default.
-Published gains of another server: 31 % for prompts on an M3 Ultra, and 0.6 to 64 tokens per second
-for a model near the size of memory. Temporary buffers must not be wired, because this has caused
-panics of Macs (mlx #3186). With a limit of exactly the weights' bytes, later buffers stay out.
-"""
+macOS may move GPU buffers out of memory, and back before each pass. MLX 0.32.4 keeps buffers
+resident up to `set_wired_limit` (backend/metal/resident.cpp), by default 0. Published gains of
+another server: 31 % for prompts on an M3 Ultra. The limit is exactly the weights' bytes: wired
+temporary buffers have caused panics of Macs (mlx #3186)."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ log = logging.getLogger(__name__)
 SHARE = 0.65
 """Largest wired share of the machine's memory."""
 LEFT = 8 * 2**30
-"""Bytes that always stay unwired."""
+"""Bytes."""
 
 
 class WiredWeights:
@@ -30,19 +28,19 @@ class WiredWeights:
         """By the number of a model."""
 
     def loaded(self, number: int, nbytes: int) -> None:
-        """A model's weights were evaluated."""
+        """After evaluation."""
         if self._most:
             mx.clear_cache()  # free buffers of the load would count
             self._bytes[number] = nbytes
             self._set()
 
     def leaving(self, number: int) -> None:
-        """A model's weights are about to be dropped. Idempotent."""
+        """Idempotent."""
         if self._bytes.pop(number, None) is not None:
             self._set()
 
     def forget(self) -> None:
-        """The engine thread has died with its models. Safe from any thread."""
+        """After the death of the engine thread. Safe from any thread."""
         self._bytes.clear()
 
     def _set(self) -> None:
