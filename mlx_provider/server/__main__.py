@@ -19,7 +19,7 @@ def main(
     build: BuildService | None = None,
     fixed: Mapping[str, Any] = MappingProxyType({}),
 ) -> int:
-    """Parse the command line and serve. Returns the exit code. `fixed`: see `run.serve`."""
+    """Returns the exit code. `fixed`: see `run.serve`."""
     from .run import ServeOptions, serve
 
     parser = argparse.ArgumentParser(prog="python -m mlx_provider.server", description=__doc__)
@@ -43,7 +43,6 @@ def main(
 
 
 def run_process(fixed: Mapping[str, Any] = MappingProxyType({})) -> None:
-    """The whole life of this process. `fixed`: see `run.serve`."""
     from ..upstream.lean_packages import lean_packages
 
     lean_packages()  # before anything imports them

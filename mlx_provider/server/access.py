@@ -23,9 +23,8 @@ class Gate:
     """ASGI middleware that refuses requests by their headers.
 
     A web page of any origin can make its visitor's browser send requests to loopback. Browsers then
-    send the page's `Origin`, must ask before they send JSON, and name the host of the page. Our
-    clients send no `Origin`.
-    """
+    send the page's `Origin`, must ask before they send JSON, and name the page's host. Our clients
+    send no `Origin`."""
 
     def __init__(
         self,
@@ -33,8 +32,8 @@ class Gate:
         keys: Iterable[Key] | None,
         hosts: Iterable[str],
     ) -> None:
-        """`keys`: every request must send one; `None`: need not. `hosts`: host names by which
-        clients may address this server, besides plain IP addresses."""
+        """`keys`: every request must send one; `None`: need not. `hosts`: names by which clients
+        may address this server, besides IP addresses."""
         self._app = app
         self._keys = None if keys is None else Keys(keys)
         self._hosts = frozenset(map(str.lower, hosts))
@@ -50,7 +49,7 @@ class Gate:
         await self._app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> None:
-        """Mark a request with its key. Raises the error for one that is refused."""
+        """Mark a request with its key, or raise the error of its refusal."""
         headers = Headers(scope=scope)
         key = None if self._keys is None else self._keys.sent(headers)
         known = key is not None or self._keys is None
@@ -84,7 +83,7 @@ class Gate:
 
 
 class OperatorsAlone:
-    """ASGI middleware of routes that tell about the requests of all tenants, or concern them."""
+    """ASGI middleware of routes that show or change requests of all tenants."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -99,13 +98,13 @@ class OperatorsAlone:
 
 
 def own_names(host: str) -> set[str]:
-    """Names by which other machines may know a machine that listens on `host`."""
+    """Names by which other machines may address one that listens on `host`."""
     machine = socket.gethostname()
     return {"localhost", host, machine, f"{machine.partition('.')[0]}.local"}
 
 
 def host_of(header: str) -> str:
-    """The name or address in a `Host` header, without the port."""
+    """From a `Host` header, without the port."""
     name = header.rsplit(":", 1)[0] if header.rfind(":") > header.rfind("]") else header
     return name.strip("[]").rstrip(".").lower()
 
@@ -113,8 +112,8 @@ def host_of(header: str) -> str:
 def error_response(
     error: MLXProviderError, headers: dict[str, str] | None = None, path: str = ""
 ) -> JSONResponse:
-    """An error before the first event: its HTTP status, and a body in the form of the route's API;
-    on our own routes `{"error": ErrorBody}`."""
+    """The response to an error before the first event, in the form of the route's API; on our own
+    routes `{"error": ErrorBody}`."""
     body, more = ErrorBody.of(error).model_dump(), dict(headers or {})
     if body.pop("retry_after") is not None:
         body["retry_after"] = error.retry_after
@@ -129,7 +128,7 @@ def _media_type(headers: Headers) -> str:
 
 
 def _is_address(name: str) -> bool:
-    # A page's host name that was rebound to this machine is a name, never an address.
+    # A page can rebind its host name to this machine, but not an IP address.
     try:
         ipaddress.ip_address(name)
     except ValueError:

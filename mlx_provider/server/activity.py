@@ -12,22 +12,22 @@ from ..protocol.event_queue import EventQueue
 from ..protocol.events import Failed
 
 UNREAD_TOTAL = 2**29
-"""Most bytes of unread replies of all requests."""
+"""Bytes of unread replies of all requests."""
 
 
 class Activity:
-    """Used only in the event loop."""
+    """Event loop only."""
 
     def __init__(self) -> None:
         self._attached = 0
         self._open: dict[EventQueue, str] = {}
-        """With the owner of each."""
+        """With their owners."""
         self._counting = 0
         self._since = time.monotonic()
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Count a client while it holds its attach connection."""
+        """Count a client during its attach connection."""
         self._attached += 1
         try:
             yield
@@ -37,13 +37,13 @@ class Activity:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Count a body while it is read, which may take longer than the idle limit."""
+        """Count a body while it is read: that may take longer than the idle limit."""
         with self.attached():
             yield
 
     @contextmanager
     def serving(self, queue: EventQueue, owner: str = "") -> Iterator[None]:
-        """Count a request from its submission to its last byte."""
+        """Count a request from submission to last byte."""
         self._open[queue] = owner
         try:
             yield
@@ -53,7 +53,6 @@ class Activity:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count a request while its tokens are counted."""
         self._counting += 1
         try:
             yield
@@ -63,20 +62,18 @@ class Activity:
 
     @property
     def requests(self) -> int:
-        """Requests that run or are counted."""
         return len(self._open) + self._counting
 
     @property
     def clients(self) -> int:
-        """Clients that hold their attach connection."""
         return self._attached
 
     def idle(self) -> float:
-        """Seconds without a client and without a request."""
+        """Seconds without client and request."""
         return 0.0 if self._attached or self.requests else time.monotonic() - self._since
 
     def relieve(self) -> None:
-        """While readers leave too much unread, end the slowest reply of the owner with the most."""
+        """If readers leave too much unread, end the slowest reply of the owner with the most."""
         unread = Counter[str]()
         for queue, owner in self._open.items():
             unread[owner] += queue.unread
@@ -89,6 +86,6 @@ class Activity:
             queue.give_up()
 
     def fail_open(self, error: MLXProviderError) -> None:
-        """End every open request that has not ended yet."""
+        """End every open request with an error."""
         for queue in self._open:
             queue.put([Failed.of(error)])

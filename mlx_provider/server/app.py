@@ -40,23 +40,20 @@ from .ndjson import NDJSON
 from .out_of_date import OutOfDate
 
 HEARTBEAT = 10.0
-"""Seconds between two empty lines to an attached client, which detect a lost connection."""
+"""Seconds between empty lines to an attached client, which detect a lost connection."""
 KINDS: tuple[type[ModelRequest], ...] = (GenerateRequest, EmbedRequest)
 COUNTS: Mapping[str, Mapping[str, Any]] = {
     "/v1/messages/count_tokens": {},
     "/v1/responses/input_tokens": {"object": "response.input_tokens"},
 }
-"""Routes that count the tokens of a prompt, and what their reply holds besides."""
+"""Routes that count prompt tokens, and further fields of their replies."""
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class EngineApp:
-    """Endpoints of one service.
-
-    `blas` replaces the value of the service. `keys` and `hosts`: for an engine on TCP, see
-    `access.Gate`; without keys it listens on its owner's socket. `body_bytes`: limit for all
-    bodies that are read or prepared at once. `out_of_date`: reports changes since the start.
-    """
+    """`blas` replaces the service's value. `keys`, `hosts`: for an engine on TCP, see
+    `access.Gate`; without keys it listens on its owner's socket. `body_bytes`: limit for all bodies
+    that are read or prepared at once. `out_of_date`: reports changes since the start."""
 
     def __init__(
         self,
@@ -76,8 +73,8 @@ class EngineApp:
         self._identity = {} if keys else identity()
         self._started = int(time.time())
         self.stopping = anyio.Event()
-        """Set when the process ends: attached clients are disconnected, and no request is
-        accepted."""
+        """Set at the end of the process: attached clients are disconnected, requests are
+        refused."""
         self.door = Door(self._behind_door, self.stopping)
         self.asgi = Starlette(
             routes=self._routes(remote=bool(keys)),
@@ -112,7 +109,7 @@ class EngineApp:
         ]
 
     def _operators_routes(self) -> list[Route]:
-        """What tells about the requests of all tenants, or concerns them."""
+        """Routes that show or change requests of all tenants."""
         figures = FiguresRoute(self._service, self.stopping)
         alone = [Middleware(OperatorsAlone)]
         return [
@@ -129,7 +126,7 @@ class EngineApp:
         return Generate(self._service, incoming, self.stopping, read=read)
 
     def _foreign_routes(self, incoming: Incoming, paths: Iterable[str]) -> list[Route]:
-        """What clients of other APIs need: answers, the tokens of a prompt, the models."""
+        """Routes of other APIs: generation, token counts, models."""
         return [
             *(
                 Route(path, self._answer(incoming, foreign(ROUTES[path])), methods=["POST"])
@@ -148,7 +145,7 @@ class EngineApp:
         ]
 
     def _behind_door(self, asked: DoorRequest) -> ASGIApp:
-        """The app of a door: for the agent behind it, every name is that of its model."""
+        """For the agent, every model name means the listener's model."""
         incoming = self._incoming(lambda scope, tenant: asked.fields())
         keys = (Key(asked.key, f"agent {token_hex(4)}"),)
         return Starlette(
@@ -158,12 +155,11 @@ class EngineApp:
         )
 
     def stop(self) -> None:
-        """Accept nothing new. Disconnect attached clients, and end bodies that wait for memory."""
+        """Accept nothing new, disconnect attached clients, end bodies that wait for memory."""
         self.stopping.set()
         self._bodies.close()
 
     def state(self) -> Health:
-        """The answer of `/health`."""
         own: dict[str, object] = {
             "identity": self._identity,
             "out_of_date": self.handover.out_of_date(),
@@ -173,7 +169,7 @@ class EngineApp:
         return self._service.health().model_copy(update=own)
 
     def _state_for(self, scope: Scope) -> Health:
-        """The state without what the requests of other tenants would show in, for a named key."""
+        """For a named key without what shows other tenants' requests."""
         state = self.state()
         return state.without_load() if is_named(scope) else state
 
@@ -239,7 +235,7 @@ class EngineApp:
 
 
 def _sender(scope: Scope, tenant: str | None) -> dict[str, Any]:
-    """What every request on TCP says of its sender."""
+    """Fields that state the sender of a request on TCP."""
     return key_of(scope).marks(tenant)
 
 
@@ -250,6 +246,6 @@ async def _typed(request: Request, error: Exception) -> Response:
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:
-    # The traceback goes to the log (the server raises the error again), never to a client.
+    # The traceback goes to the log, never to a client: the server raises the error again.
     hidden = MLXProviderError("internal error of the engine: see `mlx-provider engine logs`")
     return error_response(hidden, {"connection": "close"}, request.url.path)

@@ -16,36 +16,30 @@ from ..errors import BadRequest, BodyTooLarge, EngineUnavailable, RequestTimedOu
 from .keys import owner_of
 
 SMALL = 2**20
-"""Largest body in bytes that does not wait behind large ones."""
+"""Bytes of the largest body that does not wait behind large ones."""
 SMALL_ROOM = 64 * 2**20
-"""Bytes of small bodies in memory at once."""
+"""Bytes of all small bodies."""
 PARSED_AT_ONCE = 2
-"""Bodies that threads parse at once."""
+"""Parsing threads."""
 MAX_VALUES = 2**21
-"""JSON values of one body. Each needs about a hundred bytes once parsed, but only 3 in the body
-(`{},`)."""
+"""JSON values of one body. Each takes about a hundred bytes once parsed, but may be only 3 in the
+body (`{},`)."""
 SILENCE = 60.0
-"""Seconds without a byte after which a body is abandoned."""
+"""Seconds without a byte until a body is abandoned."""
 DRAIN_SECONDS = 5.0
-"""Seconds for discarding the rest of a body that is too large.
-
-A connection that is closed with unread bytes is reset, and the answer is lost with it.
-"""
+"""Seconds for discarding the rest of a body that is too large. Closing a connection with unread
+bytes resets it, and the answer is lost."""
 
 
 @dataclass
 class Body:
-    """A body, and its share of the limit on all bodies."""
-
     data: bytearray
     ticket: Ticket
 
 
 class Bodies:
-    """The bodies of one engine, limited in their total bytes.
-
-    A body counts with its bytes so far, and waits only for others of its key: see `ByteGate`.
-    """
+    """Limits the total bytes of all bodies. A body counts with its bytes so far, and waits only for
+    others of its key, see `ByteGate`."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -54,10 +48,8 @@ class Bodies:
         self.parsing = ByteGate(PARSED_AT_ONCE)
 
     async def read(self, scope: Scope, receive: Receive) -> Body:
-        """Read a body as memory permits. The caller must close the ticket.
-
-        Raises `BodyTooLarge`, `RequestTimedOut`, `BadRequest`, and `ClientDisconnect`.
-        """
+        """The caller must close the ticket. Raises `BodyTooLarge`, `RequestTimedOut`, `BadRequest`,
+        `ClientDisconnect`."""
         headers = Headers(scope=scope)
         length = _length(headers)
         if length is not None and length > self._limit:
@@ -73,7 +65,7 @@ class Bodies:
         return body
 
     async def _charge(self, ticket: Ticket, size: int) -> Ticket:
-        """Wait until a body may have so many bytes. Returns the ticket that it has then."""
+        """Wait until a body may have so many bytes. Returns its new ticket."""
         if size <= SMALL or ticket.gate is self._large:
             return await ticket.grow(size)
         larger = await self._large.ask(size, ticket.owner).arrive()
@@ -81,7 +73,6 @@ class Bodies:
         return larger
 
     def close(self) -> None:
-        """End all waits."""
         stopping = EngineUnavailable("the engine is stopping")
         for gate in (self._small, self._large, self.parsing):
             gate.refuse(stopping)
@@ -109,7 +100,6 @@ class Bodies:
 
 
 async def _piece(receive: Receive) -> tuple[bytes, bool]:
-    """The next bytes of a body, and whether more follow."""
     with anyio.move_on_after(SILENCE):
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -125,7 +115,7 @@ async def _drain(receive: Receive, more: bool = True) -> None:
 
 
 def _length(headers: Headers) -> int | None:
-    """The announced length. Raises `BadRequest` if it is not a number."""
+    """The announced length. Raises `BadRequest` if it is no number."""
     given = headers.get("content-length")
     if given is None or "transfer-encoding" in headers:
         return None

@@ -30,37 +30,32 @@ FULL = "the engine has too many connections: try again"
 
 ACCEPTED_AT_ONCE = 16
 """Connections that asyncio accepts in one turn. About four times as many may be open before the
-first one is closed here, so the number is small: if no file can be opened, asyncio (CPython 3.11,
-`selector_events.py`, `_accept_connection`) logs as many tracebacks per second."""
+first is closed here: if no file can be opened, asyncio (CPython 3.11, `selector_events.py`,
+`_accept_connection`) logs as many tracebacks per second."""
 LINGERING = 32
-"""Most refused connections that stay open so that their clients can read the reason. A connection
-that is closed with unread bytes of a request is reset, and the answer is lost."""
+"""Refused connections that stay open for their clients to read the reason: closing a connection
+with unread bytes resets it, and the answer is lost."""
 
 
 def accepted_at_once() -> int:
-    """`ACCEPTED_AT_ONCE`, or fewer where few files may be open."""
+    """Fewer than `ACCEPTED_AT_ONCE` where few files may be open."""
     return max(1, min(ACCEPTED_AT_ONCE, open_files() // 16))
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Limits of one connection, and of all of them.
-
-    Time counts only while the event loop runs, so the delays of a busy engine do not count against
-    its clients.
-    """
+    """Seconds count only while the event loop runs, so delays of a busy engine do not count against
+    its clients."""
 
     arrival: float = 20.0
     """Seconds for the head of a request, and again for its body."""
     rate: int = 2**14
-    """Bytes of a head or body that extend its time by one second."""
+    """Bytes that extend the time by one second."""
     slow_body: float = 2.0
-    """Seconds after which an incomplete body may be closed for a new client."""
     unread: float = 600.0
-    """Seconds in which a reader must read at least something."""
+    """Seconds in which a reader must read something."""
     connections: int = 1024
-    """Open connections. Fewer if the process may open few files: half of them are for other
-    uses."""
+    """Open connections. At most half of the files that the process may open."""
     tick: float = 1.0
     """Seconds between two checks."""
 
@@ -68,24 +63,23 @@ class ConnectionLimits:
 class WatchedState(ServerState):
     """uvicorn's state, with the order in which connections are closed for new ones.
 
-    A connection with an unfinished reply, which includes an attached client's, is never closed. So
-    each named key has at most as many connections in use as are left for all others, which keeps
-    half of them free beside one such key, a third beside two. The operator has no share.
-    """
+    A connection with an unfinished reply (as an attached client's) is never closed. So each named
+    key has at most as many connections in use as are left for all others: half stay free beside one
+    such key, a third beside two. The operator has no limit."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         super().__init__()
         self.limits = limits
         self._silent: dict[WatchedProtocol, None] = {}
-        """Connections without a first request, oldest first."""
+        """Without a first request, oldest first."""
         self._idle: dict[WatchedProtocol, None] = {}
-        """Connections between two requests."""
+        """Between two requests."""
         self._sending: dict[WatchedProtocol, None] = {}
-        """Connections in the body of a request."""
+        """In the body of a request."""
         self._refused: dict[WatchedProtocol, None] = {}
 
     def entered(self, protocol: WatchedProtocol) -> None:
-        """A connection was opened. It replaces another one, or is refused."""
+        """A new connection replaces another one, or is refused."""
         self._silent[protocol] = None
         if len(self.connections) <= self._most():
             return
@@ -96,26 +90,26 @@ class WatchedState(ServerState):
             self._drop(victim)
 
     def admits(self, owner: str) -> bool:
-        """Whether one more connection of a named key may be in use."""
+        """Whether a named key may use one more connection."""
         used = [each for each in self._watched() if each.owner is not None and each.in_use]
         return sum(each.owner == owner for each in used) < self._most() - len(used)
 
     def moved(self, protocol: WatchedProtocol) -> None:
-        """A connection may have begun or ended a request."""
+        """Called when a connection may have begun or ended a request."""
         group = self._group(protocol)
         if group is not None and protocol in group:
-            return  # keeps its place, however many bytes have come
+            return  # keeps its place whatever it sends
         self.left(protocol)
         if group is not None:
             group[protocol] = None
 
     def left(self, protocol: WatchedProtocol) -> None:
-        """A connection has ended, or may no longer be closed for others."""
+        """Called when a connection has ended, or may no longer be closed for others."""
         for group in (self._silent, self._idle, self._sending, self._refused):
             group.pop(protocol, None)
 
     def tick(self, seconds: float) -> None:
-        """Close connections that have run out of time, `seconds` after the last call."""
+        """Close connections that are out of time, `seconds` after the last call."""
         late = [protocol for protocol in self._watched() if protocol.waited(seconds)]
         for protocol in late:
             self._drop(protocol)
@@ -141,7 +135,7 @@ class WatchedState(ServerState):
         return self._sending if protocol.cycle.more_body else None
 
     def drop_all(self) -> None:
-        """Close every connection in any state."""
+        """In any state."""
         for protocol in self._watched():
             self._drop(protocol)
 
@@ -150,7 +144,7 @@ class WatchedState(ServerState):
         return [*open_ones, *self._refused]
 
     def _least_useful(self) -> Iterator[WatchedProtocol]:
-        # The newest silent connection is the one that needs a place.
+        # the newest silent connection is the one that needs a place
         if len(self._silent) > 1:
             yield next(iter(self._silent))
         yield from (p for p in self._idle if not p.in_use)
@@ -161,17 +155,15 @@ class WatchedState(ServerState):
 
 
 class WatchedProtocol(H11Protocol):
-    """One connection, and the time that its client has made the server wait."""
-
     server_state: WatchedState
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.app_state = {CONNECTION: weakref.ref(self)}
         self.owner: str | None = None
-        """Whose request it has or had last; `None`: nobody's who was let in."""
+        """Owner of its present or last request; `None`: none was admitted."""
         self.seconds = 0.0
-        """Seconds since the expected head or body began."""
+        """Since the expected head or body began."""
         self._received = 0
         self._refused = False
         self._part: tuple[object, bool] | None = None
@@ -185,26 +177,23 @@ class WatchedProtocol(H11Protocol):
 
     @property
     def in_use(self) -> bool:
-        """Whether a request has begun, or a reader has not taken all of its reply."""
+        """Whether a request has begun, or its reply is not read completely."""
         return not self.between_requests or bool(self.transport.get_write_buffer_size())
 
     def admit(self, owner: str) -> None:
-        """A request has come with a key. `owner`: its name; "" for the operator's.
-
-        Raises `Overloaded` if the key has too many connections.
-        """
+        """Called for each request with a key. `owner`: its name; "" for the operator's. Raises
+        `Overloaded` if the key has too many connections."""
         self.owner = None
         if owner and not self.server_state.admits(owner):
             raise Overloaded(FULL)
         self.owner = owner
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Register the connection."""
         super().connection_made(transport)
         self.server_state.entered(self)
 
     def data_received(self, data: bytes) -> None:
-        """Count the bytes of a head or a body."""
+        """Counts the bytes of heads and bodies."""
         if self._refused:
             return
         self._received += len(data)
@@ -212,23 +201,21 @@ class WatchedProtocol(H11Protocol):
         self._moved()
 
     def on_response_complete(self) -> None:
-        """A reply was written."""
         super().on_response_complete()
         self._moved()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Remove the connection."""
         self.server_state.left(self)
         super().connection_lost(exc)
 
     def refuse(self) -> None:
-        """Answer before any request that there are too many connections."""
+        """Answer that there are too many connections, before any request."""
         self._refused = True
         self.transport.write(_whole(Overloaded(FULL)))
         self.transport.write_eof()
 
     def waited(self, seconds: float) -> bool:
-        """Whether its client has run out of time, `seconds` after the last check."""
+        """Whether its client is out of time, `seconds` after the last check."""
         limits = self.server_state.limits
         self._await_arrival(seconds)
         self._await_reader(seconds)
@@ -247,7 +234,7 @@ class WatchedProtocol(H11Protocol):
             self.seconds += seconds
 
     def _due(self) -> tuple[object, bool] | None:
-        """What the client must send next: the head after, or the body of, which request."""
+        """What the client must send next: the head after a request, or its body."""
         if self.between_requests:
             # uvicorn's own timer runs from a reply to the next byte
             return (self.cycle, True) if self.timeout_keep_alive_task is None else None
@@ -260,7 +247,7 @@ class WatchedProtocol(H11Protocol):
 
 
 def _whole(error: Overloaded) -> bytes:
-    """An HTTP answer as bytes, for a connection without a request."""
+    """For a connection without a request."""
     answer = error_response(error, {"connection": "close"})
     head = b"".join(b"%b: %b\r\n" % field for field in answer.raw_headers)
     return b"HTTP/1.1 %d Too Many Requests\r\n%b\r\n%b" % (error.status, head, bytes(answer.body))

@@ -20,7 +20,7 @@ from .threads import in_thread
 
 
 class Count:
-    """ASGI endpoint. `answer`: makes the JSON of the reply, in a thread."""
+    """`answer`: makes the JSON of the reply, in a thread."""
 
     def __init__(
         self, incoming: Incoming, read: Reader, answer: Callable[[GenerateRequest], dict[str, Any]]

@@ -1,8 +1,7 @@
-"""A door to the owner's engine for one agent: a port of loopback with its own key.
+"""A listener for one agent: a loopback port of the owner's engine with its own key.
 
-`POST /v1/door` on the owner's socket opens it. It closes with that connection, and so with the
-program that asked for it.
-"""
+`POST /v1/door` on the owner's socket opens it. It closes with that connection, so with the program
+that asked for it."""
 
 from __future__ import annotations
 
@@ -22,27 +21,26 @@ from ..protocol.options import ModelOptions
 from .ndjson import NDJSON
 
 HEARTBEAT = 10.0
-"""Seconds between two empty lines, which detect a lost connection."""
+"""Seconds between empty lines, which detect a lost connection."""
 
 
 class DoorRequest(BaseModel):
-    """Who may enter, and what every request of the agent means."""
+    """Key of the agent, and fields that each of its requests gets."""
 
     model_config = ConfigDict(extra="forbid")
     key: str = Field(min_length=32, pattern=r"^[!-~]+$", repr=False)
     model: Name
     options: ModelOptions = ModelOptions()
     max_tokens: int = Field(ge=1)
-    """The limit of an answer for which the agent sets none."""
+    """For requests that set none."""
 
     def fields(self) -> dict[str, Any]:
-        """The fields of each request."""
         return {"model": self.model, "options": self.options, "max_tokens": self.max_tokens}
 
 
 @dataclass(frozen=True)
 class OpenDoor:
-    """A port that is served."""
+    """A served port."""
 
     url: str
     close: Callable[[], None]
@@ -50,17 +48,17 @@ class OpenDoor:
 
 
 class Door:
-    """Endpoint of `POST /v1/door`."""
+    """`POST /v1/door`."""
 
     def __init__(self, app: Callable[[DoorRequest], ASGIApp], stopping: anyio.Event) -> None:
-        """`app`: what is behind a door."""
+        """`app`: serves the requests of a listener."""
         self.listen: Callable[[ASGIApp], Awaitable[OpenDoor]]
-        """The server that runs the engine sets this."""
+        """Set by the server that runs the engine."""
         self._app = app
         self._stopping = stopping
 
     async def __call__(self, request: Request) -> Response:
-        """A line with the URL; then empty lines while the door is open."""
+        """A line with the URL; then empty lines while the listener is open."""
         try:
             asked = DoorRequest.model_validate_json(await request.body())
         except ValidationError as error:

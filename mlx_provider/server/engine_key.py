@@ -18,12 +18,9 @@ from .keys import Key, read_key, read_keys
 def engine_keys(
     file: Path | None, environ: Mapping[str, str] = os.environ
 ) -> tuple[tuple[Key, ...], str]:
-    """The keys, and where a person finds them.
-
-    From `file` if given, else one from `MLX_PROVIDER_API_KEY`, else one from the owner's key file,
-    which is created if missing. Raises `BadRequest` as `read_keys`, `EngineUnavailable` if no key
-    file can be created.
-    """
+    """The keys, and where a person finds them: from `file`, else `MLX_PROVIDER_API_KEY`, else the
+    owner's key file, which is created if missing. Raises `BadRequest` as `read_keys`,
+    `EngineUnavailable` if no key file can be created."""
     if file is not None:
         return read_keys(file), str(file)
     given = environ.get(PREFIX + "API_KEY", "").strip()
@@ -35,16 +32,14 @@ def engine_keys(
 
 
 def own_key_file(environ: Mapping[str, str] = os.environ, name: str = "engine.key") -> Path:
-    """The default key file of this user."""
+    """Default for this user."""
     base = environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(base).expanduser() / "mlx-provider" / name
 
 
 def kept_key(file: Path, remedy: str = "name a file that holds one") -> str:
-    """The key in a file of this user, which is created if missing.
-
-    Raises `BadRequest` as `read_key`, `EngineUnavailable` with the remedy if it cannot be created.
-    """
+    """Creates the file if missing. Raises `BadRequest` as `read_key`, `EngineUnavailable` with the
+    remedy if it cannot be created."""
     try:
         return _made(file)
     except OSError as error:
@@ -60,7 +55,7 @@ def _made(file: Path) -> str:
     try:
         with os.fdopen(descriptor, "w") as opened:
             opened.write(secrets.token_urlsafe(32) + "\n")
-        # Of several processes, one comes first, and the file never has a partial key.
+        # of several processes one is first, and the file never has a partial key
         with suppress(FileExistsError):
             os.link(draft, file)
     finally:

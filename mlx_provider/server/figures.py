@@ -18,11 +18,11 @@ from .ndjson import NDJSON
 FASTEST, SLOWEST = 0.2, 60.0
 """Seconds between two lines."""
 STREAMS = 16
-"""Streams that are open at once. Each costs a snapshot per line."""
+"""Open streams. Each costs a snapshot per line."""
 
 
 class FiguresRoute:
-    """The endpoint. Statistics are computed only for requests."""
+    """Computed only on request."""
 
     def __init__(self, service: Service, stopping: anyio.Event) -> None:
         self._service = service
@@ -41,7 +41,6 @@ class FiguresRoute:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Count a stream until it ends."""
         self._streams += 1
         try:
             yield
@@ -57,7 +56,7 @@ class FiguresRoute:
 
 
 class _Watched(StreamingResponse):
-    """Counted when its head is sent, because a body that is never read would never be counted."""
+    """Counted when its head is sent: a body that is never read would not be."""
 
     def __init__(self, route: FiguresRoute, lines: AsyncIterator[bytes]) -> None:
         super().__init__(lines, media_type=NDJSON)
@@ -69,7 +68,7 @@ class _Watched(StreamingResponse):
 
 
 def _seconds(given: str) -> float:
-    """The seconds in `given`. Raises `BadRequest` if it is not a number or out of bounds."""
+    """Raises `BadRequest` if it is no number or out of bounds."""
     try:
         every = float(given)
     except ValueError:

@@ -34,17 +34,14 @@ from .ndjson import asked
 from .threads import in_thread
 
 LARGE = 4 * 2**20
-"""Bytes of a body above which free memory is returned to the system."""
+"""Bytes of a body from which free memory is returned to the system."""
 HEARTBEAT = 5.0
 """Seconds of silence before a heartbeat."""
 
 Reader = Callable[[Incoming, Scope, Receive], Awaitable[tuple[Asked, Ticket]]]
-"""Reads the request of one route."""
 
 
 def own(kind: type[ModelRequest]) -> Reader:
-    """The reader of requests of our own protocol."""
-
     async def read(incoming: Incoming, scope: Scope, receive: Receive) -> tuple[Asked, Ticket]:
         request, ticket = await incoming.read(scope, receive, kind)
         return asked(request), ticket
@@ -53,8 +50,6 @@ def own(kind: type[ModelRequest]) -> Reader:
 
 
 def foreign(read_body: Read) -> Reader:
-    """The reader of requests of another API."""
-
     async def read(incoming: Incoming, scope: Scope, receive: Receive) -> tuple[Asked, Ticket]:
         marks = incoming.marks(scope, None)
         model = {"model": marks["model"]} if "model" in marks else {}
@@ -67,7 +62,7 @@ def foreign(read_body: Read) -> Reader:
 
 
 class Generate:
-    """ASGI endpoint. One instance per route, and a `_Answer` per request."""
+    """One instance per route, and an `_Answer` per request."""
 
     def __init__(
         self,
@@ -119,12 +114,12 @@ class _Answer:
         self._submitting = anyio.CancelScope()
         self._beating, self._beaten = anyio.CancelScope(), anyio.Event()
         self._written = 0.0
-        """When something was written last."""
+        """Time of the last output."""
         self._submitted = 0
-        """Requests that the service has or had; one that it refused is not its any more."""
+        """Requests accepted by the service."""
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the request. If the client disconnects, the request is cancelled in any phase."""
+        """If the client disconnects, the request is cancelled in any phase."""
         failure: MLXProviderError | None = None
         generation: Generation | None = None
         try:
@@ -162,7 +157,7 @@ class _Answer:
         self._submitting.cancel()
 
     async def _accept(self) -> Generation:
-        """Submit in a thread. Abandoned when the engine stops; the thread then cleans up."""
+        """Submits in a thread. Abandoned when the engine stops; the thread then cleans up."""
         with self._places.naming(), self._submitting:
             return await in_thread(self._submit_all, self._limiter, abandon_on_cancel=True)
         raise EngineUnavailable("the engine is stopping")
@@ -191,8 +186,7 @@ class _Answer:
         return Generation(accepted, queue, partial(self._service.cancel, accepted.id))
 
     def _leave(self) -> None:
-        """End everything that the engine still does for this request, even if `submit` still
-        runs."""
+        """Cancel all work for this request, even while `submit` runs."""
         unsent, self._unsent = self._unsent, None
         if unsent is not None:  # never submitted, so another request may have its id
             unsent[1].close()
@@ -204,8 +198,8 @@ class _Answer:
                     self._service.cancel(self._ids[index])
 
     async def _write(self, generation: Generation, send: Send, group: TaskGroup) -> None:
-        """Write the bytes of each wake-up. While `send` waits for a slow reader, events are
-        joined."""
+        """Write the bytes of each wake-up. Events are joined while `send` waits for a slow
+        reader."""
         accepted = generation.accepted
         reply = self._reply(accepted)
         started = False
@@ -229,8 +223,8 @@ class _Answer:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _beat(self, heartbeat: bytes, send: Send) -> None:
-        """Write a heartbeat after `HEARTBEAT` seconds without output. One task for the whole reply:
-        a timer for each event costs more than to write the event."""
+        """Writes heartbeats after silence. One task per reply: a timer per event costs more than
+        writing the event."""
         beat = {"type": "http.response.body", "body": heartbeat, "more_body": True}
         try:
             with self._beating:

@@ -1,9 +1,7 @@
 """Replaces the engine with a newer one without interrupting a request.
 
-`POST /v1/stop` asks for it. An engine whose plugins were edited, installed or removed starts it by
-itself at the next request: it refuses that request as not accepted, and the client sends it to the
-engine that it then starts.
-"""
+`POST /v1/stop` asks for it. An engine whose plugins have changed on disk starts it at the next
+request: it refuses that request, and the client sends it to the engine that it then starts."""
 
 from __future__ import annotations
 
@@ -31,8 +29,7 @@ OTHERS = "it is replaced at the first request of a client of the new version"
 
 
 class StopRequest(BaseModel):
-    """Why the engine should end, and when: at once, without requests, or also without other
-    clients."""
+    """When to end: at once, without requests, or also without other clients."""
 
     model_config = ConfigDict(extra="forbid")
     reason: str = Field(max_length=10_000)
@@ -40,7 +37,7 @@ class StopRequest(BaseModel):
 
 
 class Handover:
-    """Ends the process on request, as soon as the condition of the request is true."""
+    """Ends the process once the condition of a stop request is true."""
 
     def __init__(
         self,
@@ -49,7 +46,7 @@ class Handover:
         *,
         remote: bool = False,
     ) -> None:
-        """`remote`: clients on other machines could not start another engine."""
+        """`remote`: clients on other machines cannot start an engine."""
         self._activity = activity
         self._out_of_date = out_of_date
         self._remote = remote
@@ -58,10 +55,10 @@ class Handover:
         self.ending = False
         """Whether new requests are refused."""
         self.stop: Callable[[], None] = lambda: None
-        """Ends the process. The server that runs it sets this."""
+        """Set by the server."""
 
     async def __call__(self, request: Request) -> Response:
-        """The response: `{"ends": bool, "clients": int, "requests": int}`."""
+        """`{"ends": bool, "clients": int, "requests": int}`."""
         try:
             asked = StopRequest.model_validate_json(await request.body())
         except ValidationError as error:
@@ -79,10 +76,8 @@ class Handover:
         return JSONResponse({"ends": ends, **self._counts()})
 
     def admit(self, scope: Scope) -> None:
-        """Called before each request. Raises `EngineUnavailable` if another engine must serve it.
-
-        Only clients that can start another engine are refused.
-        """
+        """Raises `EngineUnavailable` if another engine must serve the request and its client can
+        start one."""
         if not self.ending:
             changes = self._notice() if STARTS in scope["headers"] else []
             if not self._renews(changes) or self._activity.requests:
@@ -92,12 +87,12 @@ class Handover:
         raise EngineUnavailable("a new engine replaces this one")
 
     def out_of_date(self) -> list[str]:
-        """Changes since the engine was started, and their effect."""
+        """Changes since the start, and their effect."""
         changes = self._changes()
         return [*changes, self._outlook(changes)] if changes else []
 
     def due(self, others: int = 0) -> bool:
-        """Whether the engine should end. `others`: clients that do not count."""
+        """`others`: clients that do not count."""
         if "now" in self._asked:
             return True
         if self._activity.requests:
@@ -110,7 +105,7 @@ class Handover:
         return [] if self._out_of_date is None else self._out_of_date.changes()
 
     def _notice(self) -> list[str]:
-        """The changes. Each new list of changes is logged once."""
+        """Each new list of changes is logged once."""
         changes = self._changes()
         if changes != self._noticed:
             self._noticed = changes
@@ -120,7 +115,7 @@ class Handover:
         return changes
 
     def _renews(self, changes: list[str]) -> bool:
-        """Whether a new engine could serve the clients of this one."""
+        """Whether a new engine could serve these clients."""
         known = None if self._remote else self._out_of_date
         return known is not None and known.replaceable(changes)
 

@@ -25,25 +25,22 @@ from .threads import in_thread
 R = TypeVar("R")
 T = TypeVar("T", bound=ModelRequest)
 AT_ONCE = 2**16
-"""Bytes of a body that are parsed faster than a thread starts."""
+"""Bytes that are parsed faster than a thread starts."""
 THREADS = 1024
 
 
 @dataclass(frozen=True)
 class Incoming:
-    """The entry of requests into one app."""
-
     activity: Activity
     bodies: Bodies
     marks: Callable[[Scope, str | None], dict[str, Any]]
-    """(scope, tenant that the request names) -> the fields that its client cannot choose."""
+    """(scope, tenant in the request) -> the fields that a client cannot choose."""
     admit: Callable[[Scope], None]
     """Raises if another engine must serve the request."""
     threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(THREADS))
-    """Requests that the service prepares at once. Most of their threads wait."""
+    """Requests prepared at once. Most of their threads wait."""
 
     async def read(self, scope: Scope, receive: Receive, kind: type[T]) -> tuple[T, Ticket]:
-        """A request of this kind. See `read_as`."""
         request, ticket = await self.read_as(scope, receive, partial(parse_request, kind))
         return request.model_copy(update=self.marks(scope, request.tenant)), ticket
 
@@ -53,9 +50,8 @@ class Incoming:
         """A body as `parse` reads it, and its ticket for the memory of bodies, which the caller
         must close.
 
-        It counts as admitted until the caller's next `await`. Raises the errors of `parse`,
-        `Bodies.read` and `admit`.
-        """
+        Counts as admitted until the caller's next `await`. Raises the errors of `parse`,
+        `Bodies.read` and `admit`."""
         with ExitStack() as undo:
             with self.activity.reading():
                 body = await self.bodies.read(scope, receive)
@@ -66,7 +62,7 @@ class Incoming:
         return parsed, body.ticket
 
     async def _parsed(self, parse: Callable[[bytearray], R], body: Body) -> R:
-        """Parse a body. Large bodies are parsed in threads, so that other streams continue."""
+        """Large bodies in threads, so that streams continue."""
         if len(body.data) <= AT_ONCE:
             return parse(body.data)
         with await self.bodies.parsing.ask(1, body.ticket.owner).arrive():
@@ -74,7 +70,6 @@ class Incoming:
 
 
 def parse_object(body: bytes | bytearray) -> dict[str, Any]:
-    """Parse a body that must be an object. Raises `BadRequest`."""
     value = _json(body)
     if not isinstance(value, dict):
         raise BadRequest(f"body: must be an object, got {shown(value)}")
@@ -82,7 +77,7 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
 
 
 def parse_request(kind: type[T], body: bytes | bytearray) -> T:
-    """The request in a JSON body. Raises `BadRequest` that names the first invalid field."""
+    """Raises `BadRequest` that names the first invalid field."""
     try:
         return kind.model_validate(_json(body))
     except ValidationError as error:
@@ -90,9 +85,8 @@ def parse_request(kind: type[T], body: bytes | bytearray) -> T:
 
 
 def _json(body: bytes | bytearray) -> object:
-    """Parse JSON, so that limits can be checked before fields. The garbage collector is off,
-    because a million objects would trigger it a dozen times, and no other thread runs in these
-    seconds."""
+    """Parsed apart from the model's fields, so that limits are checked first. Without garbage
+    collection, which a million objects would trigger a dozen times."""
     collects = gc.isenabled()
     gc.disable()
     try:

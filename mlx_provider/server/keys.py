@@ -20,24 +20,22 @@ SHORTEST = 16
 """Characters of a named key. A shorter second word is rather the second word of a phrase."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 FOUND = "mlx_provider.key"
-"""Where a request's scope has its key."""
+"""Of the key in a request's scope."""
 CONNECTION = "mlx_provider.connection"
-"""Where the `state` of a request's scope has its connection."""
+"""Of the connection in the scope's `state`."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """One key. Its text appears in no `repr`."""
+    """Not shown in any `repr`."""
 
     text: str = field(repr=False)
     name: str | None = None
-    """The tenant of its requests. `None`: the operator's key, which has no limits of a tenant."""
+    """Tenant of its requests. `None`: the operator's key, without limits."""
 
     def marks(self, tenant: str | None) -> dict[str, Any]:
-        """The fields of a request that this key decides. `tenant`: which the request names.
-
-        A gateway with a named key keeps its own tenants apart, but they are one account.
-        """
+        """Fields of a request that this key decides. `tenant`: as the request names it; a gateway
+        with a named key keeps its tenants separate, but they share one account."""
         if self.name is None:
             return {"origin": "remote"}
         own = f"key {self.name}:"
@@ -45,13 +43,11 @@ class Key:
 
 
 class Keys:
-    """Finds the key that a request sends."""
-
     def __init__(self, keys: Iterable[Key]) -> None:
         self._keys = {_digest(key.text.encode("utf-8", "surrogateescape")): key for key in keys}
 
     def sent(self, headers: Headers) -> Key | None:
-        """The key in `Authorization: Bearer` or `x-api-key`; `None`: neither has one."""
+        """From `Authorization: Bearer` or `x-api-key`."""
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         given = (bearer if kind == "Bearer" else "", headers.get("x-api-key", ""))
         digests = [_digest(each.encode("latin-1")) for each in given]
@@ -59,27 +55,25 @@ class Keys:
 
 
 def key_of(scope: Scope) -> Key:
-    """The key of a request that has passed a gate with keys."""
+    """After a gate with keys."""
     key: Key = scope[FOUND]
     return key
 
 
 def owner_of(scope: Scope) -> str:
-    """Whose connections, bodies and replies these are: the name of a key, "" for the operator."""
+    """Owner of connection, body and reply: the name of a key, "" for the operator."""
     return (key_of(scope).name or "") if FOUND in scope else ""
 
 
 def is_named(scope: Scope) -> bool:
-    """Whether a request comes with a named key."""
     return FOUND in scope and key_of(scope).name is not None
 
 
 def read_keys(file: Path) -> tuple[Key, ...]:
-    """The keys in a file: each line is `KEY`, at most once, or `NAME KEY`.
+    """Each line is `KEY`, at most once, or `NAME KEY`.
 
-    Raises `BadRequest` for a file that others can read, or that has another form: the message names
-    the line, but no text of it, because that could be a key.
-    """
+    Raises `BadRequest` for a file that others can read or of another form: it names the line
+    without its text, which could be a key."""
     try:
         text = read_trusted(file, LARGEST_FILE, closed_to=0o077).decode("ascii", "replace")
     except OSError as error:
@@ -99,7 +93,7 @@ def read_keys(file: Path) -> tuple[Key, ...]:
 
 
 def read_key(file: Path) -> str:
-    """The only key in a file. Raises `BadRequest` as `read_keys`, and for several keys."""
+    """Raises `BadRequest` as `read_keys`, and for several keys."""
     first, *others = read_keys(file)
     if others:
         remedy = "name a file that holds one of them"
@@ -108,7 +102,7 @@ def read_key(file: Path) -> str:
 
 
 def _key(line: str) -> Key:
-    """The key in a line. Raises `ValueError` with the fault and the remedy."""
+    """Raises `ValueError` with the fault and the remedy."""
     words = line.split()
     if not line.isascii() or not line.replace("\t", " ").isprintable():
         raise ValueError("a character is not printable ASCII: write KEY or NAME KEY")
@@ -125,7 +119,7 @@ def _key(line: str) -> Key:
 
 
 def _unlike(found: dict[int, Key], key: Key) -> Key:
-    """The key, if it differs from those of earlier lines. Raises `ValueError` else."""
+    """The key. Raises `ValueError` if an earlier line has it."""
     for number, other in found.items():
         if other.text == key.text:
             raise ValueError(f"the key is that of line {number}: give each line its own")
@@ -138,5 +132,5 @@ def _unlike(found: dict[int, Key], key: Key) -> Key:
 
 
 def _digest(text: bytes) -> bytes:
-    # The time to find a digest says nothing about the texts of keys.
+    # the time to find a digest reveals nothing about the keys
     return hashlib.sha256(text).digest()

@@ -17,30 +17,26 @@ BACKLOG = 2048
 
 @dataclass(frozen=True)
 class Listener:
-    """A bound socket and its address for clients."""
-
     socket: socket.socket
     address: str
-    """`unix:/path` or `http://host:port`, in the form of a client's `api_base`."""
+    """`unix:/path` or `http://host:port`, as a client's `api_base`."""
     path: Path | None = None
     identity: tuple[int, int] | None = None
-    """Device and inode of the socket file, if there is one."""
+    """Device and inode of the socket file."""
 
     def findable(self) -> bool:
-        """Whether new clients can still reach this socket."""
+        """Whether new clients can reach this socket."""
         return self.path is None or _identity(self.path) == self.identity
 
     def remove(self) -> None:
-        """Remove the socket file, unless it belongs to another engine by now."""
+        """Leaves the file of another engine."""
         if self.path is not None and self.findable():
             self.path.unlink(missing_ok=True)
 
 
 def listen_unix(path: Path) -> Listener:
-    """Listen on an owner-only unix socket. Replaces a stale one.
-
-    The caller holds the engine lock, so an existing socket has no owner.
-    """
+    """Owner-only. Replaces a stale socket: the caller holds the engine lock, so an existing one has
+    no owner."""
     if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
         raise EngineUnavailable(f"{path} is not a socket: remove it")
     path.unlink(missing_ok=True)
@@ -55,10 +51,7 @@ def listen_unix(path: Path) -> Listener:
 
 
 def listen_tcp(host: str, port: int) -> Listener:
-    """Listen on host and port (0: any free port).
-
-    Raises `EngineUnavailable` that names the port and the remedy.
-    """
+    """Port 0: any. Raises `EngineUnavailable` that names the port and the remedy."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -1,7 +1,6 @@
-"""macOS services for long computations: prevention of idle sleep, and memory pressure.
+"""macOS: no idle sleep during requests, and memory pressure.
 
-Nothing here has run on a Mac; the calls follow Apple's documentation.
-"""
+Nothing here has run on a Mac; the calls follow Apple's documentation."""
 
 from __future__ import annotations
 
@@ -18,21 +17,17 @@ PRESSURE = b"kern.memorystatus_vm_pressure_level"
 NORMAL, CRITICAL = 1, 4
 """Levels of `PRESSURE`; 2 is a warning."""
 AGAIN_SECONDS = 10.0
-"""Seconds between two evictions under memory pressure."""
+"""Between two evictions."""
 
 
 class StayAwake:
-    """Prevents idle sleep of the machine while requests run."""
-
     def __init__(self, program: Path = CAFFEINATE) -> None:
         self._program = program
         self._process: subprocess.Popen[bytes] | None = None
 
     def update(self, *, busy: bool) -> None:
-        """Acquire or release the assertion. It also ends with this process (`-w`).
-
-        A program that has ended by itself is started again.
-        """
+        """Also ends with this process (`-w`). A program that has ended by itself is started
+        again."""
         running = self._process is not None and self._process.poll() is None
         if busy and not running and self._program.exists():
             command = [os.fspath(self._program), "-i", "-w", str(os.getpid())]
@@ -44,7 +39,7 @@ class StayAwake:
 
 
 class MemoryPressure:
-    """Detects when the prefix cache must return memory to other programs."""
+    """When the prefix cache must return memory to other programs."""
 
     def __init__(
         self,
@@ -56,7 +51,7 @@ class MemoryPressure:
         self._next = 0.0
 
     def share_to_keep(self) -> float | None:
-        """Share of the prefix cache to keep. `None`: keep all for now."""
+        """`None`: keep all."""
         level = self._level()
         if level <= NORMAL:
             self._next = 0.0
@@ -68,7 +63,7 @@ class MemoryPressure:
 
 
 def pressure_level() -> int:
-    """The kernel's level of memory pressure. `NORMAL` if the system has none."""
+    """`NORMAL` if the system has no level."""
     if sys.platform != "darwin":
         return NORMAL
     found = ctypes.c_int(NORMAL)

@@ -25,13 +25,12 @@ mlx_provider_up {up}
 
 
 class MetricsPage:
-    """`/metrics`, read from the engine at every scrape. It never starts an engine or keeps one
+    """`/metrics`, read from the engine at every scrape. Never starts an engine or keeps one
     running."""
 
     def __init__(
         self, client: HttpClient, keys: Iterable[Key] | None, hosts: Iterable[str]
     ) -> None:
-        """`keys`, `hosts`: see `access.Gate`."""
         self._client = client
         self.asgi = Starlette(
             routes=[Route("/metrics", self._metrics)],

@@ -12,7 +12,7 @@ NDJSON = "application/x-ndjson"
 
 
 class Lines:
-    """See `asked.Reply`. One line per wake-up of the reader."""
+    """One line per wake-up of the reader. See `asked.Reply`."""
 
     media_type = NDJSON
     heartbeat = b""

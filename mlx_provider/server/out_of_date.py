@@ -16,14 +16,12 @@ from ..registry.sources import times
 OWN = "mlx-provider"
 PACKAGES = (OWN, "mlx", "mlx-lm", "mlx-vlm", "transformers")
 TOLD = 5
-"""Files that are named per plugin."""
+"""Files named per plugin."""
 
 
 class OutOfDate:
-    """Create it before the plugins are imported. Used in the event loop.
-
-    A check costs a `stat` of each watched file and of each folder in Python's import path.
-    """
+    """Created before the plugins are imported. Used in the event loop: a check costs a `stat` of
+    each watched file and import folder."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = dict(environ)
@@ -34,17 +32,15 @@ class OutOfDate:
         self._times = [times(point) for _, point in self._points]
 
     def changes(self) -> list[str]:
-        """One text per change. Empty if an engine that starts now would be the same."""
+        """Empty if a new engine would be the same."""
         folders = _folders()
         if folders != self._folders:
             self._folders, self._now = folders, self._installed(self._began)
         return [*self._differ(), *self._edited()]
 
     def replaceable(self, changes: list[str]) -> bool:
-        """Whether an engine that starts now could serve the present clients.
-
-        An engine of another version could not: the clients have this version until they restart.
-        """
+        """Whether a new engine could serve the present clients. Not one of another version: the
+        clients have this version until they restart."""
         return bool(changes) and self._now.get(OWN) == self._began.get(OWN)
 
     def _differ(self) -> Iterator[str]:
@@ -61,7 +57,7 @@ class OutOfDate:
                 yield f"plugin {plugin.name}: edited {_files([*dict.fromkeys(changed)])}"
 
     def _in_use(self) -> list[tuple[Plugin, EntryPoint]]:
-        """Third-party plugins. Built-in ones change with the version of this package."""
+        """Third-party plugins; built-in ones change with the version of this package."""
         wanted = selection(self._environ)
         return [
             (plugin, point)
@@ -70,21 +66,18 @@ class OutOfDate:
         ]
 
     def _installed(self, before: Mapping[str, str]) -> dict[str, str]:
-        """Versions of plugins and of the packages that they need, by name."""
         found = {
             f"plugin {plugin.name}": f"{plugin.distribution} {plugin.version}"
             for plugin, _ in self._in_use()
         }
         for name in PACKAGES:
-            if number := installed_version(name) or before.get(
-                name
-            ):  # not installed while pip replaces it
+            if number := installed_version(name) or before.get(name):  # pip is replacing it
                 found[name] = number
         return found
 
 
 def _folders() -> dict[str, int]:
-    """Modification times of the folders in Python's import path."""
+    """Modification times of the import path."""
     found = {}
     for path in sys.path:
         try:
@@ -95,7 +88,7 @@ def _folders() -> dict[str, int]:
 
 
 def _files(paths: list[str]) -> str:
-    """File names without their folders, which only the owner may see."""
+    """Without folders, which only the owner may see."""
     names = [f"{Path(path).parent.name}/{Path(path).name}" for path in paths]
     more = len(names) - TOLD
     return ", ".join(names[:TOLD]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""A unix socket that accepts only processes of its owner."""
+"""A unix socket for processes of its owner alone."""
 
 from __future__ import annotations
 
@@ -15,15 +15,12 @@ SOL_LOCAL, LOCAL_PEERCRED = 0, 1
 
 
 class OwnerSocket(socket.socket):
-    """Accepts connections of processes of this user, and of root.
-
-    The modes of socket and folder already exclude other users. This check does not depend on them,
-    because requests over this socket may run code.
-    """
+    """Accepts processes of this user and of root. Does not depend on the modes of socket and
+    folder, because requests over it may run code."""
 
     def accept(self) -> tuple[socket.socket, object]:
-        """The next connection. Raises `ConnectionAbortedError` for one of another user; asyncio
-        then continues with the next one (3.11, `selector_events._accept_connection`)."""
+        """Raises `ConnectionAbortedError` for another user's connection; asyncio then accepts the
+        next one (3.11, `selector_events._accept_connection`)."""
         connection, address = super().accept()
         peer = peer_uid(connection)
         if peer in (0, os.getuid()):
@@ -34,7 +31,7 @@ class OwnerSocket(socket.socket):
 
 
 def peer_uid(connection: socket.socket) -> int | None:
-    """The user of the process at the other end of a unix socket. `None`: unknown."""
+    """User at the other end of a unix socket. `None`: unknown."""
     try:
         if sys.platform == "darwin":
             credentials = connection.getsockopt(SOL_LOCAL, LOCAL_PEERCRED, 76)

@@ -26,19 +26,18 @@ from .macos import MemoryPressure, StayAwake
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE = 75
-"""Seconds that an unused connection is kept. Longer than our clients' 30, so the clients close
-first."""
+"""Seconds for an unused connection. Our clients close theirs after 30."""
 CLOSE_LIMIT = 2.0
-"""Seconds for the service to end its requests before the server ends them itself."""
+"""Seconds until the server itself ends requests that the service has not ended."""
 WRITE_LIMIT = 3
-"""Seconds for open replies to be written at the end."""
+"""Seconds to write open replies at the end."""
 WATCH = 0.5
 DRAIN_POLL = 0.05
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 class LoopDelivery:
-    """`Deliver`: passes a whole engine step to the event loop in one call."""
+    """`Deliver`: one call of the event loop per engine step."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -53,7 +52,7 @@ class LoopDelivery:
 
 
 class EngineServer(uvicorn.Server):
-    """uvicorn with an orderly end: requests in flight end with a typed error."""
+    """uvicorn that ends requests in flight with a typed error."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class EngineServer(uvicorn.Server):
         limits: ConnectionLimits | None = None,
         drain: float = 0.0,
     ) -> None:
-        """`drain`: seconds that requests in flight may take to end after the stop."""
+        """`drain`: seconds that requests in flight may take after the stop."""
         super().__init__(_configured(app.asgi))
         self.server_state: WatchedState = WatchedState(limits or ConnectionLimits())
         self._app = app
@@ -77,8 +76,7 @@ class EngineServer(uvicorn.Server):
         app.door.listen = self._listen
 
     async def run_until_stopped(self, idle_limit: float | None) -> None:
-        """Serve until a signal, until `idle_limit` seconds without clients, or until the socket
-        file is gone."""
+        """Until a signal, `idle_limit` seconds without clients, or the loss of the socket file."""
         loop = asyncio.get_running_loop()
         watches = [loop.create_task(w) for w in (self._watch(idle_limit), self._watch_clients())]
         try:
@@ -88,15 +86,14 @@ class EngineServer(uvicorn.Server):
                 watch.cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then report it."""
         await super().startup(sockets)
-        # asyncio has one number for two limits: the length of this queue, and the connections that
-        # # it accepts in one turn
+        # asyncio has one number for the length of this queue and for the connections accepted in
+        # one turn
         self._listener.socket.listen(BACKLOG)
         self._ready()
 
     async def _listen(self, app: ASGIApp) -> OpenDoor:
-        """Serve another app on a free port of loopback, within the same limits."""
+        """Serve another app on a free loopback port, within the same limits."""
         config, made = _configured(app), WeakSet[WatchedProtocol]()
         config.load()
 
@@ -117,14 +114,14 @@ class EngineServer(uvicorn.Server):
         return OpenDoor(listener.address, close)
 
     async def _drained(self) -> None:
-        """Wait for the requests in flight, up to the drain time or a second signal."""
+        """Wait for requests in flight, up to the drain time or a second signal."""
         for _ in range(round(self._drain / DRAIN_POLL)):
             if not self._app.activity.requests or self._hurry:
                 return
             await asyncio.sleep(DRAIN_POLL)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse new requests, end the open ones with a typed error, write replies, close."""
+        """Refuse new requests, end open ones with a typed error, write replies, close."""
         self._listener.remove()
         for server in self.servers:
             server.close()
@@ -135,8 +132,8 @@ class EngineServer(uvicorn.Server):
         await asyncio.sleep(0)  # deliver what `close` posted from its own thread first
         stopped = EngineUnavailable("the engine was stopped while it held this request")
         self._app.activity.fail_open(stopped)
-        # Slow clients are disconnected before uvicorn cancels their requests, because uvicorn
-        # # (0.33 to 0.54, `run_asgi`) would then log a traceback for each.
+        # Disconnect slow clients before uvicorn cancels their requests: it (0.33 to 0.54,
+        # `run_asgi`) would log a traceback for each.
         last = asyncio.get_running_loop().call_later(WRITE_LIMIT, self.server_state.drop_all)
         await super().shutdown(sockets)
         last.cancel()
@@ -145,9 +142,8 @@ class EngineServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """SIGTERM and SIGINT stop the server; uvicorn would raise them again at the end.
 
-        This does not use `loop.add_signal_handler`: it sends the signal through the pipe that wakes
-        the loop. If that pipe is full because a busy loop has not read it, the signal is lost.
-        """
+        Not `loop.add_signal_handler`: it loses a signal if the pipe that wakes a busy loop is
+        full."""
         before = {number: signal.signal(number, self._stop) for number in STOPPING}
         try:
             yield
@@ -172,7 +168,7 @@ class EngineServer(uvicorn.Server):
             self._app.activity.relieve()
 
     async def _watch(self, idle_limit: float | None) -> None:
-        """End the engine if it is idle, or if clients can no longer find it."""
+        """Stop if idle, or if clients can no longer find the engine."""
         activity, awake, pressure = self._app.activity, StayAwake(), MemoryPressure()
         while True:
             await asyncio.sleep(WATCH if idle_limit is None else min(WATCH, idle_limit / 4))

@@ -35,9 +35,8 @@ from .out_of_date import OutOfDate
 from .process import EngineServer, LoopDelivery
 
 SWITCH = 0.0005
-"""Switch interval of Python threads in seconds, for the engine thread beside threads that prepare
-prompts. Beside such a thread, a decode step of 14 ms took 24 ms with this value, and 45 ms with
-Python's default of 5 ms."""
+"""Switch interval of Python threads in seconds. Beside threads that prepare prompts, a decode step
+of 14 ms took 24 ms with this value, and 45 ms with Python's default of 5 ms."""
 log = logging.getLogger(__name__)
 
 BuildService = Callable[[EngineSettings, Deliver], Service]
@@ -45,18 +44,18 @@ BuildService = Callable[[EngineSettings, Deliver], Service]
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where to listen. Default without `host` and `port`: this user's unix socket."""
+    """Without `host` and `port`: this user's unix socket."""
 
     host: str | None = None
     port: int | None = None
     api_key_file: Path | None = None
-    """File with the keys of clients on TCP. Unset: see `engine_keys`."""
+    """Keys of clients on TCP. Unset: see `engine_keys`."""
     drain: float = 0.0
-    """Seconds that requests in flight may take to end after the stop. Only on TCP."""
+    """Seconds for requests in flight after the stop. Only on TCP."""
     lock_fd: int | None = None
-    """The engine lock of the client that starts this process on demand."""
+    """Engine lock of the client that starts this process."""
     ready_fd: int | None = None
-    """Where to report that the engine listens, or why not."""
+    """Reports that the engine listens, or why not."""
 
     @property
     def tcp(self) -> bool:
@@ -68,11 +67,8 @@ def serve(
     build: BuildService | None = None,
     fixed: Mapping[str, Any] = MappingProxyType({}),
 ) -> int:
-    """Run an engine process until it is stopped. Returns the exit code.
-
-    `fixed`: other values of `FixedSettings`. A failure to start is one line on stderr and exit code
-    1, never a traceback.
-    """
+    """Returns the exit code. `fixed`: other values of `FixedSettings`. A failure to start is one
+    line on stderr and exit code 1, never a traceback."""
     try:
         settings = replace(engine_settings(), **fixed)
         log_to_stderr(settings.log_level)
@@ -94,11 +90,8 @@ def serve(
 
 
 def end_process(code: int) -> NoReturn:
-    """End the process at once with the result of `serve`.
-
-    A thread that still loads a model cannot be interrupted, and the teardown of MLX may abort. All
-    data is already written.
-    """
+    """Without teardown: a thread that loads a model cannot be interrupted, and MLX may abort. All
+    data is already written."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -106,7 +99,7 @@ def end_process(code: int) -> NoReturn:
 
 
 def chat_service(settings: EngineSettings, deliver: Deliver) -> Service:
-    """The service that runs models. Raises `NotInstalled` if MLX is missing."""
+    """Raises `NotInstalled` if MLX is missing."""
     prepare_mlx()
     from ..serving.service import ChatService
 
@@ -114,8 +107,7 @@ def chat_service(settings: EngineSettings, deliver: Deliver) -> Service:
 
 
 def prepare_mlx() -> None:
-    """Settings that must precede the first import of MLX. Raises `NotInstalled` if it is
-    missing."""
+    """Before the first import of MLX. Raises `NotInstalled` if it is missing."""
     preload()
     enlarge()
     keep_freed()
@@ -200,13 +192,13 @@ def _ready(options: ServeOptions, listener: Listener, app: EngineApp, note: str)
 
 
 def _say(line: str) -> None:
-    """Print one line for a person, at any log level."""
+    """For a person, at any log level."""
     sys.stderr.write(printable(line) + "\n")
     sys.stderr.flush()
 
 
 def _report(options: ServeOptions, line: bytes) -> None:
-    """Report to the starting client, which may have ended."""
+    """The starting client may have ended."""
     if options.ready_fd is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""A small server next to the engine, for a page or metrics, on a separate port."""
+"""A small server beside the engine on a separate port."""
 
 from __future__ import annotations
 

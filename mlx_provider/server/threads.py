@@ -19,12 +19,10 @@ async def in_thread(
     limiter: anyio.CapacityLimiter | None = None,
     abandon_on_cancel: bool = False,
 ) -> T:
-    """The result of `call`. The other parameters are those of `anyio.to_thread.run_sync`.
+    """Parameters as `anyio.to_thread.run_sync`.
 
-    Raises the `MLXProviderError` of the call without its frames, which hold the request. The frame
-    of `run_sync` (anyio 4.16) holds the future whose error it raises. So the frames would stay in
-    memory until the garbage collector runs, and that of an idle engine does not run.
-    """
+    Raises the `MLXProviderError` of the call without its frames, which hold the request: `run_sync`
+    (anyio 4.16) keeps a reference cycle, and an idle engine runs no garbage collection."""
     outcome = await anyio.to_thread.run_sync(
         partial(_outcome, call), limiter=limiter, abandon_on_cancel=abandon_on_cancel
     )
