@@ -12,22 +12,17 @@ from ..errors import BadRequest
 
 @dataclass(frozen=True)
 class Address:
-    """An engine's address in the form that httpx needs."""
-
     url: str
-    """Base URL. For a unix socket, only a label."""
+    """For a unix socket only a label."""
     socket: str | None = None
-    """Path of the unix socket, if it is one."""
+    """Path of the unix socket."""
 
     def __str__(self) -> str:
         return f"unix:{self.socket}" if self.socket else self.url
 
 
 def parse_address(api_base: str) -> Address:
-    """The address in `api_base`. A trailing `/v1` is ignored.
-
-    Raises `BadRequest` that names the two forms.
-    """
+    """A trailing `/v1` is ignored. Raises `BadRequest` that names the two forms."""
     if api_base.startswith("unix:"):
         path = api_base.removeprefix("unix:").removeprefix("//")
         if path.startswith("/"):
@@ -46,7 +41,7 @@ def parse_address(api_base: str) -> Address:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an IP address is that of this machine for itself."""
+    """By name or IP address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

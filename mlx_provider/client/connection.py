@@ -24,16 +24,14 @@ TRANSPORT = PREFIX + "TRANSPORT"
 
 
 def connect(api_base: str | None = None, api_key: str | None = None) -> EngineClient:
-    """The client of an engine. It contacts or starts nothing before its first use.
-
-    `api_base`: `http(s)://host:port` or `unix:/path/to.sock`; unset: this user's engine on this
-    machine. Raises `BadRequest` for another form.
-    """
+    """Contacts and starts nothing before its first use. `api_base`: `http(s)://host:port` or
+    `unix:/path/to.sock`; unset: this user's engine on this machine. Raises `BadRequest` for another
+    form."""
     return _connections.client(api_base, api_key)
 
 
 class Connections:
-    """Clients by address and key. Safe from any thread and across `fork`."""
+    """By address and key. Safe from any thread and across `fork`."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
@@ -44,18 +42,17 @@ class Connections:
         os.register_at_fork(after_in_child=self._forked)
 
     def client(self, api_base: str | None, api_key: str | None) -> EngineClient:
-        """The client for this address, created once."""
         with self._lock:
             if not api_base and self._transport() == "in_process":
                 return self._in_this_process()
-            # Over the unix socket, access depends on the owner alone: one client for any key.
+            # Over the unix socket, access depends on the owner alone.
             key = (api_base, api_key) if api_base else ("", None)
             if key not in self._clients:
                 self._clients[key] = self._make(api_base, api_key)
             return self._clients[key]
 
     def close(self) -> None:
-        """Close every client. The next `client` creates new ones."""
+        """The next `client` creates new ones."""
         with self._lock:
             clients, self._clients = list(self._clients.values()), {}
             in_process, self._in_process = self._in_process, None
@@ -84,7 +81,7 @@ class Connections:
             self._pid = os.getpid()
             atexit.register(self._close_at_exit)
         elif self._pid != os.getpid():
-            # MLX hangs in a forked child if its parent has used it.
+            # MLX hangs in a forked child whose parent has used it.
             raise EngineUnavailable(
                 "the in-process engine does not survive fork: start workers with 'spawn', "
                 f"or unset {TRANSPORT}"

@@ -1,5 +1,5 @@
-"""The connections of one client: a control connection that detects the end of either side, and one
-per request."""
+"""Connections of one client: a control connection by which client and engine detect each other's
+end, and one per request."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .stream_connection import FAILURES, Endpoint, StreamConnection
 from .wire import EventLines, parse_health
 
 ATTACH_SECONDS = 60.0
-"""Seconds for a listening engine to send its identity."""
+"""Seconds for the engine to send its identity."""
 
 
 @dataclass
 class Held:
-    """A long-lived connection by which engine and client each detect the end of the other."""
+    """A long-lived connection by which engine and client each detect the other's end."""
 
     connection: StreamConnection
     gone: threading.Event = field(default_factory=threading.Event, kw_only=True)
@@ -51,18 +51,17 @@ class Held:
 
 @dataclass
 class Attachment(Held):
-    """By which the engine counts a client."""
+    """Counted by the engine as a client."""
 
     health: Health
-    """State of the engine at the connection."""
 
 
 class ControlConnection:
-    """Nothing is connected before the first call. Every public method is safe from any thread."""
+    """Connects at the first call. Public methods are safe from any thread."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.attaching = threading.Lock()
-        """Held by the one thread that connects to the engine or starts it."""
+        """Held by the thread that connects to the engine or starts it."""
         self.attachment: Attachment | None = None
         self._endpoint = endpoint
         self._lock = threading.Lock()
@@ -71,7 +70,7 @@ class ControlConnection:
         self._replies: WeakSet[ReplyEvents] = WeakSet()
 
     def attach(self) -> Attachment:
-        """Connect and read the identity of the engine. Raises `NotTaken` if no process listens."""
+        """Raises `NotTaken` if no process listens."""
         connection = self._asked("GET", "/v1/attach", seconds=ATTACH_SECONDS)
         with self._guarded(connection):
             line = next(_lines(connection), b"")
@@ -80,7 +79,7 @@ class ControlConnection:
         return self.attachment
 
     def open_door(self, body: bytes) -> tuple[str, Held]:
-        """Ask for a door: its URL, and the connection that keeps it open. Raises typed errors."""
+        """The listener's URL, and the connection that keeps it open. Raises typed errors."""
         connection = self._asked("POST", "/v1/door", body)
         with self._guarded(connection):
             if not (url := next(_lines(connection), b"")):
@@ -88,7 +87,7 @@ class ControlConnection:
             return url.decode(), Held(connection)
 
     def send(self, path: str, body: bytes) -> Generation:
-        """Send a request and wait until it is accepted. Raises typed errors and `NotTaken`."""
+        """Wait until the request is accepted. Raises typed errors and `NotTaken`."""
         connection = self._asked("POST", path, body)
         with self._guarded(connection):
             lines = EventLines()
@@ -103,7 +102,7 @@ class ControlConnection:
         return Generation(events[0], reply, reply.close)
 
     def ask(self, method: str, path: str, ok: tuple[int, ...] = (200,), body: bytes = b"") -> bytes:
-        """Send one short request. Raises typed errors and `NotTaken`."""
+        """One short request. Raises typed errors and `NotTaken`."""
         connection = self._asked(method, path, body, ok)
         with self._guarded(connection):
             answer = b"".join(connection.pieces())
@@ -111,7 +110,7 @@ class ControlConnection:
         return answer
 
     def lines(self, path: str) -> Iterator[bytes]:
-        """The lines of a streamed reply, without newlines. Reading raises typed errors."""
+        """Lines of a streamed reply, without newlines. Reading raises typed errors."""
         try:
             connection = self._asked("GET", path)
         except NotTaken as failure:
@@ -121,7 +120,7 @@ class ControlConnection:
         connection.close()
 
     def close(self) -> None:
-        """End every connection and request. Idempotent."""
+        """Ends every request. Idempotent."""
         with self._lock:
             self._closed = True
             connections, replies = list(self._open), list(self._replies)
@@ -140,7 +139,7 @@ class ControlConnection:
         ok: tuple[int, ...] = (200,),
         seconds: float | None = None,
     ) -> StreamConnection:
-        """A connection with a successful reply head. `seconds`: limit of each wait."""
+        """Returns after a successful reply head. `seconds`: limit of each wait."""
         with self._lock:
             self._refuse_closed()
         connection = self._endpoint.connect()

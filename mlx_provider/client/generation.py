@@ -15,12 +15,9 @@ from .reply_events import ReplyEvents
 
 
 class Generation:
-    """An accepted request: read its events, or close it to cancel.
-
-    `get` blocks a thread, `aget` suspends a task. Both return the events that arrived since the
-    last call, and an empty list once `Done` or `Failed` has been read. Deleting the object also
-    cancels the request.
-    """
+    """An accepted request. `get` blocks a thread, `aget` suspends a task; both return the events
+    since the last call, and an empty list once `Done` or `Failed` was read. Deleting the object
+    cancels the request."""
 
     def __init__(
         self, accepted: Accepted, events: EventQueue | ReplyEvents, cancel: Callable[[], None]
@@ -30,7 +27,7 @@ class Generation:
         self._finalizer = weakref.finalize(self, cancel)
 
     def get(self, timeout: float | None = None) -> list[Event]:
-        """Wait at most `timeout` seconds for events; raises `RequestTimedOut` after that."""
+        """Raises `RequestTimedOut` after `timeout` seconds without events."""
         return self._events.get(timeout)
 
     async def aget(self, timeout: float | None = None) -> list[Event]:
@@ -38,33 +35,26 @@ class Generation:
         return await self._events.aget(timeout)
 
     def close(self) -> None:
-        """Cancel the rest of the request. Idempotent, never blocks, safe from any thread."""
+        """Cancels the rest of the request. Idempotent, never blocks, safe from any thread."""
         if self._events.ended:
             self._finalizer.detach()
         self._finalizer()
 
 
 class EngineClient(Protocol):
-    """A connection to an engine. All methods are safe from any thread."""
-
     def submit(self, request: ModelRequest) -> Generation:
-        """Send a request; block until it is accepted.
-
-        Raises the engine's error (bad request, context too long, model not found, queue
-        full ...) or `EngineUnavailable`. Loading a model may take minutes.
-        """
+        """Block until the request is accepted; loading a model may take minutes. Raises the
+        engine's error (bad request, context too long, model not found, queue full ...) or
+        `EngineUnavailable`."""
 
     def count(self, request: GenerateRequest) -> int:
-        """Number of tokens of the prompt that `submit` would use, see `serving.interface.Service`.
-
-        Blocks and raises like `submit`.
-        """
+        """See `serving.interface.Service`. Blocks and raises like `submit`."""
 
     def health(self) -> Health:
         """Raises `EngineUnavailable`."""
 
     def figures(self) -> Figures:
-        """Live statistics. Starts no engine. Raises `EngineUnavailable`."""
+        """Starts no engine. Raises `EngineUnavailable`."""
 
     def close(self) -> None:
-        """Disconnect from the engine. Running requests are cancelled."""
+        """Cancels running requests."""

@@ -41,9 +41,8 @@ class HttpClient:
     """`EngineClient` over HTTP. One thread watches the connection that detects the end of either
     side.
 
-    Safe from any thread and across `fork`: a child opens its own connections. Only `submit`,
-    `health` and similar methods block; reading a `Generation` in an event loop does not.
-    """
+    Safe from any thread and across `fork`: a child opens its own connections. `submit`, `health`
+    and similar methods block; reading a `Generation` in an event loop does not."""
 
     def __init__(
         self,
@@ -53,14 +52,12 @@ class HttpClient:
         identity: Callable[[], Mapping[str, str]] | None = None,
     ) -> None:
         """`start` ensures that an engine listens. `None`: the engine is not managed here.
-
-        `identity`: the identity of an engine that would be started now; a running engine with
-        another one is replaced. `None`: only another version of this package is replaced.
-        """
+        `identity`: of an engine that would be started now; a running engine with another one is
+        replaced. `None`: only one of another version of this package is replaced."""
         self._identity = identity
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         headers |= dict([STARTS_ENGINES]) if start else {}
-        # Loading the certificate store takes 20 ms, and only https needs it.
+        # loading the certificate store takes 20 ms
         tls = httpx.create_ssl_context() if address.url.startswith("https:") else None
         self._endpoint = Endpoint(address, headers, tls)
         self._start = start
@@ -69,16 +66,12 @@ class HttpClient:
         os.register_at_fork(after_in_child=lambda: (method := forked()) and method())
 
     def submit(self, request: ModelRequest) -> Generation:
-        """Send the request and block until it is accepted.
-
-        Raises the engine's typed error, `EngineUnavailable` if no engine can be reached or started,
-        `EngineDied` if it ended in the meantime.
-        """
+        """Raises the engine's typed error, `EngineUnavailable` if no engine can be reached or
+        started, `EngineDied` if it ended in the meantime."""
         body = request_body(request)
         return patiently(lambda: self._sent(lambda control: control.send(request.path, body)))
 
     def count(self, request: GenerateRequest) -> int:
-        """Tokens of its prompt. Blocks and raises like `submit`."""
         body = request_body(request)
         reply = patiently(
             lambda: self._sent(lambda control: control.ask("POST", "/v1/count", body=body))
@@ -86,54 +79,41 @@ class HttpClient:
         return int(json.loads(reply)["prompt_tokens"])
 
     def health(self) -> Health:
-        """State of the engine. Starts none. Raises `EngineUnavailable`."""
+        """Starts no engine. Raises `EngineUnavailable`."""
         return parse_health(self._ask("GET", "/health", ok=(200, 503)))
 
     def metrics(self) -> bytes:
-        """Prometheus text exposition. Starts no engine."""
         return self._ask("GET", "/metrics")
 
     def figures(self) -> Figures:
-        """Live statistics. Starts no engine."""
         return parse_figures(self._ask("GET", "/v1/figures"))
 
     def watch(self, every: float) -> Iterator[bytes]:
-        """The statistics as a line of JSON every `every` seconds, until the engine ends. Starts
-        none.
-
-        Reading raises typed errors, `EngineDied` if the stream is cut off; see
-        `wire.parse_figures`.
-        """
+        """A line of JSON every `every` seconds until the engine ends, see `wire.parse_figures`.
+        Starts none. Reading raises typed errors, `EngineDied` if the stream is cut off."""
         return self._control.lines(f"/v1/figures?stream={every:g}")
 
     def cache_report(self) -> dict[str, Any]:
-        """Prefix cache of each model. Starts no engine."""
         report: dict[str, Any] = json.loads(self._ask("GET", "/cache"))
         return report
 
     def cache_clear(self) -> None:
-        """Empty every prefix cache. Starts no engine."""
         self._ask("DELETE", "/cache")
 
     def stop(self, reason: str, when: When) -> bool:
-        """Ask the engine to end. Returns whether it does so at once.
-
-        Starts no engine. Raises `EngineUnavailable` if none runs.
-        """
+        """Returns whether it ends at once. Starts no engine. Raises `EngineUnavailable` if none
+        runs."""
         self.health()
         return _gives_way(self._control, reason, when)
 
     def open_door(self, request: Mapping[str, Any]) -> tuple[str, Held]:
-        """Open a port of the owner's engine (`server.door.DoorRequest`).
-
-        Returns its URL, and the connection that keeps it open. Starts no engine. Raises typed
-        errors.
-        """
+        """Open a port of the owner's engine (`server.door.DoorRequest`). Returns its URL, and the
+        connection that keeps it open. Starts no engine. Raises typed errors."""
         body = json.dumps(request).encode()
         return last_try(lambda: self._control.open_door(body))
 
     def close(self) -> None:
-        """Cancel running requests and close the connections. A later call opens new ones."""
+        """Cancels running requests. A later call opens new connections."""
         control, self._control = self._control, ControlConnection(self._endpoint)
         control.close()
 
@@ -165,7 +145,7 @@ class HttpClient:
     def _started(
         self, control: ControlConnection, start: Callable[[], None], ending: int | None = None
     ) -> Attachment:
-        """A new engine. `ending`: the process that it replaces, which listens a little longer."""
+        """`ending`: the process that it replaces, which listens a little longer."""
 
         def attached() -> Attachment:
             start()
@@ -186,10 +166,8 @@ class HttpClient:
     def _up_to_date(
         self, control: ControlConnection, attachment: Attachment, start: Callable[[], None]
     ) -> Attachment:
-        """The engine, or a new one if it is out of date and serves no other client.
-
-        Raises `EngineUnavailable` if one of another version continues.
-        """
+        """The engine, or a new one if it is out of date and serves no other client. Raises
+        `EngineUnavailable` if one of another version continues."""
         health = attachment.health
         changed = differences(health.identity, self._identity()) if self._identity else {}
         if health.version != __version__:
@@ -198,7 +176,7 @@ class HttpClient:
             return attachment
         if OWN in changed and is_left_behind():
             raise _other_version(attachment, LEFT_BEHIND)
-        # Other clients may need another Python or other settings as much as this one needs its own.
+        # other clients may need another Python or other settings as much as this one
         newer = OWN in changed and PYTHON not in changed
         if _gives_way(control, summary(changed), "idle" if newer else "alone"):
             attachment.end()
@@ -229,7 +207,6 @@ def _other_version(attachment: Attachment, remedy: str) -> EngineUnavailable:
 
 
 def _gives_way(control: ControlConnection, reason: str, when: When) -> bool:
-    """Ask the engine to end. Returns whether it does so at once."""
     body = json.dumps({"reason": reason[:10_000], "when": when}).encode()
     try:
         return bool(json.loads(control.ask("POST", "/v1/stop", body=body))["ends"])

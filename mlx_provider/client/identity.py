@@ -1,7 +1,5 @@
-"""The identity of an engine process, by which a client detects that it needs another one.
-
-The engine itself watches files on disk, especially plugins, because it knows its imports.
-"""
+"""The identity of an engine process: shows a client that it needs another one. The engine itself
+watches plugin files, because it knows its imports."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ NOT_THE_ENGINES = {
     *(PREFIX + name for name in ("API_KEY", "IDLE_TIMEOUT", "RUNTIME_DIR", "TRANSPORT")),
     *LIMITS,
 }
-"""Secret variables, those without effect for the clients of a running engine, and those that the
-engine sets itself."""
+"""Secret variables, those without effect for clients of a running engine, and those that the engine
+sets itself."""
 OTHERS = (
     "CUDA_VISIBLE_DEVICES",
     "HF_ENDPOINT",
@@ -33,14 +31,14 @@ OTHERS = (
     "HF_TOKEN",
     "PYTHONPATH",
 )
-"""Variables of other packages by which an engine finds models, devices and code."""
+"""Variables of other packages with effect on models, devices and code."""
 MLX, WINDOW = "MLX_", "_SLIDING_WINDOW"
-"""Prefix of MLX's own variables, and suffix of variables that change what a model attends to."""
+"""Of MLX's own variables, and of variables that change what a model attends to."""
 SECRET = ("HF_TOKEN",)
 
 
 def identity(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Version, Python and settings, by name. Secrets appear as digests."""
+    """Version, Python and settings, by name. Secrets as digests."""
     python = f"{sys.prefix} ({platform.python_version()})"
     names = [n for n in environ if n.startswith(MLX) or n.endswith(WINDOW) or n in OTHERS]
     return {OWN: __version__, PYTHON: python} | {
@@ -51,7 +49,7 @@ def identity(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
-    """The differences as text, by name. Empty if the other side sends none."""
+    """As text, by name. Empty if the other side sends no identity."""
     if not theirs:
         return {}
     names = sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
@@ -63,8 +61,7 @@ def summary(changed: Mapping[str, str]) -> str:
 
 
 def is_left_behind() -> bool:
-    """Whether another version is now installed, so that no engine of this version can be
-    started."""
+    """Whether another version is now installed, so that no engine of this version can start."""
     return installed_version(OWN) not in ("", __version__)
 
 

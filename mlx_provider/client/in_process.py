@@ -24,7 +24,6 @@ class InProcessClient:
         self.close = service.close
 
     def submit(self, request: ModelRequest) -> Generation:
-        """Block until the request is accepted. Raises the service's errors."""
         queue = EventQueue()
         accepted = self._service.submit(request, queue)
         return Generation(accepted, queue, partial(self._service.cancel, accepted.id))

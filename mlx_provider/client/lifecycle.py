@@ -1,4 +1,4 @@
-"""The engine process of this machine and user. The first client that needs it starts it."""
+"""The engine process of this machine and user, started by the first client that needs it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from ..protocol.events import ErrorBody
 from .runtime_folder import EngineLock, holder, open_own_file, prepare
 
 START_LIMIT = 180.0
-"""Seconds until a start counts as failed: Python, MLX and the plugins, on a slow busy machine."""
+"""Seconds: Python, MLX and the plugins, on a slow busy machine."""
 POLL = 0.05
 READY = b"ready\n"
-"""The report of a started engine to its starter once it listens; else an `ErrorBody`."""
+"""What a started engine reports once it listens; else an `ErrorBody`."""
 LARGEST_LOG = 8 * 2**20
-"""A larger log, in bytes, is renamed to `*.log.1`, which replaces an earlier one."""
+"""Bytes. A larger log is renamed to `*.log.1`, which replaces an earlier one."""
 LOG_POLL = 1.0
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.server")
 
 
 class LocalEngine:
-    """Starts the engine process if none runs. Safe from any thread and any process."""
+    """Safe from any thread and any process."""
 
     def __init__(
         self,
@@ -44,10 +44,8 @@ class LocalEngine:
         self._start_limit = start_limit
 
     def ensure(self) -> None:
-        """Wait until an engine process listens on the socket. Starts it if necessary.
-
-        Raises `EngineUnavailable`, or the error with which the engine ended.
-        """
+        """Wait until an engine listens; start it if necessary. Raises `EngineUnavailable`, or the
+        error with which the engine ended."""
         prepare(self._runtime)
         try:
             self._find_or_start()
@@ -87,7 +85,7 @@ class LocalEngine:
         finally:
             os.close(tell)
             os.close(log)
-        # Waits for the child as long as this process lives, so that it never becomes a zombie.
+        # waits for the child, so that it never becomes a zombie
         threading.Thread(target=process.wait, daemon=True, name="engine reaper").start()
         try:
             self._await_report(process, hear, begin)
@@ -137,8 +135,8 @@ class LocalEngine:
 
 
 def limit_log(path: Path) -> None:
-    """Let this background process, whose output goes to `path`, begin a new log file whenever one
-    is larger than `LARGEST_LOG`. A thread looks every `LOG_POLL` seconds."""
+    """Begin a new log file whenever `path`, this process's output, is larger than `LARGEST_LOG`. A
+    thread looks every `LOG_POLL` seconds."""
     threading.Thread(target=_watch_log, args=(path,), daemon=True, name="log size").start()
 
 
@@ -160,7 +158,7 @@ def _open_log(path: Path) -> int:
 
 
 def _tail(log: Path, begin: int, lines: int = 5) -> str:
-    """The last lines of this start, without the frames of a traceback."""
+    """The last lines of this start, without a traceback's frames."""
     with os.fdopen(open_own_file(log, os.O_RDONLY), "rb") as file:
         file.seek(begin)
         text = file.read(2**20).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Runs several requests as one generation: the prompts of one call of `/completions`."""
+"""Runs the prompts of one call of `/completions` as one generation."""
 
 from __future__ import annotations
 
@@ -15,16 +15,12 @@ from ..protocol.requests import GenerateRequest, ModelRequest
 from .generation import Generation
 
 Submit = Callable[[ModelRequest], Generation]
-"""`EngineClient.submit`."""
 
 
 def submit_all(submit: Submit, requests: Sequence[ModelRequest]) -> Generation:
-    """Submit all requests and read them as one.
-
-    The choices of request i follow those of the requests before it. Usage is summed. If a request
-    has `echo`, each of its choices begins with its prompt. A request that is refused or fails ends
-    the others. Raises like `submit`, and names the prompt at fault.
-    """
+    """Choices of request i follow those of the requests before it. Usage is summed. With `echo`,
+    each choice begins with its prompt. A request that is refused or fails ends the others. Raises
+    like `submit`, and names the prompt at fault."""
     texts = [request for request in requests if isinstance(request, GenerateRequest)]
     if len(requests) == 1 and not any(request.echo for request in texts):
         return submit(requests[0])
@@ -52,7 +48,7 @@ def _close(parts: Sequence[Generation]) -> None:
 
 
 class _Merge:
-    """Renumbers the choices of each part and joins the ends, in a separate thread."""
+    """Renumbers choices and joins the ends, in a separate thread."""
 
     def __init__(self, requests: Sequence[GenerateRequest], parts: Sequence[Generation]) -> None:
         self._parts = parts
@@ -68,7 +64,7 @@ class _Merge:
         }
 
     def begin(self) -> Generation:
-        """The joint generation. Closing or deleting it ends every part."""
+        """Closing or deleting the generation ends every part."""
         merged = Generation(
             _accepted([part.accepted for part in self._parts]),
             self._queue,
@@ -93,7 +89,7 @@ class _Merge:
             return [event.model_copy(update={"index": index, "content": content})]
         if isinstance(event, Finish):
             index = first + event.index
-            echo = self._echoes.pop(index, "")  # of a choice without text
+            echo = self._echoes.pop(index, "")  # a choice without text
             end = event.model_copy(update={"index": index})
             return [Delta(index=index, content=echo), end] if echo else [end]
         if isinstance(event, Done):

@@ -19,8 +19,8 @@ from .stream_connection import PIECE, StreamConnection
 from .wire import EventLines
 
 READ_AHEAD = 2**18
-"""Above this many bytes of unread events, an event loop stops reading. The engine then joins the
-waiting events."""
+"""Bytes of unread events above which an event loop stops reading; the engine then joins waiting
+events."""
 EMPTY = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 """Errors of a socket without data."""
 
@@ -28,19 +28,18 @@ EMPTY = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 class ReplyEvents:
     """Read like `protocol.event_queue.EventQueue`: with `get`, or with `aget` in one event loop.
 
-    `close` is safe from any thread. The reader closes the socket if there is one, otherwise `close`
-    does. So a file descriptor that the system has reused is never read.
-    """
+    `close` is safe from any thread. The reader closes the socket if there is one, else `close`
+    does, so that a file descriptor that the system has reused is never read."""
 
     def __init__(self, stream: StreamConnection, lines: EventLines, first: list[Event]) -> None:
-        """`first`: the events that have already arrived."""
+        """`first`: events that have already arrived."""
         self._stream = stream
         self._connection = stream.socket
         self._lines = lines
         self._events: list[Event] = []
         self._unread = 0
         self._lock = threading.RLock()
-        """For reading and closing. A garbage collection may close in any thread."""
+        """Reentrant: a garbage collection may close in any thread."""
         self._reading = False
         self._closed = False
         self._ended = False
@@ -54,7 +53,7 @@ class ReplyEvents:
 
     @property
     def ended(self) -> bool:
-        """Whether the last event has arrived (read or not)."""
+        """The last event has arrived (read or not)."""
         return self._ended
 
     def get(self, timeout: float | None = None) -> list[Event]:
@@ -79,10 +78,8 @@ class ReplyEvents:
         return events
 
     def close(self) -> None:
-        """Release the reply, so that the engine ends the request. Idempotent, never blocks.
-
-        Ignored in a forked child: the connection belongs to its parent.
-        """
+        """The engine ends the request. Idempotent, never blocks. Ignored in a forked child: the
+        connection belongs to its parent."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -97,10 +94,8 @@ class ReplyEvents:
         if loop is not None:
             self._leave(loop)
 
-    # -- a thread
-
     def _wait(self, seconds: float | None) -> None:
-        """Read the data that arrives within `seconds`."""
+        """Read what arrives within `seconds`."""
         with self._lock:
             if self._closed:
                 self._end(RequestFailed.cancelled())
@@ -120,8 +115,6 @@ class ReplyEvents:
                     self._closed = True
                     self._connection.close()
 
-    # -- an event loop (all in its thread)
-
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
             if self._closed:
@@ -133,10 +126,8 @@ class ReplyEvents:
         self._go_on()
 
     async def _arrival(self, loop: asyncio.AbstractEventLoop, seconds: float | None) -> None:
-        """Wait until there is data to read, at most `seconds`.
-
-        This uses a timer, because `asyncio.timeout` takes as long as all other work for an event.
-        """
+        """Wait for data, at most `seconds`. With a timer, because `asyncio.timeout` takes as long
+        as all other work for an event."""
         if self._readable:
             return
         self._woken = woken = loop.create_future()
@@ -155,7 +146,7 @@ class ReplyEvents:
             while _buffered(self._connection) and not self._ended:
                 self._feed(self._connection.recv(PIECE))
         except EMPTY:
-            pass  # events that were read before are still delivered
+            pass  # events read before are still delivered
         except OSError as error:
             self._lost(error)
         if self._ended:
@@ -174,7 +165,7 @@ class ReplyEvents:
                 self._arrived()
 
     def _unwatch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Called before the socket is closed: a loop knows it by its file descriptor, which may be
+        """Before the socket is closed: the loop knows it by its file descriptor, which may be
         reused."""
         with self._lock:
             if self._loop is loop:
@@ -184,7 +175,7 @@ class ReplyEvents:
             self._connection.close()
 
     def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Make the loop stop watching it, from any thread."""
+        """Stop watching, from any thread."""
         try:
             loop.call_soon_threadsafe(self._left, loop)
         except RuntimeError:  # the loop was closed and watches nothing
@@ -199,14 +190,12 @@ class ReplyEvents:
         if self._woken is not None and self._readable:
             _settle(self._woken)
 
-    # -- what comes
-
     @property
     def _readable(self) -> bool:
         return bool(self._events) or self._ended
 
     def _feed(self, data: bytes) -> None:
-        """Bytes of the connection. Empty: its end."""
+        """Empty: the connection's end."""
         if not data:
             self._lost(None)
             return
@@ -231,7 +220,7 @@ class ReplyEvents:
         self._events += events
 
     def _lost(self, error: Exception | None) -> None:
-        """The connection ended or failed. After the last event, this does not matter."""
+        """After the last event, this does not matter."""
         if self._closed:
             self._end(RequestFailed.cancelled())
         elif error is None:
@@ -254,5 +243,5 @@ def _settle(woken: asyncio.Future[None]) -> None:
 
 
 def _buffered(connection: object) -> int:
-    """Bytes that TLS has read, of which the event loop does not know."""
+    """Bytes that TLS has read, unknown to the event loop."""
     return connection.pending() if isinstance(connection, ssl.SSLSocket) else 0

@@ -1,8 +1,7 @@
-"""Decides when a request is sent again: if no running engine has accepted it.
+"""Decides when a request is sent again: only if no running engine has accepted it.
 
-There are three signs. No process listens; the engine refuses because it is ending; the connection
-is lost at once, before any answer. All other failures end the request, which is never repeated.
-"""
+That is so if no process listens, if the engine refuses because it is ending, or if the connection
+is lost at once, before any answer. All other failures end the request."""
 
 from __future__ import annotations
 
@@ -18,11 +17,11 @@ T = TypeVar("T")
 PAUSES = (0.0, 0.2, 1.0)
 """Seconds before each further try."""
 GOING_DOWN = 0.25
-"""If a connection is lost within this many seconds before any answer, the engine was ending."""
+"""Seconds: a connection lost earlier, without an answer, means that the engine was ending."""
 
 
 class NotTaken(Exception):
-    """The engine did not accept the request, which may be sent again. `error` gives the reason."""
+    """The engine did not accept the request, which may be sent again because of `error`."""
 
     def __init__(self, error: EngineUnavailable) -> None:
         super().__init__(error.message)
@@ -34,19 +33,19 @@ def unreachable(address: Address, error: Exception) -> NotTaken:
 
 
 def refused(error: MLXProviderError) -> Exception:
-    """The error for a refusal by the engine. An ending engine uses exactly this class."""
+    """An ending engine uses exactly this class."""
     return NotTaken(error) if type(error) is EngineUnavailable else error
 
 
 def lost(error: Exception, unanswered: float | None) -> Exception:
-    """A connection failed `unanswered` seconds after it was made. `None`: after an answer."""
+    """`unanswered`: seconds since the connection was made. `None`: after an answer."""
     died = EngineDied(f"the engine ended while it held this request: {error}")
     going_down = unanswered is not None and unanswered < GOING_DOWN
     return NotTaken(died) if going_down else died
 
 
 def patiently(work: Callable[[], T]) -> T:
-    """Retry while an engine is ending, which takes a few seconds."""
+    """Retry while an engine is ending (a few seconds)."""
     for pause in PAUSES:
         try:
             return work()
@@ -56,7 +55,7 @@ def patiently(work: Callable[[], T]) -> T:
 
 
 def last_try(work: Callable[[], T]) -> T:
-    """The last try: a request that is not accepted now is an error."""
+    """A request that is not accepted now is an error."""
     try:
         return work()
     except NotTaken as failure:

@@ -1,4 +1,4 @@
-"""The owner-only folder where clients find the engine of one user, and its lock."""
+"""The owner-only folder where clients find a user's engine, and its lock."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from ..errors import EngineUnavailable
 from ..safe_open import make_folder, open_own, read_bounded
 
 LONGEST_SOCKET_PATH = 103
-"""Longest address of a unix socket in bytes on any system (macOS 103, Linux 107)."""
+"""Bytes on any system (macOS 103, Linux 107)."""
 
 
 def prepare(runtime: Runtime) -> None:
-    """Create the runtime folder, or check that no other user can access it.
-
-    Raises `EngineUnavailable` that names the folder and the remedy.
-    """
+    """Create the folder, or check that no other user can access it. Raises `EngineUnavailable` that
+    names the folder and the remedy."""
     _refuse_long(runtime)
     try:
         make_folder(runtime.folder)
@@ -49,7 +47,7 @@ def inspect(runtime: Runtime) -> bool:
 
 
 def _refuse_closed(folder: Path) -> None:
-    """Check that a missing folder can be created: its nearest parent must be writable."""
+    """For a missing folder, its nearest parent must be writable."""
     nearest = next(parent for parent in folder.absolute().parents if parent.exists())
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise _unusable(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
@@ -84,7 +82,7 @@ def _refuse_foreign(folder: Path, link: os.stat_result, target: os.stat_result) 
 
 
 def open_own_file(path: Path, flags: int) -> int:
-    """Descriptor of a file of this folder. Raises `EngineUnavailable` if it is not one."""
+    """Raises `EngineUnavailable` if it is not a regular file of this user."""
     try:
         return open_own(path, flags)
     except OSError as error:
@@ -95,18 +93,15 @@ def open_own_file(path: Path, flags: int) -> int:
 
 
 class EngineLock:
-    """Held by the engine process of a runtime folder, from before its start to its end.
-
-    The lock belongs to the open file. A client acquires it and passes the descriptor to the process
-    that it starts, so a second engine can never start in between.
-    """
+    """Held by the engine process from before its start to its end. A client acquires it and passes
+    the descriptor to the process that it starts, so that no second engine can start in between."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     @classmethod
     def try_take(cls, path: Path) -> EngineLock | None:
-        """The lock, or `None` while another process holds it. Raises `EngineUnavailable`."""
+        """`None` while another process holds it. Raises `EngineUnavailable`."""
         descriptor = open_own_file(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -114,29 +109,29 @@ class EngineLock:
             os.close(descriptor)
             return None
         if not _is_file(descriptor, path):
-            # Removed between open and lock: a lock on an unlinked file protects nothing.
+            # removed between open and lock: a lock on an unlinked file protects nothing
             os.close(descriptor)
             return cls.try_take(path)
         return cls(descriptor)
 
     @classmethod
     def inherited(cls, descriptor: int) -> EngineLock:
-        """The lock of the starting client. Child processes do not inherit it."""
+        """From the starting client. Child processes do not inherit it."""
         os.set_inheritable(descriptor, False)
         return cls(descriptor)
 
     def sign(self, pid: int | None = None) -> None:
-        """Write the holder's process id (default: this process's) into the file."""
+        """Write the holder's process id (default: this process's)."""
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, f"{pid or os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Release the lock. A child that inherited the descriptor keeps it."""
+        """A child that inherited the descriptor keeps it."""
         os.close(self.descriptor)
 
 
 def holder(path: Path) -> str:
-    """The process id in the lock file, or `unknown`."""
+    """Process id, or `unknown`."""
     try:
         return read_bounded(path, 100).decode(errors="replace").strip() or "unknown"
     except OSError:
@@ -144,7 +139,7 @@ def holder(path: Path) -> str:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds the engine's lock. Creates no file."""
+    """Creates no file."""
     if not path.exists():
         return False
     lock = EngineLock.try_take(path)

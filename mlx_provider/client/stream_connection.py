@@ -1,8 +1,7 @@
-"""One HTTP request over its own connection, with blocking calls. h11 implements HTTP.
+"""One HTTP request over its own connection, with blocking calls and h11.
 
-httpx is not used: in an event loop it takes 250 µs of CPU for each event of a stream, this module
-160 µs (a message of one token, 300 per second). In a thread both take the same.
-"""
+Not httpx: in an event loop it takes 250 µs of CPU per event of a stream, this module 160 µs (one
+token per message, 300 per second). In a thread both take the same."""
 
 from __future__ import annotations
 
@@ -23,23 +22,23 @@ from .retry import unreachable
 from .wire import error_of
 
 CONNECT_SECONDS = 5.0
-"""Limit for making a connection. Replies have no limit: a model may load for minutes."""
+"""Seconds. Replies have no limit: a model may load for minutes."""
 PIECE = 2**16
-"""Bytes that are read from the socket at once."""
+"""Bytes read at once."""
 FAILURES = (OSError, h11.RemoteProtocolError)
-"""Errors of a broken connection."""
+"""A broken connection."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An engine's address, and the common parts of all requests to it."""
+    """An engine's address, and what all requests to it share."""
 
     address: Address
     headers: Mapping[str, str]
     tls: ssl.SSLContext | None = None
 
     def connect(self) -> StreamConnection:
-        """A new connection. Raises `NotTaken` if no process listens."""
+        """Raises `NotTaken` if no process listens."""
         try:
             connection = _connected(self.address)
             if self.tls is not None:
@@ -52,12 +51,12 @@ class Endpoint:
 
 
 class StreamConnection:
-    """A connection for one request and its reply."""
+    """For one request and its reply."""
 
     def __init__(self, connection: socket.socket, endpoint: Endpoint) -> None:
         self.socket = connection
         self.status = 0
-        """Status of the reply, once its head has arrived."""
+        """Of the reply's head, once it has arrived."""
         self._endpoint = endpoint
         self._http = h11.Connection(h11.CLIENT)
         self._began = time.monotonic()
@@ -65,11 +64,11 @@ class StreamConnection:
 
     @property
     def unanswered(self) -> float | None:
-        """Seconds without an answer so far. `None`: there was an answer."""
+        """Seconds without an answer so far. `None`: answered."""
         return None if self.status else time.monotonic() - self._began
 
     def request(self, method: str, path: str, body: bytes = b"") -> None:
-        """Send a request and wait for the head of its reply."""
+        """Returns after the head of the reply."""
         self._path = path
         self._send(self._head(method, path, len(body)), body)
         while True:
@@ -91,7 +90,7 @@ class StreamConnection:
         yield piece
 
     def error(self) -> MLXProviderError:
-        """The typed error of a refusal."""
+        """Of a refusal."""
         body = bytearray()
         with suppress(*FAILURES):
             for piece in self.pieces():
@@ -99,24 +98,19 @@ class StreamConnection:
         return error_of(self.status, self._path, bytes(body))
 
     def received(self, data: bytes) -> tuple[bytes, bool]:
-        """New bytes of the body, and whether the body has ended.
-
-        `data`: bytes of the connection; empty if the engine has closed it. Raises
-        `h11.RemoteProtocolError` for a body that is cut off, and for data that is not HTTP.
-        """
+        """New bytes of the body, and whether it has ended. `data`: bytes of the connection; empty
+        if the engine has closed it. Raises `h11.RemoteProtocolError` for a body that is cut off,
+        and for data that is not HTTP."""
         self._http.receive_data(data)
         return self._body()
 
     def shut(self) -> None:
-        """End a connection that another thread reads. That thread then closes it.
-
-        This does not use TLS's own `shutdown`, after which that thread would read encrypted data.
-        """
+        """End a connection that another thread reads and then closes. Not TLS's own `shutdown`,
+        after which that thread would read encrypted data."""
         with suppress(OSError):  # the engine was first
             socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket. Idempotent."""
         self.socket.close()
 
     def _body(self) -> tuple[bytes, bool]:
@@ -126,8 +120,7 @@ class StreamConnection:
         return b"".join(pieces), event is not h11.NEED_DATA
 
     def _send(self, head: h11.Request, body: bytes) -> None:
-        """Send a request. An engine that refuses it may not read it completely; its answer gives
-        the reason."""
+        """An engine that refuses a request may not read all of it; its answer gives the reason."""
         with suppress(OSError):
             self.socket.sendall(self._http.send(head) or b"")
             self.socket.sendall(self._http.send(h11.Data(data=body)) or b"")
@@ -165,7 +158,7 @@ def _connected(address: Address) -> socket.socket:
 
 
 def _notice_a_lost_machine(connection: socket.socket) -> None:
-    """Detect within half a minute that the engine's machine has vanished from the network."""
+    """Detect within half a minute that the engine's machine has left the network."""
     if sys.platform == "darwin":
         idle = socket.TCP_KEEPALIVE
     else:

@@ -23,7 +23,7 @@ from ..protocol.wire_model import PROTOCOL_VERSION
 
 
 def request_body(request: ModelRequest) -> bytes:
-    """The request as JSON. Raises `BadRequest` if JSON cannot represent it."""
+    """Raises `BadRequest` if JSON cannot represent it."""
     try:
         return request.__pydantic_serializer__.to_json(request)  # no text beside the bytes
     except (PydanticSerializationError, UnicodeEncodeError) as error:
@@ -31,17 +31,14 @@ def request_body(request: ModelRequest) -> bytes:
 
 
 class EventLines:
-    """Parses the events of a reply from its pieces.
-
-    Splits at newlines only: U+2028 and U+0085 are ordinary characters inside JSON text.
-    """
+    """Splits at newlines only: U+2028 and U+0085 are ordinary characters inside JSON text."""
 
     def __init__(self) -> None:
         self._begun: list[bytes] = []
-        """Pieces of an incomplete line. They are joined once, whatever their number."""
+        """Pieces of an incomplete line, joined once."""
 
     def feed(self, piece: bytes) -> list[Event]:
-        """The events whose lines end in this piece. Raises pydantic's `ValidationError`."""
+        """Events whose lines end in this piece. Raises pydantic's `ValidationError`."""
         *ends, rest = piece.split(b"\n")
         if ends:
             ends[0] = b"".join([*self._begun, ends[0]])
@@ -51,7 +48,7 @@ class EventLines:
 
 
 def error_of(status: int, path: str, body: bytes) -> MLXProviderError:
-    """The typed error of an answer other than 200."""
+    """For an answer other than 200."""
     try:
         return ErrorBody.model_validate(json.loads(body)["error"]).exception()
     except (ValueError, KeyError, TypeError):
@@ -62,7 +59,7 @@ def error_of(status: int, path: str, body: bytes) -> MLXProviderError:
 
 
 def parse_health(line: bytes) -> Health:
-    """The engine's state. Raises `EngineUnavailable` if it has another protocol."""
+    """Raises `EngineUnavailable` for another protocol."""
     try:
         fields = json.loads(line)
         theirs = int(fields["protocol"])
@@ -82,7 +79,7 @@ def parse_health(line: bytes) -> Health:
 
 
 def parse_figures(line: bytes) -> Figures:
-    """Raises `EngineUnavailable` if the line has no figures."""
+    """Raises `EngineUnavailable` if it has no figures."""
     try:
         return Figures.model_validate_json(line)
     except ValidationError as error:
