@@ -5,15 +5,14 @@ from __future__ import annotations
 from .events import Delta, Embedded, Event, Finish, ToolCallDelta
 
 JOINED = 2**18
-"""Bytes above which nothing more is joined to an event."""
+"""Bytes of an event to which nothing more is joined."""
 EVENT_BYTES = 750
-"""What an event takes beside its text (measured: pydantic 2.12, CPython 3.11)."""
+"""Beside its text (measured: pydantic 2.12, CPython 3.11)."""
 CALL_BYTES = 550
 LOGPROB_BYTES = 800
 
 
 def size(event: Event) -> int:
-    """Approximate bytes of an event in memory."""
     if isinstance(event, Embedded):
         return EVENT_BYTES + len(event.vector)
     if not isinstance(event, Delta):
@@ -24,7 +23,7 @@ def size(event: Event) -> int:
 
 
 def compacted(events: list[Event]) -> list[Event]:
-    """The same events with joined deltas. The order within a choice does not change."""
+    """Joins deltas; the order within a choice does not change."""
     if len(events) < 2:
         return events
     runs: list[_Run | Event] = []
@@ -43,7 +42,7 @@ def compacted(events: list[Event]) -> list[Event]:
 
 
 def _end_runs(growing: dict[int, _Run], event: Event) -> None:
-    """End the open deltas of the event's choice, or of all choices if the event belongs to all."""
+    """End the open deltas of the event's choice; of all choices if it belongs to all."""
     if isinstance(event, Finish):
         growing.pop(event.index, None)
     else:
@@ -51,8 +50,6 @@ def _end_runs(growing: dict[int, _Run], event: Event) -> None:
 
 
 class _Run:
-    """Deltas of one choice that can be joined to one delta."""
-
     def __init__(self) -> None:
         self.deltas: list[Delta] = []
         self.bytes = 0
@@ -77,7 +74,7 @@ class _Run:
 
 
 def _joined_calls(pieces: list[ToolCallDelta]) -> list[ToolCallDelta]:
-    """Joins the pieces of each call's arguments. A piece with a name begins a new call."""
+    """A piece with a name begins a new call."""
     calls: list[list[ToolCallDelta]] = []
     for piece in pieces:
         begins = piece.id is not None or piece.name is not None
@@ -91,7 +88,7 @@ def _joined_calls(pieces: list[ToolCallDelta]) -> list[ToolCallDelta]:
 
 
 def _first_kind(delta: Delta) -> int:
-    """Within a delta, reasoning precedes content and calls."""
+    """Reasoning precedes content and calls."""
     return 0 if delta.reasoning else 1 if delta.content else 2 if delta.tool_calls else 0
 
 

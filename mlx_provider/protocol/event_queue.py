@@ -1,4 +1,4 @@
-"""The queue between a writer of events and their reader, in any thread or event loop."""
+"""The queue of events from a writer to a reader, in any thread or event loop."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ COMPACT_ABOVE = 2**17
 UNREAD_LIMIT = 2**25
 """Bytes of joined events above which a reader is too slow; a queue never holds twice as many."""
 TAKEN = 2**20
-"""Bytes of events after which one call of `get` returns no more."""
+"""Bytes after which one `get` returns no more events."""
 
 
 class EventQueue:
-    """A bounded queue whose writer never waits.
+    """A bounded queue whose writer never waits. Any thread may `put`; one reader uses `get` or
+    `aget`.
 
-    Waiting deltas of one choice are joined, so that a slow reader needs no
-    more memory than its unread text. Log-probabilities cannot be joined: a reader
-    with more than `UNREAD_LIMIT` unread bytes loses them and gets `Failed` instead.
-    `put` is safe from any thread; one reader, either `get` (blocking) or `aget` (in an event
-    loop).
-    """
+    Waiting deltas of one choice are joined, so a slow reader needs no more memory than its unread
+    text. Log-probabilities cannot be joined: a reader with more than `UNREAD_LIMIT` unread bytes
+    loses them and gets `Failed`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,18 +39,14 @@ class EventQueue:
 
     @property
     def ended(self) -> bool:
-        """Whether the last event has arrived (read or not)."""
         return self._ended
 
     @property
     def unread(self) -> int:
-        """Approximate bytes of the waiting events."""
         return self._unread
 
-    # -- writing
-
     def put(self, events: Iterable[Event]) -> None:
-        """Add the events of one step; events after the last one are dropped."""
+        """Events of one step. Those after the last event are dropped."""
         with self._lock:
             for event in events:
                 if self._ended:
@@ -65,18 +59,13 @@ class EventQueue:
             reader.wake()
 
     def give_up(self) -> None:
-        """Drop the waiting events; the reader gets an error instead. This wakes no reader."""
+        """Replace the waiting events by an error. Wakes no reader."""
         with self._lock:
             self._drop()
 
-    # -- reading
-
     def get(self, timeout: float | None = None) -> list[Event]:
-        """Waits for at least one event. Returns the waiting events, up to about `TAKEN` bytes.
-
-        Returns an empty list after the last event was read.
-        Raises `RequestTimedOut` when `timeout` seconds pass without one.
-        """
+        """Wait for events; returns up to about `TAKEN` bytes, and an empty list after the last one
+        was read. Raises `RequestTimedOut` after `timeout` seconds without one."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             while not self._readable:
@@ -87,7 +76,7 @@ class EventQueue:
             return self._take()
 
     async def aget(self, timeout: float | None = None) -> list[Event]:
-        """`get` for an event loop. A cancellation loses no event."""
+        """A cancellation loses no event."""
         with self._lock:
             if self._readable:
                 return self._take()
@@ -104,7 +93,7 @@ class EventQueue:
         with self._lock:
             return self._take()
 
-    # -- waiting events (the caller holds the lock, except for the two properties)
+    # -- waiting events (the caller holds the lock)
 
     @property
     def _readable(self) -> bool:
@@ -139,7 +128,7 @@ class EventQueue:
 
 
 class _Sleeper:
-    """A task that sleeps in its event loop until it is woken, from any thread."""
+    """A task that sleeps in its event loop until any thread wakes it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -147,20 +136,18 @@ class _Sleeper:
         self._woken: asyncio.Future[None] | None = None
 
     async def sleep(self) -> None:
-        """Sleep until the next `wake`. Call it in the loop iteration that has checked the
-        condition."""
+        """Called in the loop iteration that has checked the condition."""
         self._woken = self._loop.create_future()
         await self._woken
 
     def wake(self) -> None:
-        """Wake the task; in the loop's own thread without a system call. Ignored if the loop has
-        ended."""
+        """Without a system call in the loop's own thread. Ignored if the loop has ended."""
         try:
             if threading.get_ident() == self._thread:
                 self._wake()
             else:
                 self._loop.call_soon_threadsafe(self._wake)
-        except RuntimeError:  # the loop is closed, so no task sleeps in it
+        except RuntimeError:  # the loop is closed
             return
 
     def _wake(self) -> None:
@@ -169,7 +156,7 @@ class _Sleeper:
 
 
 def _within(limit: int, events: list[Event]) -> int:
-    """Number of first events with at least `limit` bytes in total, or all."""
+    """Number of first events with at least `limit` bytes, or all."""
     taken = count = 0
     while count < len(events) and taken < limit:
         taken += size(events[count])
@@ -178,5 +165,5 @@ def _within(limit: int, events: list[Event]) -> int:
 
 
 def nothing_within(timeout: float | None) -> RequestTimedOut:
-    """The error for a reader whose time limit has passed."""
+    """For a reader whose time limit has passed."""
     return RequestTimedOut(f"no event within {timeout:g} s")

@@ -13,18 +13,18 @@ FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 
 class TokenLogprob(Wire):
-    """One token, its natural-log probability before any sampling change, and alternatives."""
+    """`logprob`: natural, before any sampling change."""
 
     token: str
     id: int
     logprob: float | None
-    """`None`: the first token of a prompt, which has no context."""
+    """`None`: the first token of a prompt, without context."""
     bytes: list[int]
     top: list[TokenLogprob] = Field(default_factory=list)
 
 
 class ToolCallDelta(Wire):
-    """A piece of one tool call: `id` and `name` come first, then pieces of `arguments`."""
+    """`id` and `name` come first, then pieces of `arguments`."""
 
     index: int
     id: str | None = None
@@ -33,7 +33,7 @@ class ToolCallDelta(Wire):
 
 
 class Accepted(Wire):
-    """The request is valid and in the queue."""
+    """Valid and in the queue."""
 
     type: Literal["accepted"] = "accepted"
     id: str
@@ -41,22 +41,19 @@ class Accepted(Wire):
     prompt_tokens: int
     max_tokens: int
     context_length: int | None = None
-    """Maximum number of tokens of prompt and reply; `None`: unknown."""
+    """Of prompt and reply; `None`: unknown."""
     vision: bool | None = None
-    """Whether this model accepts images; `None`: unknown."""
+    """Accepts images; `None`: unknown."""
     reasoning: bool | None = None
-    """Whether its reasoning is separated from its content."""
+    """Separates reasoning from content."""
     temperature: float | None = Field(None, exclude=True)
-    """The sampling temperature, from the request or the model. Not sent: only replies in
-    the engine's process contain it."""
+    """From the request or the model. Not sent: only for replies in the engine's process."""
     top_p: float | None = Field(None, exclude=True)
     echo: str = ""
     warnings: list[str] = Field(default_factory=list)
 
 
 class Delta(Wire):
-    """New output of one choice."""
-
     type: Literal["delta"] = "delta"
     index: int = 0
     content: str = ""
@@ -66,37 +63,33 @@ class Delta(Wire):
 
 
 class Embedded(Wire):
-    """The vector of one input."""
+    """Of one input."""
 
     type: Literal["embedded"] = "embedded"
     index: int
     vector: str
-    """float32, little-endian, in base64."""
+    """float32, little-endian, base64."""
 
 
 class Finish(Wire):
-    """One choice has ended."""
-
     type: Literal["finish"] = "finish"
     index: int = 0
     reason: FinishReason
     stop: str | None = None
-    """The stop string that ended it."""
+    """The stop string that ended the choice."""
 
 
 class Usage(Wire):
     prompt_tokens: int
     cached_tokens: int = 0
     stored_tokens: int = 0
-    """Other prompt tokens that this request has added to the prefix cache."""
+    """Further prompt tokens that this request has put into the prefix cache."""
     skipped_tokens: int = 0
-    """Prompt tokens that sparse prefill has left out."""
+    """Prompt tokens left out by sparse prefill."""
     completion_tokens: int
     reasoning_tokens: int = 0
     drafted_tokens: int = 0
-    """Draft tokens."""
     accepted_tokens: int = 0
-    """Accepted draft tokens."""
 
 
 class Timings(Wire):
@@ -107,12 +100,10 @@ class Timings(Wire):
     first_token: float
     total: float
     tokens_per_second: float
-    """Decode rate of this request: completion tokens after the first, divided by their time."""
+    """Completion tokens after the first, divided by their time."""
 
 
 class Done(Wire):
-    """Every choice has ended."""
-
     type: Literal["done"] = "done"
     usage: Usage
     timings: Timings
@@ -124,7 +115,7 @@ class ErrorBody(Wire):
     param: str | None = None
     status: int = 500
     retry_after: float | None = None
-    """Seconds after which the same request may succeed; `None`: unknown."""
+    """Seconds after which the request may succeed; `None`: unknown."""
 
     @classmethod
     def of(cls, error: MLXProviderError) -> ErrorBody:
@@ -137,12 +128,12 @@ class ErrorBody(Wire):
         )
 
     def exception(self) -> MLXProviderError:
-        """The error as an exception of the class with its code."""
+        """Of the class with its code."""
         return from_code(self.code, self.message, self.param, self.retry_after)
 
 
 class Failed(Wire):
-    """The request ended with an error. It is the last event."""
+    """The last event of a request with an error."""
 
     type: Literal["failed"] = "failed"
     error: ErrorBody
@@ -155,4 +146,4 @@ class Failed(Wire):
 Event = Annotated[Accepted | Delta | Embedded | Finish | Done | Failed, Field(discriminator="type")]
 
 EVENT_BATCH: TypeAdapter[list[Event]] = TypeAdapter(list[Event])
-"""One line of the stream: the events of one engine step for one request."""
+"""One line of the stream: events of one engine step."""

@@ -1,8 +1,7 @@
 """Live statistics of an engine, without text of prompts or replies.
 
 `GET /v1/figures` returns one `Figures`; with `?stream=SECONDS`, a line of JSON at this interval
-until the engine ends. Units: bytes, seconds and tokens. `ago`: seconds before `Figures.at`.
-"""
+until the engine ends. Units: bytes, seconds, tokens. `ago`: seconds before `Figures.at`."""
 
 from __future__ import annotations
 
@@ -14,9 +13,9 @@ RequestState = Literal["preparing", "queued", "prefill", "decode"]
 """`preparing`: its model loads, or its prompt is rendered."""
 
 MissReason = Literal["", "cold", "diverged", "no_state"]
-"""Why the prefix cache had no more of a prompt. Empty: it had all that was ever computed of it;
-`cold`: nothing stored begins like it; `diverged`: it leaves what is stored; `no_state`: more was
-computed, but a pass cannot go on from there."""
+"""Why the prefix cache had no more of a prompt. Empty: it had all that was ever computed; `cold`:
+nothing stored begins like it; `diverged`: it differs from what is stored; `no_state`: more was
+computed, but a pass cannot continue from there."""
 
 
 class _Figures(BaseModel):
@@ -24,45 +23,39 @@ class _Figures(BaseModel):
 
 
 class RequestFigures(_Figures):
-    """One active request."""
-
     id: str
     model: str
-    """The name in the request that loaded it: a Hub id, a path, `demo`."""
+    """As in the request that loaded it: a Hub id, a path, `demo`."""
     state: RequestState
     choices: int = 1
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Prompt tokens from the prefix cache."""
     prefilled_tokens: int = 0
-    """Prompt tokens that were computed so far."""
+    """Computed so far."""
     completion_tokens: int = 0
     tokens_per_second: float = 0.0
-    """Its decode rate so far."""
+    """Decode rate so far."""
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     age: float = 0.0
-    """Seconds since its arrival."""
     queued: float = 0.0
-    """Seconds from its arrival to its prefill."""
+    """Seconds from arrival to prefill."""
 
 
 class LoadingFigures(_Figures):
-    """What an engine does with a model before it serves it."""
-
     model: str
-    """Name of the model's folder."""
+    """The folder's name."""
     what: str
     """`weights`, or what is measured."""
     done: int = 0
     total: int = 0
-    """0: not known."""
+    """0: unknown."""
     unit: str = ""
     """`bytes`, or empty for steps."""
 
     @property
     def summary(self) -> str:
-        """One line for people."""
+        """For people."""
         if self.unit:
             return f"{self.model}: {self.what}, {self.done / 1e9:.1f} of {self.total / 1e9:.1f} GB"
         steps = f", step {self.done} of {self.total}" if self.total else ""
@@ -70,75 +63,64 @@ class LoadingFigures(_Figures):
 
 
 class StepFigures(_Figures):
-    """One step of an engine."""
-
     ago: float
     seconds: float
     rows: int
-    """Rows that decoded."""
+    """Decoding."""
     tokens: int
-    """Tokens that were drawn, and accepted drafts."""
+    """Sampled, and accepted drafts."""
     chunk: int
-    """Prompt tokens of the chunk; 0: no chunk."""
+    """Prompt tokens; 0: no chunk."""
     mixed: bool
-    """Whether the chunk shared the pass of the rows."""
+    """The chunk shared the pass of the rows."""
 
 
 class EngineFigures(_Figures):
-    """One engine of one model. A reproducible model has a separate engine."""
-
     model: str
     kind: str = ""
     layout: str
     mixes: bool
     queued: int
     rows: int
-    """Rows that decode or are in prefill."""
+    """In decode or prefill."""
     steps: list[StepFigures] = Field(default_factory=list)
-    """The steps of the last seconds, oldest first."""
+    """Of the last seconds, oldest first."""
     step_median: float = 0.0
-    """Median seconds of these steps. `step_longest`: their maximum."""
+    """Median and (`step_longest`) maximum, seconds."""
     step_longest: float = 0.0
     decoded_per_second: float = 0.0
-    """Tokens per second in that time."""
+    """Tokens per second in these steps."""
     prefilled_per_second: float = 0.0
     drafter: str = ""
     drafted_tokens: int = 0
-    """Since the model was loaded."""
     accepted_tokens: int = 0
     ahead_tokens: int = 0
-    """Prompt tokens that were prefilled before their request arrived, while tools ran."""
+    """Prompt tokens prefilled before their request arrived, while tools ran."""
 
 
 class PrefixNode(_Figures):
-    """A node of the tree of stored prefixes."""
-
     depth: int
-    """Number of its ancestors."""
+    """Number of ancestors."""
     start: int
     tokens: int
     bytes: int
     hits: int
-    """Rows that were restored through it."""
+    """Rows restored through it."""
     resumable: bool
-    """Whether a row can continue from its end."""
+    """A row can continue from its end."""
 
 
 class Lookup(_Figures):
-    """The result of one look-up in the prefix cache."""
-
     request: str
     ago: float
     prompt_tokens: int
     cached_tokens: int
     stored_tokens: int
-    """Tokens that the closest stored path has in common with the prompt."""
+    """Common to the prompt and the closest stored path."""
     reason: MissReason
 
 
 class PrefixCacheFigures(_Figures):
-    """The prefix cache of all models."""
-
     entries: int = 0
     nodes: int = 0
     bytes: int = 0
@@ -147,33 +129,30 @@ class PrefixCacheFigures(_Figures):
     prompt_tokens: int = 0
     reused_tokens: int = 0
     restored_tokens: int = 0
-    """Reused tokens of rows that were restored from disk."""
+    """Reused tokens of rows restored from disk."""
     evicted_bytes: int = 0
     disk_bytes: int = 0
-    """Bytes of the files that this engine knows."""
+    """Of the files that this engine knows."""
     disk_limit: int = 0
-    """Maximum bytes on disk; 0: no disk tier."""
+    """0: no disk tier."""
     hit_rate: float = 0.0
-    """Share of prompt tokens that were reused."""
+    """Share of prompt tokens."""
     tree: list[PrefixNode] = Field(default_factory=list)
-    """Parents before their children, most recently used first; only a part of a large tree."""
+    """Parents before children, most recently used first; only a part of a large tree."""
     recent: list[Lookup] = Field(default_factory=list)
-    """The last lookups, newest first."""
+    """Newest first."""
 
 
 class ModelMemory(_Figures):
-    """The memory of one loaded model."""
-
     model: str
     weights: int
     drafters: int = 0
     rows: int = 0
     """Reserved for rows and their passes."""
     features: int = 0
-    """Cached features of images."""
+    """Of images."""
 
     def owners(self) -> dict[str, int]:
-        """Bytes by owner."""
         return self.model_dump(exclude={"model"})
 
 
@@ -181,20 +160,18 @@ OF_MODELS = tuple(name for name in ModelMemory.model_fields if name != "model")
 
 
 class MemoryFigures(_Figures):
-    """Memory by owner."""
-
     limit: int = 0
     active: int = 0
     """Device memory in use."""
     pool: int = 0
-    """Free buffers that MLX caches."""
+    """Free buffers of MLX."""
     prefix_cache: int = 0
     media: int = 0
     """Images of requests before their prefill."""
     models: list[ModelMemory] = Field(default_factory=list)
 
     def owners(self) -> dict[str, int]:
-        """Bytes by owner, summed over all models."""
+        """Summed over all models."""
         found = dict.fromkeys(OF_MODELS, 0)
         for each in self.models:
             for owner, nbytes in each.owners().items():
@@ -203,7 +180,7 @@ class MemoryFigures(_Figures):
 
 
 class Figures(_Figures):
-    """All statistics at one time. Parts of them can differ by one step."""
+    """Parts can differ by one step."""
 
     at: float
     """Unix time."""
@@ -218,5 +195,5 @@ class Figures(_Figures):
     memory: MemoryFigures = MemoryFigures()
 
     def waiting(self) -> int:
-        """Requests whose prefill has not begun."""
+        """Requests before prefill."""
         return sum(each.state in ("preparing", "queued") for each in self.requests)

@@ -7,22 +7,22 @@ from pydantic import Field
 from .wire_model import PROTOCOL_VERSION, Wire
 
 JOINED = " + "
-"""Between the names of drafters."""
+"""Between names of drafters."""
 
 
 class FixedPasses(Wire):
-    """The fixed sizes of the passes of a reproducible model."""
+    """Pass sizes of a reproducible model."""
 
     rows: int
-    """Rows of each decode pass, including fillers."""
+    """Of each decode pass, including fillers."""
     tokens: int
-    """Tokens of each prefill pass except the last one of a prompt."""
+    """Of each prefill pass except the last of a prompt."""
     cost: float
-    """Duration of a single row's decode pass, relative to one without this option."""
+    """Time of a single row's decode pass, relative to one without this option."""
 
 
 class ModelStatus(Wire):
-    """The state of one loaded model, as `/v1/models` and `mlx-provider` show it."""
+    """As `/v1/models` and `mlx-provider` show it."""
 
     model: str
     family: str
@@ -31,17 +31,17 @@ class ModelStatus(Wire):
     context_length: int
     kv_layout: str
     mixed_prefill: bool = False
-    """Whether prompt chunks share the passes of decoding rows."""
+    """Prompt chunks share the passes of decoding rows."""
     noise_floor: float = 0.0
-    """Largest difference of a likely token's log-probability, measured at load, between a
-    row in a batch and the same row alone."""
+    """Largest difference of a likely token's log-probability between a row in a batch and alone,
+    measured at load."""
     drafter: str = ""
-    """The drafters that propose tokens, see `JOINED`; empty: none."""
+    """See `JOINED`; empty: none."""
     reproducible: FixedPasses | None = None
-    """Set if the operator has chosen `reproducible`."""
+    """Set by the option `reproducible`."""
     vision: bool
     pooling: str | None = None
-    """How the states of a text are pooled to its vector; `None`: it does not embed."""
+    """Of a text's states to its vector; `None`: does not embed."""
     weights_bytes: int
     tool_parser: str | None = None
     reasoning_parser: str | None = None
@@ -49,19 +49,18 @@ class ModelStatus(Wire):
 
 
 class PluginStatus(Wire):
-    """One plugin that the engine process has found."""
+    """A plugin found by the engine process."""
 
     name: str
     distribution: str
     version: str
     in_use: bool
     conformance: str = ""
-    """The result of `pytest --mlx-conformance`, and whether it is still valid; empty: it was not
-    run."""
+    """Result of `pytest --mlx-conformance`, and whether it is still valid; empty: not run."""
 
 
 class Health(Wire):
-    """The reply of `/health`. `ok` is false while no engine thread runs."""
+    """`ok` is false while no engine thread runs."""
 
     ok: bool
     version: str
@@ -76,10 +75,10 @@ class Health(Wire):
     active_memory: int = 0
     detail: str = ""
     identity: dict[str, str] = Field(default_factory=dict)
-    """Version, Python and settings of the engine process. Only for its owner."""
+    """Version, Python and settings of the process. Only for its owner."""
     out_of_date: list[str] = Field(default_factory=list)
-    """Changes on disk since the start of the engine. Last entry: the consequence."""
+    """Changes on disk since the start. Last entry: the consequence."""
 
     def without_load(self) -> Health:
-        """The same without the load of other clients."""
+        """Without the load of other clients."""
         return self.model_copy(update={"queued": 0, "running": 0, "active_memory": 0})

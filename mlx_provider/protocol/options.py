@@ -26,37 +26,37 @@ OWNERS_ALONE = frozenset(
         "trust_remote_code",
     }
 )
-"""Model options that run code, read files, reach hosts, make other weights or keep others' out of
-memory: never another machine's to set."""
+"""Options that run code, read files, reach hosts, need separate weights or displace others': never
+set by another machine."""
 NAMED_KEYS = frozenset({"context_length", "on_ignored_params"})
-"""The options that a request with a named key may set. Others make more work or another engine."""
+"""What a request with a named key may set. Other options make more work or another engine."""
 
 REMOVED = {
     "draft_tokens": "a drafter proposes as many tokens as pay, at most 7",
     "kv_group_size": "64 values share a scale, or 32 where the heads need it",
     "sparse_prefill_from": "a prompt is long from 8192 tokens on",
 }
-"""Options of earlier versions, with what holds without them."""
+"""Removed options, with what replaces them."""
 RENAMED = {
     "ignored": ("on_ignored_params", {"tell": "tell"}),
     "unseen_media": ("on_ignored_params", {"omit": "tell"}),
 }
-"""Old name, new name, and values that have another name."""
+"""Old name, new name, renamed values."""
 
 
 ALLOWED_MEDIA = {"allow_private_media": "private", "allow_file_media": "file"}
-"""Old names of options that are values of `allow_media` now."""
+"""Old options that are now values of `allow_media`."""
 
 
 class WarmPrompt(Asked):
-    """A prompt that many requests begin with."""
+    """Common beginning of many requests."""
 
     messages: Messages
     tools: Tools = Field(default_factory=list)
 
 
 class ModelOptions(Asked):
-    """Options from the config entry's `model_info`. A client cannot set them."""
+    """From the config entry's `model_info`. A client cannot set them."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -65,41 +65,40 @@ class ModelOptions(Asked):
     context_length: int | None = Field(None, gt=0, le=MOST_TOKENS)
     kv_bits: Literal[4, 8] | None = None
     dtype: Literal["auto", "native", "float32", "bfloat16", "float16"] = "auto"
-    """The dtype of the weights in memory; `native`: as in the checkpoint; `auto`: the same, but
-    float32 on a CPU if that fits into memory."""
+    """Of the weights in memory; `native`: as in the checkpoint; `auto`: the same, but float32 on a
+    CPU if that fits into memory."""
     reproducible: bool = False
-    """All passes have a fixed size, so that a request gives the same tokens in any batch."""
+    """Passes have a fixed size, so that a request gives the same tokens in any batch."""
     modality: Literal["auto", "text"] = "auto"
-    """`text`: serve a vision model without its vision tower."""
+    """`text`: without the vision tower."""
     on_ignored_params: Literal["tell", "refuse"] | None = None
-    """For a request with parts that have no effect (parameters, or images that the model cannot
-    take): warn or refuse. `None`: `tell`, but images are refused if `modality` is `text`."""
+    """For parts without effect (parameters, or images that the model cannot take): warn or refuse.
+    `None`: `tell`, but images are refused if `modality` is `text`."""
     keep_alive: float | None = Field(None, ge=-1, le=MOST_SECONDS)
-    """Seconds without a request after which the model is unloaded; -1: never, even if other models
-    need the memory; `None`: when another model needs the memory."""
+    """Seconds without a request until the model is unloaded; -1: never; `None`: when another model
+    needs the memory."""
     drafter: str = "auto"
-    """The name of a drafter; `auto`: all that support the model; `off`: none."""
+    """A name; `auto`: all that support the model; `off`: none."""
     draft_model: str | None = None
     """Folder of a smaller model with the same vocabulary, for the drafter `model`."""
     sparse_prefill: float | None = Field(None, ge=0.1, le=0.9)
-    """Share of a long prompt's tokens that is prefilled: the most important ones by the draft
-    model; `None`: all tokens."""
+    """Share of a long prompt's tokens that is prefilled: the most important by the draft model;
+    `None`: all."""
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     pooling: Literal["last", "mean", "cls"] | None = None
-    """How the states of a text are pooled to its vector, if the checkpoint does not say it."""
+    """If the checkpoint does not say how states become a vector."""
     allow_media: list[Literal["private", "file"]] = Field(default_factory=list)
-    """Images that a request can name in addition to public addresses: `private` addresses, and
-    files of the engine's machine (`file`)."""
+    """Beside public addresses: `private` addresses, and files of the engine's machine (`file`)."""
     warm: list[str | WarmPrompt] = Field(default_factory=list, max_length=MAX_WARM)
-    """Prompts to prefill before a tenant's first request. A text is a system prompt."""
+    """Prefilled before a tenant's first request. A text is a system prompt."""
     extra: dict[str, Any] = Field(default_factory=dict)
-    """Options of a third-party family, passed to its `load` without changes."""
+    """For a third-party family's `load`, unchanged."""
 
     @model_validator(mode="before")
     @classmethod
     def _old_names(cls, given: Any) -> Any:
-        """Accept a renamed option under its old name. Refuse a removed one with its replacement."""
+        """Accept old names. Refuse a removed option with its replacement."""
         if not isinstance(given, dict):
             return given
         for name in REMOVED.keys() & given.keys():
@@ -126,14 +125,13 @@ class ModelOptions(Asked):
 
 @cache
 def _tell_renamed(old: str, new: str) -> None:
-    """Warn once in a process."""
     log.warning("the option %s is now %s; the old name ends with the next minor version", old, new)
 
 
 class OperatorOptions(ModelOptions):
-    """The options of a config entry: those of the engine and those of the gateway."""
+    """Of a config entry: for engine and gateway."""
 
     cache_salt: str = "key"
     """Who shares cached prompts: `key`, `team`, `all`, or all entries with this text."""
     heartbeat: float = Field(5.0, ge=0, le=MOST_SECONDS)
-    """Seconds of silence after which a stream gets a heartbeat; `0`: never."""
+    """Seconds of silence before a heartbeat; `0`: never."""

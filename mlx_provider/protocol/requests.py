@@ -1,9 +1,8 @@
 """Requests of a client. The reply is a stream of `events`.
 
-Each line of the reply is a JSON list: the events of one engine step for the request. The
-first line has `Accepted`; the last event is `Done` or `Failed`. The in-process client passes the
-same objects without JSON.
-"""
+Each line of the reply is a JSON list: the events of one engine step for the request. The first line
+has `Accepted`; the last event is `Done` or `Failed`. The in-process client passes the same objects
+without JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ from .sampling import Sampling
 from .wire_model import MOST_SECONDS, Asked
 
 STARTS_ENGINES = ("x-mlx-provider-starts-engines", "yes")
-"""Header of a client that can start an engine in the place of one that gives way."""
+"""Header of a client that can start an engine in place of one that ends."""
 
 RENDERER_ARGUMENTS = frozenset(
     {
@@ -54,14 +53,14 @@ RENDERER_ARGUMENTS = frozenset(
         "truncation",
     }
 )
-"""Arguments of the template's renderer itself (transformers 5, `apply_chat_template`)."""
+"""Of the template's renderer (transformers 5, `apply_chat_template`)."""
 
 
 class ModelRequest(Asked):
-    """The common fields of requests: the model and the sender."""
+    """Common fields: model and sender."""
 
     path: ClassVar[str]
-    """The path to post it to."""
+    """HTTP path."""
 
     id: Name = Field(default_factory=lambda: uuid.uuid4().hex)
     model: Name
@@ -69,86 +68,85 @@ class ModelRequest(Asked):
     """Who chose the model: the engine's owner, a client of a gateway (by a wildcard entry), or
     another machine, with the engine's key or a named one (set by the engine's TCP server)."""
     tenant: Label | None = None
-    """Namespace of the prefix cache. Requests of other machines have separate namespaces."""
+    """Namespace of the prefix cache. Other machines have separate ones."""
     account: Label | None = None
-    """The account of the request: accounts share the device. `None`: the tenant."""
+    """Accounts share the device. `None`: the tenant."""
     share: float = Field(1.0, ge=1 / 64, le=64)
-    """The account's share of the device, relative to others."""
+    """Of the device, relative to other accounts."""
     options: ModelOptions = ModelOptions()
     timeout: float | None = Field(None, gt=0, le=MOST_SECONDS)
     """Seconds from acceptance to the end."""
     ignored: Ignored = Field(default_factory=list)
-    """Parameters of the client without effect. The reply has a warning for each."""
+    """Client's parameters without effect. Each gives a warning."""
 
     @property
     def remote(self) -> bool:
-        """Whether it comes over the network."""
+        """Comes over the network."""
         return self.origin in ("remote", "named")
 
     @property
     def namespace(self) -> str:
-        """What it may share: prefixes, features of images, grammars. Separate for each tenant, and
-        for other machines."""
+        """What shares prefixes, features of images, grammars: separate for each tenant and for
+        other machines."""
         tenant = self.tenant or ""
         return f"remote:{tenant}" if self.remote else tenant
 
 
 class EmbedRequest(ModelRequest):
-    """Texts, or lists of token ids, to embed. The reply has an `Embedded` for each."""
+    """Texts, or lists of token ids. The reply has an `Embedded` for each."""
 
     path: ClassVar[str] = "/v1/embed"
 
     input: Inputs
-    """Control tokens in a text become plain text. The special tokens of the tokenizer are
-    added to texts, but not to token ids."""
+    """Control tokens in a text become plain text. Special tokens are added to texts, not to token
+    ids."""
     dimensions: int | None = Field(None, ge=1)
-    """Number of first dimensions of each vector to return, normalised again."""
+    """First dimensions to return, normalised again."""
     prompt_name: Label | None = None
-    """Name of one of the model's prompts to put before each text; `None`: its default."""
+    """One of the model's prompts to put before each text; `None`: its default."""
 
 
 class GenerateRequest(ModelRequest):
-    """One request: chat `messages`, or a raw text or token `prompt`."""
+    """Chat `messages`, or a raw text or token `prompt`."""
 
     path: ClassVar[str] = "/v1/generate"
 
     messages: Messages | None = None
     continues: bool = True
-    """Whether a last message of the assistant is the beginning of the reply. If not, it is a
-    complete turn."""
+    """A last message of the assistant is the beginning of the reply, not a complete turn."""
     prompt: str | Tokens | None = None
-    """A raw prompt. Control tokens in its text are interpreted."""
+    """Control tokens in its text are interpreted."""
     echo: bool = False
-    """Return the text of the prompt in `Accepted`. With `logprobs`, each choice begins with those
-    of the prompt's tokens, without content."""
+    """Return the prompt's text in `Accepted`. With `logprobs`, each choice begins with those of the
+    prompt's tokens, without content."""
     tools: Tools = Field(default_factory=list)
     tool_grammars: JsonObject = Field(default_factory=dict)
-    """By the name of a tool with one text parameter: the `grammar` of that text, as below. It is
-    enforced with any `tool_choice`."""
+    """By name of a tool with one text parameter: its `grammar`, as below, enforced with any
+    `tool_choice`."""
     tool_choice: Literal["none", "auto", "required"] | JsonObject = "auto"
     parallel_tool_calls: bool = True
     response_format: JsonObject | None = None
     grammar: JsonObject | None = None
-    """`{"type": "regex" | "lark", "value": str}`: an extension beside `response_format`."""
+    """`{"type": "regex" | "lark", "value": str}`, beside `response_format`."""
     template: JsonObject = Field(default_factory=dict)
-    """Variables for the chat template (`enable_thinking`, `reasoning_effort`, ...)."""
+    """Template variables (`enable_thinking`, `reasoning_effort`, ...)."""
     thinking_budget: int | None = Field(None, ge=0)
     sampling: Sampling = Sampling()
     n: int = Field(1, ge=1, le=128)
     max_tokens: int | None = Field(None, ge=1)
     min_tokens: int = Field(0, ge=0)
     drafts: bool = True
-    """Whether drafts are used. They do not change the tokens."""
+    """They do not change the tokens."""
     sparse_prefill: bool = True
-    """Whether tokens of a long prompt can be left out, if the operator has enabled that."""
+    """Allows it, if the operator has enabled it."""
     stop: StopStrings = Field(default_factory=list)
     stop_token_ids: TokenIds = Field(default_factory=list)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
     session: Label | None = None
-    """Hint that requests belong together; the prefix cache keeps their prefix longer."""
+    """Requests of one session belong together; the prefix cache keeps their prefix longer."""
     retain: bool = False
-    """Hint that the next request of the session comes after a long pause."""
+    """The session's next request comes after a long pause."""
 
     @field_validator("template")
     @classmethod

@@ -1,8 +1,7 @@
 """Sampling parameters: the only declaration of their names and bounds.
 
-The LiteLLM handler uses these names. The engine's `SamplingParams` has the neutral values.
-`SamplingDefaults` has the values that a model's files can set.
-"""
+The LiteLLM handler uses these names. `SamplingParams` has the neutral values, `SamplingDefaults`
+what a model's files can set."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from .wire_model import Asked
 
 
 class Sampling(Asked):
-    """Sampling parameters. `None`: the default of the model, or the neutral value."""
+    """`None`: the model's default, or the neutral value."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 

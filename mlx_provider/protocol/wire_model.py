@@ -9,16 +9,14 @@ from ..bounds import checked_fields
 PROTOCOL_VERSION = 1
 MOST_TOKENS = 2**31 - 1
 MOST_SECONDS = 10**9
-"""What the clocks and waits of a system take, far above any use."""
+"""Bounded by a system's clocks and waits."""
 
 
 class Wire(BaseModel):
-    """A frozen message that refuses unknown fields."""
+    """Frozen; refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Asked(Wire):
-    """A part of a request."""
-
     _few_fields = model_validator(mode="before")(checked_fields)
