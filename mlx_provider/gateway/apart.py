@@ -21,14 +21,14 @@ from .engine import end_engine
 from .proxy import Proxy, require_proxy, start_proxy
 
 IDLE_SECONDS = 30
-"""Seconds until the engine ends by itself if its command is killed."""
+"""Until the engine ends if its command is killed."""
 START_LIMIT = 20.0
 POLL = 0.1
 
 
 @dataclass(frozen=True)
 class Apart:
-    """A started proxy, and the engine that it uses. The first request starts the engine."""
+    """A started proxy and its engine, which the first request starts."""
 
     proxy: Proxy
     engine: EngineClient
@@ -41,12 +41,11 @@ def gateway_apart(
     *,
     idle_seconds: int = IDLE_SECONDS,
 ) -> Iterator[Apart]:
-    """Start a proxy for `config`; end it and its engine with the block.
+    """Start a proxy for `config`; end it and its engine with the block. Does not wait for the
+    proxy.
 
-    Does not wait for the proxy. The gateway has its own runtime and state folders, so it neither
-    uses nor ends an engine of the user, and keeps no prefix of an earlier run. Raises
-    `NotInstalled` or `EngineUnavailable` if it cannot start.
-    """
+    It has its own runtime and state folders, so it neither uses nor ends an engine of the user, and
+    keeps no prefix of an earlier run. Raises `NotInstalled` or `EngineUnavailable`."""
     require_proxy()
     with ExitStack() as ending:
         folder = Path(tempfile.mkdtemp(prefix="mlxp-"))  # short: the path of a socket is limited
@@ -69,7 +68,7 @@ def gateway_apart(
 
 
 def _end_for_good(engine: EngineClient, lock: Path) -> None:
-    """End the engine, also if it has just been started and does not listen yet."""
+    """Also an engine that does not listen yet."""
     deadline = time.monotonic() + START_LIMIT
     while time.monotonic() < deadline:
         end_engine(engine)

@@ -12,7 +12,7 @@ from typing import Any
 from ..safe_open import create_own
 
 TIMEOUT = 3600
-"""Seconds for a request. A prompt of 100,000 tokens may take half of that on a small machine."""
+"""Seconds. A prompt of 100,000 tokens may take half of that on a small machine."""
 PING = 10
 """Seconds between keep-alive signals during a prefill."""
 CLAIMED = (
@@ -22,28 +22,26 @@ CLAIMED = (
     "supports_response_schema",
     "supports_prompt_caching",
 )
-"""Features of every model. The engine enforces the formats of calls and schemas."""
+"""Features of every model: the engine enforces the formats of calls and schemas."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """One model behind a proxy."""
-
     name: str
-    """The name that clients use."""
+    """For clients."""
     model: str
-    """The part after `mlx/`: a Hub id, the absolute path of a folder, `demo`."""
+    """After `mlx/`: a Hub id, the absolute path of a folder, `demo`."""
     context: int
     """Tokens of prompt and answer."""
     output: int
-    """Most tokens of an answer."""
+    """Tokens of an answer."""
     images: bool = False
     thinks: bool = False
     own_context: int | None = None
-    """The model's own context, if it differs."""
+    """The model's, if it differs."""
 
     def litellm_params(self) -> dict[str, Any]:
-        """Parameters of one entry. They limit the answer for a client that sets no `max_tokens`."""
+        """They limit the answer for a client that sets no `max_tokens`."""
         return {
             "model": f"mlx/{self.model}",
             "max_tokens": self.output,
@@ -52,7 +50,6 @@ class Served:
         }
 
     def options(self) -> dict[str, Any]:
-        """Options of the model in the engine."""
         return {} if self.own_context == self.context else {"context_length": self.context}
 
     def model_info(self) -> dict[str, Any]:
@@ -71,7 +68,7 @@ class Served:
         return info
 
     def entries(self, names: tuple[str, ...]) -> list[dict[str, Any]]:
-        """The model under its own name and under these names, which may contain `*`."""
+        """The model under its own name and these names, which may contain `*`."""
         return [
             {
                 "model_name": name,
@@ -83,21 +80,21 @@ class Served:
 
 
 AGENTS = ("claude-*", "gpt-*")
-"""Names by which agents request models of their vendors: for titles, summaries, subagents."""
+"""Models of agents' vendors, for titles, summaries, subagents."""
 ANYTHING = ("*",)
 
 
 def served_config(served: Served, names: tuple[str, ...]) -> dict[str, Any]:
-    """A proxy's config for one model under several names, without the master key."""
+    """Without the master key."""
     return {"model_list": served.entries(names), **_settings(ping=True)}
 
 
 def subagent_config(served: Served, forwards: str) -> dict[str, Any]:
-    """A proxy's config for one model and for a client's main model of another provider.
+    """One model beside a client's main model of another provider.
 
     The client sends the proxy's key as `x-litellm-api-key`. LiteLLM passes on the token of the
-    client's login (1.106.2, `clean_headers`), else takes the provider's key from the environment.
-    """
+    client's login (1.106.2, `clean_headers`), else takes the provider's key from the
+    environment."""
     config = served_config(served, ())
     if forwards:
         name, params = forwards.partition("/")[2], {"model": forwards}
@@ -107,10 +104,8 @@ def subagent_config(served: Served, forwards: str) -> dict[str, Any]:
 
 
 def proxy_config(name: str, model: str, **litellm_params: Any) -> dict[str, Any]:
-    """A proxy's config. Clients use `name`, the engine serves `mlx/<model>`.
-
-    It has no master key: the proxy reads that from `LITELLM_MASTER_KEY`.
-    """
+    """Clients use `name`, the engine serves `mlx/<model>`. The proxy reads its master key from
+    `LITELLM_MASTER_KEY`."""
     return {
         "model_list": [
             {
@@ -141,7 +136,7 @@ def _settings(*, ping: bool) -> dict[str, Any]:
 
 
 def write_config(config: Mapping[str, Any], folder: Path) -> Path:
-    """Write the config as a file in `folder`. JSON is valid YAML, so no YAML writer is needed."""
+    """As JSON, which is valid YAML."""
     path = folder / "config.yaml"
     with os.fdopen(create_own(path), "w") as file:
         file.write(json.dumps(config, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""The engine behind a proxy: starts it, loads a model, or ends it."""
+"""Starts the engine behind a proxy, loads a model, or ends the engine."""
 
 from __future__ import annotations
 
@@ -23,18 +23,15 @@ END_LIMIT = 10.0
 
 
 def warm_up(engine: EngineClient, model: str, context: int | None = None) -> None:
-    """Generate one token with the model. The first request starts the engine process.
-
-    `context`: the operator's `context_length`, so that the same entry is loaded as later. Raises
-    the errors of the load.
-    """
+    """Generate one token, which starts the engine process. `context`: the operator's
+    `context_length`, so that the same entry is loaded as later. Raises the errors of the load."""
     messages = [{"role": "user", "content": "Hi"}]
     options = ModelOptions(context_length=context)
     answered(engine, GenerateRequest(model=model, messages=messages, max_tokens=1, options=options))
 
 
 def warm_up_in_thread(engine: EngineClient, model: str, context: int | None = None) -> Future[None]:
-    """`warm_up` in a thread. The future raises its errors."""
+    """The future raises the errors of `warm_up`."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="warm-up")
     future = pool.submit(warm_up, engine, model, context)
     pool.shutdown(wait=False)
@@ -56,7 +53,7 @@ def answered(engine: EngineClient, request: GenerateRequest) -> Usage:
 
 
 def end_engine(engine: EngineClient) -> None:
-    """End the engine process and wait for it. Does nothing if none runs."""
+    """Returns after its end. Does nothing if none runs."""
     try:
         pid = engine.health().pid
     except EngineUnavailable:
@@ -72,10 +69,8 @@ def end_engine(engine: EngineClient) -> None:
 
 
 def end_idle_engine(environ: Mapping[str, str], reason: str, *, alone: bool = False) -> str:
-    """End this user's engine once no request runs. `alone`: and once no other program is connected.
-
-    Returns a line about the result.
-    """
+    """Once no request runs; `alone`: and no other program is connected. Returns a line about the
+    result."""
     engine = HttpClient(Address("http://engine", os.fspath(runtime(environ).socket)))
     try:
         pid = engine.health().pid
@@ -90,7 +85,6 @@ def end_idle_engine(environ: Mapping[str, str], reason: str, *, alone: bool = Fa
 
 
 def _gone(pid: int) -> bool:
-    """Whether the process ends in time."""
     deadline = time.monotonic() + END_LIMIT
     while time.monotonic() < deadline:
         if has_ended(pid):
@@ -100,11 +94,8 @@ def _gone(pid: int) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether the process has ended, even if its parent has not waited for it.
-
-    The client that started an engine waits for it in a thread. If that client ends first, process 1
-    becomes the parent, and in a container it may not wait.
-    """
+    """Also true for a zombie: a starter that ended first leaves the engine to process 1, which in a
+    container may not wait for it."""
     try:
         os.kill(pid, 0)
         return b") Z " in Path(f"/proc/{pid}/stat").read_bytes()

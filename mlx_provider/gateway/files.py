@@ -22,18 +22,18 @@ NOTES = {
     "custom_provider_map": "replaces the whole list: include your other custom providers",
     "num_retries": "agents retry themselves",
 }
-"""Comments in the file, at the first use of each setting."""
+"""Comments at the first use of each setting."""
 
 
 def config_text(served: Served, limited_by: str = "") -> str:
-    """The file for people: YAML with a few comments. `limited_by`: why no longer context is set."""
+    """YAML with comments. `limited_by`: why no longer context is set."""
     head = f"# A LiteLLM proxy for a local model. Start it: {START}"
     notes = NOTES | {"max_input_tokens": limited_by}
     return "\n".join([head, *_noted(_yaml(served_config(served, AGENTS)), notes)]) + "\n"
 
 
 def env_text() -> str:
-    """A fresh master key, which LiteLLM needs to start, and its settings."""
+    """With a fresh master key, which LiteLLM needs to start."""
     lines = [
         f"LITELLM_MASTER_KEY={master_key()}",
         "# Otherwise each start downloads a price list.",
@@ -45,7 +45,7 @@ def env_text() -> str:
 
 
 def write_pair(folder: Path, served: Served, *, limited_by: str, force: bool) -> list[Path]:
-    """Write both files, `.env` only for this user. Raises `BadRequest` for a file that exists."""
+    """`.env` only for this user. Raises `BadRequest` for a file that exists."""
     contents = {ENV: env_text(), CONFIG: config_text(served, limited_by)}
     paths = [folder / name for name in contents]
     there = [str(path) for path in paths if path.exists() or path.is_symlink()]
@@ -68,7 +68,7 @@ def _write(path: Path, content: str, mode: int) -> None:
 
 
 def _yaml(value: Mapping[str, Any], indent: str = "") -> list[str]:
-    """A mapping of mappings, lists of mappings or scalars, and scalars, as lines of YAML."""
+    """Mappings, lists of mappings, and scalars."""
     lines: list[str] = []
     for key, each in value.items():
         name = key if key.replace("_", "").isalnum() else json.dumps(key)

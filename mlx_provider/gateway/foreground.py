@@ -1,4 +1,4 @@
-"""A program in the terminal's foreground: its signals and its exit code."""
+"""Runs a program in the terminal's foreground."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Ended(KeyboardInterrupt):
-    """A signal to end this process came before there was a program to receive it.
-
-    Like Ctrl-C, it passes through handlers of errors of a request or a plugin.
-    """
+    """A signal to end this process came before there was a program to receive it. Like Ctrl-C, it
+    passes through handlers of errors of a request or a plugin."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -39,12 +37,11 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a program on this process's own terminal, and wait for it.
+    """Run a program on this process's terminal. Returns its exit code, or 128 plus the signal that
+    ended it.
 
-    Returns its exit code, or 128 plus the number of the signal that ended it, as in a shell.
     Signals that would end this process go to the program, which decides. Raises `OSError` if it
-    cannot start.
-    """
+    cannot start."""
     received: list[int] = []
     process: subprocess.Popen[bytes] | None = None
 
@@ -66,11 +63,11 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 TYPED = (signal.SIGINT, signal.SIGQUIT)
-"""Signals that a terminal sends to its whole foreground group, which includes the program."""
+"""Sent by a terminal to its whole foreground group, so also to the program."""
 
 
 def _in_foreground() -> bool:
-    """Whether the terminal's keys reach this process's group, and so the program."""
+    """Whether the terminal's signals reach this process's group, so also the program."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:

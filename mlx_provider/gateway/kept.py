@@ -20,9 +20,9 @@ from .config import Served
 from .proxy import master_key
 
 PORT = 4100
-"""Default port of the proxy. LiteLLM's own is 4000."""
+"""LiteLLM's own default is 4000."""
 LARGEST = 2**16
-"""Most bytes of a file that is read."""
+"""Bytes that are read of a file."""
 SIGN_LIMIT = 5.0
 """Seconds from the lock to the process id in it."""
 POLL = 0.1
@@ -31,7 +31,7 @@ KEY = re.compile(r"sk-[!-~]{16,}")
 
 @dataclass(frozen=True)
 class Record:
-    """The model that the gateway serves, and its address."""
+    """Model and address of the gateway."""
 
     served: Served
     port: int
@@ -46,15 +46,15 @@ RECORD = TypeAdapter(Record)
 
 @dataclass(frozen=True)
 class Running:
-    """The gateway's proxy, which holds the lock."""
+    """The proxy process that holds the lock."""
 
     pid: int
     record: Record
 
 
 class Kept:
-    """The folder of the persistent gateway. Every method raises `EngineUnavailable` with a remedy
-    if a folder or file is not exclusive to this user."""
+    """Folder of the persistent gateway. Methods raise `EngineUnavailable` with a remedy if a folder
+    or file is not exclusive to this user."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self.folder = state_folder(environ) / "gateway"
@@ -63,7 +63,6 @@ class Kept:
         self._record = self.folder / "record.json"
 
     def prepare(self) -> None:
-        """Create the folder, or remove the access of other users."""
         try:
             make_folder(self.folder)
             self.folder.parent.chmod(0o700)
@@ -75,10 +74,8 @@ class Kept:
             raise _unusable(self.folder, error) from None
 
     def key(self, *, renew: bool = False) -> tuple[str, bool]:
-        """The proxy's master key, and whether it is new.
-
-        It is generated once, or if `renew`. A key that other users could read is replaced.
-        """
+        """The proxy's master key, and whether it is new. A key that other users could read is
+        replaced."""
         try:
             kept = None if renew else self._read_key()
             if kept is not None:
@@ -100,7 +97,7 @@ class Kept:
         return text if closed and KEY.fullmatch(text) else None
 
     def record(self) -> Record | None:
-        """The last record. `None` if there is none, or if the file is damaged."""
+        """`None`: none, or damaged."""
         try:
             return RECORD.validate_json(read_own(self._record, LARGEST))
         except (FileNotFoundError, ValidationError):
@@ -109,7 +106,7 @@ class Kept:
             raise _unusable(self._record, error) from None
 
     def write(self, record: Record | None) -> None:
-        """Store the record. `None` deletes it."""
+        """`None` deletes it."""
         try:
             if record is None:
                 self._record.unlink(missing_ok=True)
@@ -119,10 +116,8 @@ class Kept:
             raise _unusable(self._record, error) from None
 
     def try_lock(self) -> EngineLock | None:
-        """The lock, for the proxy to inherit. `None`: a gateway runs or starts.
-
-        The process id of an earlier gateway is removed from it.
-        """
+        """For the proxy to inherit. `None`: a gateway runs or starts. The process id of an earlier
+        gateway is removed from the file."""
         lock = EngineLock.try_take(self.lock)
         if lock is not None:
             os.ftruncate(lock.descriptor, 0)
@@ -130,8 +125,7 @@ class Kept:
         return lock
 
     def running(self) -> Running | None:
-        """The process that holds the lock, so that no other process can be mistaken for the
-        gateway."""
+        """The holder of the lock, so that no other process is mistaken for the gateway."""
         deadline = time.monotonic() + SIGN_LIMIT
         while is_held(self.lock):
             pid, record = holder(self.lock), self.record()

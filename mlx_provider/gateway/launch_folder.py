@@ -1,8 +1,5 @@
-"""The folder of one launch, with the same path at the next launch.
-
-Agents write the path of their settings into their system prompts. A new path would be a new prompt,
-of which the prefix cache holds almost nothing.
-"""
+"""The folder of one launch, with the same path at the next launch: agents write the path of their
+settings into system prompts, so a new path would miss the prefix cache."""
 
 from __future__ import annotations
 
@@ -18,23 +15,22 @@ from ..client.runtime_folder import EngineLock
 from ..config import runtime
 
 LONGEST_NAME = 60
-"""Most characters of a model's name in the path."""
+"""Characters of a model's name in the path."""
 
 
 def first_folder(client: str, model: str, environ: Mapping[str, str]) -> Path:
-    """The folder of a launch, unless another launch of this client and model runs."""
+    """The folder, unless another launch of this client and model runs."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{client}-{model}")
     return runtime(environ).folder / "launch" / name[: len(client) + 1 + LONGEST_NAME]
 
 
 @contextmanager
 def launch_folder(client: str, model: str, environ: Mapping[str, str]) -> Iterator[Path]:
-    """An empty folder of this user only, which is removed with the block.
+    """An empty folder of this user only, removed with the block.
 
-    It has the first name that no other launch holds. The kernel releases the lock of a launch that
-    was killed; the files of that launch are removed. Raises `EngineUnavailable` if the runtime
-    folder cannot be used.
-    """
+    It has the first name that no other launch locks. The kernel releases the lock of a killed
+    launch, whose files are removed. Raises `EngineUnavailable` if the runtime folder cannot be
+    used."""
     runtime_folder.prepare(runtime(environ))
     first = first_folder(client, model, environ)
     first.parent.mkdir(mode=0o700, exist_ok=True)

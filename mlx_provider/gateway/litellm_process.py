@@ -1,8 +1,6 @@
 """`python -m mlx_provider.gateway.litellm_process DESCRIPTOR LOG [options]`: LiteLLM's proxy on a
-socket that its parent has bound, with a log of limited size.
-
-The options are those of `litellm`, which cannot take a socket itself (1.106.2, `proxy_cli.py`).
-"""
+socket of its parent, with a log of limited size. `litellm` takes no socket (1.106.2,
+`proxy_cli.py`); the options are its own."""
 
 from __future__ import annotations
 
@@ -14,7 +12,6 @@ from ..client.lifecycle import limit_log
 
 
 def main() -> None:
-    """Serve until a signal ends the process."""
     descriptor, log, *options = sys.argv[1:]
     limit_log(Path(log))
     import uvicorn as module

@@ -1,7 +1,5 @@
-"""Starts the gateway at login: a launchd agent on a Mac, a systemd user unit on Linux.
-
-Both run `mlx-provider up`, which serves the last model again.
-"""
+"""Starts the gateway at login by `mlx-provider up`: a launchd agent on a Mac, a systemd user unit
+on Linux."""
 
 from __future__ import annotations
 
@@ -20,15 +18,13 @@ from ..safe_open import create_own
 
 LABEL = "mlx-provider"
 KEPT = (*OTHERS, "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
-"""Variables that a login does not set, but that select other files for the gateway."""
+"""Variables that a login does not set, but that select the gateway's files."""
 SECRETS = (*SECRET, f"{PREFIX}API_KEY")
 WANTS = "default.target"
 
 
 @dataclass(frozen=True)
 class LoginItem:
-    """A file of the service manager, and the link that enables it."""
-
     path: Path
     content: bytes
     link: Path | None = None
@@ -48,7 +44,7 @@ class LoginItem:
             raise EngineUnavailable(f"{self.path} cannot be written: {error.strerror}") from None
 
     def remove(self) -> bool:
-        """Returns whether there was one. Raises `EngineUnavailable` if it cannot be removed."""
+        """Whether there was one. Raises `EngineUnavailable` if it cannot be removed."""
         there = self.path.exists()
         try:
             for path in (self.link, self.path):
@@ -62,7 +58,7 @@ class LoginItem:
 def login_item(
     log: Path, environ: Mapping[str, str] = os.environ, system: str = sys.platform
 ) -> LoginItem:
-    """The item of this user on this system. `log`: file for the output of `up` on a Mac."""
+    """`log`: for the output of `up` on a Mac."""
     command = [sys.executable, "-P", "-m", "mlx_provider.cli", "up"]
     kept = {
         name: value
@@ -114,9 +110,6 @@ def _unit(command: list[str], variables: Mapping[str, str]) -> str:
 
 
 def _quoted(word: str) -> str:
-    """Quoted as in systemd.syntax(7), with `%` escaped.
-
-    A `$` needs no escape in a program's path and in a variable, which are its only places here.
-    """
+    """As in systemd.syntax(7), with `%` escaped. `$` needs no escape in paths and variables."""
     escaped = re.sub(r'(["\\])', r"\\\1", word).replace("%", "%%")
     return '"' + escaped.replace("\n", "\\n") + '"'

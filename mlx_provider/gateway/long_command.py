@@ -1,4 +1,4 @@
-"""A command that takes minutes: it reports its progress, and a signal ends it quickly."""
+"""A command of minutes: reports progress, and ends quickly by a signal."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from types import FrameType
 from .foreground import PASSED_ON, Ended
 
 EVERY = 10.0
-"""Seconds between two reports."""
+"""Seconds between reports."""
 UNNOTICED = 1.5
-"""Seconds that the main thread may leave a signal unhandled. Python runs handlers between its own
-instructions, so a long call into MLX or BLAS delays them."""
+"""Seconds that the main thread may leave a signal unhandled: a long call into MLX or BLAS delays
+Python's handlers."""
 
 
 class Progress:
-    """Reports what a command does, and repeats it while nothing new is reported."""
+    """Repeats the last report while nothing new is reported."""
 
     def __init__(self, tell: Callable[[str], None] | None) -> None:
-        """`tell` gets each line; `None`: the caller shows its progress itself."""
+        """`tell` gets each line; `None`: the caller shows progress itself."""
         self._tell = tell
         self._began = time.monotonic()
         self._what = "running"
 
     def report(self, what: str) -> None:
-        """What begins now, or a figure that was measured."""
+        """What begins now, or a value that was measured."""
         self._what = what
         if self._tell is not None:
             self._tell(f"{time.monotonic() - self._began:5.0f} s  {what}")
@@ -48,9 +48,8 @@ def long_command(
     """Run the block in the main thread. Signals of `PASSED_ON` raise `Ended` there, once.
 
     Later signals are ignored, so that a second Ctrl-C does not interrupt the clean-up. If the main
-    thread does not handle the first one, the process exits without a clean-up. `tell` gets the
-    lines of the progress, one at least every `every` seconds (unset: `EVERY`).
-    """
+    thread does not handle the first one, the process exits without a clean-up. `tell` gets lines of
+    progress, one at least every `every` seconds (unset: `EVERY`)."""
     noticed, done = threading.Event(), threading.Event()
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -79,7 +78,7 @@ def long_command(
 
 
 def _watch(received: socket.socket, noticed: threading.Event) -> None:
-    """Wait for the number of a signal, which the interpreter writes when it arrives."""
+    """Waits for a signal's number, which the interpreter writes when it arrives."""
     with received:
         while numbers := received.recv(1):
             if numbers[0] in PASSED_ON and not noticed.wait(UNNOTICED):

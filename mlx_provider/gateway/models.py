@@ -17,36 +17,35 @@ from .config import Served
 from .recommended import table
 
 LEAST_CONTEXT_TOKENS = 16_384
-"""Fewest tokens that are useful for agents: their first requests alone have 7,000 to 21,000."""
+"""Useful for agents: their first requests alone have 7,000 to 21,000."""
 MOST_CONTEXT_TOKENS = 131_072
-"""Most tokens by default, because longer prompts take too long. `--context` may request more."""
+"""Default limit, because longer prompts take too long. `--context` may request more."""
 DEMO_OUTPUT = 256
-"""Most tokens of an answer of a demo model, which cannot help an agent."""
+"""Tokens of an answer of a demo model, which cannot help an agent."""
 BYTES_PER_TOKEN = 4.5
-"""Bytes per token of an agent's first request, for vocabularies that encode English and code
-well."""
+"""Of an agent's first request, for vocabularies that encode English and code well."""
 DEMO_BYTES_PER_TOKEN = 1.8
 MEMORY_SHARE = 0.9
-"""Share of the memory limit for weights and requests. The rest is for the passes."""
+"""Share of the memory limit for weights and requests; the rest is for passes."""
 ANSWER_SHARE = 4
-"""The largest fraction (1/n) of a context for one answer."""
+"""Largest fraction (1/n) of a context for one answer."""
 MOST_OUTPUT_TOKENS = 32_000
 MEMORY_LIMITS = "the most that fits into this machine's memory"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model, and the part of its context that fits into this machine's memory."""
+    """A model, and its context that fits into memory."""
 
     model: str
-    """The part after `mlx/`: a Hub id, the absolute path of a folder, `demo`."""
+    """After `mlx/`: a Hub id, the absolute path of a folder, `demo`."""
     weights: int
     """Bytes."""
     context: int
     """Tokens of prompt and answer. 0: the weights alone do not fit."""
     own_context: int | None
     here: bool
-    """Whether it needs no download."""
+    """Needs no download."""
     images: bool = False
     thinks: bool = False
     family: str = ""
@@ -59,7 +58,7 @@ class Candidate:
 
     @property
     def summary(self) -> str:
-        """One line for people."""
+        """For people."""
         where = "" if self.here else ", to be downloaded"
         return f"{self.model}: {size(self.weights)}{where}, context {self.context:,}"
 
@@ -80,18 +79,18 @@ class Candidate:
 
 
 def size(number: int) -> str:
-    """Bytes, for people."""
+    """For people."""
     return f"{number / 1e9:.1f} GB" if number >= 10**8 else f"{number / 1e6:.1f} MB"
 
 
 def alias(model: str) -> str:
-    """The name for clients: of a Hub id the part after its owner, of a folder its last part."""
+    """For clients: the last part of a Hub id or path."""
     name = Path(model.partition("@")[0]).expanduser().name
     return name or model
 
 
 def device_memory() -> int:
-    """Bytes that the engine of this machine may use. Imports mlx."""
+    """Bytes that the engine may use. Imports mlx."""
     from ..config import engine_settings
     from ..engine.memory import memory_limit
     from ..upstream.installed import require_mlx
@@ -103,11 +102,8 @@ def device_memory() -> int:
 def candidate(
     model: str, registry: PluginRegistry, memory: int, wanted: int | None = None
 ) -> Candidate:
-    """Data of a model, here or on the Hub, without its weights.
-
-    `wanted`: a context that the user has requested. Raises `ModelNotFound`, `UnsupportedModel`,
-    `BadRequest`.
-    """
+    """From the model's small files, here or on the Hub. `wanted`: a context that the user requests.
+    Raises `ModelNotFound`, `UnsupportedModel`, `BadRequest`."""
     model = full_name(model)
     found = checkpoint(model)
     family, _ = registry.family_for(found.config)
@@ -129,7 +125,7 @@ def candidate(
 
 
 def needs(found: Outline) -> Footprint:
-    """Its memory. If the config does not describe it, the engine measures it at load."""
+    """If the config does not describe it, the engine measures it at load."""
     try:
         return footprint(found.config, found.weight_bytes)
     except BadRequest:
@@ -143,7 +139,7 @@ def _limit_by_choice(limit: int, own: int | None, wanted: int | None) -> str:
 
 
 def require_prompt_fits(found: Candidate, client: Client) -> None:
-    """Raise `BadRequest` with the figures if not even the client's first prompt fits."""
+    """Raise `BadRequest` with the sizes if not even the client's first prompt fits."""
     each = DEMO_BYTES_PER_TOKEN if found.model in DEMOS else BYTES_PER_TOKEN
     tokens = int(client.prompt_bytes / each)
     if found.context <= tokens:
@@ -156,10 +152,8 @@ def require_prompt_fits(found: Candidate, client: Client) -> None:
 
 
 def require_fit(found: Candidate, memory: int, wanted: int | None = None) -> None:
-    """Raise `BadRequest` with the figures if the model leaves too little context for agents.
-
-    `wanted`: a context that the user has requested, which may be small.
-    """
+    """Raise `BadRequest` with the sizes if the model leaves too little context for agents; the
+    context that a user requests (`wanted`) may be small."""
     figures = (
         f"{size(found.weights)} of weights leave room for a context of {found.context:,} "
         f"tokens in the {size(memory)} that the engine may use"
@@ -177,8 +171,7 @@ def require_fit(found: Candidate, memory: int, wanted: int | None = None) -> Non
 def chosen(
     model: str | None, registry: PluginRegistry, memory: int, wanted: int | None = None
 ) -> Candidate:
-    """The model that the user names, else `automatic`. Raises the errors of `candidate` and
-    `require_fit`."""
+    """The user's model, else `automatic`. Raises the errors of `candidate` and `require_fit`."""
     found = (
         automatic(registry, memory, wanted)
         if model is None
@@ -189,7 +182,7 @@ def chosen(
 
 
 def candidates_here(registry: PluginRegistry, memory: int) -> list[Candidate]:
-    """Complete models in the local Hub cache that a family serves and that fit, best first."""
+    """Complete models in the Hub cache that a family serves and that fit, best first."""
     return sorted(_usable(registry, memory), key=lambda each: -each.weights)
 
 
@@ -210,10 +203,8 @@ def _is_whole(name: str) -> bool:
 
 
 def recommended(registry: PluginRegistry, memory: int) -> dict[str, int]:
-    """Hub ids of our table and of families whose weights fit, with their bytes, largest first.
-
-    Their exact figures come from `candidate`, which asks the Hub.
-    """
+    """Bytes by Hub id, from our table and the families, if the weights fit, largest first. Exact
+    sizes come from `candidate`, which asks the Hub."""
     named = [(each.name, each.weights) for each in table()[1]]
     families = registry.model_families.values()
     named += [each for family in families for each in family.recommended.items()]
@@ -222,6 +213,6 @@ def recommended(registry: PluginRegistry, memory: int) -> dict[str, int]:
 
 
 def automatic(registry: PluginRegistry, memory: int, wanted: int | None = None) -> Candidate:
-    """The best model on this machine, without asking the user; else the shipped one."""
+    """The best model on this machine, else the shipped one."""
     found = candidates_here(registry, memory)
     return candidate(found[0].model if found else "demo", registry, memory, wanted)

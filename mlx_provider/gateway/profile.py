@@ -17,28 +17,26 @@ from ..records import Client, Gateway, Profile
 DIRECT = ("NO_PROXY", "no_proxy")
 LOOPBACK = "127.0.0.1,localhost"
 HIDDEN_KEY = "sk-..."
-"""The replacement for the key in a profile that is shown."""
+"""Replaces the key where a profile is printed."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The process of a client."""
-
     command: tuple[str, ...]
     added: Mapping[str, str]
-    """Variables that differ from the user's environment."""
+    """Variables that differ from the user's."""
     hidden: tuple[str, ...]
-    """Names of the user's variables that are removed."""
+    """Variables of the user that are removed."""
     files: Mapping[str, str]
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The whole environment of the client's process."""
+        """Complete, for the client's process."""
         kept = {name: value for name, value in environ.items() if name not in self.hidden}
         return {**kept, **self.added}
 
 
 def executable(client: Client, environ: Mapping[str, str] = os.environ) -> str:
-    """Path of the client's program. Raises `NotInstalled` with the command that installs it."""
+    """Raises `NotInstalled` with the command that installs it."""
     found = shutil.which(client.command, path=environ.get("PATH"))
     if found is None:
         raise NotInstalled(f"{client.command} is not installed: {client.install}")
@@ -46,7 +44,6 @@ def executable(client: Client, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def is_installed(client: Client) -> bool:
-    """Whether its program is on `PATH`."""
     return shutil.which(client.command) is not None
 
 
@@ -59,12 +56,11 @@ def prepare(
     *,
     as_subagent: bool = False,
 ) -> Prepared:
-    """Get the profile from the record. Writes nothing.
+    """The profile from the client's record. Writes nothing.
 
-    `program`: unset: the bare name of the command. `as_subagent`: see `Client.subagent`.
-    Raises `BadRequest` if the client has none, `PluginError` for a profile that fails,
-    that would show the key in `ps`, or whose files would be outside its folder.
-    """
+    `program`: unset: the bare name of the command. `as_subagent`: see `Client.subagent`. Raises
+    `BadRequest` if the client has none, `PluginError` for a profile that fails, would show the key
+    in `ps`, or has files outside its folder."""
     profile = _asked(client, gateway, as_subagent=as_subagent)
     command = (program or client.command, *profile.arguments, *arguments)
     if any(gateway.key in word for word in command):
@@ -98,7 +94,7 @@ def direct(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def write_files(prepared: Prepared, folder: Path) -> None:
-    """Write the profile's files in `folder`, only for this user."""
+    """Only for this user."""
     for name, content in prepared.files.items():
         path = folder / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -108,7 +104,7 @@ def write_files(prepared: Prepared, folder: Path) -> None:
 
 
 def shown(prepared: Prepared, gateway: Gateway) -> list[str]:
-    """The profile as lines for people, without the key."""
+    """For people, without the key."""
     lines = [f"{name}={value}" for name, value in prepared.added.items()]
     lines += [f"unset {name}" for name in prepared.hidden]
     for name, content in prepared.files.items():

@@ -1,4 +1,4 @@
-"""Reports what an engine does while the user waits: its load, an agent's first prompt, its end."""
+"""Shows what an engine does while the user waits: its load, an agent's first prompt, its end."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .engine import has_ended
 
 THREAD = "engine-progress"
 EVERY = 0.5
-"""Seconds between two looks, and between two updates of a line in a terminal."""
+"""Seconds between two polls, and between updates of a line in a terminal."""
 PATIENCE = 5.0
-"""Seconds until the first line about a load, and between two new lines."""
+"""Seconds until the first line about a load, and between new lines."""
 AGAIN = 30.0
 """Seconds until the same line is repeated."""
 LEAST_TOKENS = 1000
-"""Fewest tokens of a prompt that is shown. Earlier requests of agents, for example for a title,
-have fewer."""
+"""Smallest prompt that is shown. Earlier requests of agents, for example for a title, have fewer
+tokens."""
 
 Tell = Callable[[str, str], None]
 """(phase, message) for the user."""
@@ -33,7 +33,7 @@ ReadFigures = Callable[[], Figures]
 
 @contextmanager
 def _watching(run: Callable[[threading.Event], None]) -> Iterator[None]:
-    """`run` in a thread during the block; it gets the event of the block's end."""
+    """`run` in a thread during the block; its event is set at the block's end."""
     over = threading.Event()
     thread = threading.Thread(target=run, args=(over,), name=THREAD, daemon=True)
     thread.start()
@@ -46,7 +46,7 @@ def _watching(run: Callable[[threading.Event], None]) -> Iterator[None]:
 
 @contextmanager
 def load_shown(figures: ReadFigures, tell: Tell, patience: float = PATIENCE) -> Iterator[None]:
-    """Tell what the engine loads or measures during the block, if that takes longer."""
+    """Report loads and measurements during the block that take longer than `patience` seconds."""
 
     def run(over: threading.Event) -> None:
         began, last, at = time.monotonic(), "", 0.0
@@ -68,10 +68,8 @@ def load_shown(figures: ReadFigures, tell: Tell, patience: float = PATIENCE) -> 
 def engine_watched(
     health: Callable[[], Health], then: str, screen: TextIO, tell: Tell
 ) -> Iterator[None]:
-    """Tell when the engine process ends during the block, and `then`, what follows from it.
-
-    On the screen of a client that draws, the line appears after the block.
-    """
+    """Report an end of the engine during the block, and `then`, its consequence. While a client
+    draws on the screen, the line waits for the block's end."""
     hidden: list[str] = []
 
     def run(over: threading.Event) -> None:
@@ -97,16 +95,15 @@ def engine_watched(
 def prefill_shown(
     figures: ReadFigures, screen: TextIO, every: float = EVERY, patience: float = PATIENCE
 ) -> Iterator[None]:
-    """Show the progress of the first prompt on `screen` during the block. A screen that is no
-    terminal gets a line every `patience` seconds."""
+    """Show the progress of the first prompt during the block; every `patience` seconds if `screen`
+    is no terminal."""
     watch = PrefillProgress(figures, screen, every if screen.isatty() else patience)
     with _watching(watch.run):
         yield
 
 
 class PrefillProgress:
-    """Computed tokens of the first prompt. In a terminal, the line is overwritten and finally
-    cleared."""
+    """In a terminal, the line is overwritten and finally cleared."""
 
     def __init__(self, figures: ReadFigures, screen: TextIO, every: float) -> None:
         self._figures = figures
@@ -115,7 +112,7 @@ class PrefillProgress:
         self._shown = ""
 
     def run(self, over: threading.Event) -> None:
-        """Run until the prompt is computed, the engine is gone, or `over` is set."""
+        """Until the prompt is computed, the engine is gone, or `over` is set."""
         while not over.wait(self._every):
             try:
                 found = self._first()
@@ -152,7 +149,7 @@ class PrefillProgress:
 
 
 def is_line_mode(screen: TextIO) -> bool:
-    """Whether no program draws on this whole terminal, which a line would damage."""
+    """Whether no program draws on the whole terminal, which a line would damage."""
     try:
         return bool(termios.tcgetattr(screen.fileno())[3] & termios.ICANON)
     except termios.error:
@@ -160,11 +157,11 @@ def is_line_mode(screen: TextIO) -> bool:
 
 
 def progress_line(request: RequestFigures) -> str:
-    """One line for people."""
+    """For people."""
     done = request.cached_tokens + request.prefilled_tokens
     return f"prompt: {done:,} of {request.prompt_tokens:,} tokens"
 
 
 def title(text: str) -> str:
-    """The control sequence for a terminal's title (xterm's OSC 2)."""
+    """xterm's OSC 2."""
     return f"\x1b]2;{text}\x07"

@@ -22,7 +22,7 @@ from ..errors import EngineUnavailable, NotInstalled
 from ..safe_open import create_own
 
 START_LIMIT = 120.0
-"""Seconds until a start counts as failed. LiteLLM's imports alone take ten on a slow machine."""
+"""Seconds. LiteLLM's imports alone take ten on a slow machine."""
 STOP_LIMIT = 10.0
 POLL = 0.1
 BACKLOG = 2048
@@ -31,22 +31,20 @@ COMMAND = (sys.executable, "-P", "-m", "mlx_provider.gateway.litellm_process")
 NEEDED = ("fastapi", "orjson", "apscheduler")
 """Packages of LiteLLM's `proxy` extra that it needs to start."""
 PORTS = range(20_000, 32_000)
-"""Below those that Linux and macOS give to connections and to servers that ask for any port."""
+"""Below the ports that Linux and macOS assign themselves."""
 FOREIGN = ("LITELLM_", "DATABASE_", "REDIS_", "STORE_MODEL_IN_DB", "CONFIG_FILE_PATH", "WORKER_")
-"""Prefixes of variables in the caller's environment that would change the proxy."""
+"""Prefixes of the caller's variables that would change the proxy."""
 
 
 @dataclass(frozen=True)
 class Proxy:
-    """A running proxy."""
-
     process: subprocess.Popen[bytes]
     url: str
     key: str
     log: Path
 
     def stop(self) -> None:
-        """End the proxy and its workers, first with SIGTERM, then with SIGKILL. Idempotent."""
+        """Also its workers, with SIGTERM, then SIGKILL. Idempotent."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self.process.poll() is not None:
                 break
@@ -57,7 +55,7 @@ class Proxy:
                 continue
 
     def wait_ready(self) -> None:
-        """Wait until the proxy answers. Raises `EngineUnavailable` with the log's last lines."""
+        """Raises `EngineUnavailable` with the log's last lines."""
         deadline = time.monotonic() + START_LIMIT
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -74,7 +72,7 @@ class Proxy:
 
 
 def is_ready(url: str) -> bool:
-    """Whether a proxy answers at this address."""
+    """Whether a proxy answers."""
     import httpx  # not at the top: bare `mlx-provider` asks for nothing
 
     try:
@@ -94,14 +92,11 @@ def start_proxy(
 ) -> Proxy:
     """Start a proxy for `config`. Does not wait.
 
-    This process binds the port and gives it to the proxy, so that no program of another user can
-    listen there while the proxy starts, and receive the key.
-
-    `port`: `None` takes a free one. `key`: the master key; `None` generates one. `lock`: for a
-    persistent proxy, which holds the lock until it ends and runs in the config's folder. Raises
-    `NotInstalled` if LiteLLM's proxy is not installed, `EngineUnavailable` if the port cannot be
-    bound.
-    """
+    This process binds the port and passes it on, so that no program of another user can listen
+    there during the start and receive the key. `port`: `None` takes a free one. `key`: the master
+    key; `None` generates one. `lock`: for a persistent proxy, which holds it until its end and runs
+    in the config's folder. Raises `NotInstalled` if LiteLLM's proxy is missing, `EngineUnavailable`
+    if the port cannot be bound."""
     require_proxy()
     listener = bind(port or 0)
     port = listener.getsockname()[1]
@@ -135,12 +130,12 @@ def start_proxy(
 
 
 def master_key() -> str:
-    """A new strong key that needs no quotes in a shell or in `.env`."""
+    """Needs no quotes in a shell or in `.env`."""
     return f"sk-{secrets.token_urlsafe(32)}"
 
 
 def require_proxy() -> None:
-    """Raises `NotInstalled` that names the extra if LiteLLM's proxy cannot start."""
+    """Raises `NotInstalled` that names the extra."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise NotInstalled(
@@ -150,10 +145,7 @@ def require_proxy() -> None:
 
 
 def bind(port: int) -> socket.socket:
-    """A socket that listens on this loopback port; 0: on any free one.
-
-    Raises `EngineUnavailable` with the remedy.
-    """
+    """Listens on loopback; 0: any free port. Raises `EngineUnavailable` with the remedy."""
     try:
         listener = socket.create_server(("127.0.0.1", port), backlog=BACKLOG)
     except OSError as error:
@@ -165,11 +157,8 @@ def bind(port: int) -> socket.socket:
 
 
 def free_port() -> int:
-    """A free TCP port on loopback that no other process gets by chance.
-
-    A server listens some seconds later. In that time the system can give another process a port of
-    its own choice, but none of `PORTS`. Raises `EngineUnavailable` if it finds no free port.
-    """
+    """A free loopback port of `PORTS`, which the system assigns to no other process until the
+    server listens. Raises `EngineUnavailable` if there is none."""
     for port in random.SystemRandom().choices(PORTS, k=100):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))

@@ -18,36 +18,31 @@ TABLE = Path(__file__).with_name("recommended.toml")
 WIDE = {"Pro", "Max", "Ultra"}
 """Apple's chips with 150 to 800 GB/s; the others have 68 to 153."""
 MOST_BYTES_PER_TOKEN = 3_000_000_000
-"""Bytes of weights per token. Above this, a chip with little bandwidth answers slowly."""
+"""Bytes of weights read per token above which a chip with little bandwidth is slow."""
 CUDA = "mlx-cuda-13"
 LIMIT = 5.0
-"""Time limit in seconds for programs that describe the machine."""
 Run = Callable[[Sequence[str]], str]
 
 
 @dataclass(frozen=True)
 class Recommended:
-    """A line of the table."""
-
     name: str
     weights: int
     """Bytes."""
     read: int
-    """Bytes of weights that one token reads."""
+    """Bytes of weights per token."""
     memory: int
-    """Memory in GB of a machine on which it leaves enough for a context."""
+    """GB of a machine on which it leaves enough for a context."""
     why: str
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The relevant properties of a machine."""
-
     chip: str
     memory: int
     """Bytes, shared by CPU and GPU or of the GPU alone."""
     wide: bool
-    """Whether its memory is fast enough for weights of any size."""
+    """Its memory is fast enough for weights of any size."""
     gpu: bool = True
 
     @property
@@ -56,16 +51,14 @@ class Machine:
 
 
 def table() -> tuple[date, list[Recommended]]:
-    """The date of the recommendations, and all of them, best first."""
+    """The table's date, and its rows, best first."""
     read = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     return read["date"], [Recommended(**each) for each in read["model"]]
 
 
 def two_for(machine: Machine, models: Sequence[Recommended]) -> list[Recommended]:
-    """The best model that fits, and a second one; fewer if fewer fit.
-
-    With little bandwidth, the second one is small. Without a GPU, both read few weights per token.
-    """
+    """The best model that fits, and a second one; fewer if fewer fit. With little bandwidth, the
+    second one is small. Without a GPU, both read few weights per token."""
     fitting = [each for each in models if each.memory * 1e9 <= machine.memory]
     first = [each for each in fitting if machine.gpu or each.read <= MOST_BYTES_PER_TOKEN][:1]
     small = [each for each in fitting if machine.wide or each.weights <= MOST_BYTES_PER_TOKEN]
@@ -73,8 +66,7 @@ def two_for(machine: Machine, models: Sequence[Recommended]) -> list[Recommended
 
 
 def this_machine(run: Run | None = None, system: str = platform.system()) -> Machine:
-    """The machine by the reports of the system. `run`: returns the output of a program, or an empty
-    text."""
+    """As the system reports it. `run`: output of a program, or empty."""
     run = run or _output
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if system == "Darwin":

@@ -1,4 +1,4 @@
-"""A gateway for one program: engine, proxy and profile, from its start to its end."""
+"""A gateway for one program, from start to end."""
 
 from __future__ import annotations
 
@@ -22,32 +22,29 @@ from .proxy import Proxy, free_port, master_key, require_proxy, start_proxy
 from .start import open_door, own_engine, start_both
 
 PROFILE = "profile"
-"""The client's subfolder in the folder of a launch."""
+"""The client's subfolder of a launch folder."""
 NEXT = "the next request starts another"
 RESTART = "end the client and launch it again"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """The client and model to start."""
-
     client: Client
     served: Served
     arguments: Sequence[str]
     environ: Mapping[str, str]
     direct: bool = False
-    """The client asks the engine itself."""
+    """Without a proxy."""
     as_subagent: bool = False
-    """The client keeps its main model, and gets an agent with the served one."""
+    """The client keeps its main model, and gets a subagent with the served one."""
 
     def run(self, tell: Tell) -> int:
         """Start engine and proxy if necessary, run the client, end the proxy. Returns the client's
         exit code.
 
-        The engine is this user's and ends by itself when it is idle. Folder and proxy, or the
-        engine's door, are always removed. Raises `NotInstalled`, `EngineUnavailable` and the
-        errors of loading the model; `foreground.Ended` for a signal before the client runs.
-        """
+        The user's engine ends by itself when idle; folder and proxy (or listener) are always
+        removed. Raises `NotInstalled`, `EngineUnavailable`, the errors of loading the model, and
+        `foreground.Ended` for a signal before the client runs."""
         program = executable(self.client, self.environ)
         if not self.direct:
             require_proxy()
@@ -77,7 +74,7 @@ class Launch:
                 raise EngineUnavailable(f"{program} cannot be run: {error.strerror}") from None
 
     def _start(self, engine: EngineClient, folder: Path, ending: ExitStack, tell: Tell) -> Proxy:
-        """Start engine and proxy in parallel. Both are then ready."""
+        """In parallel; both are then ready."""
 
         def start() -> Proxy:
             config = write_config(self._config(), folder)
@@ -88,7 +85,7 @@ class Launch:
         return start_both(self.served, engine, start, tell)
 
     def preview(self) -> list[str]:
-        """The command that `run` would run, line by line. Starts and writes nothing."""
+        """What `run` would run, line by line. Starts and writes nothing."""
         folder = first_folder(self.client.name, self.served.name, self.environ) / PROFILE
         url = f"http://127.0.0.1:{free_port()}"
         gateway = gateway_for(self.served, url, master_key(), folder)
@@ -111,7 +108,6 @@ class Launch:
 
 
 def gateway_for(served: Served, url: str, key: str, folder: Path) -> Gateway:
-    """The gateway for a client's profile."""
     return Gateway(
         url=url,
         key=key,

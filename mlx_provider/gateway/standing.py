@@ -28,9 +28,8 @@ def start(kept: Kept, record: Record, environ: Mapping[str, str], tell: Tell) ->
     """Start proxy and engine, which continue after this process. Both are then ready.
 
     False if another process was first. On failure, no proxy is left, and the record is unchanged.
-    Raises `NotInstalled`, `EngineUnavailable` and the errors of loading the model;
-    `foreground.Ended` for a signal.
-    """
+    Raises `NotInstalled`, `EngineUnavailable`, the errors of loading the model, and
+    `foreground.Ended` for a signal."""
     require_proxy()
     own = {**environ, TRANSPORT: "process"}
     with foreground.ending_by_signal(), ExitStack() as ending, ExitStack() as failing:
@@ -57,8 +56,8 @@ def start(kept: Kept, record: Record, environ: Mapping[str, str], tell: Tell) ->
 
 
 def _attach(proxy: Proxy, record: Record) -> None:
-    """Generate one token through the proxy. From then on the engine has a client and does not end
-    when idle."""
+    """Generate one token through the proxy: the engine then has a client and does not end when
+    idle."""
     body = {
         "model": record.served.name,
         "messages": [{"role": "user", "content": "Hi"}],
@@ -79,10 +78,8 @@ def _attach(proxy: Proxy, record: Record) -> None:
 
 
 def await_ready(kept: Kept, running: Running) -> None:
-    """Wait until a gateway that another process has started answers.
-
-    Raises `EngineUnavailable` if it does not answer, or ends.
-    """
+    """Wait for a gateway that another process has started. Raises `EngineUnavailable` if it does
+    not answer, or ends."""
     deadline = time.monotonic() + START_LIMIT
     while not is_ready(running.record.url):
         if kept.running() != running:
@@ -95,7 +92,7 @@ def await_ready(kept: Kept, running: Running) -> None:
 
 
 def stop(kept: Kept, running: Running, environ: Mapping[str, str], tell: Tell) -> None:
-    """End proxy and engine. Raises `EngineUnavailable` if the proxy does not end."""
+    """Raises `EngineUnavailable` if the proxy does not end."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(running.pid, number)

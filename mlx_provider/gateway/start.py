@@ -1,4 +1,4 @@
-"""Starts an engine, and what its clients reach: a proxy, or a door of its own."""
+"""Starts an engine, and its proxy or listener."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .proxy import Proxy, master_key
 
 
 def own_engine(environ: Mapping[str, str], ending: ExitStack) -> EngineClient:
-    """This user's engine. Its first request starts it; `ending` closes the connection."""
+    """Its first request starts it; `ending` closes the connection."""
     connections = Connections(environ)
     ending.callback(connections.close)
     return connections.client(None, None)
@@ -28,10 +28,8 @@ def own_engine(environ: Mapping[str, str], ending: ExitStack) -> EngineClient:
 def start_both(
     served: Served, engine: EngineClient, start: Callable[[], Proxy], tell: Tell
 ) -> Proxy:
-    """Load the model in an engine while `start` starts the proxy. Both are then ready.
-
-    Raises the errors of the load and of the proxy.
-    """
+    """Load the model while `start` starts the proxy. Both are then ready. Raises the errors of
+    both."""
     begun = time.monotonic()
     warm = warm_up_in_thread(engine, served.model, served.options().get("context_length"))
     with load_shown(engine.figures, tell):
@@ -45,17 +43,15 @@ def start_both(
 
 @dataclass(frozen=True)
 class OpenDoor:
-    """An address of the engine itself, for one client."""
+    """An address of the engine for one client."""
 
     url: str
     key: str = field(repr=False)
 
 
 def open_door(served: Served, engine: EngineClient, ending: ExitStack, tell: Tell) -> OpenDoor:
-    """Load the model and open a door to it, which `ending` closes.
-
-    Raises the errors of the load, and `EngineUnavailable` for an engine in this process.
-    """
+    """Load the model and open a listener, which `ending` closes. Raises the errors of the load, and
+    `EngineUnavailable` for an engine in this process."""
     if not isinstance(engine, HttpClient):
         raise EngineUnavailable("an engine in this process has no port for another program")
     begun, key = time.monotonic(), master_key()
@@ -69,7 +65,7 @@ def open_door(served: Served, engine: EngineClient, ending: ExitStack, tell: Tel
 
 
 def _engine_line(engine: EngineClient, served: Served) -> str:
-    """A line with the process and the family that serve the model."""
+    """The process and the family that serve the model."""
     health: Health = engine.health()
     status = next((each for each in health.models if each.model == served.model), None)
     by = f", family {status.family} of plugin {status.plugin}" if status else ""
