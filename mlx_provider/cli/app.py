@@ -82,7 +82,7 @@ def parse() -> None:
     optionally tools, prompt_opened_think, stop. Out: id, content, reasoning_content,
     tool_calls with name and arguments; a line that cannot be read gives id and error.
     """
-    # The wire types cost a quarter of a second, which `--help` need not wait for.
+    # the wire types take a quarter of a second to import
     from .parse import parse as run
 
     run()
@@ -111,10 +111,8 @@ def options(
 
 
 def main() -> None:
-    """Entry point of `mlx-provider`: exit code 1 after one of our errors, 2 for wrong usage.
-
-    Ctrl-C before a command has handlers of its own: 130.
-    """
+    """Exit code 1 after one of our errors, 2 for wrong usage, 130 for Ctrl-C before a command has
+    handlers of its own."""
     try:
         quiet_transformers()
         registry = PluginRegistry.discover()

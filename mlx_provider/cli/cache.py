@@ -36,7 +36,7 @@ def cache(
 
 
 def described(report: Mapping[str, Any], indent: str = "") -> list[str]:
-    """The report as indented `name: value` lines."""
+    """Indented `name: value` lines."""
     lines = []
     for name, value in report.items():
         if isinstance(value, Mapping):

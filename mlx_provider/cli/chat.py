@@ -63,7 +63,7 @@ def chat(
 
 
 class Conversation:
-    """The messages so far. A turn that fails does not change them."""
+    """A turn that fails does not change the messages."""
 
     def __init__(self, client: EngineClient, model: str, messages: list[Message]) -> None:
         self._client = client
@@ -71,10 +71,8 @@ class Conversation:
         self.messages = messages
 
     def say(self, content: str | list[Message], console: Console) -> None:
-        """Send one user turn and print the reply while it comes.
-
-        Raises the engine's error. Ctrl-C cancels the rest of the reply and keeps what came.
-        """
+        """Send a user turn and print the reply while it comes. Raises the engine's error. Ctrl-C
+        cancels the rest of the reply and keeps what came."""
         from ..gateway.progress import load_shown
         from ..protocol.requests import GenerateRequest
 
@@ -98,7 +96,6 @@ class Reply:
         self.content = ""
 
     def read(self, generation: Generation) -> None:
-        """Print every event up to the last one; raises the error of a failed request."""
         for warning in generation.accepted.warnings:
             self._console.print(Text(f"warning: {warning}", style="yellow"))
         while events := generation.get():
@@ -133,7 +130,7 @@ class Reply:
 
 
 def image_part(path: Path) -> Message:
-    """The file as an `image_url` part. Raises `BadRequest` where it cannot be read."""
+    """As `image_url`. Raises `BadRequest` if it cannot be read."""
     try:
         content = base64.b64encode(path.read_bytes()).decode()
     except OSError as error:

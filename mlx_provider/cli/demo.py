@@ -43,7 +43,7 @@ def demo() -> None:
 
 
 def _perform(running: Stage, console: Console) -> bool:
-    """Run the scenario and print its results. Returns whether every check passed."""
+    """Whether every check passed."""
     import openai
 
     from ..demo.scenario import RECALL, STREAMED, Scenario
@@ -87,7 +87,6 @@ def _account(running: Stage, story: Measured, recall: Measured) -> Table:
 
 
 def _drafts(running: Stage) -> Table:
-    """Drafts of a model with a draft head."""
     drafter, usage = running.drafted()
     accepted = f"{usage.accepted_tokens} of {usage.drafted_tokens} drafted tokens accepted"
     summary = accepted if usage.drafted_tokens else "none: a draft takes longer than it saves here"

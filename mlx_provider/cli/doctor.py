@@ -53,7 +53,7 @@ def doctor(
 
 
 def table(found: Sequence[Finding]) -> Table:
-    """A line for each finding, and one for each remedy."""
+    """A line for each finding and each remedy."""
     made = Table.grid(padding=(0, 2))
     made.add_column(no_wrap=True)
     made.add_column(no_wrap=True)
@@ -67,7 +67,6 @@ def table(found: Sequence[Finding]) -> Table:
 
 
 def verdict(found: Sequence[Finding], model: str | None) -> str:
-    """The counts of findings, in a line."""
     count = Counter(each.state for each in found)
     summary = f"\n{count['fail']} fail, {count['warn']} could be better, {count['ok']} are right"
     named = "" if model else "; name a model to have it examined, too: `mlx-provider doctor demo`"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 engine = typer.Typer(no_args_is_help=True, help="The engine process of this machine and user.")
 END_LIMIT = 30.0
-"""Seconds within which an engine must end that was told to end at once."""
+"""Seconds for an engine to end at once."""
 POLL = 0.1
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -122,7 +122,6 @@ def logs(
 
 
 def described(health: Health, other: list[str], api_base: str | None = None) -> list[str]:
-    """The engine's state as lines of text."""
     from ..serving.decoding_text import decoding
 
     log = f"where {api_base} was started, on its error output" if api_base else runtime().log
@@ -146,7 +145,7 @@ def described(health: Health, other: list[str], api_base: str | None = None) -> 
 
 
 def _only_here(api_base: str | None) -> None:
-    """Raises `EngineUnavailable` for an engine that the runtime folder does not name."""
+    """Raises `EngineUnavailable` for an engine outside the runtime folder."""
     if api_base is not None:
         raise EngineUnavailable(
             f"the engine at {api_base} can be asked for its status, and no more, from here: it is "
@@ -156,7 +155,7 @@ def _only_here(api_base: str | None) -> None:
 
 
 def _answered(client: HttpClient, *, own: bool = True) -> Health:
-    """The engine's state. Raises `EngineUnavailable` with the process that does not answer."""
+    """Raises `EngineUnavailable` with the process that does not answer."""
     from ..client.runtime_folder import holder
 
     here = runtime()
@@ -173,7 +172,7 @@ def _answered(client: HttpClient, *, own: bool = True) -> Health:
 
 
 def _await_end(pid: int) -> None:
-    """Wait until its lock is free, or held by another engine."""
+    """Until its lock is free, or held by another engine."""
     from ..client.runtime_folder import holder, is_held
 
     here = runtime()
@@ -188,7 +187,7 @@ def _await_end(pid: int) -> None:
 
 
 def _log_text(path: Path, lines: int, *, follow: bool) -> Iterator[str]:
-    """The last lines; with `follow` also new ones, including those of later engines."""
+    """With `follow` also new lines, including those of later engines."""
     with ExitStack() as opened:
         log = opened.enter_context(_opened(path))
         yield from deque(log, lines)
@@ -210,7 +209,7 @@ def _opened(path: Path) -> IO[str]:
 
 
 def _is_another(path: Path, log: IO[str]) -> bool:
-    """Whether a new engine has moved the log away and begun another one."""
+    """Whether a new engine has moved the log away."""
     try:
         return not os.path.samestat(path.stat(), os.fstat(log.fileno()))
     except FileNotFoundError:

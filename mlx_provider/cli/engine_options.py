@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..client.http import HttpClient
 
 NONE_RUNS = 3
-"""Exit code if no engine runs, as for an inactive service."""
+"""Exit code, as for an inactive service."""
 
 ApiBase = Annotated[
     str | None,
@@ -39,33 +39,28 @@ def no_key_in_sight(key: str | None) -> None:
 
 
 ApiKey = Annotated[str | None, typer.Option(hidden=True, callback=no_key_in_sight)]
-"""Accepted only to name the option to use instead."""
+"""Only to name the option to use instead."""
 
 
 def running_engine(
     api_base: str | None, file: Path | None = None, *, as_json: bool = False
 ) -> HttpClient:
-    """A client of the running engine. Ends the command like `require_engine`."""
+    """Ends the command like `require_engine`."""
     require_engine(api_base, as_json=as_json)
     return http_client(api_base, file)
 
 
 def require_engine(api_base: str | None, *, as_json: bool = False, err: bool = False) -> None:
-    """End the command with a message and exit code 3 if this machine has no engine.
-
-    `err`: the line goes to stderr, where stdout is for a program. Raises as `none_runs` does.
-    """
+    """End the command with a message and exit code 3 if this machine has no engine. `err`: on
+    stderr, where stdout is for a program. Raises as `none_runs`."""
     if api_base is None and (why := none_runs(runtime())):
         typer.echo(json.dumps({"engine": "none", "detail": why}) if as_json else why, err=err)
         raise typer.Exit(NONE_RUNS)
 
 
 def none_runs(here: Runtime) -> str:
-    """Why there is no engine, in one line; empty: a process holds the lock.
-
-    Raises `EngineUnavailable` for a folder of another user, and where something else than an
-    engine is at the socket's place.
-    """
+    """Why there is no engine; empty: a process holds the lock. Raises `EngineUnavailable` for
+    another user's folder, and for something else at the socket's path."""
     from ..client.runtime_folder import inspect, is_held
 
     if not inspect(here) or not here.socket.exists():
@@ -87,7 +82,6 @@ def none_runs(here: Runtime) -> str:
 
 
 def http_client(api_base: str | None = None, file: Path | None = None) -> HttpClient:
-    """A client of an engine in another process; does not start one."""
     from ..client.connection import connect
     from ..client.http import HttpClient
 
@@ -98,14 +92,14 @@ def http_client(api_base: str | None = None, file: Path | None = None) -> HttpCl
 
 
 def api_key_of(file: Path | None) -> str | None:
-    """The engine's key, from the file or the environment. Raises `BadRequest` as `read_key`."""
+    """From the file or the environment. Raises `BadRequest` as `read_key`."""
     from ..server.keys import read_key
 
     return read_key(file) if file is not None else os.environ.get(PREFIX + "API_KEY") or None
 
 
 def finite(value: float) -> float:
-    """Refuse infinity, and NaN, which the bounds of an option do not exclude."""
+    """Refuse infinity and NaN, which an option's bounds do not exclude."""
     if not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number")
     return value

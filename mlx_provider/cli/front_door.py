@@ -19,7 +19,7 @@ WIDTH = 44
 
 
 def show(registry: PluginRegistry) -> None:
-    """Print it. Without a running engine to ask, imports nothing heavy."""
+    """Without a running engine, imports nothing heavy."""
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text(f"mlx-provider {__version__}: local MLX models behind LiteLLM\n"))
     here, missing = _clients(registry)
@@ -39,7 +39,7 @@ def show(registry: PluginRegistry) -> None:
 
 
 def _clients(registry: PluginRegistry) -> tuple[list[str], list[str]]:
-    """Names of installed clients, and of the others."""
+    """Installed ones, and others."""
     from ..gateway.profile import is_installed
 
     found = {name: is_installed(client) for name, client in registry.clients.items()}

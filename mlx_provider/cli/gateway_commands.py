@@ -15,6 +15,5 @@ ContextTokens = Annotated[
 
 
 def show_step(phase: str, what: str) -> None:
-    """One line on stderr, with `phase` in a column of its own."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(Text(f"{phase:<8}", style="dim"), Text(what), sep="")

@@ -79,7 +79,7 @@ def launch(
 
 
 def _client(name: str, registry: PluginRegistry, console: Console) -> Client:
-    """The client of that name. Otherwise shows the known ones, and raises `BadRequest`."""
+    """Shows the known clients, then raises `BadRequest`, for another name."""
     try:
         return registry.client(name)
     except BadRequest:
@@ -91,12 +91,11 @@ def _client(name: str, registry: PluginRegistry, console: Console) -> Client:
 
 
 def _listed(registry: PluginRegistry) -> list[str]:
-    """A line for each client: what it is, and how to install it if it is missing."""
+    """With the command to install a missing one."""
     return [f"{each.name:<10} {each.serves}{_missing(each)}" for each in registry.clients.values()]
 
 
 def _asked_client(registry: PluginRegistry, console: Console) -> Client:
-    """The client that the user picks. Without a terminal, shows the list and exits with 2."""
     clients, lines = list(registry.clients.values()), _listed(registry)
     if not sys.stdin.isatty():
         for line in lines or ["no client is installed as a plugin"]:
@@ -120,7 +119,7 @@ def _model(
     *,
     as_subagent: bool,
 ) -> Candidate:
-    """The model to serve, which fits. Raises an error with figures otherwise."""
+    """A model that fits, else an error with the sizes."""
     from ..gateway.models import (
         automatic,
         candidate,
@@ -137,7 +136,7 @@ def _model(
         if model is None
         else candidate(model, registry, memory, tokens)
     )
-    if not as_subagent:  # whose first request is smaller
+    if not as_subagent:  # its first request is smaller
         require_prompt_fits(found, client)
     require_fit(found, memory, tokens)
     return found
@@ -169,7 +168,7 @@ def _asked_model(registry: PluginRegistry, memory: int, console: Console) -> str
 
 
 def _picked(lines: list[str], question: str, console: Console) -> int:
-    """The index of the line that the user selects by number; return alone selects the first."""
+    """Index of the line that the user selects by number; return selects the first."""
     for number, line in enumerate(lines, 1):
         console.print(Text(f"{number:>3}  {line}"))
     while True:

@@ -55,7 +55,7 @@ def show_models(context: typer.Context) -> None:
 
 
 def _state(found: OnDisk, registry: PluginRegistry) -> str:
-    """The family that serves it, or the reason why none does."""
+    """The family that serves it, or why none does."""
     from ..serving.checkpoint import checkpoint
 
     if found.fault:

@@ -51,7 +51,7 @@ def new_plugin(
 
 
 def _one_kind(asked: dict[str, bool]) -> Kind:
-    """Raises `BadRequest` for none or several: a plugin starts with one."""
+    """Raises `BadRequest` for none or several."""
     chosen = [option for option, is_asked in asked.items() if is_asked]
     options = ", ".join(f"--{option}" for option in KINDS)
     if not chosen:

@@ -24,7 +24,7 @@ class ParseRequest(BaseModel):
     chunks: list[str]
     tools: list[dict[str, Any]] | None = None
     prompt_opened_think: bool = False
-    """The prompt ended inside a thought. False: it is not known whether it did."""
+    """False: unknown."""
     stop: list[str] = Field(default_factory=list)
     response_format: dict[str, Any] | None = None
 
@@ -53,7 +53,7 @@ def answers(lines: Iterable[str], registry: PluginRegistry) -> Iterator[dict[str
 
 
 def answer(line: str, registry: PluginRegistry) -> dict[str, Any]:
-    """The result of the parsers of a line for its chunks, or the error in the line."""
+    """The parsers' result, or the error in the line."""
     request_id: Any = None
     try:
         data = json.loads(line)
@@ -65,10 +65,8 @@ def answer(line: str, registry: PluginRegistry) -> dict[str, Any]:
 
 
 def run(request: ParseRequest, registry: PluginRegistry) -> dict[str, Any]:
-    """Feed the chunks to a reply's text state machine. Raises `BadRequest`.
-
-    A parser that fails is named under `error`, beside the rest of the reply.
-    """
+    """Raises `BadRequest`. A parser that fails is named under `error`, beside the rest of the
+    reply."""
     named = (request.tool_parser, request.reasoning_parser, request.response_format)
     if all(part is None for part in named):
         raise BadRequest(
@@ -93,7 +91,7 @@ def run(request: ParseRequest, registry: PluginRegistry) -> dict[str, Any]:
 
 
 def message(reply: WholeReply) -> dict[str, Any]:
-    """A reply as a message. Calls that are cut by its end are in `unfinished_calls`."""
+    """Calls cut by the reply's end are in `unfinished_calls`."""
     found: dict[str, Any] = {
         "content": reply.content or None,
         "reasoning_content": reply.reasoning or None,

@@ -72,6 +72,6 @@ def _live(client: HttpClient, every: float) -> None:
         try:
             for line in client.watch(every):
                 live.update(view(parse_figures(line)), refresh=True)
-        except EngineDied:  # as an end that it was given time for
+        except EngineDied:  # an expected end of the engine
             pass
     console.print(f"the engine has ended ({time.strftime('%H:%M:%S')})")

@@ -20,7 +20,6 @@ from ..protocol.figures import (
 )
 
 BAR = 48
-"""Characters of a bar."""
 MODEL_WIDTH = 26
 TREE = 12
 MISSES = 5
@@ -109,12 +108,11 @@ def _requests(requests: Sequence[RequestFigures]) -> Table:
 
 
 def _tail(name: str) -> str:
-    """The end of a long path, which differs most."""
     return name if len(name) <= MODEL_WIDTH else f"…{name[1 - MODEL_WIDTH :]}"
 
 
 def _prompt(request: RequestFigures) -> Text:
-    """How much of it the prefix cache had, how much is computed, and how much is left."""
+    """Tokens from the prefix cache, computed, and left."""
     whole, width = max(1, request.prompt_tokens), 16
     cached = round(width * request.cached_tokens / whole)
     done = round(width * (request.cached_tokens + request.prefilled_tokens) / whole)
@@ -149,7 +147,7 @@ def _engine(engine: EngineFigures) -> Text:
 
 
 def _chunks(steps: Sequence[StepFigures]) -> Text:
-    """A block for each step, as high as its chunk; another colour: it was in the rows' pass."""
+    """A block per step, as high as its chunk; another colour: in the pass of the rows."""
     most, shown = max(step.chunk for step in steps), Text()
     for step in steps:
         if step.chunk:
@@ -192,7 +190,7 @@ def _milli(seconds: float) -> str:
 
 
 def size(nbytes: int) -> str:
-    """Bytes for people, in powers of two."""
+    """In powers of two."""
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if nbytes >= 2**power:
             return f"{nbytes / 2**power:.1f} {unit}"

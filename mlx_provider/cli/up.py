@@ -104,7 +104,7 @@ def down(
 
 
 def _running(kept: Kept, model: str | None, tokens: int | None, port: int | None) -> Record | None:
-    """The running gateway, once it answers. Raises `BadRequest` if another one is wanted."""
+    """Once it answers. Raises `BadRequest` if another gateway is wanted."""
     from ..gateway.standing import await_ready
 
     running = kept.running()
@@ -125,7 +125,7 @@ def _running(kept: Kept, model: str | None, tokens: int | None, port: int | None
 def _record(
     context: typer.Context, kept: Kept, model: str | None, tokens: int | None, port: int | None
 ) -> Record:
-    """What to serve: as given, or as the last time."""
+    """As given, or as last time."""
     from ..gateway.kept import PORT, Record
     from ..gateway.models import chosen, device_memory
     from ..serving.hub import folder_of
@@ -139,7 +139,7 @@ def _record(
     found = chosen(model or (last.served.model if last else None), registry, memory, tokens)
     show_step("model", found.summary)
     if not found.here:
-        folder_of(found.model)  # by this process, so that its progress is seen
+        folder_of(found.model)  # by this process, which shows the progress
         found = chosen(found.model, registry, memory, tokens)
     return Record(found.served(), port)
 
@@ -151,7 +151,7 @@ def _login_item(kept: Kept) -> LoginItem:
 
 
 def _exports(record: Record, key: str) -> list[str]:
-    """What a client needs, as shell commands."""
+    """Shell commands for a client."""
     return [
         f"# model {record.served.name}, context {record.served.context:,}; "
         "any other name leads to it, too",
