@@ -22,7 +22,7 @@ from .machine import room
 from .subject import Subject
 
 AGENT = 32_768
-"""Tokens that a coding agent needs at least: its tools alone take 7,000 to 20,000."""
+"""Tokens that a coding agent needs: its tools alone take 7,000 to 20,000."""
 SMALLER = (
     "take a smaller or more quantised model, set model_info.mlx.kv_bits: 8, close other "
     f"programs, or raise {PREFIX}MEMORY_LIMIT"
@@ -30,7 +30,7 @@ SMALLER = (
 
 
 def found(subject: Subject) -> Iterator[Finding]:
-    """Where the model is. Raises the errors of the search."""
+    """Raises the errors of the search."""
     if subject.folder is not None:
         yield Finding("model.found", "ok", f"{subject.model} is in {subject.folder}")
     elif subject.outline is not None:
@@ -44,7 +44,6 @@ def found(subject: Subject) -> Iterator[Finding]:
 
 
 def files(subject: Subject) -> Iterator[Finding]:
-    """Whether the files for loading exist and are complete."""
     if subject.folder is None:
         return
     problems = list(_problems(subject.folder))
@@ -82,7 +81,6 @@ def memory(subject: Subject) -> Iterator[Finding]:
 
 
 def family(subject: Subject) -> Iterator[Finding]:
-    """The family that serves the model. Raises `UnsupportedModel`."""
     if not subject.config:
         return
     found, plugin = subject.registry.family_for(subject.config)
@@ -97,7 +95,7 @@ def family(subject: Subject) -> Iterator[Finding]:
 
 
 def parsers(subject: Subject) -> Iterator[Finding]:
-    """The formats in which the model writes calls and thoughts."""
+    """Formats of calls and thoughts."""
     formats = subject.formats
     if formats is None:
         return
@@ -119,7 +117,7 @@ def parsers(subject: Subject) -> Iterator[Finding]:
 
 
 def expected(subject: Subject) -> Footprint:
-    """The memory that the model would take. Raises `BadRequest` for an incomplete config."""
+    """Raises `BadRequest` for an incomplete config."""
     folder = subject.folder
     if folder is None:
         weights = subject.outline.weight_bytes if subject.outline is not None else 0

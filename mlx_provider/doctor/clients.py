@@ -1,7 +1,5 @@
-"""Clients on this machine that are set to a server: whether it runs, and suits them.
-
-The clients' records in the plugins name the variables and files, which are only read.
-"""
+"""Clients on this machine that are set to a server: whether it runs, and suits them. The variables
+and files in the clients' records are only read."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from .findings import Finding
 from .subject import Subject
 
 REACH = 0.5
-"""Seconds in which a port of this machine answers."""
+"""Seconds for an answer of a port of this machine."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 LAUNCH = "start the proxy there, or begin the client with an address that is served"
 LARGEST = 2**22
@@ -36,19 +34,19 @@ LARGEST = 2**22
 
 @dataclass(frozen=True)
 class Target:
-    """A server that a client would ask."""
+    """A server that a client is set to."""
 
     client: str
     source: str
-    """The variable or file that says so."""
+    """Variable or file."""
     url: str
     context: int | None = None
-    """Tokens that the client takes the model's context to have."""
+    """What the client takes for the model's context, in tokens."""
 
 
 @dataclass(frozen=True)
 class Unread:
-    """A file of a client that could not be read."""
+    """A client's file that could not be read."""
 
     client: str
     path: Path
@@ -63,13 +61,13 @@ ANY = Client(
     serves="clients of OpenAI's API",
     settings=ClientSettings(("OPENAI_BASE_URL", "OPENAI_API_BASE")),
 )
-"""Programs that nobody has a record of."""
+"""Programs without a record."""
 
 
 def targets(
     clients: Iterable[Client], environ: Mapping[str, str], home: Path
 ) -> Iterator[Target | Unread]:
-    """The servers of all clients, and the files that could not be read."""
+    """Of all clients."""
     for client in (*clients, ANY):
         settings = client.settings
         for name in settings.variables:
@@ -91,7 +89,7 @@ def _paths(settings: ClientSettings, environ: Mapping[str, str], home: Path) -> 
             yield home / file
         elif folder := environ.get(head[1:]):
             yield Path(folder) / rest
-            return  # in place of the one below the home folder
+            return  # it replaces the one below the home folder
 
 
 def _read(client: Client, path: Path) -> Iterator[Target | Unread]:
@@ -123,7 +121,6 @@ def _parsed(path: Path) -> Any:
 
 
 def configured(subject: Subject) -> Iterator[Finding]:
-    """The servers that clients are set to."""
     found = list(targets(subject.registry.clients.values(), subject.environ, subject.home))
     for each in found:
         if isinstance(each, Unread):
@@ -136,7 +133,6 @@ def configured(subject: Subject) -> Iterator[Finding]:
 
 
 def keys(subject: Subject) -> Iterator[Finding]:
-    """Keys that hide others."""
     names = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
     if all(subject.environ.get(name) for name in names):
         summary = f"{names[0]} and {names[1]} are both set: Claude Code sends one of them alone"
@@ -144,7 +140,7 @@ def keys(subject: Subject) -> Iterator[Finding]:
 
 
 def web_proxies(subject: Subject) -> Iterator[Finding]:
-    """A web proxy that would be asked for this machine's own addresses."""
+    """A web proxy that would get requests to this machine's own addresses."""
     environ = subject.environ
     given = [name for name in PROXIES if environ.get(name)]
     exempt = f"{environ.get('NO_PROXY', '')},{environ.get('no_proxy', '')}"
@@ -199,7 +195,7 @@ def _address(url: str) -> tuple[str, int]:
 
 
 def _shown(url: str) -> str:
-    """The address without its password."""
+    """Without the password."""
     before, at, behind = url.rpartition("@")
     return f"{before.partition('://')[0]}://{behind}" if at else url
 

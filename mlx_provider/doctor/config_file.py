@@ -1,4 +1,4 @@
-"""`config.yaml` of a LiteLLM proxy in the working folder: handler, models and options."""
+"""`config.yaml` of a LiteLLM proxy in the working folder."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ SECTIONS = (
 WHERE = "model_info.mlx"
 OPTIONS = frozenset(OperatorOptions.model_fields)
 EARLIER = frozenset([*RENAMED, *ALLOWED_MEDIA, *REMOVED])
-"""Names of earlier versions, which the options read or refuse themselves."""
+"""Old names, which the options themselves read or refuse."""
 MAP = "custom_provider_map"
 MAP_LINES = f"litellm_settings: {{{MAP}: [{{provider: mlx, custom_handler: {HANDLER}}}]}}"
 Fields = Mapping[str, Any]
 
 
 def config_file(subject: Subject) -> Iterator[Finding]:
-    """Nothing if there is no such file, or if it is not about this package."""
+    """Nothing if there is no file, or if it does not concern this package."""
     path = subject.working_folder / CONFIG
     try:
         text = read_bounded(path, LARGEST).decode()
@@ -68,7 +68,7 @@ def _sections(content: Fields) -> Iterator[Finding]:
 
 
 def _handler(content: Fields) -> Iterator[Finding]:
-    """Whether LiteLLM gives `mlx/` to this package."""
+    """Whether LiteLLM routes `mlx/` to this package."""
     settings = _fields(content.get("litellm_settings"))
     handlers = {
         each.get("provider"): str(each.get("custom_handler")) for each in _list(settings.get(MAP))
@@ -92,7 +92,7 @@ def _handler(content: Fields) -> Iterator[Finding]:
 
 
 def _options(entry: Fields, subject: Subject) -> Iterator[Finding]:
-    """Options of an entry that are unknown, misplaced or have a wrong value."""
+    """Unknown, misplaced or wrong options."""
     info, params = _fields(entry.get("model_info")), _fields(entry.get("litellm_params"))
     for part, fields in (("litellm_params", params), ("model_info", info)):
         for name in fields.keys() & OPTIONS:
@@ -121,7 +121,7 @@ def _options(entry: Fields, subject: Subject) -> Iterator[Finding]:
 
 
 def _folder(entry: Fields, config: Path) -> Iterator[Finding]:
-    """A folder of this machine that does not exist, or that depends on where an engine starts."""
+    """A folder that does not exist, or that depends on where an engine starts."""
     name = _model(entry)
     if _fields(entry.get("litellm_params")).get("api_base") or not name.startswith(("/", ".", "~")):
         return
@@ -140,7 +140,7 @@ def _wrong(entry: Fields, summary: str, remedy: str) -> Finding:
 
 
 def _model(entry: Fields) -> str:
-    """The model of an entry of this package; empty: of another provider."""
+    """Empty: of another provider."""
     model = str(_fields(entry.get("litellm_params")).get("model"))
     return model.removeprefix(PREFIX) if model.startswith(PREFIX) else ""
 

@@ -17,20 +17,19 @@ SETTING = "correct the variable that is named, or unset it"
 READABLE = "make the file or folder that is named readable for this user"
 MODEL = "download or convert the model again, or name another"
 FOUND = "model.found"
-"""The check without which nothing more is asked of a model."""
+"""Without it, no other check of the model runs."""
 
 
 @dataclass(frozen=True)
 class Check:
     name: str
     look: Callable[[Subject], Iterable[Finding]]
-    """Changes nothing on the machine. May raise anything."""
+    """Changes nothing. May raise anything."""
     remedy: str
-    """The remedy if the check raises. The error is the summary."""
+    """If the check raises; the error is the summary."""
     of_model: bool = False
-    """It needs a model."""
     thorough: bool = False
-    """It starts processes."""
+    """Starts processes."""
 
 
 PYTHON_CHECKS = (
@@ -40,11 +39,10 @@ PYTHON_CHECKS = (
     Check("known_bad", versions.known_bad, REINSTALL),
     Check("versions.backend", versions.backend, REINSTALL),
 )
-"""They need only Python, and explain why the others cannot be imported."""
+"""Need only Python, and explain why the others cannot be imported."""
 
 
 def engine_checks() -> tuple[Check, ...]:
-    """Checks that import what an engine imports."""
     from . import checkpoint, clients, config_file, engine, machine, one_token, speed, template
 
     family = "install a plugin that brings a family for it (hook mlx_model_families), or take "
@@ -82,11 +80,8 @@ def engine_checks() -> tuple[Check, ...]:
 
 
 def examine(subject: Subject, *, thorough: bool = True) -> list[Finding]:
-    """All findings about this machine, and about a model if the subject names one.
-
-    `thorough`: also start a proxy and an engine for one token. Changes no settings, and only files
-    of the engine that it may start.
-    """
+    """`thorough`: also start a proxy and an engine for one token. Changes no settings, and only
+    files of the engine that it may start."""
     found: list[Finding] = []
     for check in PYTHON_CHECKS:
         found += run(check, subject)
@@ -103,7 +98,6 @@ def examine(subject: Subject, *, thorough: bool = True) -> list[Finding]:
 
 
 def run(check: Check, subject: Subject) -> Iterator[Finding]:
-    """The findings of a check. An error of the check is one more finding."""
     with Isolation(generator=True) as trying:
         yield from check.look(subject)
     if trying.fault is not None:
@@ -113,7 +107,7 @@ def run(check: Check, subject: Subject) -> Iterator[Finding]:
 
 
 def _is_due(check: Check, subject: Subject, found: Sequence[Finding], *, thorough: bool) -> bool:
-    """If a model was not found, no check of the model is due."""
+    """Checks of the model are not due if it was not found."""
     if check.thorough and not thorough:
         return False
     lost = any(each.name == FOUND and each.state == "fail" for each in found)

@@ -1,4 +1,4 @@
-"""What a check finds: records for people, programs and other commands."""
+"""Results of checks, for people and programs."""
 
 from __future__ import annotations
 
@@ -11,19 +11,16 @@ STATES: tuple[State, ...] = ("fail", "warn", "note", "ok")
 """Worst first."""
 COMPLAINTS: tuple[State, ...] = ("fail", "warn")
 FORMAT = 1
-"""Of the JSON: a higher one means that keys have changed."""
+"""Of the JSON; increases when keys change."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact about this machine, and the remedy if it is a problem.
-
-    `ok`: as it should be; `note`: information; `warn`: works with limits;
-    `fail`: does not work.
-    """
+    """One fact, and the remedy if it is a problem. `ok`: as it should be; `note`: information;
+    `warn`: works with limits; `fail`: does not work."""
 
     name: str
-    """The name of the test for programs: `<check>.<part>`. It does not depend on the result."""
+    """For programs: `<check>.<part>`. Does not depend on the result."""
     state: State
     what: str
     remedy: str = ""
@@ -34,7 +31,6 @@ class Finding:
 
 
 def healthy(findings: Iterable[Finding]) -> bool:
-    """Whether nothing fails."""
     return all(finding.state != "fail" for finding in findings)
 
 
@@ -44,7 +40,7 @@ def by_severity(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def as_json(findings: Sequence[Finding], *, model: str | None, version: str) -> dict[str, Any]:
-    """One object: `format`, `version`, `model`, `healthy`, `findings` with the record's fields."""
+    """`format`, `version`, `model`, `healthy`, `findings` with the record's fields."""
     return {
         "format": FORMAT,
         "version": version,

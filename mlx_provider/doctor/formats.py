@@ -27,22 +27,20 @@ Messages = Sequence[Mapping[str, Any]]
 class Shown:
     text: str
     folded: bool = False
-    """Calls and results are written as text, because the template does not take them."""
+    """Calls and results are written as text, because the template refuses them."""
     described: str = ""
-    """The system message that describes the tools, because the template does not show them."""
+    """System message with the tools, if the template does not show them."""
 
 
 @dataclass(frozen=True)
 class Formats:
-    """How a model's conversations are written and its replies read."""
-
     tokenizer: HFTokenizer
     tool_parser: ToolParser | None
     reasoning_parser: ReasoningParser | None
     any_parser: ToolParser | None
-    """Reads calls where no known format is shown."""
+    """For a model whose template shows no known format."""
     forced_parser: ToolParser | None
-    """The format of calls that such a model must write."""
+    """The call format forced on such a model."""
 
     @property
     def template(self) -> str | None:

@@ -24,21 +24,21 @@ from .findings import Finding, State
 from .subject import Subject
 
 LEAST_BYTES = 4 * 10**9
-"""Bytes below which no useful model fits."""
+"""For any useful model."""
 SPARE_BYTES, LOG_BYTES = 10**9, 10**7
-"""Free bytes below which a disk is almost full, and below which an engine cannot run."""
+"""Free disk space that counts as almost full, and that an engine needs."""
 OTHER_VARIABLES = (SELECTION, TRANSPORT, PREFIX + "RUNTIME_DIR", PREFIX + "API_KEY")
 VARIABLES = frozenset([*(PREFIX + name.upper() for name in SETTINGS), *OTHER_VARIABLES])
 
 
 def room(settings: EngineSettings) -> int:
-    """Bytes for weights and rows together: the limit without MLX's pool of free buffers."""
+    """For weights and rows: the limit without MLX's pool of free buffers."""
     limit = memory_limit(settings.memory_limit)
     return limit - pool_limit(limit)
 
 
 def memory(subject: Subject) -> Iterator[Finding]:
-    """What weights, requests and MLX's free buffers may take together."""
+    """Of weights, requests and MLX's free buffers."""
     limit = memory_limit(subject.settings.memory_limit)
     pool = pool_limit(limit)
     summary = f"{size(limit)} for models and requests, {size(pool)} of it for free buffers"
@@ -50,7 +50,6 @@ def memory(subject: Subject) -> Iterator[Finding]:
 
 
 def wired(subject: Subject) -> Iterator[Finding]:
-    """The limit of wired memory on a Mac."""
     if not subject.system.is_mac:
         return
     limit = subject.wired()
@@ -89,7 +88,6 @@ def settings(subject: Subject) -> Iterator[Finding]:
 
 
 def runtime_folder(subject: Subject) -> Iterator[Finding]:
-    """The folder where engine and clients meet."""
     folder = subject.runtime.folder
     try:
         there = inspect(subject.runtime)
@@ -108,7 +106,7 @@ def runtime_folder(subject: Subject) -> Iterator[Finding]:
 
 
 def disk_tier(subject: Subject) -> Iterator[Finding]:
-    """The folder of the prefix cache on disk: it can be written, and has space."""
+    """Of the prefix cache: writable, with space."""
     chosen, wanted = subject.settings.disk_cache, subject.settings.disk_cache_bytes
     if chosen is None or wanted == 0:
         summary = "the prefix cache is not kept on disk"
@@ -130,7 +128,7 @@ def disk_tier(subject: Subject) -> Iterator[Finding]:
 
 
 def download(subject: Subject) -> Iterator[Finding]:
-    """The Hub cache: it can be written, and has space for the model or for any."""
+    """The Hub cache: writable, with space for the model or for any."""
     if subject.folder is not None:
         return
     root, remedy = cache_root(), "free some, or set HF_HUB_CACHE to a folder on a larger disk"
@@ -152,7 +150,7 @@ def download(subject: Subject) -> Iterator[Finding]:
 
 
 def owners_file(subject: Subject) -> Iterator[Finding]:
-    """The TOML file of options that the engine's owner grants."""
+    """Options that the engine's owner grants (TOML)."""
     file = subject.settings.models_file
     if file is None:
         return
@@ -171,7 +169,7 @@ def owners_file(subject: Subject) -> Iterator[Finding]:
 
 
 def plugins(subject: Subject) -> Iterator[Finding]:
-    """Working plugins, broken plugins, and their notes."""
+    """Working and broken plugins, and notes."""
     known = subject.registry.plugins
     for plugin in known:
         if plugin.error is not None:
@@ -195,7 +193,7 @@ def _remedy(distribution: str) -> str:
 
 
 def strange_names(subject: Subject, model: str, options: ModelOptions) -> Iterator[str]:
-    """Parsers and drafters that the owner names for a model, but no plugin has."""
+    """Parsers and drafters that the owner names, but no plugin has."""
     registry = subject.registry
     for named, find in (
         (options.tool_parser, registry.tool_parser),
@@ -210,7 +208,6 @@ def strange_names(subject: Subject, model: str, options: ModelOptions) -> Iterat
 
 
 def _free(folder: Path) -> int:
-    """Free bytes of the disk on which a folder is, or will be made."""
     path = folder.expanduser().absolute()
     nearest = next(each for each in (path, *path.parents) if each.exists())
     return shutil.disk_usage(nearest).free

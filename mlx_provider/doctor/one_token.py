@@ -23,7 +23,7 @@ from .subject import Subject
 
 NAME = "examined"
 LIMIT = 600.0
-"""Seconds for one token, the load of a large model included."""
+"""Seconds, the load of a large model included."""
 TRIES, PAUSE = 20, 0.1
 LOGS = "see `mlx-provider engine logs`"
 
@@ -48,7 +48,7 @@ def token(subject: Subject) -> Iterator[Finding]:
 
 
 def told_of(health: Health | None, subject: Subject) -> Iterator[Finding]:
-    """How the engine serves the model, by its own report."""
+    """How the engine reports that it serves the model."""
     models = health.models if health else []
     served = [each for each in models if each.model == subject.served_name]
     for status in served[-1:]:
@@ -100,10 +100,10 @@ def _health(engine: EngineClient) -> Health | None:
 
 
 def _end(engine: EngineClient) -> None:
-    """End the engine that was started for this check, unless others use it by now."""
+    """Unless others use it by now."""
     if not isinstance(engine, HttpClient):
         return
-    for _ in range(TRIES):  # the proxy that has ended is a client for a moment more
+    for _ in range(TRIES):  # the ended proxy counts as a client for a moment
         try:
             if engine.stop("`mlx-provider doctor` has ended", "alone"):
                 return

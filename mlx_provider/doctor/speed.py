@@ -1,4 +1,4 @@
-"""What was measured of a model at its load, and what drafts gain on this machine."""
+"""Measurements of a model's last load, and the gain of drafts here."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .findings import Finding
 from .subject import Subject
 
 DECLARED = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
-"""Fields of a config for a head of multi-token prediction."""
+"""Config fields of a head for multi-token prediction."""
 HEAD = re.compile(r"(?:^|\.)mtp\.")
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 OUTPUT = re.compile(r"(?:^|\.)lm_head\.")
 EMBEDDING = re.compile(r"(?:^|\.)embed_tokens\.")
 APART = re.compile(r"visual|vision|audio|encoder")
-"""In names of tensors that no token of text passes through."""
+"""In names of tensors that text tokens do not use."""
 ACCEPTED = HOPE
-"""Share of drafts that the engine expects to accept before it has seen any."""
+"""Share of drafts that the engine expects to accept at first."""
 NOT_MEASURED = (
     "how fast it is here is measured when it loads: run `mlx-provider doctor` with this model and "
     "without --quick, or send it a request"
@@ -36,15 +36,13 @@ NOT_MEASURED = (
 
 @dataclass(frozen=True)
 class Head:
-    """The tensors of a draft head."""
-
     stored: bool
     share: float
-    """Bytes that one draft reads, as a share of those that a token passes through."""
+    """Bytes that one draft reads, relative to those of a token."""
 
 
 def decoding(subject: Subject) -> Iterator[Finding]:
-    """How requests share the device, as the last load has measured it."""
+    """How requests share the device, by the last load."""
     if subject.folder is None:
         return
     measured = last_measured(subject)
@@ -76,22 +74,22 @@ def decoding(subject: Subject) -> Iterator[Finding]:
 
 
 def head_of(tensors: Mapping[str, int], layers: object) -> Head:
-    """By names and bytes. `layers`: of the model; a head may be stored as additional ones.
-
-    A draft reads the head and the output matrix once more.
-    """
+    """By names and bytes. `layers`: of the model; a head may be stored as further ones. A draft
+    reads the head and the output matrix once more."""
     text = {name: size for name, size in tensors.items() if not APART.search(name)}
     head = {name for name in text if HEAD.search(name) or _number(name) >= _count(layers)}
     rest = {name: size for name, size in text.items() if name not in head}
     output = _total(rest, OUTPUT) or _total(rest, EMBEDDING)
-    unread = _total(rest, EMBEDDING) if _total(rest, OUTPUT) else 0  # a row of it for each token
+    unread = (
+        _total(rest, EMBEDDING) if _total(rest, OUTPUT) else 0
+    )  # only one row per token is read
     read = sum(rest.values()) - unread
     guess = sum(text[name] for name in head) + output if head else 0
     return Head(bool(head), min(1.0, guess / max(1, read)))
 
 
 def head(subject: Subject) -> Iterator[Finding]:
-    """Whether the checkpoint has the head that its config declares."""
+    """Whether the checkpoint has the head of its config."""
     found = head_of_model(subject)
     if found is None:
         return
@@ -109,7 +107,7 @@ def head(subject: Subject) -> Iterator[Finding]:
 
 
 def gain(subject: Subject) -> Iterator[Finding]:
-    """The gain of drafts on this device, by the costs of passes that were timed at load."""
+    """By the costs of passes measured at load."""
     found, measured = head_of_model(subject), last_measured(subject)
     if found is None or measured is None:
         return
@@ -121,7 +119,7 @@ def gain(subject: Subject) -> Iterator[Finding]:
 
 
 def gain_text(measured: Measured, head: Head) -> str:
-    """For people. The cost of a draft follows from the bytes that it reads."""
+    """The cost of a draft follows from the bytes that it reads."""
     seconds = measured.curve.seconds
     drafts, times = Policy().expected_gain(
         lambda drafts: seconds(1 + drafts), ACCEPTED, per_draft=head.share * seconds(1)
@@ -138,7 +136,7 @@ def gain_text(measured: Measured, head: Head) -> str:
 
 
 def last_measured(subject: Subject) -> Measured | None:
-    """Of the model with an unchanged KV cache; `None`: nothing was kept."""
+    """Of the model with an unchanged KV cache."""
     if subject.folder is None:
         return None
     kept = Measurements.chosen(subject.settings.measurements, subject.environ).of(subject.folder)
@@ -146,7 +144,7 @@ def last_measured(subject: Subject) -> Measured | None:
 
 
 def head_of_model(subject: Subject) -> Head | None:
-    """The head by the model's files; `None`: the model is not here."""
+    """By the model's files; `None`: the model is not here."""
     if subject.folder is None:
         return None
     layers = text_fields(subject.config).get("num_hidden_layers")
@@ -154,7 +152,7 @@ def head_of_model(subject: Subject) -> Head | None:
 
 
 def _number(name: str) -> int:
-    """Number of the layer that a tensor belongs to; -1: none."""
+    """Of a tensor's layer; -1: none."""
     match = LAYER.search(name)
     return int(match[1]) if match else -1
 

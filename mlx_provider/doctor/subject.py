@@ -1,4 +1,4 @@
-"""The subject of the checks: all their input, so that tests can replace it."""
+"""All input of the checks, so that tests can replace it."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ class System:
 
 
 def wired_limit() -> int:
-    """Mebibytes that the GPU may wire on macOS; 0: the default. Changes nothing."""
+    """Mebibytes that the GPU may wire on macOS; 0: the default."""
     answer = subprocess.run(WIRED, capture_output=True, text=True, timeout=TIME_LIMIT, check=True)
     return int(answer.stdout.strip())
 
 
 @dataclass(frozen=True)
 class Subject:
-    """This machine, and a model if one is named. Values are read when they are first needed."""
+    """This machine, and a model if one is named. Values are read on first use."""
 
     model: str | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     home: Path = field(default_factory=Path.home)
     working_folder: Path = Path()
     offline: bool = False
-    """Nothing is asked of the Hub."""
+    """The Hub is not asked."""
     system: System = field(default_factory=System.here)
     installed: Callable[[str], str | None] = installed_version
-    """The version of a package; none: it is not installed."""
+    """`None`: not installed."""
     wired: Callable[[], int] = wired_limit
     discover: Callable[[Mapping[str, str]], PluginRegistry] = PluginRegistry.discover
 
@@ -76,17 +76,17 @@ class Subject:
 
     @cached_property
     def registry(self) -> PluginRegistry:
-        """The plugins that an engine of this environment would have."""
+        """As in an engine of this environment."""
         return self.discover(self.environ)
 
     @cached_property
     def folder(self) -> Path | None:
-        """The model's; `None`: it is not on this machine. Raises `ModelNotFound`, `BadRequest`."""
+        """Of the model; `None`: not on this machine. Raises `ModelNotFound`, `BadRequest`."""
         return None if self.model is None else local_folder(self.model)
 
     @cached_property
     def formats(self) -> Formats | None:
-        """How the model's conversations are written and read; `None`: it is not here."""
+        """`None`: the model is not here."""
         return None if self.folder is None else formats_of(self.folder, self.registry)
 
     @property
@@ -96,13 +96,13 @@ class Subject:
 
     @cached_property
     def outline(self) -> Outline | None:
-        """The Hub's entry of a model that is not here; `None`: the Hub must not be asked."""
+        """Of the Hub, for a model that is not here; `None`: the Hub must not be asked."""
         away = self.model is not None and self.folder is None
         return outline(str(self.model)) if away and not self.offline else None
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """The model's `config.json`; empty: it may not be read. Raises `BadRequest`."""
+        """`config.json`; empty: it may not be read. Raises `BadRequest`."""
         if self.folder is not None:
             return read_json(self.folder / "config.json")
         return {} if self.outline is None else self.outline.config

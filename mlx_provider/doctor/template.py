@@ -30,19 +30,18 @@ TOOLS: list[Message] = [
     }
 ]
 SHOWN = ("find_zyzzyva", "weevil", "leaf", "depth")
-"""Texts of the tools that a prompt must contain."""
 CALLS = ({"leaf": "xLEAFx", "depth": 3}, {"leaf": "xBARKx", "depth": 4})
 RESULTS = ("xRESULTx", "xOUTCOMEx")
 CALL_ID = "call_0f3c9e5b7a2d48619c1e00d"
-"""An id with the length of clients' ids."""
+"""With the length of clients' ids."""
 AS_DATA = ("{'type'", '{"type"')
-"""The text of a message part if a template formats it as a string."""
+"""A message part that a template has formatted as a string."""
 OTHER = "take another conversion of the model, or put its maker's chat_template.jinja beside it"
 PARSER = "name a format that fits with model_info.mlx.tool_parser, or mend its parser"
 
 
 def plain(subject: Subject) -> Iterator[Finding]:
-    """A user's message, and whether a second turn begins with the tokens of the first."""
+    """Whether a second turn begins with the tokens of the first."""
     formats = _formats(subject)
     if formats is None:
         return
@@ -78,7 +77,6 @@ def system(subject: Subject) -> Iterator[Finding]:
 
 
 def tools(subject: Subject) -> Iterator[Finding]:
-    """Whether the template shows tools to the model."""
     formats = _formats(subject)
     if formats is None:
         return
@@ -96,7 +94,7 @@ def tools(subject: Subject) -> Iterator[Finding]:
 
 
 def history(subject: Subject) -> Iterator[Finding]:
-    """Earlier calls and their results, and whether our parser reads what the template writes."""
+    """Earlier calls and results, and whether our parser reads what the template writes."""
     formats = _formats(subject)
     if formats is None:
         return
@@ -118,7 +116,7 @@ def history(subject: Subject) -> Iterator[Finding]:
 
 
 def thinking(subject: Subject) -> Iterator[Finding]:
-    """Thoughts: whether they are read, can be switched, and keep earlier answers whole."""
+    """Thoughts are read, can be switched, and keep earlier answers whole."""
     formats = _formats(subject)
     if formats is None:
         return
@@ -142,7 +140,7 @@ def thinking(subject: Subject) -> Iterator[Finding]:
 
 
 def images(subject: Subject) -> Iterator[Finding]:
-    """For a model with vision: whether the template has a place for an image."""
+    """Whether the template has a place for an image."""
     formats = _formats(subject)
     if formats is None or not subject.config.get("vision_config"):
         return
@@ -161,7 +159,7 @@ CHECKS = (plain, system, tools, history, thinking, images)
 
 
 def _formats(subject: Subject) -> Formats | None:
-    """`None`: there is no template to try."""
+    """`None`: no template."""
     formats = subject.formats
     return None if formats is None or formats.template is None else formats
 
@@ -171,7 +169,7 @@ def _said(role: str, text: str) -> Message:
 
 
 def _called() -> list[Message]:
-    """A turn with two calls at once, and their results."""
+    """Two calls at once, and their results."""
     calls = [
         {
             "id": f"{CALL_ID}{number}",
@@ -199,7 +197,7 @@ def _arrives(name: str, text: str, words: Sequence[str], what: str) -> Finding:
 
 
 def _read_back(parser: ToolParser, written: str) -> Finding:
-    """Whether calls that the template writes are the calls that the parser reads."""
+    """Whether the parser reads the template's calls."""
     reply, name = read_chunks([written], tools=TOOLS, tool_parser=parser), parser.name
     expected = [("find_zyzzyva", arguments) for arguments in CALLS]
     if reply.faults or reply.cut_calls or reply.whole_calls != expected:
@@ -210,7 +208,7 @@ def _read_back(parser: ToolParser, written: str) -> Finding:
 
 
 def _thought_read(parser: ReasoningParser) -> Finding:
-    """Whether a thought in the parser's own markers is separated from the answer."""
+    """Whether a thought in the parser's markers is separated from the answer."""
     text = f"{parser.start}\nxTHOUGHTx\n{parser.end}\n\nxANSWERx"
     reply = read_chunks([text], reasoning_parser=parser)
     answered = "xANSWERx" in reply.content and "xTHOUGHTx" not in reply.content

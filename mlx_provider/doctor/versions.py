@@ -17,12 +17,12 @@ UPGRADE = "pip install --upgrade mlx-provider, into an environment of its own"
 
 @dataclass(frozen=True)
 class Tested:
-    """Versions of one package: those allowed, and those of the test suite."""
+    """Allowed versions of a package, and those of the test suite."""
 
     package: str
     allowed: str
     newest: str
-    """The newest tested series. Later ones are untested."""
+    """The newest tested series."""
 
 
 TESTED = (
@@ -69,9 +69,9 @@ KNOWN_BAD = (
     ),
 )
 PYTHONS = ("3.11", "3.14")
-"""The oldest and the newest."""
+"""Oldest and newest."""
 MACOS, GLIBC = "14", "2.35"
-"""The oldest for which MLX has wheels (mlx 0.32.4)."""
+"""Oldest with wheels of MLX (mlx 0.32.4)."""
 
 
 def python(subject: Subject) -> Iterator[Finding]:
