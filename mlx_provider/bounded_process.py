@@ -1,8 +1,5 @@
-"""Child processes for untrusted work. Each has limits, and ends if it exceeds them.
-
-A thread cannot be stopped and a native stack cannot be bounded. So work that a third party's
-grammar or chat template can make endless runs outside the engine's process.
-"""
+"""Child processes with limits for work that a third party's grammar or chat template can make
+endless: a thread cannot be stopped, and a native stack cannot be bounded."""
 
 from __future__ import annotations
 
@@ -20,9 +17,9 @@ from types import MappingProxyType
 from .memory_limit import memory_limit
 
 KEPT = 2
-"""Processes that stay for the next message."""
+"""Idle processes that stay."""
 MAX_SETUPS = 64
-"""Setups that one process keeps; then another takes its place."""
+"""Setups in one process; then it is replaced."""
 ENDS: Mapping[int, str] = MappingProxyType(
     {
         signal.SIGPROF: "it takes too much processor time",
@@ -33,11 +30,11 @@ ENDS: Mapping[int, str] = MappingProxyType(
         signal.SIGKILL: "it takes too much memory",
     }
 )
-"""Signals by which a process ends at one of its limits."""
+"""Signals that end a process at one of its limits."""
 
 
 class ProcessEnded(Exception):
-    """The process ended before it answered. `reason` is empty if no limit was the cause."""
+    """Before it answered. `reason` is empty if no limit was the cause."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"ended with {code}")
@@ -54,11 +51,10 @@ class _Running:
 class BoundedProcesses:
     """Up to `at_once` processes of one Python program. Safe from any thread.
 
-    The program reads messages, each a line with its length in bytes and then the bytes. It answers
-    every message except a setup with one of the same form. It sets its own limits. Its first
-    argument is `memory`, in bytes; it is killed above that if the system enforces no limit. The
-    first process starts with the first message; all end with this object.
-    """
+    The program reads messages (a line with the length in bytes, then the bytes), and answers each,
+    except setups, in the same form. It sets its own limits. Its first argument is `memory`, in
+    bytes, above which it is killed if the system enforces no limit. The first process starts with
+    the first message; all end with this object."""
 
     def __init__(
         self, program: Path, memory: int, arguments: Sequence[str] = (), *, at_once: int = 8
@@ -71,10 +67,8 @@ class BoundedProcesses:
         weakref.finalize(self, _end_all, self._idle)
 
     def ask(self, message: bytes, setups: Mapping[str, bytes]) -> bytes:
-        """The answer to one message. `setups`: messages that the process must have read before.
-
-        Raises `ProcessEnded` if the process ends before it answers, `OSError` if none starts.
-        """
+        """The answer. `setups`: messages that the process must have read before. Raises
+        `ProcessEnded` if it ends before it answers, `OSError` if none starts."""
         with self._places:
             running = self._taken(setups)
             answer = self._answer(running, message, setups)
@@ -119,14 +113,13 @@ class BoundedProcesses:
 
 def _write(process: subprocess.Popen[bytes], message: bytes) -> None:
     assert process.stdin is not None  # noqa: S101  (a pipe)
-    with suppress(OSError):  # if it has ended, the read reports it
+    with suppress(OSError):  # the read reports it
         process.stdin.write(b"%d\n" % len(message))
         process.stdin.write(message)
         process.stdin.flush()
 
 
 def _read(process: subprocess.Popen[bytes]) -> bytes | None:
-    """One message; `None`: the process has ended."""
     assert process.stdout is not None  # noqa: S101  (a pipe)
     size = process.stdout.readline()
     if not size.endswith(b"\n"):
@@ -136,7 +129,7 @@ def _read(process: subprocess.Popen[bytes]) -> bytes | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """Close the pipes, which ends the program, and wait. Returns its exit code."""
+    """Close the pipes, which ends the program. Returns its exit code."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with suppress(OSError):  # unwritten data is not needed

@@ -1,8 +1,5 @@
-"""Bounds on the content of one request, on every route. Each is far above real use.
-
-Clients send few stop strings (OpenAI permits four; chat front ends send one for each
-speaker), some hundred tools, and a conversation of some thousand messages.
-"""
+"""Bounds on one request's content, on every route, far above real use: few stop strings (OpenAI
+permits four; chat front ends send one per speaker), some hundred tools, some thousand messages."""
 
 from __future__ import annotations
 
@@ -15,23 +12,23 @@ from pydantic_core import PydanticCustomError
 
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
-"""Characters of one stop string."""
+"""Characters."""
 MAX_TOKEN_IDS = 1024
-"""Entries of `logit_bias` and of `stop_token_ids`: the sampler walks them for every token."""
+"""Of `logit_bias` and `stop_token_ids`, which the sampler walks for every token."""
 MAX_NAME = 4096
-"""Characters of a model's id, which may be a path, and of other names."""
+"""Characters of names, such as a model's id, which may be a path."""
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 2048
 MAX_INPUTS = 2048
-"""Texts of one embedding request, as OpenAI's API takes them."""
+"""Texts of one embedding request, as in OpenAI's API."""
 MAX_INPUT_TOKENS = 2**22
-"""Tokens of all of them."""
+"""In total."""
 MAX_WARM = 64
-"""Warm prompts of one model: each is prefilled for every tenant."""
+"""Per model: each is prefilled for every tenant."""
 MAX_VALUES = 200_000
 """Objects, lists, texts and numbers in one JSON value, at any depth."""
 MAX_FIELDS = 256
-"""Fields of one object of a request, known or not, and names in a list of them."""
+"""Fields of one object, known or not, and names in a list of them."""
 MAX_DEPTH = 100
 """Objects and lists inside one another."""
 PIECE = 2**16
@@ -42,8 +39,7 @@ T = TypeVar("T")
 
 @dataclass
 class Values:
-    """Counts the values of a JSON text that arrives in pieces: an upper bound, at the speed of
-    C."""
+    """Upper bound for the values of a JSON text in pieces, at the speed of C."""
 
     count: int = 0
     _in_string: bool = False
@@ -62,13 +58,13 @@ class Values:
         self._in_string ^= len(parts) % 2 == 0
 
     def take_text(self, text: str) -> None:
-        """Count a complete text, without a copy of it."""
+        """A complete text, without a copy."""
         for start in range(0, len(text), PIECE):
             self.take(text[start : start + PIECE].encode(errors="replace"))
 
 
 def checked_json(value: T) -> T:
-    """A JSON value of limited size with valid Unicode. Raises `PydanticCustomError`."""
+    """Limited size, valid Unicode. Raises `PydanticCustomError`."""
     todo: list[tuple[Any, int]] = [(value, 0)]
     count = 0
     while todo:
@@ -109,14 +105,14 @@ def _check_name(name: str) -> str:
 
 
 def checked_fields(value: T) -> T:
-    """Refuse too many unknown fields, because one error for each would take seconds."""
+    """Refuse too many unknown fields: one error for each would take seconds."""
     if isinstance(value, dict) and len(value) > MAX_FIELDS:
         raise PydanticCustomError("too_many", f"has more than {MAX_FIELDS} fields")
     return value
 
 
 def _at_most(limit: int) -> BeforeValidator:
-    """Refuse too many entries before each of them is validated."""
+    """Before each entry is validated."""
 
     def check(values: Any) -> Any:
         if isinstance(values, Sized) and isinstance(values, Iterable) and len(values) > limit:
@@ -138,7 +134,7 @@ StopStrings = Annotated[
     list[Annotated[str, Field(max_length=MAX_STOP_LENGTH)]], Field(max_length=MAX_STOPS)
 ]
 Tokens = Annotated[list[int], Field(fail_fast=True)]
-"""May be millions, of which the first wrong one is told alone."""
+"""May be millions; only the first wrong one is reported."""
 Ignored = Annotated[list[str], Field(max_length=MAX_FIELDS, fail_fast=True)]
 Inputs = Annotated[
     list[str | Tokens], _at_most(MAX_INPUTS), Field(min_length=1, max_length=MAX_INPUTS)

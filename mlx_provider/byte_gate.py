@@ -1,4 +1,4 @@
-"""A bound on what requests hold at once, which the owners of the requests share."""
+"""Limits what requests hold in total, with equal shares for their owners."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from .errors import MLXProviderError
 class ByteGate:
     """Grants bytes, or turns. Safe from any thread and event loop.
 
-    An owner waits only for its own tickets: each owner may hold an equal part of the capacity, of
-    which there are as many as there are owners with tickets now. Its oldest ticket never waits, so
-    that no request waits forever, however large it is and whatever others hold.
-    """
+    An owner waits only for its own tickets: the owners with tickets have equal parts of the
+    capacity. An owner's oldest ticket never waits, so that no request waits forever, however large
+    it is and whatever others hold."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -27,20 +26,16 @@ class ByteGate:
 
     @property
     def held(self) -> int:
-        """Granted bytes."""
         with self._lock:
             return sum(owner.held for owner in self._owners.values())
 
     def waiting(self, owner: str = "") -> int:
-        """Number of waiting tickets of one owner."""
+        """Tickets of one owner."""
         with self._lock:
             return len(self._owners[owner].waiting) if owner in self._owners else 0
 
     def ask(self, size: int, owner: str = "", who: str = "") -> Ticket:
-        """Queue a ticket for `size` bytes. The caller must close it in any case.
-
-        `who`: the request, for `refuse`.
-        """
+        """The caller must close the ticket in any case. `who`: the request, for `refuse`."""
         ticket = Ticket(self, owner, who)
         with self._lock:
             self._owners.setdefault(owner, _Owner()).tickets[ticket] = None
@@ -60,7 +55,7 @@ class ByteGate:
         self._grant()
 
     def refuse(self, error: MLXProviderError, who: str | None = None) -> None:
-        """Refuse the waiting tickets of one request, or all, with an error."""
+        """The waiting tickets of one request, or all."""
         with self._lock:
             refused = [
                 ticket
@@ -76,7 +71,7 @@ class ByteGate:
         self._grant()
 
     def close(self, ticket: Ticket) -> None:
-        """Free all bytes of a ticket, or remove it from the queue. Idempotent."""
+        """Also a waiting ticket. Idempotent."""
         with self._lock:
             owner = self._owners.get(ticket.owner)
             if owner is None or ticket not in owner.tickets:
@@ -98,7 +93,7 @@ class ByteGate:
 
 @dataclass(eq=False)
 class _Owner:
-    """The tickets of one owner. The gate's lock guards it."""
+    """Guarded by the gate's lock."""
 
     tickets: dict[Ticket, None] = field(default_factory=dict)
     """Oldest first."""
@@ -111,7 +106,7 @@ class _Owner:
         ticket.charged = size
 
     def grant(self, share: int) -> list[Callable[[], None]]:
-        """Charge the tickets that need not wait. Returns what wakes those who wait for them."""
+        """Charge the tickets that need not wait. Returns functions that wake their waiters."""
         granted = []
         while self.waiting:
             ticket = next(iter(self.waiting))
@@ -126,20 +121,18 @@ class _Owner:
 
 
 class Ticket:
-    """What a request holds of a gate, or waits for."""
-
     def __init__(self, gate: ByteGate, owner: str, who: str) -> None:
         self.owner = owner
         self.who = who
         self.size = 0
-        """Bytes that it was asked for last."""
+        """Last requested bytes."""
         self.charged = 0
-        """Bytes that count against the gate now."""
+        """Bytes that count against the gate."""
         self.granted: Future[None] = Future()
         self.gate = gate
 
     def wake(self) -> Callable[[], None]:
-        """A function that wakes whoever waits for the present size."""
+        """Returns a function that wakes the waiter for the present size."""
         granted = self.granted
 
         def done() -> None:
@@ -149,7 +142,7 @@ class Ticket:
         return done
 
     def wait(self) -> Ticket:
-        """Block until the bytes are granted. The error of `refuse` closes the ticket."""
+        """Block until granted. The error of `refuse` closes the ticket."""
         with ExitStack() as undo:
             undo.callback(self.close)
             self.granted.result()
@@ -165,17 +158,17 @@ class Ticket:
         return self
 
     async def grow(self, size: int) -> Ticket:
-        """Wait until it has this many bytes."""
+        """Wait until it has so many bytes."""
         self.gate.resize(self, size)
         return await self.arrive()
 
     def keep(self, size: int) -> None:
-        """Free all bytes except `size`."""
+        """Free all other bytes."""
         if size < self.charged:
             self.gate.resize(self, size)
 
     def close(self) -> None:
-        """Free all bytes, or remove the waiting ticket. Idempotent."""
+        """Also a waiting ticket. Idempotent."""
         self.gate.close(self)
 
     def __enter__(self) -> Ticket:

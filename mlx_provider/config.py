@@ -17,73 +17,69 @@ PREFIX = "MLX_PROVIDER_"
 
 @dataclass(frozen=True)
 class FixedSettings:
-    """Values that are right for every machine. Only tests change them."""
+    """Right for every machine. Only tests change them."""
 
     queue_per_row: int = 4
-    """Waiting requests per row of `max_rows`. More are refused with 429."""
+    """Waiting requests per row of `max_rows`. More get 429."""
     model_wait: float = 60.0
-    """Seconds that a request waits for memory of other models. Then it is refused with 503."""
+    """Seconds of waiting for memory of other models, then 503."""
     output_reserve: int = 512
-    """Output tokens for which memory is reserved at admission."""
+    """Output tokens with reserved memory at admission."""
     kv_layout: str = "auto"
-    """`auto`: the best one by the probe; or `grouped`, `merged`, `solo`."""
+    """`auto`: the best by the probe; or `grouped`, `merged`, `solo`."""
     feature_bytes: int = 256 * 2**20
-    """Byte budget per model for cached features of images."""
+    """Per model, for cached features of images."""
     body_bytes: int = 128 * 2**20
-    """Bytes of request bodies that are read and prepared at once. A larger body is refused."""
+    """Request bodies that are read and prepared at once. A larger body is refused."""
     media_bytes: int = 2**30
-    """Bytes of images at once: half while they are decoded, half while they wait for prefill."""
+    """Images at once: half while they are decoded, half while they wait for prefill."""
     measurements: str = "auto"
-    """File with the measurements of models, for their next load. `auto`: in the state folder;
-    `off`: no file; or a path."""
+    """File with measurements for the next load. `auto`: in the state folder; `off`; or a path."""
 
 
 @dataclass(frozen=True)
 class EngineSettings(FixedSettings):
-    """Settings of an engine process. Every field of this class has a variable
-    `MLX_PROVIDER_<FIELD>`."""
+    """Every field of this class has a variable `MLX_PROVIDER_<FIELD>`."""
 
     memory_limit: int | None = None
-    """Bytes for weights, rows, their passes, MLX's free buffers and the prefix cache. If unset:
-    85 % of the recommended working set or of the memory of the device."""
+    """Bytes for weights, rows, passes, MLX's free buffers and the prefix cache. Unset: 85 % of the
+    recommended working set or of the memory of the device."""
     max_rows: int = 64
-    """Maximum number of decoding rows. More requests wait."""
+    """Decoding rows. More requests wait."""
     stall_target: float = 0.1
-    """Average seconds per token of a stream while a prompt is prefilled."""
+    """Average seconds per token of a stream during a prefill."""
     max_chunk: int = 2048
-    """Maximum tokens of one prefill chunk while no row decodes."""
+    """Tokens of a prefill chunk while no row decodes."""
     idle_timeout: float = 600.0
-    """Seconds without a client after which an engine that a client has started ends."""
+    """Seconds without a client until an engine ends that a client has started."""
     prefix_bytes: int | None = None
-    """Byte budget of the prefix cache. If unset: a share of the memory that weights leave."""
+    """Of the prefix cache. Unset: a share of the memory that weights leave."""
     disk_cache: Path | None = None
-    """Folder of the prefix cache's disk tier; `None`: no disk tier. `engine_settings` takes the
-    state folder if the variable is unset."""
+    """Folder of the disk tier; `None`: none. `engine_settings` takes the state folder if the
+    variable is unset."""
     disk_cache_bytes: int | None = None
-    """Maximum bytes of the disk tier; 0: no disk tier. If unset: depends on the free space."""
+    """Of the disk tier; 0: none. Unset: by the free space."""
     wire_weights: bool = True
-    """Whether Metal keeps weights resident."""
+    """Metal keeps weights resident."""
     log_level: str = "info"
     models_file: Path | None = None
-    """TOML file with options per model that only the engine's owner can grant
-    (`serving.grants`)."""
+    """TOML: options per model that only the engine's owner can grant (`serving.grants`)."""
     allowed_hosts: tuple[str, ...] = ()
-    """Host names of an engine on TCP that clients can use, in addition to its own."""
+    """Host names of an engine on TCP, in addition to its own."""
     model_roots: tuple[Path, ...] = ()
-    """Folders below which clients of a wildcard entry, and other machines, can name models."""
+    """Folders whose models clients of a wildcard entry, and other machines, can name."""
 
     @property
     def max_queue(self) -> int:
-        """Maximum number of waiting requests."""
         return self.queue_per_row * self.max_rows
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """The place of this user's engine process on this machine."""
+    """Where this user's engine process is found."""
 
     folder: Path
-    """Owner-only folder for socket, lock and log: `MLX_PROVIDER_RUNTIME_DIR`."""
+    """Owner-only, for socket, lock and log: `MLX_PROVIDER_RUNTIME_DIR`."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
@@ -99,7 +95,7 @@ class Runtime:
         return self.folder / "engine.log"
 
     def listens(self) -> bool:
-        """Whether a process accepts connections on the socket; false for a stale socket."""
+        """Whether a process accepts connections; false for a stale socket."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(5)
             try:
@@ -110,8 +106,7 @@ class Runtime:
 
 
 def runtime(environ: Mapping[str, str] = os.environ) -> Runtime:
-    """The runtime folder: from the variable, or of the session, or one per user in the temp
-    folder."""
+    """From the variable, of the session, or one per user in the temp folder."""
     chosen = environ.get(PREFIX + "RUNTIME_DIR")
     if chosen:
         return Runtime(Path(chosen), environ)
@@ -122,16 +117,13 @@ def runtime(environ: Mapping[str, str] = os.environ) -> Runtime:
 
 
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder for data of this user that must outlive a session."""
+    """For data of this user that must outlive a session."""
     base = environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(base).expanduser() / "mlx-provider"
 
 
 def engine_settings(environ: Mapping[str, str] = os.environ) -> EngineSettings:
-    """Settings from the environment.
-
-    Raises `BadRequest` that names the variable and its valid values.
-    """
+    """From the environment. Raises `BadRequest` that names the variable and its valid values."""
     given = {
         name: _parse(name, kind, environ[PREFIX + name.upper()])
         for name, kind in _KINDS.items()
@@ -141,7 +133,7 @@ def engine_settings(environ: Mapping[str, str] = os.environ) -> EngineSettings:
 
 
 def _home(environ: Mapping[str, str]) -> Path | None:
-    """The state folder, if this user has a home."""
+    """`None`: this user has no home."""
     try:
         return state_folder(environ)
     except RuntimeError:
@@ -149,14 +141,14 @@ def _home(environ: Mapping[str, str]) -> Path | None:
 
 
 def removed_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables that are set but have no effect any more, with their replacements."""
+    """Variables without effect, and their replacements."""
     found = {PREFIX + name: instead for name, instead in REMOVED.items()}
     return {name: instead for name, instead in found.items() if environ.get(name)}
 
 
 @dataclass(frozen=True)
 class _Number:
-    """The valid values of a variable with a number, without infinity and NaN."""
+    """Without infinity and NaN."""
 
     kind: Literal["bytes", "count", "seconds"]
     least: float = 1
@@ -213,7 +205,7 @@ REMOVED = {
     "MODEL_WAIT": "a request waits up to 60 s for memory; its own timeout may be shorter",
     "OUTPUT_RESERVE": "memory for 512 output tokens is set aside at admission",
 }
-"""Variables of earlier versions, with what holds without them."""
+"""Removed variables, with what holds without them."""
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SWITCH = {"true": True, "false": False}
@@ -243,10 +235,8 @@ def _parse(name: str, kind: str | _Number, text: str) -> object:
 
 
 def parse_bytes(text: str) -> int:
-    """`"512M"`, `"12GiB"` or `"1000"` as bytes (powers of two).
-
-    Raises `ValueError`, and `OverflowError` for infinity.
-    """
+    """`"512M"`, `"12GiB"` or `"1000"` (powers of two). Raises `ValueError`, and `OverflowError` for
+    infinity."""
     body = text.strip().upper().removesuffix("IB").removesuffix("B")
     unit = body[-1:] if body[-1:] in "KMGT" else ""
     return int(float(body.removesuffix(unit)) * _UNITS[unit])

@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 def cores() -> int:
-    """The number of cores: the process's affinity, limited by a container's quota."""
+    """By the process's affinity and a container's quota."""
     allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return max(1, min(allowed, _quota() or allowed))
 
 
 def _quota() -> int | None:
-    """The quota of the container's cgroup (version 2) in whole cores."""
+    """Of the container's cgroup (version 2), in whole cores."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return -(-int(quota) // int(period))

@@ -34,7 +34,7 @@ from typing import ClassVar, Self
 RESTART = 1.0
 """Seconds until a new engine can be asked."""
 LONGEST = 2000
-"""Maximum characters of a message, which may quote a client's text."""
+"""Characters of a message, which may quote a client's text."""
 
 
 class MLXProviderError(Exception):
@@ -53,7 +53,7 @@ class MLXProviderError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
-        """Name of the wrong part of the request."""
+        """The wrong part of the request."""
         self.retry_after = self.restart if retry_after is None else retry_after
         """Seconds after which the same request may succeed."""
 
@@ -70,7 +70,7 @@ class ContextTooLong(BadRequest):
 
     code = "context_length_exceeded"
     tokens = 0
-    """Minimum number of tokens of the prompt; 0: unknown."""
+    """Tokens of the prompt, at least; 0: unknown."""
 
     @classmethod
     def of(cls, tokens: int, context_length: int, counted: str = "") -> ContextTooLong:
@@ -116,7 +116,7 @@ class MediaError(BadRequest):
 
     code = "invalid_media"
     others: Sequence[MediaError] = ()
-    """Errors of other media of the same request."""
+    """Of the same request."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class PluginError(MLXProviderError):
 
 
 def error_classes() -> dict[str, type[MLXProviderError]]:
-    """The classes of this module by `code`. A class of a plugin could otherwise replace one."""
+    """By `code`. Without classes of plugins, which could replace one."""
     found: dict[str, type[MLXProviderError]] = {}
     todo: list[type[MLXProviderError]] = [MLXProviderError]
     while todo:
@@ -244,18 +244,18 @@ def error_classes() -> dict[str, type[MLXProviderError]]:
 def from_code(
     code: str, message: str, param: str | None = None, retry_after: float | None = None
 ) -> MLXProviderError:
-    """The error with that `code`. An unknown code gives the base class."""
+    """An unknown code gives the base class."""
     cls = error_classes().get(code, MLXProviderError)
     return cls(message, param=param, retry_after=retry_after)
 
 
 def wrong_option(option: str, message: str) -> BadRequest:
-    """An error in an operator's option of a model."""
+    """In an operator's option of a model."""
     name = f"model_info.mlx.{option}"
     return BadRequest(f"{name}: {message}", param=name)
 
 
 def for_another(error: MLXProviderError) -> MLXProviderError:
-    """A copy to raise in another thread, without traceback and causes: their frames keep objects of
-    the failed call alive."""
+    """A copy for another thread, without traceback and causes: their frames keep objects of the
+    failed call alive."""
     return copy.copy(error)

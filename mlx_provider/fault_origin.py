@@ -12,15 +12,15 @@ from pathlib import Path
 from types import FrameType
 
 CORE = __name__.partition(".")[0]
-"""Our package, and the group of entry points by which plugins are found."""
+"""Our package, and the group of plugins' entry points."""
 MACHINE = (OSError, MemoryError)
 DEVICE = ("[metal", "[malloc", "[cuda", "out of memory", "insufficient memory")
-"""In messages of MLX that tell of the device, wherever the call was made."""
+"""In messages of MLX about the device."""
 
 
 @dataclass(frozen=True)
 class FaultOrigin:
-    """A plugin, and the line of its code that raised, or that called the code that raised."""
+    """A plugin, and the line of its code that raised, or called what raised."""
 
     plugin: str
     distribution: str
@@ -28,11 +28,11 @@ class FaultOrigin:
     called: str
     """Its function that was called: a hook, or a function of a record or a loaded model."""
     file: str
-    """Path from the folder of its package."""
+    """From the folder of its package."""
     line: int
     function: str
     innermost: bool
-    """Whether this code has not called the core."""
+    """This code has not called the core."""
 
     @property
     def ours(self) -> bool:
@@ -47,8 +47,7 @@ class FaultOrigin:
 
 
 def fault_origin(error: BaseException) -> FaultOrigin | None:
-    """The plugin whose code raised the error. A third party's has precedence over a built-in
-    one."""
+    """A third party's plugin has precedence over a built-in one."""
     frames = [frame for frame in _frames(error) if _may_be_a_plugins(frame[0])]
     if all(_below(_module(frame), CORE) for frame, _ in frames):
         return None
@@ -75,13 +74,13 @@ def fault_origin(error: BaseException) -> FaultOrigin | None:
 
 
 def of_the_machine(error: BaseException) -> bool:
-    """Whether its cause is in files, network, memory or device, so that a retry can succeed."""
+    """Files, network, memory or device: a retry can succeed."""
     text = str(error).lower()
     return isinstance(error, MACHINE) or any(each in text for each in DEVICE)
 
 
 def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Frames and lines, from the outermost call to the one that failed."""
+    """From the outermost call to the one that failed."""
     entry = error.__traceback__
     while entry is not None:
         yield entry.tb_frame, entry.tb_lineno
@@ -108,12 +107,12 @@ def _name(frame: FrameType) -> str:
 
 @lru_cache(maxsize=1)
 def _points(folders: tuple[tuple[str, int], ...]) -> Sequence[EntryPoint]:
-    """The entry points, read once (10 ms) for each state of these folders."""
+    """Read once (10 ms) for each state of these folders."""
     return tuple(entry_points(group=CORE))
 
 
 def _folders() -> tuple[tuple[str, int], ...]:
-    """The import folders with their times of modification."""
+    """Import folders and modification times."""
     found = []
     for path in sys.path:
         with suppress(OSError):
@@ -122,7 +121,7 @@ def _folders() -> tuple[tuple[str, int], ...]:
 
 
 def _root(module: str) -> str:
-    """The outermost package of a module that is not shared with other distributions."""
+    """The outermost package that is not shared with other distributions."""
     parts = module.split(".")
     for count in range(1, len(parts)):
         name = ".".join(parts[:count])
@@ -144,7 +143,7 @@ def _below(module: str, package: str) -> bool:
 
 
 def _shown(frame: FrameType) -> str:
-    """The file without the folders above its outermost package."""
+    """From its outermost package."""
     path = Path(frame.f_code.co_filename)
     depth = _module(frame).count(".") + (path.name == "__init__.py")
     return "/".join(path.parts[-1 - depth :])

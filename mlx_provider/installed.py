@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def installed_version(distribution: str) -> str:
-    """Version of a distribution; empty: it is not installed."""
+    """Empty: not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:

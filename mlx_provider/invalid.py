@@ -1,7 +1,5 @@
-"""Converts validation errors of the protocol to messages for the client.
-
-The messages are the same for requests through LiteLLM and directly to an engine.
-"""
+"""Converts validation errors to messages for the client, the same through LiteLLM and directly to
+an engine."""
 
 from __future__ import annotations
 
@@ -21,18 +19,16 @@ _BOUNDS = ("greater_than", "less_than")
 _UNITS = {"too_long": "entries", "string_too_long": "characters"}
 _BOUNDED = ("too_deep", "too_many", "no_unicode", "no_name")
 _WHOLE = ("json_invalid", "missing", "removed", *_BOUNDED)
-"""Errors that are told without the value at fault, which may be the whole request."""
+"""Reported without the value, which may be the whole request."""
 
 
 def bad_request(
     error: ValidationError, kind: type[ModelRequest] = GenerateRequest, *, flat: bool = False
 ) -> BadRequest:
-    """The error names the first wrong parameter, the valid range, and the value.
-
-    kind: class of the request; flat: the client's sampling parameters are top-level fields.
-    """
+    """Names the first wrong parameter, the valid range, and the value. `flat`: the client's
+    sampling parameters are top-level fields."""
     found = error.errors(include_url=False)
-    # if a value can have two types, the error about a bound is more useful than one about a type
+    # of a value with two types, the error about a bound is more useful than one about a type
     first = next((each for each in found if each["type"] in _BOUNDED), found[0])
     owner: type[BaseModel] = kind
     loc = [part for part in first["loc"] if _is_field(part)]
@@ -44,7 +40,7 @@ def bad_request(
 
 
 def _is_field(part: str | int) -> bool:
-    """Whether a part of an error's location is a name or index, not the branch of a union."""
+    """A name or index of a location, not the branch of a union."""
     return isinstance(part, int) or (part.isidentifier() and part not in ("str", "int"))
 
 
@@ -60,7 +56,7 @@ def _demand(owner: type[BaseModel], loc: list[str | int], error: Any) -> str:
 
 
 def allowed_range(owner: type[BaseModel], name: str) -> str:
-    """Both bounds of a field for a message: `at least 0 and at most 1`."""
+    """`at least 0 and at most 1`."""
     field = owner.model_fields[name]
     bounds = [
         f"{word} {limit if isinstance(limit, int) else f'{limit:g}'}"
@@ -73,7 +69,7 @@ def allowed_range(owner: type[BaseModel], name: str) -> str:
 
 
 def shown(value: object, length: int = 80) -> str:
-    """The beginning of a value. A large value is not formatted completely first."""
+    """The beginning of a value, without formatting a large value completely."""
     brief = Repr()
     brief.maxstring = brief.maxother = brief.maxlong = length
     text = brief.repr(value[:length] if isinstance(value, str) else value)

@@ -17,34 +17,29 @@ LOG = "its traceback is in the engine's log (`mlx-provider engine logs`)"
 
 @dataclass(frozen=True)
 class Fault:
-    """The error of a block."""
-
     error: BaseException
-    """The error without its frames, which would keep objects of the block alive: caches,
-    weights."""
+    """Without its frames, which would keep caches and weights alive."""
     summary: str
-    """One line: class, message, and line of code."""
+    """Class, message, and line of code, in one line."""
     trace: Trace
-    """The traceback as text, for a log."""
+    """For a log."""
     origin: FaultOrigin | None = None
-    """The plugin whose code raised it; `None`: none was found."""
+    """The plugin whose code raised it."""
 
     @property
     def ours(self) -> bool:
-        """Whether it is an error of `mlx_provider.errors`, raised on purpose."""
+        """An error of `mlx_provider.errors`, raised on purpose."""
         return isinstance(self.error, MLXProviderError)
 
     def of_request(self, part: str) -> MLXProviderError:
-        """The error for a client if this fault ended a part of its request."""
+        """For a client, if this fault ended a part of its request."""
         if isinstance(self.error, MLXProviderError):
             return self.error
         return self.of_plugin() or RequestFailed(f"{part} failed: {self.summary}")
 
     def of_plugin(self) -> PluginError | None:
-        """The fault as an error of a plugin, which the same request would cause again.
-
-        `None`: the machine is the cause, or a built-in plugin called the core.
-        """
+        """If the same request would cause it again. `None`: the machine is the cause, or a built-in
+        plugin called the core."""
         found = self.origin
         if found is None or not self.lasting or (found.ours and not found.innermost):
             return None
@@ -52,17 +47,16 @@ class Fault:
 
     @property
     def lasting(self) -> bool:
-        """Whether it is neither raised on purpose nor caused by the machine."""
+        """Neither raised on purpose nor caused by the machine."""
         return not (self.ours or of_the_machine(self.error))
 
 
 class Isolation:
-    """A context that catches any exception of its block and stores it as `fault`.
+    """Catches any exception of its block and stores it as `fault`. Only for synchronous code.
 
-    `Exception` is not enough: third-party code can call `sys.exit`, and a panic of a library
-    written in Rust (tokenizers, llguidance) is no `Exception`. Ctrl-C passes, because only the
-    main thread gets it. Only for synchronous code.
-    """
+    `Exception` is not enough: third-party code can call `sys.exit`, and a panic of a library in
+    Rust (tokenizers, llguidance) is no `Exception`. Ctrl-C passes, because only the main thread
+    gets it."""
 
     def __init__(
         self, failed: Callable[[Fault], None] | None = None, *, generator: bool = False
@@ -113,7 +107,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _place(error: BaseException) -> str:
-    """The position of the error: the innermost line outside Python's own library."""
+    """The innermost line outside Python's own library."""
     place, frame = "", error.__traceback__
     while frame is not None:
         module = frame.tb_frame.f_globals.get("__name__", "")

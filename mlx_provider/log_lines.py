@@ -1,4 +1,4 @@
-"""Writes one line per log entry, with any text from clients or third parties."""
+"""One line per log entry, with any text from clients or third parties."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 
 
 class Trace(str):
-    """A traceback as an argument of a log entry. Its lines follow the entry, indented."""
+    """In a log entry: its lines follow the entry, indented."""
 
 
 class LogLines(logging.Formatter):
@@ -28,14 +28,13 @@ class LogLines(logging.Formatter):
 
 
 def printable(text: str) -> str:
-    """`text` with escapes for control characters, line ends and half surrogates."""
+    """Escapes control characters, line ends and half surrogates."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def log_to_stderr(level: str) -> None:
-    """Let this process log to stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(LogLines("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -1,4 +1,4 @@
-"""A limit on the memory of a child process, for systems that do not enforce `RLIMIT_AS` (macOS)."""
+"""Limits a child process's memory where `RLIMIT_AS` is not enforced (macOS)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 INTERVAL = 0.1
-"""Seconds between two readings."""
+"""Seconds between readings."""
 ENFORCED = sys.platform == "linux"
-"""Whether the limit that the process sets for itself holds."""
+"""Whether a process's own limit holds."""
 
 
 @contextmanager
 def memory_limit(process: subprocess.Popen[bytes], limit: int) -> Iterator[None]:
-    """Kill `process` if it has more than `limit` bytes of resident memory within this context."""
+    """Kill `process` above `limit` bytes of resident memory during the block."""
     if ENFORCED:
         yield
         return
@@ -38,7 +38,7 @@ def _watch(process: subprocess.Popen[bytes], limit: int, left: threading.Event) 
 
 
 def _resident(pid: int) -> int:
-    """Bytes of resident memory; 0: the process has ended."""
+    """Bytes; 0: the process has ended."""
     command = ["ps", "-o", "rss=", "-p", str(pid)]
     printed = subprocess.run(command, capture_output=True, check=False).stdout.strip()
     return int(printed or 0) * 1024

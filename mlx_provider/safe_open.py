@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 SAFE = os.O_NONBLOCK | os.O_CLOEXEC
-"""A pipe without a writer, or a device, must not stop whoever opens it."""
+"""A pipe without a writer, or a device, must not block."""
 
 
 def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Descriptor of a regular file of this user (mode 0600 if `flags` create it).
-
-    Raises `OSError` for links, pipes, sockets, folders and files of other users.
-    """
+    """Descriptor of a regular file of this user (mode 0600 if `flags` create it). Raises `OSError`
+    for links, pipes, sockets, folders and files of other users."""
     descriptor = _open(path, flags | os.O_NOFOLLOW)
     if os.fstat(descriptor).st_uid != os.getuid():
         os.close(descriptor)
@@ -26,35 +24,27 @@ def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder, and the parents that are missing, for this user only (mode 0700).
-
-    Raises `OSError`.
-    """
+    """With missing parents, for this user only (mode 0700). Raises `OSError`."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
 
 
 def create_own(path: Path) -> int:
-    """Descriptor to write a new file with mode 0600, which replaces a file or link.
-
-    Raises `OSError`.
-    """
+    """Descriptor of a new file with mode 0600, which replaces a file or link. Raises `OSError`."""
     path.unlink(missing_ok=True)
     return open_own(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
 
 def read_own(path: Path, limit: int) -> bytes:
-    """The content of this user's file of at most `limit` bytes. Raises `OSError`."""
+    """At most `limit` bytes of this user's file. Raises `OSError`."""
     with os.fdopen(open_own(path), "rb") as file:
         return _all(file, path, limit)
 
 
 def replace_own(path: Path, data: bytes) -> None:
-    """Write `data` to a file that only this user can read, atomically.
-
-    Creates the folder if necessary. Raises `OSError`, also if others can write to the folder.
-    """
+    """Write a file that only this user can read, atomically. Creates the folder. Raises `OSError`,
+    also if others can write to the folder."""
     make_folder(path.parent)
     state = path.parent.stat()
     if state.st_uid != os.getuid() or state.st_mode & 0o022:
@@ -69,18 +59,15 @@ def replace_own(path: Path, data: bytes) -> None:
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """The content of a regular file of at most `limit` bytes; links are followed. Raises
-    `OSError`."""
+    """At most `limit` bytes of a regular file; links are followed. Raises `OSError`."""
     with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
         return _all(file, path, limit)
 
 
 def read_trusted(path: Path, limit: int, *, closed_to: int) -> bytes:
-    """The content of a file that only this user and root can change; links are followed.
-
-    `closed_to`: mode bits that it must not have. Raises `OSError` like `read_bounded`, and
-    for a file of another user or with such a mode, with the remedy.
-    """
+    """A file that only this user and root can change; links are followed. `closed_to`: forbidden
+    mode bits. Raises `OSError` with the remedy for another user's file or such a mode, and like
+    `read_bounded`."""
     descriptor = _open(path, os.O_RDONLY)
     with os.fdopen(descriptor, "rb") as file:
         state = os.fstat(descriptor)
@@ -119,9 +106,7 @@ def _not_regular(path: Path) -> OSError:
 
 def obstacle(folder: Path, home: Path | None = None) -> str:
     """What keeps this user from making or writing a folder, with the remedy. Empty: nothing.
-
-    `home`: the home folder, whose variable is the remedy for folders below it.
-    """
+    `home`: its variable is the remedy for folders below it."""
     folder = folder.absolute()
     nearest = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
