@@ -14,7 +14,7 @@ MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
 """Characters."""
 MAX_TOKEN_IDS = 1024
-"""Of `logit_bias` and `stop_token_ids`, which the sampler walks for every token."""
+"""Entries of `logit_bias` and `stop_token_ids`: the sampler walks them for every token."""
 MAX_NAME = 4096
 """Characters of names, such as a model's id, which may be a path."""
 MAX_MESSAGES = 10_000
@@ -22,15 +22,14 @@ MAX_TOOLS = 2048
 MAX_INPUTS = 2048
 """Texts of one embedding request, as in OpenAI's API."""
 MAX_INPUT_TOKENS = 2**22
-"""In total."""
+"""Tokens of one embedding request."""
 MAX_WARM = 64
-"""Per model: each is prefilled for every tenant."""
+"""Warm prompts of one model: each is prefilled for every tenant."""
 MAX_VALUES = 200_000
 """Objects, lists, texts and numbers in one JSON value, at any depth."""
 MAX_FIELDS = 256
 """Fields of one object, known or not, and names in a list of them."""
 MAX_DEPTH = 100
-"""Objects and lists inside one another."""
 PIECE = 2**16
 """Characters whose values are counted at once."""
 
@@ -58,13 +57,13 @@ class Values:
         self._in_string ^= len(parts) % 2 == 0
 
     def take_text(self, text: str) -> None:
-        """A complete text, without a copy."""
+        """Counts a complete text without a copy."""
         for start in range(0, len(text), PIECE):
             self.take(text[start : start + PIECE].encode(errors="replace"))
 
 
 def checked_json(value: T) -> T:
-    """Limited size, valid Unicode. Raises `PydanticCustomError`."""
+    """Refuses large values and invalid Unicode with `PydanticCustomError`."""
     todo: list[tuple[Any, int]] = [(value, 0)]
     count = 0
     while todo:
@@ -112,8 +111,6 @@ def checked_fields(value: T) -> T:
 
 
 def _at_most(limit: int) -> BeforeValidator:
-    """Before each entry is validated."""
-
     def check(values: Any) -> Any:
         if isinstance(values, Sized) and isinstance(values, Iterable) and len(values) > limit:
             context = {"max_length": limit, "actual_length": len(values)}

@@ -30,7 +30,6 @@ class ByteGate:
             return sum(owner.held for owner in self._owners.values())
 
     def waiting(self, owner: str = "") -> int:
-        """Tickets of one owner."""
         with self._lock:
             return len(self._owners[owner].waiting) if owner in self._owners else 0
 
@@ -55,7 +54,6 @@ class ByteGate:
         self._grant()
 
     def refuse(self, error: MLXProviderError, who: str | None = None) -> None:
-        """The waiting tickets of one request, or all."""
         with self._lock:
             refused = [
                 ticket
@@ -71,7 +69,7 @@ class ByteGate:
         self._grant()
 
     def close(self, ticket: Ticket) -> None:
-        """Also a waiting ticket. Idempotent."""
+        """Frees its bytes, or removes it from the queue. Idempotent."""
         with self._lock:
             owner = self._owners.get(ticket.owner)
             if owner is None or ticket not in owner.tickets:
@@ -98,7 +96,7 @@ class _Owner:
     tickets: dict[Ticket, None] = field(default_factory=dict)
     """Oldest first."""
     waiting: dict[Ticket, None] = field(default_factory=dict)
-    """First come first."""
+    """In the order of arrival."""
     held: int = 0
 
     def charge(self, ticket: Ticket, size: int) -> None:
@@ -125,9 +123,8 @@ class Ticket:
         self.owner = owner
         self.who = who
         self.size = 0
-        """Last requested bytes."""
         self.charged = 0
-        """Bytes that count against the gate."""
+        """Bytes that count against the gate now."""
         self.granted: Future[None] = Future()
         self.gate = gate
 
@@ -158,17 +155,16 @@ class Ticket:
         return self
 
     async def grow(self, size: int) -> Ticket:
-        """Wait until it has so many bytes."""
         self.gate.resize(self, size)
         return await self.arrive()
 
     def keep(self, size: int) -> None:
-        """Free all other bytes."""
+        """Free all bytes except `size`."""
         if size < self.charged:
             self.gate.resize(self, size)
 
     def close(self) -> None:
-        """Also a waiting ticket. Idempotent."""
+        """Frees its bytes, or removes it from the queue. Idempotent."""
         self.gate.close(self)
 
     def __enter__(self) -> Ticket:

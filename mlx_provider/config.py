@@ -17,22 +17,22 @@ PREFIX = "MLX_PROVIDER_"
 
 @dataclass(frozen=True)
 class FixedSettings:
-    """Right for every machine. Only tests change them."""
+    """Values for every machine. Only tests change them."""
 
     queue_per_row: int = 4
     """Waiting requests per row of `max_rows`. More get 429."""
     model_wait: float = 60.0
-    """Seconds of waiting for memory of other models, then 503."""
+    """Seconds of waiting for memory that other models use, then 503."""
     output_reserve: int = 512
-    """Output tokens with reserved memory at admission."""
+    """Output tokens for which memory is reserved at admission."""
     kv_layout: str = "auto"
     """`auto`: the best by the probe; or `grouped`, `merged`, `solo`."""
     feature_bytes: int = 256 * 2**20
-    """Per model, for cached features of images."""
+    """Bytes per model for cached features of images."""
     body_bytes: int = 128 * 2**20
-    """Request bodies that are read and prepared at once. A larger body is refused."""
+    """Bytes of request bodies that are read and prepared at once. A larger body is refused."""
     media_bytes: int = 2**30
-    """Images at once: half while they are decoded, half while they wait for prefill."""
+    """Bytes of images: half while they are decoded, half while they wait for prefill."""
     measurements: str = "auto"
     """File with measurements for the next load. `auto`: in the state folder; `off`; or a path."""
 
@@ -45,22 +45,21 @@ class EngineSettings(FixedSettings):
     """Bytes for weights, rows, passes, MLX's free buffers and the prefix cache. Unset: 85 % of the
     recommended working set or of the memory of the device."""
     max_rows: int = 64
-    """Decoding rows. More requests wait."""
+    """Most decoding rows. More requests wait."""
     stall_target: float = 0.1
-    """Average seconds per token of a stream during a prefill."""
+    """Average seconds per token of a stream while a prompt is prefilled."""
     max_chunk: int = 2048
-    """Tokens of a prefill chunk while no row decodes."""
+    """Most tokens of a prefill chunk while no row decodes."""
     idle_timeout: float = 600.0
-    """Seconds without a client until an engine ends that a client has started."""
+    """Seconds without a client after which an engine that a client has started ends."""
     prefix_bytes: int | None = None
-    """Of the prefix cache. Unset: a share of the memory that weights leave."""
+    """Bytes of the prefix cache. Unset: a share of the memory that weights leave."""
     disk_cache: Path | None = None
     """Folder of the disk tier; `None`: none. `engine_settings` takes the state folder if the
     variable is unset."""
     disk_cache_bytes: int | None = None
-    """Of the disk tier; 0: none. Unset: by the free space."""
+    """Most bytes of the disk tier; 0: none. Unset: by the free space."""
     wire_weights: bool = True
-    """Metal keeps weights resident."""
     log_level: str = "info"
     models_file: Path | None = None
     """TOML: options per model that only the engine's owner can grant (`serving.grants`)."""
@@ -76,10 +75,8 @@ class EngineSettings(FixedSettings):
 
 @dataclass(frozen=True)
 class Runtime:
-    """Where this user's engine process is found."""
-
     folder: Path
-    """Owner-only, for socket, lock and log: `MLX_PROVIDER_RUNTIME_DIR`."""
+    """Owner-only folder for socket, lock and log: `MLX_PROVIDER_RUNTIME_DIR`."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
@@ -106,7 +103,7 @@ class Runtime:
 
 
 def runtime(environ: Mapping[str, str] = os.environ) -> Runtime:
-    """From the variable, of the session, or one per user in the temp folder."""
+    """From the variable, else in the session's folder, else one per user in the temp folder."""
     chosen = environ.get(PREFIX + "RUNTIME_DIR")
     if chosen:
         return Runtime(Path(chosen), environ)
@@ -117,13 +114,12 @@ def runtime(environ: Mapping[str, str] = os.environ) -> Runtime:
 
 
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """For data of this user that must outlive a session."""
     base = environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(base).expanduser() / "mlx-provider"
 
 
 def engine_settings(environ: Mapping[str, str] = os.environ) -> EngineSettings:
-    """From the environment. Raises `BadRequest` that names the variable and its valid values."""
+    """Raises `BadRequest` that names the variable and its valid values."""
     given = {
         name: _parse(name, kind, environ[PREFIX + name.upper()])
         for name, kind in _KINDS.items()
@@ -141,14 +137,14 @@ def _home(environ: Mapping[str, str]) -> Path | None:
 
 
 def removed_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables without effect, and their replacements."""
+    """Variables that are set without effect, and their replacements."""
     found = {PREFIX + name: instead for name, instead in REMOVED.items()}
     return {name: instead for name, instead in found.items() if environ.get(name)}
 
 
 @dataclass(frozen=True)
 class _Number:
-    """Without infinity and NaN."""
+    """A number without infinity and NaN."""
 
     kind: Literal["bytes", "count", "seconds"]
     least: float = 1
@@ -192,7 +188,6 @@ _KINDS: dict[str, str | _Number] = {
     "model_roots": "paths",
 }
 SETTINGS = tuple(_KINDS)
-"""Fields that a variable sets."""
 REMOVED = {
     "BLAS": "on Linux, the engine loads the best BLAS that it finds",
     "BODY_BYTES": "request bodies may have 128 MiB together",

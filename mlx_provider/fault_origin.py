@@ -15,7 +15,7 @@ CORE = __name__.partition(".")[0]
 """Our package, and the group of plugins' entry points."""
 MACHINE = (OSError, MemoryError)
 DEVICE = ("[metal", "[malloc", "[cuda", "out of memory", "insufficient memory")
-"""In messages of MLX about the device."""
+"""Parts of MLX's messages about the device."""
 
 
 @dataclass(frozen=True)
@@ -24,15 +24,14 @@ class FaultOrigin:
 
     plugin: str
     distribution: str
-    """Name and version."""
     called: str
     """Its function that was called: a hook, or a function of a record or a loaded model."""
     file: str
-    """From the folder of its package."""
+    """Path from the folder of its package."""
     line: int
     function: str
     innermost: bool
-    """This code has not called the core."""
+    """Whether this code has not called the core."""
 
     @property
     def ours(self) -> bool:
@@ -47,7 +46,7 @@ class FaultOrigin:
 
 
 def fault_origin(error: BaseException) -> FaultOrigin | None:
-    """A third party's plugin has precedence over a built-in one."""
+    """Prefers a third party's plugin to a built-in one."""
     frames = [frame for frame in _frames(error) if _may_be_a_plugins(frame[0])]
     if all(_below(_module(frame), CORE) for frame, _ in frames):
         return None
@@ -74,7 +73,7 @@ def fault_origin(error: BaseException) -> FaultOrigin | None:
 
 
 def of_the_machine(error: BaseException) -> bool:
-    """Files, network, memory or device: a retry can succeed."""
+    """Whether files, network, memory or device are the cause, so that a retry can succeed."""
     text = str(error).lower()
     return isinstance(error, MACHINE) or any(each in text for each in DEVICE)
 
@@ -112,7 +111,6 @@ def _points(folders: tuple[tuple[str, int], ...]) -> Sequence[EntryPoint]:
 
 
 def _folders() -> tuple[tuple[str, int], ...]:
-    """Import folders and modification times."""
     found = []
     for path in sys.path:
         with suppress(OSError):
@@ -143,7 +141,7 @@ def _below(module: str, package: str) -> bool:
 
 
 def _shown(frame: FrameType) -> str:
-    """From its outermost package."""
+    """The path from its outermost package."""
     path = Path(frame.f_code.co_filename)
     depth = _module(frame).count(".") + (path.name == "__init__.py")
     return "/".join(path.parts[-1 - depth :])

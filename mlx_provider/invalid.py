@@ -19,7 +19,7 @@ _BOUNDS = ("greater_than", "less_than")
 _UNITS = {"too_long": "entries", "string_too_long": "characters"}
 _BOUNDED = ("too_deep", "too_many", "no_unicode", "no_name")
 _WHOLE = ("json_invalid", "missing", "removed", *_BOUNDED)
-"""Reported without the value, which may be the whole request."""
+"""Errors that are reported without the value, which may be the whole request."""
 
 
 def bad_request(
@@ -40,7 +40,7 @@ def bad_request(
 
 
 def _is_field(part: str | int) -> bool:
-    """A name or index of a location, not the branch of a union."""
+    """Whether a part of an error's location is a name or index, not the branch of a union."""
     return isinstance(part, int) or (part.isidentifier() and part not in ("str", "int"))
 
 
@@ -56,7 +56,7 @@ def _demand(owner: type[BaseModel], loc: list[str | int], error: Any) -> str:
 
 
 def allowed_range(owner: type[BaseModel], name: str) -> str:
-    """`at least 0 and at most 1`."""
+    """Example: `at least 0 and at most 1`."""
     field = owner.model_fields[name]
     bounds = [
         f"{word} {limit if isinstance(limit, int) else f'{limit:g}'}"

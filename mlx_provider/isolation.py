@@ -22,24 +22,22 @@ class Fault:
     summary: str
     """Class, message, and line of code, in one line."""
     trace: Trace
-    """For a log."""
     origin: FaultOrigin | None = None
-    """The plugin whose code raised it."""
 
     @property
     def ours(self) -> bool:
-        """An error of `mlx_provider.errors`, raised on purpose."""
+        """Whether the error is one of `mlx_provider.errors`, raised on purpose."""
         return isinstance(self.error, MLXProviderError)
 
     def of_request(self, part: str) -> MLXProviderError:
-        """For a client, if this fault ended a part of its request."""
+        """The error for a client if this fault ended a part of its request."""
         if isinstance(self.error, MLXProviderError):
             return self.error
         return self.of_plugin() or RequestFailed(f"{part} failed: {self.summary}")
 
     def of_plugin(self) -> PluginError | None:
-        """If the same request would cause it again. `None`: the machine is the cause, or a built-in
-        plugin called the core."""
+        """The error of a plugin that the same request would cause again. `None`: the machine is the
+        cause, or a built-in plugin called the core."""
         found = self.origin
         if found is None or not self.lasting or (found.ours and not found.innermost):
             return None
@@ -47,7 +45,7 @@ class Fault:
 
     @property
     def lasting(self) -> bool:
-        """Neither raised on purpose nor caused by the machine."""
+        """Whether it is neither raised on purpose nor caused by the machine."""
         return not (self.ours or of_the_machine(self.error))
 
 
@@ -95,7 +93,6 @@ def _fault(error: BaseException) -> Fault:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and its causes."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:

@@ -15,7 +15,6 @@ class Address:
     url: str
     """For a unix socket only a label."""
     socket: str | None = None
-    """Path of the unix socket."""
 
     def __str__(self) -> str:
         return f"unix:{self.socket}" if self.socket else self.url
@@ -41,7 +40,6 @@ def parse_address(api_base: str) -> Address:
 
 
 def is_loopback(host: str) -> bool:
-    """By name or IP address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

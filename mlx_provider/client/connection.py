@@ -31,7 +31,7 @@ def connect(api_base: str | None = None, api_key: str | None = None) -> EngineCl
 
 
 class Connections:
-    """By address and key. Safe from any thread and across `fork`."""
+    """One client per address and key. Safe from any thread and across `fork`."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
@@ -52,7 +52,6 @@ class Connections:
             return self._clients[key]
 
     def close(self) -> None:
-        """The next `client` creates new ones."""
         with self._lock:
             clients, self._clients = list(self._clients.values()), {}
             in_process, self._in_process = self._in_process, None

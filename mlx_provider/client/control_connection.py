@@ -22,7 +22,6 @@ from .stream_connection import FAILURES, Endpoint, StreamConnection
 from .wire import EventLines, parse_health
 
 ATTACH_SECONDS = 60.0
-"""Seconds for the engine to send its identity."""
 
 
 @dataclass
@@ -51,7 +50,7 @@ class Held:
 
 @dataclass
 class Attachment(Held):
-    """Counted by the engine as a client."""
+    """The engine counts its client until it ends."""
 
     health: Health
 
@@ -61,7 +60,6 @@ class ControlConnection:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.attaching = threading.Lock()
-        """Held by the thread that connects to the engine or starts it."""
         self.attachment: Attachment | None = None
         self._endpoint = endpoint
         self._lock = threading.Lock()
@@ -155,7 +153,6 @@ class ControlConnection:
 
     @contextmanager
     def _guarded(self, connection: StreamConnection) -> Iterator[None]:
-        """Convert connection errors to ours, and close the connection."""
         try:
             yield
         except BaseException as error:

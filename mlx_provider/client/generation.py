@@ -31,7 +31,6 @@ class Generation:
         return self._events.get(timeout)
 
     async def aget(self, timeout: float | None = None) -> list[Event]:
-        """`get` in an event loop."""
         return await self._events.aget(timeout)
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ OTHERS = (
 )
 """Variables of other packages with effect on models, devices and code."""
 MLX, WINDOW = "MLX_", "_SLIDING_WINDOW"
-"""Of MLX's own variables, and of variables that change what a model attends to."""
+"""Prefix of MLX's variables, and suffix of variables that change what a model attends to."""
 SECRET = ("HF_TOKEN",)
 
 
@@ -49,7 +49,7 @@ def identity(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
-    """As text, by name. Empty if the other side sends no identity."""
+    """Empty if the other side sends no identity."""
     if not theirs:
         return {}
     names = sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))

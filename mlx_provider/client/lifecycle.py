@@ -20,7 +20,7 @@ from ..protocol.events import ErrorBody
 from .runtime_folder import EngineLock, holder, open_own_file, prepare
 
 START_LIMIT = 180.0
-"""Seconds: Python, MLX and the plugins, on a slow busy machine."""
+"""Seconds for Python, MLX and the plugins, on a slow busy machine."""
 POLL = 0.05
 READY = b"ready\n"
 """What a started engine reports once it listens; else an `ErrorBody`."""
@@ -158,7 +158,6 @@ def _open_log(path: Path) -> int:
 
 
 def _tail(log: Path, begin: int, lines: int = 5) -> str:
-    """The last lines of this start, without a traceback's frames."""
     with os.fdopen(open_own_file(log, os.O_RDONLY), "rb") as file:
         file.seek(begin)
         text = file.read(2**20).decode(errors="replace")

@@ -48,8 +48,6 @@ def _close(parts: Sequence[Generation]) -> None:
 
 
 class _Merge:
-    """Renumbers choices and joins the ends, in a separate thread."""
-
     def __init__(self, requests: Sequence[GenerateRequest], parts: Sequence[Generation]) -> None:
         self._parts = parts
         self._queue = EventQueue()

@@ -22,7 +22,6 @@ READ_AHEAD = 2**18
 """Bytes of unread events above which an event loop stops reading; the engine then joins waiting
 events."""
 EMPTY = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-"""Errors of a socket without data."""
 
 
 class ReplyEvents:
@@ -32,7 +31,6 @@ class ReplyEvents:
     does, so that a file descriptor that the system has reused is never read."""
 
     def __init__(self, stream: StreamConnection, lines: EventLines, first: list[Event]) -> None:
-        """`first`: events that have already arrived."""
         self._stream = stream
         self._connection = stream.socket
         self._lines = lines
@@ -53,7 +51,6 @@ class ReplyEvents:
 
     @property
     def ended(self) -> bool:
-        """The last event has arrived (read or not)."""
         return self._ended
 
     def get(self, timeout: float | None = None) -> list[Event]:
@@ -95,7 +92,6 @@ class ReplyEvents:
             self._leave(loop)
 
     def _wait(self, seconds: float | None) -> None:
-        """Read what arrives within `seconds`."""
         with self._lock:
             if self._closed:
                 self._end(RequestFailed.cancelled())
@@ -157,7 +153,6 @@ class ReplyEvents:
         self._wake()
 
     def _go_on(self) -> None:
-        """Continue reading if the reader has caught up."""
         if self._paused and self._loop is not None:
             self._paused = False
             self._loop.add_reader(self._connection.fileno(), self._arrived)
@@ -165,8 +160,8 @@ class ReplyEvents:
                 self._arrived()
 
     def _unwatch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Before the socket is closed: the loop knows it by its file descriptor, which may be
-        reused."""
+        """Called before the socket is closed: the loop knows it by its file descriptor, which may
+        be reused."""
         with self._lock:
             if self._loop is loop:
                 loop.remove_reader(self._connection.fileno())
@@ -195,7 +190,7 @@ class ReplyEvents:
         return bool(self._events) or self._ended
 
     def _feed(self, data: bytes) -> None:
-        """Empty: the connection's end."""
+        """`data`: empty at the connection's end."""
         if not data:
             self._lost(None)
             return
@@ -220,7 +215,7 @@ class ReplyEvents:
         self._events += events
 
     def _lost(self, error: Exception | None) -> None:
-        """After the last event, this does not matter."""
+        """Ignored after the last event."""
         if self._closed:
             self._end(RequestFailed.cancelled())
         elif error is None:
@@ -243,5 +238,5 @@ def _settle(woken: asyncio.Future[None]) -> None:
 
 
 def _buffered(connection: object) -> int:
-    """Bytes that TLS has read, unknown to the event loop."""
+    """Bytes that TLS has read; the event loop does not know of them."""
     return connection.pending() if isinstance(connection, ssl.SSLSocket) else 0

@@ -21,7 +21,7 @@ GOING_DOWN = 0.25
 
 
 class NotTaken(Exception):
-    """The engine did not accept the request, which may be sent again because of `error`."""
+    """The engine did not accept the request, which may be sent again."""
 
     def __init__(self, error: EngineUnavailable) -> None:
         super().__init__(error.message)
@@ -55,7 +55,6 @@ def patiently(work: Callable[[], T]) -> T:
 
 
 def last_try(work: Callable[[], T]) -> T:
-    """A request that is not accepted now is an error."""
     try:
         return work()
     except NotTaken as failure:

@@ -47,7 +47,7 @@ def inspect(runtime: Runtime) -> bool:
 
 
 def _refuse_closed(folder: Path) -> None:
-    """For a missing folder, its nearest parent must be writable."""
+    """The nearest parent of a missing folder must be writable."""
     nearest = next(parent for parent in folder.absolute().parents if parent.exists())
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise _unusable(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
@@ -116,12 +116,11 @@ class EngineLock:
 
     @classmethod
     def inherited(cls, descriptor: int) -> EngineLock:
-        """From the starting client. Child processes do not inherit it."""
+        """The lock of the starting client. Child processes do not inherit it."""
         os.set_inheritable(descriptor, False)
         return cls(descriptor)
 
     def sign(self, pid: int | None = None) -> None:
-        """Write the holder's process id (default: this process's)."""
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, f"{pid or os.getpid()}\n".encode(), 0)
 
@@ -131,7 +130,6 @@ class EngineLock:
 
 
 def holder(path: Path) -> str:
-    """Process id, or `unknown`."""
     try:
         return read_bounded(path, 100).decode(errors="replace").strip() or "unknown"
     except OSError:

@@ -24,15 +24,11 @@ from .wire import error_of
 CONNECT_SECONDS = 5.0
 """Seconds. Replies have no limit: a model may load for minutes."""
 PIECE = 2**16
-"""Bytes read at once."""
 FAILURES = (OSError, h11.RemoteProtocolError)
-"""A broken connection."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An engine's address, and what all requests to it share."""
-
     address: Address
     headers: Mapping[str, str]
     tls: ssl.SSLContext | None = None
@@ -51,12 +47,9 @@ class Endpoint:
 
 
 class StreamConnection:
-    """For one request and its reply."""
-
     def __init__(self, connection: socket.socket, endpoint: Endpoint) -> None:
         self.socket = connection
         self.status = 0
-        """Of the reply's head, once it has arrived."""
         self._endpoint = endpoint
         self._http = h11.Connection(h11.CLIENT)
         self._began = time.monotonic()
@@ -64,7 +57,7 @@ class StreamConnection:
 
     @property
     def unanswered(self) -> float | None:
-        """Seconds without an answer so far. `None`: answered."""
+        """Seconds so far. `None`: answered."""
         return None if self.status else time.monotonic() - self._began
 
     def request(self, method: str, path: str, body: bytes = b"") -> None:
@@ -90,7 +83,6 @@ class StreamConnection:
         yield piece
 
     def error(self) -> MLXProviderError:
-        """Of a refusal."""
         body = bytearray()
         with suppress(*FAILURES):
             for piece in self.pieces():

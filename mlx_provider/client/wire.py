@@ -35,7 +35,6 @@ class EventLines:
 
     def __init__(self) -> None:
         self._begun: list[bytes] = []
-        """Pieces of an incomplete line, joined once."""
 
     def feed(self, piece: bytes) -> list[Event]:
         """Events whose lines end in this piece. Raises pydantic's `ValidationError`."""
@@ -48,7 +47,6 @@ class EventLines:
 
 
 def error_of(status: int, path: str, body: bytes) -> MLXProviderError:
-    """For an answer other than 200."""
     try:
         return ErrorBody.model_validate(json.loads(body)["error"]).exception()
     except (ValueError, KeyError, TypeError):

@@ -32,13 +32,12 @@ VARIABLES = frozenset([*(PREFIX + name.upper() for name in SETTINGS), *OTHER_VAR
 
 
 def room(settings: EngineSettings) -> int:
-    """For weights and rows: the limit without MLX's pool of free buffers."""
+    """Bytes for weights and rows: the limit without MLX's pool of free buffers."""
     limit = memory_limit(settings.memory_limit)
     return limit - pool_limit(limit)
 
 
 def memory(subject: Subject) -> Iterator[Finding]:
-    """Of weights, requests and MLX's free buffers."""
     limit = memory_limit(subject.settings.memory_limit)
     pool = pool_limit(limit)
     summary = f"{size(limit)} for models and requests, {size(pool)} of it for free buffers"
@@ -106,7 +105,7 @@ def runtime_folder(subject: Subject) -> Iterator[Finding]:
 
 
 def disk_tier(subject: Subject) -> Iterator[Finding]:
-    """Of the prefix cache: writable, with space."""
+    """The folder of the prefix cache on disk can be written and has space."""
     chosen, wanted = subject.settings.disk_cache, subject.settings.disk_cache_bytes
     if chosen is None or wanted == 0:
         summary = "the prefix cache is not kept on disk"
@@ -128,7 +127,7 @@ def disk_tier(subject: Subject) -> Iterator[Finding]:
 
 
 def download(subject: Subject) -> Iterator[Finding]:
-    """The Hub cache: writable, with space for the model or for any."""
+    """The Hub cache can be written and has space for the model, or for any."""
     if subject.folder is not None:
         return
     root, remedy = cache_root(), "free some, or set HF_HUB_CACHE to a folder on a larger disk"
@@ -169,7 +168,6 @@ def owners_file(subject: Subject) -> Iterator[Finding]:
 
 
 def plugins(subject: Subject) -> Iterator[Finding]:
-    """Working and broken plugins, and notes."""
     known = subject.registry.plugins
     for plugin in known:
         if plugin.error is not None:

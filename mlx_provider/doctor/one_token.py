@@ -48,7 +48,7 @@ def token(subject: Subject) -> Iterator[Finding]:
 
 
 def told_of(health: Health | None, subject: Subject) -> Iterator[Finding]:
-    """How the engine reports that it serves the model."""
+    """How the engine serves the model, by its own report."""
     models = health.models if health else []
     served = [each for each in models if each.model == subject.served_name]
     for status in served[-1:]:
@@ -100,7 +100,7 @@ def _health(engine: EngineClient) -> Health | None:
 
 
 def _end(engine: EngineClient) -> None:
-    """Unless others use it by now."""
+    """Leaves an engine that others use by now."""
     if not isinstance(engine, HttpClient):
         return
     for _ in range(TRIES):  # the ended proxy counts as a client for a moment

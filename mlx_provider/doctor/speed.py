@@ -38,11 +38,10 @@ NOT_MEASURED = (
 class Head:
     stored: bool
     share: float
-    """Bytes that one draft reads, relative to those of a token."""
 
 
 def decoding(subject: Subject) -> Iterator[Finding]:
-    """How requests share the device, by the last load."""
+    """How requests share the device, as measured at the last load."""
     if subject.folder is None:
         return
     measured = last_measured(subject)
@@ -74,8 +73,8 @@ def decoding(subject: Subject) -> Iterator[Finding]:
 
 
 def head_of(tensors: Mapping[str, int], layers: object) -> Head:
-    """By names and bytes. `layers`: of the model; a head may be stored as further ones. A draft
-    reads the head and the output matrix once more."""
+    """Found by names and bytes. `layers`: of the model; a head may be stored as further ones. A
+    draft reads the head and the output matrix once more."""
     text = {name: size for name, size in tensors.items() if not APART.search(name)}
     head = {name for name in text if HEAD.search(name) or _number(name) >= _count(layers)}
     rest = {name: size for name, size in text.items() if name not in head}
@@ -107,7 +106,6 @@ def head(subject: Subject) -> Iterator[Finding]:
 
 
 def gain(subject: Subject) -> Iterator[Finding]:
-    """By the costs of passes measured at load."""
     found, measured = head_of_model(subject), last_measured(subject)
     if found is None or measured is None:
         return
@@ -119,7 +117,6 @@ def gain(subject: Subject) -> Iterator[Finding]:
 
 
 def gain_text(measured: Measured, head: Head) -> str:
-    """The cost of a draft follows from the bytes that it reads."""
     seconds = measured.curve.seconds
     drafts, times = Policy().expected_gain(
         lambda drafts: seconds(1 + drafts), ACCEPTED, per_draft=head.share * seconds(1)
@@ -136,7 +133,7 @@ def gain_text(measured: Measured, head: Head) -> str:
 
 
 def last_measured(subject: Subject) -> Measured | None:
-    """Of the model with an unchanged KV cache."""
+    """With an unchanged KV cache."""
     if subject.folder is None:
         return None
     kept = Measurements.chosen(subject.settings.measurements, subject.environ).of(subject.folder)
@@ -144,7 +141,7 @@ def last_measured(subject: Subject) -> Measured | None:
 
 
 def head_of_model(subject: Subject) -> Head | None:
-    """By the model's files; `None`: the model is not here."""
+    """`None`: the model is not here."""
     if subject.folder is None:
         return None
     layers = text_fields(subject.config).get("num_hidden_layers")
@@ -152,7 +149,7 @@ def head_of_model(subject: Subject) -> Head | None:
 
 
 def _number(name: str) -> int:
-    """Of a tensor's layer; -1: none."""
+    """Number of a tensor's layer; -1: none."""
     match = LAYER.search(name)
     return int(match[1]) if match else -1
 

@@ -58,7 +58,6 @@ class Subject:
     home: Path = field(default_factory=Path.home)
     working_folder: Path = Path()
     offline: bool = False
-    """The Hub is not asked."""
     system: System = field(default_factory=System.here)
     installed: Callable[[str], str | None] = installed_version
     """`None`: not installed."""
@@ -76,12 +75,11 @@ class Subject:
 
     @cached_property
     def registry(self) -> PluginRegistry:
-        """As in an engine of this environment."""
         return self.discover(self.environ)
 
     @cached_property
     def folder(self) -> Path | None:
-        """Of the model; `None`: not on this machine. Raises `ModelNotFound`, `BadRequest`."""
+        """`None`: the model is not on this machine. Raises `ModelNotFound`, `BadRequest`."""
         return None if self.model is None else local_folder(self.model)
 
     @cached_property
@@ -91,18 +89,18 @@ class Subject:
 
     @property
     def served_name(self) -> str:
-        """The engine's name of the model: the absolute path of a folder."""
+        """The absolute path of a folder."""
         return full_name(self.model or "")
 
     @cached_property
     def outline(self) -> Outline | None:
-        """Of the Hub, for a model that is not here; `None`: the Hub must not be asked."""
+        """The Hub's, for a model that is not here; `None`: the Hub must not be asked."""
         away = self.model is not None and self.folder is None
         return outline(str(self.model)) if away and not self.offline else None
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """`config.json`; empty: it may not be read. Raises `BadRequest`."""
+        """Empty: it may not be read. Raises `BadRequest`."""
         if self.folder is not None:
             return read_json(self.folder / "config.json")
         return {} if self.outline is None else self.outline.config

@@ -33,9 +33,9 @@ SHOWN = ("find_zyzzyva", "weevil", "leaf", "depth")
 CALLS = ({"leaf": "xLEAFx", "depth": 3}, {"leaf": "xBARKx", "depth": 4})
 RESULTS = ("xRESULTx", "xOUTCOMEx")
 CALL_ID = "call_0f3c9e5b7a2d48619c1e00d"
-"""With the length of clients' ids."""
+"""Has the length of clients' ids."""
 AS_DATA = ("{'type'", '{"type"')
-"""A message part that a template has formatted as a string."""
+"""Text of a message part that a template has formatted as a Python or JSON value."""
 OTHER = "take another conversion of the model, or put its maker's chat_template.jinja beside it"
 PARSER = "name a format that fits with model_info.mlx.tool_parser, or mend its parser"
 
@@ -169,7 +169,6 @@ def _said(role: str, text: str) -> Message:
 
 
 def _called() -> list[Message]:
-    """Two calls at once, and their results."""
     calls = [
         {
             "id": f"{CALL_ID}{number}",
@@ -197,7 +196,6 @@ def _arrives(name: str, text: str, words: Sequence[str], what: str) -> Finding:
 
 
 def _read_back(parser: ToolParser, written: str) -> Finding:
-    """Whether the parser reads the template's calls."""
     reply, name = read_chunks([written], tools=TOOLS, tool_parser=parser), parser.name
     expected = [("find_zyzzyva", arguments) for arguments in CALLS]
     if reply.faults or reply.cut_calls or reply.whole_calls != expected:
@@ -208,7 +206,7 @@ def _read_back(parser: ToolParser, written: str) -> Finding:
 
 
 def _thought_read(parser: ReasoningParser) -> Finding:
-    """Whether a thought in the parser's markers is separated from the answer."""
+    """Whether it is separated from the answer."""
     text = f"{parser.start}\nxTHOUGHTx\n{parser.end}\n\nxANSWERx"
     reply = read_chunks([text], reasoning_parser=parser)
     answered = "xANSWERx" in reply.content and "xTHOUGHTx" not in reply.content

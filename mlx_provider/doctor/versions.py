@@ -69,9 +69,8 @@ KNOWN_BAD = (
     ),
 )
 PYTHONS = ("3.11", "3.14")
-"""Oldest and newest."""
 MACOS, GLIBC = "14", "2.35"
-"""Oldest with wheels of MLX (mlx 0.32.4)."""
+"""Oldest systems with wheels of MLX (mlx 0.32.4)."""
 
 
 def python(subject: Subject) -> Iterator[Finding]:

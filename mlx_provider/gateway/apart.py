@@ -21,15 +21,13 @@ from .engine import end_engine
 from .proxy import Proxy, require_proxy, start_proxy
 
 IDLE_SECONDS = 30
-"""Until the engine ends if its command is killed."""
+"""Seconds until the engine ends if its command is killed."""
 START_LIMIT = 20.0
 POLL = 0.1
 
 
 @dataclass(frozen=True)
 class Apart:
-    """A started proxy and its engine, which the first request starts."""
-
     proxy: Proxy
     engine: EngineClient
 
@@ -68,7 +66,7 @@ def gateway_apart(
 
 
 def _end_for_good(engine: EngineClient, lock: Path) -> None:
-    """Also an engine that does not listen yet."""
+    """Ends also an engine that does not listen yet."""
     deadline = time.monotonic() + START_LIMIT
     while time.monotonic() < deadline:
         end_engine(engine)

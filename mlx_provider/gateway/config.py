@@ -28,20 +28,18 @@ CLAIMED = (
 @dataclass(frozen=True)
 class Served:
     name: str
-    """For clients."""
     model: str
     """After `mlx/`: a Hub id, the absolute path of a folder, `demo`."""
     context: int
     """Tokens of prompt and answer."""
     output: int
-    """Tokens of an answer."""
     images: bool = False
     thinks: bool = False
     own_context: int | None = None
-    """The model's, if it differs."""
+    """The model's context, if it differs."""
 
     def litellm_params(self) -> dict[str, Any]:
-        """They limit the answer for a client that sets no `max_tokens`."""
+        """`max_tokens` limits the answer for a client that sets none."""
         return {
             "model": f"mlx/{self.model}",
             "max_tokens": self.output,
@@ -80,12 +78,11 @@ class Served:
 
 
 AGENTS = ("claude-*", "gpt-*")
-"""Models of agents' vendors, for titles, summaries, subagents."""
+"""Model names with which agents ask for titles, summaries, subagents."""
 ANYTHING = ("*",)
 
 
 def served_config(served: Served, names: tuple[str, ...]) -> dict[str, Any]:
-    """Without the master key."""
     return {"model_list": served.entries(names), **_settings(ping=True)}
 
 

@@ -31,7 +31,6 @@ def warm_up(engine: EngineClient, model: str, context: int | None = None) -> Non
 
 
 def warm_up_in_thread(engine: EngineClient, model: str, context: int | None = None) -> Future[None]:
-    """The future raises the errors of `warm_up`."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="warm-up")
     future = pool.submit(warm_up, engine, model, context)
     pool.shutdown(wait=False)
@@ -53,7 +52,7 @@ def answered(engine: EngineClient, request: GenerateRequest) -> Usage:
 
 
 def end_engine(engine: EngineClient) -> None:
-    """Returns after its end. Does nothing if none runs."""
+    """Waits for the end. Does nothing if none runs."""
     try:
         pid = engine.health().pid
     except EngineUnavailable:

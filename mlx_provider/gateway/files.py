@@ -68,7 +68,6 @@ def _write(path: Path, content: str, mode: int) -> None:
 
 
 def _yaml(value: Mapping[str, Any], indent: str = "") -> list[str]:
-    """Mappings, lists of mappings, and scalars."""
     lines: list[str] = []
     for key, each in value.items():
         name = key if key.replace("_", "").isalnum() else json.dumps(key)

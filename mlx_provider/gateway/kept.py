@@ -22,7 +22,6 @@ from .proxy import master_key
 PORT = 4100
 """LiteLLM's own default is 4000."""
 LARGEST = 2**16
-"""Bytes that are read of a file."""
 SIGN_LIMIT = 5.0
 """Seconds from the lock to the process id in it."""
 POLL = 0.1
@@ -31,8 +30,6 @@ KEY = re.compile(r"sk-[!-~]{16,}")
 
 @dataclass(frozen=True)
 class Record:
-    """Model and address of the gateway."""
-
     served: Served
     port: int
 
@@ -46,8 +43,6 @@ RECORD = TypeAdapter(Record)
 
 @dataclass(frozen=True)
 class Running:
-    """The proxy process that holds the lock."""
-
     pid: int
     record: Record
 
@@ -97,7 +92,6 @@ class Kept:
         return text if closed and KEY.fullmatch(text) else None
 
     def record(self) -> Record | None:
-        """`None`: none, or damaged."""
         try:
             return RECORD.validate_json(read_own(self._record, LARGEST))
         except (FileNotFoundError, ValidationError):

@@ -15,7 +15,6 @@ from ..client.runtime_folder import EngineLock
 from ..config import runtime
 
 LONGEST_NAME = 60
-"""Characters of a model's name in the path."""
 
 
 def first_folder(client: str, model: str, environ: Mapping[str, str]) -> Path:

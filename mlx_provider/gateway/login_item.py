@@ -31,7 +31,6 @@ class LoginItem:
     """As created by `systemctl --user enable`."""
 
     def write(self) -> None:
-        """Raises `EngineUnavailable` if the file cannot be written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with os.fdopen(create_own(self.path), "wb") as file:
@@ -58,7 +57,6 @@ class LoginItem:
 def login_item(
     log: Path, environ: Mapping[str, str] = os.environ, system: str = sys.platform
 ) -> LoginItem:
-    """`log`: for the output of `up` on a Mac."""
     command = [sys.executable, "-P", "-m", "mlx_provider.cli", "up"]
     kept = {
         name: value

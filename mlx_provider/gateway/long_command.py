@@ -15,7 +15,6 @@ from types import FrameType
 from .foreground import PASSED_ON, Ended
 
 EVERY = 10.0
-"""Seconds between reports."""
 UNNOTICED = 1.5
 """Seconds that the main thread may leave a signal unhandled: a long call into MLX or BLAS delays
 Python's handlers."""
@@ -31,7 +30,7 @@ class Progress:
         self._what = "running"
 
     def report(self, what: str) -> None:
-        """What begins now, or a value that was measured."""
+        """`what`: what begins now, or a value that was measured."""
         self._what = what
         if self._tell is not None:
             self._tell(f"{time.monotonic() - self._began:5.0f} s  {what}")

@@ -17,13 +17,13 @@ from .config import Served
 from .recommended import table
 
 LEAST_CONTEXT_TOKENS = 16_384
-"""Useful for agents: their first requests alone have 7,000 to 21,000."""
+"""Fewest tokens that are useful for agents: their first requests alone have 7,000 to 21,000."""
 MOST_CONTEXT_TOKENS = 131_072
 """Default limit, because longer prompts take too long. `--context` may request more."""
 DEMO_OUTPUT = 256
 """Tokens of an answer of a demo model, which cannot help an agent."""
 BYTES_PER_TOKEN = 4.5
-"""Of an agent's first request, for vocabularies that encode English and code well."""
+"""In an agent's first request, with vocabularies that encode English and code well."""
 DEMO_BYTES_PER_TOKEN = 1.8
 MEMORY_SHARE = 0.9
 """Share of the memory limit for weights and requests; the rest is for passes."""
@@ -35,8 +35,6 @@ MEMORY_LIMITS = "the most that fits into this machine's memory"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model, and its context that fits into memory."""
-
     model: str
     """After `mlx/`: a Hub id, the absolute path of a folder, `demo`."""
     weights: int
@@ -45,12 +43,11 @@ class Candidate:
     """Tokens of prompt and answer. 0: the weights alone do not fit."""
     own_context: int | None
     here: bool
-    """Needs no download."""
     images: bool = False
     thinks: bool = False
     family: str = ""
     limited_by: str = ""
-    """Why the context is not longer, for people."""
+    """For people."""
 
     @property
     def fits(self) -> bool:
@@ -58,7 +55,6 @@ class Candidate:
 
     @property
     def summary(self) -> str:
-        """For people."""
         where = "" if self.here else ", to be downloaded"
         return f"{self.model}: {size(self.weights)}{where}, context {self.context:,}"
 
@@ -79,12 +75,11 @@ class Candidate:
 
 
 def size(number: int) -> str:
-    """For people."""
     return f"{number / 1e9:.1f} GB" if number >= 10**8 else f"{number / 1e6:.1f} MB"
 
 
 def alias(model: str) -> str:
-    """For clients: the last part of a Hub id or path."""
+    """Name for clients: the last part of a Hub id or path."""
     name = Path(model.partition("@")[0]).expanduser().name
     return name or model
 
@@ -102,8 +97,8 @@ def device_memory() -> int:
 def candidate(
     model: str, registry: PluginRegistry, memory: int, wanted: int | None = None
 ) -> Candidate:
-    """From the model's small files, here or on the Hub. `wanted`: a context that the user requests.
-    Raises `ModelNotFound`, `UnsupportedModel`, `BadRequest`."""
+    """Reads only the model's small files, here or on the Hub. `wanted`: a context that the user
+    requests. Raises `ModelNotFound`, `UnsupportedModel`, `BadRequest`."""
     model = full_name(model)
     found = checkpoint(model)
     family, _ = registry.family_for(found.config)
@@ -125,7 +120,8 @@ def candidate(
 
 
 def needs(found: Outline) -> Footprint:
-    """If the config does not describe it, the engine measures it at load."""
+    """The weights alone if the config does not describe the rest, which the engine measures at
+    load."""
     try:
         return footprint(found.config, found.weight_bytes)
     except BadRequest:

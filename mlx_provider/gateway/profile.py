@@ -17,20 +17,18 @@ from ..records import Client, Gateway, Profile
 DIRECT = ("NO_PROXY", "no_proxy")
 LOOPBACK = "127.0.0.1,localhost"
 HIDDEN_KEY = "sk-..."
-"""Replaces the key where a profile is printed."""
 
 
 @dataclass(frozen=True)
 class Prepared:
     command: tuple[str, ...]
     added: Mapping[str, str]
-    """Variables that differ from the user's."""
+    """Variables that differ from the user's environment."""
     hidden: tuple[str, ...]
-    """Variables of the user that are removed."""
+    """Variables of the user that the client does not get."""
     files: Mapping[str, str]
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Complete, for the client's process."""
         kept = {name: value for name, value in environ.items() if name not in self.hidden}
         return {**kept, **self.added}
 
@@ -94,7 +92,7 @@ def direct(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def write_files(prepared: Prepared, folder: Path) -> None:
-    """Only for this user."""
+    """Readable only for this user."""
     for name, content in prepared.files.items():
         path = folder / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -104,7 +102,6 @@ def write_files(prepared: Prepared, folder: Path) -> None:
 
 
 def shown(prepared: Prepared, gateway: Gateway) -> list[str]:
-    """For people, without the key."""
     lines = [f"{name}={value}" for name, value in prepared.added.items()]
     lines += [f"unset {name}" for name in prepared.hidden]
     for name, content in prepared.files.items():

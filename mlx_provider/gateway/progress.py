@@ -21,7 +21,6 @@ EVERY = 0.5
 PATIENCE = 5.0
 """Seconds until the first line about a load, and between new lines."""
 AGAIN = 30.0
-"""Seconds until the same line is repeated."""
 LEAST_TOKENS = 1000
 """Smallest prompt that is shown. Earlier requests of agents, for example for a title, have fewer
 tokens."""
@@ -112,7 +111,7 @@ class PrefillProgress:
         self._shown = ""
 
     def run(self, over: threading.Event) -> None:
-        """Until the prompt is computed, the engine is gone, or `over` is set."""
+        """Runs until the prompt is computed, the engine is gone, or `over` is set."""
         while not over.wait(self._every):
             try:
                 found = self._first()
@@ -157,11 +156,10 @@ def is_line_mode(screen: TextIO) -> bool:
 
 
 def progress_line(request: RequestFigures) -> str:
-    """For people."""
     done = request.cached_tokens + request.prefilled_tokens
     return f"prompt: {done:,} of {request.prompt_tokens:,} tokens"
 
 
 def title(text: str) -> str:
-    """xterm's OSC 2."""
+    """Sets a terminal's title (xterm's OSC 2)."""
     return f"\x1b]2;{text}\x07"

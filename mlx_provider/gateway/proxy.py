@@ -26,7 +26,6 @@ START_LIMIT = 120.0
 STOP_LIMIT = 10.0
 POLL = 0.1
 BACKLOG = 2048
-"""As uvicorn's own."""
 COMMAND = (sys.executable, "-P", "-m", "mlx_provider.gateway.litellm_process")
 NEEDED = ("fastapi", "orjson", "apscheduler")
 """Packages of LiteLLM's `proxy` extra that it needs to start."""
@@ -44,7 +43,7 @@ class Proxy:
     log: Path
 
     def stop(self) -> None:
-        """Also its workers, with SIGTERM, then SIGKILL. Idempotent."""
+        """Ends also its workers, with SIGTERM, then SIGKILL. Idempotent."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self.process.poll() is not None:
                 break
@@ -72,7 +71,6 @@ class Proxy:
 
 
 def is_ready(url: str) -> bool:
-    """Whether a proxy answers."""
     import httpx  # not at the top: bare `mlx-provider` asks for nothing
 
     try:

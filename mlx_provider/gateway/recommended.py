@@ -51,7 +51,6 @@ class Machine:
 
 
 def table() -> tuple[date, list[Recommended]]:
-    """The table's date, and its rows, best first."""
     read = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     return read["date"], [Recommended(**each) for each in read["model"]]
 
@@ -66,7 +65,7 @@ def two_for(machine: Machine, models: Sequence[Recommended]) -> list[Recommended
 
 
 def this_machine(run: Run | None = None, system: str = platform.system()) -> Machine:
-    """As the system reports it. `run`: output of a program, or empty."""
+    """`run`: returns a program's output, or an empty text."""
     run = run or _output
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if system == "Darwin":

@@ -22,7 +22,6 @@ from .proxy import Proxy, free_port, master_key, require_proxy, start_proxy
 from .start import open_door, own_engine, start_both
 
 PROFILE = "profile"
-"""The client's subfolder of a launch folder."""
 NEXT = "the next request starts another"
 RESTART = "end the client and launch it again"
 
@@ -74,7 +73,7 @@ class Launch:
                 raise EngineUnavailable(f"{program} cannot be run: {error.strerror}") from None
 
     def _start(self, engine: EngineClient, folder: Path, ending: ExitStack, tell: Tell) -> Proxy:
-        """In parallel; both are then ready."""
+        """Starts both in parallel; both are then ready."""
 
         def start() -> Proxy:
             config = write_config(self._config(), folder)

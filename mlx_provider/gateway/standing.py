@@ -21,7 +21,6 @@ from .proxy import START_LIMIT, STOP_LIMIT, Proxy, is_ready, require_proxy, star
 from .start import own_engine, start_both
 
 FIRST_LIMIT = 120.0
-"""Seconds for one token of a loaded model."""
 
 
 def start(kept: Kept, record: Record, environ: Mapping[str, str], tell: Tell) -> bool:

@@ -43,8 +43,6 @@ def start_both(
 
 @dataclass(frozen=True)
 class OpenDoor:
-    """An address of the engine for one client."""
-
     url: str
     key: str = field(repr=False)
 

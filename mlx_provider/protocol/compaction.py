@@ -7,7 +7,7 @@ from .events import Delta, Embedded, Event, Finish, ToolCallDelta
 JOINED = 2**18
 """Bytes of an event to which nothing more is joined."""
 EVENT_BYTES = 750
-"""Beside its text (measured: pydantic 2.12, CPython 3.11)."""
+"""Bytes of an event beside its text (measured: pydantic 2.12, CPython 3.11)."""
 CALL_BYTES = 550
 LOGPROB_BYTES = 800
 

@@ -136,7 +136,7 @@ class _Sleeper:
         self._woken: asyncio.Future[None] | None = None
 
     async def sleep(self) -> None:
-        """Called in the loop iteration that has checked the condition."""
+        """Call it in the loop iteration that has checked the condition."""
         self._woken = self._loop.create_future()
         await self._woken
 
@@ -165,5 +165,4 @@ def _within(limit: int, events: list[Event]) -> int:
 
 
 def nothing_within(timeout: float | None) -> RequestTimedOut:
-    """For a reader whose time limit has passed."""
     return RequestTimedOut(f"no event within {timeout:g} s")

@@ -13,7 +13,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 
 class TokenLogprob(Wire):
-    """`logprob`: natural, before any sampling change."""
+    """Natural logarithms of probabilities before any sampling change."""
 
     token: str
     id: int
@@ -33,7 +33,7 @@ class ToolCallDelta(Wire):
 
 
 class Accepted(Wire):
-    """Valid and in the queue."""
+    """The request is valid and in the queue."""
 
     type: Literal["accepted"] = "accepted"
     id: str
@@ -41,13 +41,11 @@ class Accepted(Wire):
     prompt_tokens: int
     max_tokens: int
     context_length: int | None = None
-    """Of prompt and reply; `None`: unknown."""
+    """Most tokens of prompt and reply; `None`: unknown."""
     vision: bool | None = None
-    """Accepts images; `None`: unknown."""
     reasoning: bool | None = None
-    """Separates reasoning from content."""
     temperature: float | None = Field(None, exclude=True)
-    """From the request or the model. Not sent: only for replies in the engine's process."""
+    """Not sent: only for replies in the engine's process."""
     top_p: float | None = Field(None, exclude=True)
     echo: str = ""
     warnings: list[str] = Field(default_factory=list)
@@ -63,8 +61,6 @@ class Delta(Wire):
 
 
 class Embedded(Wire):
-    """Of one input."""
-
     type: Literal["embedded"] = "embedded"
     index: int
     vector: str
@@ -76,7 +72,6 @@ class Finish(Wire):
     index: int = 0
     reason: FinishReason
     stop: str | None = None
-    """The stop string that ended the choice."""
 
 
 class Usage(Wire):
@@ -128,13 +123,10 @@ class ErrorBody(Wire):
         )
 
     def exception(self) -> MLXProviderError:
-        """Of the class with its code."""
         return from_code(self.code, self.message, self.param, self.retry_after)
 
 
 class Failed(Wire):
-    """The last event of a request with an error."""
-
     type: Literal["failed"] = "failed"
     error: ErrorBody
 

@@ -31,10 +31,8 @@ class RequestFigures(_Figures):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     prefilled_tokens: int = 0
-    """Computed so far."""
     completion_tokens: int = 0
     tokens_per_second: float = 0.0
-    """Decode rate so far."""
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     age: float = 0.0
@@ -55,7 +53,6 @@ class LoadingFigures(_Figures):
 
     @property
     def summary(self) -> str:
-        """For people."""
         if self.unit:
             return f"{self.model}: {self.what}, {self.done / 1e9:.1f} of {self.total / 1e9:.1f} GB"
         steps = f", step {self.done} of {self.total}" if self.total else ""
@@ -66,11 +63,10 @@ class StepFigures(_Figures):
     ago: float
     seconds: float
     rows: int
-    """Decoding."""
     tokens: int
     """Sampled, and accepted drafts."""
     chunk: int
-    """Prompt tokens; 0: no chunk."""
+    """Prompt tokens of the prefill chunk; 0: none."""
     mixed: bool
     """The chunk shared the pass of the rows."""
 
@@ -82,14 +78,12 @@ class EngineFigures(_Figures):
     mixes: bool
     queued: int
     rows: int
-    """In decode or prefill."""
     steps: list[StepFigures] = Field(default_factory=list)
     """Of the last seconds, oldest first."""
     step_median: float = 0.0
     """Median and (`step_longest`) maximum, seconds."""
     step_longest: float = 0.0
     decoded_per_second: float = 0.0
-    """Tokens per second in these steps."""
     prefilled_per_second: float = 0.0
     drafter: str = ""
     drafted_tokens: int = 0
@@ -100,7 +94,6 @@ class EngineFigures(_Figures):
 
 class PrefixNode(_Figures):
     depth: int
-    """Number of ancestors."""
     start: int
     tokens: int
     bytes: int
@@ -129,18 +122,16 @@ class PrefixCacheFigures(_Figures):
     prompt_tokens: int = 0
     reused_tokens: int = 0
     restored_tokens: int = 0
-    """Reused tokens of rows restored from disk."""
     evicted_bytes: int = 0
     disk_bytes: int = 0
-    """Of the files that this engine knows."""
+    """Only files that this engine knows."""
     disk_limit: int = 0
     """0: no disk tier."""
     hit_rate: float = 0.0
-    """Share of prompt tokens."""
+    """Reused share of prompt tokens."""
     tree: list[PrefixNode] = Field(default_factory=list)
     """Parents before children, most recently used first; only a part of a large tree."""
     recent: list[Lookup] = Field(default_factory=list)
-    """Newest first."""
 
 
 class ModelMemory(_Figures):
@@ -150,7 +141,6 @@ class ModelMemory(_Figures):
     rows: int = 0
     """Reserved for rows and their passes."""
     features: int = 0
-    """Of images."""
 
     def owners(self) -> dict[str, int]:
         return self.model_dump(exclude={"model"})
@@ -162,7 +152,6 @@ OF_MODELS = tuple(name for name in ModelMemory.model_fields if name != "model")
 class MemoryFigures(_Figures):
     limit: int = 0
     active: int = 0
-    """Device memory in use."""
     pool: int = 0
     """Free buffers of MLX."""
     prefix_cache: int = 0
@@ -171,7 +160,6 @@ class MemoryFigures(_Figures):
     models: list[ModelMemory] = Field(default_factory=list)
 
     def owners(self) -> dict[str, int]:
-        """Summed over all models."""
         found = dict.fromkeys(OF_MODELS, 0)
         for each in self.models:
             for owner, nbytes in each.owners().items():
@@ -188,12 +176,11 @@ class Figures(_Figures):
     device: str
     pid: int
     requests: list[RequestFigures] = Field(default_factory=list)
-    """Oldest first."""
     engines: list[EngineFigures] = Field(default_factory=list)
     loading: list[LoadingFigures] = Field(default_factory=list)
     prefix_cache: PrefixCacheFigures = PrefixCacheFigures()
     memory: MemoryFigures = MemoryFigures()
 
     def waiting(self) -> int:
-        """Requests before prefill."""
+        """Requests before their prefill."""
         return sum(each.state in ("preparing", "queued") for each in self.requests)

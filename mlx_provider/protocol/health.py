@@ -7,23 +7,18 @@ from pydantic import Field
 from .wire_model import PROTOCOL_VERSION, Wire
 
 JOINED = " + "
-"""Between names of drafters."""
 
 
 class FixedPasses(Wire):
-    """Pass sizes of a reproducible model."""
-
     rows: int
-    """Of each decode pass, including fillers."""
+    """Rows of each decode pass, including fillers."""
     tokens: int
-    """Of each prefill pass except the last of a prompt."""
+    """Tokens of each prefill pass except the last of a prompt."""
     cost: float
     """Time of a single row's decode pass, relative to one without this option."""
 
 
 class ModelStatus(Wire):
-    """As `/v1/models` and `mlx-provider` show it."""
-
     model: str
     family: str
     plugin: str
@@ -36,12 +31,11 @@ class ModelStatus(Wire):
     """Largest difference of a likely token's log-probability between a row in a batch and alone,
     measured at load."""
     drafter: str = ""
-    """See `JOINED`; empty: none."""
+    """Names joined by `JOINED`; empty: none."""
     reproducible: FixedPasses | None = None
-    """Set by the option `reproducible`."""
     vision: bool
     pooling: str | None = None
-    """Of a text's states to its vector; `None`: does not embed."""
+    """How a text's states become its vector; `None`: it does not embed."""
     weights_bytes: int
     tool_parser: str | None = None
     reasoning_parser: str | None = None
@@ -49,8 +43,6 @@ class ModelStatus(Wire):
 
 
 class PluginStatus(Wire):
-    """A plugin found by the engine process."""
-
     name: str
     distribution: str
     version: str
@@ -80,5 +72,5 @@ class Health(Wire):
     """Changes on disk since the start. Last entry: the consequence."""
 
     def without_load(self) -> Health:
-        """Without the load of other clients."""
+        """Hides the load of other clients."""
         return self.model_copy(update={"queued": 0, "running": 0, "active_memory": 0})

@@ -29,7 +29,7 @@ OWNERS_ALONE = frozenset(
 """Options that run code, read files, reach hosts, need separate weights or displace others': never
 set by another machine."""
 NAMED_KEYS = frozenset({"context_length", "on_ignored_params"})
-"""What a request with a named key may set. Other options make more work or another engine."""
+"""Options for requests with a named key. Others make more work or need another engine."""
 
 REMOVED = {
     "draft_tokens": "a drafter proposes as many tokens as pay, at most 7",
@@ -49,8 +49,6 @@ ALLOWED_MEDIA = {"allow_private_media": "private", "allow_file_media": "file"}
 
 
 class WarmPrompt(Asked):
-    """Common beginning of many requests."""
-
     messages: Messages
     tools: Tools = Field(default_factory=list)
 
@@ -87,13 +85,13 @@ class ModelOptions(Asked):
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     pooling: Literal["last", "mean", "cls"] | None = None
-    """If the checkpoint does not say how states become a vector."""
+    """Needed if the checkpoint does not say how states become a vector."""
     allow_media: list[Literal["private", "file"]] = Field(default_factory=list)
     """Beside public addresses: `private` addresses, and files of the engine's machine (`file`)."""
     warm: list[str | WarmPrompt] = Field(default_factory=list, max_length=MAX_WARM)
     """Prefilled before a tenant's first request. A text is a system prompt."""
     extra: dict[str, Any] = Field(default_factory=dict)
-    """For a third-party family's `load`, unchanged."""
+    """Passed unchanged to a third-party family's `load`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -129,7 +127,7 @@ def _tell_renamed(old: str, new: str) -> None:
 
 
 class OperatorOptions(ModelOptions):
-    """Of a config entry: for engine and gateway."""
+    """Options of a config entry, for engine and gateway."""
 
     cache_salt: str = "key"
     """Who shares cached prompts: `key`, `team`, `all`, or all entries with this text."""

@@ -53,14 +53,11 @@ RENDERER_ARGUMENTS = frozenset(
         "truncation",
     }
 )
-"""Of the template's renderer (transformers 5, `apply_chat_template`)."""
+"""Arguments of the template's renderer (transformers 5, `apply_chat_template`)."""
 
 
 class ModelRequest(Asked):
-    """Common fields: model and sender."""
-
     path: ClassVar[str]
-    """HTTP path."""
 
     id: Name = Field(default_factory=lambda: uuid.uuid4().hex)
     model: Name
@@ -72,7 +69,7 @@ class ModelRequest(Asked):
     account: Label | None = None
     """Accounts share the device. `None`: the tenant."""
     share: float = Field(1.0, ge=1 / 64, le=64)
-    """Of the device, relative to other accounts."""
+    """Share of the device, relative to other accounts."""
     options: ModelOptions = ModelOptions()
     timeout: float | None = Field(None, gt=0, le=MOST_SECONDS)
     """Seconds from acceptance to the end."""
@@ -81,13 +78,12 @@ class ModelRequest(Asked):
 
     @property
     def remote(self) -> bool:
-        """Comes over the network."""
         return self.origin in ("remote", "named")
 
     @property
     def namespace(self) -> str:
-        """What shares prefixes, features of images, grammars: separate for each tenant and for
-        other machines."""
+        """Requests with the same namespace share prefixes, features of images, grammars. Separate
+        for each tenant and for other machines."""
         tenant = self.tenant or ""
         return f"remote:{tenant}" if self.remote else tenant
 
@@ -107,8 +103,6 @@ class EmbedRequest(ModelRequest):
 
 
 class GenerateRequest(ModelRequest):
-    """Chat `messages`, or a raw text or token `prompt`."""
-
     path: ClassVar[str] = "/v1/generate"
 
     messages: Messages | None = None
@@ -136,9 +130,9 @@ class GenerateRequest(ModelRequest):
     max_tokens: int | None = Field(None, ge=1)
     min_tokens: int = Field(0, ge=0)
     drafts: bool = True
-    """They do not change the tokens."""
+    """Speculation does not change the tokens."""
     sparse_prefill: bool = True
-    """Allows it, if the operator has enabled it."""
+    """Has an effect only if the operator has enabled it."""
     stop: StopStrings = Field(default_factory=list)
     stop_token_ids: TokenIds = Field(default_factory=list)
     logprobs: bool = False

@@ -9,7 +9,7 @@ from ..bounds import checked_fields
 PROTOCOL_VERSION = 1
 MOST_TOKENS = 2**31 - 1
 MOST_SECONDS = 10**9
-"""Bounded by a system's clocks and waits."""
+"""Bound of a system's clocks and waits."""
 
 
 class Wire(BaseModel):

@@ -49,7 +49,6 @@ class Gate:
         await self._app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> None:
-        """Mark a request with its key, or raise the error of its refusal."""
         headers = Headers(scope=scope)
         key = None if self._keys is None else self._keys.sent(headers)
         known = key is not None or self._keys is None
@@ -98,13 +97,12 @@ class OperatorsAlone:
 
 
 def own_names(host: str) -> set[str]:
-    """Names by which other machines may address one that listens on `host`."""
+    """Names by which other machines may address this one, if it listens on `host`."""
     machine = socket.gethostname()
     return {"localhost", host, machine, f"{machine.partition('.')[0]}.local"}
 
 
 def host_of(header: str) -> str:
-    """From a `Host` header, without the port."""
     name = header.rsplit(":", 1)[0] if header.rfind(":") > header.rfind("]") else header
     return name.strip("[]").rstrip(".").lower()
 

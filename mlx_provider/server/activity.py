@@ -16,18 +16,16 @@ UNREAD_TOTAL = 2**29
 
 
 class Activity:
-    """Event loop only."""
+    """Used only in the event loop."""
 
     def __init__(self) -> None:
         self._attached = 0
         self._open: dict[EventQueue, str] = {}
-        """With their owners."""
         self._counting = 0
         self._since = time.monotonic()
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Count a client during its attach connection."""
         self._attached += 1
         try:
             yield
@@ -43,7 +41,6 @@ class Activity:
 
     @contextmanager
     def serving(self, queue: EventQueue, owner: str = "") -> Iterator[None]:
-        """Count a request from submission to last byte."""
         self._open[queue] = owner
         try:
             yield
@@ -69,7 +66,6 @@ class Activity:
         return self._attached
 
     def idle(self) -> float:
-        """Seconds without client and request."""
         return 0.0 if self._attached or self.requests else time.monotonic() - self._since
 
     def relieve(self) -> None:
@@ -86,6 +82,5 @@ class Activity:
             queue.give_up()
 
     def fail_open(self, error: MLXProviderError) -> None:
-        """End every open request with an error."""
         for queue in self._open:
             queue.put([Failed.of(error)])

@@ -109,7 +109,6 @@ class EngineApp:
         ]
 
     def _operators_routes(self) -> list[Route]:
-        """Routes that show or change requests of all tenants."""
         figures = FiguresRoute(self._service, self.stopping)
         alone = [Middleware(OperatorsAlone)]
         return [
@@ -126,7 +125,6 @@ class EngineApp:
         return Generate(self._service, incoming, self.stopping, read=read)
 
     def _foreign_routes(self, incoming: Incoming, paths: Iterable[str]) -> list[Route]:
-        """Routes of other APIs: generation, token counts, models."""
         return [
             *(
                 Route(path, self._answer(incoming, foreign(ROUTES[path])), methods=["POST"])
@@ -169,7 +167,7 @@ class EngineApp:
         return self._service.health().model_copy(update=own)
 
     def _state_for(self, scope: Scope) -> Health:
-        """For a named key without what shows other tenants' requests."""
+        """For a named key: without other tenants' requests."""
         state = self.state()
         return state.without_load() if is_named(scope) else state
 
@@ -235,7 +233,6 @@ class EngineApp:
 
 
 def _sender(scope: Scope, tenant: str | None) -> dict[str, Any]:
-    """Fields that state the sender of a request on TCP."""
     return key_of(scope).marks(tenant)
 
 

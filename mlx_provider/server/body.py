@@ -18,9 +18,7 @@ from .keys import owner_of
 SMALL = 2**20
 """Bytes of the largest body that does not wait behind large ones."""
 SMALL_ROOM = 64 * 2**20
-"""Bytes of all small bodies."""
 PARSED_AT_ONCE = 2
-"""Parsing threads."""
 MAX_VALUES = 2**21
 """JSON values of one body. Each takes about a hundred bytes once parsed, but may be only 3 in the
 body (`{},`)."""

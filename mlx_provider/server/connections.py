@@ -71,11 +71,11 @@ class WatchedState(ServerState):
         super().__init__()
         self.limits = limits
         self._silent: dict[WatchedProtocol, None] = {}
-        """Without a first request, oldest first."""
+        """Connections without a first request, oldest first."""
         self._idle: dict[WatchedProtocol, None] = {}
-        """Between two requests."""
+        """Connections between two requests."""
         self._sending: dict[WatchedProtocol, None] = {}
-        """In the body of a request."""
+        """Connections in the body of a request."""
         self._refused: dict[WatchedProtocol, None] = {}
 
     def entered(self, protocol: WatchedProtocol) -> None:
@@ -90,7 +90,6 @@ class WatchedState(ServerState):
             self._drop(victim)
 
     def admits(self, owner: str) -> bool:
-        """Whether a named key may use one more connection."""
         used = [each for each in self._watched() if each.owner is not None and each.in_use]
         return sum(each.owner == owner for each in used) < self._most() - len(used)
 
@@ -135,7 +134,6 @@ class WatchedState(ServerState):
         return self._sending if protocol.cycle.more_body else None
 
     def drop_all(self) -> None:
-        """In any state."""
         for protocol in self._watched():
             self._drop(protocol)
 
@@ -163,7 +161,7 @@ class WatchedProtocol(H11Protocol):
         self.owner: str | None = None
         """Owner of its present or last request; `None`: none was admitted."""
         self.seconds = 0.0
-        """Since the expected head or body began."""
+        """Seconds since the expected head or body began."""
         self._received = 0
         self._refused = False
         self._part: tuple[object, bool] | None = None
@@ -172,12 +170,12 @@ class WatchedProtocol(H11Protocol):
 
     @property
     def between_requests(self) -> bool:
-        """Whether no request has begun, or the last one was answered."""
+        """No request has begun, or the last one was answered."""
         return self.cycle is None or self.cycle.response_complete
 
     @property
     def in_use(self) -> bool:
-        """Whether a request has begun, or its reply is not read completely."""
+        """A request has begun, or its reply is not read completely."""
         return not self.between_requests or bool(self.transport.get_write_buffer_size())
 
     def admit(self, owner: str) -> None:
@@ -193,7 +191,6 @@ class WatchedProtocol(H11Protocol):
         self.server_state.entered(self)
 
     def data_received(self, data: bytes) -> None:
-        """Counts the bytes of heads and bodies."""
         if self._refused:
             return
         self._received += len(data)
@@ -215,7 +212,7 @@ class WatchedProtocol(H11Protocol):
         self.transport.write_eof()
 
     def waited(self, seconds: float) -> bool:
-        """Whether its client is out of time, `seconds` after the last check."""
+        """Whether its client is out of time. `seconds`: since the last check."""
         limits = self.server_state.limits
         self._await_arrival(seconds)
         self._await_reader(seconds)
@@ -247,7 +244,6 @@ class WatchedProtocol(H11Protocol):
 
 
 def _whole(error: Overloaded) -> bytes:
-    """For a connection without a request."""
     answer = error_response(error, {"connection": "close"})
     head = b"".join(b"%b: %b\r\n" % field for field in answer.raw_headers)
     return b"HTTP/1.1 %d Too Many Requests\r\n%b\r\n%b" % (error.status, head, bytes(answer.body))

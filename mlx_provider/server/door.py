@@ -32,7 +32,6 @@ class DoorRequest(BaseModel):
     model: Name
     options: ModelOptions = ModelOptions()
     max_tokens: int = Field(ge=1)
-    """For requests that set none."""
 
     def fields(self) -> dict[str, Any]:
         return {"model": self.model, "options": self.options, "max_tokens": self.max_tokens}
@@ -40,16 +39,12 @@ class DoorRequest(BaseModel):
 
 @dataclass(frozen=True)
 class OpenDoor:
-    """A served port."""
-
     url: str
     close: Callable[[], None]
     """Ends its connections, too."""
 
 
 class Door:
-    """`POST /v1/door`."""
-
     def __init__(self, app: Callable[[DoorRequest], ASGIApp], stopping: anyio.Event) -> None:
         """`app`: serves the requests of a listener."""
         self.listen: Callable[[ASGIApp], Awaitable[OpenDoor]]

@@ -32,7 +32,6 @@ def engine_keys(
 
 
 def own_key_file(environ: Mapping[str, str] = os.environ, name: str = "engine.key") -> Path:
-    """Default for this user."""
     base = environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(base).expanduser() / "mlx-provider" / name
 

@@ -22,8 +22,6 @@ STREAMS = 16
 
 
 class FiguresRoute:
-    """Computed only on request."""
-
     def __init__(self, service: Service, stopping: anyio.Event) -> None:
         self._service = service
         self._stopping = stopping
@@ -56,7 +54,7 @@ class FiguresRoute:
 
 
 class _Watched(StreamingResponse):
-    """Counted when its head is sent: a body that is never read would not be."""
+    """Counted from its head on: a body that is never read would not be counted."""
 
     def __init__(self, route: FiguresRoute, lines: AsyncIterator[bytes]) -> None:
         super().__init__(lines, media_type=NDJSON)

@@ -36,7 +36,6 @@ from .threads import in_thread
 LARGE = 4 * 2**20
 """Bytes of a body from which free memory is returned to the system."""
 HEARTBEAT = 5.0
-"""Seconds of silence before a heartbeat."""
 
 Reader = Callable[[Incoming, Scope, Receive], Awaitable[tuple[Asked, Ticket]]]
 
@@ -62,8 +61,6 @@ def foreign(read_body: Read) -> Reader:
 
 
 class Generate:
-    """One instance per route, and an `_Answer` per request."""
-
     def __init__(
         self,
         service: Service,
@@ -114,7 +111,6 @@ class _Answer:
         self._submitting = anyio.CancelScope()
         self._beating, self._beaten = anyio.CancelScope(), anyio.Event()
         self._written = 0.0
-        """Time of the last output."""
         self._submitted = 0
         """Requests accepted by the service."""
 

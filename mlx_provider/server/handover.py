@@ -37,8 +37,6 @@ class StopRequest(BaseModel):
 
 
 class Handover:
-    """Ends the process once the condition of a stop request is true."""
-
     def __init__(
         self,
         activity: Activity,
@@ -53,9 +51,8 @@ class Handover:
         self._asked: dict[str, StopRequest] = {}
         self._noticed: list[str] = []
         self.ending = False
-        """Whether new requests are refused."""
         self.stop: Callable[[], None] = lambda: None
-        """Set by the server."""
+        """The server sets this to end the process."""
 
     async def __call__(self, request: Request) -> Response:
         """`{"ends": bool, "clients": int, "requests": int}`."""
@@ -87,12 +84,11 @@ class Handover:
         raise EngineUnavailable("a new engine replaces this one")
 
     def out_of_date(self) -> list[str]:
-        """Changes since the start, and their effect."""
         changes = self._changes()
         return [*changes, self._outlook(changes)] if changes else []
 
     def due(self, others: int = 0) -> bool:
-        """`others`: clients that do not count."""
+        """`others`: clients that do not prevent the end."""
         if "now" in self._asked:
             return True
         if self._activity.requests:
@@ -115,7 +111,6 @@ class Handover:
         return changes
 
     def _renews(self, changes: list[str]) -> bool:
-        """Whether a new engine could serve these clients."""
         known = None if self._remote else self._out_of_date
         return known is not None and known.replaceable(changes)
 

@@ -34,7 +34,7 @@ class Incoming:
     activity: Activity
     bodies: Bodies
     marks: Callable[[Scope, str | None], dict[str, Any]]
-    """(scope, tenant in the request) -> the fields that a client cannot choose."""
+    """(scope, tenant in the request) -> fields that a client cannot choose."""
     admit: Callable[[Scope], None]
     """Raises if another engine must serve the request."""
     threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(THREADS))
@@ -62,7 +62,7 @@ class Incoming:
         return parsed, body.ticket
 
     async def _parsed(self, parse: Callable[[bytearray], R], body: Body) -> R:
-        """Large bodies in threads, so that streams continue."""
+        """Large bodies are parsed in threads, so that streams continue."""
         if len(body.data) <= AT_ONCE:
             return parse(body.data)
         with await self.bodies.parsing.ask(1, body.ticket.owner).arrive():
@@ -85,8 +85,8 @@ def parse_request(kind: type[T], body: bytes | bytearray) -> T:
 
 
 def _json(body: bytes | bytearray) -> object:
-    """Parsed apart from the model's fields, so that limits are checked first. Without garbage
-    collection, which a million objects would trigger a dozen times."""
+    """Parses before fields are validated, so that limits are checked first. Garbage collection is
+    off, because a million objects would trigger it a dozen times."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -20,14 +20,14 @@ SHORTEST = 16
 """Characters of a named key. A shorter second word is rather the second word of a phrase."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 FOUND = "mlx_provider.key"
-"""Of the key in a request's scope."""
+"""The item of a request's scope with its key."""
 CONNECTION = "mlx_provider.connection"
-"""Of the connection in the scope's `state`."""
+"""The item of the scope's `state` with its connection."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """Not shown in any `repr`."""
+    """Does not appear in its `repr`."""
 
     text: str = field(repr=False)
     name: str | None = None
@@ -47,7 +47,6 @@ class Keys:
         self._keys = {_digest(key.text.encode("utf-8", "surrogateescape")): key for key in keys}
 
     def sent(self, headers: Headers) -> Key | None:
-        """From `Authorization: Bearer` or `x-api-key`."""
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         given = (bearer if kind == "Bearer" else "", headers.get("x-api-key", ""))
         digests = [_digest(each.encode("latin-1")) for each in given]
@@ -55,7 +54,7 @@ class Keys:
 
 
 def key_of(scope: Scope) -> Key:
-    """After a gate with keys."""
+    """Only behind a gate with keys."""
     key: Key = scope[FOUND]
     return key
 
@@ -119,7 +118,7 @@ def _key(line: str) -> Key:
 
 
 def _unlike(found: dict[int, Key], key: Key) -> Key:
-    """The key. Raises `ValueError` if an earlier line has it."""
+    """Raises `ValueError` if an earlier line has the same key."""
     for number, other in found.items():
         if other.text == key.text:
             raise ValueError(f"the key is that of line {number}: give each line its own")

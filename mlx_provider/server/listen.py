@@ -25,11 +25,10 @@ class Listener:
     """Device and inode of the socket file."""
 
     def findable(self) -> bool:
-        """Whether new clients can reach this socket."""
         return self.path is None or _identity(self.path) == self.identity
 
     def remove(self) -> None:
-        """Leaves the file of another engine."""
+        """Does not remove the socket of another engine."""
         if self.path is not None and self.findable():
             self.path.unlink(missing_ok=True)
 

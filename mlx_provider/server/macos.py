@@ -17,7 +17,6 @@ PRESSURE = b"kern.memorystatus_vm_pressure_level"
 NORMAL, CRITICAL = 1, 4
 """Levels of `PRESSURE`; 2 is a warning."""
 AGAIN_SECONDS = 10.0
-"""Between two evictions."""
 
 
 class StayAwake:
@@ -26,8 +25,8 @@ class StayAwake:
         self._process: subprocess.Popen[bytes] | None = None
 
     def update(self, *, busy: bool) -> None:
-        """Also ends with this process (`-w`). A program that has ended by itself is started
-        again."""
+        """The assertion also ends with this process (`-w`). A program that has ended by itself is
+        started again."""
         running = self._process is not None and self._process.poll() is None
         if busy and not running and self._program.exists():
             command = [os.fspath(self._program), "-i", "-w", str(os.getpid())]
@@ -39,8 +38,6 @@ class StayAwake:
 
 
 class MemoryPressure:
-    """When the prefix cache must return memory to other programs."""
-
     def __init__(
         self,
         level: Callable[[], int] | None = None,
@@ -63,7 +60,7 @@ class MemoryPressure:
 
 
 def pressure_level() -> int:
-    """`NORMAL` if the system has no level."""
+    """`NORMAL` if the system reports none."""
     if sys.platform != "darwin":
         return NORMAL
     found = ctypes.c_int(NORMAL)

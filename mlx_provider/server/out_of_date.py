@@ -16,7 +16,6 @@ from ..registry.sources import times
 OWN = "mlx-provider"
 PACKAGES = (OWN, "mlx", "mlx-lm", "mlx-vlm", "transformers")
 TOLD = 5
-"""Files named per plugin."""
 
 
 class OutOfDate:
@@ -77,7 +76,6 @@ class OutOfDate:
 
 
 def _folders() -> dict[str, int]:
-    """Modification times of the import path."""
     found = {}
     for path in sys.path:
         try:
@@ -88,7 +86,7 @@ def _folders() -> dict[str, int]:
 
 
 def _files(paths: list[str]) -> str:
-    """Without folders, which only the owner may see."""
+    """Names without folders, which only the owner may see."""
     names = [f"{Path(path).parent.name}/{Path(path).name}" for path in paths]
     more = len(names) - TOLD
     return ", ".join(names[:TOLD]) + (f" and {more} more" if more > 0 else "")

@@ -31,7 +31,7 @@ class OwnerSocket(socket.socket):
 
 
 def peer_uid(connection: socket.socket) -> int | None:
-    """User at the other end of a unix socket. `None`: unknown."""
+    """`None`: unknown."""
     try:
         if sys.platform == "darwin":
             credentials = connection.getsockopt(SOL_LOCAL, LOCAL_PEERCRED, 76)

@@ -76,7 +76,8 @@ class EngineServer(uvicorn.Server):
         app.door.listen = self._listen
 
     async def run_until_stopped(self, idle_limit: float | None) -> None:
-        """Until a signal, `idle_limit` seconds without clients, or the loss of the socket file."""
+        """Ends by a signal, after `idle_limit` seconds without clients, or by the loss of the
+        socket file."""
         loop = asyncio.get_running_loop()
         watches = [loop.create_task(w) for w in (self._watch(idle_limit), self._watch_clients())]
         try:
@@ -93,7 +94,7 @@ class EngineServer(uvicorn.Server):
         self._ready()
 
     async def _listen(self, app: ASGIApp) -> OpenDoor:
-        """Serve another app on a free loopback port, within the same limits."""
+        """On a free loopback port, within the same limits."""
         config, made = _configured(app), WeakSet[WatchedProtocol]()
         config.load()
 
@@ -114,7 +115,6 @@ class EngineServer(uvicorn.Server):
         return OpenDoor(listener.address, close)
 
     async def _drained(self) -> None:
-        """Wait for requests in flight, up to the drain time or a second signal."""
         for _ in range(round(self._drain / DRAIN_POLL)):
             if not self._app.activity.requests or self._hurry:
                 return
@@ -160,7 +160,6 @@ class EngineServer(uvicorn.Server):
         self.should_exit = True
 
     async def _watch_clients(self) -> None:
-        """Close connections of inactive clients, and end replies that are not read."""
         tick = self.server_state.limits.tick
         while True:
             await asyncio.sleep(tick)
@@ -168,7 +167,6 @@ class EngineServer(uvicorn.Server):
             self._app.activity.relieve()
 
     async def _watch(self, idle_limit: float | None) -> None:
-        """Stop if idle, or if clients can no longer find the engine."""
         activity, awake, pressure = self._app.activity, StayAwake(), MemoryPressure()
         while True:
             await asyncio.sleep(WATCH if idle_limit is None else min(WATCH, idle_limit / 4))

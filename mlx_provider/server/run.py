@@ -53,7 +53,6 @@ class ServeOptions:
     drain: float = 0.0
     """Seconds for requests in flight after the stop. Only on TCP."""
     lock_fd: int | None = None
-    """Engine lock of the client that starts this process."""
     ready_fd: int | None = None
     """Reports that the engine listens, or why not."""
 
@@ -107,7 +106,7 @@ def chat_service(settings: EngineSettings, deliver: Deliver) -> Service:
 
 
 def prepare_mlx() -> None:
-    """Before the first import of MLX. Raises `NotInstalled` if it is missing."""
+    """Call before the first import of MLX. Raises `NotInstalled` if it is missing."""
     preload()
     enlarge()
     keep_freed()
@@ -198,7 +197,6 @@ def _say(line: str) -> None:
 
 
 def _report(options: ServeOptions, line: bytes) -> None:
-    """The starting client may have ended."""
     if options.ready_fd is None:
         return
     try:

@@ -22,7 +22,7 @@ from .weights import Weights
 from .weights_key import WeightsKey
 
 MAX_VIEWS = 64
-"""Per model."""
+"""Most views of one model."""
 
 
 class Aliases:

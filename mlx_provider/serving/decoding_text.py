@@ -35,7 +35,6 @@ def batching(layout: str, mixed_prefill: bool, noise_floor: float) -> str:
 
 
 def beside_a_prompt(chunking: Chunking) -> str:
-    """The rates of streams and a long prompt on this device, under the stall target."""
     found = chunking.expected_pace(STREAMS, HELD, DEPTH)
     return (
         f"while a prompt of {DEPTH:,} tokens is computed, {STREAMS} running streams get a token "

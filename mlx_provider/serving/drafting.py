@@ -49,7 +49,7 @@ class Drafts:
     drafter: str = ""
     """Names, best first, joined by `JOINED`. Empty: none."""
     nbytes: int = 0
-    """Bytes loaded, and bytes that rows may use."""
+    """Bytes of its weights, and those that rows may add."""
 
     @property
     def scorer(self) -> ScoresPrompts | None:
@@ -105,7 +105,7 @@ def _together(started: Sequence[Started], model: LoadedModel) -> Drafts:
 def _able(
     drafters: Sequence[Drafter], folder: Path, model: LoadedModel, given: DraftOptions
 ) -> list[Started]:
-    """Best first: one drafter for the operator's folder, and all others."""
+    """Those that start, best first: one for the operator's folder, and all others."""
     given_one = [d for d in drafters if d.reads_draft_model and given.model is not None]
     started: list[Started] = []
     refusals: list[str] = []
@@ -142,7 +142,7 @@ def _try(
 
 
 def _why(drafter: Drafter, fault: Fault) -> str:
-    """Without details of the error, which stay in the traceback."""
+    """The reason without details of the error, which stay in the traceback."""
     if isinstance(fault.error, MLXProviderError):
         return f"drafter {drafter.name} is not used: {fault.error.message}"
     cause = f"a fault of {fault.origin or 'its plugin'}"

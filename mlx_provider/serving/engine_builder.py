@@ -51,7 +51,7 @@ class _KVCache:
     layouts: Sequence[str]
     """Best first."""
     key: str
-    """Key of measurements with it on this device."""
+    """Key of the stored measurements on this device."""
 
 
 class EngineBuilder:
@@ -228,7 +228,7 @@ class EngineBuilder:
         return found or PassBytes()
 
     def _keep_learned(self, key: str, measured: Measured, costs: Costs) -> None:
-        """Store the measurements with the costs that passes over deep caches have refined."""
+        """Store measurements with the costs that passes over deep caches have refined."""
         if costs.curve != measured.curve:
             self._measurements.keep(key, replace(measured, curve=costs.curve))
 

@@ -52,7 +52,7 @@ def take(
     chosen_limit: int | None,
     media: int,
 ) -> Figures:
-    """`media`: bytes of images that requests hold."""
+    """`media`: bytes of images held by requests."""
     now = time.monotonic()
     engines = [(each, kind, run) for each in weights for kind, run in list(each.engines.items())]
     seen = [found for _, _, run in engines for found in run.engine.recent.lookups.items()]
@@ -161,7 +161,6 @@ def _lookup(found: LookedUp, now: float) -> Lookup:
 
 
 def _reason(found: LookedUp) -> MissReason:
-    """Why most of the reusable tokens were lost."""
     lost = {name: tokens for name, tokens in found.lost.items() if name in REASONS and tokens}
     return REASONS[max(lost, key=lost.__getitem__)] if lost else ""
 

@@ -38,7 +38,6 @@ class Gauges(Collector):
 
 
 def _numbers(figures: Figures) -> Iterator[tuple[str, str, float]]:
-    """Name, help text and value of gauges without labels."""
     engines, memory, cache = figures.engines, figures.memory, figures.prefix_cache
     yield "requests_queued", "Requests that wait now.", sum(each.queued for each in engines)
     yield "requests_running", "Requests that run now.", sum(each.rows for each in engines)

@@ -26,7 +26,6 @@ REACH = 0.8
 GGUF = ".gguf"
 TEMPLATE = "chat_template.jinja"
 TEMPLATES = ("chat_template.json", "tokenizer_config.json")
-"""Files that may hold a chat template."""
 PATTERNS = ["*.json", "*.safetensors", "*.py", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
 
 
@@ -59,7 +58,7 @@ def local_folder(model: str, *, repository: bool = False) -> Path | None:
 
 
 def full_name(model: str) -> str:
-    """The name for an engine with another working folder."""
+    """The absolute path of a folder: an engine has another working folder."""
     model = model.removeprefix("mlx/")
     if model in DEMOS or not _path(model).is_dir():
         return model
@@ -67,7 +66,7 @@ def full_name(model: str) -> str:
 
 
 def no_folder(name: str) -> str:
-    """Error text; for a relative path with the remedy."""
+    """The error text; for a relative path with the remedy."""
     path = _path(name)
     if path.is_absolute():
         return f"no folder {path} on the engine's machine"
@@ -236,20 +235,18 @@ def _no_gguf(name: str) -> BadRequest:
 
 
 def not_gguf(name: str) -> str:
-    """Error text with the remedy."""
     base = re.sub(r"[-.](gguf|i?q\d\w*)\b", "", name.rpartition("/")[2], flags=re.IGNORECASE)
     return f"GGUF is not served: take an MLX version, such as mlx-community/{base}-4bit"
 
 
 def known() -> str:
-    """Names of models, for an error."""
     names = sorted(cached_models())
     listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
     return f"; on this machine: {listed or 'none'}; `demo` always works, a folder by its full path"
 
 
 def on_this_machine(model: str) -> bool:
-    """Whether a name that every client may use is here."""
+    """Whether a name that every client may use (no folder) needs no download."""
     return model in DEMOS or _repository(model)[0] in cached_models()
 
 

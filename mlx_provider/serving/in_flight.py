@@ -33,8 +33,6 @@ class Active:
 
 @dataclass(eq=False)
 class Entry:
-    """A request's reader, and the resources that it holds until its end."""
-
     id: str
     queue: EventQueue
     media: MediaClaim
@@ -84,12 +82,11 @@ class InFlight:
             return entry.active
 
     def reached(self, active: Active) -> None:
-        """Called on the engine thread."""
         with self._lock:
             active.instance.arriving.remove(active.request.account)
 
     def cancel(self, name: str) -> Entry | None:
-        """One that is still in preparation will not be admitted."""
+        """A request in preparation will not be admitted."""
         with self._lock:
             entry = self._entries.get(name)
             if entry is not None and entry.active is None:
@@ -97,7 +94,6 @@ class InFlight:
             return entry
 
     def of(self, request: Request) -> tuple[Entry, Active] | None:
-        """`None`: it has ended."""
         entry = self._entries.get(request.id)
         if entry is None or entry.active is None or entry.active.request is not request:
             return None
@@ -112,7 +108,6 @@ class InFlight:
         return sorted(self._entries.values(), key=lambda entry: entry.arrived)
 
     def leave(self, entry: Entry) -> None:
-        """Release its resources."""
         with self._lock:
             if self._entries.get(entry.id) is entry:
                 del self._entries[entry.id]

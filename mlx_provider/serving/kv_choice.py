@@ -72,7 +72,6 @@ def _quantised(model: LoadedModel, bits: int, group: int) -> list[Any]:
 
 
 def _head_sizes(model: LoadedModel) -> set[int]:
-    """Of the layers that would be quantised."""
     cache = model.make_cache()
     tokens = [token % model.info.vocab_size for token in range(1, TRIAL_TOKENS + 1)]
     model.prefill(PrefillChunk(Prompt(tokens), 0, TRIAL_TOKENS, cache))

@@ -35,15 +35,13 @@ class Ticket(Generic[T]):
     keep_alive: float | None
     since: float
     until: float
-    """When its wait ends, unless its model is loading."""
     deadline: float
     hold: Hold[T] | None = None
     error: MLXProviderError | None = None
     reserved: frozenset[Hashable] = frozenset()
-    """Models that accept no new requests until they leave for it."""
+    """Models that accept no new requests until they become idle and leave."""
 
     def pause(self, now: float, turn: float) -> float | None:
-        """Seconds until the next check."""
         times = (self.deadline, self.until, self.since + turn)
         soonest = min((at for at in times if at > now), default=inf)
         return None if soonest == inf else soonest - now
@@ -83,7 +81,6 @@ class Line(Generic[T]):
 
 
 def too_large(name: str, nbytes: int, limit: int) -> LoadFailed:
-    """For a model that does not fit even if nothing else is in memory."""
     return LoadFailed(
         f"{name} has {nbytes} bytes of weights; the memory limit leaves {limit} for them: raise "
         "MLX_PROVIDER_MEMORY_LIMIT, or serve a smaller model"
@@ -91,7 +88,6 @@ def too_large(name: str, nbytes: int, limit: int) -> LoadFailed:
 
 
 def in_use(ticket: Ticket[T], residents: Residents[T]) -> MemoryInUse:
-    """For a request that has waited too long."""
     ledger, used = residents.ledger, sum(bool(each.holds) for each in residents)
     takes = ledger.of(ticket.key) or ticket.plan.nbytes
     pinned = sum(ledger.of(each.key) for each in residents if each.keep_alive.pinned)

@@ -37,7 +37,6 @@ class LoadProgress:
             del self._stages[stage]
 
     def figures(self) -> list[LoadingFigures]:
-        """Oldest first."""
         return [
             LoadingFigures(
                 model=stage.model,

@@ -108,7 +108,6 @@ class LoadQueue(Generic[T]):
             return True
 
     def withdraw(self, who: str) -> None:
-        """Requests of this name were cancelled."""
         with self._changed:
             gone = [ticket for ticket in self._line if ticket.who == who]
             if gone:
@@ -151,7 +150,6 @@ class LoadQueue(Generic[T]):
             return leaving
 
     def left(self, resident: Resident[T]) -> None:
-        """A model of `make_way` is unloaded."""
         self._work.left(resident)
 
     def grown(self, key: Hashable) -> None:
@@ -249,7 +247,6 @@ class LoadQueue(Generic[T]):
         return self._residents.to_reserve(self._lack(ticket), ticket.key, ticket.reserved)
 
     def _lack(self, ticket: Ticket[T]) -> int:
-        """Bytes that must become free."""
         if ticket.key in self._residents:
             return ticket.rows - self._ledger.free
         return ticket.plan.nbytes + max(ticket.rows, self._residents.rows()) - self._ledger.free

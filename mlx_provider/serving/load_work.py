@@ -37,7 +37,7 @@ class LoadWork(Generic[T]):
         self._unload = unload
         self.key: Hashable | None = None
         self.generation = 0
-        """Of the engine thread. A model that loaded on an earlier one is gone."""
+        """Generation of the engine thread. A model that loaded on an earlier one is gone."""
 
     def start(self, leaving: Leaving[T], key: Hashable, plan: LoadPlan[T] | None) -> None:
         """`plan`: `None` if the model is in memory and its rows need more."""
@@ -57,7 +57,6 @@ class LoadWork(Generic[T]):
                 self.left(resident)
 
     def left(self, resident: Resident[T]) -> None:
-        """Its bytes are free."""
         with self._changed:
             self._residents.remove(resident)
             self._advance()

@@ -46,8 +46,6 @@ milliseconds."""
 
 
 class Loader:
-    """Loads with the family of a plugin."""
-
     def __init__(
         self,
         registry: PluginRegistry,

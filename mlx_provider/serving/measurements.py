@@ -29,12 +29,12 @@ from .weights import Weights
 log = logging.getLogger(__name__)
 
 LARGEST = 2**20
-"""Most bytes of the file."""
+"""Bytes."""
 ENTRIES = 64
-"""Most entries (model and KV cache); the oldest is dropped first."""
+"""Entries (model and KV cache); the oldest is dropped first."""
 UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm")
 FORMAT = 8
-"""Version of the method. Entries of other versions are not used."""
+"""Changes with the method of measurement; entries of other versions are not used."""
 
 
 @dataclass(frozen=True)
@@ -44,21 +44,19 @@ class Measured:
     passes: PassBytes | None = None
     """`None`: failed, and tried again."""
     folder: str = ""
-    """For people."""
     kind: str = ""
-    """Of its KV cache. Empty: not quantised."""
+    """Kind of the KV cache. Empty: not quantised."""
     software: str = ""
-    """See `software()`."""
     least_shared: int = UNMEASURED_SHARING
 
     @property
     def lasts(self) -> bool:
-        """Whether nothing failed that may work later."""
+        """No part has failed in a way that a later attempt can mend."""
         return self.probe.conclusive and self.curve != UNMEASURED
 
     @property
     def sound(self) -> bool:
-        """Whether this version can have written it."""
+        """This version can have written it."""
         points = (*self.curve.widths, *self.curve.depths)
         numbers = [self.probe.noise_floor, *(number for point in points for number in point)]
         numbers += vars(self.passes).values() if self.passes is not None else ()
@@ -82,7 +80,6 @@ class Measurements:
 
     @classmethod
     def chosen(cls, setting: str, environ: Mapping[str, str] = os.environ) -> Measurements:
-        """`setting`: `EngineSettings.measurements`."""
         if setting == "auto":
             return cls(state_folder(environ) / "measurements.json")
         return cls(None if setting == "off" else Path(setting).expanduser())

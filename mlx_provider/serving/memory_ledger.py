@@ -19,7 +19,7 @@ class HoldsMemory(Protocol):
 
     @property
     def live_bytes(self) -> int:
-        """Reserved bytes of the rows that run on it."""
+        """Reserved bytes of its rows."""
 
 
 @dataclass
@@ -28,7 +28,6 @@ class _Account:
     model: HoldsMemory | None = None
     """`None` while it loads."""
     measuring: int = 0
-    """Bytes reserved for its measurements."""
 
 
 class MemoryLedger:

@@ -155,14 +155,12 @@ class ModelCache:
         return self._aliases.view(weights, name, options, listed=listed)
 
     def withdraw(self, who: str) -> None:
-        """The request of this name was cancelled."""
         self.queue.withdraw(who)
 
     def views(self) -> list[ModelView]:
         return [view for weights in self.queue.models() for view in list(weights.views.values())]
 
     def statuses(self) -> list[ModelStatus]:
-        """One per view, for people."""
         found = (view.status for view in self.views())
         return [status for status in found if status is not None]
 

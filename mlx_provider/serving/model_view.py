@@ -29,12 +29,11 @@ class ModelView:
     tool_parser: ToolParser | None
     reasoning_parser: ReasoningParser | None
     any_parser: ToolParser | None
-    """For a model whose template shows no known format."""
+    """Used if the template shows no known format."""
     forced_parser: ToolParser | None
-    """The call format forced on such a model."""
+    """The format of calls that it is forced to write then."""
     layout: TurnLayout = NO_LAYOUT
     _warmed: dict[tuple[str, int], None] = field(default_factory=dict)
-    """Namespaces with warm prompts, oldest first."""
 
     @property
     def model(self) -> LoadedModel:

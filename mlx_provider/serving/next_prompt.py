@@ -29,10 +29,9 @@ from .prompt import prepare
 log = logging.getLogger(__name__)
 
 RESULT = "first result"
-"""Placeholder for the first result."""
 OTHER = "another one"
 TAIL = 64
-"""Tokens at the end of a prompt that are searched first for the placeholder."""
+"""Tokens at the end of a prompt in which the placeholder is searched first."""
 
 
 @dataclass(eq=False)
@@ -45,7 +44,6 @@ class Turn:
     reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     called: bool = False
-    """The reply is complete and ends with calls."""
 
     def take(self, events: Sequence[Event]) -> bool:
         """Returns whether tools run from now on."""
@@ -98,7 +96,7 @@ class NextPrompts:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def await_results(self, turn: Turn) -> None:
-        """The tools of a turn run (engine thread)."""
+        """Called on the engine thread when the tools of a turn begin to run."""
         self._worker.when_idle(partial(self._pool.submit, self._render, turn))
 
     def _render(self, turn: Turn) -> None:
@@ -114,7 +112,6 @@ class NextPrompts:
 
 
 def _requests(turn: Turn) -> Iterator[Request]:
-    """Prefill requests for the possible heads."""
     wire, view = turn.wire, turn.view
     for at, messages in enumerate(turn.histories()):
         rendered = prepare(view, wire.model_copy(update={"messages": messages}))

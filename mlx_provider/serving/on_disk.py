@@ -36,7 +36,6 @@ class OnDisk:
     size: int
     """Bytes of all revisions."""
     fault: str = ""
-    """Why it cannot be loaded."""
 
 
 def models_on_disk() -> list[OnDisk]:
@@ -129,7 +128,7 @@ def _repository_folder(name: str) -> Path:
 
 
 def _size(folder: Path) -> int:
-    """Bytes. Files with several names count once."""
+    """Files with several names count once."""
     files = {(s.st_dev, s.st_ino): s.st_size for s in _states(folder)}
     return sum(files.values())
 

@@ -13,7 +13,7 @@ class PluginStatuses:
     def __init__(self, registry: PluginRegistry) -> None:
         self._registry = registry
         self._told: dict[str, tuple[int, str]] = {}
-        """By plugin: time of its record (ns), and text."""
+        """By plugin: modification time of its record (ns), and text."""
 
     def all(self) -> list[PluginStatus]:
         return [

@@ -24,7 +24,6 @@ from .memory_ledger import MemoryLedger
 log = logging.getLogger(__name__)
 
 FIGURES_WAIT = 0.3
-"""Seconds that live statistics wait for the engine thread."""
 NO_FIGURES = PrefixCacheFigures()
 
 
@@ -63,7 +62,7 @@ class Prefixes:
 
     @property
     def in_use(self) -> int:
-        """Bytes that rows use, which cannot be evicted."""
+        """Bytes that rows use, so that they cannot be evicted."""
         return self._cache.in_use if self._cache is not None else 0
 
     def figures(self) -> PrefixCacheFigures:
@@ -80,7 +79,7 @@ class Prefixes:
             self._worker.call(self.clear_here).result()
 
     def shrink_to(self, share: float) -> None:
-        """Keep this share of its bytes. Never blocks."""
+        """Evict to this share of its bytes. Never blocks."""
         if self._cache is not None and self._worker.alive:
             self._worker.call(partial(self._shrink_here, share))
 
@@ -90,7 +89,7 @@ class Prefixes:
             self._worker.call(self._cache.close).result()
 
     def forget(self) -> None:
-        """After the death of the engine thread."""
+        """Called after the death of the engine thread."""
         self._cache = None
 
     def cache(self) -> PrefixCache:

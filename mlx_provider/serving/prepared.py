@@ -104,7 +104,7 @@ def _request(
 
 
 def _sampling(wire: GenerateRequest, info: ModelInfo) -> SamplingParams:
-    """Values of the request, else of the model, else of `SamplingParams`."""
+    """Each value from the request, else from the model, else from `SamplingParams`."""
     values: dict[str, Any] = {
         n: value for n, value in vars(info.sampling).items() if value is not None
     }

@@ -185,7 +185,6 @@ def _refuse_too_long(view: ModelView, messages: Sequence[Any]) -> None:
 
 
 def _texts(message: object) -> list[str]:
-    """Texts of a message, unless the assistant's."""
     if not isinstance(message, Mapping) or message.get("role") == "assistant":
         return []
     content = message.get("content")
@@ -205,7 +204,7 @@ def _log_once(model: str, warning: str, complaint: str) -> None:
 
 
 def _attempts(view: ModelView, request: GenerateRequest) -> list[_AsText]:
-    """First the template's form, then more and more parts as text."""
+    """Forms to try in turn: the template's own, then with more and more parts as text."""
     form, tools = view.model.info.template, bool(_tools(request))
     history = has_tools([m for m in request.messages or [] if isinstance(m, Mapping)])
     lacks = tools and lacks_tools(form, request.messages or [])
@@ -325,7 +324,6 @@ def normalised_messages(
 
 
 def taken_media(info: ModelInfo, options: ModelOptions) -> Taken:
-    """By the family and the operator."""
     as_text = options.modality == "text"
     kinds = frozenset() if as_text else info.media
     if (options.on_ignored_params or ("refuse" if as_text else "tell")) == "tell":
@@ -349,7 +347,7 @@ def _media(
 
 
 def prompt_text(view: ModelView, prompt: Prompt) -> str:
-    """Also if it came as token ids."""
+    """Also decodes a prompt that came as token ids."""
     return prompt.text or view.model.tokenizer.decode(prompt.tokens, skip_special=False)
 
 

@@ -39,7 +39,6 @@ class Reproducible:
         return cls(replace(shapes, rows=exact.rows), exact.cost, exact.note)
 
     def limits(self, limits: Limits) -> Limits:
-        """With chunks no longer than the fixed ones."""
         return replace(limits, max_chunk=self.shapes.tokens)
 
     def passing(

@@ -69,7 +69,6 @@ class Residents(Generic[T]):
         self._by_key[key] = Resident(key, self._clock())
 
     def arrived(self, resident: Resident[T], model: T) -> None:
-        """A model has loaded and can be used."""
         resident.model, resident.used = model, self._clock()
 
     def remove(self, resident: Resident[T]) -> None:
@@ -139,8 +138,6 @@ class Residents(Generic[T]):
         return leaving
 
     def rows(self) -> int:
-        """Bytes that weights must leave: for running rows, and for the start of each queued
-        request."""
         return max(self.ledger.live(), *(hold.rows for each in self for hold in each.holds), 0)
 
     def next_expiry(self) -> float:
@@ -149,6 +146,5 @@ class Residents(Generic[T]):
         return min((each.keep_alive.ends(each.used) for each in idle), default=inf)
 
     def expired(self) -> list[Resident[T]]:
-        """Idle models that have expired."""
         now = self._clock()
         return [each for each in self if not each.holds and each.keep_alive.ends(each.used) <= now]

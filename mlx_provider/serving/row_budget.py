@@ -58,7 +58,6 @@ class RowBudgets:
             self.ledger.measure(weights.key, 0)
 
     def _others(self, weights: Weights, kind: str) -> int:
-        """Bytes of rows of other engines."""
         same = (each for name, each in list(weights.engines.items()) if name != kind)
         own = sum(each.engine.scheduler.live_bytes for each in same)
         return own + self.ledger.live(apart=weights.key)

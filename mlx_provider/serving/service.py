@@ -134,7 +134,6 @@ class ChatService:
 
     @contextmanager
     def _rendering(self, wire: GenerateRequest) -> Iterator[tuple[ModelView, Callable[[], Prompt]]]:
-        """The model's view, and a function that renders the prompt."""
         request = self._grants.admitted(wire)
         find = self._finder(request, time.monotonic())
         with find() as lease, closing(self._media.claim(wire.id, account(wire))) as media:
@@ -309,7 +308,6 @@ class ChatService:
 def _made(
     wire: ModelRequest, view: ModelView, entry: Entry, arrived: float, turn: Turn
 ) -> Prepared:
-    """Raises `BadRequest`."""
     if isinstance(wire, GenerateRequest):
         return make_prepared(wire, view, entry.queue, entry.media, arrived, turn)
     if isinstance(wire, EmbedRequest):
@@ -331,7 +329,7 @@ def _put(posts: list[Post]) -> None:
 
 
 def _refused(request: ModelRequest, fault: Fault | None) -> MLXProviderError:
-    """Also for errors of a template, parser or grammar."""
+    """Also wraps errors of a template, parser or grammar."""
     if fault is None:
         return EngineDied("the engine is shutting down")
     summary = fault.of_request("its preparation")

@@ -57,7 +57,7 @@ def sparse_prefill_of(
 
 
 def _check_scorer(scorer: ScoresPrompts, found: Probe) -> None:
-    """It may use the row's memory, because the row is empty until scoring has ended."""
+    """Scoring may use the row's memory: the row is empty until it has ended."""
     if not scorer.longest_scored:
         raise _unfit("it keeps no prompt whole")
     own, most = scorer.scored_token_bytes, found.memory.token_bytes

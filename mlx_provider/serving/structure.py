@@ -32,7 +32,7 @@ class Form:
     calls: CallMatchers | None = None
     """Predicts the text of calls that no grammar forces."""
     thought_end: str = ""
-    """Empty: the model has none that can be forced."""
+    """Empty: no end can be forced."""
     warnings: tuple[str, ...] = ()
     layout: TurnLayout = NO_LAYOUT
     """White space of the template around the reply's texts."""
@@ -111,7 +111,7 @@ def _ends_with(text: str, openers: Sequence[str]) -> bool:
 
 
 FORESEEN = 8
-"""Tokens of look-ahead."""
+"""Tokens."""
 
 
 class Unbound:
@@ -141,7 +141,6 @@ class ThinkingBudget:
         self._words = (vocab_size + 31) // 32
         self._inner = inner
         self._written = 0
-        """Tokens of the forced marker so far."""
         self.reply: Reply | None = None
 
     def mask(self) -> NDArray[np.uint32] | None:
@@ -154,7 +153,6 @@ class ThinkingBudget:
         return None if self._inner is None else self._inner.mask()
 
     def advance(self, token: int) -> None:
-        """Count a token of the thought or of the forced marker."""
         if self._forcing:
             self._written = (self._written + 1) % len(self._end)
         else:

@@ -13,7 +13,6 @@ from ..protocol.sampling import Sampling
 def warm_requests(
     first: GenerateRequest, given: Sequence[str | WarmPrompt]
 ) -> list[GenerateRequest]:
-    """One-token requests with the sender of `first`."""
     options = first.options.model_copy(update={"warm": []})
     prompts = [
         WarmPrompt(messages=[{"role": "system", "content": each}])
@@ -41,7 +40,7 @@ def warm_requests(
 
 
 def _with_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A template may refuse a conversation without a user message."""
+    """Adds a user message: a template may refuse a conversation without one."""
     if messages and messages[-1].get("role") == "system":
         return [*messages, {"role": "user", "content": "."}]
     return messages

@@ -28,7 +28,6 @@ VALUE_BYTES = {
     # eight-bit floats become 16-bit weights (mlx-vlm 0.7.10, `fp8.py`)
     **dict.fromkeys(("F8_E4M3", "F8_E5M2"), 2),
 }
-"""Bytes of one value in memory, by its dtype in the file."""
 USUAL_GROUP = 64
 """Values per scale if config.json does not say (mlx-lm's default)."""
 PACKED, PER_BYTE = ("U8", "I32", "U32"), 2
@@ -89,7 +88,6 @@ def broken_files(folder: Path) -> list[str]:
 
 
 def _missing(folder: Path) -> list[str]:
-    """Files in the index that do not exist."""
     return sorted(name for name in _listed(folder) if not (folder / name).is_file())
 
 

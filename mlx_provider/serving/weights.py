@@ -31,11 +31,10 @@ class EngineInstance:
     learned: Callable[[], None] = lambda: None
     """Stores the costs that passes have refined, for the next load."""
     arriving: list[str] = field(default_factory=list)
-    """Accounts of admitted requests that have not reached the engine thread."""
+    """Tenants of admitted requests that have not reached the engine thread."""
 
     @property
     def notes(self) -> list[str]:
-        """Why rows run slower than they could."""
         own = self.reproducible.note if self.reproducible else ""
         return [*self.probe.notes, *([own] if own else [])]
 
@@ -50,12 +49,11 @@ class Weights:
     plugin: str
     info: ModelInfo
     taken: int
-    """Bytes on the device."""
     features: FeatureCache
     grammar: GrammarCompiler
     _model: LoadedModel | None
     number: int = 0
-    """Among the loads of this process."""
+    """Counts the loads of this process."""
     code: str = ""
     """Digest of third-party code that computes KV. Empty: only built-in code."""
     stranger: str = ""
@@ -72,13 +70,12 @@ class Weights:
 
     @property
     def nbytes(self) -> int:
-        """Those of its parameters if these are not all in memory yet."""
+        """Bytes of its parameters if these are not all in memory yet."""
         drafters = sum(each.drafter_bytes for each in list(self.engines.values()))
         return max(self.taken, self.info.weights_bytes) + drafters
 
     @property
     def live_bytes(self) -> int:
-        """Reserved for its rows."""
         return sum(each.engine.scheduler.live_bytes for each in list(self.engines.values()))
 
     def drop(self) -> None:

@@ -13,7 +13,7 @@ from .hub import no_folder
 
 @dataclass(frozen=True)
 class WeightsKey:
-    """Names and other options share the weights of one key."""
+    """Names and options that do not appear here share the weights."""
 
     folder: Path
     """With links resolved: a Hub id, a path and a link to it are the same."""

@@ -25,10 +25,10 @@ class WiredWeights:
     def __init__(self, *, on: bool = True) -> None:
         self._most = _most() if on and mx.metal.is_available() else 0
         self._bytes: dict[int, int] = {}
-        """By the number of a model."""
+        """Bytes by number of the model."""
 
     def loaded(self, number: int, nbytes: int) -> None:
-        """After evaluation."""
+        """Called after the weights were evaluated."""
         if self._most:
             mx.clear_cache()  # free buffers of the load would count
             self._bytes[number] = nbytes
@@ -40,7 +40,7 @@ class WiredWeights:
             self._set()
 
     def forget(self) -> None:
-        """After the death of the engine thread. Safe from any thread."""
+        """Called after the death of the engine thread. Safe from any thread."""
         self._bytes.clear()
 
     def _set(self) -> None:
