@@ -36,7 +36,6 @@ def cache(
 
 
 def described(report: Mapping[str, Any], indent: str = "") -> list[str]:
-    """Indented `name: value` lines."""
     lines = []
     for name, value in report.items():
         if isinstance(value, Mapping):

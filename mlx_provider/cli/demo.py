@@ -43,7 +43,7 @@ def demo() -> None:
 
 
 def _perform(running: Stage, console: Console) -> bool:
-    """Whether every check passed."""
+    """Returns whether every check passed."""
     import openai
 
     from ..demo.scenario import RECALL, STREAMED, Scenario

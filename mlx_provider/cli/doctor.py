@@ -53,7 +53,6 @@ def doctor(
 
 
 def table(found: Sequence[Finding]) -> Table:
-    """A line for each finding and each remedy."""
     made = Table.grid(padding=(0, 2))
     made.add_column(no_wrap=True)
     made.add_column(no_wrap=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 engine = typer.Typer(no_args_is_help=True, help="The engine process of this machine and user.")
 END_LIMIT = 30.0
-"""Seconds for an engine to end at once."""
+"""Seconds within which an engine must end."""
 POLL = 0.1
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -172,7 +172,7 @@ def _answered(client: HttpClient, *, own: bool = True) -> Health:
 
 
 def _await_end(pid: int) -> None:
-    """Until its lock is free, or held by another engine."""
+    """Wait until its lock is free, or held by another engine."""
     from ..client.runtime_folder import holder, is_held
 
     here = runtime()
@@ -187,7 +187,7 @@ def _await_end(pid: int) -> None:
 
 
 def _log_text(path: Path, lines: int, *, follow: bool) -> Iterator[str]:
-    """With `follow` also new lines, including those of later engines."""
+    """`follow`: also new lines, including those of later engines."""
     with ExitStack() as opened:
         log = opened.enter_context(_opened(path))
         yield from deque(log, lines)
@@ -209,7 +209,6 @@ def _opened(path: Path) -> IO[str]:
 
 
 def _is_another(path: Path, log: IO[str]) -> bool:
-    """Whether a new engine has moved the log away."""
     try:
         return not os.path.samestat(path.stat(), os.fstat(log.fileno()))
     except FileNotFoundError:

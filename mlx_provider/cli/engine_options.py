@@ -92,7 +92,7 @@ def http_client(api_base: str | None = None, file: Path | None = None) -> HttpCl
 
 
 def api_key_of(file: Path | None) -> str | None:
-    """From the file or the environment. Raises `BadRequest` as `read_key`."""
+    """Raises `BadRequest` as `read_key`."""
     from ..server.keys import read_key
 
     return read_key(file) if file is not None else os.environ.get(PREFIX + "API_KEY") or None

@@ -15,11 +15,10 @@ from ..registry import PluginRegistry
 
 MOST_NAMES = 5
 WIDTH = 44
-"""Characters of the longest command below `next`."""
 
 
 def show(registry: PluginRegistry) -> None:
-    """Without a running engine, imports nothing heavy."""
+    """Imports nothing heavy if no engine runs."""
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text(f"mlx-provider {__version__}: local MLX models behind LiteLLM\n"))
     here, missing = _clients(registry)
@@ -39,7 +38,7 @@ def show(registry: PluginRegistry) -> None:
 
 
 def _clients(registry: PluginRegistry) -> tuple[list[str], list[str]]:
-    """Installed ones, and others."""
+    """Names of installed clients, and of the others."""
     from ..gateway.profile import is_installed
 
     found = {name: is_installed(client) for name, client in registry.clients.items()}

@@ -79,7 +79,7 @@ def launch(
 
 
 def _client(name: str, registry: PluginRegistry, console: Console) -> Client:
-    """Shows the known clients, then raises `BadRequest`, for another name."""
+    """For another name, shows the known clients and raises `BadRequest`."""
     try:
         return registry.client(name)
     except BadRequest:
@@ -91,7 +91,7 @@ def _client(name: str, registry: PluginRegistry, console: Console) -> Client:
 
 
 def _listed(registry: PluginRegistry) -> list[str]:
-    """With the command to install a missing one."""
+    """Lines for people, with the command that installs a missing one."""
     return [f"{each.name:<10} {each.serves}{_missing(each)}" for each in registry.clients.values()]
 
 
@@ -119,7 +119,7 @@ def _model(
     *,
     as_subagent: bool,
 ) -> Candidate:
-    """A model that fits, else an error with the sizes."""
+    """Raises an error with the sizes if the model does not fit."""
     from ..gateway.models import (
         automatic,
         candidate,
@@ -143,7 +143,7 @@ def _model(
 
 
 def _downloaded(found: Candidate, registry: PluginRegistry, tokens: int | None) -> Candidate:
-    """Downloaded by this process, which shows the progress; then examined again."""
+    """Downloads in this process, which shows the progress; then examines it again."""
     from ..gateway.models import candidate, device_memory
     from ..serving.hub import folder_of
 

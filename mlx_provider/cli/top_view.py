@@ -147,7 +147,8 @@ def _engine(engine: EngineFigures) -> Text:
 
 
 def _chunks(steps: Sequence[StepFigures]) -> Text:
-    """A block per step, as high as its chunk; another colour: in the pass of the rows."""
+    """A block per step, as high as its chunk. Another colour: the chunk shared the pass of the
+    rows."""
     most, shown = max(step.chunk for step in steps), Text()
     for step in steps:
         if step.chunk:
@@ -190,7 +191,6 @@ def _milli(seconds: float) -> str:
 
 
 def size(nbytes: int) -> str:
-    """In powers of two."""
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if nbytes >= 2**power:
             return f"{nbytes / 2**power:.1f} {unit}"

@@ -104,7 +104,7 @@ def down(
 
 
 def _running(kept: Kept, model: str | None, tokens: int | None, port: int | None) -> Record | None:
-    """Once it answers. Raises `BadRequest` if another gateway is wanted."""
+    """Waits until it answers. Raises `BadRequest` if another gateway is wanted."""
     from ..gateway.standing import await_ready
 
     running = kept.running()
@@ -125,7 +125,7 @@ def _running(kept: Kept, model: str | None, tokens: int | None, port: int | None
 def _record(
     context: typer.Context, kept: Kept, model: str | None, tokens: int | None, port: int | None
 ) -> Record:
-    """As given, or as last time."""
+    """Unset values are those of the last time."""
     from ..gateway.kept import PORT, Record
     from ..gateway.models import chosen, device_memory
     from ..serving.hub import folder_of
@@ -151,7 +151,6 @@ def _login_item(kept: Kept) -> LoginItem:
 
 
 def _exports(record: Record, key: str) -> list[str]:
-    """Shell commands for a client."""
     return [
         f"# model {record.served.name}, context {record.served.context:,}; "
         "any other name leads to it, too",

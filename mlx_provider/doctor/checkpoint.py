@@ -22,7 +22,7 @@ from .machine import room
 from .subject import Subject
 
 AGENT = 32_768
-"""Tokens that a coding agent needs: its tools alone take 7,000 to 20,000."""
+"""Least context for a coding agent: its tools alone take 7,000 to 20,000 tokens."""
 SMALLER = (
     "take a smaller or more quantised model, set model_info.mlx.kv_bits: 8, close other "
     f"programs, or raise {PREFIX}MEMORY_LIMIT"
@@ -95,7 +95,6 @@ def family(subject: Subject) -> Iterator[Finding]:
 
 
 def parsers(subject: Subject) -> Iterator[Finding]:
-    """Formats of calls and thoughts."""
     formats = subject.formats
     if formats is None:
         return

@@ -25,7 +25,7 @@ from .findings import Finding
 from .subject import Subject
 
 REACH = 0.5
-"""Seconds for an answer of a port of this machine."""
+"""Seconds within which a server on this machine must answer."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 LAUNCH = "start the proxy there, or begin the client with an address that is served"
 LARGEST = 2**22
@@ -41,7 +41,7 @@ class Target:
     """Variable or file."""
     url: str
     context: int | None = None
-    """What the client takes for the model's context, in tokens."""
+    """Tokens of context that the client assumes."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,12 @@ ANY = Client(
     serves="clients of OpenAI's API",
     settings=ClientSettings(("OPENAI_BASE_URL", "OPENAI_API_BASE")),
 )
-"""Programs without a record."""
+"""For programs without a record."""
 
 
 def targets(
     clients: Iterable[Client], environ: Mapping[str, str], home: Path
 ) -> Iterator[Target | Unread]:
-    """Of all clients."""
     for client in (*clients, ANY):
         settings = client.settings
         for name in settings.variables:

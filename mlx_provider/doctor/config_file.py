@@ -92,7 +92,6 @@ def _handler(content: Fields) -> Iterator[Finding]:
 
 
 def _options(entry: Fields, subject: Subject) -> Iterator[Finding]:
-    """Unknown, misplaced or wrong options."""
     info, params = _fields(entry.get("model_info")), _fields(entry.get("litellm_params"))
     for part, fields in (("litellm_params", params), ("model_info", info)):
         for name in fields.keys() & OPTIONS:
@@ -140,7 +139,7 @@ def _wrong(entry: Fields, summary: str, remedy: str) -> Finding:
 
 
 def _model(entry: Fields) -> str:
-    """Empty: of another provider."""
+    """Empty for a model of another provider."""
     model = str(_fields(entry.get("litellm_params")).get("model"))
     return model.removeprefix(PREFIX) if model.startswith(PREFIX) else ""
 

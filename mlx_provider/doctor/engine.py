@@ -18,7 +18,7 @@ RESTART = "mlx-provider engine restart (with --idle: once no request runs)"
 
 
 def running(subject: Subject) -> Iterator[Finding]:
-    """State, and whether a new engine would be the same. Starts none."""
+    """Whether it is healthy, and whether a new engine would be the same. Starts none."""
     connections = Connections(subject.environ)
     client = connections.client(None, None)
     if not isinstance(client, HttpClient):

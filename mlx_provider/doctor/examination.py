@@ -26,10 +26,9 @@ class Check:
     look: Callable[[Subject], Iterable[Finding]]
     """Changes nothing. May raise anything."""
     remedy: str
-    """If the check raises; the error is the summary."""
+    """Of a check that raises; the error becomes the summary."""
     of_model: bool = False
     thorough: bool = False
-    """Starts processes."""
 
 
 PYTHON_CHECKS = (
@@ -39,7 +38,7 @@ PYTHON_CHECKS = (
     Check("known_bad", versions.known_bad, REINSTALL),
     Check("versions.backend", versions.backend, REINSTALL),
 )
-"""Need only Python, and explain why the others cannot be imported."""
+"""These need only Python, and explain why the others cannot be imported."""
 
 
 def engine_checks() -> tuple[Check, ...]:

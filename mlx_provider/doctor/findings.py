@@ -11,7 +11,7 @@ STATES: tuple[State, ...] = ("fail", "warn", "note", "ok")
 """Worst first."""
 COMPLAINTS: tuple[State, ...] = ("fail", "warn")
 FORMAT = 1
-"""Of the JSON; increases when keys change."""
+"""Version of the JSON; increases when keys change."""
 
 
 @dataclass(frozen=True)

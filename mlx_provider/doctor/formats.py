@@ -38,16 +38,16 @@ class Formats:
     tool_parser: ToolParser | None
     reasoning_parser: ReasoningParser | None
     any_parser: ToolParser | None
-    """For a model whose template shows no known format."""
+    """Used if the template shows no known format."""
     forced_parser: ToolParser | None
-    """The call format forced on such a model."""
+    """The format of calls that it is forced to write then."""
 
     @property
     def template(self) -> str | None:
         return self.tokenizer.chat_template
 
     def shown(self, messages: Messages, tools: Messages = (), **variables: Any) -> Shown:
-        """As for a request. Raises `BadRequest` if the template refuses the messages."""
+        """Renders as for a request. Raises `BadRequest` if the template refuses the messages."""
         form, parser = self.tokenizer.form, self.tool_parser or self.forced_parser
         summary = described_tools(tools, parser) if tools and lacks_tools(form, messages) else ""
         found = normalise(

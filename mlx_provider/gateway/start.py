@@ -63,7 +63,6 @@ def open_door(served: Served, engine: EngineClient, ending: ExitStack, tell: Tel
 
 
 def _engine_line(engine: EngineClient, served: Served) -> str:
-    """The process and the family that serve the model."""
     health: Health = engine.health()
     status = next((each for each in health.models if each.model == served.model), None)
     by = f", family {status.family} of plugin {status.plugin}" if status else ""

@@ -57,7 +57,6 @@ class ConnectionLimits:
     connections: int = 1024
     """Open connections. At most half of the files that the process may open."""
     tick: float = 1.0
-    """Seconds between two checks."""
 
 
 class WatchedState(ServerState):

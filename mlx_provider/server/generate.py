@@ -112,7 +112,7 @@ class _Answer:
         self._beating, self._beaten = anyio.CancelScope(), anyio.Event()
         self._written = 0.0
         self._submitted = 0
-        """Requests accepted by the service."""
+        """Requests that the service prepares or has accepted."""
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
         """If the client disconnects, the request is cancelled in any phase."""

@@ -73,8 +73,8 @@ class Handover:
         return JSONResponse({"ends": ends, **self._counts()})
 
     def admit(self, scope: Scope) -> None:
-        """Raises `EngineUnavailable` if another engine must serve the request and its client can
-        start one."""
+        """Raises `EngineUnavailable` if this engine is ending, or is out of date and the client can
+        start another."""
         if not self.ending:
             changes = self._notice() if STARTS in scope["headers"] else []
             if not self._renews(changes) or self._activity.requests:

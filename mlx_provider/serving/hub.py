@@ -58,7 +58,7 @@ def local_folder(model: str, *, repository: bool = False) -> Path | None:
 
 
 def full_name(model: str) -> str:
-    """The absolute path of a folder: an engine has another working folder."""
+    """A folder as its absolute path, because an engine has another working folder."""
     model = model.removeprefix("mlx/")
     if model in DEMOS or not _path(model).is_dir():
         return model
@@ -246,7 +246,7 @@ def known() -> str:
 
 
 def on_this_machine(model: str) -> bool:
-    """Whether a name that every client may use (no folder) needs no download."""
+    """Whether a name that every client may use needs no download."""
     return model in DEMOS or _repository(model)[0] in cached_models()
 
 

@@ -31,7 +31,7 @@ class EngineInstance:
     learned: Callable[[], None] = lambda: None
     """Stores the costs that passes have refined, for the next load."""
     arriving: list[str] = field(default_factory=list)
-    """Tenants of admitted requests that have not reached the engine thread."""
+    """Accounts of admitted requests that have not reached the engine thread."""
 
     @property
     def notes(self) -> list[str]:
