@@ -59,10 +59,15 @@ def _check_command(words: list[str]) -> None:
         return
     program, *names = words
     assert program == "mlx-provider"
-    command: Any = get_group(build(PluginRegistry.discover({})))
+    command = _commands()
     for name in (word for word in names if word.islower()):
         command = command.get_command(Context(command), name)
         assert command is not None, f"no command {name}"
+
+
+@cache
+def _commands() -> Any:
+    return get_group(build(PluginRegistry.discover({})))
 
 
 def _check_page(page: str, anchor: str) -> None:

@@ -59,6 +59,8 @@ def test_zero_is_taken_where_it_means_something(name):
 def test_usual_numbers_are_taken():
     assert setting("MEMORY_LIMIT", "12G").memory_limit == 12 * 2**30 == parse_bytes("12GiB")
     assert setting("IDLE_TIMEOUT", "0.5").idle_timeout == 0.5
+    assert setting("STALL_TARGET", "0.25").stall_target == 0.25
+    assert setting("MAX_CHUNK", "512").max_chunk == 512
     assert setting("LOG_LEVEL", "DEBUG").log_level == "debug"
 
 
