@@ -11,20 +11,17 @@ import mlx.core as mx
 
 @dataclass(frozen=True)
 class ArrayPack:
-    """Arrays; those of equal shape and dtype are stacked in one buffer.
-
-    Metal limits the number of live buffers, not only their bytes (mlx #3849, mlx-lm #1672). A stack
-    holds all layers in one buffer. A pack shares no memory with its source arrays beyond 16 KiB of
-    slack, so it keeps no larger buffer alive.
-    """
+    """Metal limits the number of live buffers, not only their bytes (mlx #3849, mlx-lm #1672), so
+    arrays of equal shape and dtype are stacked in one. A pack keeps no larger source buffer
+    alive."""
 
     stacks: tuple[Any, ...]
     places: tuple[tuple[int, int], ...]
-    """The place of array i: (stack, row)."""
+    """(stack, row) of each array."""
 
     @classmethod
     def of(cls, arrays: Sequence[Any]) -> ArrayPack:
-        """Pack and evaluate the arrays."""
+        """Copy and evaluate the arrays."""
         groups: dict[tuple[Any, ...], list[Any]] = {}
         order: dict[tuple[Any, ...], int] = {}
         places: list[tuple[int, int]] = []
@@ -46,19 +43,18 @@ class ArrayPack:
         )
 
     def __getitem__(self, index: int) -> Any:
-        """Array `index` as a lazy view. Writing to it in place does not change the pack."""
+        """A lazy view. Writing to it in place does not change the pack."""
         stack, row = self.places[index]
         return self.stacks[stack][row : row + 1].squeeze(0)  # an index alone copies (MLX 0.32.4)
 
     def cut(self, start: int, stop: int) -> ArrayPack:
-        """The same arrays with tokens `start .. stop` of their token axis (-2), as copies."""
+        """Copies of tokens `start .. stop` of the token axis (-2)."""
         stacks = tuple(mx.contiguous(stack[..., start:stop, :]) for stack in self.stacks)
         mx.eval(stacks)
         return ArrayPack(stacks, self.places)
 
     @property
     def buffers(self) -> int:
-        """Device buffers that it holds."""
         return len(self.stacks)
 
     @property

@@ -1,9 +1,8 @@
 """KV buffers of rows that stored segments refer to, so that a row becomes an entry without a copy.
 
-A row's layers grow in place only as long as nothing else refers to their arrays (MLX then donates
-the buffer of an update). So a segment refers to the layers, and cuts views out of them only while
-they are read. A later row of the same conversation takes the layers over. The first tokens of a row
-become a `Prefix`, which copies them once, when a second row branches off within them.
+MLX updates a row's layers in place only while nothing else refers to their arrays. So a segment
+refers to the layers, and cuts views out of them only while they are read. When a second row
+branches off within a row's tokens, these are copied once, into a `Prefix`.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ class RowBuffers:
         first: int = 0,
         base: RowBuffers | None = None,
     ) -> None:
-        """`base`: the common prefix in which the tokens before `first` are."""
+        """`base`: the common prefix, which holds the tokens before `first`."""
         self.layers = layers
         self.first = first
         self.base = base
         self.stored = 0
-        """Bytes of the tree's segments that refer to it."""
+        """Bytes of the segments that refer to it."""
         self.intact = True
-        """Whether its last row ended without a failure of the device."""
+        """False after a device failure in its last row."""
         self._users: tuple[weakref.ref[Holding], ...] = ()
         self._above: tuple[weakref.ref[RowBuffers], ...] = ()
         self._heads: dict[int, weakref.WeakValueDictionary[int, Prefix]] = {}
@@ -50,31 +49,28 @@ class RowBuffers:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token."""
         arrays = [a for layer in self.layers.values() for a in _own_arrays(layer)]
         return sum(a.nbytes // max(1, a.shape[-2]) for a in arrays)
 
     @property
     def capacity(self) -> int:
-        """Tokens of a row that fit into it, with those of its prefix."""
+        """Tokens that fit, including those of its prefix."""
         every = self.layers.values()
         return max(_before(x) + int(a.shape[-2]) for x in every for a in _own_arrays(x))
 
     @property
     def in_use(self) -> bool:
-        """Whether a row uses it. Any thread may ask."""
+        """Any thread may ask."""
         users = (ref() for ref in self._users)
         return any(user is not None and self in user.buffers for user in users)
 
     @property
     def holding(self) -> Holding | None:
-        """That of the row whose own tokens it takes."""
         users = (ref() for ref in self._users)
         return next((user for user in users if user is not None and user.own is self), None)
 
     @property
     def needed(self) -> bool:
-        """Whether a row, or the buffers of another entry, refer to its arrays."""
         above = (ref() for ref in self._above)
         return self.in_use or any(each is not None and each.stored for each in above)
 
@@ -84,14 +80,13 @@ class RowBuffers:
         return not self.intact and not self.in_use
 
     def arrays(self, leaf: int, start: int, stop: int) -> list[Any]:
-        """Views of tokens `start .. stop` of a leaf. Drop them before its row's next pass."""
+        """Views of tokens `start .. stop`. Drop them before the row's next pass."""
         layer = self.layers[leaf]
         found = _own_arrays(layer) if isinstance(layer, Prefix) else kv_arrays(layer)
         return [each[..., start:stop, :] for each in found]
 
     def head(self, length: int) -> Mapping[int, Prefix]:
-        """The first tokens of a common prefix. The same objects as long as a row has them, because
-        these tell which rows attend together."""
+        """The same objects as long as a row has them: they tell which rows attend together."""
         held = self._heads.setdefault(length, weakref.WeakValueDictionary())
         found = {leaf: held.get(leaf) or each.head(length) for leaf, each in self.layers.items()}
         held.update(found)
@@ -114,7 +109,7 @@ class RowBuffers:
         self.stored = max(self.stored, (length - self.first) * token_bytes)
 
     def slack(self, length: int) -> int:
-        """Bytes of capacity behind the first `length` tokens."""
+        """Bytes of capacity after the first `length` tokens."""
         found = 0
         for layer in self.layers.values():
             for each in _own_arrays(layer):
@@ -123,7 +118,7 @@ class RowBuffers:
         return found
 
     def trim(self, length: int) -> None:
-        """Free the capacity behind the first `length` tokens. Copies layer by layer."""
+        """Free the capacity after the first `length` tokens. Copies layer by layer."""
         for layer in self.layers.values():
             own = length - _before(layer)
             cut = [mx.contiguous(a[..., :own, :]) for a in _own_arrays(layer)]
@@ -151,11 +146,9 @@ class RowBuffers:
             self.layers[leaf] = fresh
 
     def grow(self, length: int, room: int, spare: int) -> None:
-        """Make capacity for `room` tokens behind the first `length`, and for as many as these, but
-        at most `spare`: a conversation that continues may continue again.
-
-        Copies layer by layer, if there is less.
-        """
+        """Make capacity for `room` tokens after the first `length`, and for as many again (a
+        conversation that continues may continue again), but at most `spare`. Copies layer by
+        layer."""
         own = length - self.first
         if any(_before(layer) != self.first for layer in self.layers.values()):
             return  # some layers were united with the prefix: each grows by itself
@@ -168,7 +161,7 @@ class RowBuffers:
             _set_arrays(layer, grown)
 
     def divided(self, at: int) -> RowBuffers:
-        """Make the first `at` tokens a prefix for other rows, which copies each layer once."""
+        """Make the first `at` tokens a prefix for other rows. Copies each layer once."""
         mx.eval(
             [_own_arrays(layer) for layer in self.layers.values()]
         )  # or raise before any change
@@ -185,17 +178,14 @@ class RowBuffers:
 
 
 class Holding:
-    """The buffers that one row uses, until the row drops it."""
-
     def __init__(
         self, own: RowBuffers | None, base: RowBuffers | None = None, shared: int = 0
     ) -> None:
-        """`own`: `None` if no entry can refer to its own tokens. `shared`: tokens that it has in
-        `base`, which may hold more."""
+        """`own`: `None` if no entry can refer to it. `shared`: tokens of the row in `base`."""
         self.own = own
         self.base = base
         self.capacity = 0
-        """Tokens that fit, if it began with buffers of an entry or behind a prefix. 0: unknown."""
+        """0: unknown, because the row did not begin with buffers of an entry or a prefix."""
         self._shared = shared
         self._token_bytes = 0 if base is None else base.token_bytes
         for each in self.buffers:
@@ -204,12 +194,11 @@ class Holding:
             own.intact = False
 
     def share(self, base: RowBuffers, tokens: int) -> None:
-        """The first tokens of the row have become a common prefix."""
         self.base, self._shared, self._token_bytes = base, tokens, base.token_bytes
         base.used_by(self)
 
     def own_of(self, cache: Sequence[Any]) -> RowBuffers | None:
-        """Its own buffers. `None`: `cache` has others, because the row was merged with others."""
+        """`None`: `cache` has other buffers, because the row was merged."""
         return self.own if self.own is not None and self.own.is_of(cache) else None
 
     @property
@@ -224,8 +213,8 @@ class Holding:
         return own + (0 if self.base is None else min(self.base.stored, shared))
 
     def beyond(self, tokens: int) -> int:
-        """Bytes that a row of this capacity takes beyond those of a row without a prefix, because
-        its own buffers have whole steps, too, at the latest when it is merged. Negative: less."""
+        """Bytes of a row of this capacity, less those of a row without a prefix. May be negative:
+        own buffers have whole steps too."""
         whole = self._shared + whole_steps(tokens - self._shared)
         return (whole - whole_steps(tokens)) * self._token_bytes
 
@@ -237,7 +226,7 @@ class Holding:
         return own
 
     def trim(self, tokens: int) -> None:
-        """Free the capacity behind this many tokens, and behind those that the row holds."""
+        """Free the capacity after this many tokens and those that the row holds."""
         if self.own is not None:
             self.own.trim(max(tokens, *(each.offset for each in self.own.layers.values())))
             self.capacity = self.own.capacity
@@ -271,23 +260,20 @@ def own_layers(cache: Sequence[Any]) -> dict[int, Any]:
 
 
 def divisible(layers: Mapping[int, Any]) -> bool:
-    """Whether there are layers, and each can be divided into a prefix and other tokens."""
     return bool(layers) and all(type(layer) in SHAREABLE for layer in layers.values())
 
 
 def shares(cache: Sequence[Any]) -> bool:
-    """Whether a row has a prefix in common with others."""
     return any(prefix_of(layer) is not None for layer in leaves(cache))
 
 
 def _before(layer: Any) -> int:
-    """Tokens of a row before those in the layer's own arrays."""
     prefix = prefix_of(layer)
     return 0 if prefix is None else prefix.length
 
 
 def _own_arrays(layer: Any) -> list[Any]:
-    """Keys and values without those of a common prefix in front of them."""
+    """Keys and values after the common prefix."""
     if layer.keys is None:
         return []
     both = (layer.keys, layer.values)
@@ -295,7 +281,6 @@ def _own_arrays(layer: Any) -> list[Any]:
 
 
 def extended(array: Any, tokens: int) -> Any:
-    """A copy with capacity for more tokens."""
     shape = (*array.shape[:-2], tokens, array.shape[-1])
     return mx.concatenate([array, mx.zeros(shape, array.dtype)], axis=-2)
 

@@ -1,13 +1,12 @@
 """The prefix cache: stores the KV and states of prefixes for later requests.
 
     match = prefix_cache.match(key, ids, limit=len(ids) - 1)
-    cache = prefix_cache.restore(match, model.make_cache)  # holds the first `match.length` tokens
+    cache = prefix_cache.restore(match, model.make_cache)  # the first `match.length` tokens
     ... prefill the rest, at message ends: snapshots[n] = prefix_cache.snapshot(cache)
     prefix_cache.insert(key, ids_the_cache_holds, cache, snapshots)
 
-Stored tokens never change. A row works on copies, or uses the buffers of an entry (`resume`), and
-only appends to them. A `Match` refers to nodes, which lose their payloads when they are evicted. It
-is valid only while `holds` is true for it.
+Stored tokens never change: rows copy them, or append to the buffers of an entry (`resume`). A
+`Match` is valid only while `holds` is true for it.
 """
 
 from __future__ import annotations
@@ -42,16 +41,15 @@ __all__ = ["CacheKey", "Match", "PrefixCache", "key_tokens"]
 log = logging.getLogger(__name__)
 
 MAX_BUFFERS = 250_000
-"""Most device buffers of the prefix cache: half of the 499,000 at which MLX raises on Metal (mlx
-0.32, backend/metal/allocator.cpp, `device_info()["resource_limit"]`). The other half is for
-weights, passes, and rows, which hold two to six per layer."""
+"""Half of the 499,000 at which MLX raises on Metal (mlx 0.32, backend/metal/allocator.cpp,
+`device_info()["resource_limit"]`). Weights, passes and rows (two to six per layer) need the
+rest."""
 SPARE_SHARE = 4
-"""A row that continues a conversation may get this fraction (1/n) of the free budget as capacity
-for later turns."""
+"""A continued conversation may get this fraction (1/n) of the free budget for later turns."""
 
 
 class PrefixCache:
-    """All methods run on the engine thread. `budget()`: bytes that the prefix cache may use now."""
+    """Engine thread only. `budget()`: bytes that the prefix cache may use now."""
 
     def __init__(
         self,
@@ -69,7 +67,7 @@ class PrefixCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the prefix cache's own arrays (device arrays and token ids)."""
+        """Bytes of device arrays and token ids."""
         return self._store.tally.nbytes
 
     def match(self, key: CacheKey, tokens: Sequence[int] | Ids, limit: int) -> Match:
@@ -92,7 +90,7 @@ class PrefixCache:
         room: int,
         grid: int = 1,
     ) -> DiskLookup | None:
-        """The stored part of a prompt on disk, see `DiskLookup`. `None`: there is no disk tier."""
+        """`None`: there is no disk tier."""
         if self._disk is None:
             return None
         return DiskLookup(
@@ -101,10 +99,8 @@ class PrefixCache:
         )  # fmt: skip
 
     def save_head(self, key: CacheKey, ids: Ids, cache: list[Any], start: int) -> None:
-        """Write a row to disk while its prompt is computed, if the disk is fast enough.
-
-        `ids`: the tokens in the row. The last pass computed those from `start` on.
-        """
+        """Write a row to disk during its prefill, if the disk is fast enough. The last pass
+        computed the tokens of `ids` from `start` on."""
         if self._disk is not None and self._disk.due(start, len(ids)):
             try:
                 self._disk.save(key, ids, row_parts(cache, len(ids)), {})
@@ -113,12 +109,10 @@ class PrefixCache:
 
     @property
     def on_disk_too(self) -> bool:
-        """Whether paths are also stored on disk, even if they fit into memory."""
         return self._disk is not None
 
     def fits(self, memory: MemoryProfile, session: str | None) -> int:
-        """Tokens of such a row, with the state at their end, that fit into the session's share of
-        the budget."""
+        """Tokens of such a row, with the state at their end, that fit the session's share."""
         windows = sum(window * each for window, each in memory.windows)
         # a window is stored twice: in the segments until it wraps, and in the state
         share = self._sessions.share(session, self._budget())
@@ -132,12 +126,11 @@ class PrefixCache:
     def restore(
         self, match: Match, make_cache: Callable[[], list[Any]], *, room: int = 0
     ) -> list[Any]:
-        """A fresh row cache with copies of the first `match.length` tokens. `room`: tokens to
-        append soon.
+        """A fresh row cache with copies of the first `match.length` tokens, and capacity for `room`
+        more.
 
-        Call it once per row, also for a match of length 0, because it counts the look-up. Raises
-        `ValueError` if the match is no longer valid, or if `make_cache` makes a different kind of
-        cache than the stored one.
+        Call it once per row, also for length 0: it counts the look-up. Raises `ValueError` if the
+        match is no longer valid, or `make_cache` makes another kind of cache than the stored one.
         """
         if not self.holds(match):
             raise ValueError("the prefix cache has changed since the match")
@@ -147,13 +140,11 @@ class PrefixCache:
         return cache
 
     def prepare(self, match: Match, *, least: int | None) -> bool:
-        """Cut the entry where a row with this match will leave it. Returns whether the match must
-        be found again. `least`: fewest tokens to share with other rows; `None`: none."""
+        """Split the entry where a row leaves it. Returns whether the match must be found again.
+        `least`: fewest tokens to share with other rows; `None`: none."""
         return Reuse(self._store, least).prepare(match)
 
     def claim(self, match: Match, *, least: int | None) -> Claim | None:
-        """The buffers that a row with this match will use. Nothing is evicted from them as long as
-        the claim exists."""
         return Reuse(self._store, least).claim(match) if self.holds(match) else None
 
     def resume(
@@ -177,17 +168,15 @@ class PrefixCache:
     def fork(
         self, holding: Holding, cache: list[Any], *, least: int | None
     ) -> tuple[list[Any], Holding | None]:
-        """Another row with the tokens of a row, see `Reuse.fork`."""
+        """See `Reuse.fork`."""
         return Reuse(self._store, least).fork(holding, cache)
 
     def hold(self, cache: list[Any]) -> Holding:
-        """Let entries refer to the buffers of a row cache that was filled otherwise."""
         own = RowBuffers(own_layers(cache))
         self._store.know(own)
         return Holding(own)
 
     def trim(self, own: RowBuffers, tokens: int) -> None:
-        """Free the capacity of a row's buffers behind this many tokens."""
         with Isolation() as tried:  # a pass of the row may have failed
             if own.holding is not None:
                 own.holding.trim(tokens)
@@ -235,7 +224,7 @@ class PrefixCache:
         self._counters.restored_tokens += restored
 
     def strictest(self, cache: list[Any]) -> Kind:
-        """The strictest kind of any layer; APPEND for a row that cannot be stored."""
+        """APPEND for a row that cannot be stored."""
         try:
             return strictest(cache)
         except Unstorable as reason:
@@ -247,9 +236,9 @@ class PrefixCache:
     ) -> Snapshot | None:
         """A copy of the states and windows, which cannot be cut out of a longer row later.
 
-        `at`: their value after that many tokens (`take_snapshot` says when that is possible).
-        `inside`: not at the end of a message, so it is evicted first. `None` if every layer can be
-        cut at any token, or if no snapshot is possible.
+        `at`: their value after that many tokens (see `take_snapshot`). `inside`: not at a message
+        end, so it is evicted first. `None` if every layer can be cut at any token, or none is
+        possible.
         """
         try:
             found = take_snapshot(cache, at)
@@ -271,17 +260,16 @@ class PrefixCache:
         beyond: bool = False,
         holding: Holding | None = None,
     ) -> int:
-        """Store a row. Returns how many of its tokens are stored then.
+        """Store a row, evicting others. Returns how many of its tokens are stored then.
 
-        `tokens`: all tokens in the cache, as key ids. The cache does not change. `holding`: the
-        row's buffers, to which the entry can refer; `None`: it copies.
+        `tokens`: all tokens in the cache, as key ids. `holding`: the row's buffers, to which the
+        entry can refer; `None`: it copies. `snapshots`: by token count; those inside messages are
+        stored only if nothing more valuable is evicted for them. `prompted`: tokens before the
+        reply, if it is included. `awaited`: the next request of the session will come. `beyond`:
+        the cache holds more tokens, which a cache with only states does not show.
 
-        `snapshots`: by token count. Those inside messages are stored only if nothing more valuable
-        is evicted for them. `prompted`: tokens before the reply, if the reply is included.
-        `awaited`: the next request of the session will come. A cache of append-only layers may hold
-        more tokens. Evicts others first. An entry larger than the budget is stored as far as it
-        fits; a cache of an unknown kind is not stored. Raises `ValueError` if the cache holds fewer
-        tokens. `beyond`: the cache holds more tokens, which a cache with only states does not show.
+        An entry larger than the budget is stored as far as it fits, a cache of an unknown kind not
+        at all. Raises `ValueError` if the cache holds fewer tokens.
         """
         ids = as_ids(tokens)
         ends = {n: s for n, s in snapshots.items() if 0 < n <= len(ids) and not s.inside}
@@ -318,23 +306,22 @@ class PrefixCache:
         return min(leaf.stop, len(ids))
 
     def evict_to(self, nbytes: int) -> int:
-        """Shrink to at most this many bytes. Returns the freed bytes."""
+        """Return the freed bytes."""
         return self._store.evict(nbytes=nbytes)
 
     def clear(self) -> None:
-        """Remove everything, also on disk."""
+        """Also on disk."""
         self._store.clear()
         self._sessions.clear()
         if self._disk is not None:
             self._disk.clear()
 
     def close(self) -> None:
-        """Write the queue of the disk tier and end its thread."""
+        """Wait until the disk tier has written its queue."""
         if self._disk is not None:
             self._disk.close()
 
     def report(self) -> dict[str, Any]:
-        """Sizes and counters, JSON-able."""
         return {
             **report(self._store, self._counters, self._budget()),
             "sessions": len(self._sessions),
@@ -342,7 +329,6 @@ class PrefixCache:
         }
 
     def figures(self) -> PrefixCacheFigures:
-        """Live statistics: the shape of the trees, never their tokens."""
         found = figures(self._store, self._counters, self._budget())
         if self._disk is None:
             return found
@@ -369,8 +355,7 @@ class PrefixCache:
         return self._store.add(key, ids, path, budget=budget, share=share, layout=layout)
 
     def _save(self, key: CacheKey, ids: Ids, path: LivePath, shared: int) -> None:
-        """Write the rest of a row to disk. Of the states inside messages, it writes those that were
-        wanted before."""
+        """Of the states inside messages, it writes only those that rows wanted before."""
         if self._disk is not None:
             wanted = {at: state for at, state in path.spare.items() if at <= shared}
             states = {} if path.complete else {**path.states, **wanted}

@@ -1,9 +1,8 @@
 """The disk tier: stores prefixes for later processes, and more than fits into memory.
 
-Rows are written in segments while their prompts are computed, and read back into row caches. Two
-separate threads do this; the engine thread decides, and creates every array. A file never changes,
-has a name derived from its content, and appears by rename. So any number of processes may share a
-folder and use each other's files. If another process removes a file, the look-up is a miss.
+Two threads write segments during prefill and read them back; the engine thread decides, and creates
+every array. A file never changes, is named by its content, and appears by rename, so processes may
+share a folder. A file removed by another process is a miss.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ from .writer import Writer
 log = logging.getLogger(__name__)
 
 EDGE = 1024
-"""Most tokens of a file: limits the memory besides rows while it is written or read."""
+"""Most tokens of a file: limits the memory to write or read it."""
 MAX_QUEUED = 2**29
-"""Most bytes that wait to be written. Deeper parts of a prompt are written with a later pass."""
+"""Most bytes that wait to be written. The rest of a prompt is written with a later pass."""
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 STALE = 3600.0
 """Age in seconds at which a temporary file is considered abandoned."""
@@ -57,11 +56,10 @@ class Stored:
     """Whether a row can resume at any of its tokens."""
     segments: Sequence[Step]
     state: Header | None
-    """Header of the state at its end, if one is needed."""
 
 
 class DiskTier:
-    """Used only on the engine thread, except by the threads that it starts."""
+    """Engine thread only, except for the threads that it starts."""
 
     def __init__(
         self,
@@ -71,8 +69,7 @@ class DiskTier:
         *,
         versions: str | None = None,
     ) -> None:
-        """`call` runs a function on the engine thread. Raises `BadRequest` for an unusable
-        folder."""
+        """`call` runs a function on the engine thread. Raises `BadRequest` for a bad folder."""
         self.folder = folder / FOLDER
         self.limit = limit
         self.versions = files.versions() if versions is None else versions
@@ -103,7 +100,7 @@ class DiskTier:
         *,
         prompted: int | None = None,
     ) -> None:
-        """Queue the part of a row with tokens `ids` that is not on disk yet, from its beginning.
+        """Queue what is not on disk yet of a row with tokens `ids`.
 
         `states`: snapshots by token count. `prompted`: tokens before the reply. `None`: more of the
         prompt will follow, so its last tokens can wait.
@@ -136,7 +133,7 @@ class DiskTier:
     def _save_states(
         self, key: CacheKey, ids: Ids, states: Mapping[int, Snapshot], path: Sequence[str]
     ) -> None:
-        """Queue snapshots, and remove excess snapshots of the path."""
+        """Also removes the excess snapshots of the path."""
         chain, own = Chain(key, ids), key.digest().hex()
         for at, state in sorted(states.items()):
             digest = chain.at(at)
@@ -151,7 +148,6 @@ class DiskTier:
             self._forget(header.name)
 
     def _takes(self, size: int) -> bool:
-        """Whether this many bytes fit into the queue."""
         fits = not self._queued or self._queued + size <= MAX_QUEUED
         self._skipped += not fits
         return fits
@@ -162,7 +158,6 @@ class DiskTier:
         self._writer.write(header, encoded.arrays, encoded.nbytes, path)
 
     def touch(self, key: CacheKey, ids: Ids) -> None:
-        """Mark a path as used."""
         self._writer.touch([header.name for header, _, _ in self._index.walk(key, ids)])
 
     # -- reading
@@ -178,8 +173,8 @@ class DiskTier:
     ) -> Stored:
         """The longest prefix of `ids` from which a row can resume.
 
-        Memory has the segments of the first `shared` tokens. `complete`: with every layer.
-        `usable`: maps a length to the largest length at which a row may resume.
+        Memory has the first `shared` tokens. `complete`: with every layer. `usable`: maps a length
+        to the largest length at which a row may resume.
         """
         self._drain()
         steps = self._index.walk(key, ids)
@@ -195,11 +190,9 @@ class DiskTier:
         return Stored(length, complete, beyond, state)
 
     def read(self, restore: Restore) -> None:
-        """Queue the read of a prefix."""
         self._reader.read(restore)
 
     def damaged(self, name: str, reason: BadFile | OSError) -> None:
-        """A file cannot be read."""
         if isinstance(reason, FileNotFoundError):  # not written yet, or another process removed it
             if not self._queued:
                 self._index.remove(name)
@@ -210,14 +203,12 @@ class DiskTier:
     # -- the folder
 
     def clear(self) -> None:
-        """Remove every file."""
         self._drain()
         self._index = Index()
         self._writer.clear()
 
     def report(self) -> dict[str, Any]:
-        """Files and bytes known to this process, and writes that were postponed because the disk
-        was slow."""
+        """Files and bytes known to this process, and writes postponed because the disk was slow."""
         self._drain()
         return {
             "files": len(self._index.names),
@@ -228,11 +219,9 @@ class DiskTier:
         }
 
     def flush(self) -> None:
-        """Wait until everything in the queue is on disk."""
         self._writer.flush()
 
     def close(self) -> None:
-        """Finish the queue and end the threads."""
         self._reader.close()
         self._writer.close()
 
@@ -241,7 +230,6 @@ class DiskTier:
         self._writer.remove(name)
 
     def _drain(self) -> None:
-        """Process the writer's reports: bytes written, removed files, files of other processes."""
         while not self._found.empty():
             self._index.add(self._found.get())
         while not self._news.empty():
@@ -283,7 +271,6 @@ def _file_bytes(tokens: int, nbytes: float) -> int:
 
 
 def _cuts(start: int, stop: int, prompted: int | None) -> list[int]:
-    """The boundaries of the files for tokens `start .. stop`."""
     edges = {*range(start // EDGE * EDGE + EDGE, stop, EDGE), prompted or 0}
     return sorted({at for at in edges if start < at < stop} | {start, stop}) if start < stop else []
 

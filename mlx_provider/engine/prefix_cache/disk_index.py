@@ -37,7 +37,6 @@ class Index:
     segments: dict[str, dict[str, Header]] = field(default_factory=dict)
     states: dict[str, Header] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
-    """File sizes by name."""
 
     @property
     def names(self) -> Set[str]:
@@ -62,7 +61,6 @@ class Index:
             del self.states[parent]
 
     def walk(self, key: CacheKey, ids: Ids) -> list[Step]:
-        """Consecutive files along `ids`."""
         chain, at, steps = Chain(key, ids), 0, []
         while at < len(ids):
             known = self.segments.get(chain.at(at), {}).values()
@@ -75,7 +73,7 @@ class Index:
         return steps
 
     def states_along(self, key: CacheKey, ids: Ids, limit: int) -> list[Header]:
-        """Snapshots along the first `limit` of `ids`, the longest first."""
+        """Longest first."""
         own, limit = key.digest().hex(), min(limit, len(ids))
         known = self.states.values()
         stops = sorted({h.start for h in known if h.key == own and h.start <= limit})

@@ -13,7 +13,6 @@ MOST_BYTES = 20 * 10**9
 
 
 def disk_limit(folder: Path, chosen: int | None) -> int:
-    """Bytes that the disk tier in `folder` may use."""
     if chosen is not None:
         return chosen
     place = next((each for each in (folder, *folder.parents) if each.is_dir()), Path("/"))
@@ -21,7 +20,6 @@ def disk_limit(folder: Path, chosen: int | None) -> int:
 
 
 def held(folder: Path) -> int:
-    """Bytes that the folder uses."""
     sizes = []
     for path in (folder / FOLDER).glob("*"):
         try:
@@ -32,5 +30,5 @@ def held(folder: Path) -> int:
 
 
 def used(file: os.stat_result) -> int:
-    """Bytes of a file that the disk has given to it. Holes take none."""
+    """Allocated bytes: holes take none."""
     return min(file.st_size, 512 * file.st_blocks)

@@ -17,7 +17,7 @@ from .tree import Walk
 
 
 class DiskLookup:
-    """The look-up of one prompt. Engine thread only."""
+    """Engine thread only."""
 
     def __init__(
         self,
@@ -31,8 +31,7 @@ class DiskLookup:
         make_cache: Callable[[], list[Any]],
         room: int,
     ) -> None:
-        """`limit`: most tokens of the prompt to restore, a multiple of `grid`; `room`: token
-        capacity of a row."""
+        """`limit`: most tokens to restore, a multiple of `grid`. `room`: tokens of the row."""
         self._disk = disk
         self._store = store
         self._key = key
@@ -49,7 +48,6 @@ class DiskLookup:
         return self._find()[1].length
 
     def start(self) -> Restore:
-        """Queue a restore of it."""
         restore = Restore(self)
         self._disk.read(restore)
         return restore
@@ -85,7 +83,6 @@ class DiskLookup:
 
 
 def _held(found: Walk, length: int) -> list[Part]:
-    """The segments of a prefix in memory."""
     parts: list[Part] = []
     for node, agreed in found.steps:
         stop = min(node.start + agreed, length)

@@ -1,7 +1,6 @@
-"""The encoding of packed arrays in a file of the disk tier.
+"""The encoding of packed arrays in a file of the disk tier, bit for bit.
 
-Arrays are stored bit for bit. Other threads access their memory only as numpy views. The engine
-thread creates and evaluates every array.
+Other threads see array memory only as numpy views; the engine thread creates and evaluates arrays.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from .files import Contents, HostArray
 
 @dataclass(frozen=True)
 class Encoded:
-    """A pack to be written to a file."""
-
     structure: Mapping[str, Any]
     arrays: tuple[HostArray, ...]
     """Views that any thread may read."""
@@ -39,38 +36,33 @@ def encode(pack: ArrayPack) -> Encoded:
 
 @dataclass(frozen=True)
 class Staged:
-    """Arrays into which a file is read."""
-
     structure: Mapping[str, Any]
     arrays: tuple[Any, ...]
 
     @classmethod
     def of(cls, contents: Contents) -> Staged:
-        """Create and evaluate them. Raises `ValueError` and `TypeError` for an unknown
-        structure."""
+        """Raises `ValueError` and `TypeError` for an unknown structure."""
         arrays = [mx.zeros(shape, _dtype(kind)) for shape, kind in contents.shapes]
         mx.eval(arrays)
         return cls(contents.header.structure, tuple(arrays))
 
     def views(self) -> Sequence[HostArray]:
-        """Their memory, for the thread that reads the file."""
+        """For the thread that reads the file."""
         return [_view(array) for array in self.arrays]
 
     def pack(self) -> ArrayPack:
-        """The original pack."""
         dtypes = self.structure["dtypes"]
         stacks = (_as(a, _dtype(name)) for a, name in zip(self.arrays, dtypes, strict=True))
         return ArrayPack(tuple(stacks), tuple((g, r) for g, r in self.structure["places"]))
 
     def __getitem__(self, index: int) -> Any:
-        """Array `index` of the pack (lazy)."""
+        """A lazy view."""
         stack, row = self.structure["places"][index]
         array = self.arrays[stack][row : row + 1].squeeze(0)
         return _as(array, _dtype(self.structure["dtypes"][stack]))
 
 
 def _plain(array: Any) -> Any:
-    """The array in a dtype that numpy supports."""
     return array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
 
 
@@ -87,7 +79,6 @@ def _name(array: Any) -> str:
 
 
 def _dtype(name: str) -> Any:
-    """The dtype with this name in MLX or numpy."""
     if name == "bfloat16":
         return mx.bfloat16
     kind = np.dtype(name.removesuffix("_")).name

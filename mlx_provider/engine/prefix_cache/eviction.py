@@ -15,9 +15,8 @@ Entry = tuple[float, int, bool, Node]
 ATTENTION_DEPTH = 8192
 """Depth in tokens at which a token costs about twice as much to compute as at the start."""
 PINNED = 16
-"""Weight of the newest path of a session."""
 AWAITED = 256
-"""The same while tools run whose results will come, or if the client says that it comes back."""
+"""The weight while tools run whose results will come, or if the client says that it comes back."""
 PROVEN = 3
 """Hits up to which the weight of a node grows."""
 GUESS = 0.1
@@ -36,8 +35,7 @@ def evict(
     keep: frozenset[Node] = frozenset(),
     below: float = inf,
 ) -> None:
-    """Evict the least valuable parts until `tally` is within `nbytes` and `buffers`, or nothing is
-    left.
+    """Evict the least valuable parts until `tally` is within `nbytes` and `buffers`.
 
     Evicts leaves, and snapshots of inner nodes, with less value than `below`. Nodes in `keep`, and
     nodes that rows use, lose only guesses. `clock`: the present time on the clock of `Node.used`.
@@ -77,8 +75,8 @@ def evict(
 def value(node: Node, clock: int, held: int) -> float:
     """Value per byte of a leaf, or of an inner node's snapshot.
 
-    Age is measured by the bytes that were stored since the last use, as a share of the prefix
-    cache. So many small side requests age a long chat less than one other long chat does.
+    Age is the bytes stored since the last use, as a share of the prefix cache, so many small side
+    requests age a long chat less than another long chat does.
     """
     if node.complete:
         recompute = len(node.tokens)
@@ -100,10 +98,8 @@ def value(node: Node, clock: int, held: int) -> float:
 
 
 def resumable_before(node: Node) -> int:
-    """The last position above the node's end from which its path could be resumed.
-
-    Guesses are evicted first, so they count only for other guesses.
-    """
+    """The last position above the node's end from which its path could be resumed. Guesses count
+    only for other guesses, because they are evicted first."""
     above = node.parent
     while above is not None and not above.complete:
         if above.snapshot is not None and (node.guessed or not above.guessed):

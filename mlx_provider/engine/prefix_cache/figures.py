@@ -11,13 +11,10 @@ from .store import Store
 from .tree import Node
 
 MAX_OUTLINED = 40
-"""Most nodes of a large tree in the outline."""
 
 
 @dataclass
 class Counters:
-    """Counters since the start."""
-
     lookups: int = 0
     prompt_tokens: int = 0
     reused_tokens: int = 0
@@ -31,7 +28,6 @@ class Counters:
 
 
 def report(store: Store, counters: Counters, budget: int) -> dict[str, Any]:
-    """Sizes and counters, JSON-able."""
     everything = list(store.nodes())
     return {
         "entries": sum(not node.children for node in everything),
@@ -48,7 +44,6 @@ def report(store: Store, counters: Counters, budget: int) -> dict[str, Any]:
 
 
 def figures(store: Store, counters: Counters, budget: int) -> PrefixCacheFigures:
-    """Live statistics: the shape of the trees, never their tokens."""
     found = report(store, counters, budget)
     shown = PrefixCacheFigures.model_fields.keys() & found.keys()
     return PrefixCacheFigures(

@@ -1,8 +1,7 @@
 """One file of the disk tier: a segment or a snapshot, as safetensors with a checksum.
 
-The header's metadata holds everything except arrays, so headers are sufficient to build an index.
-bfloat16, which numpy lacks, is stored as its 16 bits. Arrays are written and read in place, piece
-by piece, and the interpreter lock is free meanwhile.
+The header's metadata holds everything but arrays, so an index needs only headers. bfloat16, which
+numpy lacks, is stored as its 16 bits. Reads and writes release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -30,26 +29,23 @@ SUFFIX = ".safetensors"
 TEMPORARY = ".tmp"
 MAX_HEADER = 2**24
 PIECE = 2**24
-"""Bytes that are read or hashed at once."""
+"""Bytes read or hashed at once."""
 DTYPES = {
     "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "U32": "<u4",
     "I32": "<i4", "U64": "<u8", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
     "C64": "<c8",
 }  # fmt: skip
-"""Names of dtypes in safetensors."""
 _NAMES = {kind: name for name, kind in DTYPES.items()}
 
 HostArray = NDArray[Any]
 
 
 class BadFile(Exception):
-    """A foreign file, a file of other versions, or a damaged file. The message gives the reason."""
+    """A foreign, damaged or outdated file. The message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """The content of a file without its arrays."""
-
     key: str
     """Hex digest of the `CacheKey`."""
     parent: str
@@ -61,7 +57,6 @@ class Header:
     structure: Mapping[str, Any]
     """How the arrays form a `Segment` or `Snapshot`."""
     nbytes: int = 0
-    """Size of the file."""
 
     @property
     def stop(self) -> int:
@@ -69,7 +64,7 @@ class Header:
 
     @property
     def name(self) -> str:
-        """File name. Equal content has an equal name."""
+        """Equal content has an equal name."""
         ids = hashlib.blake2b(self.tokens.tobytes(), digest_size=8).hexdigest()
         kind = "kv" if len(self.tokens) else "state"
         return f"{self.parent}-{ids}-{int(self.complete)}.{kind}{SUFFIX}"
@@ -137,13 +132,13 @@ def write(folder: Path, header: Header, arrays: Sequence[HostArray], versions: s
 
 
 def read_header(path: Path, versions: str) -> Header:
-    """Raises `BadFile`, or `OSError` if the file cannot be read."""
+    """Raises `BadFile` and `OSError`."""
     with os.fdopen(open_own(path), "rb") as file:
         return _header(_metadata_of(_begin(file)), versions, os.fstat(file.fileno()).st_size)
 
 
 def open_file(path: Path, versions: str) -> Contents:
-    """Open a file. Its arrays are read later. Raises `BadFile` and `OSError`."""
+    """Its arrays are read later. Raises `BadFile` and `OSError`."""
     file = os.fdopen(open_own(path), "rb")
     try:
         table = _begin(file)
@@ -157,7 +152,7 @@ def open_file(path: Path, versions: str) -> Contents:
 
 
 def read(path: Path, versions: str) -> tuple[Header, list[HostArray]]:
-    """Header and arrays of a file. Raises `BadFile` and `OSError`."""
+    """Raises `BadFile` and `OSError`."""
     contents = open_file(path, versions)
     with contents.file:
         arrays = [np.empty(shape, dtype) for shape, dtype in contents.shapes]
@@ -174,7 +169,6 @@ def _pieces(array: HostArray) -> Iterator[memoryview]:
 
 
 def _table(metadata: Mapping[str, str], arrays: Sequence[HostArray]) -> bytes:
-    """The beginning of a safetensors file, up to its arrays."""
     table: dict[str, Any] = {"__metadata__": metadata}
     at = 0
     for i, array in enumerate(arrays):
@@ -189,7 +183,6 @@ def _table(metadata: Mapping[str, str], arrays: Sequence[HostArray]) -> bytes:
 
 
 def _begin(file: BinaryIO) -> dict[str, Any]:
-    """Read the table at the beginning of a file."""
     size = int.from_bytes(file.read(8), "little")
     if size > MAX_HEADER:
         raise BadFile("no safetensors header")

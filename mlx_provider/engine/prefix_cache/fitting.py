@@ -10,13 +10,10 @@ from .tree import ID_BYTES, Node
 
 @dataclass(frozen=True)
 class Fit:
-    """The head of a path that is stored."""
-
     stop: int
     states: frozenset[int]
     """Token counts of the snapshots that are kept or added."""
     new_bytes: int
-    """Upper bound of the added bytes."""
 
 
 def fit(
@@ -35,10 +32,9 @@ def fit(
     The next prompt may tokenize the reply differently, so a head that ends in the reply also keeps
     the last snapshot of the prompt.
 
-    `path`: stored nodes that match completely; `length`: tokens of the whole path; `token_bytes`:
-    bytes of a token that is not stored; `states`: bytes of new snapshots by token count; `spare`:
-    the same for snapshots that are kept only as the end of a shorter head; `prompted`: tokens
-    before the reply.
+    `path`: stored nodes that match completely. `length`: tokens of the whole path. `token_bytes`:
+    of a token that is not stored. `states`: bytes of new snapshots by token count. `spare`: the
+    same for those kept only as the end of a shorter head. `prompted`: tokens before the reply.
     """
     held = {node.stop: node.snapshot.nbytes for node in path if node.snapshot is not None}
     guessed = {node.stop for node in path if node.guessed}
@@ -77,23 +73,19 @@ def _within(left: int, ats: Iterable[int], sizes: Mapping[int, int]) -> Iterable
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Bytes of a path's tokens."""
-
     path: Sequence[Node]
     each: int
-    """Bytes of a token that is not stored."""
 
     @property
     def shared(self) -> int:
         return self.path[-1].stop if self.path else 0
 
     def of(self, stop: int) -> int:
-        """Bytes of the first `stop` tokens."""
         stored = sum(_share(node, stop) for node in self.path if node.start < stop)
         return stored + self.beyond(stop)
 
     def beyond(self, stop: int) -> int:
-        """Bytes of the tokens beyond the stored ones, up to `stop`."""
+        """Bytes of the tokens between the stored ones and `stop`."""
         return max(0, stop - self.shared) * self.each
 
     def reach(self, budget: int, limit: int) -> int:
@@ -108,5 +100,4 @@ class _Sizes:
 
 
 def _share(node: Node, stop: int) -> int:
-    """Bytes of a node's tokens up to `stop`."""
     return node.token_bytes * (min(stop, node.stop) - node.start) // len(node.tokens)

@@ -17,8 +17,7 @@ from .snapshots import Snapshot, take_snapshot
 from .tree import Node, Walk, add, set_segment, set_snapshot, split
 
 MAX_EDGE = 2048
-"""Most tokens of one node: limits the copy of a split, and lets a long tail be evicted in
-pieces."""
+"""Most tokens of a node: limits the copy of a split, and lets a long tail be evicted in pieces."""
 NEAR = 16
 """This many tokens are cheaper to compute again than to store with a state."""
 
@@ -31,11 +30,9 @@ class LivePath:
     cache: list[Any]
     given: Mapping[int, Snapshot]
     prompted: int
-    """Tokens before the reply."""
     spare: Mapping[int, Snapshot] = field(default_factory=dict)
     """Further snapshots, to end a path that is stored only partly."""
     buffers: RowBuffers | None = None
-    """The row's buffers, if segments may refer to them."""
 
     @property
     def complete(self) -> bool:
@@ -50,13 +47,11 @@ class LivePath:
 
 
 def grows_complete(found: Walk, source: LivePath) -> bool:
-    """Whether nodes added to this path will hold every layer."""
     return source.complete and all(node.complete for node, _ in found.steps)
 
 
 def shared_path(found: Walk, length: int, *, complete: bool) -> list[Node]:
-    """The stored nodes of a path of `length` tokens. The last node is split where the path leaves
-    it."""
+    """The stored nodes of the path. The last node is split where the path leaves it."""
     path = [node for node, _ in found.steps]
     agreed = found.steps[-1][1] if path else 0
     if path and agreed < len(path[-1].tokens) and not (complete and found.shared == length):
@@ -65,7 +60,7 @@ def shared_path(found: Walk, length: int, *, complete: bool) -> list[Node]:
 
 
 def cut_back(path: Sequence[Node], kept: Fit, length: int) -> list[Node]:
-    """The nodes of a stored path that are kept, without the snapshots that are not kept.
+    """The stored nodes that are kept, without the snapshots that are not kept.
 
     `length`: tokens of the whole path. A shorter head ends in a snapshot that is not a guess.
     """
@@ -83,7 +78,7 @@ def cut_back(path: Sequence[Node], kept: Fit, length: int) -> list[Node]:
 def grow(
     parent: Node, ids: Ids, source: LivePath, kept: Fit, *, complete: bool, shared: int
 ) -> Node:
-    """Add the missing part of a path's head below `parent`. Returns its last node."""
+    """Add the missing part of the head below `parent`. Returns its last node."""
     every = {} if complete else source.states
     states = {at: every[at] for at in kept.states if at in every}
     spare = {at: source.spare[at] for at in kept.states - {*states} if at in source.spare}
@@ -105,8 +100,7 @@ def grow(
 def refers(source: LivePath, path: Sequence[Node], length: int, *, complete: bool) -> bool:
     """Whether the whole path can refer to the row's buffers, so that no token is held twice.
 
-    `path`: its stored nodes; those with the row's own tokens must be copies of these tokens alone,
-    or refer to the buffers.
+    Its stored nodes must be copies of the row's own tokens alone, or refer to the buffers.
     """
     own = source.buffers
     if own is None or (complete and source.row.window):
@@ -125,7 +119,6 @@ def refers(source: LivePath, path: Sequence[Node], length: int, *, complete: boo
 
 
 def refer(source: LivePath, path: Sequence[Node]) -> None:
-    """Let stored nodes refer to the row's buffers, in place of copies."""
     own = source.buffers
     if own is None:
         return
@@ -142,7 +135,7 @@ def _cuts(start: int, stop: int, wanted: set[int]) -> list[int]:
 
 
 def attach(leaf: Node, at: int, state: Snapshot, *, wanted: bool = False) -> Node | None:
-    """Attach a state at token `at` of the path to `leaf`. Returns its node, if that had no state.
+    """Attach a state at token `at` of the path. Returns its node, if that had no state.
 
     `wanted`: those tokens were stored already, so a row would have resumed there.
     """
@@ -159,11 +152,8 @@ def attach(leaf: Node, at: int, state: Snapshot, *, wanted: bool = False) -> Nod
 
 
 def prune(leaf: Node) -> None:
-    """Keep at most `1 + RECENT + INSIDE` snapshots of a path.
-
-    Keeps those at the ends of the first message and of the last messages. Of those inside messages,
-    keeps the most resumed, and among equals the last ones.
-    """
+    """Keep at most `1 + RECENT + INSIDE` snapshots of a path: the ends of the first and the last
+    messages; inside messages the most resumed, then the last ones."""
     holders = [node for node in leaf.path() if node.snapshot is not None]
     ends = _spaced([node for node in holders if not _inside(node)])
     kept = {*ends[:1], *ends[1:][-RECENT:]}
@@ -175,11 +165,8 @@ def prune(leaf: Node) -> None:
 
 
 def _spaced(holders: list[Node]) -> list[Node]:
-    """Remove snapshots that save almost nothing, except the last.
-
-    The end of the prompt is directly after the end of the last message, so its snapshot goes once
-    the path continues.
-    """
+    """Remove snapshots that save almost nothing, except the last. The snapshot at the end of the
+    prompt is one, right after that of the last message, once the path continues."""
     spaced = holders[:1]
     for node in holders[1:]:
         if node.stop - spaced[-1].stop >= NEAR or node is holders[-1]:

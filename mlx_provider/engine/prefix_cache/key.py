@@ -28,7 +28,7 @@ class CacheKey:
     """Whether entries must come back from disk bit for bit, whatever the operator chose."""
 
     def digest(self) -> bytes:
-        """A 16-byte digest of this key for the disk. The salt cannot be recovered from it."""
+        """16 bytes. The salt cannot be recovered from it."""
         text = "\0".join((self.fingerprint, self.kv, self.salt))
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
@@ -36,8 +36,8 @@ class CacheKey:
 def key_tokens(prompt: Prompt) -> list[int]:
     """The prompt's token ids, with negative ids in place of each media span.
 
-    These ids derive from the item's content hash and the span's length, so another item ends a
-    match at its first token. The first id of a span is even, all others are odd.
+    They derive from the item's content hash and the span's length, so another item ends a match at
+    its first token. The first id of a span is even, all others are odd.
     """
     ids = list(prompt.tokens)
     for span in prompt.spans:
@@ -49,12 +49,12 @@ def key_tokens(prompt: Prompt) -> list[int]:
 
 
 def as_ids(tokens: Sequence[int] | Ids) -> Ids:
-    """Tokens as an int64 array. An int64 array is returned without a copy."""
+    """An int64 array is returned without a copy."""
     return np.asarray(tokens, dtype=np.int64)
 
 
 def outside_spans(ids: Ids, at: int) -> int:
-    """The largest position <= `at` that is not inside a media span (its start is outside)."""
+    """The largest position <= `at` that is not inside a media span."""
     if at >= len(ids) or ids[at] >= 0 or ids[at] % 2 == 0:
         return at
     before = ids[:at]

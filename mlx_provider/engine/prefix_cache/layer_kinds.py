@@ -38,15 +38,13 @@ class Unstorable(TypeError):
 
 
 class Kind(enum.Enum):
-    """How a layer's cache can be cut."""
-
     APPEND = "append"
     WINDOW = "window"
     STATE = "state"
 
 
 def kind(layer: Any) -> Kind:
-    """The kind of one leaf of a row cache. Raises `Unstorable` if its state is not accessible."""
+    """Raises `Unstorable` if the layer's state is not accessible."""
     if not hasattr(layer, "__dict__"):
         raise Unstorable(f"{type(layer).__name__} has no attributes to keep")
     if isinstance(layer, SharedRow):
@@ -58,7 +56,7 @@ def kind(layer: Any) -> Kind:
 
 
 def strictest(cache: list[Any]) -> Kind:
-    """The strictest kind of any layer. Raises `Unstorable`."""
+    """Raises `Unstorable`."""
     kinds = {kind(layer) for layer in leaves(cache) if layer is not None}
     return next((k for k in (Kind.STATE, Kind.WINDOW) if k in kinds), Kind.APPEND)
 

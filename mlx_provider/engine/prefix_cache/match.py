@@ -13,10 +13,7 @@ from .tree import Node, Walk
 
 @dataclass(frozen=True)
 class Match:
-    """The longest prefix from which a row can resume, and why it is not longer."""
-
     length: int
-    """Tokens that `restore` puts into the row's cache."""
     asked: int
     """Tokens of the whole prompt."""
     shared: int
@@ -24,17 +21,13 @@ class Match:
     branch: int
     """Tokens before the point where this prompt leaves another one. 0: it leaves none."""
     diverged_at: int | None
-    """First position that differs from that path. `None`: the path ended, or nothing differs."""
+    """First position that differs from that path, if any."""
     stored_token: int | None
-    """The id stored at `diverged_at`."""
     path: tuple[Node, ...] = ()
-    """The used nodes, from the first token on."""
     stateful: Node | None = None
-    """The node whose snapshot is used, if the match needs one."""
     version: int = 0
-    """Version of the store at the time of the match."""
     counted: bool = True
-    """Whether a client has asked for the prompt, so that its use counts as a look-up."""
+    """Whether a client has asked for the prompt, so that it counts as a look-up."""
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -46,7 +39,6 @@ class Match:
 
 
 def resume(found: Walk, ids: Ids, version: int) -> Match:
-    """The match for a prompt `ids`, from its walk through the tree."""
     usable = outside_spans(ids, found.shared)
     length, stateful = 0, None
     for node, agreed in found.steps:

@@ -1,8 +1,7 @@
 """Chooses the positions in a prompt at which a state is worth storing. Imports no mlx.
 
 These are message ends, image ends, and points where a prompt left a stored path (as in Marconi,
-MLSys 2025). In long new text, some positions are guesses: the next prompt may ask another question
-about the same text.
+MLSys 2025). In long new text, some are guesses for another question about the same text.
 """
 
 from __future__ import annotations
@@ -12,18 +11,17 @@ from collections.abc import Iterable
 from ...records import Prompt
 
 GRID = 64
-"""Prefill passes start on multiples of this, counted from the prompt's beginning. The result does
-not change if a pass ends on one."""
+"""Prefill passes start on multiples of this. The result does not change if a pass ends on one."""
 WORTH_A_PASS = 64
-"""A snapshot needs its own pass, so it must save at least this many tokens beyond the state before
-it. Reading the weights again costs as much time as some tens to hundreds of tokens."""
+"""Tokens that a snapshot must save: it needs its own pass, and reading the weights again costs as
+much time as some tens to hundreds of tokens."""
 WORTH_A_GUESS = 512
 """The same for guesses, of which about one in ten is used."""
 GUESSED = (16, 4)
-"""A guess is this fraction (1/n) of the new tokens before the end: for a short question behind a
-long text, and for one behind its first pages."""
+"""A guess is this fraction (1/n) of the new tokens before the end: for a short question after a
+long text, and for one after its first pages."""
 RECENT = 3
-"""Message ends kept per path besides the first one, which is the end of the system prompt."""
+"""Message ends kept per path besides the end of the system prompt."""
 INSIDE = 2
 """Further snapshots kept per path: guesses, and branch points of prompts."""
 
@@ -34,9 +32,9 @@ def places(
     """Ascending token counts at which to store a state.
 
     At most 1 + `RECENT` ends, a branch, and the guesses of `GUESSED`. `done`: tokens with which the
-    row resumes. `branch`: tokens before the prompt leaves another one; more than `done` if a state
-    is missing. `grid`: the state is stored at the multiple of it at or before the position. `fits`:
-    tokens that the prefix cache can hold, so that a longer prompt has a state there.
+    row resumes. `branch`: tokens before the prompt leaves another one. `grid`: positions are
+    rounded down to it. `fits`: tokens that the prefix cache can hold; a longer prompt has a state
+    there.
     """
     total = len(prompt.tokens)
     stop = total if fits is None else min(fits, total)
@@ -55,11 +53,8 @@ def places(
 
 
 def cuts_of(prompt: Prompt, done: int = 0) -> tuple[int, ...]:
-    """Message ends, and image ends for another question.
-
-    Image ends are always included; message ends only if they save more than a pass costs, counted
-    from the previous state. `done`: tokens with which the row resumes.
-    """
+    """Image ends, and the message ends that save more than a pass costs, counted from the previous
+    state. `done`: tokens with which the row resumes."""
     images = {span.end for span in prompt.spans}
     cuts: list[int] = []
     for end in sorted(ends_of(prompt)):
@@ -70,13 +65,11 @@ def cuts_of(prompt: Prompt, done: int = 0) -> tuple[int, ...]:
 
 
 def ends_of(prompt: Prompt) -> set[int]:
-    """Token counts at the ends of messages and of images."""
     return {span.end for span in prompt.spans} | {*prompt.snapshot_points}
 
 
 def _guesses(prompt: Prompt, start: int, states: Iterable[int], stop: int) -> set[int]:
-    """Positions between `start` and the end of the last message, last first, far from any other
-    state."""
+    """Positions before the end of the last message, last first, far from any other state."""
     end = min(stop, max(prompt.snapshot_points, default=stop))
     held, found = {start, *states}, set[int]()
     for part in GUESSED:

@@ -22,13 +22,12 @@ from .layer_kinds import Kind
 from .placement import GRID, ends_of, places
 
 WORTH_KEEPING = 32
-"""A cancelled prefill with fewer tokens is not stored."""
 AROUND = 8
 """Tokens in a report on either side of the point where a prompt left the stored path."""
 
 
 class PrefixCachePolicy:
-    """Every method belongs to the engine thread."""
+    """Engine thread only."""
 
     def __init__(
         self,
@@ -42,7 +41,7 @@ class PrefixCachePolicy:
         memory: MemoryProfile | None = None,
     ) -> None:
         """`in_place`: rows use the buffers of entries. `least`: fewest tokens that several rows
-        share; `None`: they share none. `memory`: that of the model's rows, if it is known."""
+        share; `None`: they share none."""
         self._in_place = in_place
         self._least = least
         self._forks = divisible(own_layers(make_cache()))
@@ -52,13 +51,11 @@ class PrefixCachePolicy:
         self._make_cache = make_cache
         self._strictest = cache.strictest(make_cache())
         self._grid = 1
-        """A prefix is used only up to a multiple of this."""
         self._exact = False
         self._memory = memory
-        """Memory of the model's rows. `None` before the first row."""
+        """`None` before the first row."""
 
     def look_up(self, job: PrefillJob) -> None:
-        """Find the longest stored prefix of a job's tokens."""
         if job.ids is None:
             job.ids = as_ids(key_tokens(job.prompt))
         key = self._key(job.request)
@@ -69,12 +66,11 @@ class PrefixCachePolicy:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the prefix cache."""
         return self._cache.nbytes
 
     def pays_ahead(self, job: PrefillJob) -> bool:
-        """Whether a queued job, whose prompt will come, has more than a few tokens to compute, and
-        less than it finds stored."""
+        """Whether a queued background prefill has more than a few tokens to compute, and less than
+        it finds stored."""
         few = len(job.tokens) - max(job.match.shared, job.estimated_cached) <= NEAR
         return not few and job.cost <= job.estimated_cached
 
@@ -84,7 +80,6 @@ class PrefixCachePolicy:
         )
 
     def _match(self, key: CacheKey, ids: Ids) -> Match:
-        """The longest stored prefix that may be used."""
         return self._cache.match(key, ids, limit=len(ids) - 1)
 
     def claim(self, job: PrefillJob) -> None:
@@ -98,7 +93,6 @@ class PrefixCachePolicy:
         self._claim_forks(job)
 
     def trim(self, row: Row, tokens: int) -> None:
-        """Free the capacity of a row's buffers behind this many tokens."""
         if row.holding is not None and row.holding.own is not None:
             self._cache.trim(row.holding.own, tokens)
 
@@ -112,7 +106,7 @@ class PrefixCachePolicy:
             row.holding = Claim((), nbytes) if nbytes else None
 
     def fork_bytes(self, tokens: int, rows: int) -> int:
-        """Bytes that rows of a prompt take less because they share it. Any thread may ask."""
+        """Bytes that rows of a prompt save by sharing it. Any thread may ask."""
         if self._least is None or not self._forks or tokens <= self._least:
             return 0
         each = 0 if self._memory is None else self._memory.token_bytes
@@ -135,8 +129,8 @@ class PrefixCachePolicy:
     def begin(self, job: PrefillJob, room: int) -> Match | None:
         """Give the job a cache for `room` tokens that holds the longest stored prefix.
 
-        Returns the match, unless the job starts again and its match was already reported. If the
-        disk has more than memory, the job is `restoring` at first. Call it again after that.
+        Returns the match, unless it was already reported. If the disk has more than memory, the job
+        is `restoring` at first. Call it again after that.
         """
         if job.match is None or not self._cache.holds(job.match):
             self.look_up(job)
@@ -176,8 +170,7 @@ class PrefixCachePolicy:
         return match
 
     def _plan_snapshots(self, job: PrefillJob, start: int, branch: int = 0) -> None:
-        """Plan the snapshots from `start` on. If a layer has a state, a pass ends at each of
-        them."""
+        """If a layer has a state, a pass ends at each snapshot."""
         ends_passes = self._strictest is Kind.STATE
         if self._strictest is not Kind.APPEND:
             job.keeps = self._places(job, start, branch, GRID if ends_passes else 1)
@@ -185,8 +178,7 @@ class PrefixCachePolicy:
             job.cuts = job.keeps
 
     def _places(self, job: PrefillJob, start: int, branch: int, grid: int) -> tuple[int, ...]:
-        """The positions of the snapshots: in memory as far as it holds the prompt, on disk for all
-        of it."""
+        """In memory as far as it holds the prompt, on disk for all of it."""
         prompt, fits = job.prompt, self._fits(job)
         found = places(prompt, start, branch, grid=grid, fits=fits)
         if fits is None or fits >= len(prompt.tokens) or not self._cache.on_disk_too:
@@ -227,11 +219,10 @@ class PrefixCachePolicy:
             job.keeps = [*taken, *job.keeps]
 
     def _ends(self, prompt: Prompt) -> set[int]:
-        """Token counts with the most valuable states."""
         return ends_of(prompt)
 
     def keep_prefill(self, job: PrefillJob) -> None:
-        """Store the result of a prefill that was looked up, complete or cancelled.
+        """Store a prefill that was looked up, complete or cancelled.
 
         If tokens were left out, the tokens after them differ from those of other prompts.
         """
@@ -243,7 +234,7 @@ class PrefixCachePolicy:
             )  # fmt: skip
 
     def keep_row(self, row: Row, tokens: Sequence[int], cache: list[Any]) -> None:
-        """Store a row that ends. Its cache holds the prompt and these tokens of the reply."""
+        """The row has ended. Its cache holds the prompt and these tokens of the reply."""
         if row.request.kept is not None:
             return
         prompt = as_ids(key_tokens(row.request.prompt))
@@ -263,7 +254,7 @@ class PrefixCachePolicy:
         holding: Holding | None = None,
     ) -> None:
         """`awaited`: the next request of its session will come. `beyond`: the cache holds more
-        tokens than these."""
+        tokens."""
         stored = self._cache.insert(
             self._key(request),
             ids,
@@ -279,7 +270,6 @@ class PrefixCachePolicy:
         request.stored = max(request.stored, new)
 
     def give_back(self, rows: Iterable[Row]) -> None:
-        """These rows use their buffers no longer, and none of their passes has failed."""
         for row in rows:
             if row.holding is not None and row.holding.own is not None:
                 self._cache.give_back(row.holding)
@@ -298,7 +288,6 @@ class PrefixCachePolicy:
         return CacheKey(self._model.info.fingerprint, self._kv, request.salt, self._exact)
 
     def _explained(self, job: PrefillJob, match: Match) -> str:
-        """A line that explains why a prompt was not found completely."""
         at = match.diverged_at
         if at is None or match.stored_token is None:
             return ""

@@ -34,11 +34,8 @@ class Closed(Exception):
 
 
 class Reader:
-    """Reads files into memory that the engine thread allocated, and passes the data to the engine
-    thread.
-
-    The engine thread takes one slice at a time, so that steps of other requests can run in between.
-    """
+    """Reads into memory that the engine thread allocated and then takes slice by slice, so that
+    steps of other requests run in between."""
 
     def __init__(
         self, folder: Path, versions: str, call: Call, written: Callable[[], None]
@@ -53,11 +50,9 @@ class Reader:
         threading.Thread(target=self._run, name="prefix-disk-reader", daemon=True).start()
 
     def read(self, restore: Restore) -> None:
-        """Queue a restore. Returns at once."""
         self._jobs.put(restore)
 
     def close(self) -> None:
-        """Ask the thread to end."""
         self._closed = True
         self._jobs.put(None)
 

@@ -26,13 +26,11 @@ def rebuild(
     room: int = 0,
     in_place: Mapping[int, int] = MappingProxyType({}),
 ) -> None:
-    """Fill a fresh row cache with the segments' first `length` tokens.
+    """Fill a fresh row cache with the segments' first `length` tokens, with capacity for `room`
+    more.
 
-    `room`: tokens to append soon; the buffers get capacity for them. `in_place`: tokens that some
-    layers hold already, by leaf index.
-
-    Raises `ValueError` if segments and snapshot do not cover every layer, or if the fresh cache is
-    of another kind than the stored one.
+    `in_place`: tokens that some layers hold already, by leaf index. Raises `ValueError` if segments
+    and snapshot do not cover every layer, or the cache is of another kind than the stored one.
     """
     kept = snapshot.layers if snapshot is not None else {}
     parts = _heads(segments, length)
@@ -54,7 +52,7 @@ def rebuild(
 
 
 def _heads(segments: Sequence[Segment], length: int) -> list[dict[int, list[Any]]]:
-    """Arrays of the segments, with the last cut so that they hold `length` tokens in total."""
+    """The last segment is cut, so that they hold `length` tokens in total."""
     parts = [segment.arrays() for segment in segments]
     extra = sum(segment.length for segment in segments) - length
     if extra and parts:
@@ -65,7 +63,7 @@ def _heads(segments: Sequence[Segment], length: int) -> list[dict[int, list[Any]
 
 
 def _runs(layer: Any, parts: Sequence[list[Any]]) -> list[list[Any]]:
-    """The pieces of each array of a layer. Empty for a layer without tokens."""
+    """Empty for a layer without tokens."""
     if layer is None or not parts or not parts[0]:
         return []
     if not is_of(layer, len(parts[0])):
@@ -81,7 +79,6 @@ def is_of(layer: Any, count: int) -> bool:
 
 
 def _after(pieces: Sequence[Any], tokens: int) -> list[Any]:
-    """The pieces without the first tokens."""
     found = []
     for piece in pieces:
         size = piece.shape[-2]
@@ -92,7 +89,7 @@ def _after(pieces: Sequence[Any], tokens: int) -> list[Any]:
 
 
 def _fill(layers: Sequence[tuple[Any, list[list[Any]]]], length: int, room: int) -> list[Any]:
-    """Give each layer the arrays from its pieces. Returns all these arrays."""
+    """Return all arrays that the layers got."""
     made: list[Any] = []
     for layer, runs in layers:
         if not runs[0]:  # all of it is in place
@@ -106,14 +103,13 @@ def _fill(layers: Sequence[tuple[Any, list[list[Any]]]], length: int, room: int)
 
 
 def slack_of(layer: Any, length: int, room: int) -> int:
-    """Token capacity of a layer's buffers behind `length`."""
     if kind(layer) is Kind.APPEND and hasattr(layer, "step"):  # growth in steps: avoid one copy
         return whole_steps(length + max(1, room)) - length
     return 0
 
 
 def _joined(pieces: Sequence[Any], slack: int) -> Any:
-    """The pieces concatenated along their token axis, with `slack` zeros at the end."""
+    """Concatenated along the token axis, with `slack` zeros at the end."""
     first = pieces[0]
     zeros = mx.zeros((*first.shape[:-2], slack, first.shape[-1]), dtype=first.dtype)
     return mx.contiguous(mx.concatenate([*pieces, zeros] if slack else [*pieces], axis=-2))

@@ -13,28 +13,22 @@ from .row_filler import RowFiller
 from .snapshots import Snapshot
 
 SLICE = 2**26
-"""Bytes that are copied into a row between two steps."""
+"""Bytes copied into a row between two steps."""
 
 Part = tuple[Mapping[int, Sequence[Any]], int, int, int]
-"""Arrays by leaf, their tokens `start .. stop`, and the number of tokens before these in the
-arrays."""
+"""Arrays by leaf, their tokens `start .. stop`, and the tokens before these in the arrays."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The files to read, and their destination."""
-
     filler: RowFiller
     held: Sequence[Part]
-    """Segments in memory."""
     segments: Sequence[Step]
     state: Header | None
     length: int
 
 
 class Origin(Protocol):
-    """The source of a restore."""
-
     def plan(self) -> Plan | None:
         """The files to read now. `None`: memory has the tokens."""
 
@@ -47,7 +41,7 @@ class Origin(Protocol):
 
 
 class Restore:
-    """Belongs to the engine thread. The reader's thread calls it there."""
+    """Engine thread only: the reader's thread calls it there."""
 
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
@@ -58,14 +52,13 @@ class Restore:
         self._state: Snapshot | None = None
         self._reached = 0
         self.ended = False
-        """Nothing more is read. Any thread may read this attribute."""
+        """Any thread may read this."""
         self.cache: list[Any] | None = None
         """The row cache once the restore has ended. `None`: nothing was restored."""
         self.length = 0
-        """Tokens in the row cache."""
 
     def begin(self) -> Sequence[Header]:
-        """Start the restore. Returns the files that it needs."""
+        """Return the files that it needs."""
         plan = None if self.ended else self._origin.plan()
         if plan is None:
             self.abandon()
@@ -111,7 +104,7 @@ class Restore:
             self._reached = stop
 
     def stop(self, name: str, reason: BadFile | OSError) -> None:
-        """A file cannot be read: end with the restored part."""
+        """A file cannot be read: ends with the restored part."""
         if self.ended:
             return
         self._origin.damaged(name, reason)
@@ -120,7 +113,6 @@ class Restore:
         self._end(self._origin.usable(length))
 
     def finish(self) -> None:
-        """All files are read."""
         if not self.ended and self._plan is not None:
             self._end(self._plan.length)
 
@@ -145,7 +137,6 @@ class Restore:
 
 
 def leaves_of(state: Header) -> list[int]:
-    """The leaves whose state is in a snapshot's file."""
     return [leaf for leaf, _ in state.structure["layers"]]
 
 

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Reuse:
-    """All methods run on the engine thread."""
+    """Engine thread only."""
 
     def __init__(self, store: Store, least: int | None) -> None:
         """`least`: fewest tokens to share; `None`: this model's rows share none."""
@@ -31,8 +31,7 @@ class Reuse:
         self._least = least
 
     def prepare(self, match: Match) -> bool:
-        """Cut the entry where the row will leave it. Returns whether the match must be found
-        again."""
+        """Split the entry where the row will leave it. Returns whether to match again."""
         own = _last(match)
         if own is not None and self._may_take(own, match):
             return self._cut_behind(own, match)
@@ -46,8 +45,7 @@ class Reuse:
         self, match: Match, cache: list[Any], room: int, spare: int
     ) -> tuple[Holding, dict[int, int]]:
         """Give a fresh row cache what it need not copy. Returns the row's holding, and the tokens
-        that are in place, by leaf index. `room`: see `RowBuffers.grow`. `spare`: the bytes for
-        that."""
+        in place, by leaf index. `room`, `spare` (bytes): see `RowBuffers.grow`."""
         own = _last(match)
         if own is not None and self._may_take(own, match) and not self._beyond(own, match):
             own.move_to(cache, match.length)
@@ -73,8 +71,8 @@ class Reuse:
         return holding, dict.fromkeys(base.layers, length)
 
     def fork(self, holding: Holding, cache: list[Any]) -> tuple[list[Any], Holding | None]:
-        """Another row with the tokens of a row whose prompt is complete. Both share them, if there
-        are enough. Each has one token at least of its own."""
+        """Another row with the tokens of a row whose prompt is complete. Both share all but the
+        last, if they are enough."""
         own = holding.own
         if own is not None and self._least is not None and own.is_of(cache) and own.base is None:
             held = min(int(layer.offset) for layer in own.layers.values())
@@ -93,7 +91,6 @@ class Reuse:
         return copied, holding
 
     def claim(self, match: Match) -> Claim | None:
-        """What a row with this match will use without a copy."""
         own = _last(match)
         if own is not None and self._may_take(own, match):
             tokens, shared, steps = match.length, own.first, 0
@@ -111,7 +108,7 @@ class Reuse:
         return Claim(claimed, (tokens - steps) * each, shared, each)
 
     def _may_take(self, own: RowBuffers, match: Match) -> bool:
-        """Whether a row can take buffers over that hold the end of its match."""
+        """Whether a row can take over buffers that hold the end of its match."""
         if own.common or own.needed or not own.intact:
             return False
         fits = all(
@@ -122,7 +119,7 @@ class Reuse:
         return fits and self._beyond(own, match) <= match.length - own.first
 
     def _beyond(self, own: RowBuffers, match: Match) -> int:
-        """Stored tokens of these buffers behind the match."""
+        """Stored tokens of these buffers after the match."""
         return max(node.stop for node in self._store.nodes_in(own)) - match.length
 
     def _cut_behind(self, own: RowBuffers, match: Match) -> bool:
@@ -152,7 +149,7 @@ class Reuse:
         return 0 if at < max(1, self._least or 0) or held > 2 * at else at
 
     def _divide(self, row: RowBuffers, at: int, path: Sequence[Node]) -> bool:
-        """Divide the buffers of a row, which copies them once. `path`: the nodes in them."""
+        """Copy the buffers once. `path`: the nodes in them."""
         layers = row.layers.values()
         with Isolation() as tried:  # a failed pass of that row must not fail this one
             mx.eval([layer.keys for layer in layers])
@@ -168,7 +165,6 @@ class Reuse:
 
 
 def _last(match: Match) -> RowBuffers | None:
-    """The buffers that hold the last tokens of a match."""
     return segment_of(match.path[-1]).held if match.path else None
 
 

@@ -14,10 +14,7 @@ from .snapshots import Snapshot
 
 
 class RowFiller:
-    """Buffers of a row of up to `length` tokens, with capacity for `room` more.
-
-    Each piece is copied into place, so a row needs no extra memory except that of the piece.
-    """
+    """Each piece is copied into place, so a row needs no other memory than that of the piece."""
 
     def __init__(self, cache: list[Any], length: int, room: int, states: frozenset[int]) -> None:
         """`cache`: a fresh cache. `states`: leaves that get the state of a snapshot."""
@@ -33,7 +30,7 @@ class RowFiller:
         return frozenset(self._layers)
 
     def put(self, arrays: Mapping[int, Sequence[Any]], start: int, stop: int, skip: int) -> None:
-        """Copy tokens `start .. stop`. Each array begins with `skip` other tokens.
+        """Copy tokens `start .. stop` from arrays that begin with `skip` others.
 
         Raises `ValueError` for arrays of another kind than the layer's.
         """
@@ -53,7 +50,6 @@ class RowFiller:
         mx.eval([self._buffers[leaf] for leaf in arrays if leaf in self._buffers])
 
     def finish(self, length: int, snapshot: Snapshot | None) -> list[Any]:
-        """The row cache. Its first `length` tokens are filled."""
         for leaf, layer in self._layers.items():
             buffers = self._buffers.get(leaf)
             if buffers is None:

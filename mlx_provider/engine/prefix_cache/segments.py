@@ -20,13 +20,13 @@ class Charge:
     """The size of tokens that are, or were, in the buffers of a row."""
 
     nbytes: int
-    """Bytes per token."""
+    """Per token."""
     buffers: int
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Keys and values of consecutive tokens, for all layers that can be cut. Immutable."""
+    """Immutable keys and values of consecutive tokens, for all layers that can be cut."""
 
     length: int
     pack: ArrayPack
@@ -36,11 +36,9 @@ class Segment:
     charge: Charge | None = None
     """`None`: the size of `pack`."""
     held: RowBuffers | None = None
-    """Buffers of a row that hold the tokens. `None`: they are copies in `pack`."""
     start: int = 0
-    """Tokens before it in `held`."""
     slack: int = 0
-    """Bytes of capacity behind it in `held`, if no row uses them."""
+    """Bytes of capacity after it in `held`, if no row uses them."""
 
     @property
     def nbytes(self) -> int:
@@ -49,7 +47,6 @@ class Segment:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one of its tokens."""
         return (self.nbytes - self.slack) // self.length
 
     @property
@@ -62,18 +59,17 @@ class Segment:
         return self.held is not None and self.held.needed
 
     def slice(self, start: int, stop: int) -> Segment:
-        """Tokens `start .. stop` of this segment. Those of a pack are copied."""
+        """Tokens of a pack are copied."""
         if self.held is not None:
             slack = self.slack if stop == self.length else 0
             return replace(self, length=stop - start, start=self.start + start, slack=slack)
         return Segment(stop - start, self.pack.cut(start, stop), self.layers, self.charge)
 
     def moved_to(self, held: RowBuffers) -> Segment:
-        """The same tokens in other buffers."""
         return replace(self, held=held, slack=0)
 
     def copied(self) -> Segment:
-        """The same tokens as copies, so that its buffers may change."""
+        """Copies, so that its buffers may change."""
         arrays = [a for each in self.arrays().values() for a in each]
         return Segment(self.length, ArrayPack.of(arrays), self.layers)
 
@@ -98,7 +94,6 @@ class Segment:
 
 
 def segment_of(node: Node) -> Segment:
-    """The segment of a node that was not removed."""
     return cast("Segment", node.segment)
 
 
@@ -112,13 +107,11 @@ class RowParts:
     window: Mapping[int, list[Any]]
     """The same for windows that have not wrapped."""
     complete: bool
-    """Whether every layer can be cut."""
     exact: bool
-    """Whether no layer holds more than `length` tokens, so that its state is a valid snapshot
-    there."""
+    """Whether no layer holds more than `length` tokens, so that its state is a valid snapshot."""
 
     def cut(self, start: int, stop: int, *, complete: bool) -> Segment:
-        """Tokens `start .. stop`. `complete`: with the windows, which must not have wrapped."""
+        """`complete`: with the windows, which must not have wrapped."""
         layers = self._layers(complete=complete)
         arrays = [a[..., start:stop, :] for each in layers.values() for a in each]
         counts = tuple((leaf, len(each)) for leaf, each in layers.items())
@@ -135,7 +128,6 @@ class RowParts:
         return tuple((leaf, len(each)) for leaf, each in self.append.items())
 
     def token_bytes(self, *, complete: bool) -> int:
-        """Bytes of one token in a segment."""
         arrays = [a for each in self._layers(complete=complete).values() for a in each]
         return sum(a.nbytes // max(1, a.shape[-2]) for a in arrays)
 
@@ -152,7 +144,7 @@ class RowParts:
 
 
 def row_parts(cache: list[Any], length: int) -> RowParts:
-    """The parts of a row cache. Raises `Unstorable`, or `ValueError` if it holds fewer tokens."""
+    """Raises `Unstorable`, or `ValueError` if the cache holds fewer tokens."""
     append: dict[int, list[Any]] = {}
     window: dict[int, list[Any]] = {}
     complete = exact = True

@@ -1,5 +1,4 @@
-"""The newest path of each session, which is evicted later than others, and its share of the
-cache."""
+"""The newest path of each session, which is evicted last, and its share of the cache."""
 
 from __future__ import annotations
 
@@ -10,16 +9,13 @@ from dataclasses import dataclass
 from .tree import Node, split
 
 MAX_SESSIONS = 256
-"""Pinned sessions. The least recently used one loses its pin first."""
+"""The least recently used session loses its pin first."""
 LIVE_TURNS = 16
-"""A session that takes turns with others counts as gone after this many stored paths. A request
-stores two."""
+"""A session counts as gone after this many paths that others stored. A request stores two."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """The share of a path in the prefix cache."""
-
     nbytes: int
     equal: int = 0
     """Bytes of its head that each path of `siblings` keeps."""
@@ -28,8 +24,6 @@ class Share:
 
 
 class Sessions:
-    """Marks the nodes of each session's newest path."""
-
     def __init__(self) -> None:
         self._leaves: OrderedDict[str, Node] = OrderedDict()
         self._turn = 0
@@ -46,7 +40,7 @@ class Sessions:
 
     def pin(self, session: str, leaf: Node, wanted: int = 0, *, awaited: bool = False) -> None:
         """Mark the path to `leaf` in place of the session's previous path. `wanted`: bytes of the
-        whole path, of which `leaf` may end only a head. `awaited`: see `Node`."""
+        whole path, of which `leaf` may end only a head."""
         self._turn += 1
         if session in self._leaves and session != self._last:
             self._returned[session] = self._turn
@@ -65,9 +59,8 @@ class Sessions:
     def share(self, session: str | None, budget: int) -> Share:
         """The part of `budget` bytes that a path of the session may use.
 
-        Sessions that take turns each keep the head of their path. Anything longer than an equal
-        share would be evicted before their next turn. A session that has never returned keeps no
-        share.
+        Sessions that take turns each keep the head of their path: more than an equal share would be
+        evicted before their next turn. A session that has never returned keeps no share.
         """
         others = [] if session is None else self._taking_turns(session)
         equal = budget // (1 + len(others))
@@ -91,7 +84,7 @@ class Sessions:
 
 
 def head(leaf: Node, nbytes: int) -> list[Node]:
-    """The nodes of a path's longest resumable head within `nbytes`."""
+    """The longest resumable head within `nbytes`."""
     found: list[Node] = []
     for node in _kept(leaf):
         left = nbytes - sum(each.nbytes for each in found)

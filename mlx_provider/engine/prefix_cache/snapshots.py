@@ -34,7 +34,7 @@ class Snapshot:
         return cls(layers, ArrayPack.of(arrays))
 
     def attributes(self, leaf: int) -> dict[str, Any]:
-        """Attributes of one layer, in separate arrays (lazy)."""
+        """In separate arrays (lazy)."""
         decoded: dict[str, Any] = decode(self.layers[leaf], self.pack)
         return decoded
 
@@ -50,10 +50,10 @@ class Snapshot:
 def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
     """Windows and states of a row. `None` if every layer keeps every token.
 
-    A window that has not wrapped is included, because it may wrap before the row is stored. `at`:
-    their values after that many tokens, at the beginning of the last pass or within it. That pass
-    must have several tokens. A window still has the data for this, a state does not. Raises
-    `Unstorable`, and `ValueError` if the data for `at` is gone.
+    `at`: their values after that many tokens, at the beginning of the last pass (of several tokens)
+    or within it; only windows still have the data for this. A window that has not wrapped is
+    included, as it may wrap before the row is stored. Raises `Unstorable`, and `ValueError` if the
+    data for `at` is gone.
     """
     attributes = {}
     for leaf, layer in enumerate(leaves(cache)):
@@ -85,7 +85,7 @@ def encode(value: Any, arrays: list[Any]) -> Encoded:
 
 
 def decode(encoded: Encoded, pack: ArrayPack) -> Any:
-    """Decode a value. Its arrays share no memory with the pack after evaluation."""
+    """The arrays of the result share no memory with the pack after evaluation."""
     tag, *rest = encoded
     if tag == "array":
         return mx.contiguous(pack[rest[0]])

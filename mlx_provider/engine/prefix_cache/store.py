@@ -49,7 +49,6 @@ class Store:
     def __init__(self, max_buffers: int) -> None:
         self.tally = Tally()
         self.version = 0
-        """Changes whenever a match could change."""
         self.evicted_bytes = 0
         self.roots: dict[CacheKey, Node] = {}
         self._layouts: dict[CacheKey, Layout] = {}
@@ -61,7 +60,6 @@ class Store:
     # -- buffers of rows
 
     def know(self, buffers: RowBuffers | None) -> None:
-        """Count these buffers from now on."""
         if buffers is not None:
             still = (ref for ref in self._known if ref() is not None)
             self._known = (*still, weakref.ref(buffers))
@@ -72,7 +70,7 @@ class Store:
         return sum(each.stored for each in self._buffers() if each.in_use)
 
     def nodes_in(self, buffers: RowBuffers) -> list[Node]:
-        """The nodes in these buffers, first tokens first."""
+        """First tokens first."""
         found = [node for node in self.nodes() if segment_of(node).held is buffers]
         return sorted(found, key=lambda node: node.start)
 
@@ -84,14 +82,14 @@ class Store:
             each.stored = stored.get(each, 0)
 
     def use_slack(self, buffers: RowBuffers) -> None:
-        """A row uses the capacity behind the last token of its buffers."""
+        """A row uses the capacity after the last token of its buffers."""
         for node in self.nodes_in(buffers):
             set_segment(node, replace(segment_of(node), slack=0))
         self.recount()
 
     def move(self, base: RowBuffers, own: RowBuffers) -> None:
-        """Buffers have got copies of the prefix in front of them. Segments refer to these, unless
-        others need the prefix."""
+        """Buffers have got copies of the prefix before them. Segments move there, unless others
+        need the prefix."""
         last, own.first, own.base = own.first, 0, None
         for node in () if base.in_use else self.nodes_in(base):
             if node.stop <= last:
@@ -121,12 +119,11 @@ class Store:
         return stored
 
     def _spare(self) -> list[Node]:
-        """Nodes with capacity behind them, least recently used first."""
+        """Nodes with unused capacity, least recently used first."""
         found = [node for node in self.nodes() if segment_of(node).slack]
         return sorted(found, key=lambda node: node.used)
 
     def _trim(self, nbytes: float) -> None:
-        """Free capacity behind entries until the cache has at most so many bytes."""
         if self.tally.nbytes <= nbytes:
             return
         for node in self._spare():
@@ -136,7 +133,6 @@ class Store:
                 set_segment(node, replace(segment, slack=0))
 
     def _drop_lost(self) -> None:
-        """Remove what failed rows may have corrupted."""
         for lost in [each for each in self._buffers() if each.lost and each.stored]:
             top = self.nodes_in(lost)[:1]
             for node in top:
@@ -145,8 +141,7 @@ class Store:
             self.recount()
 
     def _copy_out(self) -> None:
-        """Free the buffers of which a part was evicted. Their other tokens are copied, a layer
-        at a time."""
+        """Free buffers of which a part was evicted. Copies the other tokens, layer by layer."""
         stored = self._stored()
         for each in self._buffers():
             left = stored.get(each, 0)
@@ -168,7 +163,7 @@ class Store:
         return (node for root in self.roots.values() for node in nodes(root))
 
     def touch(self, leaf: Node | None) -> list[Node]:
-        """Mark the path to `leaf` as used now. Returns its nodes."""
+        """Return the nodes of the path."""
         self._clock += 1
         path = [] if leaf is None else leaf.path()
         for node in path:
@@ -176,7 +171,6 @@ class Store:
         return path
 
     def fits_layout(self, key: CacheKey, layout: Layout) -> bool:
-        """Whether segments of this layout can be joined with those stored under the key."""
         return self._layouts.get(key, layout) == layout
 
     def add(
@@ -189,8 +183,8 @@ class Store:
         share: Share,
         layout: Layout,
     ) -> Node | None:
-        """Store a path as far as its share permits, evicting others for it. Returns the last node
-        that is stored, if any."""
+        """Store a path as far as its share permits, evicting others for it. Returns the last
+        stored node, if any."""
         if len(ids) == 0:
             return None
         root = self.roots.get(key) or new_root(self.tally)
@@ -223,8 +217,7 @@ class Store:
         return leaf
 
     def offer(self, leaf: Node, at: int, state: Snapshot, *, budget: int, wanted: bool) -> None:
-        """Store a state inside a message, unless everything that could be evicted for it is worth
-        more."""
+        """Store a state inside a message, unless what must be evicted for it is worth more."""
         node = attach(leaf, at, state, wanted=wanted)
         if node is None:
             return
@@ -236,7 +229,6 @@ class Store:
             set_snapshot(node, None)
 
     def prune(self, leaf: Node) -> None:
-        """Drop the excess snapshots of a path."""
         self.version += 1
         prune(leaf)
 
@@ -283,7 +275,7 @@ class Store:
         self.recount()
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` unless the counts and the trees are consistent."""
+        """Raises `AssertionError`."""
         total = sum(check(root) for root in self.roots.values())
         if total != self.tally.nbytes:
             raise AssertionError(f"counts {self.tally.nbytes} bytes, holds {total}")

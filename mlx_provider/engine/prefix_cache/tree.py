@@ -11,7 +11,6 @@ import numpy as np
 from .key import Ids
 
 ID_BYTES = 8
-"""Bytes of a token id."""
 
 
 class Part(Protocol):
@@ -29,8 +28,8 @@ class Part(Protocol):
 
     @property
     def needed(self) -> bool:
-        """Whether something else than the tree refers to its arrays, so that nothing is freed if
-        it goes."""
+        """Whether something else than the tree refers to its arrays, so that eviction frees
+        nothing."""
 
     def slice(self, start: int, stop: int) -> Part:
         """Tokens `start .. stop`, as a separate payload."""
@@ -52,7 +51,7 @@ class State(Protocol):
 
 @dataclass(slots=True)
 class Tally:
-    """Bytes and device buffers of trees. Only the functions of this module change it."""
+    """Only the functions of this module change it."""
 
     nbytes: int = 0
     buffers: int = 0
@@ -76,21 +75,19 @@ class Node:
     segment: Part | None
     tally: Tally
     complete: bool
-    """Whether a path may resume at any of its tokens. If so, the same is true for all its
-    ancestors."""
+    """Whether a path may resume at any of its tokens. Then so may all its ancestors."""
     snapshot: State | None = None
     """State at `stop`, if not every layer can be cut. `set_snapshot` changes it."""
     children: dict[int, Node] = field(default_factory=dict)
-    """Children by their first token."""
+    """By their first token."""
     used: int = 0
-    """The prefix cache's clock at the last use: bytes stored so far, plus one per use."""
+    """The prefix cache's clock: bytes stored so far, plus one per use."""
     hits: int = 0
     """Number of rows restored through it. Starts at 1 if it continued a stored path."""
     generated: bool = False
-    """Whether its tokens are from a reply. A prompt that leaves it has tokenized the reply
-    differently."""
+    """Its tokens are from a reply: a prompt that leaves it has tokenized the reply differently."""
     resumed: int = 0
-    """Number of rows that resumed from its snapshot, or would have if there had been one."""
+    """Rows that resumed from its snapshot, or would have if there had been one."""
     sessions: dict[str, bool] = field(default_factory=dict)
     """Sessions whose newest path includes it, each with whether it is `awaited`."""
 
@@ -100,7 +97,6 @@ class Node:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes without the snapshot."""
         return self.tokens.nbytes + (0 if self.segment is None else self.segment.nbytes)
 
     @property
@@ -109,7 +105,6 @@ class Node:
 
     @property
     def buffers(self) -> int:
-        """Device buffers of its segment and its snapshot."""
         return sum(part.buffers for part in (self.segment, self.snapshot) if part is not None)
 
     @property
@@ -128,7 +123,7 @@ class Node:
         return any(self.sessions.values())
 
     def path(self) -> list[Node]:
-        """Nodes from the first one below the root down to this one."""
+        """From the first node below the root to this one."""
         found: list[Node] = []
         node: Node | None = self
         while node is not None and node.parent is not None:
@@ -139,27 +134,22 @@ class Node:
 
 @dataclass(frozen=True)
 class Walk:
-    """How far a token sequence follows the tree."""
-
     steps: tuple[tuple[Node, int], ...]
-    """Nodes along the path, each with the number of its tokens that match (all except for the
-    last)."""
+    """Nodes along the path, each with the number of its tokens that match (all but in the last)."""
     shared: int
     diverged_at: int | None
-    """First position that differs from the closest stored path. `None`: none does."""
+    """First position that differs from the closest stored path."""
     stored_token: int | None
-    """The token at that position of the stored path."""
     branch: int = 0
     """`diverged_at`, if another prompt continues there. 0 if at most a reply does."""
 
 
 def new_root(tally: Tally | None = None) -> Node:
-    """An empty tree, counted in `tally`."""
     return Node(np.empty(0, np.int64), 0, None, None, tally or Tally(), complete=True)
 
 
 def walk(root: Node, ids: Ids, limit: int) -> Walk:
-    """Follow at most `limit` tokens. Read-only."""
+    """Read-only."""
     steps: list[tuple[Node, int]] = []
     node, at = root, 0
     while at < limit:
@@ -183,18 +173,14 @@ def walk(root: Node, ids: Ids, limit: int) -> Walk:
 
 
 def common(a: Ids, b: Ids) -> int:
-    """Length of the longest common prefix."""
     length = min(len(a), len(b))
     differs = a[:length] != b[:length]
     return int(differs.argmax()) if differs.any() else length
 
 
 def split(node: Node, at: int) -> Node:
-    """Split a node after `at` of its tokens (0 < at < all). Returns the new upper part.
-
-    `node` remains the lower part, with snapshot and children. The total payload bytes stay the
-    same.
-    """
+    """Split a node after `at` of its tokens. Returns the new upper part; `node` remains the lower
+    part, with snapshot and children."""
     if node.parent is None or node.segment is None or not 0 < at < len(node.tokens):
         raise ValueError(f"no cut at {at} of {len(node.tokens)} tokens")
     head, tail = node.segment.slice(0, at), node.segment.slice(at, len(node.tokens))
@@ -223,7 +209,7 @@ def split(node: Node, at: int) -> Node:
 
 
 def add(parent: Node, tokens: Ids, segment: Part, *, complete: bool) -> Node:
-    """Add a new leaf below `parent`, which must have no child with the same first token."""
+    """`parent` must have no child with the same first token."""
     if int(tokens[0]) in parent.children:
         raise ValueError("a child with this first token exists")
     stop = parent.stop
@@ -235,8 +221,7 @@ def add(parent: Node, tokens: Ids, segment: Part, *, complete: bool) -> Node:
 
 
 def remove(leaf: Node) -> None:
-    """Remove a leaf from its tree and drop its payload, because a `Match` may still refer to the
-    node."""
+    """Also drops the payload, because a `Match` may still refer to the node."""
     if leaf.parent is None or leaf.children:
         raise ValueError("only a leaf can be removed")
     del leaf.parent.children[int(leaf.tokens[0])]
@@ -245,27 +230,25 @@ def remove(leaf: Node) -> None:
 
 
 def remove_below(node: Node) -> None:
-    """Remove a node with everything below it."""
     for each in [node, *nodes(node)][::-1]:
         remove(each)
 
 
 def set_segment(node: Node, segment: Part) -> None:
-    """Replace the payload of its tokens by an equal one."""
+    """The new payload must be equal."""
     node.tally.remove(node)
     node.segment = segment
     node.tally.add(node)
 
 
 def set_snapshot(node: Node, state: State | None) -> None:
-    """Set or drop the state at the node's end."""
     node.tally.remove(node)
     node.snapshot = state
     node.tally.add(node)
 
 
 def nodes(root: Node) -> Iterator[Node]:
-    """Every node below the root, parents first."""
+    """Parents first."""
     todo = list(root.children.values())
     while todo:
         node = todo.pop()

@@ -1,8 +1,7 @@
 """The prefix cache policy of a reproducible model: stores only what a prefill would compute.
 
-Kernels round by the width of a pass, so only prefixes of whole passes count, from the beginning of
-the prompt. The last pass of a prompt is not stored, and neither is a reply, whose tokens ran one by
-one.
+Kernels round by the width of a pass, so only prefixes of whole passes count. The last pass of a
+prompt is not stored, and neither is a reply, whose tokens ran one by one.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ from .policy import PrefixCachePolicy
 
 
 class WholePasses(PrefixCachePolicy):
-    """The policy of an engine with fixed passes."""
-
     def __init__(
         self,
         cache: PrefixCache,
@@ -39,14 +36,13 @@ class WholePasses(PrefixCachePolicy):
         self._exact = True
 
     def keep_prefill(self, job: PrefillJob) -> None:
-        """Store the tokens that whole passes have computed."""
         whole = self._shapes.whole(job.done)
         if job.cache is not None and whole:
             beyond = job.done > whole
             self._insert(job.request, job.ids[:whole], job.cache, job.snapshots, beyond=beyond)
 
     def keep_row(self, row: Row, tokens: Sequence[int], cache: list[Any]) -> None:
-        """Stores nothing: the prompt was stored when the row joined."""
+        """The prompt was stored when the row joined."""
 
     def _match(self, key: CacheKey, ids: Ids) -> Match:
         found = usable = super()._match(key, ids)
@@ -65,7 +61,7 @@ class WholePasses(PrefixCachePolicy):
         return self._shapes.whole(done)
 
     def _plan_snapshots(self, job: PrefillJob, start: int, branch: int = 0) -> None:
-        """Plan snapshots at the ends of passes. No pass ends for a snapshot."""
+        """Snapshots at the ends of passes. No pass ends for a snapshot."""
         if self._strictest is Kind.APPEND:
             return
         prompt, grid = job.prompt, self._shapes.tokens

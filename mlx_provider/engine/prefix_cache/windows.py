@@ -11,7 +11,7 @@ from .layer_kinds import CHUNKED
 
 
 def window_attributes(layer: Any, at: int | None) -> dict[str, Any]:
-    """Attributes of a window after `at` tokens, cut to what the next token sees, oldest first."""
+    """Cut to what the next token sees after `at` tokens, oldest first."""
     own = dict(vars(layer))
     if layer.keys is None:
         return own
@@ -28,8 +28,8 @@ def _shortened(own: Mapping[str, Any], behind: int) -> dict[str, Any]:
     """A window without its newest `behind` tokens, which its last pass has appended in order.
 
     `RotatingKVCache._update_concat` (mlx-lm 0.32.2) keeps everything that the first of them sees,
-    which is all except the oldest token of a full window. Zeros replace that token in the earlier
-    state; the next update drops or overwrites them unseen. Raises `ValueError` if more is missing.
+    except the oldest token of a full window. Zeros replace that token; the next update drops them
+    unseen. Raises `ValueError` if more is missing.
     """
     offset = own["offset"] - behind
     if own.keys() == CHUNKED:
@@ -51,7 +51,7 @@ def _blank_first(array: Any, keep: int) -> Any:
 
 
 def _in_order(array: Any, own: Mapping[str, Any]) -> Any:
-    """An array of a rotating cache in order: the first `keep` tokens, then the newest."""
+    """The first `keep` tokens of a rotating cache, then the newest in order."""
     index, keep, size = own["_idx"], own["keep"], own["max_size"]
     if index < own["offset"] and index < array.shape[2]:  # wrapped: the oldest token is at `index`
         pieces = [array[..., :keep, :], array[..., index:, :], array[..., keep:index, :]]

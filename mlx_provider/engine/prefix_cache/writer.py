@@ -19,12 +19,12 @@ from .files import BadFile, Header, HostArray
 log = logging.getLogger(__name__)
 
 LOOK = 2.0
-"""Seconds between checks for files of other engines while the thread is idle."""
+"""Seconds between checks for files of other engines."""
 
 
 class Writer:
     """Its methods queue a job and return at once. `news` gets (name of a removed file, bytes
-    written), and `found` gets the files of other processes."""
+    written), and `found` the files of other processes."""
 
     def __init__(
         self,
@@ -60,8 +60,7 @@ class Writer:
         self._jobs.put((self._do_remove, name))
 
     def touch(self, names: Sequence[str]) -> None:
-        """Mark a path as used, with its first file as the newest, so that the tail is removed
-        first."""
+        """Mark a path as used, its first file as the newest, so that the tail is removed first."""
         if names:
             self._jobs.put((self._do_touch, tuple(names)))
 
@@ -69,7 +68,7 @@ class Writer:
         self._jobs.put((self._do_clear,))
 
     def flush(self) -> None:
-        """Wait until all jobs queued so far are done. Any thread."""
+        """Any thread."""
         done = threading.Event()
         self._jobs.put((done.set,))
         while not done.wait(LOOK) and self._thread.is_alive():
@@ -102,8 +101,7 @@ class Writer:
             return (self._do_look,)
 
     def _do_look(self) -> None:
-        """Report files that other processes have written. Files of other versions are left
-        alone."""
+        """Report files of other processes with the same versions."""
         changed = self._folder.stat().st_mtime_ns
         if changed == self._seen:
             return
@@ -158,7 +156,7 @@ class Writer:
             total -= size
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        """Possible files of the disk tier. Folders, pipes and similar entries are left alone."""
+        """Folders, pipes and similar entries are left alone."""
         for path in self._folder.glob(f"*{files.SUFFIX}"):
             try:
                 found = path.lstat()
