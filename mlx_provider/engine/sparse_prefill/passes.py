@@ -1,8 +1,7 @@
 """Passes over prompt tokens that are not consecutive, and a test whether a model supports them.
 
-To the model, each token is a row at its own position. Attention and recurrent layers treat the
-tokens as one row. Windows count positions; recurrent states know none. So tokens from any place can
-fill one pass.
+To the model, each token is a row at its own position; attention and recurrent layers treat the
+tokens as one row.
 """
 
 from __future__ import annotations
@@ -22,11 +21,8 @@ from ..execution.solo_rows import decoding, some_tokens
 from ..memory import leaves
 
 LENGTH = 12
-"""Tokens of the trial prompt."""
 MOVED = 70
-"""Offset of its positions."""
 AT_ONCE = 7
-"""Tokens in the first of its two passes."""
 
 MakeCache = Callable[[], list[Any]]
 
@@ -39,8 +35,7 @@ def run_alone(model: LoadedModel, chunk: MixedChunk) -> mx.array:
 
 
 def problem(model: LoadedModel, make_cache: MakeCache) -> str:
-    """Why the tokens of this model's prompts cannot be left out. Empty: they can. (Engine
-    thread.)"""
+    """Why no tokens of this model's prompts can be left out. Empty: they can. Engine thread."""
     kinds = {type(layer).__name__ for layer in leaves(make_cache()) if unsupported(layer)}
     if kinds:
         return f"its layers need every token ({', '.join(sorted(kinds))})"
@@ -52,8 +47,7 @@ def problem(model: LoadedModel, make_cache: MakeCache) -> str:
 def _trial(model: LoadedModel, make_cache: MakeCache) -> str:
     """A prompt that starts at position `MOVED` must give the same result as one that starts at 0.
 
-    Attention depends only on the distance between tokens, recurrent states on their order. If a
-    model also uses the number of cached tokens or their absolute positions, the results differ.
+    The results differ if a model uses absolute positions or the number of cached tokens.
     """
     tokens = some_tokens(model, LENGTH, 1)
     alone = decoding(model, make_cache, tokens, 0)

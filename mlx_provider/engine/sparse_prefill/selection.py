@@ -8,14 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK = 32
-"""Tokens that are kept or left out together: a single token means little without its neighbours."""
+"""Tokens kept or left out together: a single token means little without its neighbours."""
 SMOOTHING = 13
 """Width of the moving average over the scores, in tokens."""
 FIRST = 32
-"""Tokens at the beginning of the prompt that are always kept, because they get much of the
-attention."""
+"""First tokens of the prompt that are always kept, because they get much of the attention."""
 LAST = 128
-"""Tokens at its end that are always kept: the question, and the start of the reply."""
+"""The same at its end: the question, and the start of the reply."""
 
 
 class Nonsense(ValueError):
@@ -25,8 +24,8 @@ class Nonsense(ValueError):
 def kept_places(scores: Any, tokens: int, share: float, window: int = 0) -> list[int]:
     """Ascending places of the tokens to keep: about `share` of them, including both ends.
 
-    scores: (tokens,); window: last tokens to keep in addition, because the layers with a window
-    must hold all tokens within it. Raises `Nonsense`.
+    scores: (tokens,); window: last tokens to keep in addition, because layers with a window must
+    hold all tokens within it. Raises `Nonsense`.
     """
     means = chunk_scores(scores, tokens)
     starts = np.arange(0, tokens, CHUNK)
@@ -41,7 +40,7 @@ def kept_places(scores: Any, tokens: int, share: float, window: int = 0) -> list
 
 
 def chunk_scores(scores: Any, tokens: int) -> NDArray[np.float64]:
-    """The mean of the smoothed scores (tokens,) of each chunk, (chunks,). Raises `Nonsense`."""
+    """Mean of the smoothed scores (tokens,) of each chunk, (chunks,). Raises `Nonsense`."""
     found = _checked(scores, tokens)
     smooth = np.convolve(_padded(found, SMOOTHING // 2), np.full(SMOOTHING, 1 / SMOOTHING), "valid")
     starts = np.arange(0, tokens, CHUNK)
@@ -50,7 +49,7 @@ def chunk_scores(scores: Any, tokens: int) -> NDArray[np.float64]:
 
 
 def kept_anyway(tokens: int, window: int = 0) -> NDArray[np.bool_]:
-    """The chunks that are kept whatever their scores, (chunks,)."""
+    """(chunks,)"""
     starts = np.arange(0, tokens, CHUNK)
     ends: NDArray[np.bool_] = (starts < FIRST) | (starts + CHUNK > tokens - max(LAST, window))
     return ends

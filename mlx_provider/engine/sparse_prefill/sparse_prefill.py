@@ -1,4 +1,4 @@
-"""Decides which prompts are prefilled sparsely, and scores them. Belongs to the engine thread."""
+"""Decides which prompts are prefilled sparsely, and scores them. Engine thread only."""
 
 from __future__ import annotations
 
@@ -16,17 +16,14 @@ from .selection import Nonsense, kept_places
 log = logging.getLogger(__name__)
 
 CACHED = 0.1
-"""Above this cached share, the cached prefix is used and the rest is prefilled completely, so that
-the next turn of the conversation finds all of it. Below, the cached prefix is not used."""
+"""Above this cached share, the rest is prefilled completely, so that the next turn finds all of it.
+Below, the cached prefix is not used."""
 LEAST_PIECE_TOKENS = 16
-"""Least tokens that a scorer reads at once."""
 OTHERS = 64
 """Allowed scoring pieces beyond those of the prompt. More mean that the scorer does not end."""
 
 
 class SparsePrefill:
-    """The sparse prefill of one engine."""
-
     def __init__(
         self,
         scorer: ScoresPrompts,
@@ -35,13 +32,12 @@ class SparsePrefill:
         least: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`share`: share of tokens to keep, of prompts with at least `least` tokens."""
+        """`share`: of the tokens to keep, of prompts with at least `least` tokens."""
         self._scorer = scorer
         self._share = share
         self._least = least
         self._clock = clock
         self._breaker = CircuitBreaker()
-        """For the scorer."""
 
     @property
     def summary(self) -> str:
@@ -70,8 +66,7 @@ class SparsePrefill:
             job.scoring = self._scorer.scoring(list(job.tokens))
 
     def advance(self, job: PrefillJob, seconds: float) -> None:
-        """Score a piece, and more pieces while they fit. After the last piece, the job has its
-        tokens.
+        """Score pieces while they fit, at least one. After the last, the job has its tokens.
 
         `seconds`: limit for all pieces and for earlier work on the device. Never raises.
         """

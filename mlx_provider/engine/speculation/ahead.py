@@ -15,8 +15,8 @@ Mask = NDArray[np.uint32]
 
 
 class TokensAhead(Sequence[int]):
-    """The tokens of a row, then the first `count` of its drafts. Neither is copied, and drafts on
-    the device are read only if they are asked for."""
+    """The tokens of a row, then the first `count` of its drafts. Drafts on the device are read only
+    when asked for."""
 
     def __init__(self, tokens: Sequence[int], drafts: Sequence[int], count: int) -> None:
         self._tokens = tokens
@@ -40,7 +40,7 @@ class TokensAhead(Sequence[int]):
 
 
 def ahead(row: Row, drafts: Sequence[int], count: int) -> Row:
-    """A copy of `row` with the first `count` of its drafts, for one draw. `row` does not change."""
+    """For one draw. `row` does not change."""
     if not count:
         return row
     twin = copy.copy(row)
@@ -51,10 +51,7 @@ def ahead(row: Row, drafts: Sequence[int], count: int) -> Row:
 
 def masks_ahead(constraint: RowConstraint, drafts: Sequence[int]) -> list[Mask | None]:
     """Masks before each draft and after the last one, up to the first draft that the grammar
-    rejects.
-
-    Raises the errors of the constraint.
-    """
+    rejects. Raises the errors of the constraint."""
     masks = [constraint.mask()]
     later = constraint.fork() if drafts else None
     for token in drafts:
@@ -68,5 +65,4 @@ def masks_ahead(constraint: RowConstraint, drafts: Sequence[int]) -> list[Mask |
 
 
 def allows(mask: Mask | None, token: int) -> bool:
-    """Whether the mask allows the token."""
     return mask is None or bool(mask[token // 32] >> np.uint32(token % 32) & 1)

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 
 class Ask(NamedTuple):
-    """A drafter that should guess for a row."""
-
     source: int
     drafts: int
 
@@ -17,5 +15,4 @@ Asks = tuple[Ask, ...]
 
 
 def within(asks: Asks, most: int) -> Asks:
-    """The same for at most so many drafts."""
     return tuple(Ask(ask.source, min(ask.drafts, most)) for ask in asks) if most > 0 else ()

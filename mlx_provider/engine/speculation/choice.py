@@ -22,15 +22,15 @@ Floats = NDArray[np.float64]
 
 
 class Prospects:
-    """What drafts of each drafter promise each row."""
+    """The expected gain of each row from each drafter."""
 
     def __init__(self, chances: Floats) -> None:
-        """`chances`: (rows, drafters, drafts), of each draft to hold with those before it. 0: the
+        """`chances`: (rows, drafters, drafts), that a draft and all before it are accepted. 0: the
         drafter is not asked."""
         self.chances = chances
         held = np.cumsum(chances, axis=2)
         self.held: Floats = held[..., -1]
-        """(rows, drafters): drafts that are expected to hold."""
+        """(rows, drafters): expected number of accepted drafts."""
         ones = np.ones((*chances.shape[:2], 1))
         self.tokens = np.cumsum(np.concatenate([ones, chances], axis=2), axis=2)
         """(rows, drafters, 1 + drafts): tokens of a pass by the number of drafts."""
@@ -40,19 +40,17 @@ class Prospects:
 
     @property
     def drafters(self) -> list[int]:
-        """Those that may be asked for some row."""
         return np.flatnonzero(self.held.any(axis=0)).tolist()
 
     def likeliest(self, kind: Sequence[int]) -> NDArray[np.int_]:
-        """Of these drafters, for each row the one from which most drafts are expected to hold. -1:
-        none is asked."""
+        """For each row, the drafter of `kind` with the most expected accepted drafts. -1: none."""
         held = self.held[:, kind]
         best = np.argmax(held, axis=1)
         return np.where(held.any(axis=1), np.asarray(kind)[best], -1)
 
     def asks(self, row: int, pick: int, drafts: int) -> Asks:
-        """A row's drafter, and one before it in the order of drafters that is asked if it has no
-        guess, for drafts that gain as much as the last one of the first."""
+        """A row's drafter, after an earlier one if that has any guess, with as many drafts of it as
+        gain as much as the last draft of the first."""
         first = Ask(pick, drafts)
         if not self.held[row, :pick].any():
             return (first,)
@@ -63,8 +61,6 @@ class Prospects:
 
 @dataclass(frozen=True)
 class Choice:
-    """The drafters of some rows in one step."""
-
     step: Step
     picks: Sequence[int]
     """A drafter for each row. Without drafts, it has no meaning."""
@@ -74,12 +70,11 @@ class Choice:
 
     @property
     def seconds(self) -> float:
-        """Expected duration of the step."""
         return self.step.took(sum(self.counts), max(self.counts, default=0))
 
 
 def best_of(prospects: Prospects, step: Callable[[Kind], Step]) -> Choice:
-    """The drafters and drafts that maximise the product of all rows' rates, if the gain is
+    """The drafters and drafts with the greatest product of all rows' rates, if the gain is
     sufficient. `step`: with drafts of a kind."""
     plain, none = step(frozenset()), [0] * len(prospects.held)
     best = Choice(plain, none, none, plain.rows * MARGIN)
@@ -100,11 +95,9 @@ def _kinds(able: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def fastest(prospects: Prospects, picks: NDArray[np.int_], step: Step) -> Choice:
-    """The drafts that maximise the product of all rows' rates, if the gain is sufficient. `picks`:
-    the drafter of each row; -1: none.
-
-    A sum would let rows with poor drafts pay for the others.
-    """
+    """The number of drafts with the greatest product of all rows' rates, if the gain is sufficient;
+    a sum would let rows with poor drafts pay for the others. `picks`: the drafter of each row;
+    -1: none."""
     counts, most = np.zeros(len(picks), np.int_), step.rows * MARGIN
     able = np.flatnonzero(picks >= 0)
     chosen = able, picks[able]

@@ -20,9 +20,9 @@ QUICK = 0.7
 FORGOTTEN = 0.9998
 """Decay of measurements per step, because they become out of date."""
 KNOWN = -1
-"""In the place of a drafter: text that a grammar or a forecast knows."""
+"""In place of a drafter: text predicted by a grammar or a forecast."""
 LEAST_PASS_FACTOR = 0.1
-"""Least factor on the expected duration of a pass with drafts. If kernels run while they are
+"""Least factor on the expected duration of a pass with drafts: if kernels run while they are
 launched, most of the pass is over by then."""
 
 
@@ -41,7 +41,6 @@ class Passes:
         self._first = np.zeros(0)
 
     def first(self, count: int) -> NDArray[np.float64]:
-        """Of passes with 1 to `count` drafts."""
         if self._first.size < count:
             self._first = np.array([*map(self.seconds, range(1, 1 + count))])
         return self._first[:count]
@@ -49,8 +48,6 @@ class Passes:
 
 @dataclass
 class DraftCosts:
-    """What drafts of one kind were measured to take."""
-
     per_draft: float = 0.0
     """Seconds of one drafting round."""
     aside: float = 0.0
@@ -59,24 +56,22 @@ class DraftCosts:
     """Measured over expected duration of passes, by the bit length of their number of drafts."""
 
     def factor(self, bits: int) -> float:
-        """Of the measured passes with the most drafts, up to this number. 1: none."""
+        """From the measured passes with the most drafts, up to this number. 1: none."""
         return next((self.slower[n] for n in range(bits, 0, -1) if n in self.slower), 1.0)
 
     def step(self, rows: int, passes: Passes, most: int) -> Step:
-        """A step of so many rows, each with at most `most` drafts. Passes take as much longer than
-        expected as measured ones with a similar number of drafts."""
+        """A step in which each row has at most `most` drafts. Measured passes with a similar number
+        of drafts correct the expected durations."""
         times = [self.factor(bits) for bits in range((most * rows).bit_length() + 1)]
         return Step(rows, passes, times, self.aside, self.per_draft)
 
     def timed(self, aside: float, guessing: float, rounds: int) -> None:
-        """In a step with drafts, the device idled for `aside` seconds, in addition to
-        `guessing`."""
+        """The device idled for `aside` seconds, in addition to `guessing`."""
         self.aside = _followed(self.aside, aside)
         if rounds:
             self.per_draft = _followed(self.per_draft, guessing / rounds)
 
     def passed(self, drafts: int, times: float) -> None:
-        """A pass with this many drafts took `times` its expected duration."""
         bits = drafts.bit_length()
         known = self.factor(bits)
         if bits in self.slower:  # the first pass may have compiled kernels
@@ -93,10 +88,7 @@ class DraftCosts:
 
 @dataclass(frozen=True)
 class Step:
-    """Costs of a step with drafts."""
-
     rows: int
-    """Rows, with or without drafts."""
     passes: Passes
     times: Sequence[float]
     """Measured over expected duration, by the bit length of the number of drafts."""

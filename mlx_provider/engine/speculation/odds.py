@@ -7,48 +7,45 @@ from dataclasses import dataclass, field
 from ...records.drafter import MOST_DRAFTS
 
 MEMORY = 24
-"""Drafts per row that are remembered: few enough to react soon to a change in its text."""
+"""Drafts per row that are remembered: few, to react soon to a change in its text."""
 LASTING = 200
-"""The same for all rows together."""
 DOUBTED = 4.0
-"""The same once a draft holds after many that did not."""
+"""The same once a draft is accepted after many rejected ones."""
 BELIEF = 2.0
 """Prior weight of a row, in drafts, at the acceptance rate of other rows."""
 HOPE = 0.7
-"""Expected acceptance rate before any measurement."""
+"""Acceptance rate before any measurement."""
 SUREST = 0.99
 MISSED_PASSES = 3
 """Passes in sequence without an accepted draft, after which a row gets only trials."""
 LONGEST_REST = 32
 """Most steps between the trials of a drafter for a row, if the allowance permits."""
 FIRST_PAUSE = 8
-"""Steps between the first trials of a drafter in the place of another one."""
+"""Steps between the first trials of a drafter in place of another one."""
 PLACES = 4.0
-"""Prior weight, in drafts that hold, of places among drafts that are all alike."""
+"""Prior weight, in accepted drafts, of equal rates at all positions."""
 
 
 @dataclass
 class Odds:
-    """Recent acceptance rate of drafts."""
-
     memory: int = MEMORY
     held: float = 0.0
     tried: float = 0.0
 
     def learn(self, held: int, tried: int) -> None:
-        """Add a result: the first `held` of a row's drafts held. Drafts behind a wrong one do not
+        """The first `held` of `tried` drafts were accepted. Drafts after a rejected one do not
         count."""
         kept = (1 - 1 / self.memory) ** tried
         self.held = kept * self.held + held
         self.tried = kept * self.tried + tried
 
     def doubt(self) -> None:
-        """Reduce the weight of the past results."""
+        """Reduce the weight of past results."""
         kept = min(1.0, DOUBTED / max(self.tried, DOUBTED))
         self.held, self.tried = kept * self.held, kept * self.tried
 
     def share(self, belief: float) -> float:
-        """Expected acceptance rate. `belief`: the rate of other rows."""
+        """`belief`: the acceptance rate of other rows."""
         return min(SUREST, (self.held + BELIEF * belief) / (self.tried + BELIEF))
 
 
@@ -62,8 +59,8 @@ class RowOdds:
     rest: int = 0
     """Steps until it may be tried again, if no drafter has drafts for the row."""
     pause: int = FIRST_PAUSE
-    """Steps between trials in the place of another drafter: more after each one, until its own
-    drafts are worth their place."""
+    """Steps between trials in place of another drafter: more after each one, until its own drafts
+    pay."""
     worth: float = 0.0
     """Plain steps that an accepted draft of its present trial saves."""
 
@@ -73,8 +70,8 @@ class RowOdds:
         return self.missed < MISSED_PASSES
 
     def due(self, step: int, *, instead: bool) -> bool:
-        """Whether it may be tried in this step. `instead`: in the place of another drafter. Such
-        trials of all rows fall into the same steps, because they may make all rows wait."""
+        """`instead`: in place of another drafter. Such trials of all rows fall into the same steps,
+        because they may make all rows wait."""
         return step % self.pause == 0 if instead else not self.rest
 
     def learn(self, held: int, tried: int) -> None:
@@ -93,16 +90,14 @@ class SourceOdds:
 
     everyone: Odds = field(default_factory=lambda: Odds(LASTING))
     held: list[float] = field(default_factory=lambda: [0.0] * MOST_DRAFTS)
-    """Drafts that held, by their place among the drafts of a row."""
+    """Accepted drafts by position."""
     expected: list[float] = field(default_factory=lambda: [0.0] * MOST_DRAFTS)
-    """The same as the rates of their rows made expect."""
+    """Expected accepted drafts by position, from the acceptance rate of each row."""
 
     def share(self, row: RowOdds) -> float:
-        """Expected acceptance rate of drafts for a row."""
         return row.odds.share(self.everyone.share(HOPE))
 
     def learn(self, row: RowOdds, drafts: int, held: int) -> None:
-        """Add the result of a row's drafts."""
         share, tried = self.share(row), min(max(1, drafts), held + 1)
         kept = 1 - 1 / LASTING
         for at in range(min(tried, MOST_DRAFTS)):
@@ -112,6 +107,6 @@ class SourceOdds:
         self.everyone.learn(held, tried)
 
     def places(self, most: int) -> list[float]:
-        """Times as often as expected that the first drafts of a row hold, by their place."""
+        """Accepted over expected drafts by position."""
         pairs = zip(self.held[:most], self.expected[:most], strict=True)
         return [(held + PLACES) / (expected + PLACES) for held, expected in pairs]

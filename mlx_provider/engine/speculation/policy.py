@@ -1,12 +1,8 @@
-"""Decides how many drafts are worth their place in a pass, and which drafter gives them. Imports no
-mlx.
+"""Decides how many drafts pay in a pass, and which drafter gives them. Imports no mlx.
 
-A draft costs the extra time of a wider pass and saves a whole pass if it holds. The cost comes from
-the calibrated curve and from the measured time of passes with drafts of the same drafters
-(`costs`), the benefit from the acceptance of each row's last drafts of each drafter (`odds`). A
-drafter that does not pay for a row is tried again after a number of steps (`trials`).
-
-A drafter is named by its place among those of the model, the best first.
+A draft costs the extra time of a wider pass and saves a whole pass if it is accepted. `costs` knows
+the measured times, `odds` each row's acceptance by drafter. A drafter that does not pay for a row
+is tried again later (`trials`). Drafters are named by their index, the best first.
 """
 
 from __future__ import annotations
@@ -28,8 +24,6 @@ from .trials import Trials
 
 @dataclass
 class Policy:
-    """Statistics of all rows."""
-
     most: int = MOST_DRAFTS
     beside_prompts: bool = False
     """Whether a step that prefills may have drafts. They delay the first token of the prompt."""
@@ -38,7 +32,7 @@ class Policy:
     known_text: KnownText = field(default_factory=KnownText)
     trials: Trials = field(default_factory=Trials)
     _rests: bool = False
-    """The last decision was for no drafts. It holds until a source of a row may be tried."""
+    """The last decision was for no drafts. It holds until a drafter of a row may be tried."""
 
     def __post_init__(self) -> None:
         self.known_text.most = self.most
@@ -47,7 +41,7 @@ class Policy:
     def wanted(
         self, rows: Sequence[Sequence[RowOdds | None]], others: int, seconds: Seconds
     ) -> list[Asks]:
-        """The drafters to ask for each row, and for how many drafts, that make the rows fastest.
+        """The drafters to ask for each row, and for how many drafts.
 
         rows: of each drafter, `None` if it cannot draft for the row; others: rows without drafters;
         seconds: duration of a pass by the number of its extra tokens.
@@ -93,13 +87,12 @@ class Policy:
         return drafts, tokens * step.plain / step.took(drafts, drafts)
 
     def rested(self, rows: Sequence[Sequence[RowOdds | None]]) -> None:
-        """Count a step for these rows."""
         for costs in self.costs.values():
             costs.forget()
         self.trials.rested([each for row in rows for each in row if each is not None])
 
     def learn(self, source: int, row: RowOdds, drafts: int, held: int) -> None:
-        """Add the result of a row's drafts. 0 drafts: the drafter had none."""
+        """0 drafts: the drafter had none."""
         self.sources[source].learn(row, drafts, held)
         self.trials.learn(row, held)
 

@@ -33,24 +33,19 @@ from .policy import Policy
 log = logging.getLogger(__name__)
 
 KEPT = 64
-"""States per row that are kept for a drafter that is not asked, so that it can continue later, and
-the last ones of a prompt."""
+"""States per row kept for a drafter that is not asked, so that it can continue later."""
 NONE: Kind = frozenset()
 UNASKED = 4096
-"""States of prompts that are kept for all rows until the drafter is asked about them. One row
-always has its own."""
+"""States of prompts kept for all rows until the drafter is asked about them. One row always has its
+own."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A drafter at work."""
-
     drafting: Drafting
     shows: ShowsHidden | None = None
-    """What shows the hidden states that it needs. `None`: it needs none. Only one drafter of an
-    engine may need some."""
+    """The model, if the drafter needs its hidden states. At most one drafter of an engine may."""
     media: bool = True
-    """See `Drafter`."""
 
     @property
     def drafts_ahead(self) -> bool:
@@ -72,30 +67,26 @@ class Followed:
     """A row that may have drafts."""
 
     own: Sequence[Own]
-    """Of each drafter."""
     foretold: Odds = field(default_factory=Odds)
-    """Results of its forecast."""
+    """Acceptance of its predicted tokens."""
     begins: Odds = field(default_factory=Odds)
-    """How often its forecast had something to foretell behind a token that it had not."""
+    """How often predicted text began after a token that was not predicted."""
     shown: list[mx.array] = field(default_factory=list)
     """Hidden states, (n, hidden), that the drafter has not received yet."""
     drawn_from: mx.array | None = None
-    """States of its last pass with drafts, until the result is known, or given to the drafter."""
+    """States of its last pass with drafts, until the result is known or the drafter has them."""
     unread: Unread | None = None
     """The result that its last guesses follow, until it is read."""
 
 
 @dataclass(frozen=True)
 class Guess:
-    """Guesses for one row."""
-
     tokens: Sequence[int]
     source: int
-    """The drafter, by its place."""
 
 
 class Speculation:
-    """Belongs to the engine thread."""
+    """Engine thread only."""
 
     def __init__(
         self,
@@ -104,7 +95,7 @@ class Speculation:
         policy: Policy | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`sources`: the drafters, the best first. `vocab`: size of the model's vocabulary."""
+        """`sources`: the drafters, the best first."""
         self._vocab = vocab
         self.sources = sources
         hidden = [source for source in sources if source.shows is not None]
@@ -113,10 +104,8 @@ class Speculation:
         self.clock = clock
         self._rows: dict[Row, Followed] = {}
         self._asked: set[int] = set()
-        """The drafters of the last step."""
         self._guessing = 0.0, 0
-        """Seconds of the last drafting, and its rounds. 0 rounds: there was additional
-        preparation."""
+        """Seconds of the last drafting, and its rounds. 0 rounds: it included preparation."""
         self._breakers = [CircuitBreaker() for _ in self.sources]
 
     def wanted(self, rows: Sequence[Row], seconds: Callable[[int], float]) -> dict[Row, Asks]:
@@ -146,8 +135,8 @@ class Speculation:
     def propose(self, wanted: Mapping[Row, Asks], unread: Results = NO_RESULTS) -> dict[Row, Guess]:
         """Guesses of the drafters. Rows without a guess are left out. Never raises.
 
-        `unread`: results of the last pass that guesses follow, if all drafters that are asked can
-        draft ahead.
+        `unread`: results of the last pass that guesses follow, if all asked drafters can draft
+        ahead.
         """
         self._guessing, self._asked = (0.0, 0), set()
         if not wanted:
@@ -157,7 +146,7 @@ class Speculation:
         guesses: dict[Row, Guess] = {}
         all_ready = True
         while left:
-            # the last drafters need no device, and what they leave open is asked for together
+            # the last drafters need no device: they are asked together for what is still open
             source = max(asks[0].source for asks in left.values())
             asked = {row: asks[0] for row, asks in left.items() if asks[0].source == source}
             found = self._guesses(source, asked, unread)
@@ -172,7 +161,7 @@ class Speculation:
     def _guesses(
         self, source: int, asked: Mapping[Row, Ask], unread: Results
     ) -> dict[Row, Sequence[int]]:
-        """The guesses of one drafter for rows for which it is ready. They may be empty."""
+        """Of one drafter, for rows for which it is ready. A guess may be empty."""
         self._asked.add(source)
         views = [self._view(row, ask, unread.get(row)) for row, ask in asked.items()]
         with Isolation() as tried:
@@ -196,7 +185,6 @@ class Speculation:
         return drafts
 
     def _drop(self, source: int) -> None:
-        """Forget what a drafter knows of all rows."""
         for row in self._rows.values():
             row.own[source].seen = None
             if self.sources[source].shows is not None:
@@ -204,7 +192,7 @@ class Speculation:
 
     def waited(self, seconds: float | None, *, known: bool) -> Kind:
         """The device idled for this long before a pass with drafts. `None`: it had another pass to
-        run. `known`: the pass has drafts of known text. Returns the kind of the pass."""
+        run. `known`: it has drafts of predicted text. Returns the kind of the pass."""
         guessing, rounds = self._guessing
         kind = KNOWN_TEXT.union(self._asked) if known else frozenset(self._asked)
         if seconds is None:
@@ -217,8 +205,7 @@ class Speculation:
         return kind
 
     def first_of(self, prompt: Prompt) -> int:
-        """Number of prompt tokens after which the drafter gets hidden states: the text at its
-        end."""
+        """Number of prompt tokens after which the drafter gets hidden states: the final text."""
         media = max((span.end for span in prompt.spans), default=0)
         if self.shows is None:
             return len(prompt.tokens)
@@ -252,9 +239,9 @@ class Speculation:
         source: int | None = 0,
         refused: bool = False,
     ) -> None:
-        """The first `held` of a row's drafts held. `known`: so many, the first ones, come from its
-        grammar or its forecast, so that they show nothing about the drafter; `source`: the drafter
-        of the others, if there is one; `refused`: its next draft was refused by the grammar."""
+        """The first `held` of a row's drafts were accepted. `known`: number of leading drafts from
+        its grammar or forecast; `source`: the drafter of the others, if any; `refused`: the
+        grammar refused its next draft."""
         row.request.drafted += drafts
         row.request.accepted += held
         own = self._rows.get(row)
@@ -280,11 +267,11 @@ class Speculation:
             self._rows.pop(row, None)
 
     def chance(self, row: Row) -> float:
-        """Of a token that the row's forecast foretells."""
+        """Acceptance rate of the row's predicted tokens."""
         return self.policy.known_text.foresees(self._rows[row].foretold)
 
     def foretold(self, row: Row, *, right: bool) -> None:
-        """The row's forecast has foretold its next token."""
+        """The row's forecast has predicted its next token."""
         if row in self._rows:
             self.policy.known_text.learn_forecast(self._rows[row].foretold, right=right)
 
@@ -293,7 +280,7 @@ class Speculation:
         return self.policy.known_text.reads_first(self._rows[row].begins, rows, seconds)
 
     def begun(self, row: Row, *, begun: bool) -> None:
-        """The row's forecast had not foretold the last token. `begun`: it foretells the next."""
+        """The row's forecast did not predict the last token. `begun`: it predicts the next."""
         if row in self._rows:
             self.policy.known_text.learn_beginning(self._rows[row].begins, begun=begun)
 
@@ -323,8 +310,8 @@ class Speculation:
         ]
 
     def _checked(self, guesses: Sequence[int], count: int) -> Sequence[int]:
-        """At most `count` guesses, up to the first invalid token. Those on the device are not
-        read; the pass replaces invalid ones, and these are not accepted."""
+        """At most `count` guesses, up to the first invalid token. Those on the device are not read;
+        the pass replaces invalid ones, and these are not accepted."""
         if isinstance(guesses, DeviceTokens):
             return guesses.first(count)
         return list(takewhile(self._known, map(int, islice(guesses, count))))
@@ -348,13 +335,12 @@ class Speculation:
             more = 0 if unread is None else unread.tokens.size
             seen.fresh = 0 if seen.hidden is None else seen.hidden.shape[0] - more
             followed.shown, followed.drawn_from = [], None
-        # of a pass without drafts nothing will be told
+        # a pass without drafts reports no result
         followed.unread = unread if unread is not None and unread.read is None else None
         return seen
 
 
 def source_of(drafter: Drafter, drafting: Drafting, model: LoadedModel) -> Source:
-    """A started drafter."""
     shows = model if drafter.hidden and isinstance(model, ShowsHidden) else None
     return Source(drafting, shows, drafter.media)
 
@@ -362,7 +348,7 @@ def source_of(drafter: Drafter, drafting: Drafting, model: LoadedModel) -> Sourc
 def speculation_of(
     sources: Sequence[Source], model: LoadedModel, *, policy: Policy | None = None
 ) -> Speculation:
-    """The speculation of started drafters, the best first. At most one needs hidden states."""
+    """`sources`: the best first. At most one needs hidden states."""
     ordered = sorted(sources, key=lambda each: each.shows is None)
     return Speculation(*ordered, vocab=model.info.vocab_size, policy=policy)
 
@@ -378,5 +364,4 @@ def _keep(own: Followed, hidden: mx.array) -> None:
 
 
 def _may(row: Row) -> bool:
-    """Whether a row may have drafts now."""
     return row.request.drafts and row.finish is None and bool(row.tokens)

@@ -33,13 +33,9 @@ Isolated = Callable[[Row, str], Isolation]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a step should draft."""
-
     asked: Mapping[Row, Asks] = field(default_factory=dict)
-    """The drafters that should guess for a row."""
     known: bool = False
-    """Whether tokens are read first because drafts of known text are, or may be, worth their
-    place."""
+    """Whether tokens are read first for drafts of predicted text."""
 
     def __bool__(self) -> bool:
         return bool(self.asked) or self.known
@@ -47,20 +43,17 @@ class Wanted:
 
 @dataclass
 class Origin:
-    """Where the drafts of a row in one pass come from."""
-
     known: int = 0
-    """So many, the first ones, come from its grammar or its forecast."""
+    """Number of leading drafts from its grammar or its forecast."""
     source: int | None = None
     """The drafter of the others."""
     refused: bool = False
-    """The grammar has refused the draft behind the last one, which is as good as wrong."""
+    """The grammar has refused the draft after the last one, which counts as rejected."""
     kind: Kind = NONE
-    """The drafters of the pass."""
 
 
 class DraftStep:
-    """Belongs to the engine thread. Without speculation, no row has drafts."""
+    """Engine thread only. Without speculation, no row has drafts."""
 
     def __init__(
         self,
@@ -74,7 +67,7 @@ class DraftStep:
         self._recorder = recorder
         self._recent = recent
         self._origins: dict[Row, list[Origin]] = {}
-        """Of the drafts in the passes that are not read yet, the oldest first."""
+        """Of the drafts in unread passes, the oldest first."""
         self._possible = True
         """Whether passes of the batch can check drafts."""
 
@@ -95,13 +88,13 @@ class DraftStep:
         return logits
 
     def begin(self, row: Row, job: PrefillJob) -> None:
-        """A row has drawn its first token behind the last states of its prompt, unless it ended."""
+        """A row has drawn its first token, unless it ended."""
         follows = row.finish is None and row.held == len(job.tokens) + 1
         if self._speculation is not None and job.hidden and follows:
             self._speculation.begin(row, job.hidden)
 
     def allowed(self, plan: StepPlan, *, possible: bool) -> bool:
-        """Whether a step may have drafts. `possible`: whether passes can check them."""
+        """`possible`: whether passes can check drafts."""
         self._possible = possible
         if self._speculation is None or not plan.rows or not possible:
             return False
@@ -112,7 +105,6 @@ class DraftStep:
         return self._speculation is not None and self._speculation.drafts_ahead(wanted.asked)
 
     def wanted(self, plan: StepPlan) -> Wanted:
-        """The drafts that rows should have in a step that may have some."""
         if self._speculation is None:
             return Wanted()
         seconds, count = self._seconds(plan), len(plan.rows)
@@ -125,8 +117,7 @@ class DraftStep:
     def guessed(self, plan: StepPlan, asked: Mapping[Row, Asks], isolated: Isolated) -> Drafts:
         """Drafts of the rows, as far as their grammars allow them, once all their tokens are read.
 
-        `asked`: the drafters that should guess for a row. `isolated`: wraps a row's own work. An
-        error in it ends only its request.
+        `isolated`: wraps a row's own work, so that an error in it ends only its request.
         """
         if self._speculation is None:
             return NO_DRAFTS
@@ -148,8 +139,7 @@ class DraftStep:
         return drafts
 
     def guessed_ahead(self, asked: Mapping[Row, Asks], unread: Results) -> Drafts:
-        """The drafters' guesses behind the `unread` results of the last pass, for rows without a
-        grammar."""
+        """Guesses after the `unread` results of the last pass, for rows without a grammar."""
         if self._speculation is None:
             return NO_DRAFTS
         left = {row: _left(row) - unread[row].tokens.size for row in asked}
@@ -160,7 +150,7 @@ class DraftStep:
         return {row: guess.tokens for row, guess in guesses.items()}
 
     def follow(self, row: Row, token: int) -> None:
-        """The forecast of a row sees its next token. A fault in it costs only the forecast."""
+        """The forecast of a row sees its next token. An error in it costs only the forecast."""
         if self._speculation is None or row.forecast is None or not self._possible:
             return
         with Isolation(partial(_no_more_forecasts, row)):
@@ -174,8 +164,8 @@ class DraftStep:
     def _worthwhile(
         self, row: Row, rows: int, seconds: Seconds, *, drawn: int = 0
     ) -> Sequence[int]:
-        """Known text of a row that is worth its place in the pass of so many `rows`. `drawn`: so
-        many of its tokens are no drafts any more."""
+        """Predicted text of a row that pays in a pass of `rows`. `drawn`: number of its leading
+        tokens that are no drafts any more."""
         if row.constraint is None and row.forecast is None:
             return ()
         if self._speculation is None or not self._speculation.drafts_for(row):
@@ -189,8 +179,8 @@ class DraftStep:
         return run[drawn : drawn + worth]
 
     def _reads_first(self, row: Row, rows: int, seconds: Seconds) -> bool:
-        """Whether the last token of a row should be read before the pass, because foretold text
-        may begin behind it."""
+        """Whether the last token of a row should be read before the pass, because predicted text
+        may begin after it."""
         if self._speculation is None or row.forecast is None:
             return False
         with Isolation(partial(_no_more_forecasts, row)):
@@ -207,8 +197,7 @@ class DraftStep:
         return self._seconds(plan)(sum(map(len, drafts.values())))
 
     def waited(self, drafts: Drafts, seconds: float | None) -> None:
-        """The device idled for this long before a pass with these drafts. `None`: it had another
-        pass to run."""
+        """The device idled for this long before a pass. `None`: it had another pass to run."""
         if self._speculation is None:
             return
         origins = [self._origins[row][-1] for row, own in drafts.items() if own]
@@ -231,7 +220,6 @@ class DraftStep:
             self._speculation.policy.costs[kinds[0]].passed(drafts, times)
 
     def show(self, forward: Forward) -> None:
-        """Give the drafter the hidden states that it needs."""
         if forward.hidden is None or self._speculation is None:
             return
         for at, (row, place) in enumerate(places(forward.rows)):
@@ -240,7 +228,6 @@ class DraftStep:
                 self._speculation.show(row, forward.hidden[at:end])
 
     def held(self, row: Row, drafts: int, held: int) -> None:
-        """The first `held` of a row's drafts held."""
         if drafts and self._speculation is not None:
             origins = self._origins.get(row) or [Origin()]
             origin = origins.pop(0)
@@ -265,7 +252,7 @@ class DraftStep:
 
 
 def places(rows: Sequence[Row]) -> Iterator[Place]:
-    """The positions of a pass: one for each row and one for each of its drafts."""
+    """One position for each row and one for each of its drafts."""
     seen: dict[Row, int] = {}
     for row in rows:
         at = seen[row] = seen.get(row, -1) + 1
@@ -282,13 +269,13 @@ def _origin(known: Sequence[int], guess: Guess | None, *, refused: bool = False)
 
 
 def _left(row: Row) -> int:
-    """Most drafts behind the next token of a row."""
+    """Most drafts after the next token of a row."""
     return row.request.max_tokens - len(row.tokens) - 1
 
 
 def _known_run(row: Row) -> tuple[Sequence[int], int]:
-    """Tokens that follow the last committed one: those that the grammar of a row forces, then
-    those that its forecast foretells; and how many of them are certain."""
+    """Tokens after the last committed one: those that the grammar forces, then those that the
+    forecast predicts; and the number of the former."""
     left = max(0, min(MOST_DRAFTS + 1, _left(row)))
     forced: Sequence[int] = ()
     if row.constraint is not None:

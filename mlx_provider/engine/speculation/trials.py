@@ -1,5 +1,4 @@
-"""Trials of drafters that do not pay, or in the place of others, within an allowance. Imports no
-mlx."""
+"""Trials of drafters that do not pay, or in place of others, within a limit. Imports no mlx."""
 
 from __future__ import annotations
 
@@ -14,28 +13,24 @@ from .costs import Kind, Step
 from .odds import LONGEST_REST, SUREST, RowOdds
 
 GOOD = 0.9
-"""Assumed acceptance rate of a row that is tried; in the place of another drafter, it is
-`SUREST`."""
+"""Assumed acceptance rate in a trial; in place of another drafter, it is `SUREST`."""
 TRIED = 1
-"""Drafts of a row in a trial. More would show little more."""
+"""Drafts of a row in a trial."""
 REFUSED = 8
-"""A refused trial would not pay off, or the allowance does not permit it. It is considered again in
-the next step whose number is a multiple of this. So the trials of all rows are considered in one
-step, because that costs the host more than its other decisions."""
+"""A refused trial is considered again in the next step whose number is a multiple of this: for all
+rows in one step, because that costs the host more than its other decisions."""
 AWAITED = 2
-"""Steps until the result of a trial is known, because passes are planned before the last one is
-read."""
+"""Steps until the result of a trial is known: passes are planned before the last one is read."""
 ALLOWANCE = 0.01
 """Share of the time that trials may take."""
 SAVED = 6.0
-"""Most plain steps that the allowance can hold, also its initial value. Accepted drafts add to
-it."""
+"""Most plain steps in the allowance, also its initial value. Accepted drafts add to it."""
 
 
 @dataclass
 class Trials:
     saved: float = SAVED
-    """Allowance, in plain steps."""
+    """In plain steps."""
     steps: int = 0
 
     def chosen(
@@ -81,18 +76,16 @@ class Trials:
         return tries
 
     def learn(self, row: RowOdds, held: int) -> None:
-        """So many drafts of a drafter held for a row."""
         self.saved = min(SAVED, self.saved + held * row.worth)
 
     def rested(self, odds: Sequence[RowOdds]) -> None:
-        """Count a step for these rows."""
         self.steps += 1
         self.saved = min(SAVED, self.saved + ALLOWANCE)
         for each in odds:
             each.rest = max(0, each.rest - 1)
 
     def _due(self, row: Sequence[RowOdds | None], pick: int, drafts: int) -> set[int]:
-        """Drafters that may be tried for a row, for which another one has so many drafts."""
+        """Drafters that may be tried for a row, for which another one has `drafts` drafts."""
         return {
             source
             for source, odds in enumerate(row)
@@ -114,7 +107,7 @@ class Trials:
 
 
 def _hoped(prospects: Prospects, due: Sequence[set[int]], counts: Sequence[int]) -> Prospects:
-    """With the chances of drafters that are tried as they may be. `counts`: drafts of others."""
+    """With assumed chances for the drafters that are tried. `counts`: drafts of others."""
     chances = prospects.chances.copy()
     places = np.arange(1, 1 + chances.shape[2])
     for row, (tried, instead) in enumerate(zip(due, counts, strict=True)):
@@ -124,9 +117,7 @@ def _hoped(prospects: Prospects, due: Sequence[set[int]], counts: Sequence[int])
 
 
 def _price(tried: Choice, best: Choice) -> float:
-    """Extra time of a step with trials over the best step, in plain steps.
-
-    If there would be no drafts otherwise, this includes the idle time of the device.
-    """
+    """Extra time of a step with trials over the best step, in plain steps. If there would be no
+    drafts otherwise, this includes the idle time of the device."""
     longer = tried.seconds - best.seconds
     return (longer + (0.0 if any(best.counts) else tried.step.aside)) / best.step.plain
