@@ -1,7 +1,5 @@
-"""Caches of one row: one entry per layer, in mlx-lm's classes.
-
-The engine joins, cuts and stores rows by these classes, for text and vision models alike.
-"""
+"""Caches of one row: one entry per layer, in mlx-lm's classes, by which the engine joins, cuts and
+stores rows."""
 
 from __future__ import annotations
 
@@ -32,12 +30,10 @@ __all__ = [
 
 
 def text_cache(model: Any) -> list[Any]:
-    """A fresh cache for one row of an mlx-lm model."""
     return list(make_prompt_cache(model))
 
 
 def row_cache(language_model: Any) -> list[Any]:
-    """A fresh cache for one row of the text model of an mlx-vlm model."""
     if not hasattr(language_model, "make_cache"):
         return [KVCache() for _ in language_model.layers]
     return [_lm_class(entry) for entry in language_model.make_cache()]

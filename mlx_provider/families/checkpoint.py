@@ -1,5 +1,4 @@
-"""Reads the description of a model from its folder: `config.json`, `generation_config.json`, its
-files."""
+"""Reads the description of a model from the JSON files of its folder."""
 
 from __future__ import annotations
 
@@ -16,16 +15,14 @@ from ..records import LoadOptions, SamplingDefaults
 from ..safe_open import read_bounded
 
 LARGEST_JSON = 2**25
-"""Most bytes of a JSON file that describes a model. No known file has a hundredth of it."""
+"""No known file has a hundredth of it."""
 DEFAULT_CONTEXT = 4096
-"""Context length of a model whose config has none."""
+"""For a config that has none."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty if there is no such file.
-
-    Raises `BadRequest`, also for more than 200 levels, which `from_json` refuses.
-    """
+    """Empty if there is no such file. Raises `BadRequest`, also for more than 200 levels, which
+    `from_json` refuses."""
     content = _content(path, {})
     if not isinstance(content, dict):
         raise BadRequest(f"{path} does not hold a JSON object", param="model")
@@ -41,7 +38,7 @@ def read_modules(folder: Path) -> list[Mapping[str, Any]]:
 
 
 def _content(path: Path, otherwise: Any) -> Any:
-    """The JSON in a file. `otherwise`: the result if there is no such file."""
+    """`otherwise`: the result if there is no such file."""
     try:
         return from_json(read_bounded(path, LARGEST_JSON))
     except FileNotFoundError:
@@ -63,7 +60,7 @@ def named_context(text: Mapping[str, Any]) -> int | None:
 
 
 def named_template(folder: Path) -> str:
-    """The chat template of a folder, from the files that may hold it; empty if there is none."""
+    """From the files that may hold it; empty if there is none."""
     try:
         return read_bounded(folder / "chat_template.jinja", LARGEST_JSON).decode()
     except FileNotFoundError:
@@ -102,8 +99,7 @@ def sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
 
 
 def _within(value: object, least: float, most: float) -> float | None:
-    """A number of a file within the limits of a request. `None`: it is not a valid number, for
-    example NaN."""
+    """`None`: not a valid number within the limits of a request, for example NaN."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if number and least <= value <= most else None  # type: ignore[operator,return-value]
 

@@ -1,8 +1,5 @@
-"""Compares sizes in a `config.json` with the weights before any class is built from them.
-
-A class of mlx-lm or mlx-vlm makes its layers in a Python loop. An unchecked number could keep the
-engine's thread busy for hours.
-"""
+"""Compares sizes in a `config.json` with the weights before any class is built from them: a class
+makes its layers in a Python loop, so an unchecked number could block the engine for hours."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 from ..errors import UnsupportedModel
 
 MOST_LAYERS = 10_000
-"""Most layers of any model. The largest known model has 126."""
+"""The largest known model has 126."""
 LAYERS = frozenset(
     {
         *("num_hidden_layers", "num_layers", "n_layers", "n_layer", "depth", "encoder_layers"),
@@ -60,7 +57,6 @@ def _too_large(key: str, size: int, most: int, what: str) -> UnsupportedModel:
 
 
 def _named(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Keys and values of a config and of its nested configs."""
     todo: list[Mapping[str, Any]] = [config]
     while todo:
         for key, value in todo.pop().items():

@@ -1,7 +1,7 @@
 """Reads how texts become vectors from the files of sentence-transformers (5.x).
 
 `modules.json` lists the modules after the model, `1_Pooling/config.json` selects the states,
-`config_sentence_transformers.json` has the texts before an input.
+`config_sentence_transformers.json` has the prefixes of inputs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..records import Embedding, Pooling
 from .checkpoint import read_json, read_modules
 
 MODES: Mapping[str, Pooling] = {"lasttoken": "last", "mean_tokens": "mean", "cls_token": "cls"}
-"""Supported modes by their names without the prefix `pooling_mode_`."""
+"""By their names without the prefix `pooling_mode_`."""
 FLAG = "pooling_mode_"
 FOLLOWS = ("Transformer", "Pooling", "Normalize")
 """Supported modules. The model itself is the first."""
@@ -25,8 +25,7 @@ NO_STATES = "the states below its output matrix were not found"
 
 
 def embedding_of(folder: Path, config: Mapping[str, Any]) -> Embedding:
-    """The embedding of a folder. Broken files are a reason not to embed. `config`: that of its text
-    model."""
+    """Broken files are a reason not to embed. `config`: that of the text model."""
     try:
         return _read(folder, config)
     except BadRequest as error:
@@ -57,12 +56,12 @@ def _read(folder: Path, config: Mapping[str, Any]) -> Embedding:
 
 
 def _width(config: Mapping[str, Any]) -> int:
-    """Dimensions of a state. 0: not in the config."""
+    """0: not in the config."""
     return next((config[name] for name in WIDTHS if type(config.get(name)) is int), 0)
 
 
 def _modules(folder: Path) -> list[str]:
-    """Class names of the modules, without their packages, which differ between releases."""
+    """Class names without their packages, which differ between releases."""
     return [str(each.get("type")).rpartition(".")[2] for each in read_modules(folder)]
 
 

@@ -1,6 +1,6 @@
 """Estimates the memory of a model from its `config.json` alone, before a download or a load.
 
-It names no family: it reads the field names that configs share. Missing fields come from
+It names no family: it reads the field names that configs share, and takes missing fields from
 transformers' configuration class of the same `model_type`.
 """
 
@@ -16,11 +16,9 @@ from ..isolation import Isolation
 from .config_sizes import check_sizes
 
 STEP = 256
-"""A row's capacity in tokens is a multiple of this (mlx_lm/models/cache.py 0.32.2,
-`KVCache.step`)."""
+"""Capacity step of a row in tokens (mlx_lm/models/cache.py 0.32.2, `KVCache.step`)."""
 STATE_BYTES = 4
-"""Bytes per value of a state of a gated delta rule or a state space: float32 in mlx-lm and
-mlx-vlm."""
+"""Bytes per value of a recurrent state: float32 in mlx-lm and mlx-vlm."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 _FULL = ("full_attention", "attention", "global", "hybrid", "*")
@@ -32,13 +30,11 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of a loaded model and of a request."""
-
     weights: int
     kv_per_token: int
-    """Bytes per token of all layers that keep every token."""
+    """Of all layers that keep every token."""
     per_row: int
-    """Full windows and recurrent states, independent of the length of a request."""
+    """Full windows and recurrent states."""
 
 
 def footprint(
@@ -46,11 +42,11 @@ def footprint(
 ) -> Footprint:
     """The footprint of a model with this `config.json` and with `weight_bytes` of weights.
 
-    `dtype`: dtype of the loaded weights, if it is not the config's own. Counts like the engine's
-    `MemoryProfile`, with two exceptions. Multi-head latent attention counts only its latent, which
-    is too little for older classes of mlx-lm that keep whole heads. A recurrent layer whose state
-    no known field describes counts as attention, which is usually too much. Raises `BadRequest` if
-    the counts of layers or heads are missing, or too large.
+    `dtype`: of the loaded weights, if not the config's own. Counts like the engine's
+    `MemoryProfile`, except: multi-head latent attention counts only its latent, too little for
+    older classes of mlx-lm that keep whole heads; a recurrent layer whose state no known field
+    describes counts as attention, usually too much. Raises `BadRequest` if counts of layers or
+    heads are missing or too large.
     """
     check_sizes(config)
     text = _completed(config)
@@ -69,8 +65,8 @@ def footprint(
 def context_that_fits(footprint: Footprint, memory: int, limit: int | None) -> int:
     """The most tokens of one request, including its answer. 0: none fits.
 
-    `memory`: bytes for the weights and the request together. `limit`: the model's own context. The
-    result is at most `limit`; below it, it is a multiple of 256, the unit of row memory.
+    `memory`: bytes for the weights and the request together. `limit`: the model's own context.
+    Below it, the result is a multiple of 256, the unit of row memory.
     """
     longest = sys.maxsize if limit is None else limit
     left = memory - footprint.weights - footprint.per_row
@@ -104,7 +100,7 @@ def _completed(config: Mapping[str, Any]) -> Fields:
 def _windowed_layers(text: Fields) -> Fields:
     """Find the layers that keep all tokens if a config has a window but no list of layers.
 
-    The configuration class decides. Without a rule there, every layer counts as keeping all tokens.
+    The configuration class decides. Without a rule there, every layer keeps all tokens.
     """
     if not _number(text, "sliding_window") or _named_kinds(text) or _period(text):
         return {}
@@ -114,11 +110,8 @@ def _windowed_layers(text: Fields) -> Fields:
 
 
 def _derived(text: Fields) -> Fields:
-    """All fields that the configuration class of the `model_type` derives from a config. Empty
-    without a class.
-
-    A class raises many kinds of errors for unexpected configs.
-    """
+    """All fields that the configuration class of the `model_type` derives from a config; empty
+    without one. The class raises many kinds of errors for unexpected configs."""
     from transformers import CONFIG_MAPPING
 
     kind = text.get("model_type")
@@ -156,10 +149,8 @@ def _heads(text: Fields) -> int:
 
 
 def _kinds(text: Fields) -> Iterator[str]:
-    """`full`, `window`, `state`, `both` (attention and a state) or nothing, per layer.
-
-    Layers that read another layer's keys and values are left out.
-    """
+    """`full`, `window`, `state`, `both` (attention and a state) or nothing, per layer. Leaves out
+    layers that read another layer's keys and values."""
     named = _named_kinds(text)
     own = _layers(text) - _number(text, "num_kv_shared_layers", "num_kv_reuse_layers")
     described = _state_bytes(text, 2) is not None
@@ -169,7 +160,7 @@ def _kinds(text: Fields) -> Iterator[str]:
 
 
 def _named_kinds(text: Fields) -> Sequence[str]:
-    """Kinds by the config's own list of layers. Empty if it has none."""
+    """Empty if the config has no list of layers."""
     for name in ("layer_types", "layers_block_type", "hybrid_override_pattern"):
         listed = text.get(name)
         if isinstance(listed, (list, str)) and listed:
@@ -185,7 +176,7 @@ def _kind(name: str) -> str:
 
 
 def _kind_by_rule(text: Fields, layer: int) -> str:
-    """The kind of a layer by the rule of a config without a list."""
+    """By the rule of a config without a list."""
     rest = "state" if _state_bytes(text, 2) is not None else "window"
     for name in ("full_attn_idxs", "attn_layer_indices", "full_attn_layers"):
         indices = text.get(name)
@@ -241,8 +232,8 @@ def _hidden(text: Fields) -> int:
 def _state_bytes(text: Fields, value: int) -> int | None:
     """Bytes of one recurrent layer. `None`: no field describes it.
 
-    Shapes are those of the caches in mlx-lm 0.32.2: a gated delta rule with a convolution before
-    it, a state space likewise, or only a convolution.
+    Shapes as in the caches of mlx-lm 0.32.2: a gated delta rule or a state space with a convolution
+    before it, or only a convolution.
     """
     for of in (_delta_rule, _keyed_delta_rule, _state_space, _selective, _decayed, _convolution):
         if (found := of(text, value)) is not None:

@@ -1,7 +1,7 @@
 """Weights in another dtype than the checkpoint's.
 
-MLX's CPU kernels for 16-bit and quantised weights are many times slower than those for float32
-(mlx 0.32.4; the demo model's prefill of 3,800 tokens takes 17 times as long in bf16).
+MLX's CPU kernels for 16-bit and quantised weights are many times slower than those for float32 (mlx
+0.32.4; prefill of 3,800 tokens in bf16: 17 times).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ QUANTISED = (
     "QuantizedSwitchLinear",
     "QuantizedMultiLinear",
 )
-"""Layers of mlx, mlx-lm 0.32.2 and mlx-vlm 0.7.10 with their plain forms, which have a weight and
-optionally a bias. Layers with other parts, or with a `global_scale`, stay quantised."""
+"""Layers of mlx, mlx-lm 0.32.2 and mlx-vlm 0.7.10 with their plain forms. Layers with a
+`global_scale`, or parts other than weight and bias, stay quantised."""
 
 
 def expand(model: Any, dtype: str) -> None:
     """Dequantise quantised layers and cast floating weights to `dtype`. Evaluates nothing.
 
-    Weights that a model keeps in a wider dtype itself (mlx-lm's `cast_predicate`) are not narrowed.
-    mlx-lm's `dequantize_model` is not suitable: it skips mlx-vlm's layers, drops a `global_scale`,
-    and rounds to the dtype of the scales.
+    Weights that a model keeps in a wider dtype (mlx-lm's `cast_predicate`) are not narrowed.
+    mlx-lm's `dequantize_model` skips mlx-vlm's layers, drops a `global_scale`, and rounds to the
+    dtype of the scales.
     """
     kind = getattr(mx, dtype)
     layers = [(name, layer) for name, layer in model.named_modules() if _plain_form(layer)]
@@ -46,7 +46,7 @@ def expand(model: Any, dtype: str) -> None:
 
 
 def _plain_form(layer: nn.Module) -> type[nn.Module] | None:
-    """The plain class of a quantised layer, if it can be dequantised."""
+    """`None`: the layer cannot be dequantised."""
     kind = type(layer)
     scaled_again = layer.get("global_scale") is not None
     if kind.__name__ not in QUANTISED or "scales" not in layer or scaled_again:

@@ -27,10 +27,10 @@ def describe(
     variant: str = "",
     **more: Any,
 ) -> ModelInfo:
-    """`ModelInfo` of a loaded folder. `more` replaces or adds fields (media, pixels ...).
+    """`more` replaces or adds fields of the result (media, pixels ...).
 
-    `stop_tokens`: stop tokens that the files do not list; `variant`: changes of the model's KV that
-    its files do not show.
+    `stop_tokens`: those that the files do not list; `variant`: changes of the model's KV that its
+    files do not show.
     """
     generation = read_json(folder / "generation_config.json")
     text = config.get("text_config") or config
@@ -73,7 +73,7 @@ def _ids(named: Any) -> set[int]:
 
 
 def weights_bytes(model: Any) -> int:
-    """Bytes of all parameters. A tied matrix counts once."""
+    """A tied matrix counts once."""
     once = {id(value): value for _, value in tree_flatten(model.parameters())}
     return sum(int(value.nbytes) for value in once.values())
 

@@ -19,7 +19,7 @@ from .trial import failure
 NAMES = ("language_model", "model", "backbone", "transformer")
 """Upstream's names of the part below the output matrix, from the outside in."""
 CLOSE = 0.05
-"""Largest logit difference from another order of summation, as a share of the largest logit."""
+"""Largest logit difference from another order of summation, relative to the largest logit."""
 
 Path = tuple[str, ...]
 Keep = Callable[[mx.array], mx.array]
@@ -27,24 +27,22 @@ Keep = Callable[[mx.array], mx.array]
 
 
 def last_token(hidden: mx.array) -> mx.array:
-    """The last position of every row."""
     return hidden[:, -1:]
 
 
 def rows_at(logits_at: mx.array | None) -> Keep:
-    """These rows of a call with one token per row. `None`: all."""
+    """Rows of a call with one token per row. `None`: all."""
     return lambda hidden: hidden if logits_at is None else hidden[logits_at]
 
 
 class Shown:
-    """Keeps positions like another `Keep`, and stores their hidden states, or those of other
-    positions."""
+    """Keeps positions like another `Keep`, and stores the hidden states that `show` selects."""
 
     def __init__(self, keep: Keep, show: Keep | None = None) -> None:
         self._keep = keep
         self._show = show or keep
         self.hidden = mx.zeros((0, 0, 0))
-        """The states of the last call that `show` selects."""
+        """Of the last call."""
 
     def __call__(self, hidden: mx.array) -> mx.array:
         self.hidden = self._show(hidden)
@@ -74,10 +72,8 @@ def _close(found: mx.array, whole: mx.array) -> bool:
 
 
 def narrowed(model: Any, path: Path | None, keep: Keep) -> Callable[..., mx.array]:
-    """A callable like `model` that returns only logits of the kept positions.
-
-    It is a copy that shares all parts of the model, which itself does not change.
-    """
+    """A callable like `model` that returns only logits of the kept positions: a copy that shares
+    all parts of the model."""
     if path is None:
         return lambda *args, **kwargs: keep(model(*args, **kwargs))
     twin: Callable[..., mx.array] = _twin(model, path, keep)
@@ -92,8 +88,6 @@ def _twin(model: Any, path: Path, keep: Keep) -> Any:
 
 
 class _Kept:
-    """A part of a model with narrowed output."""
-
     def __init__(self, part: Any, keep: Keep) -> None:
         self._part = part
         self._keep = keep

@@ -14,7 +14,7 @@ from ..upstream import mlx_lm
 
 
 def known_to_mlx_lm(config: Mapping[str, Any]) -> bool:
-    """Whether mlx-lm has a class for this `config.json`. Raises `NotInstalled`."""
+    """By its `config.json`. Raises `NotInstalled`."""
     return mlx_lm.supports(config)
 
 

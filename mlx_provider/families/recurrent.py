@@ -1,10 +1,10 @@
 """Recurrent layers in passes that rows share with chunks of a prompt.
 
 `route(run, cache)`, once after loading: `run` calls the model on one token with a fresh row cache.
-Modules with a state in mlx-lm's `ArraysCache` then run part by part if rows that decode share a
-pass with several tokens of one row. Their call must take hidden states (B, length, hidden) first
-and the cache under any name, and return only hidden states. Without it, long prompts run in
-separate passes.
+Modules with a state in mlx-lm's `ArraysCache` then run part by part if decoding rows share a pass
+with several tokens of one row. Their call must take hidden states (B, length, hidden) first and the
+cache under any name, and return only hidden states. Without `route`, long prompts run in separate
+passes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["route"]
 
 
 def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> str:
-    """See above. Returns the reason of a failure. Empty: success."""
+    """Return the reason of a failure. Empty: success."""
 
     def tried() -> str:
         recurrent.route(run, cache)

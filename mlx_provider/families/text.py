@@ -122,9 +122,9 @@ def load_text(
 ) -> TextModel:
     """Load weights and tokenizer. The batch layouts are those for which attention can be routed.
 
-    `classes`: classes of the model and its arguments by config, if they are not mlx-lm's own.
-    `change`: the family's changes to the model; `variant`: their effect on its KV. `rerankers`:
-    see `describe`. Raises `UnsupportedModel` and `BadRequest`.
+    `classes`: classes of the model and its arguments by config, if not mlx-lm's own. `change`: the
+    family's changes to the model; `variant`: their effect on its KV. Raises `UnsupportedModel` and
+    `BadRequest`.
     """
     loaded = mlx_lm.load(
         path,

@@ -8,10 +8,8 @@ from ..isolation import Isolation
 
 
 def failure(trial: Callable[[], str]) -> str:
-    """The problem that `trial` finds, or the error that stopped it, in one line. Empty: no problem.
-
-    A model's code may raise anything. Here that is a result, and loading continues.
-    """
+    """The problem that `trial` finds, or the error that stopped it, in one line. Empty: none. A
+    model's code may raise anything."""
     with Isolation() as tried:
         return trial()
     return "" if tried.fault is None else tried.fault.summary

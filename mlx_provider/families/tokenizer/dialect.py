@@ -16,10 +16,8 @@ Message = Mapping[str, Any]
 
 
 def dialect(tokenizer: HFTokenizer) -> dict[str, Any]:
-    """Fields of `ModelInfo` that describe the required form of messages and tools.
-
-    Raises `UnsupportedModel` for a template that exceeds its limits.
-    """
+    """Fields of `ModelInfo` that describe the required form of messages and tools. Raises
+    `UnsupportedModel` for a template that exceeds its limits."""
     return {
         "template": tokenizer.form,
         "alternate": wants_turns(tokenizer),
@@ -38,11 +36,8 @@ def wants_turns(tokenizer: HFTokenizer) -> bool:
 
 
 def has_system_role(tokenizer: HFTokenizer) -> bool:
-    """Whether a system message is shown, also if a tool result comes last.
-
-    Some templates raise for it, others drop it. One kind writes it into the last message, if that
-    is a user's.
-    """
+    """Whether a system message is shown, also if a tool result comes last. Some templates raise for
+    it, others drop it or write it into the last message, if that is a user's."""
     conversations: list[list[Message]] = [[_said("user")]]
     if tokenizer.form.takes_calls:
         conversations.append([*called_once()])

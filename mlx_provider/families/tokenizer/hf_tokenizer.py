@@ -44,14 +44,14 @@ NO_CALLS = "the chat template takes no tool calls or results: they are written a
 
 
 def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Length of the common prefix of two texts, or of two lists of tokens."""
+    """Of two texts, or of two lists of tokens."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A rendered prompt: its text, its tokens, and the token counts at message ends."""
+    """`snapshot_points`: token counts at message ends."""
 
     text: str
     tokens: list[int]
@@ -59,15 +59,13 @@ class Rendered:
 
 
 class HFTokenizer:
-    """Encode, decode and render. Safe from any thread.
+    """Encode, decode and render. Safe from any thread. No text of a client becomes a control token:
+    `rendered` hides it, and `tokens` spells it in letters.
 
-    `backend` is a transformers tokenizer (of a processor: the nested one). `renderer` is an object
-    with `apply_chat_template`, if the template is not text but trusted Python code (mlx-lm's). A
-    template that is text is rendered in a limited process. `reserved`: texts that no client may
-    produce by typing them, besides the control tokens.
-
-    Text of a client never becomes a control token: `rendered` hides it, and `tokens` spells it in
-    letters.
+    `backend`: a transformers tokenizer (of a processor: the nested one). `renderer`: an object with
+    `apply_chat_template`, if the template is trusted Python code (mlx-lm's); a template that is
+    text is rendered in a limited process. `reserved`: texts that no client may produce by typing,
+    besides the control tokens.
     """
 
     def __init__(self, backend: Any, renderer: Any = None, reserved: Sequence[str] = ()) -> None:
@@ -101,15 +99,13 @@ class HFTokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The template's source, if it is text; the one for tools, if there are several."""
+        """The source, if it is text; the one for tools, if there are several."""
         return self._source([{}])
 
     @cached_property
     def form(self) -> TemplateForm:
-        """The form in which the chat template accepts messages and tools.
-
-        Raises `UnsupportedModel` for a template that exceeds its limits.
-        """
+        """The form in which the chat template accepts messages and tools. Raises `UnsupportedModel`
+        for a template that exceeds its limits."""
         if self._renderer is None and self._source([]) is None:
             return TemplateForm()
         return template_form(partial(self.apply_template, variables={}, probe="cached"))
@@ -121,7 +117,7 @@ class HFTokenizer:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Notes for the operator about the template."""
+        """For the operator, about the template."""
         form = self.form
         if refusal := self._refusal():
             return (f"{REFUSES}: {refusal}",)
@@ -134,7 +130,7 @@ class HFTokenizer:
         return tuple(note for note, applies in found if applies)
 
     def _refusal(self) -> str:
-        """Why the template does not even render a user's message. "": it does, or there is none."""
+        """Why the template does not even render a user's message. Empty: it does, or is missing."""
         if self._renderer is None and self._source([]) is None:
             return ""
         try:
@@ -147,8 +143,7 @@ class HFTokenizer:
         return ""
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Token ids. Raises `ContextTooLong` once it is certain that there are more than `within`
-        allows."""
+        """Raises `ContextTooLong` once the text certainly has more tokens than `within` allows."""
         if len(text) <= PIECE:
             return self._encode(text, special=special)
         self._refuse_by_length(text)
@@ -191,10 +186,8 @@ class HFTokenizer:
         return LongText(self.fast, self._encode)
 
     def encode_plain(self, text: str, *, before: str = "", special: bool = False) -> list[int]:
-        """Tokens of a client's text after `before`, which may hold control tokens.
-
-        Raises `BadRequest` if the tokens that `special` adds are unknown.
-        """
+        """Tokens of a client's text after `before`, which may hold control tokens. Raises
+        `BadRequest` if the tokens that `special` adds are unknown."""
         hidden = hide(self.control, Hidden((), (), {"text": text}), taken=before)
         tokens = self.tokens(before + hidden.variables["text"], hidden)
         return self._with_special(tokens) if special else tokens
@@ -214,14 +207,13 @@ class HFTokenizer:
             return str(self._backend.decode(list(tokens), skip_special_tokens=skip_special))
 
     def tokens(self, text: str, hidden: Hidden) -> list[int]:
-        """Tokens of a text rendered from hidden input, without added special tokens."""
+        """Of a text rendered from hidden input, without added special tokens."""
         if not hidden.marks and not self.control.reachable:
             return self.encode(text, special=False)
         return self.encode_with_offsets(text, hidden).ids
 
     def encode_with_offsets(self, text: str, hidden: Hidden) -> Encoded:
-        """Like `tokens`, with the character at which each token begins. Raises the errors of
-        `encode`."""
+        """Like `tokens`, with the character at which each begins. Raises the errors of `encode`."""
         found, spans = self._located(text)
         if not hidden.marks and not self.control.reachable:
             return Encoded(found, [start for start, _ in spans])
@@ -252,10 +244,8 @@ class HFTokenizer:
         generation_prompt: bool = True,
         probe: Probe = "no",
     ) -> str:
-        """The chat template's text. Raises `BadRequest` with the template's own message.
-
-        A value of None in a message reaches the template.
-        """
+        """Raises `BadRequest` with the template's own message. A None in a message reaches the
+        template."""
         if self._renderer is not None:
             return self._python_template(messages, tools, variables, generation_prompt)
         source = self._source(tools)
@@ -271,7 +261,7 @@ class HFTokenizer:
         )
 
     def _source(self, tools: Messages) -> str | None:
-        """The template's source. Some models have a separate template for requests with tools."""
+        """Some models have a separate template for requests with tools."""
         found = getattr(self._backend, "chat_template", None)
         if isinstance(found, Mapping):
             found = (found.get("tool_use") if tools else None) or found.get("default")
@@ -304,8 +294,8 @@ class HFTokenizer:
     ) -> tuple[Hidden, str]:
         """A client's input with its control tokens hidden, and the text rendered from it.
 
-        If a mark does not arrive, because the template changes it or leaves its string out, an
-        escape replaces it. `escaped`: see `hide`.
+        An escape replaces each mark that does not arrive, because the template changes or drops it.
+        `escaped`: see `hide`.
         """
         given = Hidden(messages, tools, variables)
         hidden = self._hide(given, escaped if self._keeps_marks else None)
@@ -317,8 +307,7 @@ class HFTokenizer:
         return hidden, text
 
     def render(self, messages: Messages, tools: Messages, variables: Variables) -> Rendered:
-        """Render and tokenise. Snapshot points are the ends of the first two messages and of the
-        last."""
+        """Snapshot points are the ends of the first two messages and of the last."""
         hidden, text = self.rendered(messages, tools, variables)
         encoded = self.encode_with_offsets(text, hidden)
         prefixes = [*self._prefixes(hidden), self.system_part(hidden, text)]
@@ -328,11 +317,8 @@ class HFTokenizer:
         return Rendered(hidden.reveal(text), encoded.ids, tuple(points))
 
     def system_part(self, hidden: Hidden, text: str) -> str:
-        """The part of a prompt's text that it shares with that of another user. "" without a system
-        part.
-
-        Some templates write the system part into the user's message, so it has no end of its own.
-        """
+        """The part of a prompt's text that it shares with another user's; "" without a system part.
+        It has no end of its own: some templates write it into the user's message."""
         messages = hidden.messages
         if len(messages) < 2 or messages[0]["role"] != "system":
             return ""
@@ -342,8 +328,7 @@ class HFTokenizer:
         return text[: common_length(text, theirs or "")]
 
     def _prefixes(self, hidden: Hidden) -> list[str]:
-        """Possible beginnings of a later prompt: the first messages, and everything except the
-        reply."""
+        """Possible beginnings of a later prompt: the first messages, and all but the reply."""
         found = []
         count = len(hidden.messages)
         for cut in sorted({min(1, count), min(2, count), count}):

@@ -13,10 +13,8 @@ from .hf_tokenizer import HFTokenizer
 
 
 def load_tokenizer(folder: Path, options: LoadOptions, nested: Any = None) -> HFTokenizer:
-    """The folder's tokenizer. `nested`: that of a processor, already loaded.
-
-    Raises `UnsupportedModel` if it has no fast form.
-    """
+    """`nested`: the tokenizer of a processor, already loaded. Raises `UnsupportedModel` if there is
+    no fast form."""
     from transformers import AutoTokenizer
 
     backend = nested or AutoTokenizer.from_pretrained(

@@ -1,5 +1,4 @@
-"""Cuts long texts at positions where a tokenizer separates them itself, so that the tokens do not
-change.
+"""Cuts long texts where a tokenizer separates them itself, so that the tokens do not change.
 
 To encode megabytes of text at once takes about a hundred times its size in memory, and blocks all
 other users of the tokenizer.
@@ -16,13 +15,13 @@ from typing import Any, Protocol
 from ...errors import BadRequest
 
 PIECE = 2**15
-"""Characters of one piece."""
+"""In characters."""
 NEAR = 256
 """Characters on either side of a cut that are examined."""
 TRIES = 16
 """Positions tried for one cut before the piece is extended."""
 UNDIVIDED = 2**20
-"""Characters of the longest piece. It takes some hundred MB while it is encoded."""
+"""Characters of the longest piece. Its encoding takes some hundred MB."""
 
 # Word ends in most texts: between a letter and a non-letter, a space and a non-space.
 _PLACES = re.compile(
@@ -35,7 +34,7 @@ class Encode(Protocol):
 
 
 class LongText:
-    """Cuts texts for one tokenizer. Safe from any thread if `encode` is."""
+    """Safe from any thread if `encode` is."""
 
     def __init__(self, fast: Any, encode: Encode) -> None:
         self._fast = fast
@@ -44,11 +43,10 @@ class LongText:
     def pieces(self, text: str) -> Iterator[tuple[int, str]]:
         """The text in pieces, with the start of each. Raises `BadRequest` if no cut is possible.
 
-        A cut is made if the characters around it (`NEAR` on either side) have the same tokens
-        together and separately. In addition, the pre-tokeniser must split them there, and otherwise
-        only where it splits them separately, or no entry of the vocabulary contains both neighbours
-        of the cut. The model joins nothing across words or beyond vocabulary entries, so no token
-        changes, if the pre-tokeniser and added tokens look no further.
+        A cut is made if the `NEAR` characters on either side have the same tokens together and
+        apart, and the pre-tokeniser splits them there, or else only where it splits them apart, or
+        no vocabulary entry contains both neighbours of the cut. So no token changes, if the
+        pre-tokeniser and added tokens look no further.
         """
         start = 0
         while len(text) - start > PIECE:

@@ -12,15 +12,15 @@ from typing import Any
 from ...records import TemplateForm
 
 SHORT_ID = 9
-"""Length of a call id, if a template requires one."""
+"""For templates that require one."""
 LETTERS = string.ascii_letters + string.digits
 BLANK_LINE = "\n\n"
 Message = Mapping[str, Any]
 
 
 def fit_messages(messages: Sequence[Message], form: TemplateForm) -> list[dict[str, Any]]:
-    """Canonical messages (`chat.messages.normalise`: results follow their calls in order) in the
-    form `form`. Changes no input."""
+    """`messages`: canonical (`chat.messages.normalise`: results follow their calls in order).
+    Changes no input."""
     ordered = _with_ids(messages) if form.short_ids else messages
     ordered = list(_with_names(ordered)) if form.named_ids else ordered
     ordered = ordered if form.parallel_calls else _one_by_one(ordered)
@@ -194,8 +194,7 @@ def _tool(tool: Message, form: TemplateForm) -> dict[str, Any]:
 
 
 def _schema(schema: Any, form: TemplateForm, *, described: bool = False) -> Any:
-    """A schema with all fields that `form` requires, at any depth. `described`: it is a
-    parameter's."""
+    """Add the fields that `form` requires, at any depth. `described`: it is a parameter's."""
     if isinstance(schema, (list, tuple)):
         return [_schema(each, form) for each in schema]
     if not isinstance(schema, Mapping):

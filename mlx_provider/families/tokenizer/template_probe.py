@@ -40,11 +40,8 @@ TOOL: Message = {
 
 
 def template_form(render: Render) -> TemplateForm:
-    """The form of the template of `render`.
-
-    Raises the errors of `render`, including `TemplateLimit`, except for `BadRequest`, by which a
-    template refuses one form.
-    """
+    """Raises the errors of `render`, including `TemplateLimit`, except for `BadRequest`, by which a
+    template refuses one form."""
     probe = _Probe(render, _parts_only(render))
     form = _with_tools(probe, replace(TemplateForm(), parts_only=probe.parts_only))
     form = _with_calls(probe, form)
@@ -71,13 +68,13 @@ class _Probe:
     def text(
         self, messages: Sequence[Message], form: TemplateForm, tools: Sequence[Message] = ()
     ) -> str | None:
-        """The template's text. `None`: it refuses."""
+        """`None`: the template refuses."""
         fitted = fit_messages(messages, form), fit_tools(tools, form)
         return accepted(lambda: self.render(*fitted))
 
 
 def _with_tools(probe: _Probe, form: TemplateForm) -> TemplateForm:
-    """The required form of tools, and whether a tool arrives completely."""
+    """Also whether a tool arrives completely."""
     alone = [_user(ASKED)]
     if _shown(probe, form, alone):
         asked, shows = alone, form.shows_tools
@@ -119,7 +116,7 @@ def _changed(parameters: Mapping[str, Any]) -> Message:
 
 
 def _with_calls(probe: _Probe, form: TemplateForm) -> TemplateForm:
-    """The required form of turns with calls. `takes_calls` only if nothing of them is lost."""
+    """`takes_calls` only if nothing of the turns is lost."""
     tools = [TOOL] if form.shows_tools == "always" else []
     prompt = probe.text([_user(ASKED)], form, tools) or ""
 
@@ -170,8 +167,7 @@ def _call_form(
 ) -> TemplateForm | None:
     """The first form in which a call and its result arrive.
 
-    A form whose text begins with the prompt is preferred, because a reply's tokens are then found
-    again.
+    Prefers a form whose text begins with the prompt: a reply's tokens are then found again.
     """
     turn = _turn(1)
     fits = [each for each in _call_forms(form) if arrives(each, turn, ())]
@@ -211,7 +207,6 @@ def called_once() -> list[Message]:
 
 
 _NEXT: list[Message] = [{"role": "assistant", "content": ANSWERED}, _user(AGAIN)]
-"""The continuation of a conversation."""
 
 
 def _arrived(text: str | None, prompt: str, words: Sequence[str], calls: int) -> bool:

@@ -1,8 +1,8 @@
 """A process that renders chat templates for the engine: `python template_process.py`.
 
 A chat template is a program of the model's publisher. Here it runs in Jinja's sandbox, with limits
-on processor time, memory and output. This module imports nothing of this package, so that it starts
-fast. The environment is that of transformers 5.23 (`utils/chat_template_utils.py`,
+on processor time, memory and output. For a fast start, this module imports nothing of this package.
+The environment is that of transformers 5.23 (`utils/chat_template_utils.py`,
 `_cached_compile_jinja_template`); a test compares the two.
 """
 
@@ -29,7 +29,7 @@ LARGEST = 1 << 26
 DIGITS = 4
 """Most digits of a width in a format: `%10000d` is refused."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names under which templates read the thoughts of an earlier turn."""
+"""Fields in which templates read the thoughts of an earlier turn."""
 
 
 class TooLarge(Exception):
@@ -37,7 +37,7 @@ class TooLarge(Exception):
 
 
 class Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks a model's text for training. Here only its body is written."""
+    """`{% generation %}` marks a model's text for training. Only its body is written."""
 
     tags = {"generation"}  # noqa: RUF012  (as the base class has it)
 
@@ -47,7 +47,7 @@ class Generation(jinja2.ext.Extension):
 
 
 class Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, in which no operator or method creates a value of gigabytes."""
+    """No operator or method creates a value of gigabytes."""
 
     intercepted_binops = frozenset({"+", "*", "%", "**"})
 
@@ -72,7 +72,7 @@ class Environment(ImmutableSandboxedEnvironment):
 
 
 class Namespace(jinja2.utils.Namespace):
-    """`namespace`, which refuses names that begin with an underscore, like upstream's."""
+    """Refuses names that begin with an underscore, like upstream's."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         attributes = dict(*args[1:], **kwargs)
@@ -155,7 +155,7 @@ def tojson(
 
 
 def raise_exception(message: Any) -> None:
-    """A template refuses its input. Raises `TemplateError`."""
+    """Raises `TemplateError`."""
     raise TemplateError(str(message))
 
 
@@ -178,7 +178,7 @@ def environment() -> Environment:
 
 
 def rendered(template: Any, asked: dict[str, Any]) -> str:
-    """The text of one conversation. Raises the errors of the template, and `TooLarge`."""
+    """Raises the errors of the template, and `TooLarge`."""
     messages = [_aliased(message) for message in asked["messages"]]
     tools = asked["tools"]
     prompt = asked["generation_prompt"]
@@ -207,7 +207,7 @@ def rendered(template: Any, asked: dict[str, Any]) -> str:
 
 
 def _aliased(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with its thoughts under the names that templates read."""
+    """The thoughts under the names that templates read."""
     thought = next((message[key] for key in REASONING if message.get(key) is not None), None)
     if thought is None:
         return message
@@ -271,13 +271,12 @@ class _Broken:
 
 
 def read(source: BinaryIO) -> dict[str, Any] | None:
-    """One message. `None`: the input has ended."""
+    """`None`: the input has ended."""
     size = source.readline()
     return json.loads(source.read(int(size))) if size else None
 
 
 def serve(asked: BinaryIO, said: BinaryIO) -> None:
-    """Read templates and render them until the input ends."""
     made, templates = environment(), {}
     while (message := read(asked)) is not None:
         if "source" in message:

@@ -22,7 +22,7 @@ CHARACTERS = 4_000_000
 TIMES = 4
 """Number of times that it may write its input."""
 MEMORY = 2 << 30
-"""Memory limit of one of its processes in bytes."""
+"""Bytes, for one process."""
 PROGRAM = Path(__file__).with_name("template_process.py")
 REMEMBERED = 100_000
 """Most characters of a probe's text in the cache."""
@@ -41,10 +41,8 @@ def _processes() -> BoundedProcesses:
 
 
 def accepted(render: Callable[[], str]) -> str | None:
-    """The text of a rendering. `None`: the template refuses this input.
-
-    Raises `TemplateLimit`, after which no other input is tried.
-    """
+    """`None`: the template refuses this input. Raises `TemplateLimit`, after which no other input
+    is tried."""
     try:
         return render()
     except TemplateLimit:
@@ -54,7 +52,7 @@ def accepted(render: Callable[[], str]) -> str | None:
 
 
 class _Probes:
-    """The probes of one template, within `SECONDS` of processor time in total."""
+    """Within `SECONDS` of processor time in total."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,7 +63,7 @@ class _Probes:
     def answer(
         self, asked: dict[str, Any], ask: Callable[[float], dict[str, Any]], *, cached: bool
     ) -> dict[str, Any]:
-        """The answer of `ask`, which gets the remaining seconds. Raises `TemplateLimit`."""
+        """`ask` gets the remaining seconds. Raises `TemplateLimit`."""
         key = hashlib.sha256(_json(asked)).digest()
         with self._lock:
             if self._refused is not None:
@@ -93,10 +91,7 @@ def _probes_of(source: str) -> _Probes:
 
 @dataclass(frozen=True)
 class TemplateRenderer:
-    """One chat template. Safe from any thread.
-
-    `special_tokens`: variables such as `bos_token`.
-    """
+    """Safe from any thread. `special_tokens`: variables such as `bos_token`."""
 
     source: str
     special_tokens: Mapping[str, Any]
@@ -110,10 +105,8 @@ class TemplateRenderer:
         generation_prompt: bool,
         probe: Probe = "no",
     ) -> str:
-        """The text of a conversation. Keys with the value None reach the template.
-
-        Raises `BadRequest` with the template's message and its line, `TemplateLimit`.
-        """
+        """Raises `BadRequest` with the template's message and its line, and `TemplateLimit`. Keys
+        with the value None reach the template."""
         given = _json({"messages": messages, "tools": tools})
         asked = {
             "messages": messages,
@@ -138,7 +131,7 @@ class TemplateRenderer:
         )
 
     def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """The answer of the process. Raises `TemplateLimit`."""
+        """Raises `TemplateLimit`."""
         key = hashlib.sha256(self.source.encode("utf-8", "surrogatepass")).hexdigest()
         setup = _json({"template": key, "source": self.source, "seconds": SECONDS})
         try:

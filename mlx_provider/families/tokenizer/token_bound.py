@@ -10,15 +10,14 @@ from tokenizers import pre_tokenizers
 
 COMPOSED = 4
 """Most characters that NFC or NFKC composes into one: the longest canonical decomposition of a
-character has four, and no character decomposes into none."""
+character."""
 SHORTENS_NOTHING = ("NFD", "NFKD", "Lowercase", "Prepend", "ByteLevel")
 """Normalisers that make at least one character of each character."""
 KEEPS_ALL = ("ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength")
-"""Pre-tokenisers that drop no character."""
 
 
 def characters_per_token(fast: Any) -> int | None:
-    """The most characters of a text, beyond ASCII ones too, for one token.
+    """The most characters of a text, also beyond ASCII, for one token.
 
     `None`: unlimited or unknown, because characters are dropped, squeezed, or joined into one
     unknown token. `fast`: a `tokenizers.Tokenizer`.

@@ -9,8 +9,7 @@ from collections import deque
 class Turns:
     """Threads get it in the order of their requests.
 
-    `threading.Lock` goes to the first thread that asks once it is free. That is usually the thread
-    that has just released it and asks again for its next piece.
+    `threading.Lock` usually goes to the thread that has just released it and asks again.
     """
 
     def __init__(self) -> None:

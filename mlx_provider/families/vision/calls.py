@@ -1,7 +1,6 @@
 """Any model of mlx-vlm through its public calls: its processor, embeddings and language model.
 
-For a family that knows only how mlx-vlm calls a model. Nothing of a request is read from the model
-object or stored there.
+Nothing of a request is read from the model object or stored there.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ __all__ = [
 
 
 def load_with_processor(folder: Path, options: LoadOptions) -> tuple[Any, Any]:
-    """Model and processor of a checkpoint. Raises `UnsupportedModel`."""
+    """Raises `UnsupportedModel`."""
     model = load_model(folder, options)
     if not hasattr(model, "language_model") or not hasattr(model, "get_input_embeddings"):
         raise UnsupportedModel(f"{type(model).__module__} cannot generate text from a chat")

@@ -10,7 +10,7 @@ from ...records import MediaItem
 
 
 def image_size(item: MediaItem) -> tuple[int, int]:
-    """Height and width of a still image. Raises `MediaError` for other media."""
+    """Height and width. Raises `MediaError` for other media."""
     if item.kind != "image":
         raise MediaError("this model takes images but no video")
     if len(item.shape) != 3 or item.shape[-1] != 3 or 0 in item.shape:
@@ -19,10 +19,8 @@ def image_size(item: MediaItem) -> tuple[int, int]:
 
 
 def as_image(item: MediaItem, max_pixels: int) -> NDArray[np.uint8]:
-    """Pixels (H, W, 3) of a still image, scaled down to `max_pixels`.
-
-    Raises `MediaError` for other media.
-    """
+    """Pixels (H, W, 3) of a still image, scaled down to `max_pixels`. Raises `MediaError` for other
+    media."""
     height, width = image_size(item)
     if height * width <= max_pixels:
         return item.pixels

@@ -25,11 +25,8 @@ def vision_info(
     variant: str = "",
     default_context: int = DEFAULT_CONTEXT,
 ) -> ModelInfo:
-    """`ModelInfo` of a vision model. `image`: its template's text for an image; `variant`: changes
-    of its KV that its files do not show.
-
-    `default_context`: the context length if config and operator give none.
-    """
+    """`image`: the template's text for an image; `variant`: changes of the KV that the files do not
+    show; `default_context`: the context length if config and operator give none."""
     config = read_json(folder / "config.json")
     text = config.get("text_config") or config
     # `n_ctx` is the last name in the search

@@ -1,8 +1,7 @@
 """Loads weights of a vision model with the classes of mlx-vlm, without its server.
 
 Models are called below `LanguageModel.__call__`, which stores positions of the last request on the
-model object (mlx_vlm/models, 0.7.10, `_rope_deltas` and `_position_ids`). Positions come from the
-caller.
+model object (mlx_vlm/models, 0.7.10, `_rope_deltas`, `_position_ids`).
 """
 
 from __future__ import annotations
@@ -29,11 +28,9 @@ def load_model(
 ) -> Any:
     """The mlx-vlm model of a checkpoint folder, with its weights in memory, read once.
 
-    Weights that the class intentionally does not support (an MTP head) are never materialised: the
-    files are mapped lazily and `sanitize` drops them. The same is true for parts other than the
-    text model if `options.modality` is `text`. `patch` is active while loading. Raises
-    `UnsupportedModel`, or `BadRequest` (no weights, weights that do not fit the config, code that
-    was not allowed).
+    Weights that `sanitize` drops (an MTP head) are never read, nor those outside the text model if
+    `options.modality` is `text`. `patch` is active while loading. Raises `UnsupportedModel`, or
+    `BadRequest` (no weights, weights that do not fit the config, code that was not allowed).
     """
     config = read_json(folder / "config.json")
     if config.get("model_file") and not options.trust_remote_code:
@@ -62,7 +59,7 @@ def load_model(
 
 
 def _drop_other_parts(model: Any) -> None:
-    """Like mlx-vlm itself for a checkpoint without the weights of a part (utils.py,
+    """Like mlx-vlm for a checkpoint without the weights of a part (utils.py,
     `_drop_modules_without_weights`)."""
     for name, part in list(model.items()):
         if name != "language_model" and isinstance(part, nn.Module):

@@ -105,7 +105,7 @@ class VisionModel:
         media: Sequence[MediaItem],
         variables: Mapping[str, Any],
     ) -> Prompt:
-        """Render messages and place media. Raises `BadRequest` and `MediaError`."""
+        """Raises `BadRequest` and `MediaError`."""
         return build_prompt(
             self.hf_tokenizer,
             self.marks,

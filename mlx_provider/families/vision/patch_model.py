@@ -1,7 +1,7 @@
 """An mlx-vlm model over patches of any grid, with rotary positions on three axes.
 
-Its text model takes explicit `position_ids`, so nothing is read from or stored on the model object,
-and features for its first layers (deepstack) for exactly the media tokens of a chunk.
+Its text model takes explicit `position_ids`, and features for its first layers (deepstack) for
+exactly the media tokens of a chunk.
 """
 
 from __future__ import annotations
@@ -33,13 +33,11 @@ from .prompt import MediaMarks, no_media
 from .slices import in_slices
 
 PATCHES = 4096
-"""Patches of several images or frames that pass through the tower together. They attend within
-their own image, so more of them keep no device busier and only take more memory."""
+"""Patches of several items in one tower pass. They attend within their own image, so more keep no
+device busier and only take more memory."""
 
 
 class PatchVisionModel(VisionModel):
-    """Prefill and decode through mlx-vlm's text model with explicit positions."""
-
     kv_layouts: Sequence[str] = ("grouped", "merged", "solo")
 
     def prepare(
@@ -144,7 +142,7 @@ def _together(spans: Sequence[MediaSpan]) -> Iterator[list[MediaSpan]]:
 def _apart(
     spans: Sequence[MediaSpan], rows: mx.array, deepstack: Sequence[mx.array]
 ) -> list[VisionFeatures]:
-    """The features of each item, in arrays of their own: one may be dropped before the others."""
+    """In arrays of their own: one may be dropped before the others."""
     ends = [*accumulate(span.end - span.start for span in spans)]
     layers = [
         [mx.contiguous(part) for part in mx.split(layer, ends[:-1])] for layer in (rows, *deepstack)
@@ -154,10 +152,8 @@ def _apart(
 
 
 def _deepstack(chunk: PrefillChunk, parts: Sequence[Any]) -> dict[str, Any]:
-    """Deepstack features of exactly the media tokens of this chunk, for the text model.
-
-    Upstream's `_deepstack_process` finds the rows with `numpy.where` on the mask of the batch.
-    """
+    """Deepstack features of exactly the media tokens of this chunk, for the text model. Upstream's
+    `_deepstack_process` finds the rows with `numpy.where` on the mask of the batch."""
     media = [part for part in parts if part.features is not None and part.features.deepstack]
     if not media:
         return {}
@@ -177,7 +173,7 @@ def _deepstack(chunk: PrefillChunk, parts: Sequence[Any]) -> dict[str, Any]:
 def load_patch_model(
     folder: Path, options: LoadOptions, texts: PatchTexts, processors: PatchProcessors
 ) -> PatchVisionModel:
-    """Load a checkpoint with its vision tower. Raises `UnsupportedModel` and `BadRequest`."""
+    """Raises `UnsupportedModel` and `BadRequest`."""
     tokenizer = load_tokenizer(folder, options)
     model = load_model(folder, options)
     config = read_json(folder / "config.json")

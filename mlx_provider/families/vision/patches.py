@@ -21,18 +21,14 @@ from .prompt import Block, Placed
 LOW_DETAIL_PIXELS = 512 * 512
 """Pixels of an image sent with OpenAI's `detail: low`."""
 STRIP = 2**18
-"""Pixels that are converted to patches at once."""
 Pixels = NDArray[np.uint8]
 Cut = Callable[[Pixels], Iterator[NDArray[np.float32]]]
 
 
 @dataclass(frozen=True)
 class Patches:
-    """Input of the vision tower for one block.
-
-    Pixels are stored as bytes, because patches take eight times as much. They are converted in
-    strips right before the tower runs.
-    """
+    """Input of the vision tower for one block. Pixels stay bytes (patches take eight times as much)
+    until the tower runs."""
 
     grid: tuple[int, int, int]
     """Patches in time, height and width, before merging."""
@@ -62,9 +58,7 @@ class PatchTexts:
     for `time`."""
 
     image: str
-    """Represents an image's patches."""
     frames: str
-    """Represents the patches of a group of frames."""
     start: str
     end: str
     time: str
@@ -103,8 +97,6 @@ class PatchProcessors(Protocol):
 
 
 class PatchMedia:
-    """Converts images and frames to patches with the processors of a family."""
-
     def __init__(self, folder: Path, texts: PatchTexts, processors: PatchProcessors) -> None:
         self.texts = texts
         self._processors = processors
@@ -113,7 +105,7 @@ class PatchMedia:
         self._scaled_videos = processors.scaled_frame_processor(folder)
 
     def place(self, item: MediaItem) -> Placed:
-        """Text and blocks for one item. Raises `MediaError` for extreme aspect ratios."""
+        """Raises `MediaError` for extreme aspect ratios."""
         try:
             return self._video(item) if item.kind == "video" else self._image(item)
         except ValueError as error:
@@ -131,7 +123,7 @@ class PatchMedia:
         return Placed(self.texts.image, (block,))
 
     def _image_strips(self, pixels: Pixels) -> Iterator[NDArray[np.float32]]:
-        """Patches in whole rows of patches, in the order of the image."""
+        """Whole rows of patches, in the order of the image."""
         height, width, _ = pixels.shape
         grain = self.images.patch_size * self.images.merge_size
         # no strip is so flat that upstream would refuse it as an image

@@ -1,8 +1,5 @@
-"""Explicit rotary positions on three axes: time, height and width (M-RoPE).
-
-Text advances all axes by one. Upstream's own position index is not used, because it belongs to one
-request and is stored on the model object.
-"""
+"""Explicit rotary positions on three axes: time, height and width (M-RoPE). Upstream stores its own
+on the model object, for one request."""
 
 from __future__ import annotations
 
@@ -51,5 +48,5 @@ def chunk_positions(chunk: PrefillChunk) -> mx.array:
 
 
 def step_positions(positions: mx.array) -> mx.array:
-    """Positions (3, rows, 1) of one new token for each row; `positions`: (rows,)."""
+    """(3, rows, 1), one new token for each row; `positions`: (rows,)."""
     return mx.broadcast_to(positions[None, :, None], (3, positions.size, 1))

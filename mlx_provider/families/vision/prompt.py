@@ -1,7 +1,7 @@
 """Converts messages and media to tokens: template, media placeholders, spans, snapshot points.
 
 A family defines the tokens of the rendered template that represent media, and their replacements.
-The same text typed by a user stays text, like every control token.
+The same text typed by a user stays text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Placed:
-    """The replacement of one media placeholder: text with one media token per block."""
+    """Text with one media token per block, in place of a media placeholder."""
 
     text: str
     blocks: tuple[Block, ...]
@@ -42,7 +42,7 @@ class MediaMarks:
     placeholders: Mapping[str, str]
     """The template's text for one item, by kind of media."""
     tokens: frozenset[int]
-    """Ids of media tokens. Each represents one block before expansion."""
+    """Each represents one block before expansion."""
     reserved: tuple[str, ...]
     """Texts of tokens that users must not produce by typing them, added tokens or not."""
     place: Callable[[MediaItem], Placed]
@@ -64,8 +64,7 @@ def build_prompt(
     media: Sequence[MediaItem],
     variables: Mapping[str, Any],
 ) -> Prompt:
-    """Render, expand and tokenise. Raises `BadRequest` (template, or media that it did not
-    place)."""
+    """Raises `BadRequest` (template, or media that it did not place)."""
     hidden, text = tokenizer.rendered(messages, tools, variables)
     filled, blocks = _fill(text, marks, media)
     # a template writes its own BOS, so the tokenizer must not add another
@@ -84,11 +83,8 @@ def build_prompt(
 
 
 def message_ends(tokens: Sequence[int], stop_tokens: frozenset[int]) -> tuple[int, ...]:
-    """Token counts at the end of the first two messages and of the last one.
-
-    The first ones hold the part that later conversations share: a system part, a document.
-    Templates close every turn with a token that also ends a reply.
-    """
+    """Token counts at the end of the first two messages, which later conversations may share, and
+    of the last one. Templates close every turn with a token that also ends a reply."""
     ends = [i + 1 for i, token in enumerate(tokens) if token in stop_tokens]
     return tuple(sorted({*ends[:2], *ends[-1:]}))
 

@@ -1,11 +1,9 @@
 """Runs a tower of mlx-vlm a layer at a time.
 
-MLX computes nothing while a model is called, so the whole call is made first, and the outputs of
-its layers are noted. Then these are evaluated one after the other. The graph is that of a plain
-call, and so are the results, bit for bit.
-
-Kernels in NumPy compute while they are called. A layer with them ends the call, and the next slice
-calls the model again: it gets the noted outputs of the layers that have run.
+MLX computes nothing while a model is called: the outputs of its layers are noted during the whole
+call, and then evaluated one after the other. The graph and the results are those of a plain call,
+bit for bit. A layer with NumPy kernels computes at once; it ends the call, and the next slice calls
+the model again with the noted outputs.
 """
 
 from __future__ import annotations
@@ -28,10 +26,8 @@ Slices = Generator[tuple[()], None, T]
 
 
 def in_slices(parts: Sequence[Any], call: Callable[[], T]) -> Slices[T]:
-    """Run `call`, and evaluate what the layers of `parts` (modules) make one by one.
-
-    Its result is a tree or has attributes.
-    """
+    """Run `call`, whose result is a tree or has attributes, and evaluate the layers of `parts`
+    (modules) one by one."""
     outputs: list[Any] = []
     made: list[T] = []
     while not made:
@@ -59,14 +55,12 @@ class _Computed(BaseException):
 
 @dataclass
 class _Run:
-    """One call of the model."""
-
     outputs: list[Any]
-    """What the layers have made so far, in the order of their calls."""
+    """Outputs of the layers so far, in the order of their calls."""
     called: int = 0
 
     def output(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """What the next layer makes. Raises `_Computed`."""
+        """Raises `_Computed`."""
         at, self.called = self.called, self.called + 1
         if at < len(self.outputs):
             return self.outputs[at]
@@ -78,8 +72,6 @@ class _Run:
 
 
 class _Noted:
-    """A layer that notes its outputs."""
-
     def __init__(self, layer: nn.Module, run: _Run) -> None:
         self._layer = layer
         self._run = run

@@ -1,11 +1,10 @@
-"""Prevents that text of clients becomes a control token.
+"""Prevents clients' text from becoming a control token.
 
 `marks` replaces characters of control tokens in a client's strings before the template is rendered.
 `spelling` spells the marked text in letters when the rendered text is tokenized.
 
-transformers 5.23 has `sanitize_control_tokens`. It does not cover keys of mappings, tokens that a
-template joins from parts, tokens that a normalizer makes, and vocabularies with control tokens. It
-gives no offsets, renders in this process, and is missing in the lowest supported version.
+transformers 5.23 has `sanitize_control_tokens`, without keys of mappings, tokens that a template
+joins or a normalizer makes, vocabularies with control tokens, offsets, and a separate process.
 """
 
 from .control_tokens import ControlTokens

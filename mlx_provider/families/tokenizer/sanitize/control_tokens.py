@@ -1,7 +1,7 @@
 """Finds the texts that a tokenizer reads as control tokens, and their positions in a client's text.
 
-Every added token counts, special or not, except for plain vocabulary that some tokenizers store
-there: white space, letters, HTML tags.
+Every added token counts, special or not, except plain vocabulary that some tokenizers store there:
+white space, letters, HTML tags.
 """
 
 from __future__ import annotations
@@ -71,11 +71,8 @@ class ControlTokens:
         return next(within, None) is not None or next(self._edges.of(text), None) is not None
 
     def breaks(self, text: str) -> array[int]:
-        """Indices, ascending, of characters to hide so that `text` gives no control token, alone or
-        within a template.
-
-        A text of megabytes may consist only of such characters.
-        """
+        """Ascending indices of characters to hide so that `text` gives no control token, alone or
+        within a template. A text of megabytes may consist only of them."""
         places = array("Q", starts(self._find_all, text, self._longest))
         for place in self._edges.of(text):
             at = bisect_left(places, place)
@@ -89,7 +86,7 @@ class ControlTokens:
 
 
 def pattern_of(texts: Sequence[str]) -> str:
-    """A regular expression for the longest of `texts`. Common prefixes are compared once."""
+    """Matches the longest of `texts`. Common prefixes are compared once."""
     tree: dict[str, Any] = {}
     for text in texts:
         node = tree

@@ -1,8 +1,7 @@
 """Control tokens that a client's text and the chat template form together.
 
-A template joins the parts of a message without a separator, and may put names between signs (`<`
-name `>`). Neither string holds a control token, but the result does. A template may also remove a
-mode switch from a message (`/think`), which joins the text around it.
+A template joins the parts of a message, may put names between signs (`<` name `>`), and may remove
+a mode switch (`/think`), which joins the text around it.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ class Edges:
             self._completions -= written.names
 
     def of(self, text: str) -> Iterator[int]:
-        """Indices of the characters to hide."""
         yield from self._around_cuts(text)
         core = text.rstrip()
         if core and self._is_begun(core):
@@ -108,7 +106,7 @@ def _completions(
 @dataclass(frozen=True)
 class _Written:
     texts: list[str]
-    """The texts that it writes, unchanged and trimmed."""
+    """Unchanged and trimmed."""
     names: frozenset[str]
     """Names that it looks up or compares. If it writes one of these, it is intended."""
     removed: frozenset[str]
@@ -116,7 +114,7 @@ class _Written:
 
 
 def _written(template: str) -> _Written | None:
-    """The literals of a template. `None`: it cannot be parsed."""
+    """`None`: the template cannot be parsed."""
     try:
         tokens = [(kind, text) for _, kind, text in jinja2.Environment().lex(template)]  # noqa: S701
     except jinja2.TemplateSyntaxError:

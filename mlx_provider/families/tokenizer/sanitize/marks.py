@@ -1,8 +1,8 @@
 """Hides control tokens in a client's strings from the chat template and the tokenizer.
 
-One character of each is replaced by a private one that occurs nowhere in the input. It has the same
-length, no case, is not white space and passes JSON, so a template processes the string like any
-other. After rendering, the tokenizer finds only the template's own control tokens.
+One character of each is replaced by a private one that occurs nowhere in the input, has the same
+length and no case, is not white space and passes JSON. So the tokenizer finds only the template's
+own control tokens.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ Variables = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Hidden:
-    """The input of a template, and the characters that its marks replace."""
-
     messages: Messages
     tools: Messages
     variables: Variables
@@ -49,7 +47,6 @@ class Hidden:
         return text
 
     def lost(self, text: str) -> frozenset[str]:
-        """Characters whose mark is missing in a rendered text."""
         return frozenset(char for mark, char in self.marks.items() if mark not in text)
 
 
@@ -85,12 +82,11 @@ def hide(
 
 
 def revealed(hidden: Hidden, signs: Mapping[str, str]) -> Hidden:
-    """The input with other signs in place of its marks."""
     return _changed(hidden, lambda text: with_signs(text, signs), {})
 
 
 def with_signs(text: str, signs: Mapping[str, str]) -> str:
-    """The text with characters replaced. No sign may be one of these characters."""
+    """No sign may be one of the replaced characters."""
     for char, sign in signs.items():
         text = text.replace(char, sign)
     return text
@@ -152,7 +148,6 @@ def _strings(given: Hidden) -> list[str]:
 
 
 def _gather(value: Any, found: list[str]) -> None:
-    """Add every string and key within `value`."""
     if isinstance(value, str):
         found.append(value)
     elif isinstance(value, Mapping):

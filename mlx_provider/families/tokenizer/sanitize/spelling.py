@@ -1,9 +1,8 @@
 """Tokenizes a rendered text with its hidden strings spelled in letters.
 
-The tokenizer itself finds the template's control tokens. Text with hidden characters between two of
-them is encoded again, with a tokenizer that shares the model but has no control tokens. A private
-added token precedes each such piece, so that it follows a token, as in the prompt: some tokenizers
-write a space at the beginning of a text.
+The tokenizer finds the template's control tokens. Text with hidden characters between two of them
+is encoded again, by a tokenizer with the same model but no control tokens. A private added token
+precedes each such piece, because some tokenizers write a space at the beginning of a text.
 """
 
 from __future__ import annotations
@@ -126,7 +125,7 @@ class Letters:
         self._forbidden = control.content.keys() - unknown
 
     def encode(self, text: str, pieces: Sequence[_Piece]) -> list[Encoded]:
-        """The tokens of each piece of `text`, in one call."""
+        """In one call."""
         parts, shifts, length = [], [], 0
         for piece in pieces:
             parts.append(self._before(piece) + text[piece.start : piece.stop])

@@ -19,10 +19,11 @@ DIGIT = "7"
 def keeps_marks(
     control: ControlTokens, taken: str, render: Callable[[Hidden], str], form: TemplateForm
 ) -> bool:
-    """Whether every mark appears in the text where a digit in its place would.
+    """Whether every mark appears in the text where a digit in its place would. Raises
+    `TemplateLimit`.
 
-    `taken`: see `hide`. A template that refuses every probe counts as keeping marks; a missing mark
-    is also detected in the request. Raises `TemplateLimit`.
+    `taken`: see `hide`. True for a template that refuses every probe: a missing mark is also
+    detected in the request.
     """
     for probe in _probes(control.texts, form):
         hidden = hide(control, probe, taken=taken)
