@@ -14,15 +14,14 @@ R = TypeVar("R", ModelFamily, ToolParser, ReasoningParser, Kernels, Drafter, Cli
 
 
 class Catalog(Generic[R]):
-    """Records by name. A third party may replace a built-in record, but two third parties must not
-    conflict."""
+    """A third party may replace a built-in record, but two third parties must not conflict."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         """For people: `model family`, `tool parser`, `reasoning parser`, `kernels`, `drafter`,
         `client`."""
         self._owned: dict[str, tuple[R, Plugin]] = {}
-        """Records by canonical name."""
+        """By canonical name."""
 
     def check(self, records: Sequence[R], plugin: Plugin) -> None:
         """Raise `PluginError` if a record's name, or a third party's alias, belongs to another
@@ -42,7 +41,7 @@ class Catalog(Generic[R]):
         )
 
     def add(self, records: Sequence[R], plugin: Plugin) -> dict[str, Plugin]:
-        """Add checked records. Returns the former owner of each name that was replaced."""
+        """Return the former owner of each name that was replaced."""
         replaced = {
             r.name: self._owned[canonical(r.name)][1]
             for r in records
@@ -65,7 +64,7 @@ class Catalog(Generic[R]):
         return found
 
     def named(self, name: str, param: str) -> R:
-        """The record with this name. Raises `BadRequest`, with similar names."""
+        """Raises `BadRequest`, with similar names."""
         known = self.spellings()
         for spelling, record in known.items():
             if canonical(spelling) == canonical(name):

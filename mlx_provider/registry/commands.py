@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 def adopt(cli: typer.Typer, hooks: pluggy.HookRelay) -> None:
     """Add the commands of a plugin's `mlx_register_commands` to `cli`; on any error, none.
 
-    They are defined on a separate app and built once, so that a signature that typer cannot read
-    fails here, not at `--help`. Raises `PluginError` for a name in use, and any error of the
-    plugin.
+    They are built once on a separate app, so that a signature that typer cannot read fails here,
+    not at `--help`. Raises `PluginError` for a name in use, and any error of the plugin.
     """
     scratch = typer.Typer()
     hooks.mlx_register_commands(cli=scratch)
@@ -32,10 +31,8 @@ def adopt(cli: typer.Typer, hooks: pluggy.HookRelay) -> None:
 
 
 def names(app: typer.Typer) -> set[str]:
-    """Names of the commands and groups of `app`, without building them, which takes time.
-
-    Named as in `typer.main.get_group_from_info` (typer 0.29).
-    """
+    """Names of commands and groups, without building them, which takes time. As in
+    `typer.main.get_group_from_info` (typer 0.29)."""
     found = {
         command.name or get_command_name(command.callback.__name__)
         for command in app.registered_commands

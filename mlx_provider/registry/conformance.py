@@ -20,11 +20,10 @@ from .sources import digest
 
 FORMAT = 1
 LONGEST = 4 * 2**20
-"""Most bytes of a record."""
+"""In bytes, for a record."""
 SOFTWARE = ("mlx", "mlx-lm", "mlx-vlm", "llguidance")
-"""Software that a plugin's results depend on, besides this package."""
+"""Packages that a plugin's results depend on, besides this one."""
 NAMED = 5
-"""Failed checks that one line names."""
 Outcome = Literal["passed", "failed", "skipped"]
 
 
@@ -39,11 +38,9 @@ class CheckResult:
     check: str
     outcome: Outcome
     told: str = ""
-    """Why it failed or was skipped."""
 
     @property
     def name(self) -> str:
-        """For people."""
         return f"{self.subject}{self.variant and f' [{self.variant}]'}: {self.check}"
 
 
@@ -55,21 +52,19 @@ class ConformanceRecord:
     distribution: str
     version: str
     software: Mapping[str, str]
-    """Versions of this package and of the packages below it, by name."""
+    """Versions of this package and of its dependencies, by name."""
     device: str
     date: str
     """ISO 8601, UTC."""
     source: str
-    """Digest of the plugin's source files."""
     results: Sequence[CheckResult]
 
     def of(self, outcome: Outcome) -> list[CheckResult]:
-        """Results with this outcome, in order."""
         return [each for each in self.results if each.outcome == outcome]
 
     @property
     def summary(self) -> str:
-        """One line for people, without its validity."""
+        """For people, without its validity."""
         failed, count = self.of("failed"), len(self.results)
         made = f"{self.date[:10]}, mlx {self.software.get('mlx', 'none')} on {self.device}"
         skipped = f", {len(self.of('skipped'))} skipped" if self.of("skipped") else ""
@@ -80,7 +75,7 @@ class ConformanceRecord:
         return f"{len(failed)} of {count} checks FAILED{skipped} ({made}): {names}{more}"
 
     def write(self) -> Path:
-        """Store it in place of the plugin's last record. Raises `OSError`."""
+        """Raises `OSError`."""
         path = record_path(self.distribution, self.plugin)
         text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
         replace_own(path, text.encode())
@@ -88,13 +83,12 @@ class ConformanceRecord:
 
 
 def record_path(distribution: str, plugin: str) -> Path:
-    """The path of a plugin's record."""
     name = f"{quote(distribution, safe='')}+{quote(plugin, safe='')}.json"
     return state_folder() / "conformance" / name
 
 
 def record_of(plugin: Plugin) -> ConformanceRecord | None:
-    """The last record of an installed plugin. `None`: there is no readable record."""
+    """`None`: there is no readable record."""
     try:
         data = read_own(record_path(plugin.distribution, plugin.name), LONGEST)
         return _read(json.loads(data))
@@ -123,7 +117,7 @@ def stale(record: ConformanceRecord, plugin: Plugin) -> str:
 
 
 def for_people(plugin: Plugin) -> str:
-    """One line for people. Empty: the checks have not run."""
+    """One line. Empty: the checks have not run."""
     record = record_of(plugin)
     if record is None:
         return ""
@@ -132,7 +126,7 @@ def for_people(plugin: Plugin) -> str:
 
 
 def for_programs(plugin: Plugin) -> dict[str, Any] | None:
-    """For programs. `None`: the checks have not run."""
+    """`None`: the checks have not run."""
     record = record_of(plugin)
     if record is None:
         return None
@@ -147,12 +141,10 @@ def for_programs(plugin: Plugin) -> dict[str, Any] | None:
 
 
 def software() -> dict[str, str]:
-    """Versions of the installed software, by name."""
     found = {name: installed_version(name) for name in SOFTWARE}
     own = {PROJECT.replace("_", "-"): __version__}
     return own | {name: number for name, number in found.items() if number}
 
 
 def source_digest(plugin: Plugin) -> str:
-    """Digest of the source files of a plugin. It changes with every edit."""
     return " ".join(map(digest, entry_points(group=PROJECT, name=plugin.name)))

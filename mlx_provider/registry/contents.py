@@ -32,17 +32,14 @@ CALLABLES: dict[type, tuple[str, ...]] = {
     Drafter: ("refuses", "start"),
     Client: ("profile",),
 }
-"""Fields that the core calls. They are checked here, not when the first request needs them."""
+"""Fields that the core calls, checked here rather than by the first request that needs them."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The content of one plugin."""
-
     manager: pluggy.PluginManager
     """Holds only this plugin, so that its hooks cannot affect another's."""
     api: int
-    """Version of the plugin API that it was written for."""
     hooks: tuple[str, ...]
     model_families: tuple[ModelFamily, ...]
     tool_parsers: tuple[ToolParser, ...]
@@ -88,7 +85,7 @@ def load(entry_point: EntryPoint) -> Contents:
 
 
 def _api(module: Any) -> int:
-    """The API version of a module. Raises `PluginError` for an unsupported version."""
+    """Raises `PluginError` for an unsupported version."""
     wanted = getattr(module, "mlx_provider_api", hookspecs.API_VERSION)
     if type(wanted) is not int:
         raise PluginError(f"mlx_provider_api is {wanted!r}, not a whole number")

@@ -13,8 +13,7 @@ SELECTION = "MLX_PROVIDER_PLUGINS"
 
 
 def installed() -> list[tuple[Plugin, EntryPoint]]:
-    """Every installed plugin, not loaded yet: built-in ones first, then by distribution and
-    name."""
+    """Installed plugins, not loaded yet: built-in ones first, then by distribution and name."""
     points = list(entry_points(group=PROJECT))
     known = {id(point.dist): _distribution(point.dist) for point in points}
     found = [(Plugin(point.name, *known[id(point.dist)]), point) for point in points]
@@ -35,7 +34,7 @@ def missing(name: str) -> Plugin:
 
 
 def _distribution(dist: Distribution | None) -> tuple[str, str]:
-    """Its name and version. Each access to one of them reads its metadata again."""
+    """Name and version. Each access to one of them reads the metadata again."""
     if dist is None:
         return "", ""
     metadata = dist.metadata

@@ -15,7 +15,7 @@ def canonical(name: str) -> str:
 
 
 def near(name: str, known: Iterable[str]) -> list[str]:
-    """Known names that are similar to `name`, the most similar first."""
+    """The most similar first."""
     spelt: dict[str, str] = {}
     for each in known:
         spelt.setdefault(canonical(each), each)

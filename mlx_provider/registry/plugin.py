@@ -13,16 +13,13 @@ FIRST_PARTY = "mlx-provider"
 
 @dataclass(frozen=True)
 class Plugin:
-    """One entry point: its origin, its records, and why it is off, if it is."""
-
     name: str
     distribution: str
     version: str
     hooks: tuple[str, ...] = ()
     records: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Names of its records by kind (`model family`, `tool parser`, `kernels` ...)."""
+    """By kind (`model family`, `tool parser`, `kernels` ...)."""
     patches: tuple[UpstreamPatch, ...] = ()
-    """The parts of upstream that it replaces."""
     error: str | None = None
     """Why the plugin is not in use."""
     notes: tuple[str, ...] = ()

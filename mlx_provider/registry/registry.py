@@ -38,7 +38,7 @@ D = TypeVar("D", ToolParser, ReasoningParser)
 
 
 class PluginRegistry:
-    """The plugins of this process. `discover` creates a registry; later only notes are added."""
+    """The plugins of this process. After `discover`, only notes are added."""
 
     def __init__(self) -> None:
         self._plugins: dict[str, Plugin] = {}
@@ -53,10 +53,8 @@ class PluginRegistry:
 
     @classmethod
     def discover(cls, environ: Mapping[str, str] = os.environ) -> PluginRegistry:
-        """Load the installed plugins that `MLX_PROVIDER_PLUGINS` allows, built-in ones first.
-
-        A plugin that fails is skipped completely and listed with its error. Never raises.
-        """
+        """Load the installed plugins that `MLX_PROVIDER_PLUGINS` allows, built-in ones first. Never
+        raises: a plugin that fails is listed with its error."""
         registry = cls()
         wanted = selection(environ)
         found = installed()
@@ -106,8 +104,7 @@ class PluginRegistry:
         return self._clients.names()
 
     def sources(self, plugin: Plugin) -> str:
-        """Digest of a third party's source files when they were loaded. Empty for built-in
-        plugins."""
+        """Digest of a third party's source files when they were loaded, else empty."""
         return self._digests.get(plugin.key, "")
 
     def computing(self, family: Plugin) -> str:
@@ -125,8 +122,7 @@ class PluginRegistry:
         return self._drafters.named(name, "drafter")
 
     def automatic_drafters(self) -> list[Drafter]:
-        """Drafters to try if the operator names none, best first, and third parties' before
-        built-in ones."""
+        """For when the operator names none. Best first, third parties' before built-in ones."""
         found = [drafter for drafter, _ in self._drafters.preferred() if drafter.automatic]
         return sorted(found, key=lambda drafter: -drafter.automatic)
 
@@ -141,9 +137,8 @@ class PluginRegistry:
     def family_for(self, config: Mapping[str, Any]) -> tuple[ModelFamily, Plugin]:
         """The family with the highest priority for a `config.json`, and its plugin.
 
-        At equal priority, a third party has precedence; two such third parties are noted. A
-        `matches` that raises or returns no number is no match, and is noted on its plugin. Raises
-        `UnsupportedModel`.
+        At equal priority, a third party has precedence; two such third parties are noted on their
+        plugins, as is a `matches` that raises or returns no number. Raises `UnsupportedModel`.
         """
         claims = self._claims(config)
         if not claims:
@@ -153,38 +148,27 @@ class PluginRegistry:
         return family, self._plugins[owner.key]
 
     def rivals(self, config: Mapping[str, Any]) -> str:
-        """Third parties with equal claims to a `config.json`, in one line. Empty: there are
-        none."""
+        """Third parties with equal claims to a `config.json`, in one line. Empty: none."""
         return _rivals(self._claims(config), f"model_type {config.get('model_type')!r}")
 
     def detect_tool_parser(self, template: str) -> ToolParser | None:
-        """The highest-ranking tool parser that recognises a chat template.
-
-        At equal rank, a third party's has precedence.
-        """
+        """The highest-ranking tool parser that recognises a chat template; at equal rank, a third
+        party's."""
         return self._detect(self._tool_parsers, template)
 
     def fallback_tool_parser(self, part: Literal["read", "write"]) -> ToolParser | None:
-        """The highest-ranking tool parser with that part, for templates without a known format.
-
-        At equal rank, a third party's has precedence.
-        """
+        """For templates without a known format; at equal rank, a third party's."""
         found = (each for each, _ in self._tool_parsers.preferred() if each.fallback == part)
         return max(found, key=lambda each: each.rank, default=None)
 
     def detect_reasoning_parser(self, template: str) -> ReasoningParser | None:
-        """The highest-ranking reasoning parser that recognises a chat template.
-
-        At equal rank, a third party's has precedence.
-        """
+        """The highest-ranking reasoning parser that recognises a chat template; at equal rank, a
+        third party's."""
         return self._detect(self._reasoning_parsers, template)
 
     def kernels_for(self, device: str, precision: str) -> tuple[str, list[Replacement]] | None:
-        """Name and replacements of the highest-ranking kernels for a device and a precision.
-
-        At equal rank, a third party's have precedence. If kernels fail, this is noted on their
-        plugin, and the next ones are tried.
-        """
+        """Name and replacements of the highest-ranking kernels; at equal rank, a third party's. If
+        kernels fail, this is noted on their plugin, and the next ones are tried."""
         preferred = sorted(self._kernels.preferred(), key=lambda owned: -owned[0].rank)
         fitting = [each for each in preferred if self._fits(*each, device, precision)]
         for kernels, owner in fitting:
@@ -198,7 +182,7 @@ class PluginRegistry:
         return None
 
     def register_commands(self, cli: typer.Typer) -> None:
-        """Let every plugin add commands. One that raises or uses an existing name adds none."""
+        """A plugin that raises or uses an existing name adds none."""
         from .commands import adopt
 
         for key, manager in self._managers.items():
@@ -263,7 +247,7 @@ class PluginRegistry:
         return fits
 
     def _note_shared_names(self) -> None:
-        """Note plugins of two distributions with the same name, which are selected together."""
+        """Plugins of two distributions with the same name are selected together."""
         found = list(self._plugins.values())
         for plugin in found:
             for other in found:
@@ -281,7 +265,7 @@ class PluginRegistry:
                     self._note(owner.key, told)
 
     def _claims(self, config: Mapping[str, Any]) -> list[tuple[ModelFamily, Plugin]]:
-        """The families of the highest priority for a config, in the order of precedence."""
+        """The families of the highest priority, in the order of precedence."""
         found = [
             (self._priority(family, owner, config), family, owner)
             for family, owner in self._families.preferred()

@@ -12,9 +12,9 @@ from itertools import islice
 from pathlib import Path
 
 SUFFIXES = (".py", ".jinja", ".jinja2", ".lark", ".metal", ".so", ".dylib")
-"""Suffixes of source files. A plugin may write other files beside them while it runs."""
+"""A plugin may write other files beside these while it runs."""
 MAX_FILES = 2000
-"""Most files of one plugin that are examined."""
+"""Of one plugin."""
 
 
 def times(point: EntryPoint) -> dict[str, tuple[int, int]]:
@@ -30,7 +30,7 @@ def times(point: EntryPoint) -> dict[str, tuple[int, int]]:
 
 
 def digest(point: EntryPoint) -> str:
-    """Digest of the content of all source files of a plugin, independent of their location."""
+    """Of the content of all source files, independent of their location."""
     parts = sorted((Path(path).name, _content(path)) for path in _files(point))
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 

@@ -1,14 +1,13 @@
 """Attention over rows with separate caches, for models that expect one batch cache.
 
-mlx-lm and mlx-vlm models call a module-level `scaled_dot_product_attention(queries, keys,
-values, cache, scale, mask, ...)` (mlx_lm/models/base.py 0.32.2, mlx_vlm/models/base.py 0.7.10).
-`route` replaces this function in the modules of one model by a wrapper. If `keys` is a `Parts`
-(several caches, each for consecutive rows of the call), the wrapper computes the attention of each
-part separately and joins the results. A part can also be several tokens of one row; the model
-treats each of these tokens as a row.
+Models call a module-level `scaled_dot_product_attention(queries, keys, values, cache, scale, mask,
+...)` (mlx_lm/models/base.py 0.32.2, mlx_vlm/models/base.py 0.7.10). `route` wraps it in the modules
+of one model. If `keys` is a `Parts` (several caches, each for consecutive rows of the call, or for
+several tokens of one row), the wrapper computes the attention of each part separately and joins the
+results.
 
-On a GPU, many queries over a quantised cache use dequantised copies of its keys and values, because
-upstream's quantised attention stores every score (queries times keys times heads).
+On a GPU, many queries over a quantised cache use dequantised copies, because upstream's quantised
+attention stores every score (queries times keys times heads).
 """
 
 from __future__ import annotations
@@ -29,29 +28,25 @@ __all__ = ["Parts", "Run", "Watched", "route", "routed"]
 
 NAME = "scaled_dot_product_attention"
 PARAMETERS = ("scale", "mask", "sinks")
-"""Parameters of the original function after the cache."""
+"""Of the original function, after the cache."""
 FEW = 8
 """Maximum number of queries of one row that use quantised keys without a dequantised copy."""
 TOGETHER = 512
 """Maximum length of a cache whose dequantised copies may exist for several layers at once. Metal
-frees a copy only when its command buffer ends (mlx 0.32.4, backend/metal/eval.cpp), and ten command
-buffers can be in flight."""
+frees a copy only when its command buffer ends (mlx 0.32.4, backend/metal/eval.cpp), and ten can
+be in flight."""
 FUSED_WIDTHS = (64, 80, 128)
 """Head sizes with a fused kernel for more queries (mlx 0.32.4, Metal and CUDA,
 `scaled_dot_product_attention.cpp`)."""
 
 
 def route(model: Any) -> bool:
-    """Make the attention functions in the modules of `model` accept `Parts`. Idempotent.
-
-    Returns whether any module has such a function.
-    """
+    """Make the attention functions in the modules of `model` accept `Parts`. Idempotent. Returns
+    whether any module has such a function."""
     return patch(namespaces(model), NAME, routed)
 
 
 def routed(original: Function) -> Function:
-    """`original` with support for `Parts`."""
-
     @functools.wraps(original)
     def attend(
         queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, **kwargs: Any
@@ -86,18 +81,16 @@ def routed(original: Function) -> Function:
 
 
 class Quantised(NamedTuple):
-    """The properties that attention reads from a quantised cache.
-
-    A layer that uses the keys of another layer has no cache. Without this object, upstream treats
-    such keys as unquantised (mlx_lm/models/base.py 0.32.2).
-    """
+    """The properties that attention reads from a quantised cache. A layer that uses the keys of
+    another layer has no cache; upstream would treat such keys as unquantised
+    (mlx_lm/models/base.py 0.32.2)."""
 
     group_size: int
     bits: int
 
     @classmethod
     def of(cls, keys: tuple[mx.array, mx.array, mx.array], width: int) -> Quantised:
-        """The properties of packed keys; a key has `width` values."""
+        """`width`: values of a key."""
         packed, scales, _ = keys
         return cls(width // scales.shape[-1], 32 * packed.shape[-1] // width)
 
@@ -120,8 +113,8 @@ Watch = Callable[[mx.array, mx.array, Any, float], None]
 class Watched:
     """A context in which each call of a model's attention first calls `watch`.
 
-    Models of one architecture share the patched modules: no other model may run during that time.
-    The engine thread guarantees this.
+    Models of one architecture share the patched modules, so no other may run meanwhile: engine
+    thread only.
     """
 
     def __init__(self, model: Any, watch: Watch) -> None:

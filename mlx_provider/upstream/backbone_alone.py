@@ -1,7 +1,7 @@
-"""Checkpoints of a backbone without an output matrix, as published for embedding models. Their
-weight names lack the prefix that the complete model uses.
+"""Checkpoints of a backbone without an output matrix, as published for embedding models.
 
-mlx-lm 0.32.2 (mlx_lm/utils.py, `load_model`) does not change names and refuses such a checkpoint.
+Their weight names lack the complete model's prefix; mlx-lm 0.32.2 (mlx_lm/utils.py, `load_model`)
+refuses them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ BACKBONE, HEAD = "model", "lm_head"
 
 
 def whole_names(model: nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
-    """The weights of a backbone under the names of the complete model.
-
-    The model then uses its embedding as output matrix. Weights of a complete model do not change.
-    """
+    """The weights under the names of the complete model, which then uses its embedding as output
+    matrix. Weights of a complete model do not change."""
     backbone, given = model.get(BACKBONE), set(map(_first, weights))
     if not isinstance(backbone, nn.Module) or BACKBONE in given:
         return weights

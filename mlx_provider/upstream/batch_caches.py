@@ -1,8 +1,8 @@
 """Merges row caches into batch caches of mlx-lm, and extracts rows again.
 
-Upstream's own methods (mlx_lm/models/cache.py 0.32.2) copy too much and wait for the device:
-`BatchKVCache.merge` reserves no capacity, so that the first token copies everything again;
-`extract` copies a complete row; `filter` reads the paddings from the device in every layer.
+Upstream's methods (mlx_lm/models/cache.py 0.32.2) copy too much and wait for the device:
+`BatchKVCache.merge` reserves no capacity, `extract` copies a complete row, and `filter` reads the
+paddings from the device in every layer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PLAIN = (KVCache, SparseKVCache, SharedKV)
 
 
 def mergeable(cache: Sequence[Any]) -> bool:
-    """Whether every layer of a row cache has an upstream batch form."""
+    """Whether every layer has an upstream batch form."""
     return all(
         mergeable(layer.caches) if hasattr(layer, "caches") else hasattr(type(layer), "merge")
         for layer in cache
@@ -37,21 +37,15 @@ def mergeable(cache: Sequence[Any]) -> bool:
 
 
 def merged(rows: Sequence[RowCache]) -> RowCache:
-    """The rows as one batch: one batch cache per layer, not evaluated.
-
-    Layers whose rows have the same offsets share one array of offsets, so that it is computed and
-    compared only once.
-    """
+    """One batch cache per layer, not evaluated. Layers whose rows have the same offsets share one
+    array of offsets, which is then computed and compared once."""
     offsets: Offsets = {}
     return [_merged(layers, offsets) for layers in zip(*rows, strict=True)]
 
 
 def rows_of(batch: Sequence[Any], indices: Iterable[int]) -> list[RowCache]:
-    """Rows of a merged cache as separate caches, not evaluated.
-
-    Keys and values are views, except those of wrapped windows: reading some tokens copies only
-    these, and a write to a row does not change the batch.
-    """
+    """Rows of a merged cache, not evaluated. Keys and values are views, except those of wrapped
+    windows; a write to a row does not change the batch."""
     rings = [layer for layer in batch if isinstance(layer, BatchRotatingKVCache)]
     mx.eval(
         [[ring.left_padding, ring.offset] for ring in rings]
@@ -69,7 +63,7 @@ def counting_alike(batch: Iterable[Any]) -> list[list[Any]]:
 
 
 def columns(cache: Any) -> int:
-    """Tokens of the longest row of a cache, including padding and tokens that left a window."""
+    """Tokens of the longest row, including padding and tokens that left a window."""
     if isinstance(cache.offset, mx.array):
         return int(getattr(cache, "_offset", cache._idx))
     return held(cache)
@@ -90,10 +84,10 @@ def _merged(rows: Sequence[Any], offsets: Offsets) -> Any:
 
 
 def _merged_kv(rows: Sequence[KVCache]) -> BatchKVCache:
-    """A batch of rows that hold at least one token each, with capacity for the next tokens.
+    """Rows with at least one token each, and capacity for the next. The caller sets the offsets.
 
-    The caller sets the offsets. `skipped` of a row is the number of its tokens that are not held.
-    Either all rows have the same shared prefix, or none has one.
+    `skipped` of a row is the number of its tokens that are not held. Either all rows have the same
+    shared prefix, or none has one.
     """
     longest, prefix = max(map(held, rows)), prefix_of(rows[0])
     paddings = [longest - held(row) for row in rows]

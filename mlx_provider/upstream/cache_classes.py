@@ -40,15 +40,12 @@ __all__ = [
 
 
 class StateCache(ArraysCache):
-    """mlx-lm's recurrent cache, plus the two methods that mlx-vlm's hybrid layers call.
-
-    Upstream: `ArraysCache.update_window` and `update_recurrent`, mlx_vlm/models/cache.py 0.7.10,
-    without the code that records states for speculation.
-    """
+    """mlx-lm's recurrent cache, plus the two methods that mlx-vlm's hybrid layers call:
+    `ArraysCache.update_window` and `update_recurrent` (mlx_vlm/models/cache.py 0.7.10), without
+    recording states for speculation."""
 
     def update_window(self, index: int, source: mx.array, width: int, *, lengths: Any) -> mx.array:
-        """Store the last `width` columns of `source`; if `lengths` is set, those before the length
-        of each row."""
+        """Store the last `width` columns of `source`, or those before the length of each row."""
         span = source.shape[1] - width
         if lengths is None:
             state = mx.contiguous(source[:, span:])
@@ -69,11 +66,8 @@ class StateCache(ArraysCache):
 
 
 class StateHistory(StateCache):
-    """A copy of a row's recurrent cache that records the states after each token of one call.
-
-    Upstream: `record_speculative_window` and `record_speculative_states`, mlx_vlm/models/cache.py
-    0.7.10.
-    """
+    """A row's recurrent cache that records the states after each token of one call. Upstream:
+    `record_speculative_window` and `record_speculative_states`, mlx_vlm/models/cache.py 0.7.10."""
 
     def __init__(self, cache: ArraysCache) -> None:
         super().__init__(len(cache.cache))
@@ -94,7 +88,6 @@ class StateHistory(StateCache):
         return output, state
 
     def after(self, tokens: int) -> list[Any]:
-        """The states after the first `tokens` tokens."""
         found = list(self.cache)
         for index, (source, width) in self._windows.items():
             found[index] = mx.contiguous(source[:, tokens : tokens + width])
@@ -115,11 +108,9 @@ class StateHistory(StateCache):
 
 
 def appended(cache: Any, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-    """Append to a layer's cache. Returns all keys and values that it holds, in order of position.
-
-    For one token, `update_and_fetch` of a rotating cache returns them in buffer order (cache.py
-    0.32.2, `RotatingKVCache._update_in_place`).
-    """
+    """Append to a layer's cache. Returns all its keys and values in order of position; for one
+    token, a rotating cache itself returns buffer order (cache.py 0.32.2,
+    `RotatingKVCache._update_in_place`)."""
     if isinstance(cache, RotatingKVCache):
         ring: tuple[Any, Any] = cache._update_concat(keys, values)
         return ring
@@ -130,11 +121,10 @@ def appended(cache: Any, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
 def append_behind(
     cache: KVCache | RotatingKVCache, keys: mx.array, values: mx.array, stale: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """Append (1, heads, T, D) to a layer's cache whose last `stale` tokens are rejected.
+    """Append (1, heads, T, D) over the last `stale` tokens of a layer's cache, which are rejected.
 
-    stale: (1,) int32, at most `MOST_DRAFTS`, not read by the host. The new tokens overwrite the
-    stale ones. The last `stale` columns then contain no token, and `visible_behind` masks them. A
-    window keeps `MOST_DRAFTS` more old tokens.
+    stale: (1,) int32, at most `MOST_DRAFTS`, not read by the host. The last `stale` columns then
+    contain no token, and `visible_behind` masks them. A window keeps `MOST_DRAFTS` more old tokens.
     """
     before = _columns_before(cache)
     columns = before + keys.shape[2]
@@ -156,7 +146,7 @@ def visible_behind(
     cache: KVCache | RotatingKVCache, places: mx.array, window: int | None = None
 ) -> mx.array:
     """The mask (T, columns) for tokens at the positions `places`, (T,) int32, that `append_behind`
-    will append to a cache. `window`: the window of the layer, if its cache has none."""
+    will append. `window`: the window of the layer, if its cache has none."""
     before = _columns_before(cache)
     if isinstance(cache, RotatingKVCache):
         window = window or cache.max_size
@@ -164,7 +154,7 @@ def visible_behind(
 
 
 def _columns_before(cache: KVCache | RotatingKVCache) -> int:
-    """Number of tokens of a layer's cache that stay in it when `append_behind` appends tokens."""
+    """Tokens of a layer's cache that stay in it when `append_behind` appends tokens."""
     if not isinstance(cache, RotatingKVCache):
         return int(cache.offset)
     columns: int = min(cache.offset, cache.keys.shape[2], cache.max_size - 1 + MOST_DRAFTS)
@@ -179,12 +169,11 @@ def visible(places: mx.array, columns: int, window: int | None = None) -> mx.arr
 
 
 def take_back(cache: Any, tokens: int) -> None:
-    """Remove the last tokens of a row's attention cache, which were appended by a call with several
-    tokens.
+    """Remove the last tokens of a row's attention cache, appended by a call with several tokens.
 
     After such a call, a window holds more tokens than it needs, in order of position
-    (mlx_lm/models/cache.py 0.32.2, `RotatingKVCache._update_concat`), so that no token is missing.
-    Its own `trim` would refuse.
+    (mlx_lm/models/cache.py 0.32.2, `RotatingKVCache._update_concat`), so none is missing. Its own
+    `trim` would refuse.
     """
     if not tokens:
         return

@@ -9,10 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def file_limit_kept() -> Iterator[None]:
-    """A context in which imports cannot change the limit of open files.
-
-    To restore the limit afterwards would need a privilege, because the hard limit is lowered too.
-    """
+    """It could not be restored afterwards without a privilege, because the hard limit is lowered
+    too."""
     original = resource.setrlimit
 
     def others_only(kind: int, limits: tuple[int, int]) -> None:

@@ -1,13 +1,9 @@
-"""Settings of the C heap that MLX's CPU build allocates from.
+"""Settings of the C heap, from which MLX 0.32.4 allocates every array of its CPU device.
 
-MLX 0.32.4 allocates every array of its CPU device with `malloc`; only its GPU devices cache freed
-buffers. glibc returns the top of its heap to the kernel when a few MB of it are free. Each new
-cache, chunk or batch then causes page faults again: a third of the time of a short prompt behind a
-long stored prefix.
-
-glibc also merges all its small free blocks ("fast bins") when a block above 64 KiB is freed
-(`FASTBIN_CONSOLIDATION_THRESHOLD`, malloc.c of glibc 2.36). A decode step frees thousands of small
-blocks between its arrays.
+glibc returns the top of its heap to the kernel when a few MB are free. Each new cache, chunk or
+batch then causes page faults again: a third of the time of a short prompt after a long stored
+prefix. It also merges all small free blocks ("fast bins") when a block above 64 KiB is freed
+(`FASTBIN_CONSOLIDATION_THRESHOLD`, malloc.c of glibc 2.36); a decode step frees thousands.
 """
 
 from __future__ import annotations
@@ -26,9 +22,9 @@ M_MXFAST, M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = 1, -1, -3, -8
 def keep_freed() -> bool:
     """Keep freed memory for the next arrays, merge small free blocks at once, and use one heap.
 
-    Returns whether the C library has these settings; it has none on macOS. Call it only in an
-    engine process. One heap for all threads: `malloc_trim` (glibc 2.35) returns the top of the main
-    heap only, so that each thread that has decoded an image would keep up to 64 MB.
+    Returns whether the C library has these settings; none on macOS. Only for an engine process.
+    `malloc_trim` (glibc 2.35) returns the top of the main heap only, so with more heaps each thread
+    that has decoded an image would keep up to 64 MB.
     """
     if not _is_glibc():
         return False
@@ -39,10 +35,8 @@ def keep_freed() -> bool:
 
 
 def give_back() -> None:
-    """Return all free memory to the system. Call it after rare and large allocations.
-
-    It has no effect on macOS, which returns large blocks when they are freed.
-    """
+    """Return all free memory to the system, after rare and large allocations. No effect on macOS,
+    which returns large blocks when they are freed."""
     if _is_glibc():
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -9,10 +9,8 @@ from ..errors import NotInstalled
 
 
 def require_mlx() -> None:
-    """Import `mlx.core`. Raises `NotInstalled` with the package to install.
-
-    On Linux, the package `mlx` has no library: it comes with `mlx-cpu` or `mlx-cuda-13`.
-    """
+    """Raises `NotInstalled` with the package to install. On Linux, the package `mlx` has no
+    library: it comes with `mlx-cpu` or `mlx-cuda-13`."""
     try:
         importlib.import_module("mlx.core")
     except ImportError as error:

@@ -1,11 +1,10 @@
 """A faster start of an engine process: imports modules of packages without their `__init__`.
 
-mlx-lm 0.32.2 and mlx-vlm 0.7.10 import conversion, training and generation (`mlx_lm/__init__.py`,
-`mlx_vlm/__init__.py`). The loader of mlx-vlm imports adapters, whose package imports all of
-training (`mlx_vlm/trainer/__init__.py`), and requests, to fetch images (`mlx_vlm/utils.py`).
-transformers 5.23 reads the source of all its models to list their names, and does so again for its
-subpackage (`transformers/models/__init__.py`). httpx 0.28 imports its command line if rich and
-click are installed (`httpx/__init__.py`).
+mlx-lm 0.32.2 and mlx-vlm 0.7.10 import conversion, training and generation; the loader of mlx-vlm
+(`mlx_vlm/utils.py`) also adapters, with all of training, and requests. transformers 5.23 reads the
+source of all its models to list their names, and again for its subpackage
+(`transformers/models/__init__.py`). httpx 0.28 imports its command line if rich and click are
+installed.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ COMMAND_LINE = "httpx._main"
 
 
 def lean_packages() -> None:
-    """Import `PACKAGES` without their `__init__` in this process. Those already imported stay."""
+    """Those already imported stay."""
     if not any(isinstance(finder, LeanFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, LeanFinder())
     if "httpx" not in sys.modules:
@@ -31,8 +30,6 @@ def lean_packages() -> None:
 
 
 class LeanFinder(MetaPathFinder):
-    """Finds each of `PACKAGES` as a `LeanPackage`."""
-
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -43,8 +40,6 @@ class LeanFinder(MetaPathFinder):
 
 
 class LeanLoader(Loader):
-    """Makes a `LeanPackage`, which runs its `__init__` itself."""
-
     def __init__(self, whole: Loader) -> None:
         self._whole = whole
 
@@ -58,8 +53,7 @@ class LeanLoader(Loader):
 
 
 class LeanPackage(ModuleType):
-    """A package whose modules can be imported. Its `__init__` runs at the first access to another
-    attribute."""
+    """A package whose `__init__` runs at the first access to an attribute that is not a module."""
 
     def __init__(self, name: str, run: Callable[[ModuleType], object]) -> None:
         super().__init__(name)
@@ -67,7 +61,7 @@ class LeanPackage(ModuleType):
         self.__lock, self.__begun = threading.RLock(), False
 
     def __getattr__(self, name: str) -> Any:
-        """Called for a missing attribute. Raises `AttributeError` if `__init__` does not set it."""
+        """Raises `AttributeError` if `__init__` does not set it."""
         if not (name.startswith("__") and name.endswith("__")) or name == "__version__":
             with self.__lock:  # a second thread waits until `__init__` is complete
                 if not self.__begun:

@@ -20,7 +20,7 @@ Classes = Callable[[dict[str, Any]], tuple[type[Any], type[Any]]]
 class Loaded:
     model: Any
     tokenizer: Any
-    """The transformers tokenizer."""
+    """Of transformers."""
     renderer: Any
     """mlx-lm's wrapper, if its chat template is a Python function of mlx-lm; else `None`."""
     stop_tokens: frozenset[int]
@@ -37,7 +37,6 @@ def _utils() -> Any:
 
 
 def supports(config: Mapping[str, Any]) -> bool:
-    """Whether mlx-lm has a model class for this `config.json`."""
     _utils()
     if not isinstance(config.get("model_type"), str):
         return False
@@ -49,7 +48,7 @@ def supports(config: Mapping[str, Any]) -> bool:
 
 
 def classes(config: Mapping[str, Any]) -> tuple[type[Any], type[Any]]:
-    """The model class for a config and the class of its arguments. `ValueError`: there is none."""
+    """Of the model and of its arguments. Raises `ValueError` if there are none."""
     found: tuple[type[Any], type[Any]] = _utils()._get_classes(dict(config))
     return found
 
@@ -63,10 +62,8 @@ def load(
 ) -> Loaded:
     """Load the text model and the tokenizer of a folder, without weights of other parts.
 
-    `classes`: the classes to use; `None`: those of mlx-lm.
-
-    Raises `UnsupportedModel` for an unknown architecture or for weights that do not belong to it,
-    `BadRequest` for a broken folder.
+    `classes`: `None`: those of mlx-lm. Raises `UnsupportedModel` for an unknown architecture or
+    weights that do not belong to it, `BadRequest` for a broken folder.
     """
     upstream = _utils()
     from .other_parts import selective
@@ -97,7 +94,7 @@ def load(
 
 
 def _adapted(upstream: Any, model: Any, adapter: Path) -> Any:
-    """The model with an adapter. Raises `BadRequest` if the adapter cannot be loaded."""
+    """Raises `BadRequest` if the adapter cannot be loaded."""
     with Isolation() as trying:
         return upstream.load_adapters(model, str(adapter))
     reason = trying.fault.summary if trying.fault is not None else ""
@@ -105,10 +102,8 @@ def _adapted(upstream: Any, model: Any, adapter: Path) -> Any:
 
 
 def quantised(cache: Sequence[Any], bits: int, group_size: int) -> list[Any]:
-    """An empty cache with its plain KV layers quantised to `bits` bits; other layers do not change.
-
-    Upstream has no quantised form of windows and recurrent states (cache.py 0.32.2).
-    """
+    """An empty cache with its plain KV layers quantised. Upstream has no quantised form of windows
+    and recurrent states (cache.py 0.32.2)."""
     from mlx_lm.models.cache import QuantizedKVCache
 
     plain = set(map(id, quantisable(cache)))
@@ -118,7 +113,6 @@ def quantised(cache: Sequence[Any], bits: int, group_size: int) -> list[Any]:
 
 
 def quantisable(cache: Sequence[Any]) -> list[Any]:
-    """The layers of a row cache that have a quantised form."""
     from mlx_lm.models.cache import KVCache
 
     return [layer for layer in cache if type(layer) is KVCache]

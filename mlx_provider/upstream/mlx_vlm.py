@@ -17,18 +17,16 @@ from ..errors import UnsupportedModel
 from .file_limit import file_limit_kept
 
 REQUEST_STATE = ("_rope_deltas", "_position_ids")
-"""Attributes in which mlx-vlm's M-RoPE models store the positions of the last request."""
 
 
 def library() -> Any:
-    """`mlx_vlm.utils`. Its import keeps the file limit, because models of mlx-vlm import mlx-lm."""
+    """Its import keeps the file limit, because models of mlx-vlm import mlx-lm."""
     with file_limit_kept():
         importlib.import_module("mlx_lm.utils")
         return importlib.import_module("mlx_vlm.utils")
 
 
 def has_mrope(model: Any) -> bool:
-    """Whether the model uses M-RoPE: positions in time, height and width."""
     return hasattr(model.language_model, "_rope_deltas")
 
 
@@ -62,10 +60,8 @@ def language_logits(model: Any, ids: mx.array, cache: list[Any], more: dict[str,
 
 
 def accepted(language: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that the callee accepts, plus `None` for each required one that is missing.
-
-    Some models declare `pixel_values` or `mask` without a default.
-    """
+    """The arguments that the callee accepts, plus `None` for each required one that is missing:
+    some models declare `pixel_values` or `mask` without a default."""
     parameters = list(inspect.signature(type(language).__call__).parameters.values())[2:]
     wild = any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = {p.name for p in parameters}

@@ -1,7 +1,7 @@
 """Weights of a checkpoint that do not belong to the text model.
 
-mlx-lm 0.32.2 drops them if the model's `sanitize` knows their names. Otherwise it refuses the
-checkpoint (mlx_lm/utils.py, `load_model`: `load_weights(strict=True)`).
+mlx-lm 0.32.2 refuses a checkpoint with weights that the model's `sanitize` does not know
+(mlx_lm/utils.py, `load_model`: `load_weights(strict=True)`).
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ OTHER_PART = re.compile(
     r"vision|visual|image|video|audio|speech|multi_?modal|^mm_|projector|connector|resampler"
     r"|perceiver|aligner|^mtp|nextn|eagle|medusa|^rotary_emb$"
 )
-"""Names of modules outside the text model: towers, their projectors, drafting heads, and rotary
-frequencies, which old checkpoints store."""
+"""Modules outside the text model: towers, their projectors, drafting heads, and rotary frequencies,
+which old checkpoints store."""
 SHOWN = 4
-"""Maximum number of names in a message."""
 
 
 class Selective(nn.Module):
     """A mixin for an mlx-lm model class that loads only the weights of the text model."""
 
     def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """The model's own `sanitize`, with complete weight names (see `backbone_alone`)."""
+        """With complete weight names (see `backbone_alone`)."""
         weights = whole_names(self, weights)
         own = getattr(super(), "sanitize", None)
         return weights if own is None else own(weights)
@@ -46,7 +45,7 @@ class Selective(nn.Module):
 
 
 def selective(model_class: type[Any]) -> type[Any]:
-    """A subclass with `Selective`, in the same module, because upstream looks up names there."""
+    """In the same module, because upstream looks up names there."""
     place = {"__module__": model_class.__module__}
     return type(model_class.__name__, (Selective, model_class), place)
 
@@ -74,8 +73,7 @@ def _own(model: nn.Module, given: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _elsewhere(model: nn.Module, name: str) -> bool:
-    """Whether a weight belongs to another part: judged by the first module on its path that the
-    model lacks."""
+    """Judged by the first module on the weight's path that the model lacks."""
     at: Any = model
     for step in name.split("."):
         inside = _inside(at, step)
@@ -94,7 +92,7 @@ def _inside(at: Any, step: str) -> Any:
 
 
 def _parts(names: Iterable[str]) -> list[str]:
-    """The modules of other parts: weight paths, cut behind the name of the part."""
+    """Weight paths, cut after the name of the part."""
     found = set()
     for name in names:
         steps = name.split(".")

@@ -16,10 +16,11 @@ def patch(
     make: Callable[[Function], Function | None],
     key: Hashable = None,
 ) -> bool:
-    """Replace each function `name` of the modules by `make(original)`.
+    """Replace each function `name` of the modules by `make(original)`; if that is `None`, the
+    original stays.
 
-    If `make` returns `None`, the original stays. A function can have several patches, but only one
-    with the same `key` (default: `make` itself). Returns whether a function has a patch with `key`.
+    A function has at most one patch with each `key` (default: `make` itself). Returns whether a
+    function has a patch with `key`.
     """
     key = make if key is None else key
     patched = False

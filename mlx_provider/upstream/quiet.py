@@ -6,10 +6,10 @@ import os
 
 
 def quiet_transformers() -> None:
-    """Let transformers log only errors, unless the user has set its level. Call it before the
-    import of transformers.
+    """Let transformers log only errors, unless the user has set its level. Call it before its
+    import.
 
-    transformers warns about missing PyTorch and about unknown keys of a `config.json`
-    (transformers 5.23, `utils/logging.py`).
+    It warns about missing PyTorch and unknown keys of a `config.json` (transformers 5.23,
+    `utils/logging.py`).
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -1,9 +1,8 @@
 """Recurrent layers in a call with decoding rows and several tokens of one row.
 
-In such a call, the model treats the tokens of one row as rows. The recurrent modules of mlx-lm and
-mlx-vlm take hidden states and an `ArraysCache`, and cannot detect this. `route` makes the module
-classes of one model accept `StateParts`: a recurrent module then runs once for the decoding rows
-and once for each other part. All other modules, with most of the weights, run once.
+The model treats the tokens of one row as rows, which the recurrent modules of mlx-lm and mlx-vlm
+cannot detect. `route` makes their classes accept `StateParts`: such a module then runs once for the
+decoding rows and once for each other part. All other modules, with most of the weights, run once.
 """
 
 from __future__ import annotations
@@ -25,13 +24,11 @@ from .state_steps import StateSteps
 
 ROUTES_ATTRIBUTE = "routes_state_parts"
 MASK = "mask"
-"""The name of the argument of upstream's modules for the mask of a row's tokens, (B, length)."""
+"""Upstream's name of the argument for the mask of a row's tokens, (B, length)."""
 
 
 @dataclass(frozen=True)
 class StateRun:
-    """Rows of a call and their states."""
-
     cache: Any
     rows: slice
     turned: bool = False
@@ -56,13 +53,12 @@ class Prefixes:
         self._history: StateHistory | StateSteps | None = None
 
     def history(self) -> StateHistory:
-        """A cache that records the states after each token."""
         self._history = StateHistory(self.cache)
         return self._history
 
     def steps(self, run: Callable[[StateSteps], mx.array], layer: object) -> mx.array | None:
-        """The result of `run` with a cache that records the states after each token. `None`: this
-        is not possible for the layer."""
+        """The result of `run` with a cache that records the states after each token. `None`: not
+        possible for the layer."""
         steps = StateSteps(self.cache, self.tokens, layer)
         with Isolation(), steps:
             found = run(steps)
@@ -119,7 +115,7 @@ class StateParts:
         """There is no padding."""
 
     def __getitem__(self, index: int) -> mx.array:
-        """A state, only for reading: one entry per row of the call, also for tokens of one row."""
+        """Only for reading: one entry per row of the call, also for tokens of one row."""
         return mx.concatenate([self._rows(run, index) for run in self.runs])
 
     def _rows(self, run: StateRun, index: int) -> mx.array:
@@ -142,13 +138,12 @@ def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> None:
 
 
 def routed(original: Callable[..., Any], *, through: bool) -> Callable[..., Any]:
-    """A module's call with support for `StateParts`. `through`: the module writes its states with
-    methods of `StateCache`."""
+    """`through`: the module writes its states with methods of `StateCache`."""
     signature = inspect.signature(original)
     stepped = not through
 
     def over_tokens(prefixes: Prefixes, bound: inspect.BoundArguments, cache: str) -> Any:
-        """The result of one call over the tokens. `None`: it cannot record all states."""
+        """`None`: the call cannot record all states."""
         nonlocal stepped
 
         def run(states: ArraysCache) -> mx.array:

@@ -1,7 +1,7 @@
 """Attention of rows to a shared prefix, as one matrix product for all their queries.
 
-The attention of each row to its own tail is computed separately. The softmax over all keys is the
-mean of both results, weighted by the sums of their exponentials; only the rounding differs.
+Each row's attention to its own tail is computed separately. The whole is the mean of both, weighted
+by the sums of their exponentials; only the rounding differs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ..records import Parts, parts_of
 from .shared_kv import Shared, length_of
 
 FEW = 16
-"""Maximum number of queries of a row for which prefix and tail are computed separately. With more
-queries, the scores need more memory than a copy of one layer's prefix, and the device has kernels
-that do not store scores."""
+"""Maximum number of queries of a row for which prefix and tail are computed separately: more scores
+need more memory than a copy of one layer's prefix, and the device has kernels that do not store
+scores."""
 
 
 class Call(NamedTuple):
@@ -45,7 +45,7 @@ class Call(NamedTuple):
 
 
 def calls_of(queries: mx.array, keys: Any, values: Any, mask: Any, cache: Any) -> list[Call]:
-    """One `Call` for each cache of a call of attention."""
+    """One for each cache of a call of attention."""
     if not isinstance(keys, Parts):
         return [Call(queries, keys, values, mask, cache)]
     return [
@@ -55,8 +55,7 @@ def calls_of(queries: mx.array, keys: Any, values: Any, mask: Any, cache: Any) -
 
 
 def attend_apart(calls: Sequence[Call], scale: float) -> list[mx.array]:
-    """The attention of each call, all of which are `apart`. Calls with the same prefix share one
-    product."""
+    """All calls are `apart`. Those with the same prefix share one product."""
     found: dict[int, mx.array] = {}
     for prefix in {id(call.keys.prefix): call.keys.prefix for call in calls}.values():
         own = [i for i, call in enumerate(calls) if call.keys.prefix is prefix]
@@ -74,7 +73,7 @@ class Partial(NamedTuple):
 
 
 def _attend(calls: Sequence[Call], scale: float) -> list[mx.array]:
-    """The attention of calls with the same prefix."""
+    """Of calls with the same prefix."""
     first = calls[0]
     kv_heads = _heads(first.keys.prefix)
     split = [_split(call.queries, kv_heads) for call in calls]
@@ -158,8 +157,7 @@ def _split(queries: mx.array, kv_heads: int) -> mx.array:
 
 
 def _by_kv_head(mask: Any, tokens: int, keys: int, group: int, kv_heads: int) -> mx.array:
-    """A mask of (rows, heads, tokens, keys) for queries in the order (rows, kv heads, group *
-    tokens)."""
+    """A mask (rows, heads, tokens, keys) for queries ordered (rows, kv heads, group * tokens)."""
     if isinstance(mask, str):
         mask = mx.arange(keys) <= mx.arange(keys - tokens, keys)[:, None]
     while mask.ndim < 4:
@@ -173,7 +171,7 @@ def _by_kv_head(mask: Any, tokens: int, keys: int, group: int, kv_heads: int) ->
 
 
 def _widened(mask: Any, prefix: int) -> Any:
-    """The mask with additional columns for a prefix that is visible to all queries."""
+    """With additional columns for a prefix that is visible to all queries."""
     if not isinstance(mask, mx.array):
         return mask
     shape = (*mask.shape[:-1], prefix)

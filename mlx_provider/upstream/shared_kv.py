@@ -1,8 +1,8 @@
 """Attention caches of rows with a shared prefix, which is stored once.
 
-A row, or a merged group of rows, has a `Prefix`, shared with others, and its own tail. Models get
-keys and values as `Shared`, which only patched attention accepts (`attention.route`). Keys and
-values are arrays; if quantised, triples of packed values, scales and biases.
+A row, or a merged group of rows, has a shared `Prefix` and its own tail. Models get keys and values
+as `Shared`, which only patched attention accepts (`attention.route`). Keys and values are arrays;
+if quantised, triples of packed values, scales and biases.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from .cache_classes import BatchKVCache, KVCache, QuantizedKVCache
 from .sparse_cache import Skipping
 
 SHAREABLE = (KVCache, QuantizedKVCache)
-"""Classes of row caches that `divide` accepts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +36,7 @@ class Prefix:
         return length_of(self.keys)
 
     def head(self, length: int) -> Prefix:
-        """Its first `length` tokens, as views."""
+        """As views."""
         if length == self.length:
             return self
         return Prefix(cut(self.keys, 0, length), cut(self.values, 0, length))
@@ -57,8 +56,8 @@ class Shared:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the tail: models cut masks to the length of the keys (mlx_vlm/models/base.py
-        0.7.10, `kv_sequence_length`)."""
+        """Of the tail: models cut masks to the length of the keys (mlx_vlm/models/base.py 0.7.10,
+        `kv_sequence_length`)."""
         return _arrays(self.tail)[0].shape
 
     def whole(self) -> Any:
@@ -90,8 +89,6 @@ class SharedQuantisedKV(SharedRow, QuantizedKVCache):
 
 
 class SharedBatchKV(Behind, BatchKVCache):
-    """Several rows with the same prefix."""
-
     def __init__(self, prefix: Prefix, left_padding: list[int]) -> None:
         super().__init__(left_padding)
         _hold(self, prefix)
@@ -107,7 +104,7 @@ class SharedBatchKV(Behind, BatchKVCache):
 
 
 class Spliced:
-    """Keys or values of a row with a shared prefix. A slice copies only the tokens of the slice."""
+    """Keys or values of a row with a shared prefix. A slice copies only its tokens."""
 
     def __init__(self, prefix: mx.array, tail: mx.array) -> None:
         self._prefix, self._tail = prefix, tail
@@ -128,11 +125,10 @@ class Spliced:
 
 def divide(layer: Any, tokens: int, room: int = 0) -> Prefix:
     """Move a row's first tokens into a prefix that other rows can use, in place. `room`: capacity
-    for the other tokens of the row.
+    for the other tokens.
 
-    The object keeps its identity, because a pass can refer to it. Both parts are copies. With
-    views, the unused capacity of the row would stay allocated as long as the prefix, and no account
-    would count it.
+    The object keeps its identity, because a pass can refer to it. Both parts are copies: views
+    would keep the unused capacity allocated as long as the prefix.
     """
     end, both = layer.offset, (layer.keys, layer.values)
     prefix = Prefix(*[_each(mx.contiguous, cut(each, 0, tokens)) for each in both])
@@ -146,7 +142,7 @@ def divide(layer: Any, tokens: int, room: int = 0) -> Prefix:
 
 
 def start(layer: Any, prefix: Prefix) -> None:
-    """Let an empty row begin with a prefix, in place."""
+    """In place."""
     layer.offset = prefix.length
     _become_shared(layer, prefix)
 
@@ -175,18 +171,16 @@ def arrays_of(layer: Any) -> list[Any]:
 
 
 def prefix_of(cache: Any) -> Prefix | None:
-    """The shared prefix of a layer's cache; `None`: it has none."""
     found: Prefix | None = getattr(cache, "prefix", None)
     return found
 
 
 def cut(stored: Any, start: int, stop: int) -> Any:
-    """Tokens `start .. stop` of keys or values, as views."""
+    """As views."""
     return _each(lambda array: array[..., start:stop, :], stored)
 
 
 def length_of(stored: Any) -> int:
-    """Number of tokens of keys or values."""
     return int(_arrays(stored)[0].shape[2])
 
 
@@ -197,7 +191,7 @@ def _become_shared(layer: Any, prefix: Prefix) -> None:
 
 
 def _copy(array: mx.array, room: int) -> mx.array:
-    """A copy with capacity for `room` tokens, but at least for the tokens of `array`."""
+    """At least for the tokens of `array`."""
     found = mx.zeros((*array.shape[:2], max(room, array.shape[2]), array.shape[3]), array.dtype)
     found[:, :, : array.shape[2]] = array
     return found
@@ -213,7 +207,6 @@ def _arrays(stored: Any) -> list[mx.array]:
 
 
 def _each(function: Callable[..., mx.array], *stored: Any) -> Any:
-    """`function` of keys or values, applied to each of their arrays."""
     if not isinstance(stored[0], (tuple, list)):
         return function(*stored)
     return tuple(function(*arrays) for arrays in zip(*stored, strict=True))

@@ -1,7 +1,7 @@
 """A row's attention cache that lacks some of the tokens before its next position.
 
 mlx-lm's cache has one number for the count of tokens and for the rotary offset of the next token
-(mlx_lm/models/cache.py 0.32.2, `KVCache.offset`). Here this number is only the rotary offset.
+(mlx_lm/models/cache.py 0.32.2, `KVCache.offset`). Here it is only the rotary offset.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ __all__ = [
 class Skipping:
     """A mixin, before one of mlx-lm's attention caches in the bases of a class.
 
-    `offset`: the position of the next token. `skipped`: the number of earlier tokens that are not
-    held.
+    `offset`: the position of the next token. `skipped`: number of earlier tokens that are not held.
     """
 
     offset: int
@@ -46,10 +45,8 @@ class Skipping:
         return found
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """The mask of the next `N` tokens: each attends to all held tokens and is causal.
-
-        Raises `ValueError` for a window, because the held tokens of a window depend on positions.
-        """
+        """Each of the next `N` tokens attends to all held tokens and is causal. Raises `ValueError`
+        for a window, whose tokens depend on positions."""
         if window_size is not None:
             raise ValueError("attention within a window finds no tokens that were left out")
         plain = KVCache()
@@ -61,15 +58,13 @@ class Skipping:
         return held(self)
 
     def trim(self, n: int) -> int:
-        """Remove the last `n` tokens. They must have consecutive positions."""
+        """The last `n` tokens must have consecutive positions."""
         n = min(held(self), n)
         self.offset -= n
         return n
 
 
 class SparseKVCache(Skipping, KVCache):
-    """A row with unquantised keys and values."""
-
     def __init__(self, skipped: int = 0) -> None:
         super().__init__()
         self.skipped = skipped
@@ -77,14 +72,13 @@ class SparseKVCache(Skipping, KVCache):
     def append_at(
         self, keys: mx.array, values: mx.array, positions: Sequence[int]
     ) -> tuple[Any, Any]:
-        """Append tokens at ascending positions. Returns all keys and values that are held."""
+        """`positions`: ascending. Returns all keys and values that are held."""
         found = self.update_and_fetch(keys, values)
         self.skipped += positions[-1] + 1 - self.offset
         self.offset = positions[-1] + 1
         return found
 
     def mask_at(self, positions: Sequence[int], *args: Any, **kwargs: Any) -> Any:
-        """The mask of the next tokens, at these positions."""
         return self.make_mask(len(positions), *args, **kwargs)
 
 
@@ -98,12 +92,12 @@ class SparseWindow(RotatingKVCache):
     def __init__(self, max_size: int) -> None:
         super().__init__(max_size)
         self.positions: list[int] = []
-        """Positions of the tokens that are held, ascending."""
+        """Of the tokens that are held, ascending."""
 
     def append_at(
         self, keys: mx.array, values: mx.array, positions: Sequence[int]
     ) -> tuple[mx.array, mx.array]:
-        """Append tokens. Returns their keys and values, after those in the window of the first."""
+        """Return the new keys and values, after those in the window of the first."""
         gone = self._gone(positions)
         if self.keys is not None and self.values is not None:
             keys, values = (
@@ -136,31 +130,31 @@ def held(cache: Any) -> int:
 
 
 def unsupported(layer: Any) -> bool:
-    """Whether the cache of a layer cannot skip tokens. `layer`: one cache, not a list of caches."""
+    """Whether the cache cannot skip tokens. `layer`: one cache, not a list of caches."""
     if type(layer) is RotatingKVCache:
         return bool(layer.keep)
     return type(layer) is not KVCache and not isinstance(layer, ArraysCache)
 
 
 def widest_window(cache: Sequence[Any]) -> int:
-    """The size of the widest `SparseWindow`, which must hold all of its tokens at the end."""
+    """Of a `SparseWindow`, which must hold all of its tokens at the end."""
     layers = (layer for each in cache for layer in getattr(each, "caches", [each]))
     return max((each.max_size for each in layers if isinstance(each, SparseWindow)), default=0)
 
 
 def sparse(cache: Sequence[Any]) -> list[Any]:
-    """The layers of an empty row as caches that can skip tokens. Recurrent states do not change,
-    because they have no positions."""
+    """An empty row whose caches can skip tokens. Recurrent states do not change: they have no
+    positions."""
     return [_sparse(layer) for layer in cache]
 
 
 def whole_windows(cache: Sequence[Any]) -> list[Any]:
-    """The row after its prompt, with mlx-lm's own windows. Each window must hold all its tokens."""
+    """The row after its prompt, with mlx-lm's own windows, which must hold all their tokens."""
     return [_whole(layer) for layer in cache]
 
 
 def cache_list(like: Any, caches: Iterable[Any]) -> Any:
-    """A list of caches of the same class as `like` (`CacheList`)."""
+    """Of the same class as `like` (`CacheList`)."""
     together = type(like)()
     together.caches = tuple(caches)
     return together

@@ -1,8 +1,8 @@
 """The states of a recurrent layer of mlx-lm after each token of one call.
 
-Such a layer writes its states itself. It gathers its convolution window at `lengths`; one row can
-have several lengths. Its module imports the recurrent rule from gated_delta.py or ssm.py
-(mlx_lm/models 0.32.2). Here the rule runs token by token, as it does for decoding rows.
+Such a layer writes its states itself, gathers its convolution window at `lengths` (one row can have
+several), and imports its rule from gated_delta.py or ssm.py (mlx_lm/models 0.32.2). Here the rule
+runs token by token, as for decoding rows.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ RULES = {
     "gated_delta_update": ("q", "k", "v", "a", "b"),
     "ssm_update": ("hidden_states", "B", "C", "dt"),
 }
-"""Rule functions, with those of their arguments that have the shape (B, length, ...). Each rule
-also takes a `state`, and returns (output, state)."""
+"""Rule functions, with their arguments of shape (B, length, ...). Each also takes a `state`, and
+returns (output, state)."""
 OF_PADDED_ROWS = ("mask", "lengths")
 
 
@@ -31,8 +31,8 @@ class StateSteps(ArraysCache):
     """A copy of a row's recurrent cache for one call over its tokens. In its context, rules run
     token by token if their state is of this cache.
 
-    Models of one architecture share the patched modules: no other model may run during that time.
-    The engine thread guarantees this.
+    Models of one architecture share the patched modules, so no other may run meanwhile: engine
+    thread only.
     """
 
     def __init__(self, cache: ArraysCache, tokens: int, layer: object) -> None:
@@ -69,7 +69,6 @@ class StateSteps(ArraysCache):
         )
 
     def after(self, tokens: int) -> list[Any]:
-        """The states after the first `tokens` tokens."""
         return [
             self._after[at][tokens - 1]
             if at in self._after
