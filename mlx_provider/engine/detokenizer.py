@@ -14,7 +14,7 @@ from ..records import Tokenizer
 
 @lru_cache(maxsize=1)
 def byte_of_character() -> dict[str, int]:
-    """The byte behind each character of a byte-level vocabulary (GPT-2's table)."""
+    """Each character of a byte-level vocabulary to its byte (GPT-2's table)."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {chr(x): x for x in shown}
     hidden = (x for x in range(256) if x not in set(shown))
@@ -39,11 +39,8 @@ def marker_tokens(tokenizer: Tokenizer, markers: Sequence[str]) -> frozenset[int
 
 
 def _is_byte_level(fast: Any) -> bool:
-    """Whether each token stands for bytes.
-
-    Also true for a byte-level vocabulary with a SentencePiece decoder. That is a wrongly converted
-    tokenizer, on which `decode` would show `Ġ` and `Ċ`.
-    """
+    """Whether each token stands for bytes. Also true for a wrongly converted tokenizer: a
+    byte-level vocabulary with a SentencePiece decoder, on which `decode` would show `Ġ` and `Ċ`."""
     state = fast.decoder.__getstate__().decode() if fast.decoder is not None else ""
     if '"ByteLevel"' in state and '"Sequence"' not in state:
         return True
@@ -54,7 +51,7 @@ def _is_byte_level(fast: Any) -> bool:
 
 
 def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
-    """The bytes of one token, which may be a part of a character."""
+    """May be a part of a character."""
     alone = Detokenizer(tokenizer)
     data = alone.bytes_of(token)
     return tokenizer.decode([token], skip_special=False).encode() if data is None else data
@@ -64,10 +61,8 @@ class Detokenizer:
     """Text of a growing token list. No piece ends inside a character.
 
     `visible`: special tokens to show; all others are hidden. `context`: tokens before the first
-    one, for vocabularies that drop the space at the beginning of a text.
-
-    This class joins bytes itself, because `tokenizers.DecodeStream` (0.22) raises on an invalid
-    byte after valid ones: its decoder then takes back characters that are already shown.
+    one, for vocabularies that drop the space at the beginning of a text. `tokenizers.DecodeStream`
+    (0.22) raises on an invalid byte after valid ones, so this class joins bytes itself.
     """
 
     def __init__(
@@ -92,7 +87,7 @@ class Detokenizer:
         return bool(self._pending) or bool(self._bytes.getstate()[0])
 
     def push(self, token: int) -> str:
-        """Push a token. Returns the new text, which may be empty."""
+        """Return the new text, which may be empty."""
         if token in self._hidden:
             return ""
         data = self.bytes_of(token)
@@ -110,7 +105,7 @@ class Detokenizer:
         return self._flush_bytes() + self._flush_text()
 
     def bytes_of(self, token: int) -> bytes | None:
-        """The bytes of a token. `None`: the token is decoded as text."""
+        """`None`: the token is decoded as text."""
         piece = self._fast.id_to_token(token)
         if piece is None:
             return b""

@@ -36,12 +36,11 @@ from .step_output import Post, StepOutput
 from .token_names import TokenNames
 
 RESTORING_REST = 0.05
-"""Deadlines are checked at least once per this many seconds while the engine waits only for the
-disk."""
+"""Longest seconds between checks of deadlines while the engine waits only for the disk."""
 
 
 class Engine:
-    """Runs requests of one model. Every method belongs to the engine thread."""
+    """Engine thread only."""
 
     def __init__(
         self,
@@ -59,9 +58,7 @@ class Engine:
         sparse_prefill: SparsePrefill | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`layout`, `mixes`: results of the probe. `fixed`: fixed pass shapes, in place of those
-        results.
-        """
+        """`layout`, `mixes`: results of the probe; `fixed` replaces them."""
         self.model = model
         self.scheduler = scheduler
         self.recent = Recent()
@@ -87,7 +84,6 @@ class Engine:
         self._make_step(state)
 
     def _make_step(self, state: State) -> None:
-        """Make the parts of a step, which share `state`."""
         self._start = Start(state)
         self._commit = Commit(state)
         draws = Draws(state, self._commit)
@@ -104,12 +100,10 @@ class Engine:
 
     @property
     def sparse_prefill(self) -> SparsePrefill | None:
-        """Sparse prefill of long prompts, if the operator has enabled it."""
         return self.state.sparse_prefill
 
     @property
     def features(self) -> FeatureCache:
-        """Cached features of images."""
         return self.state.features
 
     @property
@@ -124,7 +118,6 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether a request of a client waits or runs."""
         return self.scheduler.busy
 
     @property
@@ -137,7 +130,7 @@ class Engine:
     # -- requests
 
     def submit(self, request: Request) -> None:
-        """Queue a request that passed the scheduler's `check`."""
+        """The request has passed the scheduler's `check`."""
         if request.phase is Phase.DONE:
             return  # cancelled before it arrived
         self.end_ahead()
@@ -152,7 +145,7 @@ class Engine:
         self._schedule.queued(request)
 
     def prefill_ahead(self, request: Request) -> None:
-        """Prefill a prompt without a reply (`Request.ahead`) while no request is here, if its
+        """Prefill a prompt without a reply (`Request.ahead`) while no request is here and its
         memory is free."""
         prefixes = self.state.prefix_cache
         if prefixes is not None and self.scheduler.fits_ahead(request, prefixes.nbytes):
@@ -161,28 +154,24 @@ class Engine:
             request.drop_rows()
 
     def end_ahead(self) -> None:
-        """End the prefill of a prompt without a reply. Its tokens so far stay in the prefix
-        cache."""
+        """End the background prefill. Its tokens so far stay in the prefix cache."""
         for job in [job for job in self.scheduler.waiting if job.request.ahead]:
             self._commit.abandon(job.request)
 
     def cancel(self, request: Request) -> None:
-        """End a request in any phase, and free its resources at once."""
+        """In any phase. Frees its resources at once."""
         self._commit.cancel(request)
 
     def fail(self, request: Request, error: MLXProviderError) -> None:
-        """End a request with an error that its reader sees."""
+        """Its reader sees the error."""
         self._commit.fail(request, error)
 
     # -- the step
 
     def step(self) -> list[Post]:
         """Advance every row by one token and one prompt by one chunk. Returns the events for
-        readers.
-
-        The next tokens of the rows are drawn before a chunk runs in its own pass, so no stream
-        waits for that chunk.
-        """
+        readers. The rows' next tokens are drawn before a chunk runs in its own pass, so no
+        stream waits for it."""
         record = self._schedule.record()
         self._decode.commit(self._decode.run(record))
         self._prefill.commit(self._prefill.run(record))
@@ -193,7 +182,6 @@ class Engine:
         return self.state.output.take()
 
     def _remember(self, record: StepRecord) -> None:
-        """Keep what a step ran for the statistics."""
         plan, ended = record.plan, self.state.clock()
         if plan.rows or plan.chunk is not None:
             chunk = 0 if plan.chunk is None else plan.chunk.size

@@ -14,7 +14,7 @@ Key = tuple[str, str]
 
 
 class FeatureCache:
-    """An LRU cache. Belongs to the engine thread; other threads may only use `in`."""
+    """An LRU cache. Engine thread only; other threads may use `in`."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
@@ -25,7 +25,6 @@ class FeatureCache:
         return key in self._kept
 
     def get(self, key: Key) -> Features | None:
-        """Features of an item, if they are cached."""
         found = self._kept.get(key)
         if found is None:
             return None
@@ -33,7 +32,7 @@ class FeatureCache:
         return found[0]
 
     def put(self, key: Key, features: Features) -> None:
-        """Store features. Features larger than the budget are not stored."""
+        """Features larger than the budget are not stored."""
         size = features_bytes(features)
         if size > self._budget or key in self._kept:
             return
@@ -49,7 +48,7 @@ class FeatureCache:
 
 
 def features_bytes(features: Features) -> int:
-    """Bytes of every array in a tree of features. Evaluates the arrays."""
+    """Bytes of every array in a tree. Evaluates the arrays."""
     tree = vars(features) if hasattr(features, "__dict__") else features
     found = [a for _, a in tree_flatten(tree) if isinstance(a, mx.array)]
     mx.eval(found)

@@ -1,10 +1,9 @@
 """Pass shapes of a reproducible model, independent of other requests. Imports no mlx.
 
-The shapes of arrays choose the kernels, and each kernel rounds differently. A request gives the
-same bits in any batch if its passes always have the same shapes. So each pass that decodes has the
-same number of rows, with padding and with separate keys per row. Each prompt pass has the same
-number of tokens, counted from the beginning of the prompt, so that a stored prefix equals a
-computed one.
+The shapes of arrays choose the kernels, and each kernel rounds differently. So each pass that
+decodes has the same number of rows, with padding and with separate keys per row, and each prompt
+pass the same number of tokens, counted from the beginning of the prompt, so that a stored prefix
+equals a computed one.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ROWS = 8
-"""Rows of a pass that decodes. A GPU reads the weights for this many rows in little more time than
-for one; more rows need a further pass."""
+"""Of a pass that decodes. A GPU reads the weights for this many rows in little more time than for
+one; more rows need a further pass."""
 TOKENS = 256
-"""Tokens of a prompt pass: enough for the best rate of most devices. Stored prefixes are cut to a
-multiple of it, and other requests wait for one such pass."""
+"""Of a prompt pass: enough for the best rate of most devices. Stored prefixes are cut to a multiple
+of it, and other requests wait for one such pass."""
 
 
 @dataclass(frozen=True)
 class FixedShapes:
-    """Sizes of all passes except the last pass of a prompt."""
+    """Of all passes except the last pass of a prompt."""
 
     rows: int
     tokens: int

@@ -1,4 +1,4 @@
-"""Texts of which vectors are wanted: progress through them, and their results."""
+"""Texts to embed: progress through them, and their results."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from ..records import LoadedModel, Pooling, PrefillChunk, Prompt, ShowsHidden
 
 
 class Inputs:
-    """Texts to embed. They run one after the other, each in its own cache, and the prefix cache is
-    not used."""
+    """They run one after the other, each in its own cache, without the prefix cache."""
 
     def __init__(
         self,
@@ -25,19 +24,17 @@ class Inputs:
         dimensions: int,
         normalise: bool,
     ) -> None:
-        """`dimensions`: length of each vector."""
         self.tokens = tokens
         self.pooling = pooling
         self.dimensions = dimensions
         self.normalise = normalise
         self.at = 0
-        """Index of the current input."""
         self.found: mx.array | None = None
         """Pooled states of the current input so far, (hidden,) float32."""
         self.total = sum(map(len, tokens))
-        """Tokens of all inputs."""
+        """Of all inputs."""
         self.behind = self.total - len(tokens[0])
-        """Tokens of the inputs after the current one."""
+        """Of the inputs after the current one."""
 
     @property
     def longest(self) -> Prompt:
@@ -46,12 +43,10 @@ class Inputs:
 
     @property
     def left(self) -> bool:
-        """Whether an input is left to run."""
         return self.at < len(self.tokens)
 
     def run(self, model: LoadedModel, chunk: PrefillChunk) -> None:
-        """Append a chunk of the input to its cache and pool its states. It requests no logits, so
-        none are computed."""
+        """Append a chunk of the input to its cache and pool its states. Requests no logits."""
         size, ends = chunk.stop - chunk.start, chunk.stop == len(chunk.prompt.tokens)
         wanted = {"mean": size, "cls": size if chunk.start == 0 else 0, "last": int(ends)}
         states = _states(model, chunk, wanted[self.pooling])
@@ -59,8 +54,7 @@ class Inputs:
             self._pool(states.astype(mx.float32))
 
     def finish(self) -> Embedded:
-        """The current input's vector. Moves to the next input. Raises `RequestFailed` if the vector
-        is not finite."""
+        """Moves to the next input. Raises `RequestFailed` if the vector is not finite."""
         vector = np.array(self.found)
         if not np.isfinite(vector).all():
             raise RequestFailed(f"the model gives no finite vector for input {self.at}")
@@ -84,7 +78,7 @@ class Inputs:
 def shortened(
     vector: NDArray[np.float32], dimensions: int, *, normalise: bool
 ) -> NDArray[np.float32]:
-    """The first `dimensions` numbers; `normalise`: scaled to length 1."""
+    """`normalise`: scaled to length 1."""
     cut = vector[:dimensions].astype(np.float64)
     length = np.linalg.norm(cut)
     return (cut / length if normalise and length else cut).astype(np.float32)

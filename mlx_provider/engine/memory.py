@@ -13,9 +13,9 @@ from mlx.utils import tree_flatten
 from .kv_capacity import whole_steps
 
 RECOMMENDED_SHARE = 0.85
-"""Used share of the working set that the device recommends, or of its own memory."""
+"""Of the working set that the device recommends, or of its own memory."""
 HOST_SHARE = 0.7
-"""Used share of the host's memory if the device does not report memory of its own."""
+"""Of the host's memory, if the device does not report its own."""
 POOL = 2 * 2**30
 """Most bytes of freed buffers that MLX keeps for reuse."""
 POOL_SHARE = 1 / 16
@@ -28,7 +28,7 @@ class MemoryProfile:
 
     state_bytes: int
     token_bytes: int
-    """Bytes per token of the layers that keep every token."""
+    """Of the layers that keep every token."""
     windows: tuple[tuple[int, int], ...] = ()
     """(window in tokens, bytes per token) of the layers that keep only a window of tokens."""
 
@@ -38,7 +38,6 @@ class MemoryProfile:
         return self.state_bytes > 0
 
     def row_bytes(self, tokens: int) -> int:
-        """Bytes allocated for a row of `tokens` tokens."""
         grown = whole_steps(tokens)
         windowed = sum(min(grown, window) * each for window, each in self.windows)
         return self.state_bytes + grown * self.token_bytes + windowed
@@ -64,13 +63,12 @@ def profile(cache: Sequence[Any], tokens: int) -> MemoryProfile:
 
 
 def arrays(cache: Sequence[Any]) -> list[mx.array]:
-    """Every array in a cache."""
     found = (a for layer in leaves(cache) for _, a in tree_flatten(layer.state))
     return [a for a in found if isinstance(a, mx.array)]
 
 
 def leaves(cache: Sequence[Any]) -> list[Any]:
-    """The layers of a row cache, with lists of caches (`CacheList`) opened."""
+    """With lists of caches (`CacheList`) opened."""
     found: list[Any] = []
     for layer in cache:
         inner = getattr(layer, "caches", None)
@@ -79,10 +77,8 @@ def leaves(cache: Sequence[Any]) -> list[Any]:
 
 
 def memory_limit(chosen: int | None) -> int:
-    """Bytes that this process may use on the device.
-
-    Metal recommends a working set. CUDA reports only its own memory (mlx 0.32, `device_info`).
-    """
+    """Bytes that this process may use on the device. Metal recommends a working set; CUDA reports
+    only its own memory (mlx 0.32, `device_info`)."""
     if chosen is not None:
         return chosen
     info = mx.device_info()
@@ -95,7 +91,7 @@ def memory_limit(chosen: int | None) -> int:
 
 
 def pool_limit(limit: int) -> int:
-    """Bytes of freed buffers that MLX may keep, given the memory limit."""
+    """Bytes of freed buffers that MLX may keep."""
     if mx.default_device().type == mx.DeviceType.cpu:
         return 0  # the CPU's allocator keeps none (mlx 0.32, backend/no_gpu/allocator.cpp)
     return min(POOL, int(POOL_SHARE * limit))

@@ -19,8 +19,8 @@ def prompt_logprobs(
     """Append a chunk. Returns the prompt tokens that its logits predict, and logits (vocab,) after
     its last token.
 
-    The first token of the prompt is included with the first chunk. If a prefill starts again,
-    tokens that were already sent are not sent again.
+    The first chunk includes the first token of the prompt. A restarted prefill sends no token
+    again.
     """
     if not isinstance(model, ShowsLogits):
         raise RequestFailed("the model does not tell how likely a prompt's tokens were")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.Enum):
-    """The phase of a request. It only moves forward."""
+    """It only moves forward."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -69,11 +69,11 @@ class RowConstraint(Protocol):
 
 
 class RowForecast(Protocol):
-    """Foretells the text of one choice. It restricts nothing."""
+    """Predicts the text of one choice. It restricts nothing."""
 
     @property
     def follows(self) -> bool:
-        """Whether it follows text that it may foretell in part."""
+        """Whether it follows text that it may predict in part."""
 
     def likely(self) -> Sequence[int]:
         """Tokens that probably follow; empty: nothing is known."""
@@ -83,11 +83,11 @@ class RowForecast(Protocol):
 
 
 class Restore(Protocol):
-    """Brings a prefix from disk (`prefix_cache/restore.py`)."""
+    """Reads a prefix from disk (`prefix_cache/restore.py`)."""
 
     ended: bool
     cache: list[Any] | None
-    """The restored row cache, once the restore has ended."""
+    """Set once the restore has ended."""
     length: int
 
     def abandon(self) -> None:
@@ -96,8 +96,7 @@ class Restore(Protocol):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling parameters of one request: its own values, else those of the model, else neutral
-    ones."""
+    """Of one request: its own values, else those of the model, else neutral ones."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -143,21 +142,19 @@ class Row:
     constraint: RowConstraint | None = None
     forecast: RowForecast | None = None
     tokens: list[int] = field(default_factory=list)
-    """Committed tokens: drawn, read back, and pushed to `output`."""
+    """Committed: drawn, read back, and pushed to `output`."""
     finish: FinishReason | None = None
     error: MLXProviderError | None = None
     """A failure in the row's own work. Its request ends with its next token."""
     retry_alone: bool = False
-    """The row was in a device step that failed. It decodes alone once before it joins other
-    rows."""
+    """After a failed device step: it decodes alone once before it joins other rows."""
 
     holding: Holding | None = None
     """Its buffers that entries of the prefix cache may refer to."""
     merged: int = 0
-    """Tokens of the longest row in the cache that it shares with others, after the next pass. 0: it
-    has its own cache."""
+    """Tokens of the longest row in its shared cache after the next pass. 0: it has its own."""
     gave_way: bool = False
-    """Whether it has freed its memory for other rows."""
+    """It has freed its memory for other rows."""
     history: Any = None
     """Token counts of the sampler, if the row has penalties."""
     masks: list[Any] = field(default_factory=list)
@@ -187,7 +184,6 @@ class Request:
     params: SamplingParams
     max_tokens: int
     events: EventQueue
-    """Events for the reader."""
     rows: list[Row] = field(default_factory=list)
     min_tokens: int = 0
     stop_tokens: frozenset[int] = frozenset()
@@ -195,14 +191,13 @@ class Request:
     """How many alternatives to report per token; `None`: no logprobs."""
     salt: str = ""
     account: str = ""
-    """Whose request it is. The device is shared between accounts."""
+    """The device is shared between accounts."""
     share: float = 1.0
-    """Share of the device of its account, relative to others."""
+    """Of its account, relative to others."""
     session: str | None = None
     retain: bool = False
-    """Whether its session comes back, however late."""
+    """Its session comes back, however late."""
     drafts: bool = True
-    """Whether drafts are allowed."""
     may_skip: bool = True
     """Whether prompt tokens may be left out."""
     echoed: bool = False
@@ -222,17 +217,16 @@ class Request:
     prefilled: int = 0
     """Prompt tokens that were computed."""
     kept: Sequence[int] | None = None
-    """Ascending places of the prompt's tokens that are computed. `None`: all."""
+    """Ascending positions of the prompt tokens that are computed. `None`: all."""
     prefilling: str = ""
     """Why its long prompt was, or was not, prefilled sparsely."""
     drafted: int = 0
-    """Drafted tokens."""
+    """In tokens."""
     accepted: int = 0
-    """Accepted draft tokens."""
     explanation: str = ""
     """Why the prefix cache did not hold more of the prompt."""
     features: dict[str, Any] = field(default_factory=dict)
-    """Features of the prompt's media, by content hash, while they are needed."""
+    """Of the prompt's media, by content hash, while they are needed."""
 
     arrived: float = 0.0
     started: float | None = None
@@ -254,16 +248,13 @@ class Request:
         return [row for row in self.rows if row.finish is None]
 
     def drop_rows(self) -> None:
-        """Call it when the request has ended and nothing reads its rows.
-
-        A request and its rows refer to each other. Without this, its prompt and images stay in
-        memory until the garbage collector runs.
-        """
+        """Call it when the request has ended: it and its rows refer to each other, so its prompt
+        and images would stay in memory until the garbage collector runs."""
         self.rows = []
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of its prompt, or of all its inputs."""
+        """Or of all its inputs."""
         return len(self.prompt.tokens) if self.inputs is None else self.inputs.total
 
     @property
@@ -279,9 +270,8 @@ class Request:
 class PrefillJob:
     """Tokens to prefill before `rows` can decode.
 
-    A new request has one job for all its rows. After a device failure, each row has its own job,
-    which includes the row's committed tokens. A request with inputs has one job, which runs them in
-    turn.
+    A new request has one job for all its rows, or for all its inputs in turn. After a device
+    failure, each row has its own job, with its committed tokens.
     """
 
     request: Request
@@ -289,7 +279,6 @@ class PrefillJob:
     tokens: Sequence[int]
     arrived: float = 0.0
     admitted: bool = False
-    """Memory is reserved for its rows."""
     aged: float = 0.0
     """Seconds of waiting: before admission, and later for chunks of other prompts."""
     done: int = 0
@@ -300,7 +289,7 @@ class PrefillJob:
     keeps: Sequence[int] = ()
     """Ascending token counts at which a state is worth keeping."""
     snapshots: dict[int, Any] = field(default_factory=dict)
-    """States by token count, taken during the prefill."""
+    """States by token count."""
     hidden: list[Any] = field(default_factory=list)
     """Hidden states (n, hidden) after its last tokens so far, if a drafter needs them."""
     ids: Any = None
@@ -308,19 +297,18 @@ class PrefillJob:
     match: Any = None
     """The match in the prefix cache when the job was queued."""
     restore: Restore | None = None
-    """The restore from disk, running or ended. `None`: the disk was not searched."""
+    """Running or ended. `None`: the disk was not searched."""
     estimated_cached: int = 0
     """Tokens that the prefix cache is expected to provide."""
     places: Sequence[int] | None = None
     """Positions of the tokens, if some tokens of the prompt were left out."""
     scoring: Scoring | None = None
-    """The scoring that selects the tokens to keep. Nothing is prefilled before it ends."""
+    """Selects the tokens to keep. Nothing is prefilled before it ends."""
     tower: Tower | None = None
-    """The run of the vision tower over its media, once it has begun and until it ends."""
+    """The run of the vision tower over its media, while it lasts."""
     pieces: int = 0
-    """Scored pieces so far."""
     piece_seconds: float = 0.0
-    """Seconds of the last piece."""
+    """Of the last scored piece."""
 
     @property
     def restoring(self) -> bool:
@@ -329,8 +317,7 @@ class PrefillJob:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether log-probabilities of the prompt's tokens are wanted, so that all tokens must
-        run."""
+        """If so, all tokens must run."""
         request = self.request
         return request.echoed and request.prompt_logprobs_sent < len(request.prompt.tokens)
 
@@ -380,13 +367,12 @@ class PrefillJob:
 
     @property
     def uses_prefix_cache(self) -> bool:
-        """Whether it uses the prefix cache, which needs every token of a prompt to be computed."""
+        """The prefix cache needs every token of a prompt to be computed."""
         unfit = (self.places, self.scoring, self.request.inputs)
         return not self.wants_prompt_logprobs and all(each is None for each in unfit)
 
     def restart(self) -> None:
-        """Discard the computed tokens, because a device failure corrupted them or they are not
-        needed."""
+        """Discard the computed tokens: a device failure corrupted them, or they are not needed."""
         self.drop_cache()
         self.done, self.snapshots, self.hidden = 0, {}, []
         if self.restore is not None:
@@ -397,14 +383,12 @@ class PrefillJob:
             self.request.inputs.found = None
 
     def drop_cache(self) -> None:
-        """Free its cache."""
         self.cache = None
         for row in self.rows:
             row.holding = None
 
     def leave_prefix(self) -> None:
-        """Use no stored prefix, so that the selection of tokens does not depend on the prefix
-        cache."""
+        """Use no stored prefix, so that the selection of tokens does not depend on it."""
         self.drop_cache()
         self.done, self.estimated_cached = 0, 0
         self.request.cached = 0

@@ -9,10 +9,8 @@ from .request import Request
 
 
 class Recorder:
-    """Counts and times of requests. This class keeps nothing; see `serving.metrics.EngineMetrics`.
-
-    Every method is cheap and safe from any thread.
-    """
+    """Counts and times of requests. Every method is cheap and safe from any thread. It keeps
+    nothing; see `serving.metrics.EngineMetrics`."""
 
     def request_queued(self) -> None: ...
     def request_started(self) -> None: ...
@@ -30,7 +28,7 @@ class Recorder:
 
 
 def timings_of(request: Request, now: float) -> Timings:
-    """Seconds of each part of a request that ends at `now`."""
+    """In seconds. `now`: the end of the request."""
     started = now if request.started is None else request.started
     first = now if request.first_token is None else request.first_token
     last = first if request.last_token is None else request.last_token
@@ -46,7 +44,7 @@ def timings_of(request: Request, now: float) -> Timings:
 
 
 def log_line(request: Request, reason: str, now: float) -> str:
-    """A line with the time of each part of the request."""
+    """With the time of each part of the request."""
     times = timings_of(request, now)
     new = request.prompt_tokens - request.cached - request.skipped
     computed = f"{request.prefilled} of {new}" if request.prefilled < new else f"{new}"

@@ -17,7 +17,7 @@ Post = tuple[Request, list[Event]]
 
 
 class StepOutput:
-    """Collects a step's events per request. `take` returns them all."""
+    """Collects a step's events per request."""
 
     def __init__(self, recorder: Recorder, clock: Callable[[], float]) -> None:
         self.recorder = recorder
@@ -26,7 +26,7 @@ class StepOutput:
         self._decoded = 0
 
     def post(self, request: Request, events: Sequence[Event]) -> None:
-        """Add events for the request's reader. They are delivered after the step."""
+        """Delivered after the step."""
         self._events.setdefault(request, []).extend(events)
 
     @property
@@ -54,7 +54,6 @@ class StepOutput:
             self.recorder.request_started()
 
     def token(self, request: Request, now: float) -> None:
-        """One of its rows has committed a token."""
         if request.first_token is None:
             request.first_token = now
             self.recorder.first_token(now - request.arrived)
@@ -81,7 +80,6 @@ class StepOutput:
         log.info(log_line(request, reason, now))
 
     def failed(self, request: Request, error: MLXProviderError) -> None:
-        """It has ended with an error."""
         self.post(request, [Failed.of(error)])
         self.recorder.request_failed(error.code)
         log.warning("request %s failed: %s", request.id, error.message)

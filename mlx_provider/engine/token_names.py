@@ -8,7 +8,7 @@ from .detokenizer import token_bytes
 from .execution.decode_batch import Logprob
 
 MAX_NAMES = 50_000
-"""Size of the cache. Alternatives repeat from step to step."""
+"""Alternatives repeat from step to step."""
 
 
 class TokenNames:
@@ -19,7 +19,7 @@ class TokenNames:
         self._bytes: dict[int, bytes] = {}
 
     def described(self, token: int, logprob: Logprob) -> TokenLogprob:
-        """A drawn token with its logprob and alternatives."""
+        """A drawn token."""
         top = [self._named(other, value) for other, value in logprob.top]
         return self._named(token, logprob.drawn, top)
 

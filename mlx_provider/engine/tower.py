@@ -8,21 +8,21 @@ from ..records import EmbedsInSlices, Features, LoadedModel, MediaSpan
 
 
 class Tower:
-    """Belongs to the engine thread. Without references, the memory of its results is free."""
+    """Engine thread only. Without references, the memory of its results is free."""
 
     def __init__(
         self, model: LoadedModel, spans: Sequence[MediaSpan], clock: Callable[[], float]
     ) -> None:
         self.waiting = list(spans)
-        """Media without features, in the order in which these come."""
+        """Media without features, in the order of the prompt."""
         self._slices = _slices(model, spans)
         self._clock = clock
         self._last = 0.0
         """Seconds of the last slice, or the least that it can have taken."""
 
     def run(self, seconds: float) -> list[Features]:
-        """Run at least one slice, and more while they end within `seconds`. Returns the features
-        that are complete."""
+        """Run at least one slice, and more while they end within `seconds`. Returns the complete
+        features."""
         called = self._clock()
         found = list(next(self._slices))
         began = now = self._clock()
@@ -36,7 +36,7 @@ class Tower:
 
 
 def _slices(model: LoadedModel, spans: Sequence[MediaSpan]) -> Iterator[Sequence[Features]]:
-    """The slices of the tower. A model without slices has one for each media item."""
+    """A model without slices has one for each media item."""
     if isinstance(model, EmbedsInSlices):
         return model.embed_in_slices(spans)
     return ([model.embed(span)] for span in spans)

@@ -1,8 +1,7 @@
 """The engine thread, the only thread that uses mx arrays.
 
-Other threads give it calls. Between calls it steps every engine that has work and delivers the
-events of the step in one call. A thread that dies takes its engines with it; the next call starts a
-new one.
+Other threads give it calls. Between calls it steps every engine that has work. A thread that dies
+takes its engines with it; the next call starts a new one.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ CLEAR_EVERY = 512
 
 
 class EngineWorker:
-    """Owns the engine thread and the engines on it."""
-
     def __init__(
         self, deliver: Callable[[list[Post]], None], died: Callable[[MLXProviderError], None]
     ) -> None:
@@ -49,7 +46,6 @@ class EngineWorker:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = False
-        """Why the last engine thread died. `None`: none has died."""
 
     # -- from any thread
 
@@ -71,7 +67,7 @@ class EngineWorker:
         return not self._closed and (thread is None or thread.is_alive())
 
     def close(self) -> None:
-        """Stop the thread after the current step."""
+        """Stops the thread after the current step."""
         with self._lock:
             self._closed = True
             thread = self._thread
@@ -90,7 +86,7 @@ class EngineWorker:
         self._engines.append(engine)
 
     def remove(self, engine: Engine) -> None:
-        """Stop stepping this engine. Does nothing if its thread has died."""
+        """Does nothing if the thread has died."""
         if engine in self._engines:
             self._engines.remove(engine)
 
@@ -99,12 +95,11 @@ class EngineWorker:
         self._idle_calls.append(function)
 
     def end_ahead(self) -> None:
-        """End the prefill of prompts that will come, and free its memory."""
+        """End the background prefills, and free their memory."""
         for engine in self._engines:
             engine.end_ahead()
 
     def steps(self, engine: Engine) -> bool:
-        """Whether this engine is stepped."""
         return engine in self._engines
 
     def _run(self) -> None:
@@ -146,10 +141,8 @@ class EngineWorker:
         return min((engine.rest for engine in self._engines), default=inf)
 
     def _step(self) -> list[Post]:
-        """Step every engine. A step may remove an idle one; no reference to it remains here.
-
-        Prompts that will come are not prefilled while a request is in any engine.
-        """
+        """Step every engine. A step may remove an idle one; no reference to it remains here. No
+        background prefill runs while a request is in any engine."""
         if any(engine.busy for engine in self._engines):
             self.end_ahead()
         posts: list[Post] = []
