@@ -23,7 +23,6 @@ def byte_of_character() -> dict[str, int]:
 
 
 def special_tokens(tokenizer: Tokenizer) -> frozenset[int]:
-    """Tokens that are not text."""
     added: dict[int, Any] = tokenizer.fast.get_added_tokens_decoder()
     return frozenset(token for token, entry in added.items() if entry.special)
 
@@ -51,7 +50,7 @@ def _is_byte_level(fast: Any) -> bool:
 
 
 def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
-    """May be a part of a character."""
+    """The bytes may be a part of a character."""
     alone = Detokenizer(tokenizer)
     data = alone.bytes_of(token)
     return tokenizer.decode([token], skip_special=False).encode() if data is None else data
@@ -83,11 +82,9 @@ class Detokenizer:
 
     @property
     def pending(self) -> bool:
-        """Whether the text of the pushed tokens is incomplete."""
         return bool(self._pending) or bool(self._bytes.getstate()[0])
 
     def push(self, token: int) -> str:
-        """Return the new text, which may be empty."""
         if token in self._hidden:
             return ""
         data = self.bytes_of(token)

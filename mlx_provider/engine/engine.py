@@ -95,7 +95,6 @@ class Engine:
 
     @property
     def batch(self) -> DecodeBatch:
-        """The rows that decode."""
         return self.state.batch
 
     @property
@@ -108,7 +107,6 @@ class Engine:
 
     @property
     def mixes(self) -> bool:
-        """Whether a prompt chunk may share a pass with the rows that decode."""
         return self.state.batching.mixes
 
     @property
@@ -122,7 +120,6 @@ class Engine:
 
     @property
     def rest(self) -> float:
-        """Seconds for which no step is needed, unless a call adds work."""
         if self.idle:
             return inf
         return RESTORING_REST if self._waits_for_disk else 0.0

@@ -48,7 +48,7 @@ class FeatureCache:
 
 
 def features_bytes(features: Features) -> int:
-    """Bytes of every array in a tree. Evaluates the arrays."""
+    """Evaluates the arrays."""
     tree = vars(features) if hasattr(features, "__dict__") else features
     found = [a for _, a in tree_flatten(tree) if isinstance(a, mx.array)]
     mx.eval(found)

@@ -11,23 +11,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ROWS = 8
-"""Of a pass that decodes. A GPU reads the weights for this many rows in little more time than for
-one; more rows need a further pass."""
+"""Rows of a decode pass: a GPU reads the weights for this many in little more time than for one."""
 TOKENS = 256
-"""Of a prompt pass: enough for the best rate of most devices. Stored prefixes are cut to a multiple
-of it, and other requests wait for one such pass."""
+"""Tokens of a prompt pass: enough for the best rate of most devices. Stored prefixes are cut to a
+multiple of it, and other requests wait for one such pass."""
 
 
 @dataclass(frozen=True)
 class FixedShapes:
-    """Of all passes except the last pass of a prompt."""
+    """Sizes of all passes except the last pass of a prompt."""
 
     rows: int
     tokens: int
 
     @classmethod
     def within(cls, max_rows: int, max_chunk: int) -> FixedShapes:
-        """The usual sizes, or the allowed ones if they are smaller."""
         return cls(min(ROWS, max_rows), min(TOKENS, max_chunk))
 
     def whole(self, tokens: int) -> int:

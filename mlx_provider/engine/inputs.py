@@ -32,13 +32,10 @@ class Inputs:
         self.found: mx.array | None = None
         """Pooled states of the current input so far, (hidden,) float32."""
         self.total = sum(map(len, tokens))
-        """Of all inputs."""
         self.behind = self.total - len(tokens[0])
-        """Of the inputs after the current one."""
 
     @property
     def longest(self) -> Prompt:
-        """The input that needs the most memory."""
         return Prompt(max(self.tokens, key=len))
 
     @property
@@ -78,7 +75,6 @@ class Inputs:
 def shortened(
     vector: NDArray[np.float32], dimensions: int, *, normalise: bool
 ) -> NDArray[np.float32]:
-    """`normalise`: scaled to length 1."""
     cut = vector[:dimensions].astype(np.float64)
     length = np.linalg.norm(cut)
     return (cut / length if normalise and length else cut).astype(np.float32)

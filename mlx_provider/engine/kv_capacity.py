@@ -16,19 +16,18 @@ GROWTH_SHARE = 8
 
 
 def whole_steps(tokens: int) -> int:
-    """Tokens that are allocated if `tokens` are requested."""
     return -(-tokens // STEP_TOKENS) * STEP_TOKENS
 
 
 def kv_growth(first: int, longest: int) -> int:
-    """In tokens, for a row with first capacity `first`, which ends at `longest` tokens."""
+    """Growth of a row with first capacity `first`, which ends at `longest` tokens."""
     wanted = max(LEAST_GROWTH_TOKENS, first // GROWTH_SHARE)
     left = longest - whole_steps(first)  # the first capacity is allocated in whole steps
     return whole_steps(max(1, min(wanted, left)))
 
 
 def kv_capacity(first: int, longest: int, needed: int, held: int = 0) -> int:
-    """Of a row that needs `needed` tokens. `held`: what its buffers had when it began."""
+    """`held`: what the row's buffers had when it began."""
     if needed <= first and held < first:
         return first
     step, whole = kv_growth(first, longest), held if held >= first else whole_steps(first)

@@ -13,13 +13,13 @@ from mlx.utils import tree_flatten
 from .kv_capacity import whole_steps
 
 RECOMMENDED_SHARE = 0.85
-"""Of the working set that the device recommends, or of its own memory."""
+"""Share of the working set that the device recommends, or of its own memory."""
 HOST_SHARE = 0.7
-"""Of the host's memory, if the device does not report its own."""
+"""Share of the host's memory, if the device does not report its own."""
 POOL = 2 * 2**30
 """Most bytes of freed buffers that MLX keeps for reuse."""
 POOL_SHARE = 1 / 16
-"""Their largest share of the memory limit, because a small machine has small passes."""
+"""Share of the memory limit that the pool may have at most: a small machine has small passes."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class MemoryProfile:
 
     state_bytes: int
     token_bytes: int
-    """Of the layers that keep every token."""
+    """Bytes per token of the layers that keep every token."""
     windows: tuple[tuple[int, int], ...] = ()
     """(window in tokens, bytes per token) of the layers that keep only a window of tokens."""
 
@@ -68,7 +68,7 @@ def arrays(cache: Sequence[Any]) -> list[mx.array]:
 
 
 def leaves(cache: Sequence[Any]) -> list[Any]:
-    """With lists of caches (`CacheList`) opened."""
+    """Opens lists of caches (`CacheList`)."""
     found: list[Any] = []
     for layer in cache:
         inner = getattr(layer, "caches", None)
@@ -91,7 +91,6 @@ def memory_limit(chosen: int | None) -> int:
 
 
 def pool_limit(limit: int) -> int:
-    """Bytes of freed buffers that MLX may keep."""
     if mx.default_device().type == mx.DeviceType.cpu:
         return 0  # the CPU's allocator keeps none (mlx 0.32, backend/no_gpu/allocator.cpp)
     return min(POOL, int(POOL_SHARE * limit))

@@ -23,12 +23,9 @@ class LookedUp(NamedTuple):
     at: float
     request: str
     asked: int
-    """Tokens of the prompt."""
     shared: int
-    """Stored tokens of the prompt."""
     reused: int
     diverged: bool
-    """Whether the stored tokens continue differently."""
 
     @property
     def lost(self) -> dict[str, int]:
@@ -66,7 +63,6 @@ class Recent:
         self.steps: Ring[Step] = Ring(STEPS)
         self.lookups: Ring[LookedUp] = Ring(LOOKUPS)
         self.drafted = 0
-        """In tokens."""
         self.accepted = 0
         self.ahead = 0
         """Prompt tokens that were computed before their request came."""

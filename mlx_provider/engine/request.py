@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.Enum):
-    """It only moves forward."""
+    """A phase only moves forward."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -96,7 +96,7 @@ class Restore(Protocol):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Of one request: its own values, else those of the model, else neutral ones."""
+    """The request's own values, else those of the model, else neutral ones."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -116,12 +116,10 @@ class SamplingParams:
 
     @property
     def truncated(self) -> bool:
-        """Whether low-ranked tokens are excluded."""
         return not self.greedy and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
 
     @cached_property
     def penalised(self) -> bool:
-        """Whether tokens that already occurred are less likely."""
         added = self.presence_penalty or self.frequency_penalty
         return bool(added) or self.repetition_penalty != 1
 
@@ -142,7 +140,7 @@ class Row:
     constraint: RowConstraint | None = None
     forecast: RowForecast | None = None
     tokens: list[int] = field(default_factory=list)
-    """Committed: drawn, read back, and pushed to `output`."""
+    """Committed tokens: drawn, read back, and pushed to `output`."""
     finish: FinishReason | None = None
     error: MLXProviderError | None = None
     """A failure in the row's own work. Its request ends with its next token."""
@@ -154,7 +152,7 @@ class Row:
     merged: int = 0
     """Tokens of the longest row in its shared cache after the next pass. 0: it has its own."""
     gave_way: bool = False
-    """It has freed its memory for other rows."""
+    """Whether it has freed its memory for other rows."""
     history: Any = None
     """Token counts of the sampler, if the row has penalties."""
     masks: list[Any] = field(default_factory=list)
@@ -162,7 +160,6 @@ class Row:
 
     @property
     def length(self) -> int:
-        """Committed tokens of prompt and reply."""
         return len(self.request.prompt.tokens) + len(self.tokens)
 
     @property
@@ -191,19 +188,17 @@ class Request:
     """How many alternatives to report per token; `None`: no logprobs."""
     salt: str = ""
     account: str = ""
-    """The device is shared between accounts."""
+    """Tenant, between which the device is shared."""
     share: float = 1.0
-    """Of its account, relative to others."""
+    """Share of the device of its account, relative to others."""
     session: str | None = None
     retain: bool = False
-    """Its session comes back, however late."""
+    """Whether its session comes back, however late."""
     drafts: bool = True
     may_skip: bool = True
-    """Whether prompt tokens may be left out."""
     echoed: bool = False
-    """With `logprobs`: the prompt's tokens get log-probabilities, too."""
+    """Whether prompt tokens get log-probabilities, too (with `logprobs`)."""
     prompt_logprobs_sent: int = 0
-    """Prompt tokens whose log-probabilities are sent."""
     inputs: Inputs | None = None
     """Texts to embed, in place of a reply. The prompt is then the longest of them."""
     deadline: float | None = None
@@ -213,20 +208,16 @@ class Request:
     cached: int = 0
     """Prompt tokens that came from the prefix cache."""
     stored: int = 0
-    """Other prompt tokens that are stored in it."""
     prefilled: int = 0
-    """Prompt tokens that were computed."""
     kept: Sequence[int] | None = None
     """Ascending positions of the prompt tokens that are computed. `None`: all."""
     prefilling: str = ""
     """Why its long prompt was, or was not, prefilled sparsely."""
     drafted: int = 0
-    """In tokens."""
     accepted: int = 0
     explanation: str = ""
-    """Why the prefix cache did not hold more of the prompt."""
     features: dict[str, Any] = field(default_factory=dict)
-    """Of the prompt's media, by content hash, while they are needed."""
+    """Features of the prompt's media, by content hash, while they are needed."""
 
     arrived: float = 0.0
     started: float | None = None
@@ -254,7 +245,7 @@ class Request:
 
     @property
     def prompt_tokens(self) -> int:
-        """Or of all its inputs."""
+        """Tokens of its prompt, or of all its inputs."""
         return len(self.prompt.tokens) if self.inputs is None else self.inputs.total
 
     @property
@@ -289,26 +280,22 @@ class PrefillJob:
     keeps: Sequence[int] = ()
     """Ascending token counts at which a state is worth keeping."""
     snapshots: dict[int, Any] = field(default_factory=dict)
-    """States by token count."""
     hidden: list[Any] = field(default_factory=list)
     """Hidden states (n, hidden) after its last tokens so far, if a drafter needs them."""
     ids: Any = None
     """Token ids for the prefix cache, (tokens,) int64. `None`: there is no prefix cache."""
     match: Any = None
-    """The match in the prefix cache when the job was queued."""
     restore: Restore | None = None
-    """Running or ended. `None`: the disk was not searched."""
+    """`None`: the disk was not searched."""
     estimated_cached: int = 0
-    """Tokens that the prefix cache is expected to provide."""
     places: Sequence[int] | None = None
     """Positions of the tokens, if some tokens of the prompt were left out."""
     scoring: Scoring | None = None
-    """Selects the tokens to keep. Nothing is prefilled before it ends."""
+    """Nothing is prefilled before it ends."""
     tower: Tower | None = None
     """The run of the vision tower over its media, while it lasts."""
     pieces: int = 0
     piece_seconds: float = 0.0
-    """Of the last scored piece."""
 
     @property
     def restoring(self) -> bool:
@@ -332,7 +319,6 @@ class PrefillJob:
 
     @property
     def cost(self) -> int:
-        """Estimated number of tokens to compute."""
         return len(self.tokens) - max(self.done, self.estimated_cached)
 
     @property
@@ -343,7 +329,6 @@ class PrefillJob:
 
     @property
     def text_follows(self) -> bool:
-        """Whether only text is left to prefill."""
         return all(span.end <= self.done for span in self.request.prompt.spans)
 
     @property
@@ -401,13 +386,12 @@ class PrefillJob:
         self.cuts, self.keeps = (), ()  # they count tokens that were left out
 
     def go_on_with(self, tokens: Sequence[int]) -> None:
-        """Begin the next input of the request."""
         self.restart()
         self.tokens, self.ids, self.match = tokens, None, None
         self.cuts, self.keeps, self.estimated_cached = (), (), 0
 
     def held(self) -> list[Any]:
-        """The cache. Raises `RuntimeError` before the prefill has begun."""
+        """Raises `RuntimeError` before the prefill has begun."""
         if self.cache is None:
             raise RuntimeError("the prefill has not begun")
         return self.cache

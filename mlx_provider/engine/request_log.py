@@ -28,7 +28,6 @@ class Recorder:
 
 
 def timings_of(request: Request, now: float) -> Timings:
-    """In seconds. `now`: the end of the request."""
     started = now if request.started is None else request.started
     first = now if request.first_token is None else request.first_token
     last = first if request.last_token is None else request.last_token
@@ -44,7 +43,6 @@ def timings_of(request: Request, now: float) -> Timings:
 
 
 def log_line(request: Request, reason: str, now: float) -> str:
-    """With the time of each part of the request."""
     times = timings_of(request, now)
     new = request.prompt_tokens - request.cached - request.skipped
     computed = f"{request.prefilled} of {new}" if request.prefilled < new else f"{new}"

@@ -17,8 +17,6 @@ Post = tuple[Request, list[Event]]
 
 
 class StepOutput:
-    """Collects a step's events per request."""
-
     def __init__(self, recorder: Recorder, clock: Callable[[], float]) -> None:
         self.recorder = recorder
         self.clock = clock
@@ -26,12 +24,11 @@ class StepOutput:
         self._decoded = 0
 
     def post(self, request: Request, events: Sequence[Event]) -> None:
-        """Delivered after the step."""
+        """Events are delivered after the step."""
         self._events.setdefault(request, []).extend(events)
 
     @property
     def empty(self) -> bool:
-        """Whether nothing waits for delivery."""
         return not self._events
 
     @property
@@ -40,7 +37,6 @@ class StepOutput:
         return self._decoded
 
     def take(self) -> list[Post]:
-        """Everything posted since the last call."""
         if self._decoded:
             self.recorder.tokens(prefilled=0, cached=0, decoded=self._decoded)
             self._decoded = 0

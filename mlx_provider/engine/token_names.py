@@ -12,14 +12,11 @@ MAX_NAMES = 50_000
 
 
 class TokenNames:
-    """A cache of the text and bytes of single tokens."""
-
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._bytes: dict[int, bytes] = {}
 
     def described(self, token: int, logprob: Logprob) -> TokenLogprob:
-        """A drawn token."""
         top = [self._named(other, value) for other, value in logprob.top]
         return self._named(token, logprob.drawn, top)
 

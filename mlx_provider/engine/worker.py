@@ -62,7 +62,6 @@ class EngineWorker:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs, or will run with the next call."""
         thread = self._thread
         return not self._closed and (thread is None or thread.is_alive())
 
@@ -82,7 +81,6 @@ class EngineWorker:
     # -- on the engine thread
 
     def add(self, engine: Engine) -> None:
-        """Step this engine from now on."""
         self._engines.append(engine)
 
     def remove(self, engine: Engine) -> None:
@@ -95,7 +93,6 @@ class EngineWorker:
         self._idle_calls.append(function)
 
     def end_ahead(self) -> None:
-        """End the background prefills, and free their memory."""
         for engine in self._engines:
             engine.end_ahead()
 
@@ -135,7 +132,6 @@ class EngineWorker:
         return all(engine.idle for engine in self._engines)
 
     def _rest(self) -> float:
-        """Seconds for which no engine needs a step."""
         if self._idle_calls and self._idle:
             return 0.0
         return min((engine.rest for engine in self._engines), default=inf)

@@ -15,14 +15,11 @@ from ..records import LoadOptions, SamplingDefaults
 from ..safe_open import read_bounded
 
 LARGEST_JSON = 2**25
-"""No known file has a hundredth of it."""
 DEFAULT_CONTEXT = 4096
-"""For a config that has none."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Empty if there is no such file. Raises `BadRequest`, also for more than 200 levels, which
-    `from_json` refuses."""
+    """Empty if there is no such file. Raises `BadRequest`."""
     content = _content(path, {})
     if not isinstance(content, dict):
         raise BadRequest(f"{path} does not hold a JSON object", param="model")
@@ -38,7 +35,6 @@ def read_modules(folder: Path) -> list[Mapping[str, Any]]:
 
 
 def _content(path: Path, otherwise: Any) -> Any:
-    """`otherwise`: the result if there is no such file."""
     try:
         return from_json(read_bounded(path, LARGEST_JSON))
     except FileNotFoundError:
@@ -60,7 +56,6 @@ def named_context(text: Mapping[str, Any]) -> int | None:
 
 
 def named_template(folder: Path) -> str:
-    """From the files that may hold it; empty if there is none."""
     try:
         return read_bounded(folder / "chat_template.jinja", LARGEST_JSON).decode()
     except FileNotFoundError:

@@ -17,9 +17,8 @@ LAYERS = frozenset(
         *("num_nextn_predict_layers", "num_mtp_modules", "num_hidden_groups"),
     }
 )
-"""Keys of layer counts. Each layer has at least one tensor."""
+"""Each layer has at least one tensor."""
 LISTS = frozenset({"layer_types", "layers_block_type", "hybrid_override_pattern", "depths"})
-"""Keys of lists with an entry per layer."""
 WIDTHS = frozenset(
     {
         *("hidden_size", "hidden_dim", "dim", "d_model", "n_embd", "embed_dim", "vocab_size"),
@@ -28,7 +27,7 @@ WIDTHS = frozenset(
         *("num_experts", "num_local_experts", "n_routed_experts", "head_dim", "rank", "r"),
     }
 )
-"""Keys of sizes that are, or divide, a side of a matrix."""
+"""Sizes that are, or divide, a side of a matrix."""
 
 
 def check_sizes(

@@ -15,7 +15,6 @@ from ..records import Embedding, Pooling
 from .checkpoint import read_json, read_modules
 
 MODES: Mapping[str, Pooling] = {"lasttoken": "last", "mean_tokens": "mean", "cls_token": "cls"}
-"""By their names without the prefix `pooling_mode_`."""
 FLAG = "pooling_mode_"
 FOLLOWS = ("Transformer", "Pooling", "Normalize")
 """Supported modules. The model itself is the first."""
@@ -56,7 +55,6 @@ def _read(folder: Path, config: Mapping[str, Any]) -> Embedding:
 
 
 def _width(config: Mapping[str, Any]) -> int:
-    """0: not in the config."""
     return next((config[name] for name in WIDTHS if type(config.get(name)) is int), 0)
 
 
@@ -66,7 +64,6 @@ def _modules(folder: Path) -> list[str]:
 
 
 def _pooling(config: Mapping[str, Any]) -> tuple[Pooling | None, str]:
-    """The mode of `1_Pooling/config.json`, and why it is not supported."""
     named = config.get("pooling_mode")
     flags = [name for name, on in config.items() if name.startswith(FLAG) and on is True]
     modes = [named] if isinstance(named, str) else [each.removeprefix(FLAG) for each in flags]

@@ -32,9 +32,9 @@ Fields = Mapping[str, Any]
 class Footprint:
     weights: int
     kv_per_token: int
-    """Of all layers that keep every token."""
+    """Bytes of the layers that keep every token."""
     per_row: int
-    """Full windows and recurrent states."""
+    """Bytes of full windows and recurrent states."""
 
 
 def footprint(
@@ -98,10 +98,8 @@ def _completed(config: Mapping[str, Any]) -> Fields:
 
 
 def _windowed_layers(text: Fields) -> Fields:
-    """Find the layers that keep all tokens if a config has a window but no list of layers.
-
-    The configuration class decides. Without a rule there, every layer keeps all tokens.
-    """
+    """By the configuration class, if a config has a window but no list of layers. Without a rule
+    there, every layer keeps all tokens."""
     if not _number(text, "sliding_window") or _named_kinds(text) or _period(text):
         return {}
     names = ("sliding_window_pattern", "_sliding_window_pattern")
@@ -160,7 +158,6 @@ def _kinds(text: Fields) -> Iterator[str]:
 
 
 def _named_kinds(text: Fields) -> Sequence[str]:
-    """Empty if the config has no list of layers."""
     for name in ("layer_types", "layers_block_type", "hybrid_override_pattern"):
         listed = text.get(name)
         if isinstance(listed, (list, str)) and listed:
@@ -176,7 +173,6 @@ def _kind(name: str) -> str:
 
 
 def _kind_by_rule(text: Fields, layer: int) -> str:
-    """By the rule of a config without a list."""
     rest = "state" if _state_bytes(text, 2) is not None else "window"
     for name in ("full_attn_idxs", "attn_layer_indices", "full_attn_layers"):
         indices = text.get(name)
@@ -192,7 +188,6 @@ def _kind_by_rule(text: Fields, layer: int) -> str:
 
 
 def _period(text: Fields) -> int:
-    """The period of layers that keep all tokens."""
     if _number(text, "attention_chunk_size"):
         return _number(text, "no_rope_layer_interval") or 4
     if _number(text, "sliding_window") and _number(text, "sliding_window_pattern"):
@@ -230,11 +225,8 @@ def _hidden(text: Fields) -> int:
 
 
 def _state_bytes(text: Fields, value: int) -> int | None:
-    """Bytes of one recurrent layer. `None`: no field describes it.
-
-    Shapes as in the caches of mlx-lm 0.32.2: a gated delta rule or a state space with a convolution
-    before it, or only a convolution.
-    """
+    """`None`: no field describes the layer. Shapes as in the caches of mlx-lm 0.32.2: a gated delta
+    rule or a state space with a convolution before it, or only a convolution."""
     for of in (_delta_rule, _keyed_delta_rule, _state_space, _selective, _decayed, _convolution):
         if (found := of(text, value)) is not None:
             return found

@@ -46,7 +46,6 @@ def expand(model: Any, dtype: str) -> None:
 
 
 def _plain_form(layer: nn.Module) -> type[nn.Module] | None:
-    """`None`: the layer cannot be dequantised."""
     kind = type(layer)
     scaled_again = layer.get("global_scale") is not None
     if kind.__name__ not in QUANTISED or "scales" not in layer or scaled_again:

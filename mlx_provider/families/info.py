@@ -27,11 +27,8 @@ def describe(
     variant: str = "",
     **more: Any,
 ) -> ModelInfo:
-    """`more` replaces or adds fields of the result (media, pixels ...).
-
-    `stop_tokens`: those that the files do not list; `variant`: changes of the model's KV that its
-    files do not show.
-    """
+    """`more` replaces or adds fields of the result. `stop_tokens`: those that the files do not
+    list; `variant`: changes of the model's KV that its files do not show."""
     generation = read_json(folder / "generation_config.json")
     text = config.get("text_config") or config
     model_type = str(config.get("model_type"))
@@ -58,7 +55,6 @@ def stop_ids(
     generation: Mapping[str, Any],
     tokenizer: HFTokenizer,
 ) -> frozenset[int]:
-    """Every token that ends a reply, from all files of the model."""
     found: set[int] = set()
     own = getattr(tokenizer.backend, "eos_token_id", None)
     for named in (config.get("eos_token_id"), text.get("eos_token_id"), own):
@@ -73,7 +69,6 @@ def _ids(named: Any) -> set[int]:
 
 
 def weights_bytes(model: Any) -> int:
-    """A tied matrix counts once."""
     once = {id(value): value for _, value in tree_flatten(model.parameters())}
     return sum(int(value.nbytes) for value in once.values())
 

@@ -23,7 +23,7 @@ CLOSE = 0.05
 
 Path = tuple[str, ...]
 Keep = Callable[[mx.array], mx.array]
-"""Maps hidden states (B, length, hidden) to those whose logits are wanted, in three dimensions."""
+"""Hidden states (B, length, hidden) to those whose logits are wanted, in three dimensions."""
 
 
 def last_token(hidden: mx.array) -> mx.array:
@@ -42,7 +42,6 @@ class Shown:
         self._keep = keep
         self._show = show or keep
         self.hidden = mx.zeros((0, 0, 0))
-        """Of the last call."""
 
     def __call__(self, hidden: mx.array) -> mx.array:
         self.hidden = self._show(hidden)

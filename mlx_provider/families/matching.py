@@ -1,7 +1,5 @@
-"""Checks whether upstream has a class for an architecture, for a family's `matches`.
-
-It imports nothing of mlx-vlm, and of mlx-lm only the requested module.
-"""
+"""Checks whether upstream has a class for an architecture, for a family's `matches`. Imports
+nothing of mlx-vlm, and of mlx-lm only the requested module."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from ..upstream import mlx_lm
 
 
 def known_to_mlx_lm(config: Mapping[str, Any]) -> bool:
-    """By its `config.json`. Raises `NotInstalled`."""
+    """Raises `NotInstalled`."""
     return mlx_lm.supports(config)
 
 

@@ -32,7 +32,6 @@ class TextModel:
     info: ModelInfo
     kv_layouts: Sequence[str]
     backbone: logits.Path | None = None
-    """The part below the output matrix, if one was found."""
 
     def prepare(
         self,

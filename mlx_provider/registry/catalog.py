@@ -21,7 +21,6 @@ class Catalog(Generic[R]):
         """For people: `model family`, `tool parser`, `reasoning parser`, `kernels`, `drafter`,
         `client`."""
         self._owned: dict[str, tuple[R, Plugin]] = {}
-        """By canonical name."""
 
     def check(self, records: Sequence[R], plugin: Plugin) -> None:
         """Raise `PluginError` if a record's name, or a third party's alias, belongs to another
@@ -77,7 +76,6 @@ class Catalog(Generic[R]):
         )
 
     def preferred(self) -> Iterator[tuple[R, Plugin]]:
-        """Third parties' records first, then built-in ones, each in the order of its plugin."""
         yield from sorted(self._owned.values(), key=lambda owned: owned[1].ours)
 
 

@@ -20,7 +20,6 @@ from .sources import digest
 
 FORMAT = 1
 LONGEST = 4 * 2**20
-"""In bytes, for a record."""
 SOFTWARE = ("mlx", "mlx-lm", "mlx-vlm", "llguidance")
 """Packages that a plugin's results depend on, besides this one."""
 NAMED = 5
@@ -52,7 +51,6 @@ class ConformanceRecord:
     distribution: str
     version: str
     software: Mapping[str, str]
-    """Versions of this package and of its dependencies, by name."""
     device: str
     date: str
     """ISO 8601, UTC."""
@@ -64,7 +62,6 @@ class ConformanceRecord:
 
     @property
     def summary(self) -> str:
-        """For people, without its validity."""
         failed, count = self.of("failed"), len(self.results)
         made = f"{self.date[:10]}, mlx {self.software.get('mlx', 'none')} on {self.device}"
         skipped = f", {len(self.of('skipped'))} skipped" if self.of("skipped") else ""
@@ -88,7 +85,6 @@ def record_path(distribution: str, plugin: str) -> Path:
 
 
 def record_of(plugin: Plugin) -> ConformanceRecord | None:
-    """`None`: there is no readable record."""
     try:
         data = read_own(record_path(plugin.distribution, plugin.name), LONGEST)
         return _read(json.loads(data))
@@ -117,7 +113,6 @@ def stale(record: ConformanceRecord, plugin: Plugin) -> str:
 
 
 def for_people(plugin: Plugin) -> str:
-    """One line. Empty: the checks have not run."""
     record = record_of(plugin)
     if record is None:
         return ""
@@ -126,7 +121,6 @@ def for_people(plugin: Plugin) -> str:
 
 
 def for_programs(plugin: Plugin) -> dict[str, Any] | None:
-    """`None`: the checks have not run."""
     record = record_of(plugin)
     if record is None:
         return None

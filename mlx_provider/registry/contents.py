@@ -50,7 +50,6 @@ class Contents:
 
     @property
     def patches(self) -> tuple[UpstreamPatch, ...]:
-        """The parts of upstream that it replaces, each once."""
         found = [patch for family in self.model_families for patch in family.patches]
         found += [patch for kernels in self.kernels for patch in kernels.patches]
         return tuple(dict.fromkeys(found))

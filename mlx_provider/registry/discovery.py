@@ -21,7 +21,6 @@ def installed() -> list[tuple[Plugin, EntryPoint]]:
 
 
 def selection(environ: Mapping[str, str]) -> frozenset[str] | None:
-    """The names in `MLX_PROVIDER_PLUGINS`. `None`: all."""
     given = environ.get(SELECTION)
     if given is None:
         return None
@@ -29,7 +28,6 @@ def selection(environ: Mapping[str, str]) -> frozenset[str] | None:
 
 
 def missing(name: str) -> Plugin:
-    """A placeholder for a name in `MLX_PROVIDER_PLUGINS` that is not installed."""
     return Plugin(name, "", "", error=f"{SELECTION} names it, but no such plugin is installed")
 
 

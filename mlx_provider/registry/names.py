@@ -15,7 +15,6 @@ def canonical(name: str) -> str:
 
 
 def near(name: str, known: Iterable[str]) -> list[str]:
-    """The most similar first."""
     spelt: dict[str, str] = {}
     for each in known:
         spelt.setdefault(canonical(each), each)

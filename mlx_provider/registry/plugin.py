@@ -21,7 +21,6 @@ class Plugin:
     """By kind (`model family`, `tool parser`, `kernels` ...)."""
     patches: tuple[UpstreamPatch, ...] = ()
     error: str | None = None
-    """Why the plugin is not in use."""
     notes: tuple[str, ...] = ()
     """Later faults and replacements, while the rest of the plugin stays in use."""
 

@@ -69,7 +69,6 @@ class PluginRegistry:
 
     @classmethod
     def of(cls, context: typer.Context) -> PluginRegistry:
-        """The registry that a command's context holds, else a new one."""
         return context.find_object(cls) or cls.discover()
 
     @property
@@ -83,12 +82,10 @@ class PluginRegistry:
 
     @property
     def tool_parsers(self) -> dict[str, ToolParser]:
-        """By name and alias."""
         return self._tool_parsers.spellings()
 
     @property
     def reasoning_parsers(self) -> dict[str, ReasoningParser]:
-        """By name and alias."""
         return self._reasoning_parsers.spellings()
 
     @property
@@ -114,11 +111,9 @@ class PluginRegistry:
         return " ".join(filter(None, (self.sources(each) for each in plugins)))
 
     def client(self, name: str) -> Client:
-        """By name or alias in any spelling. Raises `BadRequest`."""
         return self._clients.named(name, "client")
 
     def drafter(self, name: str) -> Drafter:
-        """By name in any spelling. Raises `BadRequest`."""
         return self._drafters.named(name, "drafter")
 
     def automatic_drafters(self) -> list[Drafter]:
@@ -127,11 +122,9 @@ class PluginRegistry:
         return sorted(found, key=lambda drafter: -drafter.automatic)
 
     def tool_parser(self, name: str) -> ToolParser:
-        """By name or alias in any spelling. Raises `BadRequest`."""
         return self._tool_parsers.named(name, "tool_parser")
 
     def reasoning_parser(self, name: str) -> ReasoningParser:
-        """By name or alias in any spelling. Raises `BadRequest`."""
         return self._reasoning_parsers.named(name, "reasoning_parser")
 
     def family_for(self, config: Mapping[str, Any]) -> tuple[ModelFamily, Plugin]:
@@ -148,22 +141,19 @@ class PluginRegistry:
         return family, self._plugins[owner.key]
 
     def rivals(self, config: Mapping[str, Any]) -> str:
-        """Third parties with equal claims to a `config.json`, in one line. Empty: none."""
         return _rivals(self._claims(config), f"model_type {config.get('model_type')!r}")
 
     def detect_tool_parser(self, template: str) -> ToolParser | None:
-        """The highest-ranking tool parser that recognises a chat template; at equal rank, a third
-        party's."""
+        """At equal rank, a third party's has precedence."""
         return self._detect(self._tool_parsers, template)
 
     def fallback_tool_parser(self, part: Literal["read", "write"]) -> ToolParser | None:
-        """For templates without a known format; at equal rank, a third party's."""
+        """At equal rank, a third party's has precedence."""
         found = (each for each, _ in self._tool_parsers.preferred() if each.fallback == part)
         return max(found, key=lambda each: each.rank, default=None)
 
     def detect_reasoning_parser(self, template: str) -> ReasoningParser | None:
-        """The highest-ranking reasoning parser that recognises a chat template; at equal rank, a
-        third party's."""
+        """At equal rank, a third party's has precedence."""
         return self._detect(self._reasoning_parsers, template)
 
     def kernels_for(self, device: str, precision: str) -> tuple[str, list[Replacement]] | None:
@@ -265,7 +255,6 @@ class PluginRegistry:
                     self._note(owner.key, told)
 
     def _claims(self, config: Mapping[str, Any]) -> list[tuple[ModelFamily, Plugin]]:
-        """The families of the highest priority, in the order of precedence."""
         found = [
             (self._priority(family, owner, config), family, owner)
             for family, owner in self._families.preferred()
@@ -322,7 +311,6 @@ def _replacements(kernels: Kernels) -> list[Replacement]:
 
 
 def _rivals(claims: list[tuple[R, Plugin]], what: str) -> str:
-    """A note about third parties with equal claims. Empty: there is at most one."""
     strangers = {owner.key: (record.name, owner) for record, owner in claims if not owner.ours}
     if len(strangers) < 2:
         return ""

@@ -14,11 +14,10 @@ from pathlib import Path
 SUFFIXES = (".py", ".jinja", ".jinja2", ".lark", ".metal", ".so", ".dylib")
 """A plugin may write other files beside these while it runs."""
 MAX_FILES = 2000
-"""Of one plugin."""
 
 
 def times(point: EntryPoint) -> dict[str, tuple[int, int]]:
-    """The source files of a plugin, with modification time in nanoseconds and size in bytes."""
+    """Modification time in nanoseconds and size in bytes."""
     found = {}
     for path in _files(point):
         try:
@@ -30,7 +29,7 @@ def times(point: EntryPoint) -> dict[str, tuple[int, int]]:
 
 
 def digest(point: EntryPoint) -> str:
-    """Of the content of all source files, independent of their location."""
+    """Independent of the files' location."""
     parts = sorted((Path(path).name, _content(path)) for path in _files(point))
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
@@ -45,7 +44,6 @@ def _files(point: EntryPoint) -> Iterator[str]:
 
 
 def _package(module: str) -> ModuleSpec | None:
-    """The outermost package of a module that has files."""
     first, *rest = module.split(".")
     try:
         spec = importlib.util.find_spec(first)

@@ -28,7 +28,6 @@ __all__ = ["Parts", "Run", "Watched", "route", "routed"]
 
 NAME = "scaled_dot_product_attention"
 PARAMETERS = ("scale", "mask", "sinks")
-"""Of the original function, after the cache."""
 FEW = 8
 """Maximum number of queries of one row that use quantised keys without a dequantised copy."""
 TOGETHER = 512
@@ -90,7 +89,6 @@ class Quantised(NamedTuple):
 
     @classmethod
     def of(cls, keys: tuple[mx.array, mx.array, mx.array], width: int) -> Quantised:
-        """`width`: values of a key."""
         packed, scales, _ = keys
         return cls(width // scales.shape[-1], 32 * packed.shape[-1] // width)
 

@@ -22,10 +22,8 @@ from .shared_kv import SharedBatchKV, SharedKV, prefix_of, start
 from .sparse_cache import SparseKVCache, cache_list, held
 
 RowCache = list[Any]
-"""One entry per layer."""
 Offsets = dict[tuple[int, ...], mx.array]
 PLAIN = (KVCache, SparseKVCache, SharedKV)
-"""Classes that hold all appended tokens."""
 
 
 def mergeable(cache: Sequence[Any]) -> bool:
@@ -54,7 +52,6 @@ def rows_of(batch: Sequence[Any], indices: Iterable[int]) -> list[RowCache]:
 
 
 def counting_alike(batch: Iterable[Any]) -> list[list[Any]]:
-    """The layers in groups that share one array of offsets (see `merged`)."""
     found: dict[int, list[Any]] = {}
     for layer in batch:
         if isinstance(getattr(layer, "offset", None), mx.array):

@@ -33,7 +33,6 @@ def preload() -> str:
 
 
 def active() -> str:
-    """A description for users of the BLAS that MLX calls."""
     if sys.platform == "darwin":
         return "Accelerate"
     everywhere = ctypes.CDLL(None)
@@ -57,7 +56,6 @@ def candidates() -> Iterator[str]:
 
 
 def _load(path: str) -> bool:
-    """Open the library with global symbols, if it exports the symbol that MLX calls."""
     try:
         if not hasattr(ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL), SYMBOL):
             return False
@@ -83,8 +81,6 @@ def _version(library: ctypes.CDLL) -> str:
 
 
 class _SymbolInfo(ctypes.Structure):
-    """`Dl_info` of dladdr(3)."""
-
     _fields_ = (
         ("file", ctypes.c_char_p),
         ("base", ctypes.c_void_p),
@@ -94,7 +90,6 @@ class _SymbolInfo(ctypes.Structure):
 
 
 def _home(library: ctypes.CDLL) -> str:
-    """The file that defines the symbol."""
     info = _SymbolInfo()
     found = library.dladdr(ctypes.cast(library[SYMBOL], ctypes.c_void_p), ctypes.byref(info))
     return os.fsdecode(info.file) if found and info.file else "unknown file"

@@ -59,7 +59,6 @@ class StateCache(ArraysCache):
     def update_recurrent(
         self, index: int, length: int, update: Callable[[Any, Any], tuple[Any, ...]]
     ) -> tuple[Any, Any]:
-        """Run one state transition over `length` tokens and store the final state."""
         output, state = update(self.cache[index], None)[:2]
         self.cache[index] = state
         return output, state
@@ -154,7 +153,6 @@ def visible_behind(
 
 
 def _columns_before(cache: KVCache | RotatingKVCache) -> int:
-    """Tokens of a layer's cache that stay in it when `append_behind` appends tokens."""
     if not isinstance(cache, RotatingKVCache):
         return int(cache.offset)
     columns: int = min(cache.offset, cache.keys.shape[2], cache.max_size - 1 + MOST_DRAFTS)
@@ -162,7 +160,7 @@ def _columns_before(cache: KVCache | RotatingKVCache) -> int:
 
 
 def visible(places: mx.array, columns: int, window: int | None = None) -> mx.array:
-    """The mask (T, columns) for tokens of one row at the positions `places`, (T,) int32."""
+    """(T, columns), for tokens of one row at the positions `places`, (T,) int32."""
     at = mx.arange(columns)
     mask = at[None] <= places[:, None]
     return mask if window is None else mask & (at[None] > places[:, None] - window)

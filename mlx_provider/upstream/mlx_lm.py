@@ -13,14 +13,12 @@ from .file_limit import file_limit_kept
 
 INSTALL = "install one of: pip install 'mlx-provider[cpu]', pip install 'mlx-provider[cuda13]'"
 Classes = Callable[[dict[str, Any]], tuple[type[Any], type[Any]]]
-"""Finds the classes of model and arguments for a `config.json`, as mlx-lm's `_get_classes` does."""
 
 
 @dataclass(frozen=True)
 class Loaded:
     model: Any
     tokenizer: Any
-    """Of transformers."""
     renderer: Any
     """mlx-lm's wrapper, if its chat template is a Python function of mlx-lm; else `None`."""
     stop_tokens: frozenset[int]
@@ -48,7 +46,7 @@ def supports(config: Mapping[str, Any]) -> bool:
 
 
 def classes(config: Mapping[str, Any]) -> tuple[type[Any], type[Any]]:
-    """Of the model and of its arguments. Raises `ValueError` if there are none."""
+    """Raises `ValueError` if there are none."""
     found: tuple[type[Any], type[Any]] = _utils()._get_classes(dict(config))
     return found
 

@@ -31,7 +31,6 @@ class Selective(nn.Module):
     """A mixin for an mlx-lm model class that loads only the weights of the text model."""
 
     def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """With complete weight names (see `backbone_alone`)."""
         weights = whole_names(self, weights)
         own = getattr(super(), "sanitize", None)
         return weights if own is None else own(weights)
@@ -92,7 +91,6 @@ def _inside(at: Any, step: str) -> Any:
 
 
 def _parts(names: Iterable[str]) -> list[str]:
-    """Weight paths, cut after the name of the part."""
     found = set()
     for name in names:
         steps = name.split(".")

@@ -46,7 +46,6 @@ def unpatch(modules: Iterable[ModuleType], key: Hashable) -> None:
 
 
 def _patches(function: Any) -> Iterator[Any]:
-    """The patched forms of a function, the outermost first."""
     while hasattr(function, "patch") and hasattr(function, "original"):
         yield function
         function = function.original
@@ -73,6 +72,5 @@ class Unpatched:
 
 
 def namespaces(model: Any) -> list[ModuleType]:
-    """The Python modules that define the classes of `model`'s layers."""
     names = {type(layer).__module__ for layer in model.modules()}
     return [sys.modules[name] for name in sorted(names) if name in sys.modules]

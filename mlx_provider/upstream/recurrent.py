@@ -32,7 +32,6 @@ class StateRun:
     cache: Any
     rows: slice
     turned: bool = False
-    """Whether the rows of the call are tokens of one row."""
     prefixes: Prefixes | None = None
     """Records the state after each of these tokens. If unset, `cache` gets the last state only."""
 
@@ -47,7 +46,6 @@ class Prefixes:
 
     def __init__(self, cache: ArraysCache, tokens: int) -> None:
         self.cache = cache
-        """The states before the tokens."""
         self.tokens = tokens
         self._after: ArraysCache | None = None
         self._history: StateHistory | StateSteps | None = None
@@ -83,7 +81,6 @@ class Prefixes:
         return mx.tril(mx.ones((self.tokens, self.tokens), dtype=mx.bool_))
 
     def keep(self, tokens: int) -> None:
-        """Set the states of the cache to those after the first `tokens` tokens."""
         if self._history is not None:
             self.cache.cache = self._history.after(tokens)
         if self._after is not None:
@@ -188,7 +185,6 @@ def routed(original: Callable[..., Any], *, through: bool) -> Callable[..., Any]
 
 
 def _over_prefixes(prefixes: Prefixes, arguments: dict[str, Any], states: str, cache: str) -> None:
-    """Change the arguments of a call so that its row i has the first i + 1 tokens."""
     arguments[states] = mx.repeat(arguments[states], prefixes.tokens, axis=0)
     arguments[cache] = prefixes.rows()
     arguments[MASK] = prefixes.mask()
@@ -225,7 +221,6 @@ def _watched(layer: Any, found: dict[type, bool]) -> Any:
 
 
 def _asking(frame: FrameType | None) -> type | None:
-    """The class of the innermost module on the call stack."""
     while frame is not None:
         module = frame.f_locals.get("self")
         if isinstance(module, nn.Module):

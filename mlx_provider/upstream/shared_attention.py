@@ -21,8 +21,6 @@ scores."""
 
 
 class Call(NamedTuple):
-    """The arguments of attention for the rows of one cache."""
-
     queries: mx.array
     """(B, H, L, D)"""
     keys: Any
@@ -32,12 +30,10 @@ class Call(NamedTuple):
 
     @property
     def apart(self) -> bool:
-        """Whether prefix and tails are computed separately."""
         return isinstance(self.keys, Shared) and self.queries.shape[2] <= FEW
 
     @property
     def whole(self) -> Call:
-        """The same call with prefix and tails concatenated."""
         if not isinstance(self.keys, Shared):
             return self
         mask = _widened(self.mask, length_of(self.keys.prefix))
@@ -45,7 +41,6 @@ class Call(NamedTuple):
 
 
 def calls_of(queries: mx.array, keys: Any, values: Any, mask: Any, cache: Any) -> list[Call]:
-    """One for each cache of a call of attention."""
     if not isinstance(keys, Parts):
         return [Call(queries, keys, values, mask, cache)]
     return [
@@ -73,7 +68,6 @@ class Partial(NamedTuple):
 
 
 def _attend(calls: Sequence[Call], scale: float) -> list[mx.array]:
-    """Of calls with the same prefix."""
     first = calls[0]
     kv_heads = _heads(first.keys.prefix)
     split = [_split(call.queries, kv_heads) for call in calls]
@@ -97,12 +91,12 @@ def _attend(calls: Sequence[Call], scale: float) -> list[mx.array]:
 def attend_prefix(
     queries: mx.array, keys: Any, values: Any, scale: float, cache: Any
 ) -> tuple[mx.array, mx.array]:
-    """`Partial` of all queries of a pass, (1, Hk, M, D). Kernels may replace it."""
+    """(1, Hk, M, D). Kernels may replace this function."""
     return _partial(queries, keys, values, scale, None, cache)
 
 
 def _own(call: Call, queries: mx.array, scale: float) -> Partial:
-    """The attention of rows to their tails. Queries and results: (B, Hk, group, L, ...)."""
+    """Queries and results: (B, Hk, group, L, ...)."""
     rows, kv_heads, group, tokens, width = queries.shape
     mask = call.mask
     if mask is not None:
@@ -133,7 +127,6 @@ def _partial(
 
 
 def _product(x: mx.array, stored: Any, cache: Any, *, transpose: bool) -> mx.array:
-    """`x @ stored`, or `x` times the transpose of `stored`."""
     if isinstance(stored, (tuple, list)):
         how = {"group_size": cache.group_size, "bits": cache.bits}
         if mx.default_device() == mx.gpu:
@@ -171,7 +164,7 @@ def _by_kv_head(mask: Any, tokens: int, keys: int, group: int, kv_heads: int) ->
 
 
 def _widened(mask: Any, prefix: int) -> Any:
-    """With additional columns for a prefix that is visible to all queries."""
+    """Add columns for a prefix that is visible to all queries."""
     if not isinstance(mask, mx.array):
         return mask
     shape = (*mask.shape[:-1], prefix)

@@ -36,7 +36,6 @@ class Prefix:
         return length_of(self.keys)
 
     def head(self, length: int) -> Prefix:
-        """As views."""
         if length == self.length:
             return self
         return Prefix(cut(self.keys, 0, length), cut(self.values, 0, length))
@@ -47,8 +46,6 @@ class Prefix:
 
 @dataclass(frozen=True)
 class Shared:
-    """Keys or values of rows with a shared prefix."""
-
     prefix: Any
     """(1, Hk, P, D)"""
     tail: Any
@@ -114,7 +111,6 @@ class Spliced:
         self.nbytes = prefix.nbytes + tail.nbytes
 
     def __getitem__(self, index: tuple[Any, slice, slice]) -> mx.array:
-        """`[..., start:stop, :]`"""
         start, stop, _ = index[1].indices(self.shape[2])
         head = self._prefix[..., start : min(stop, self._at), :]
         tail = self._tail[..., max(0, start - self._at) : max(0, stop - self._at), :]
@@ -142,7 +138,6 @@ def divide(layer: Any, tokens: int, room: int = 0) -> Prefix:
 
 
 def start(layer: Any, prefix: Prefix) -> None:
-    """In place."""
     layer.offset = prefix.length
     _become_shared(layer, prefix)
 
@@ -159,7 +154,6 @@ def unite(layer: Any) -> None:
 
 
 def arrays_of(layer: Any) -> list[Any]:
-    """Keys and values of all tokens of a row."""
     both = [(layer.prefix.keys, layer.keys), (layer.prefix.values, layer.values)]
     if layer.keys is None:
         return [array for first, _ in both for array in _arrays(first)]
@@ -176,7 +170,6 @@ def prefix_of(cache: Any) -> Prefix | None:
 
 
 def cut(stored: Any, start: int, stop: int) -> Any:
-    """As views."""
     return _each(lambda array: array[..., start:stop, :], stored)
 
 
@@ -191,7 +184,7 @@ def _become_shared(layer: Any, prefix: Prefix) -> None:
 
 
 def _copy(array: mx.array, room: int) -> mx.array:
-    """At least for the tokens of `array`."""
+    """With capacity for at least the tokens of `array`."""
     found = mx.zeros((*array.shape[:2], max(room, array.shape[2]), array.shape[3]), array.dtype)
     found[:, :, : array.shape[2]] = array
     return found

@@ -54,7 +54,6 @@ class Skipping:
         return plain.make_mask(N, return_array=return_array, window_size=None)
 
     def size(self) -> int:
-        """Tokens that are held."""
         return held(self)
 
     def trim(self, n: int) -> int:
@@ -92,7 +91,6 @@ class SparseWindow(RotatingKVCache):
     def __init__(self, max_size: int) -> None:
         super().__init__(max_size)
         self.positions: list[int] = []
-        """Of the tokens that are held, ascending."""
 
     def append_at(
         self, keys: mx.array, values: mx.array, positions: Sequence[int]
@@ -120,24 +118,20 @@ class SparseWindow(RotatingKVCache):
         return seen
 
     def _gone(self, positions: Sequence[int]) -> int:
-        """Number of held tokens that are in no window of `positions`."""
         return bisect_right(self.positions, positions[0] - self.max_size)
 
 
 def held(cache: Any) -> int:
-    """Number of tokens that a layer's cache of one row holds."""
     return int(cache.offset) - int(getattr(cache, "skipped", 0))
 
 
 def unsupported(layer: Any) -> bool:
-    """Whether the cache cannot skip tokens. `layer`: one cache, not a list of caches."""
     if type(layer) is RotatingKVCache:
         return bool(layer.keep)
     return type(layer) is not KVCache and not isinstance(layer, ArraysCache)
 
 
 def widest_window(cache: Sequence[Any]) -> int:
-    """Of a `SparseWindow`, which must hold all of its tokens at the end."""
     layers = (layer for each in cache for layer in getattr(each, "caches", [each]))
     return max((each.max_size for each in layers if isinstance(each, SparseWindow)), default=0)
 
@@ -154,7 +148,6 @@ def whole_windows(cache: Sequence[Any]) -> list[Any]:
 
 
 def cache_list(like: Any, caches: Iterable[Any]) -> Any:
-    """Of the same class as `like` (`CacheList`)."""
     together = type(like)()
     together.caches = tuple(caches)
     return together

@@ -62,7 +62,6 @@ class StateSteps(ArraysCache):
 
     @property
     def complete(self) -> bool:
-        """Whether all states after each token are known."""
         return all(
             state is None or at in self._after or state.shape[0] == self._tokens
             for at, state in enumerate(self.cache)

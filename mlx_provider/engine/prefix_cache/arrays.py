@@ -17,11 +17,9 @@ class ArrayPack:
 
     stacks: tuple[Any, ...]
     places: tuple[tuple[int, int], ...]
-    """(stack, row) of each array."""
 
     @classmethod
     def of(cls, arrays: Sequence[Any]) -> ArrayPack:
-        """Copy and evaluate the arrays."""
         groups: dict[tuple[Any, ...], list[Any]] = {}
         order: dict[tuple[Any, ...], int] = {}
         places: list[tuple[int, int]] = []
@@ -37,7 +35,6 @@ class ArrayPack:
 
     @classmethod
     def loose(cls, arrays: Sequence[Any]) -> ArrayPack:
-        """Take over arrays that have buffers of their own."""
         return cls(
             tuple(array[None] for array in arrays), tuple((i, 0) for i in range(len(arrays)))
         )

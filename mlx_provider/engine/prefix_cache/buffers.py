@@ -33,7 +33,6 @@ class RowBuffers:
         self.first = first
         self.base = base
         self.stored = 0
-        """Bytes of the segments that refer to it."""
         self.intact = True
         """False after a device failure in its last row."""
         self._users: tuple[weakref.ref[Holding], ...] = ()
@@ -44,7 +43,6 @@ class RowBuffers:
 
     @property
     def common(self) -> bool:
-        """Whether it is an immutable prefix for any number of rows."""
         return any(isinstance(layer, Prefix) for layer in self.layers.values())
 
     @property
@@ -100,7 +98,6 @@ class RowBuffers:
         self._users = (*(ref for ref in self._users if ref() is not None), weakref.ref(row))
 
     def is_of(self, cache: Sequence[Any]) -> bool:
-        """Whether these are the layers of a row cache. A merged row has others."""
         every = leaves(cache)
         return all(every[leaf] is layer for leaf, layer in self.layers.items())
 
@@ -109,7 +106,6 @@ class RowBuffers:
         self.stored = max(self.stored, (length - self.first) * token_bytes)
 
     def slack(self, length: int) -> int:
-        """Bytes of capacity after the first `length` tokens."""
         found = 0
         for layer in self.layers.values():
             for each in _own_arrays(layer):
@@ -118,7 +114,6 @@ class RowBuffers:
         return found
 
     def trim(self, length: int) -> None:
-        """Free the capacity after the first `length` tokens. Copies layer by layer."""
         for layer in self.layers.values():
             own = length - _before(layer)
             cut = [mx.contiguous(a[..., :own, :]) for a in _own_arrays(layer)]
@@ -135,7 +130,6 @@ class RowBuffers:
         return found
 
     def move_to(self, cache: Sequence[Any], length: int) -> None:
-        """Give the layers, with their first `length` tokens, to a fresh row cache."""
         every = leaves(cache)
         for leaf, layer in self.layers.items():
             fresh = every[leaf]
@@ -226,7 +220,6 @@ class Holding:
         return own
 
     def trim(self, tokens: int) -> None:
-        """Free the capacity after this many tokens and those that the row holds."""
         if self.own is not None:
             self.own.trim(max(tokens, *(each.offset for each in self.own.layers.values())))
             self.capacity = self.own.capacity

@@ -67,7 +67,6 @@ class PrefixCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of device arrays and token ids."""
         return self._store.tally.nbytes
 
     def match(self, key: CacheKey, tokens: Sequence[int] | Ids, limit: int) -> Match:
@@ -120,7 +119,6 @@ class PrefixCache:
         return max(0, room // (memory.token_bytes + ID_BYTES))
 
     def holds(self, match: Match) -> bool:
-        """Whether nothing was stored or evicted since `match` was found."""
         return match.version == self._store.version
 
     def restore(
@@ -168,7 +166,6 @@ class PrefixCache:
     def fork(
         self, holding: Holding, cache: list[Any], *, least: int | None
     ) -> tuple[list[Any], Holding | None]:
-        """See `Reuse.fork`."""
         return Reuse(self._store, least).fork(holding, cache)
 
     def hold(self, cache: list[Any]) -> Holding:
@@ -198,7 +195,6 @@ class PrefixCache:
 
     @property
     def in_use(self) -> int:
-        """Bytes that rows use. Any thread may ask."""
         return self._store.in_use
 
     def _fill(self, cache: list[Any], match: Match, room: int, in_place: Mapping[int, int]) -> None:
@@ -306,11 +302,9 @@ class PrefixCache:
         return min(leaf.stop, len(ids))
 
     def evict_to(self, nbytes: int) -> int:
-        """Return the freed bytes."""
         return self._store.evict(nbytes=nbytes)
 
     def clear(self) -> None:
-        """Also on disk."""
         self._store.clear()
         self._sessions.clear()
         if self._disk is not None:

@@ -41,7 +41,6 @@ MAX_QUEUED = 2**29
 """Most bytes that wait to be written. The rest of a prompt is written with a later pass."""
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 STALE = 3600.0
-"""Age in seconds at which a temporary file is considered abandoned."""
 BACKUP_MARK = "CACHEDIR.TAG"
 BACKUP_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n"
 """Marks the folder as a cache for backup programs (bford.info/cachedir)."""
@@ -88,7 +87,6 @@ class DiskTier:
     # -- writing
 
     def due(self, start: int, stop: int) -> bool:
-        """Whether a pass over these tokens has completed a file."""
         return stop // EDGE > start // EDGE
 
     def save(
@@ -133,7 +131,6 @@ class DiskTier:
     def _save_states(
         self, key: CacheKey, ids: Ids, states: Mapping[int, Snapshot], path: Sequence[str]
     ) -> None:
-        """Also removes the excess snapshots of the path."""
         chain, own = Chain(key, ids), key.digest().hex()
         for at, state in sorted(states.items()):
             digest = chain.at(at)
@@ -266,7 +263,6 @@ class DiskTier:
 
 
 def _file_bytes(tokens: int, nbytes: float) -> int:
-    """Largest size of a file whose arrays take `nbytes`."""
     return int(nbytes) + 12 * tokens + 2**12
 
 

@@ -20,7 +20,6 @@ from .files import Contents, HostArray
 class Encoded:
     structure: Mapping[str, Any]
     arrays: tuple[HostArray, ...]
-    """Views that any thread may read."""
 
     @property
     def nbytes(self) -> int:
@@ -47,7 +46,6 @@ class Staged:
         return cls(contents.header.structure, tuple(arrays))
 
     def views(self) -> Sequence[HostArray]:
-        """For the thread that reads the file."""
         return [_view(array) for array in self.arrays]
 
     def pack(self) -> ArrayPack:
@@ -56,7 +54,6 @@ class Staged:
         return ArrayPack(tuple(stacks), tuple((g, r) for g, r in self.structure["places"]))
 
     def __getitem__(self, index: int) -> Any:
-        """A lazy view."""
         stack, row = self.structure["places"][index]
         array = self.arrays[stack][row : row + 1].squeeze(0)
         return _as(array, _dtype(self.structure["dtypes"][stack]))

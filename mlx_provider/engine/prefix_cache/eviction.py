@@ -73,11 +73,9 @@ def evict(
 
 
 def value(node: Node, clock: int, held: int) -> float:
-    """Value per byte of a leaf, or of an inner node's snapshot.
-
-    Age is the bytes stored since the last use, as a share of the prefix cache, so many small side
-    requests age a long chat less than another long chat does.
-    """
+    """Value per byte of a leaf, or of an inner node's snapshot. Age is counted in bytes stored
+    since the last use, so many small side requests age a long chat less than another long chat
+    does."""
     if node.complete:
         recompute = len(node.tokens)
     elif node.snapshot is None:

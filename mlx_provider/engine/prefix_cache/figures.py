@@ -19,7 +19,6 @@ class Counters:
     prompt_tokens: int = 0
     reused_tokens: int = 0
     restored_tokens: int = 0
-    """The part of these tokens that came from disk."""
     refused: int = 0
 
     @property

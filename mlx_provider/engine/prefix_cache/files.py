@@ -29,7 +29,6 @@ SUFFIX = ".safetensors"
 TEMPORARY = ".tmp"
 MAX_HEADER = 2**24
 PIECE = 2**24
-"""Bytes read or hashed at once."""
 DTYPES = {
     "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "U32": "<u4",
     "I32": "<i4", "U64": "<u8", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
@@ -55,7 +54,6 @@ class Header:
     """Tokens of the segment. Empty: a snapshot at `start`."""
     complete: bool
     structure: Mapping[str, Any]
-    """How the arrays form a `Segment` or `Snapshot`."""
     nbytes: int = 0
 
     @property
@@ -72,8 +70,6 @@ class Header:
 
 @dataclass(frozen=True)
 class Contents:
-    """An open file whose arrays are not read yet."""
-
     file: BinaryIO
     header: Header
     shapes: tuple[tuple[tuple[int, ...], str], ...]
@@ -99,10 +95,8 @@ def versions() -> str:
 
 
 def write(folder: Path, header: Header, arrays: Sequence[HostArray], versions: str) -> Path:
-    """Write a file atomically: after a crash it is complete or missing. Mode 0600.
-
-    Raises `BadFile` for arrays that the format cannot hold, and `OSError`.
-    """
+    """Write a file atomically: after a crash it is complete or missing. Mode 0600. Raises
+    `OSError`, and `BadFile` for arrays that the format cannot hold."""
     metadata = _metadata(header, versions)
     digest = _digest(metadata)
     for array in arrays:
@@ -132,13 +126,12 @@ def write(folder: Path, header: Header, arrays: Sequence[HostArray], versions: s
 
 
 def read_header(path: Path, versions: str) -> Header:
-    """Raises `BadFile` and `OSError`."""
     with os.fdopen(open_own(path), "rb") as file:
         return _header(_metadata_of(_begin(file)), versions, os.fstat(file.fileno()).st_size)
 
 
 def open_file(path: Path, versions: str) -> Contents:
-    """Its arrays are read later. Raises `BadFile` and `OSError`."""
+    """Arrays are read later. Raises `BadFile` and `OSError`."""
     file = os.fdopen(open_own(path), "rb")
     try:
         table = _begin(file)
@@ -152,7 +145,6 @@ def open_file(path: Path, versions: str) -> Contents:
 
 
 def read(path: Path, versions: str) -> tuple[Header, list[HostArray]]:
-    """Raises `BadFile` and `OSError`."""
     contents = open_file(path, versions)
     with contents.file:
         arrays = [np.empty(shape, dtype) for shape, dtype in contents.shapes]

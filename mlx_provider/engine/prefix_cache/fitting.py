@@ -12,7 +12,6 @@ from .tree import ID_BYTES, Node
 class Fit:
     stop: int
     states: frozenset[int]
-    """Token counts of the snapshots that are kept or added."""
     new_bytes: int
 
 
@@ -89,7 +88,6 @@ class _Sizes:
         return max(0, stop - self.shared) * self.each
 
     def reach(self, budget: int, limit: int) -> int:
-        """The most tokens, at most `limit`, that fit into `budget` bytes."""
         for node in self.path:
             size = node.token_bytes
             if size > budget or node.stop > limit:

@@ -24,8 +24,6 @@ NEAR = 16
 
 @dataclass(frozen=True)
 class LivePath:
-    """A row cache and the snapshots taken while it grew."""
-
     row: RowParts
     cache: list[Any]
     given: Mapping[int, Snapshot]
@@ -36,12 +34,11 @@ class LivePath:
 
     @property
     def complete(self) -> bool:
-        """Whether its segments hold every layer."""
         return self.row.complete
 
     @cached_property
     def states(self) -> Mapping[int, Snapshot]:
-        """Snapshots by token count, for paths with layers that cannot be cut."""
+        """By token count, for paths with layers that cannot be cut."""
         last = take_snapshot(self.cache) if self.row.exact else None
         return {**self.given, **({} if last is None else {self.row.length: last})}
 
@@ -135,10 +132,8 @@ def _cuts(start: int, stop: int, wanted: set[int]) -> list[int]:
 
 
 def attach(leaf: Node, at: int, state: Snapshot, *, wanted: bool = False) -> Node | None:
-    """Attach a state at token `at` of the path. Returns its node, if that had no state.
-
-    `wanted`: those tokens were stored already, so a row would have resumed there.
-    """
+    """Attach a state at token `at` of the path. Returns its node, if that had no state. `wanted`: a
+    row would have resumed there."""
     node = next((node for node in leaf.path() if node.start < at <= node.stop), None)
     if node is None or node.complete:
         return None

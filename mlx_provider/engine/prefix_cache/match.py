@@ -15,7 +15,6 @@ from .tree import Node, Walk
 class Match:
     length: int
     asked: int
-    """Tokens of the whole prompt."""
     shared: int
     """Tokens in common with the closest stored path. More than `length` if a state is missing."""
     branch: int

@@ -97,7 +97,6 @@ class PrefixCachePolicy:
             self._cache.trim(row.holding.own, tokens)
 
     def _claim_forks(self, job: PrefillJob) -> None:
-        """Count what the further rows of a prompt will share with the first."""
         first, further = job.rows[0].holding, len(job.rows) - 1
         nbytes = self.fork_bytes(len(job.tokens), further + 1) // max(1, further)
         if first is not None and first.base is not None:
@@ -106,7 +105,6 @@ class PrefixCachePolicy:
             row.holding = Claim((), nbytes) if nbytes else None
 
     def fork_bytes(self, tokens: int, rows: int) -> int:
-        """Bytes that rows of a prompt save by sharing it. Any thread may ask."""
         if self._least is None or not self._forks or tokens <= self._least:
             return 0
         each = 0 if self._memory is None else self._memory.token_bytes
@@ -115,7 +113,6 @@ class PrefixCachePolicy:
         return max(0, steps) * STEP_TOKENS * each
 
     def fork(self, rows: Sequence[Row], cache: list[Any]) -> list[list[Any]]:
-        """The caches of all rows of a prompt. `cache`: that of the first row, which is complete."""
         first, caches = rows[0].holding, [cache]
         for row in rows[1:]:
             if first is None:
@@ -192,7 +189,6 @@ class PrefixCachePolicy:
         return None if self._memory is None else self._cache.fits(self._memory, job.request.session)
 
     def passed(self, job: PrefillJob, start: int) -> None:
-        """Take the planned snapshots of the pass that started at `start`."""
         if self._memory is None and self._strictest is not Kind.APPEND:
             self._plan_again(job)
         if job.ids is not None:
@@ -222,10 +218,7 @@ class PrefixCachePolicy:
         return ends_of(prompt)
 
     def keep_prefill(self, job: PrefillJob) -> None:
-        """Store a prefill that was looked up, complete or cancelled.
-
-        If tokens were left out, the tokens after them differ from those of other prompts.
-        """
+        """If tokens were left out, the tokens after them differ from those of other prompts."""
         whole = job.ids is not None and job.places is None
         if job.cache is not None and whole and job.done >= WORTH_KEEPING:
             self._insert(

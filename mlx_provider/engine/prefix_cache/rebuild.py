@@ -52,7 +52,7 @@ def rebuild(
 
 
 def _heads(segments: Sequence[Segment], length: int) -> list[dict[int, list[Any]]]:
-    """The last segment is cut, so that they hold `length` tokens in total."""
+    """The last one is cut, so that they hold `length` tokens in total."""
     parts = [segment.arrays() for segment in segments]
     extra = sum(segment.length for segment in segments) - length
     if extra and parts:
@@ -63,7 +63,6 @@ def _heads(segments: Sequence[Segment], length: int) -> list[dict[int, list[Any]
 
 
 def _runs(layer: Any, parts: Sequence[list[Any]]) -> list[list[Any]]:
-    """Empty for a layer without tokens."""
     if layer is None or not parts or not parts[0]:
         return []
     if not is_of(layer, len(parts[0])):
@@ -109,14 +108,12 @@ def slack_of(layer: Any, length: int, room: int) -> int:
 
 
 def _joined(pieces: Sequence[Any], slack: int) -> Any:
-    """Concatenated along the token axis, with `slack` zeros at the end."""
     first = pieces[0]
     zeros = mx.zeros((*first.shape[:-2], slack, first.shape[-1]), dtype=first.dtype)
     return mx.contiguous(mx.concatenate([*pieces, zeros] if slack else [*pieces], axis=-2))
 
 
 def hand_over(layer: Any, arrays: list[Any], length: int) -> None:
-    """Set arrays of `length` tokens or more as the keys and values of a fresh layer."""
     half = len(arrays) // 2
     keys, values = arrays[:half], arrays[half:]
     own = vars(layer)

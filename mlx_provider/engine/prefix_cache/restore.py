@@ -58,7 +58,6 @@ class Restore:
         self.length = 0
 
     def begin(self) -> Sequence[Header]:
-        """Return the files that it needs."""
         plan = None if self.ended else self._origin.plan()
         if plan is None:
             self.abandon()
@@ -70,14 +69,12 @@ class Restore:
         return self._headers(plan)
 
     def stage(self, contents: Contents) -> Sequence[HostArray]:
-        """Memory for the arrays of the next file."""
         if self.ended:
             raise FileNotFoundError("the request has ended")
         self._staged = Staged.of(contents)
         return self._staged.views()
 
     def take(self) -> bool:
-        """Take a slice of the file that was read. Returns whether more of it is left."""
         plan, staged = self._plan, self._staged
         if self.ended or plan is None or staged is None:
             return False
@@ -104,7 +101,6 @@ class Restore:
             self._reached = stop
 
     def stop(self, name: str, reason: BadFile | OSError) -> None:
-        """A file cannot be read: ends with the restored part."""
         if self.ended:
             return
         self._origin.damaged(name, reason)

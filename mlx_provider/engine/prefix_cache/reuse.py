@@ -108,7 +108,6 @@ class Reuse:
         return Claim(claimed, (tokens - steps) * each, shared, each)
 
     def _may_take(self, own: RowBuffers, match: Match) -> bool:
-        """Whether a row can take over buffers that hold the end of its match."""
         if own.common or own.needed or not own.intact:
             return False
         fits = all(
@@ -119,7 +118,6 @@ class Reuse:
         return fits and self._beyond(own, match) <= match.length - own.first
 
     def _beyond(self, own: RowBuffers, match: Match) -> int:
-        """Stored tokens of these buffers after the match."""
         return max(node.stop for node in self._store.nodes_in(own)) - match.length
 
     def _cut_behind(self, own: RowBuffers, match: Match) -> bool:
@@ -169,7 +167,6 @@ def _last(match: Match) -> RowBuffers | None:
 
 
 def _end(buffers: RowBuffers, match: Match) -> int:
-    """Tokens at the beginning of a match that are in these buffers."""
     stop = 0
     for node in match.path:
         if segment_of(node).held is not buffers:

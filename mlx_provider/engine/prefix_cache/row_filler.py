@@ -26,14 +26,11 @@ class RowFiller:
 
     @property
     def leaves(self) -> frozenset[int]:
-        """Leaves that segments fill."""
         return frozenset(self._layers)
 
     def put(self, arrays: Mapping[int, Sequence[Any]], start: int, stop: int, skip: int) -> None:
-        """Copy tokens `start .. stop` from arrays that begin with `skip` others.
-
-        Raises `ValueError` for arrays of another kind than the layer's.
-        """
+        """`skip`: tokens in front of `start` in the arrays. Raises `ValueError` for arrays of
+        another kind than the layer's."""
         for leaf, parts in arrays.items():
             layer = self._layers.get(leaf)
             if layer is None or not parts:

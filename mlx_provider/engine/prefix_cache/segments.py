@@ -20,7 +20,6 @@ class Charge:
     """The size of tokens that are, or were, in the buffers of a row."""
 
     nbytes: int
-    """Per token."""
     buffers: int
 
 
@@ -55,7 +54,6 @@ class Segment:
 
     @property
     def needed(self) -> bool:
-        """Whether something else than the tree refers to its arrays."""
         return self.held is not None and self.held.needed
 
     def slice(self, start: int, stop: int) -> Segment:
@@ -69,7 +67,6 @@ class Segment:
         return replace(self, held=held, slack=0)
 
     def copied(self) -> Segment:
-        """Copies, so that its buffers may change."""
         arrays = [a for each in self.arrays().values() for a in each]
         return Segment(self.length, ArrayPack.of(arrays), self.layers)
 
@@ -99,8 +96,6 @@ def segment_of(node: Node) -> Segment:
 
 @dataclass(frozen=True)
 class RowParts:
-    """The parts of a live row cache that holds `length` tokens or more."""
-
     length: int
     append: Mapping[int, list[Any]]
     """Arrays of the layers that keep every token, in token order, by leaf index."""
@@ -124,7 +119,6 @@ class RowParts:
 
     @property
     def shape(self) -> tuple[tuple[int, int], ...]:
-        """`Segment.layers` of the tokens that every layer keeps."""
         return tuple((leaf, len(each)) for leaf, each in self.append.items())
 
     def token_bytes(self, *, complete: bool) -> int:

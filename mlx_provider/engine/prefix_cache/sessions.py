@@ -20,7 +20,6 @@ class Share:
     equal: int = 0
     """Bytes of its head that each path of `siblings` keeps."""
     siblings: Sequence[Node] = ()
-    """The last nodes of other sessions' paths."""
 
 
 class Sessions:
@@ -73,7 +72,6 @@ class Sessions:
         self._wanted.clear()
 
     def _taking_turns(self, session: str) -> list[str]:
-        """The other sessions that have returned recently."""
         since = self._turn - LIVE_TURNS
         return [each for each, turn in self._returned.items() if turn > since and each != session]
 
@@ -84,7 +82,6 @@ class Sessions:
 
 
 def head(leaf: Node, nbytes: int) -> list[Node]:
-    """The longest resumable head within `nbytes`."""
     found: list[Node] = []
     for node in _kept(leaf):
         left = nbytes - sum(each.nbytes for each in found)

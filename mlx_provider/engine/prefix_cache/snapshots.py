@@ -34,7 +34,6 @@ class Snapshot:
         return cls(layers, ArrayPack.of(arrays))
 
     def attributes(self, leaf: int) -> dict[str, Any]:
-        """In separate arrays (lazy)."""
         decoded: dict[str, Any] = decode(self.layers[leaf], self.pack)
         return decoded
 
@@ -70,7 +69,6 @@ def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
 
 
 def encode(value: Any, arrays: list[Any]) -> Encoded:
-    """Append the arrays within `value` to `arrays`."""
     if isinstance(value, mx.array):
         arrays.append(value)
         return ["array", len(arrays) - 1]

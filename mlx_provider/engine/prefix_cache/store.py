@@ -119,7 +119,6 @@ class Store:
         return stored
 
     def _spare(self) -> list[Node]:
-        """Nodes with unused capacity, least recently used first."""
         found = [node for node in self.nodes() if segment_of(node).slack]
         return sorted(found, key=lambda node: node.used)
 
@@ -163,7 +162,6 @@ class Store:
         return (node for root in self.roots.values() for node in nodes(root))
 
     def touch(self, leaf: Node | None) -> list[Node]:
-        """Return the nodes of the path."""
         self._clock += 1
         path = [] if leaf is None else leaf.path()
         for node in path:
@@ -275,7 +273,6 @@ class Store:
         self.recount()
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError`."""
         total = sum(check(root) for root in self.roots.values())
         if total != self.tally.nbytes:
             raise AssertionError(f"counts {self.tally.nbytes} bytes, holds {total}")
@@ -290,7 +287,6 @@ class Store:
 
 
 def _to_packs(buffers: RowBuffers, held: Sequence[Node]) -> None:
-    """Copy the tokens of nodes out of buffers, which lose them layer by layer."""
     spans = [(node.start, node.stop) for node in held]
     layers = segment_of(held[0]).layers
     copies = [buffers.pieces(leaf, spans) for leaf, count in layers if count]

@@ -79,7 +79,6 @@ class Node:
     snapshot: State | None = None
     """State at `stop`, if not every layer can be cut. `set_snapshot` changes it."""
     children: dict[int, Node] = field(default_factory=dict)
-    """By their first token."""
     used: int = 0
     """The prefix cache's clock: bytes stored so far, plus one per use."""
     hits: int = 0
@@ -123,7 +122,6 @@ class Node:
         return any(self.sessions.values())
 
     def path(self) -> list[Node]:
-        """From the first node below the root to this one."""
         found: list[Node] = []
         node: Node | None = self
         while node is not None and node.parent is not None:
@@ -135,7 +133,7 @@ class Node:
 @dataclass(frozen=True)
 class Walk:
     steps: tuple[tuple[Node, int], ...]
-    """Nodes along the path, each with the number of its tokens that match (all but in the last)."""
+    """Nodes along the path, each with the number of its tokens that match."""
     shared: int
     diverged_at: int | None
     """First position that differs from the closest stored path."""
@@ -149,7 +147,6 @@ def new_root(tally: Tally | None = None) -> Node:
 
 
 def walk(root: Node, ids: Ids, limit: int) -> Walk:
-    """Read-only."""
     steps: list[tuple[Node, int]] = []
     node, at = root, 0
     while at < limit:
@@ -248,7 +245,6 @@ def set_snapshot(node: Node, state: State | None) -> None:
 
 
 def nodes(root: Node) -> Iterator[Node]:
-    """Parents first."""
     todo = list(root.children.values())
     while todo:
         node = todo.pop()
@@ -257,7 +253,7 @@ def nodes(root: Node) -> Iterator[Node]:
 
 
 def check(root: Node) -> int:
-    """Bytes of the tree. Raises `AssertionError` if an invariant of `Node` is broken."""
+    """Raises `AssertionError` if an invariant of `Node` is broken."""
     total = 0
     for node in nodes(root):
         parent = node.parent

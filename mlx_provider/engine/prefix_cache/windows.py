@@ -45,7 +45,6 @@ def _shortened(own: Mapping[str, Any], behind: int) -> dict[str, Any]:
 
 
 def _blank_first(array: Any, keep: int) -> Any:
-    """The array with a token of zeros before the oldest token that may be dropped."""
     blank = mx.zeros((*array.shape[:-2], 1, array.shape[-1]), dtype=array.dtype)
     return mx.concatenate([array[..., :keep, :], blank, array[..., keep:, :]], axis=2)
 

@@ -60,7 +60,7 @@ class Writer:
         self._jobs.put((self._do_remove, name))
 
     def touch(self, names: Sequence[str]) -> None:
-        """Mark a path as used, its first file as the newest, so that the tail is removed first."""
+        """The path's first file becomes the newest, so that the tail is removed first."""
         if names:
             self._jobs.put((self._do_touch, tuple(names)))
 
@@ -68,7 +68,6 @@ class Writer:
         self._jobs.put((self._do_clear,))
 
     def flush(self) -> None:
-        """Any thread."""
         done = threading.Event()
         self._jobs.put((done.set,))
         while not done.wait(LOOK) and self._thread.is_alive():
@@ -101,7 +100,6 @@ class Writer:
             return (self._do_look,)
 
     def _do_look(self) -> None:
-        """Report files of other processes with the same versions."""
         changed = self._folder.stat().st_mtime_ns
         if changed == self._seen:
             return
@@ -145,7 +143,6 @@ class Writer:
             path.unlink(missing_ok=True)
 
     def _shrink(self) -> None:
-        """Remove the least recently used files until the folder is within its limit."""
         found = [(of.st_mtime_ns, used(of), path) for path, of in self._files()]
         total = sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
@@ -156,7 +153,6 @@ class Writer:
             total -= size
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        """Folders, pipes and similar entries are left alone."""
         for path in self._folder.glob(f"*{files.SUFFIX}"):
             try:
                 found = path.lstat()

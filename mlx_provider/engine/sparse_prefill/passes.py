@@ -45,10 +45,8 @@ def problem(model: LoadedModel, make_cache: MakeCache) -> str:
 
 
 def _trial(model: LoadedModel, make_cache: MakeCache) -> str:
-    """A prompt that starts at position `MOVED` must give the same result as one that starts at 0.
-
-    The results differ if a model uses absolute positions or the number of cached tokens.
-    """
+    """A prompt that starts at position `MOVED` must give the same result as one at 0. It does not
+    if a model uses absolute positions or the number of cached tokens."""
     tokens = some_tokens(model, LENGTH, 1)
     alone = decoding(model, make_cache, tokens, 0)
     cache = sparse(make_cache())

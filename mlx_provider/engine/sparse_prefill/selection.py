@@ -49,7 +49,6 @@ def chunk_scores(scores: Any, tokens: int) -> NDArray[np.float64]:
 
 
 def kept_anyway(tokens: int, window: int = 0) -> NDArray[np.bool_]:
-    """(chunks,)"""
     starts = np.arange(0, tokens, CHUNK)
     ends: NDArray[np.bool_] = (starts < FIRST) | (starts + CHUNK > tokens - max(LAST, window))
     return ends

@@ -41,11 +41,10 @@ class SparsePrefill:
 
     @property
     def summary(self) -> str:
-        """A description for people."""
         return f"{self._share:g} of prompts from {self._least} tokens on"
 
     def begin(self, job: PrefillJob) -> None:
-        """Start the scoring of a prompt before its prefill, if it may pay off. Never raises."""
+        """Never raises."""
         if not job.request.may_skip or len(job.tokens) < self._least:
             return
         if any(row.tokens for row in job.rows):

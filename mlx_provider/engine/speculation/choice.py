@@ -63,7 +63,6 @@ class Prospects:
 class Choice:
     step: Step
     picks: Sequence[int]
-    """A drafter for each row. Without drafts, it has no meaning."""
     counts: Sequence[int]
     gain: float
     """Logarithm of the product of all rows' rates, over that without drafts."""
@@ -89,7 +88,6 @@ def best_of(prospects: Prospects, step: Callable[[Kind], Step]) -> Choice:
 
 
 def _kinds(able: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """All combinations of drafters, the smallest first."""
     for size in range(1, len(able) + 1):
         yield from combinations(able, size)
 

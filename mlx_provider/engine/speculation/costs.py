@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 DECAY = 0.8
-"""Weight of the old seconds at each new measurement."""
 SPIKE = 3.0
 """A measurement above this multiple of the known value is a disturbance."""
 RISE = 1.5
@@ -27,10 +26,8 @@ launched, most of the pass is over by then."""
 
 
 Kind = frozenset[int]
-"""The drafters that give the drafts of one pass."""
 KNOWN_TEXT: Kind = frozenset({KNOWN})
 Seconds = Callable[[int], float]
-"""Duration of a pass by the number of its extra tokens."""
 
 
 class Passes:
@@ -49,7 +46,6 @@ class Passes:
 @dataclass
 class DraftCosts:
     per_draft: float = 0.0
-    """Seconds of one drafting round."""
     aside: float = 0.0
     """Seconds that the device idles in a step with drafts, because tokens are read first."""
     slower: dict[int, float] = field(default_factory=dict)
@@ -91,7 +87,6 @@ class Step:
     rows: int
     passes: Passes
     times: Sequence[float]
-    """Measured over expected duration, by the bit length of the number of drafts."""
     aside: float
     per_draft: float
 
@@ -100,7 +95,6 @@ class Step:
         return self.passes.seconds(0) * self.times[0]
 
     def took(self, drafts: int, rounds: int) -> float:
-        """Seconds of a step with `drafts` in total, and at most `rounds` for one row."""
         if not drafts:
             return self.plain
         seconds = self.passes.seconds(drafts) * self.times[drafts.bit_length()]

@@ -42,7 +42,6 @@ class KnownText:
         return best
 
     def foresees(self, row: Odds) -> float:
-        """Acceptance rate of a row's predicted tokens. `row`: its own results."""
         return row.share(self.foretold.share(HOPE))
 
     def reads_first(self, row: Odds, rows: int, seconds: Seconds) -> bool:

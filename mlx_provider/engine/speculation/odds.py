@@ -40,7 +40,6 @@ class Odds:
         self.tried = kept * self.tried + tried
 
     def doubt(self) -> None:
-        """Reduce the weight of past results."""
         kept = min(1.0, DOUBTED / max(self.tried, DOUBTED))
         self.held, self.tried = kept * self.held, kept * self.tried
 
@@ -51,11 +50,8 @@ class Odds:
 
 @dataclass
 class RowOdds:
-    """Statistics of one drafter for one row."""
-
     odds: Odds = field(default_factory=Odds)
     missed: int = 0
-    """Passes in sequence without an accepted draft."""
     rest: int = 0
     """Steps until it may be tried again, if no drafter has drafts for the row."""
     pause: int = FIRST_PAUSE
@@ -66,7 +62,6 @@ class RowOdds:
 
     @property
     def trusted(self) -> bool:
-        """Whether it may give drafts outside trials."""
         return self.missed < MISSED_PASSES
 
     def due(self, step: int, *, instead: bool) -> bool:
@@ -75,7 +70,6 @@ class RowOdds:
         return step % self.pause == 0 if instead else not self.rest
 
     def learn(self, held: int, tried: int) -> None:
-        """See `Odds`."""
         if held and not self.trusted:
             self.odds.doubt()  # its text may have changed in kind
             self.pause = FIRST_PAUSE

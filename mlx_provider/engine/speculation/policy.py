@@ -74,8 +74,7 @@ class Policy:
     def expected_gain(
         self, seconds: Seconds, share: float, *, per_draft: float = 0.0
     ) -> tuple[int, float]:
-        """Expected effect of drafts on a single row: the best number per pass (0: none), and the
-        speed-up.
+        """Best number of drafts per pass for a single row (0: none), and the speed-up.
 
         seconds: duration of a pass by its number of drafts; share: assumed acceptance rate;
         per_draft: seconds of one guess.
@@ -97,7 +96,7 @@ class Policy:
         self.trials.learn(row, held)
 
     def _chances(self, rows: Sequence[Sequence[RowOdds | None]]) -> Floats:
-        """See `Prospects`. A drafter that is not trusted for a row is not asked."""
+        """A drafter that is not trusted for a row is not asked."""
         sources = [self.sources[at] for at in range(max(map(len, rows), default=0))]
         beliefs = [source.everyone.share(HOPE) for source in sources]
         shares = np.zeros((len(rows), len(sources)))

@@ -59,7 +59,6 @@ class Own:
 
     odds: RowOdds = field(default_factory=RowOdds)
     seen: DraftRow | None = None
-    """From its first drafts on."""
 
 
 @dataclass
@@ -109,10 +108,7 @@ class Speculation:
         self._breakers = [CircuitBreaker() for _ in self.sources]
 
     def wanted(self, rows: Sequence[Row], seconds: Callable[[int], float]) -> dict[Row, Asks]:
-        """The drafters of each row that may and should have drafts, and for how many.
-
-        seconds: duration of a pass by the number of its extra tokens.
-        """
+        """seconds: duration of a pass by the number of its extra tokens."""
         opened = [breaker for breaker in self._breakers if not breaker.closed]
         for breaker in opened:
             breaker.passed(used=False)
@@ -128,7 +124,6 @@ class Speculation:
         return {row: asks for row, asks in found.items() if asks}
 
     def drafts_ahead(self, asked: Mapping[Row, Asks]) -> bool:
-        """Whether all drafters that are asked can guess before the last pass is read."""
         places = {ask.source for asks in asked.values() for ask in asks} or {0}
         return all(self.sources[place].drafts_ahead for place in places)
 
@@ -257,17 +252,14 @@ class Speculation:
             own.drawn_from = None
 
     def refused(self, row: Row, source: int) -> None:
-        """The grammar of a row refuses the first guess of a drafter."""
         if row in self._rows:
             self.policy.learn(source, self._rows[row].own[source].odds, 1, 0)
 
     def forget(self, rows: Sequence[Row]) -> None:
-        """These rows decode no more, or start again."""
         for row in rows:
             self._rows.pop(row, None)
 
     def chance(self, row: Row) -> float:
-        """Acceptance rate of the row's predicted tokens."""
         return self.policy.known_text.foresees(self._rows[row].foretold)
 
     def foretold(self, row: Row, *, right: bool) -> None:
@@ -276,7 +268,6 @@ class Speculation:
             self.policy.known_text.learn_forecast(self._rows[row].foretold, right=right)
 
     def reads_first(self, row: Row, rows: int, seconds: Callable[[int], float]) -> bool:
-        """See `KnownText`."""
         return self.policy.known_text.reads_first(self._rows[row].begins, rows, seconds)
 
     def begun(self, row: Row, *, begun: bool) -> None:
@@ -285,7 +276,6 @@ class Speculation:
             self.policy.known_text.learn_beginning(self._rows[row].begins, begun=begun)
 
     def drafts_for(self, row: Row) -> bool:
-        """Whether a row may have drafts that are not the drafters'."""
         closed = any(breaker.closed for breaker in self._breakers)
         return closed and row in self._rows and _may(row)
 
@@ -293,7 +283,6 @@ class Speculation:
         return Followed([Own() for _ in self.sources], shown=shown)
 
     def _able(self, row: Row) -> list[RowOdds | None]:
-        """The statistics of the drafters that can draft for a row."""
         if not _may(row):
             return []
         if row not in self._rows:

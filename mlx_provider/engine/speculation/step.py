@@ -73,7 +73,6 @@ class DraftStep:
 
     @property
     def shows(self) -> ShowsHidden | None:
-        """The model, if the drafter needs hidden states."""
         return None if self._speculation is None else self._speculation.shows
 
     def prefilled(self, model: LoadedModel, job: PrefillJob, chunk: PrefillChunk) -> mx.array:
@@ -94,14 +93,12 @@ class DraftStep:
             self._speculation.begin(row, job.hidden)
 
     def allowed(self, plan: StepPlan, *, possible: bool) -> bool:
-        """`possible`: whether passes can check drafts."""
         self._possible = possible
         if self._speculation is None or not plan.rows or not possible:
             return False
         return plan.chunk is None or self._speculation.policy.beside_prompts
 
     def drafts_ahead(self, wanted: Wanted) -> bool:
-        """Whether the drafters can guess before the last pass is read."""
         return self._speculation is not None and self._speculation.drafts_ahead(wanted.asked)
 
     def wanted(self, plan: StepPlan) -> Wanted:
@@ -115,10 +112,8 @@ class DraftStep:
         return Wanted(asked, known=first)
 
     def guessed(self, plan: StepPlan, asked: Mapping[Row, Asks], isolated: Isolated) -> Drafts:
-        """Drafts of the rows, as far as their grammars allow them, once all their tokens are read.
-
-        `isolated`: wraps a row's own work, so that an error in it ends only its request.
-        """
+        """Drafts as far as the rows' grammars allow them, once all tokens are read. `isolated`:
+        wraps a row's own work, so that an error in it ends only its request."""
         if self._speculation is None:
             return NO_DRAFTS
         seconds, count = self._seconds(plan), len(plan.rows)
@@ -191,7 +186,6 @@ class DraftStep:
         return False
 
     def seconds(self, plan: StepPlan, drafts: Drafts) -> float:
-        """Expected seconds of a step's pass with these drafts."""
         if not drafts:
             return plan.pass_seconds
         return self._seconds(plan)(sum(map(len, drafts.values())))
@@ -239,14 +233,12 @@ class DraftStep:
             self._recent.accepted += held
 
     def forget(self, rows: Sequence[Row]) -> None:
-        """These rows decode no more, or start again."""
         if self._speculation is not None:
             self._speculation.forget(rows)
         for row in rows:
             self._origins.pop(row, None)
 
     def _seconds(self, plan: StepPlan) -> Seconds:
-        """Expected seconds of a step's pass by the number of its extra tokens."""
         longer = self._scheduler.chunking.wider(plan)
         return lambda tokens: plan.pass_seconds + longer(tokens)
 
@@ -269,7 +261,6 @@ def _origin(known: Sequence[int], guess: Guess | None, *, refused: bool = False)
 
 
 def _left(row: Row) -> int:
-    """Most drafts after the next token of a row."""
     return row.request.max_tokens - len(row.tokens) - 1
 
 

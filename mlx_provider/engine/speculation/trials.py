@@ -15,14 +15,12 @@ from .odds import LONGEST_REST, SUREST, RowOdds
 GOOD = 0.9
 """Assumed acceptance rate in a trial; in place of another drafter, it is `SUREST`."""
 TRIED = 1
-"""Drafts of a row in a trial."""
 REFUSED = 8
 """A refused trial is considered again in the next step whose number is a multiple of this: for all
 rows in one step, because that costs the host more than its other decisions."""
 AWAITED = 2
 """Steps until the result of a trial is known: passes are planned before the last one is read."""
 ALLOWANCE = 0.01
-"""Share of the time that trials may take."""
 SAVED = 6.0
 """Most plain steps in the allowance, also its initial value. Accepted drafts add to it."""
 
@@ -30,7 +28,6 @@ SAVED = 6.0
 @dataclass
 class Trials:
     saved: float = SAVED
-    """In plain steps."""
     steps: int = 0
 
     def chosen(
@@ -40,10 +37,8 @@ class Trials:
         best: Choice,
         step: Callable[[Kind], Step],
     ) -> list[Ask | None]:
-        """A drafter to try first for each row, if it may pay off and the allowance permits.
-
-        best: the choice without trials; step: see `best_of`.
-        """
+        """A drafter to try first for each row, if it may pay off and the allowance permits. best:
+        the choice without trials."""
         self._spend((best.seconds - best.step.plain) / best.step.plain)
         due = [
             self._due(row, pick, drafts)
@@ -85,7 +80,6 @@ class Trials:
             each.rest = max(0, each.rest - 1)
 
     def _due(self, row: Sequence[RowOdds | None], pick: int, drafts: int) -> set[int]:
-        """Drafters that may be tried for a row, for which another one has `drafts` drafts."""
         return {
             source
             for source, odds in enumerate(row)
@@ -95,11 +89,10 @@ class Trials:
         }
 
     def _spend(self, price: float) -> None:
-        """Reduce the allowance. Drafts that are expected to pay off need none and leave no debt."""
+        """Drafts that are expected to pay off need no allowance and leave no debt."""
         self.saved = max(self.saved - price, min(self.saved, 0.0))
 
     def _afford(self, price: float) -> bool:
-        """Pay this many plain steps for a trial, if the allowance permits."""
         if self.saved < min(price, SAVED):
             return False
         self.saved -= price

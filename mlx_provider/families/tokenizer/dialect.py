@@ -26,7 +26,6 @@ def dialect(tokenizer: HFTokenizer) -> dict[str, Any]:
 
 
 def wants_turns(tokenizer: HFTokenizer) -> bool:
-    """Whether the template raises for two consecutive messages of one role."""
     user, reply = _said("user"), _said("assistant")
     pairs = [([user], [user, user]), ([user, reply, user], [user, reply, reply, user])]
     return any(
@@ -50,7 +49,6 @@ def has_system_role(tokenizer: HFTokenizer) -> bool:
 
 
 def refuses_late_system(tokenizer: HFTokenizer) -> bool:
-    """Whether the template raises for a system message after the first turn."""
     before, last = [_said("user"), _said("assistant")], _said("user")
     if _rendered(tokenizer, [*before, last]) is None:
         return False

@@ -44,7 +44,6 @@ NO_CALLS = "the chat template takes no tool calls or results: they are written a
 
 
 def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Of two texts, or of two lists of tokens."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
@@ -75,7 +74,6 @@ class HFTokenizer:
         # two threads must not use a fast tokenizer at once: "Already borrowed"
         self.lock = Turns()
         self.context: int | None = None
-        """Most tokens of a text."""
 
     def within(self, context_length: int) -> HFTokenizer:
         """The same tokenizer, with `ContextTooLong` for texts with more tokens than this."""
@@ -99,25 +97,22 @@ class HFTokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The source, if it is text; the one for tools, if there are several."""
+        """The one for tools, if there are several. `None`: it is not text."""
         return self._source([{}])
 
     @cached_property
     def form(self) -> TemplateForm:
-        """The form in which the chat template accepts messages and tools. Raises `UnsupportedModel`
-        for a template that exceeds its limits."""
+        """Raises `UnsupportedModel` for a template that exceeds its limits."""
         if self._renderer is None and self._source([]) is None:
             return TemplateForm()
         return template_form(partial(self.apply_template, variables={}, probe="cached"))
 
     @cached_property
     def control(self) -> ControlTokens:
-        """Tokens that a client's text must not become."""
         return ControlTokens(self.fast, self.chat_template, self._reserved)
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """For the operator, about the template."""
         form = self.form
         if refusal := self._refusal():
             return (f"{REFUSES}: {refusal}",)
@@ -207,7 +202,6 @@ class HFTokenizer:
             return str(self._backend.decode(list(tokens), skip_special_tokens=skip_special))
 
     def tokens(self, text: str, hidden: Hidden) -> list[int]:
-        """Of a text rendered from hidden input, without added special tokens."""
         if not hidden.marks and not self.control.reachable:
             return self.encode(text, special=False)
         return self.encode_with_offsets(text, hidden).ids
@@ -307,7 +301,6 @@ class HFTokenizer:
         return hidden, text
 
     def render(self, messages: Messages, tools: Messages, variables: Variables) -> Rendered:
-        """Snapshot points are the ends of the first two messages and of the last."""
         hidden, text = self.rendered(messages, tools, variables)
         encoded = self.encode_with_offsets(text, hidden)
         prefixes = [*self._prefixes(hidden), self.system_part(hidden, text)]

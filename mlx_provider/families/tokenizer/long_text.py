@@ -15,11 +15,8 @@ from typing import Any, Protocol
 from ...errors import BadRequest
 
 PIECE = 2**15
-"""In characters."""
 NEAR = 256
-"""Characters on either side of a cut that are examined."""
 TRIES = 16
-"""Positions tried for one cut before the piece is extended."""
 UNDIVIDED = 2**20
 """Characters of the longest piece. Its encoding takes some hundred MB."""
 
@@ -58,7 +55,7 @@ class LongText:
         yield start, text[start:]
 
     def _cut(self, text: str, start: int) -> int | None:
-        """The end of the piece that begins at `start`. `None`: it is the last piece."""
+        """`None`: the piece that begins at `start` is the last."""
         for first in range(start + PIECE // 2, min(len(text), start + UNDIVIDED), PIECE):
             for tried, place in enumerate(_PLACES.finditer(text, first, first + PIECE)):
                 if self._splits(text, place.start()):
@@ -104,6 +101,5 @@ class LongText:
 
     @cached_property
     def _pairs(self) -> frozenset[str]:
-        """All pairs of adjacent characters in entries of the vocabulary."""
         entries = self._fast.get_vocab(with_added_tokens=False)
         return frozenset(a + b for entry in entries for a, b in pairwise(entry))

@@ -12,7 +12,6 @@ from typing import Any
 from ...records import TemplateForm
 
 SHORT_ID = 9
-"""For templates that require one."""
 LETTERS = string.ascii_letters + string.digits
 BLANK_LINE = "\n\n"
 Message = Mapping[str, Any]
@@ -34,7 +33,6 @@ def fit_messages(messages: Sequence[Message], form: TemplateForm) -> list[dict[s
 
 
 def fit_tools(tools: Sequence[Message], form: TemplateForm) -> list[dict[str, Any]]:
-    """Tools of a request (OpenAI form) with the fields that `form` requires."""
     return [_tool(tool, form) for tool in tools]
 
 
@@ -47,7 +45,6 @@ def short_id(call_id: str) -> str:
 
 
 def call_ids(messages: Sequence[Message]) -> frozenset[str]:
-    """Ids of the assistant's calls, in their original form and as `short_ids` converts them."""
     turns = (message for message in messages if message.get("role") == "assistant")
     calls = (call for turn in turns for call in turn.get("tool_calls") or ())
     ids = [str(call["id"]) for call in calls if call.get("id") is not None]

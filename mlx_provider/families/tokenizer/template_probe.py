@@ -68,13 +68,11 @@ class _Probe:
     def text(
         self, messages: Sequence[Message], form: TemplateForm, tools: Sequence[Message] = ()
     ) -> str | None:
-        """`None`: the template refuses."""
         fitted = fit_messages(messages, form), fit_tools(tools, form)
         return accepted(lambda: self.render(*fitted))
 
 
 def _with_tools(probe: _Probe, form: TemplateForm) -> TemplateForm:
-    """Also whether a tool arrives completely."""
     alone = [_user(ASKED)]
     if _shown(probe, form, alone):
         asked, shows = alone, form.shows_tools
@@ -98,7 +96,6 @@ _INCOMPLETE = ("description", "parameters", "properties", "additionalProperties"
 
 
 def _lacking(field: str) -> Message:
-    """The tool without one of its optional parts."""
     if field == "properties":
         return _changed({"properties": {KEY: {"type": "string"}}})
     if field == "additionalProperties":
@@ -165,10 +162,7 @@ def _call_form(
     prompt: str,
     arrives: Callable[[TemplateForm, Message, Sequence[str]], bool],
 ) -> TemplateForm | None:
-    """The first form in which a call and its result arrive.
-
-    Prefers a form whose text begins with the prompt: a reply's tokens are then found again.
-    """
+    """Prefers a form whose text begins with the prompt, so that a reply's tokens are found again."""
     turn = _turn(1)
     fits = [each for each in _call_forms(form) if arrives(each, turn, ())]
     for each in fits:
@@ -210,7 +204,6 @@ _NEXT: list[Message] = [{"role": "assistant", "content": ANSWERED}, _user(AGAIN)
 
 
 def _arrived(text: str | None, prompt: str, words: Sequence[str], calls: int) -> bool:
-    """Whether a text holds all the words, each call's name, and nothing in Python syntax."""
     if text is None or any(word not in text for word in (ASKED, *words)):
         return False
     if text.count(NAME) < prompt.count(NAME) + calls:
@@ -237,4 +230,3 @@ def _roles_in_parts(probe: _Probe, form: TemplateForm) -> Iterator[str]:
 
 
 _AS_DATA = ("'type'", '"type"')
-"""Signs that a template writes a part as text."""

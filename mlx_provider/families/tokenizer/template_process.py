@@ -25,9 +25,7 @@ from jinja2.filters import FILTERS as DEFAULT_FILTERS
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 LARGEST = 1 << 26
-"""Most characters, or items, of one value that an operator creates."""
 DIGITS = 4
-"""Most digits of a width in a format: `%10000d` is refused."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Fields in which templates read the thoughts of an earlier turn."""
 
@@ -115,7 +113,6 @@ def _check_product(many: Any, times: Any) -> None:
 
 
 def _check_widths(form: str, values: Any) -> None:
-    """Refuse numbers that could pad a text, within a format and among its values."""
     run = 0
     for character in form if "%" in form or "{" in form else "":
         run = run + 1 if character.isdigit() else 0
@@ -130,7 +127,6 @@ def _check_numbers(values: Any) -> None:
 
 
 def _padding(name: str) -> Any:
-    """A padding filter of Jinja that refuses large widths."""
     pad = DEFAULT_FILTERS[name]
 
     def padded(value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -178,7 +174,6 @@ def environment() -> Environment:
 
 
 def rendered(template: Any, asked: dict[str, Any]) -> str:
-    """Raises the errors of the template, and `TooLarge`."""
     messages = [_aliased(message) for message in asked["messages"]]
     tools = asked["tools"]
     prompt = asked["generation_prompt"]
@@ -207,7 +202,6 @@ def rendered(template: Any, asked: dict[str, Any]) -> str:
 
 
 def _aliased(message: dict[str, Any]) -> dict[str, Any]:
-    """The thoughts under the names that templates read."""
     thought = next((message[key] for key in REASONING if message.get(key) is not None), None)
     if thought is None:
         return message
@@ -242,7 +236,6 @@ def _said(error: Exception) -> str:
 
 
 def _line(error: Exception) -> int | None:
-    """The innermost line of the template in which an error was raised."""
     line, frame = getattr(error, "lineno", None), error.__traceback__
     while frame is not None:
         if frame.tb_frame.f_code.co_filename == "<template>":
@@ -271,7 +264,6 @@ class _Broken:
 
 
 def read(source: BinaryIO) -> dict[str, Any] | None:
-    """`None`: the input has ended."""
     size = source.readline()
     return json.loads(source.read(int(size))) if size else None
 

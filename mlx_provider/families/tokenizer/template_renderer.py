@@ -20,14 +20,10 @@ takes a few milliseconds."""
 CHARACTERS = 4_000_000
 """Characters that a template may write besides its input."""
 TIMES = 4
-"""Number of times that it may write its input."""
 MEMORY = 2 << 30
-"""Bytes, for one process."""
 PROGRAM = Path(__file__).with_name("template_process.py")
 REMEMBERED = 100_000
-"""Most characters of a probe's text in the cache."""
 Probe = Literal["no", "cached", "fresh"]
-"""Whether a rendering is a probe at load, and whether a cached one is sufficient."""
 
 
 class TemplateLimit(UnsupportedModel):
@@ -63,7 +59,6 @@ class _Probes:
     def answer(
         self, asked: dict[str, Any], ask: Callable[[float], dict[str, Any]], *, cached: bool
     ) -> dict[str, Any]:
-        """`ask` gets the remaining seconds. Raises `TemplateLimit`."""
         key = hashlib.sha256(_json(asked)).digest()
         with self._lock:
             if self._refused is not None:
@@ -131,7 +126,6 @@ class TemplateRenderer:
         )
 
     def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Raises `TemplateLimit`."""
         key = hashlib.sha256(self.source.encode("utf-8", "surrogatepass")).hexdigest()
         setup = _json({"template": key, "source": self.source, "seconds": SECONDS})
         try:

@@ -7,10 +7,8 @@ from collections import deque
 
 
 class Turns:
-    """Threads get it in the order of their requests.
-
-    `threading.Lock` usually goes to the thread that has just released it and asks again.
-    """
+    """In the order of requests; `threading.Lock` usually goes to the thread that has just released
+    it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -31,7 +31,6 @@ __all__ = [
 
 
 def load_with_processor(folder: Path, options: LoadOptions) -> tuple[Any, Any]:
-    """Raises `UnsupportedModel`."""
     model = load_model(folder, options)
     if not hasattr(model, "language_model") or not hasattr(model, "get_input_embeddings"):
         raise UnsupportedModel(f"{type(model).__module__} cannot generate text from a chat")
@@ -69,5 +68,4 @@ def prompt_features(model: Any, inputs: Mapping[str, np.ndarray]) -> Slices[dict
 
 
 def text_rows(model: Any, tokens: mx.array) -> mx.array:
-    """Embeddings (1, length, hidden) of tokens (length,) of text."""
     return embedded(model, {"input_ids": tokens[None]})["inputs_embeds"]

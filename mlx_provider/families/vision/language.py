@@ -8,7 +8,6 @@ import mlx.core as mx
 
 
 def head(language_model: Any, hidden: mx.array) -> mx.array:
-    """Through the output matrix or the tied embedding."""
     if "lm_head" in language_model:
         logits: mx.array = language_model.lm_head(hidden)
         return logits

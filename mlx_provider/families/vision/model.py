@@ -42,11 +42,9 @@ class Piece:
     stop: int
     features: VisionFeatures | None = None
     offset: int = 0
-    """First row of `features` that belongs to this piece."""
 
 
 def pieces(chunk: PrefillChunk, stop: int | None = None) -> list[Piece]:
-    """Text and media parts of `chunk.start .. stop` in order."""
     end = chunk.stop if stop is None else stop
     found: list[Piece] = []
     at = chunk.start
@@ -66,7 +64,6 @@ def pieces(chunk: PrefillChunk, stop: int | None = None) -> list[Piece]:
 def embeddings(
     chunk: PrefillChunk, parts: Sequence[Piece], embed_tokens: Callable[[mx.array], mx.array]
 ) -> mx.array:
-    """Input embeddings (1, length, hidden) of the pieces."""
     rows: list[mx.array] = []
     for part in parts:
         if part.features is None:
@@ -79,7 +76,6 @@ def embeddings(
 
 
 def media_rows(part: Piece, rows: mx.array) -> mx.array:
-    """The rows of a span's features that belong to this piece."""
     return rows[part.offset : part.offset + part.stop - part.start]
 
 
@@ -118,6 +114,5 @@ class VisionModel:
 
 
 def embedded(model: EmbedsInSlices, span: MediaSpan) -> Any:
-    """The features of one item, all slices at once."""
     (features,) = [each for made in model.embed_in_slices([span]) for each in made]
     return features

@@ -103,10 +103,8 @@ class PatchVisionModel(VisionModel):
 
 
 def _states(part: Any, chunk: PrefillChunk) -> mx.array:
-    """Append the chunk to the row's cache. Returns (1, length, hidden).
-
-    part: mlx-vlm's text model below its output matrix.
-    """
+    """Append the chunk to the row's cache. Returns (1, length, hidden). part: mlx-vlm's text model
+    below its output matrix."""
     parts = pieces(chunk)
     hidden: mx.array = part(
         None,

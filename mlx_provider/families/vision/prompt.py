@@ -24,7 +24,6 @@ class Block:
     content_hash: str
     inputs: Any
     ready: OnDemand[Any] | None = None
-    """See `MediaSpan.ready`."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,6 @@ class MediaMarks:
 
 
 def no_media(item: MediaItem) -> Placed:
-    """`place` of a checkpoint without a vision tower."""
     raise MediaError(f"this checkpoint has no vision weights: it takes no {item.kind}")
 
 
@@ -90,7 +88,6 @@ def message_ends(tokens: Sequence[int], stop_tokens: frozenset[int]) -> tuple[in
 
 
 def _fill(text: str, marks: MediaMarks, media: Sequence[MediaItem]) -> tuple[str, list[Block]]:
-    """Replace each placeholder by the text of its item."""
     kinds = {placeholder: kind for kind, placeholder in marks.placeholders.items()}
     pattern = "|".join(map(re.escape, sorted(kinds, key=len, reverse=True)))
     found = list(re.finditer(pattern, text)) if pattern else []
@@ -136,7 +133,6 @@ def named(error: MediaError, item: MediaItem) -> MediaError:
 def _expand(
     short: Sequence[int], media_tokens: frozenset[int], blocks: Sequence[Block]
 ) -> tuple[list[int], list[MediaSpan]]:
-    """Repeat every media token as often as its block needs."""
     tokens: list[int] = []
     spans: list[MediaSpan] = []
     waiting = iter(blocks)

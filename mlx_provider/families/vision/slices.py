@@ -99,7 +99,6 @@ def _noted(parts: Sequence[Any], run: _Run) -> Iterator[None]:
 
 
 def _layers(module: nn.Module) -> Iterator[tuple[nn.Module, str, list[nn.Module]]]:
-    """The lists of modules in a module, but not those within their members."""
     for name, part in module.items():
         if isinstance(part, nn.Module):
             yield from _layers(part)
@@ -108,5 +107,4 @@ def _layers(module: nn.Module) -> Iterator[tuple[nn.Module, str, list[nn.Module]
 
 
 def towers(model: Any) -> list[Any]:
-    """The parts of a model other than its language model."""
     return [part for name, part in model.items() if name != "language_model"]

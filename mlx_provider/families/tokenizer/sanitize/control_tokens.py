@@ -17,9 +17,7 @@ from ..sliced import starts
 from .joins import Edges
 
 SPACE_SIGN = "▁"
-"""SentencePiece's sign for a space."""
 UNKNOWN = "\U0010fffd"
-"""A character that no vocabulary contains."""
 CHANGES_CASE = re.compile("lower|upper|title|capitalize|swapcase")
 """Filters and methods in a template that can turn other text into a control token."""
 HTML_TAG = re.compile(
@@ -81,7 +79,6 @@ class ControlTokens:
         return places
 
     def keeps(self, mark: str) -> bool:
-        """Whether the tokenizer's normalizer leaves a character unchanged."""
         return self._normalizer is None or mark in self._normalizer.normalize_str(mark)
 
 

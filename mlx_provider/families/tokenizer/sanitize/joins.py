@@ -71,7 +71,6 @@ class Edges:
     def _parts(
         self, literals: Iterable[str], texts: Sequence[str], *, from_end: bool
     ) -> Iterator[str]:
-        """Suffixes of literals that begin one of the texts, or prefixes that end one."""
         for literal in literals:
             for n in range(1, min(self._reach, len(literal)) + 1):
                 part = literal[-n:] if from_end else literal[:n]
@@ -80,7 +79,6 @@ class Edges:
 
 
 def _begins(texts: Sequence[str], part: str) -> bool:
-    """Whether one of the sorted texts begins with `part` and is longer."""
     at = bisect_right(texts, part)
     return at < len(texts) and texts[at].startswith(part)
 
@@ -96,7 +94,6 @@ def _is_sign(part: str) -> bool:
 def _completions(
     texts: Iterable[str], opens: Callable[[str], bool], closes: Callable[[str], bool]
 ) -> Iterator[str]:
-    """The text that completes a control token between an opening and a closing part."""
     for text in texts:
         starts = [n for n in range(1, len(text)) if opens(text[:n])]
         ends = [n for n in range(2, len(text)) if closes(text[n:])] if starts else []
@@ -114,7 +111,6 @@ class _Written:
 
 
 def _written(template: str) -> _Written | None:
-    """`None`: the template cannot be parsed."""
     try:
         tokens = [(kind, text) for _, kind, text in jinja2.Environment().lex(template)]  # noqa: S701
     except jinja2.TemplateSyntaxError:

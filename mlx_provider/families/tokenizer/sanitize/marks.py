@@ -35,7 +35,6 @@ class Hidden:
     tools: Messages
     variables: Variables
     marks: Mapping[str, str] = field(default_factory=dict)
-    """Private character -> the client's character."""
 
     def reveal(self, text: str) -> str:
         return with_signs(text, self.marks)

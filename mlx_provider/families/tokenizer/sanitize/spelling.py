@@ -22,8 +22,6 @@ from .marks import free_marks, with_signs
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token ids, and the character at which each begins."""
-
     ids: list[int]
     starts: list[int]
 
@@ -48,10 +46,7 @@ def spelt(
     found: Sequence[int],
     spans: Sequence[tuple[int, int]],
 ) -> Encoded:
-    """The tokens of `text` with its marks replaced by the original letters.
-
-    `found`, `spans`: ids and characters of the tokens of the complete tokenizer.
-    """
+    """`found`, `spans`: ids and characters of the tokens of the complete tokenizer."""
     own = [i for i, token in enumerate(found) if token in control.content]
     real = [i for i in own if _is_written(text[slice(*spans[i])], control.content[found[i]])]
     pieces = [*_pieces(found, spans, real, len(text))]
@@ -99,8 +94,6 @@ def _joined(
 
 
 class Letters:
-    """The tokenizer without control tokens, for texts with only the characters of `text`."""
-
     def __init__(self, fast: Any, control: ControlTokens, text: str) -> None:
         from tokenizers import AddedToken, Tokenizer
 
@@ -125,7 +118,6 @@ class Letters:
         self._forbidden = control.content.keys() - unknown
 
     def encode(self, text: str, pieces: Sequence[_Piece]) -> list[Encoded]:
-        """In one call."""
         parts, shifts, length = [], [], 0
         for piece in pieces:
             parts.append(self._before(piece) + text[piece.start : piece.stop])

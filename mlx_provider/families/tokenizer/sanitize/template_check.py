@@ -19,12 +19,9 @@ DIGIT = "7"
 def keeps_marks(
     control: ControlTokens, taken: str, render: Callable[[Hidden], str], form: TemplateForm
 ) -> bool:
-    """Whether every mark appears in the text where a digit in its place would. Raises
-    `TemplateLimit`.
-
-    `taken`: see `hide`. True for a template that refuses every probe: a missing mark is also
-    detected in the request.
-    """
+    """Whether every mark appears where a digit in its place would; also true for a template that
+    refuses every probe, because a missing mark is detected in the request, too. Raises
+    `TemplateLimit`."""
     for probe in _probes(control.texts, form):
         hidden = hide(control, probe, taken=taken)
         digits = dict.fromkeys(hidden.marks, DIGIT)
