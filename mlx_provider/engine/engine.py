@@ -156,7 +156,7 @@ class Engine:
             self._commit.abandon(job.request)
 
     def cancel(self, request: Request) -> None:
-        """In any phase. Frees its resources at once."""
+        """End a request in any phase, and free its resources at once."""
         self._commit.cancel(request)
 
     def fail(self, request: Request, error: MLXProviderError) -> None:

@@ -17,11 +17,8 @@ def prompt_logprobs(
     model: LoadedModel, chunk: PrefillChunk, request: Request, names: TokenNames
 ) -> tuple[list[TokenLogprob], mx.array]:
     """Append a chunk. Returns the prompt tokens that its logits predict, and logits (vocab,) after
-    its last token.
-
-    The first chunk includes the first token of the prompt. A restarted prefill sends no token
-    again.
-    """
+    its last token. The first chunk includes the first token of the prompt. A restarted prefill
+    sends no token again."""
     if not isinstance(model, ShowsLogits):
         raise RequestFailed("the model does not tell how likely a prompt's tokens were")
     tokens, logits = chunk.prompt.tokens, model.prefill_logits(chunk)

@@ -72,11 +72,9 @@ def named_template(folder: Path) -> str:
 
 
 def sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
-    """generation_config.json as defaults. `do_sample: false` means greedy.
-
-    A file with some of the values leaves the others at the defaults of transformers: temperature 1.
-    Values outside the limits of a request are left out.
-    """
+    """generation_config.json as defaults. `do_sample: false` means greedy. A file with some of the
+    values leaves the others at the defaults of transformers: temperature 1. Values outside the
+    limits of a request are left out."""
     top_k = _within(generation.get("top_k"), -1, 10**6)
     named = SamplingDefaults(
         temperature=_within(generation.get("temperature"), 0, 100),

@@ -34,9 +34,7 @@ def check_sizes(
     config: Mapping[str, Any], tensors: int | None = None, values: int | None = None
 ) -> None:
     """Raise `UnsupportedModel` that names the key of a size that is impossible with the weights.
-
-    `tensors`, `values`: upper limits of the content of the weight files; `None`: unknown.
-    """
+    `tensors`, `values`: upper limits of the content of the weight files; `None`: unknown."""
     layers = MOST_LAYERS if tensors is None else min(MOST_LAYERS, tensors)
     for key, value in _named(config):
         if key in LAYERS and isinstance(value, int) and value > layers:

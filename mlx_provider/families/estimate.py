@@ -63,11 +63,9 @@ def footprint(
 
 
 def context_that_fits(footprint: Footprint, memory: int, limit: int | None) -> int:
-    """The most tokens of one request, including its answer. 0: none fits.
-
-    `memory`: bytes for the weights and the request together. `limit`: the model's own context.
-    Below it, the result is a multiple of 256, the unit of row memory.
-    """
+    """The most tokens of one request, including its answer. 0: none fits. `memory`: bytes for the
+    weights and the request together. `limit`: the model's own context. Below it, the result is a
+    multiple of 256, the unit of row memory."""
     longest = sys.maxsize if limit is None else limit
     left = memory - footprint.weights - footprint.per_row
     if left < 0:
@@ -98,8 +96,8 @@ def _completed(config: Mapping[str, Any]) -> Fields:
 
 
 def _windowed_layers(text: Fields) -> Fields:
-    """By the configuration class, if a config has a window but no list of layers. Without a rule
-    there, every layer keeps all tokens."""
+    """If a config has a window but no list of layers, its configuration class decides. Without a
+    rule there, every layer keeps all tokens."""
     if not _number(text, "sliding_window") or _named_kinds(text) or _period(text):
         return {}
     names = ("sliding_window_pattern", "_sliding_window_pattern")

@@ -50,10 +50,8 @@ class Shown:
 
 def find_backbone(model: Any, call: Callable[[Any], mx.array]) -> Path | None:
     """Find the attributes that lead to the part of `model` below its output matrix, by trial.
-
-    call: maps a model to logits (1, some tokens, vocab) of fixed tokens. `None`: no part has states
-    that give the same logits; `narrowed` then narrows the output of the whole model.
-    """
+    `call`: maps a model to logits (1, some tokens, vocab) of fixed tokens. `None`: no part has
+    states that give the same logits; `narrowed` then narrows the output of the whole model."""
     whole = last_token(call(model))
 
     def problem(path: Path) -> str:

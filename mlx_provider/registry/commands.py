@@ -14,11 +14,9 @@ if TYPE_CHECKING:
 
 
 def adopt(cli: typer.Typer, hooks: pluggy.HookRelay) -> None:
-    """Add the commands of a plugin's `mlx_register_commands` to `cli`; on any error, none.
-
-    They are built once on a separate app, so that a signature that typer cannot read fails here,
-    not at `--help`. Raises `PluginError` for a name in use, and any error of the plugin.
-    """
+    """Add the commands of a plugin's `mlx_register_commands` to `cli`; on any error, none. They are
+    built once on a separate app, so that a signature that typer cannot read fails here, not at
+    `--help`. Raises `PluginError` for a name in use, and any error of the plugin."""
     scratch = typer.Typer()
     hooks.mlx_register_commands(cli=scratch)
     if not scratch.registered_commands and not scratch.registered_groups:

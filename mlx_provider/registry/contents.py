@@ -56,11 +56,9 @@ class Contents:
 
 
 def load(entry_point: EntryPoint) -> Contents:
-    """Import a plugin and run its hooks.
-
-    Raises any error of the plugin, `pluggy.PluginValidationError` for an unknown hook or argument,
-    and `PluginError` for another API version, no hook at all or a wrong record.
-    """
+    """Import a plugin and run its hooks. Raises any error of the plugin,
+    `pluggy.PluginValidationError` for an unknown hook or argument, and `PluginError` for another
+    API version, no hook at all or a wrong record."""
     module = entry_point.load()
     api = _api(module)
     manager = pluggy.PluginManager(hookspecs.PROJECT)

@@ -117,7 +117,7 @@ class PluginRegistry:
         return self._drafters.named(name, "drafter")
 
     def automatic_drafters(self) -> list[Drafter]:
-        """For when the operator names none. Best first, third parties' before built-in ones."""
+        """Best first, third parties' before built-in ones."""
         found = [drafter for drafter, _ in self._drafters.preferred() if drafter.automatic]
         return sorted(found, key=lambda drafter: -drafter.automatic)
 
@@ -128,11 +128,9 @@ class PluginRegistry:
         return self._reasoning_parsers.named(name, "reasoning_parser")
 
     def family_for(self, config: Mapping[str, Any]) -> tuple[ModelFamily, Plugin]:
-        """The family with the highest priority for a `config.json`, and its plugin.
-
-        At equal priority, a third party has precedence; two such third parties are noted on their
-        plugins, as is a `matches` that raises or returns no number. Raises `UnsupportedModel`.
-        """
+        """The family with the highest priority for a `config.json`, and its plugin. At equal
+        priority, a third party has precedence; two such third parties are noted on their plugins,
+        as is a `matches` that raises or returns no number. Raises `UnsupportedModel`."""
         claims = self._claims(config)
         if not claims:
             raise UnsupportedModel(self._unsupported(config), param="model")

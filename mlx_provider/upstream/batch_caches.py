@@ -82,10 +82,8 @@ def _merged(rows: Sequence[Any], offsets: Offsets) -> Any:
 
 def _merged_kv(rows: Sequence[KVCache]) -> BatchKVCache:
     """Rows with at least one token each, and capacity for the next. The caller sets the offsets.
-
     `skipped` of a row is the number of its tokens that are not held. Either all rows have the same
-    shared prefix, or none has one.
-    """
+    shared prefix, or none has one."""
     longest, prefix = max(map(held, rows)), prefix_of(rows[0])
     paddings = [longest - held(row) for row in rows]
     batch = BatchKVCache(paddings) if prefix is None else SharedBatchKV(prefix, paddings)

@@ -96,7 +96,7 @@ class StateHistory(StateCache):
         return found
 
     def after_unread(self, held: mx.array) -> list[Any]:
-        """The states after the first `held` + 1 tokens, without a host read. held: (1,) int32."""
+        """The states after the first `held` + 1 tokens, without a host read. `held`: (1,) int32."""
         found = list(self.cache)
         for index, (source, width) in self._windows.items():
             found[index] = mx.take(source, held + 1 + mx.arange(width), axis=1)

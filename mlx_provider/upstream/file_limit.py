@@ -9,8 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def file_limit_kept() -> Iterator[None]:
-    """It could not be restored afterwards without a privilege, because the hard limit is lowered
-    too."""
+    """To restore the limit afterwards would need a privilege: the hard limit is lowered, too."""
     original = resource.setrlimit
 
     def others_only(kind: int, limits: tuple[int, int]) -> None:

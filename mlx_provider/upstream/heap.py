@@ -2,7 +2,7 @@
 
 glibc returns the top of its heap to the kernel when a few MB are free. Each new cache, chunk or
 batch then causes page faults again: a third of the time of a short prompt after a long stored
-prefix. It also merges all small free blocks ("fast bins") when a block above 64 KiB is freed
+prefix. glibc also merges all small free blocks ("fast bins") when a block above 64 KiB is freed
 (`FASTBIN_CONSOLIDATION_THRESHOLD`, malloc.c of glibc 2.36); a decode step frees thousands.
 """
 

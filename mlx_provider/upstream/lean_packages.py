@@ -1,10 +1,10 @@
 """A faster start of an engine process: imports modules of packages without their `__init__`.
 
-mlx-lm 0.32.2 and mlx-vlm 0.7.10 import conversion, training and generation; the loader of mlx-vlm
-(`mlx_vlm/utils.py`) also adapters, with all of training, and requests. transformers 5.23 reads the
-source of all its models to list their names, and again for its subpackage
-(`transformers/models/__init__.py`). httpx 0.28 imports its command line if rich and click are
-installed.
+mlx-lm 0.32.2 and mlx-vlm 0.7.10 import conversion, training and generation (`mlx_lm/__init__.py`,
+`mlx_vlm/__init__.py`); the loader of mlx-vlm (`mlx_vlm/utils.py`) also adapters, with all of
+training (`mlx_vlm/trainer/__init__.py`), and requests. transformers 5.23 reads the source of all
+its models to list their names, and again for its subpackage (`transformers/models/__init__.py`).
+httpx 0.28 imports its command line if rich and click are installed (`httpx/__init__.py`).
 """
 
 from __future__ import annotations

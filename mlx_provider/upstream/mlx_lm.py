@@ -58,11 +58,9 @@ def load(
     trust_remote_code: bool = False,
     classes: Classes | None = None,
 ) -> Loaded:
-    """Load the text model and the tokenizer of a folder, without weights of other parts.
-
-    `classes`: `None`: those of mlx-lm. Raises `UnsupportedModel` for an unknown architecture or
-    weights that do not belong to it, `BadRequest` for a broken folder.
-    """
+    """Load the text model and the tokenizer of a folder, without weights of other parts. Raises
+    `UnsupportedModel` for an unknown architecture or weights that do not belong to it,
+    `BadRequest` for a broken folder."""
     upstream = _utils()
     from .other_parts import selective
 

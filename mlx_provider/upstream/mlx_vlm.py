@@ -42,11 +42,9 @@ def embedded(model: Any, inputs: Mapping[str, mx.array]) -> dict[str, mx.array]:
 
 
 def language_logits(model: Any, ids: mx.array, cache: list[Any], more: dict[str, Any]) -> mx.array:
-    """Logits (B, length, vocab) of the language model for `ids` (B, length).
-
-    `more`: further arguments; those that the model does not accept are left out. Raises
-    `UnsupportedModel` for a model with cross-attention to an encoder.
-    """
+    """Logits (B, length, vocab) of the language model for `ids` (B, length). `more`: further
+    arguments; those that the model does not accept are left out. Raises `UnsupportedModel` for a
+    model with cross-attention to an encoder."""
     language = model.language_model
     _forget(language)
     try:

@@ -44,7 +44,7 @@ class Selective(nn.Module):
 
 
 def selective(model_class: type[Any]) -> type[Any]:
-    """In the same module, because upstream looks up names there."""
+    """The subclass is in the same module, because upstream looks up names there."""
     place = {"__module__": model_class.__module__}
     return type(model_class.__name__, (Selective, model_class), place)
 
@@ -72,7 +72,8 @@ def _own(model: nn.Module, given: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _elsewhere(model: nn.Module, name: str) -> bool:
-    """Judged by the first module on the weight's path that the model lacks."""
+    """Whether a weight belongs to another part, by the first module on its path that the model
+    lacks."""
     at: Any = model
     for step in name.split("."):
         inside = _inside(at, step)

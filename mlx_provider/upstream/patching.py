@@ -17,11 +17,8 @@ def patch(
     key: Hashable = None,
 ) -> bool:
     """Replace each function `name` of the modules by `make(original)`; if that is `None`, the
-    original stays.
-
-    A function has at most one patch with each `key` (default: `make` itself). Returns whether a
-    function has a patch with `key`.
-    """
+    original stays. A function has at most one patch with each `key` (default: `make` itself).
+    Returns whether a function has a patch with `key`."""
     key = make if key is None else key
     patched = False
     for module in [each for each in modules if callable(getattr(each, name, None))]:

@@ -89,7 +89,8 @@ class Prefixes:
             ]
 
     def keep_unread(self, held: mx.array) -> None:
-        """`keep` for `held` + 1 tokens without a host read; held: (1,) int32. `keep` may follow."""
+        """`keep` for `held` + 1 tokens without a host read; `held`: (1,) int32. `keep` may
+        follow."""
         if self._history is not None:
             self.cache.cache = self._history.after_unread(held)
         if self._after is not None:
@@ -121,10 +122,8 @@ class StateParts:
 
 
 def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> None:
-    """Make each module accept `StateParts` that reads a state of `cache` while `run` runs.
-
-    `run` calls the model on one token with the given cache; nothing is evaluated. Idempotent.
-    """
+    """Make each module accept `StateParts` that reads a state of `cache` while `run` runs. `run`
+    calls the model on one token with the given cache; nothing is evaluated. Idempotent."""
     if not any(isinstance(layer, ArraysCache) for layer in _leaves(cache)):
         return
     found: dict[type, bool] = {}

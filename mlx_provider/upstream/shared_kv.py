@@ -53,8 +53,8 @@ class Shared:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the tail: models cut masks to the length of the keys (mlx_vlm/models/base.py 0.7.10,
-        `kv_sequence_length`)."""
+        """The shape of the tail: models cut masks to the length of the keys (mlx_vlm/models/base.py
+        0.7.10, `kv_sequence_length`)."""
         return _arrays(self.tail)[0].shape
 
     def whole(self) -> Any:
@@ -121,11 +121,8 @@ class Spliced:
 
 def divide(layer: Any, tokens: int, room: int = 0) -> Prefix:
     """Move a row's first tokens into a prefix that other rows can use, in place. `room`: capacity
-    for the other tokens.
-
-    The object keeps its identity, because a pass can refer to it. Both parts are copies: views
-    would keep the unused capacity allocated as long as the prefix.
-    """
+    for the other tokens. The object keeps its identity, because a pass can refer to it. Both parts
+    are copies: views would keep the unused capacity allocated as long as the prefix."""
     end, both = layer.offset, (layer.keys, layer.values)
     prefix = Prefix(*[_each(mx.contiguous, cut(each, 0, tokens)) for each in both])
     layer.keys, layer.values = [
@@ -184,7 +181,7 @@ def _become_shared(layer: Any, prefix: Prefix) -> None:
 
 
 def _copy(array: mx.array, room: int) -> mx.array:
-    """With capacity for at least the tokens of `array`."""
+    """A copy with capacity for `room` tokens, but at least for those of `array`."""
     found = mx.zeros((*array.shape[:2], max(room, array.shape[2]), array.shape[3]), array.dtype)
     found[:, :, : array.shape[2]] = array
     return found

@@ -78,7 +78,7 @@ class StateSteps(ArraysCache):
         ]
 
     def after_unread(self, held: mx.array) -> list[Any]:
-        """The states after the first `held` + 1 tokens, without a host read. held: (1,) int32."""
+        """The states after the first `held` + 1 tokens, without a host read. `held`: (1,) int32."""
         return [
             mx.take(mx.concatenate(self._after[at]), held, axis=0)
             if at in self._after

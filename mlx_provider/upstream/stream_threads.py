@@ -14,10 +14,8 @@ from contextlib import suppress
 
 def wake_without_preemption() -> None:
     """Let this thread, and the threads that it starts later, not preempt others when they wake up.
-
     Call it before the first use of MLX in the thread, which starts MLX's thread. No effect if the
-    system lacks or refuses the policy.
-    """
+    system lacks or refuses the policy."""
     if sys.platform == "linux":
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -71,9 +71,7 @@ class PrefixCache:
 
     def match(self, key: CacheKey, tokens: Sequence[int] | Ids, limit: int) -> Match:
         """The longest usable prefix of at most `limit` tokens. It never ends inside a media span.
-
-        `tokens` are key ids (`key_tokens`); an int64 array avoids the conversion. Read-only.
-        """
+        `tokens` are key ids (`key_tokens`); an int64 array avoids the conversion. Read-only."""
         ids = as_ids(tokens)
         limit = max(0, min(limit, len(ids)))
         found = self._store.walk(key, ids[:limit])
@@ -230,12 +228,9 @@ class PrefixCache:
     def snapshot(
         self, cache: list[Any], at: int | None = None, *, inside: bool = False
     ) -> Snapshot | None:
-        """A copy of the states and windows, which cannot be cut out of a longer row later.
-
-        `at`: their value after that many tokens (see `take_snapshot`). `inside`: not at a message
-        end, so it is evicted first. `None` if every layer can be cut at any token, or none is
-        possible.
-        """
+        """A copy of the states and windows, which cannot be cut out of a longer row later. `at`:
+        their value after that many tokens (see `take_snapshot`). `inside`: not at a message end, so
+        it is evicted first. `None` if every layer can be cut at any token, or none is possible."""
         try:
             found = take_snapshot(cache, at)
         except (Unstorable, ValueError) as reason:
@@ -349,7 +344,7 @@ class PrefixCache:
         return self._store.add(key, ids, path, budget=budget, share=share, layout=layout)
 
     def _save(self, key: CacheKey, ids: Ids, path: LivePath, shared: int) -> None:
-        """Of the states inside messages, it writes only those that rows wanted before."""
+        """Of the states inside messages, only those that rows wanted before are written."""
         if self._disk is not None:
             wanted = {at: state for at, state in path.spare.items() if at <= shared}
             states = {} if path.complete else {**path.states, **wanted}

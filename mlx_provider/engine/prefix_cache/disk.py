@@ -98,11 +98,9 @@ class DiskTier:
         *,
         prompted: int | None = None,
     ) -> None:
-        """Queue what is not on disk yet of a row with tokens `ids`.
-
-        `states`: snapshots by token count. `prompted`: tokens before the reply. `None`: more of the
-        prompt will follow, so its last tokens can wait.
-        """
+        """Queue what is not on disk yet of a row with tokens `ids`. `states`: snapshots by token
+        count. `prompted`: tokens before the reply. `None`: more of the prompt will follow, so its
+        last tokens can wait."""
         self._drain()
         steps = self._index.walk(key, ids)
         covered = sum(took for _, _, took in steps)
@@ -168,11 +166,9 @@ class DiskTier:
         complete: bool,
         usable: Callable[[int], int],
     ) -> Stored:
-        """The longest prefix of `ids` from which a row can resume.
-
-        Memory has the first `shared` tokens. `complete`: with every layer. `usable`: maps a length
-        to the largest length at which a row may resume.
-        """
+        """The longest prefix of `ids` from which a row can resume. Memory has the first `shared`
+        tokens. `complete`: with every layer. `usable`: maps a length to the largest length at which
+        a row may resume."""
         self._drain()
         steps = self._index.walk(key, ids)
         covered = max(shared, sum(took for _, _, took in steps))

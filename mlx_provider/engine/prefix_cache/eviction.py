@@ -35,11 +35,9 @@ def evict(
     keep: frozenset[Node] = frozenset(),
     below: float = inf,
 ) -> None:
-    """Evict the least valuable parts until `tally` is within `nbytes` and `buffers`.
-
-    Evicts leaves, and snapshots of inner nodes, with less value than `below`. Nodes in `keep`, and
-    nodes that rows use, lose only guesses. `clock`: the present time on the clock of `Node.used`.
-    """
+    """Evict the least valuable parts until `tally` is within `nbytes` and `buffers`. Evicts leaves,
+    and snapshots of inner nodes, with less value than `below`. Nodes in `keep`, and nodes that rows
+    use, lose only guesses. `clock`: the present time on the clock of `Node.used`."""
     order, held = count(), tally.nbytes
 
     def stays(node: Node) -> bool:

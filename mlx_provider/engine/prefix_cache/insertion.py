@@ -57,10 +57,8 @@ def shared_path(found: Walk, length: int, *, complete: bool) -> list[Node]:
 
 
 def cut_back(path: Sequence[Node], kept: Fit, length: int) -> list[Node]:
-    """The stored nodes that are kept, without the snapshots that are not kept.
-
-    `length`: tokens of the whole path. A shorter head ends in a snapshot that is not a guess.
-    """
+    """The stored nodes that are kept, without the snapshots that are not kept. `length`: tokens of
+    the whole path. A shorter head ends in a snapshot that is not a guess."""
     nodes = [node for node in path if node.start < kept.stop]
     if nodes and kept.stop < nodes[-1].stop and kept.stop < length:
         nodes[-1] = split(nodes[-1], kept.stop - nodes[-1].start)
@@ -95,10 +93,8 @@ def grow(
 
 
 def refers(source: LivePath, path: Sequence[Node], length: int, *, complete: bool) -> bool:
-    """Whether the whole path can refer to the row's buffers, so that no token is held twice.
-
-    Its stored nodes must be copies of the row's own tokens alone, or refer to the buffers.
-    """
+    """Whether the whole path can refer to the row's buffers, so that no token is held twice. Its
+    stored nodes must be copies of the row's own tokens alone, or refer to the buffers."""
     own = source.buffers
     if own is None or (complete and source.row.window):
         return False

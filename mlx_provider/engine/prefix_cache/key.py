@@ -34,11 +34,9 @@ class CacheKey:
 
 
 def key_tokens(prompt: Prompt) -> list[int]:
-    """The prompt's token ids, with negative ids in place of each media span.
-
-    They derive from the item's content hash and the span's length, so another item ends a match at
-    its first token. The first id of a span is even, all others are odd.
-    """
+    """The prompt's token ids, with negative ids in place of each media span. They derive from the
+    item's content hash and the span's length, so another item ends a match at its first token. The
+    first id of a span is even, all others are odd."""
     ids = list(prompt.tokens)
     for span in prompt.spans:
         length = span.end - span.start

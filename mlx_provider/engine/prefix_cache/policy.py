@@ -124,11 +124,9 @@ class PrefixCachePolicy:
         return caches
 
     def begin(self, job: PrefillJob, room: int) -> Match | None:
-        """Give the job a cache for `room` tokens that holds the longest stored prefix.
-
-        Returns the match, unless it was already reported. If the disk has more than memory, the job
-        is `restoring` at first. Call it again after that.
-        """
+        """Give the job a cache for `room` tokens that holds the longest stored prefix. Returns the
+        match, unless it was already reported. If the disk has more than memory, the job is
+        `restoring` at first. Call it again after that."""
         if job.match is None or not self._cache.holds(job.match):
             self.look_up(job)
         if job.restore is None:
@@ -175,7 +173,7 @@ class PrefixCachePolicy:
             job.cuts = job.keeps
 
     def _places(self, job: PrefillJob, start: int, branch: int, grid: int) -> tuple[int, ...]:
-        """In memory as far as it holds the prompt, on disk for all of it."""
+        """Positions in memory as far as it holds the prompt, on disk for all of it."""
         prompt, fits = job.prompt, self._fits(job)
         found = places(prompt, start, branch, grid=grid, fits=fits)
         if fits is None or fits >= len(prompt.tokens) or not self._cache.on_disk_too:

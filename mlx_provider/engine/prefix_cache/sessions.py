@@ -56,11 +56,9 @@ class Sessions:
             del self._wanted[gone]
 
     def share(self, session: str | None, budget: int) -> Share:
-        """The part of `budget` bytes that a path of the session may use.
-
-        Sessions that take turns each keep the head of their path: more than an equal share would be
-        evicted before their next turn. A session that has never returned keeps no share.
-        """
+        """The part of `budget` bytes that a path of the session may use. Sessions that take turns
+        each keep the head of their path: more than an equal share would be evicted before their
+        next turn. A session that has never returned keeps no share."""
         others = [] if session is None else self._taking_turns(session)
         equal = budget // (1 + len(others))
         left = budget - sum(min(equal, self._wanted[each]) for each in others)

@@ -239,10 +239,8 @@ class Store:
         below: float = inf,
     ) -> int:
         """Shrink to this many bytes and buffers, if `keep` and `below` permit. Returns the freed
-        bytes.
-
-        Capacity goes first if that is enough, and else last, if the entries themselves must stay.
-        """
+        bytes. Capacity goes first if that is enough, and else last, if the entries themselves must
+        stay."""
         self._drop_lost()
         before = self.tally.nbytes
         over = before - nbytes

@@ -22,11 +22,9 @@ class Nonsense(ValueError):
 
 
 def kept_places(scores: Any, tokens: int, share: float, window: int = 0) -> list[int]:
-    """Ascending places of the tokens to keep: about `share` of them, including both ends.
-
-    scores: (tokens,); window: last tokens to keep in addition, because layers with a window must
-    hold all tokens within it. Raises `Nonsense`.
-    """
+    """Ascending places of the tokens to keep: about `share` of them, including both ends. `scores`:
+    (tokens,); `window`: last tokens to keep in addition, because layers with a window must hold all
+    tokens within it. Raises `Nonsense`."""
     means = chunk_scores(scores, tokens)
     starts = np.arange(0, tokens, CHUNK)
     always = kept_anyway(tokens, window)

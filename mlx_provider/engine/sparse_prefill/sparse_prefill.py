@@ -66,9 +66,7 @@ class SparsePrefill:
 
     def advance(self, job: PrefillJob, seconds: float) -> None:
         """Score pieces while they fit, at least one. After the last, the job has its tokens.
-
-        `seconds`: limit for all pieces and for earlier work on the device. Never raises.
-        """
+        `seconds`: limit for all pieces and for earlier work on the device. Never raises."""
         end = self._clock() + seconds
         with Isolation() as tried:
             while job.scoring is not None:

@@ -52,7 +52,7 @@ class DraftCosts:
     """Measured over expected duration of passes, by the bit length of their number of drafts."""
 
     def factor(self, bits: int) -> float:
-        """From the measured passes with the most drafts, up to this number. 1: none."""
+        """Factor of the measured passes with the most drafts, up to this number. 1: none."""
         return next((self.slower[n] for n in range(bits, 0, -1) if n in self.slower), 1.0)
 
     def step(self, rows: int, passes: Passes, most: int) -> Step:

@@ -25,11 +25,9 @@ class KnownText:
     """How often predicted text begins after a token that was not predicted."""
 
     def worthwhile(self, chances: Sequence[float], rows: int, seconds: Seconds) -> int:
-        """How many drafts of one row gain more than all rows lose. 0: none.
-
-        chances: acceptance of each draft if those before it are accepted; rows: rows of the pass;
-        seconds: duration of a pass by the number of its extra tokens.
-        """
+        """How many drafts of one row gain more than all rows lose. 0: none. `chances`: acceptance
+        of each draft if those before it are accepted; `rows`: rows of the pass; `seconds`: duration
+        of a pass by the number of its extra tokens."""
         step = self.costs.step(rows, Passes(seconds), self.most)
         best, most = 0, 0.0
         held, tokens = 1.0, 1.0
@@ -46,10 +44,8 @@ class KnownText:
 
     def reads_first(self, row: Odds, rows: int, seconds: Seconds) -> bool:
         """Whether reading a row's last token before the next pass gains more than all rows lose,
-        because predicted text may begin after it. That saves one pass.
-
-        row: its own results, see `begins`; rows, seconds: see `worthwhile`.
-        """
+        because predicted text may begin after it. That saves one pass. `row`: its own results, see
+        `begins`; rows, `seconds`: see `worthwhile`."""
         chance = row.share(self.begins.share(SELDOM))
         aside = self.costs.aside
         return log1p(chance) > rows * (log1p(aside / seconds(0)) + MARGIN)

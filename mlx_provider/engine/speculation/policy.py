@@ -41,11 +41,9 @@ class Policy:
     def wanted(
         self, rows: Sequence[Sequence[RowOdds | None]], others: int, seconds: Seconds
     ) -> list[Asks]:
-        """The drafters to ask for each row, and for how many drafts.
-
-        rows: of each drafter, `None` if it cannot draft for the row; others: rows without drafters;
-        seconds: duration of a pass by the number of its extra tokens.
-        """
+        """The drafters to ask for each row, and for how many drafts. `rows`: of each drafter,
+        `None` if it cannot draft for the row; `others`: rows without drafters; `seconds`: duration
+        of a pass by the number of its extra tokens."""
         if self._rests and all(odds.rest for row in rows for odds in row if odds is not None):
             return [()] * len(rows)
         count, passes = len(rows) + others, Passes(seconds)
@@ -74,11 +72,9 @@ class Policy:
     def expected_gain(
         self, seconds: Seconds, share: float, *, per_draft: float = 0.0
     ) -> tuple[int, float]:
-        """Best number of drafts per pass for a single row (0: none), and the speed-up.
-
-        seconds: duration of a pass by its number of drafts; share: assumed acceptance rate;
-        per_draft: seconds of one guess.
-        """
+        """Best number of drafts per pass for a single row (0: none), and the speed-up. `seconds`:
+        duration of a pass by its number of drafts; `share`: assumed acceptance rate; `per_draft`:
+        seconds of one guess."""
         held, step = min(SUREST, share), DraftCosts(per_draft).step(1, Passes(seconds), self.most)
         chances = np.array([[[held**each for each in range(1, self.most + 1)]]])
         (drafts,) = fastest(Prospects(chances), np.zeros(1, np.int_), step).counts

@@ -108,7 +108,7 @@ class Speculation:
         self._breakers = [CircuitBreaker() for _ in self.sources]
 
     def wanted(self, rows: Sequence[Row], seconds: Callable[[int], float]) -> dict[Row, Asks]:
-        """seconds: duration of a pass by the number of its extra tokens."""
+        """`seconds`: duration of a pass by the number of its extra tokens."""
         opened = [breaker for breaker in self._breakers if not breaker.closed]
         for breaker in opened:
             breaker.passed(used=False)
@@ -128,11 +128,8 @@ class Speculation:
         return all(self.sources[place].drafts_ahead for place in places)
 
     def propose(self, wanted: Mapping[Row, Asks], unread: Results = NO_RESULTS) -> dict[Row, Guess]:
-        """Guesses of the drafters. Rows without a guess are left out. Never raises.
-
-        `unread`: results of the last pass that guesses follow, if all asked drafters can draft
-        ahead.
-        """
+        """Guesses of the drafters. Rows without a guess are left out. Never raises. `unread`:
+        results of the last pass that guesses follow, if all asked drafters can draft ahead."""
         self._guessing, self._asked = (0.0, 0), set()
         if not wanted:
             return {}
@@ -156,7 +153,7 @@ class Speculation:
     def _guesses(
         self, source: int, asked: Mapping[Row, Ask], unread: Results
     ) -> dict[Row, Sequence[int]]:
-        """Of one drafter, for rows for which it is ready. A guess may be empty."""
+        """The guesses of one drafter for rows for which it is ready. A guess may be empty."""
         self._asked.add(source)
         views = [self._view(row, ask, unread.get(row)) for row, ask in asked.items()]
         with Isolation() as tried:

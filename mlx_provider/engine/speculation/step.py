@@ -67,7 +67,7 @@ class DraftStep:
         self._recorder = recorder
         self._recent = recent
         self._origins: dict[Row, list[Origin]] = {}
-        """Of the drafts in unread passes, the oldest first."""
+        """Origins of the drafts in unread passes, the oldest first."""
         self._possible = True
         """Whether passes of the batch can check drafts."""
 

@@ -37,7 +37,7 @@ class Trials:
         best: Choice,
         step: Callable[[Kind], Step],
     ) -> list[Ask | None]:
-        """A drafter to try first for each row, if it may pay off and the allowance permits. best:
+        """A drafter to try first for each row, if it may pay off and the allowance permits. `best`:
         the choice without trials."""
         self._spend((best.seconds - best.step.plain) / best.step.plain)
         due = [
@@ -100,7 +100,7 @@ class Trials:
 
 
 def _hoped(prospects: Prospects, due: Sequence[set[int]], counts: Sequence[int]) -> Prospects:
-    """With assumed chances for the drafters that are tried. `counts`: drafts of others."""
+    """The chances, with assumed ones for drafters that are tried. `counts`: drafts of others."""
     chances = prospects.chances.copy()
     places = np.arange(1, 1 + chances.shape[2])
     for row, (tried, instead) in enumerate(zip(due, counts, strict=True)):

@@ -286,11 +286,9 @@ class HFTokenizer:
         *,
         escaped: Container[str] | None = (),
     ) -> tuple[Hidden, str]:
-        """A client's input with its control tokens hidden, and the text rendered from it.
-
-        An escape replaces each mark that does not arrive, because the template changes or drops it.
-        `escaped`: see `hide`.
-        """
+        """A client's input with its control tokens hidden, and the text rendered from it. An escape
+        replaces each mark that does not arrive, because the template changes or drops it.
+        `escaped`: see `hide`."""
         given = Hidden(messages, tools, variables)
         hidden = self._hide(given, escaped if self._keeps_marks else None)
         text = self._text(hidden)

@@ -162,7 +162,7 @@ def _call_form(
     prompt: str,
     arrives: Callable[[TemplateForm, Message, Sequence[str]], bool],
 ) -> TemplateForm | None:
-    """Prefers a form whose text begins with the prompt, so that a reply's tokens are found again."""
+    """Prefers a form whose text begins with the `prompt`: a reply's tokens are then found again."""
     turn = _turn(1)
     fits = [each for each in _call_forms(form) if arrives(each, turn, ())]
     for each in fits:

@@ -23,10 +23,8 @@ class _Described:
 
 def try_template(folder: Path) -> None:
     """Run the probes of a template, so that the load finds their results. Blocks for some seconds.
-
     A wrong guess of the special tokens costs only time: the load then probes again. Raises
-    `UnsupportedModel` for a template that exceeds its limits.
-    """
+    `UnsupportedModel` for a template that exceeds its limits."""
     source = named_template(folder)
     if source:
         dialect(HFTokenizer(_Described(source, _special_tokens(folder))))

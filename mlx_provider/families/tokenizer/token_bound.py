@@ -17,11 +17,9 @@ KEEPS_ALL = ("ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength"
 
 
 def characters_per_token(fast: Any) -> int | None:
-    """The most characters of a text, also beyond ASCII, for one token.
-
-    `None`: unlimited or unknown, because characters are dropped, squeezed, or joined into one
-    unknown token. `fast`: a `tokenizers.Tokenizer`.
-    """
+    """The most characters of a text, also beyond ASCII, for one token. `None`: unlimited or
+    unknown, because characters are dropped, squeezed, or joined into one unknown token. `fast`: a
+    `tokenizers.Tokenizer`."""
     normaliser, words = _state(fast.normalizer), _state(fast.pre_tokenizer)
     shrinks = _shrinks(normaliser)
     added = fast.get_added_tokens_decoder().values()

@@ -7,7 +7,7 @@ from collections import deque
 
 
 class Turns:
-    """In the order of requests; `threading.Lock` usually goes to the thread that has just released
+    """First come, first served; `threading.Lock` usually goes to the thread that has just released
     it."""
 
     def __init__(self) -> None:

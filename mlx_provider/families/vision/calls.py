@@ -59,10 +59,8 @@ def model_inputs(
 
 def prompt_features(model: Any, inputs: Mapping[str, np.ndarray]) -> Slices[dict[str, mx.array]]:
     """Embeddings of a whole prompt, and the other inputs of its prefill, a slice at a time.
-
     `inputs`: the processor's arrays. `inputs_embeds` is (1, length, hidden); the others are
-    arguments of `language_logits`.
-    """
+    arguments of `language_logits`."""
     arrays = {key: mx.array(value) for key, value in inputs.items()}
     return in_slices(towers(model), partial(embedded, model, arrays))
 

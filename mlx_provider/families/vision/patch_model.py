@@ -103,8 +103,8 @@ class PatchVisionModel(VisionModel):
 
 
 def _states(part: Any, chunk: PrefillChunk) -> mx.array:
-    """Append the chunk to the row's cache. Returns (1, length, hidden). part: mlx-vlm's text model
-    below its output matrix."""
+    """Append the chunk to the row's cache. Returns (1, length, hidden). `part`: mlx-vlm's text
+    model below its output matrix."""
     parts = pieces(chunk)
     hidden: mx.array = part(
         None,
@@ -140,7 +140,7 @@ def _together(spans: Sequence[MediaSpan]) -> Iterator[list[MediaSpan]]:
 def _apart(
     spans: Sequence[MediaSpan], rows: mx.array, deepstack: Sequence[mx.array]
 ) -> list[VisionFeatures]:
-    """In arrays of their own: one may be dropped before the others."""
+    """Separate arrays, because one may be dropped before the others."""
     ends = [*accumulate(span.end - span.start for span in spans)]
     layers = [
         [mx.contiguous(part) for part in mx.split(layer, ends[:-1])] for layer in (rows, *deepstack)
