@@ -188,7 +188,7 @@ class Request:
     """How many alternatives to report per token; `None`: no logprobs."""
     salt: str = ""
     account: str = ""
-    """Tenant, between which the device is shared."""
+    """Whose request it is. The device is shared between accounts."""
     share: float = 1.0
     """Share of the device of its account, relative to others."""
     session: str | None = None

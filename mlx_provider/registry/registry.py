@@ -101,7 +101,8 @@ class PluginRegistry:
         return self._clients.names()
 
     def sources(self, plugin: Plugin) -> str:
-        """Digest of a third party's source files when they were loaded, else empty."""
+        """Digest of a third party's source files when they were loaded; empty for a built-in
+        plugin."""
         return self._digests.get(plugin.key, "")
 
     def computing(self, family: Plugin) -> str:
@@ -128,9 +129,9 @@ class PluginRegistry:
         return self._reasoning_parsers.named(name, "reasoning_parser")
 
     def family_for(self, config: Mapping[str, Any]) -> tuple[ModelFamily, Plugin]:
-        """The family with the highest priority for a `config.json`, and its plugin. At equal
-        priority, a third party has precedence; two such third parties are noted on their plugins,
-        as is a `matches` that raises or returns no number. Raises `UnsupportedModel`."""
+        """The family with the highest priority for a `config.json`, and its plugin; at equal
+        priority, a third party's (two of them are noted). A `matches` that raises or returns no
+        number is no match, and is noted on its plugin. Raises `UnsupportedModel`."""
         claims = self._claims(config)
         if not claims:
             raise UnsupportedModel(self._unsupported(config), param="model")

@@ -71,8 +71,8 @@ class Reuse:
         return holding, dict.fromkeys(base.layers, length)
 
     def fork(self, holding: Holding, cache: list[Any]) -> tuple[list[Any], Holding | None]:
-        """Another row with the tokens of a row whose prompt is complete. Both share all but the
-        last, if they are enough."""
+        """Another row with the tokens of a row whose prompt is complete. Both share all tokens but
+        the last, if these are enough."""
         own = holding.own
         if own is not None and self._least is not None and own.is_of(cache) and own.base is None:
             held = min(int(layer.offset) for layer in own.layers.values())

@@ -1,4 +1,4 @@
-"""The newest path of each session, which is evicted last, and its share of the cache."""
+"""The newest path of each session, evicted later than others, and its share of the cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .tree import Node, split
 MAX_SESSIONS = 256
 """The least recently used session loses its pin first."""
 LIVE_TURNS = 16
-"""A session counts as gone after this many paths that others stored. A request stores two."""
+"""A session counts as gone this many stored paths after it last returned. A request stores two."""
 
 
 @dataclass(frozen=True)

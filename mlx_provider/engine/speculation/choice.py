@@ -49,8 +49,8 @@ class Prospects:
         return np.where(held.any(axis=1), np.asarray(kind)[best], -1)
 
     def asks(self, row: int, pick: int, drafts: int) -> Asks:
-        """A row's drafter, after an earlier one if that has any guess, with as many drafts of it as
-        gain as much as the last draft of the first."""
+        """A row's drafter, then an earlier one in case it has no guess, for as many drafts as gain
+        at least as much as the last one of the first."""
         first = Ask(pick, drafts)
         if not self.held[row, :pick].any():
             return (first,)

@@ -26,8 +26,10 @@ launched, most of the pass is over by then."""
 
 
 Kind = frozenset[int]
+"""The drafters of one pass."""
 KNOWN_TEXT: Kind = frozenset({KNOWN})
 Seconds = Callable[[int], float]
+"""Duration of a pass by the number of its extra tokens."""
 
 
 class Passes:

@@ -9,6 +9,7 @@ from ...records.drafter import MOST_DRAFTS
 MEMORY = 24
 """Drafts per row that are remembered: few, to react soon to a change in its text."""
 LASTING = 200
+"""The same for all rows together."""
 DOUBTED = 4.0
 """The same once a draft is accepted after many rejected ones."""
 BELIEF = 2.0

@@ -138,7 +138,8 @@ class Speculation:
         guesses: dict[Row, Guess] = {}
         all_ready = True
         while left:
-            # the last drafters need no device: they are asked together for what is still open
+            # the last drafters come first: they need no device, and the rows that they leave are
+            # asked for together
             source = max(asks[0].source for asks in left.values())
             asked = {row: asks[0] for row, asks in left.items() if asks[0].source == source}
             found = self._guesses(source, asked, unread)

@@ -40,10 +40,10 @@ class LongText:
     def pieces(self, text: str) -> Iterator[tuple[int, str]]:
         """The text in pieces, with the start of each. Raises `BadRequest` if no cut is possible.
 
-        A cut is made if the `NEAR` characters on either side have the same tokens together and
-        apart, and the pre-tokeniser splits them there, or else only where it splits them apart, or
-        no vocabulary entry contains both neighbours of the cut. So no token changes, if the
-        pre-tokeniser and added tokens look no further.
+        A cut is made where the `NEAR` characters on either side have the same tokens together and
+        apart, and the same words of the pre-tokeniser, or are one word with two characters at the
+        cut that no vocabulary entry contains. So no token changes, if the pre-tokeniser and added
+        tokens look no further than that.
         """
         start = 0
         while len(text) - start > PIECE:
