@@ -208,6 +208,7 @@ class Request:
     cached: int = 0
     """Prompt tokens that came from the prefix cache."""
     stored: int = 0
+    """Other prompt tokens that the prefix cache stores."""
     prefilled: int = 0
     kept: Sequence[int] | None = None
     """Ascending positions of the prompt tokens that are computed. `None`: all."""
@@ -216,6 +217,7 @@ class Request:
     drafted: int = 0
     accepted: int = 0
     explanation: str = ""
+    """Why the prefix cache did not hold more of the prompt."""
     features: dict[str, Any] = field(default_factory=dict)
     """Features of the prompt's media, by content hash, while they are needed."""
 

@@ -20,9 +20,11 @@ from .sources import digest
 
 FORMAT = 1
 LONGEST = 4 * 2**20
+"""Most bytes of a record."""
 SOFTWARE = ("mlx", "mlx-lm", "mlx-vlm", "llguidance")
 """Packages that a plugin's results depend on, besides this one."""
 NAMED = 5
+"""Failed checks that one line names."""
 Outcome = Literal["passed", "failed", "skipped"]
 
 

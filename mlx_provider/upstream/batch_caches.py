@@ -24,6 +24,7 @@ from .sparse_cache import SparseKVCache, cache_list, held
 RowCache = list[Any]
 Offsets = dict[tuple[int, ...], mx.array]
 PLAIN = (KVCache, SparseKVCache, SharedKV)
+"""Classes that hold all appended tokens."""
 
 
 def mergeable(cache: Sequence[Any]) -> bool:

@@ -15,6 +15,7 @@ Entry = tuple[float, int, bool, Node]
 ATTENTION_DEPTH = 8192
 """Depth in tokens at which a token costs about twice as much to compute as at the start."""
 PINNED = 16
+"""Weight of the newest path of a session."""
 AWAITED = 256
 """The weight while tools run whose results will come, or if the client says that it comes back."""
 PROVEN = 3

@@ -22,6 +22,7 @@ from .layer_kinds import Kind
 from .placement import GRID, ends_of, places
 
 WORTH_KEEPING = 32
+"""A cancelled prefill with fewer tokens is not stored."""
 AROUND = 8
 """Tokens in a report on either side of the point where a prompt left the stored path."""
 
@@ -51,6 +52,7 @@ class PrefixCachePolicy:
         self._make_cache = make_cache
         self._strictest = cache.strictest(make_cache())
         self._grid = 1
+        """A prefix is used only up to a multiple of this."""
         self._exact = False
         self._memory = memory
         """`None` before the first row."""

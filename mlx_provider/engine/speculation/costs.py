@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 DECAY = 0.8
+"""Weight of the old seconds at each new measurement."""
 SPIKE = 3.0
 """A measurement above this multiple of the known value is a disturbance."""
 RISE = 1.5

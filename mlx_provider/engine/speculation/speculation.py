@@ -33,7 +33,7 @@ from .policy import Policy
 log = logging.getLogger(__name__)
 
 KEPT = 64
-"""States per row kept for a drafter that is not asked, so that it can continue later."""
+"""States per row kept for a drafter until it is asked again, and last states of a prompt."""
 NONE: Kind = frozenset()
 UNASKED = 4096
 """States of prompts kept for all rows until the drafter is asked about them. One row always has its

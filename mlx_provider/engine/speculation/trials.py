@@ -21,6 +21,7 @@ rows in one step, because that costs the host more than its other decisions."""
 AWAITED = 2
 """Steps until the result of a trial is known: passes are planned before the last one is read."""
 ALLOWANCE = 0.01
+"""Share of the time that trials may take."""
 SAVED = 6.0
 """Most plain steps in the allowance, also its initial value. Accepted drafts add to it."""
 

@@ -16,7 +16,9 @@ from ...errors import BadRequest
 
 PIECE = 2**15
 NEAR = 256
+"""Characters on either side of a cut that are examined."""
 TRIES = 16
+"""Positions tried for one cut before the piece is extended."""
 UNDIVIDED = 2**20
 """Characters of the longest piece. Its encoding takes some hundred MB."""
 

@@ -25,7 +25,9 @@ from jinja2.filters import FILTERS as DEFAULT_FILTERS
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 LARGEST = 1 << 26
+"""Most characters, or items, of one value that an operator creates."""
 DIGITS = 4
+"""Most digits of a width in a format: `%10000d` is refused."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Fields in which templates read the thoughts of an earlier turn."""
 

@@ -20,10 +20,13 @@ takes a few milliseconds."""
 CHARACTERS = 4_000_000
 """Characters that a template may write besides its input."""
 TIMES = 4
+"""Number of times that a template may write its input."""
 MEMORY = 2 << 30
 PROGRAM = Path(__file__).with_name("template_process.py")
 REMEMBERED = 100_000
+"""Most characters of a probe's text in the cache."""
 Probe = Literal["no", "cached", "fresh"]
+"""Whether a rendering is a probe at load, and whether a cached one is sufficient."""
 
 
 class TemplateLimit(UnsupportedModel):

@@ -19,6 +19,7 @@ from .images import image_size
 from .prompt import Block, Placed
 
 LOW_DETAIL_PIXELS = 512 * 512
+"""For images sent with OpenAI's `detail: low`."""
 STRIP = 2**18
 Pixels = NDArray[np.uint8]
 Cut = Callable[[Pixels], Iterator[NDArray[np.float32]]]

@@ -35,6 +35,7 @@ class Hidden:
     tools: Messages
     variables: Variables
     marks: Mapping[str, str] = field(default_factory=dict)
+    """Private character -> the client's character."""
 
     def reveal(self, text: str) -> str:
         return with_signs(text, self.marks)
