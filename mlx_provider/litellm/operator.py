@@ -1,7 +1,7 @@
-"""Options of the operator of the gateway, from the config entry's `model_info`, never of a client.
+"""Options of the gateway's operator, from the config entry's `model_info`: `mlx: {kv_bits: 8}` or
+`mlx_kv_bits: 8`.
 
-`optional_params` is not suitable: a client's body overrides its values. Options are in
-`model_info`, as a mapping `mlx: {kv_bits: 8}` or flat as `mlx_kv_bits: 8`.
+Not from `optional_params`, which a client's body overrides.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ KEY = secrets.token_bytes(32)
 
 
 class Configured(str):
-    """The model that a config entry names, kept in its `model_info`.
+    """The model of a config entry, kept in its `model_info`.
 
-    Its text proves itself by a digest with a key of this process, because LiteLLM 1.110 stores
-    entries outside of Python. A text from a file or a database has no such digest.
+    A digest with a key of this process proves it, because LiteLLM 1.110 stores entries outside of
+    Python. A text from a file or a database has none.
     """
 
     def __new__(cls, model: str) -> Self:
@@ -48,10 +48,8 @@ GATEWAYS = frozenset(OperatorOptions.model_fields) - frozenset(ModelOptions.mode
 
 
 def operator_options(litellm_params: Mapping[str, Any]) -> OperatorOptions:
-    """The options of this config entry; without any, the safe defaults.
-
-    Raises `BadRequest` that names the option and its range.
-    """
+    """Without options, the safe defaults. Raises `BadRequest` that names the option and its
+    range."""
     info = litellm_params.get("model_info") or {}
     nested = info.get("mlx") or {}
     if not isinstance(nested, Mapping):
@@ -66,12 +64,11 @@ def operator_options(litellm_params: Mapping[str, Any]) -> OperatorOptions:
 
 
 def engine_options(options: OperatorOptions) -> ModelOptions:
-    """The options of the engine."""
     return ModelOptions(**options.model_dump(exclude=set(GATEWAYS)))
 
 
 TIERS = {"flex": 0.25, "priority": 4.0}
-"""Shares of the device by service tier; of any other tier 1."""
+"""Shares of the device by service tier; any other tier: 1."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ class Caller:
 
     LiteLLM writes into `metadata` or `litellm_metadata`, depending on the route; the other one is
     the client's (1.106.2, proxy/litellm_pre_call_utils.py `add_litellm_data_to_request`, which
-    removes names that begin with `user_api_key_` from both).
+    removes `user_api_key_*` from both).
     """
 
     key: str | None
@@ -107,27 +104,26 @@ class Caller:
 
     @property
     def account(self) -> str | None:
-        """Its account for the division of the device; `None`: there are no keys."""
         return _alone(self)
 
     @property
     def share(self) -> float:
-        """Its share of the device, relative to others."""
+        """Share of the device, relative to others."""
         return TIERS.get(self.tier or "", 1.0)
 
 
 def _tier(slot: Mapping[str, Any]) -> str | None:
-    """The tier in the proxy's metadata of a key and its team."""
+    """From the metadata of a key and its team."""
     details = (slot.get(f"user_api_key_{of}metadata") for of in ("", "team_"))
     found = (each.get("service_tier") for each in details if isinstance(each, Mapping))
     return next((tier for tier in found if isinstance(tier, str)), None)
 
 
 def tenant(options: OperatorOptions, caller: Caller) -> str | None:
-    """The namespace of the prefix cache for this caller; `None`: shared by all.
+    """Namespace of the prefix cache; `None`: shared by all.
 
-    A key without a team shares with no other key. Without keys (a script, a proxy without a
-    master key), there is one namespace.
+    A key without a team shares with no other key. Without keys (a script, a proxy without a master
+    key), there is one namespace.
     """
     if options.cache_salt == SHARED:
         return None
@@ -147,10 +143,10 @@ def _alone(caller: Caller) -> str | None:
 
 
 def chosen_by(litellm_params: Mapping[str, Any], model: str) -> Literal["owner", "client"]:
-    """Who chose the model: the owner, if the config entry of this call names exactly this model.
+    """`owner`, if the config entry of this call names exactly this model.
 
-    The entry's `model_info` belongs to the call alone; `metadata` is shared by all models of a
-    comma list. A script that calls without a router is the owner.
+    Reads the entry's `model_info`, because all models of a comma list share `metadata`. A script
+    that calls without a router is the owner.
     """
     info = litellm_params.get("model_info") or {}
     if not info and not litellm_params.get("proxy_server_request"):

@@ -1,8 +1,7 @@
 """Refuses calls that mlx models do not serve, with an error of one line.
 
-LiteLLM itself would answer with a traceback (`'mlx' is not a valid LlmProviders`), or send
-the text to another server, whose 404 would disable the chat model in the router for seconds
-(1.106.2, `amoderation`).
+LiteLLM would answer with a traceback (`'mlx' is not a valid LlmProviders`), or send the text to
+another server, whose 404 would disable the chat model for seconds (1.106.2, `amoderation`).
 """
 
 from __future__ import annotations
@@ -57,6 +56,6 @@ def _refusal(name: str) -> BadRequest:
 
 
 def _name(call_type: str) -> str:
-    """LiteLLM's name without the `a` of its asynchronous form."""
+    """Without the `a` of its asynchronous form."""
     plain = call_type.removeprefix("a")
     return plain if plain in {each.value for each in CallTypes} else call_type

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 HEADER = "x-mlx-warnings"
 LONGEST = 1000
-"""Characters of its value."""
+"""Characters of the header's value."""
 
 
 def header_text(warnings: Sequence[str]) -> str:

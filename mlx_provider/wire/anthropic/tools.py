@@ -14,15 +14,13 @@ from ..openai.parameters import Parameters
 MEMBERS = ("name", "description", "strict")
 """Members of a tool that a function of chat has, too."""
 BUILT_IN = ("bash_", "computer_", "memory_", "text_editor_")
-"""Types of tools whose schema is part of Anthropic's models. All others run on its servers."""
+"""Types of tools whose schema Anthropic's models know. All other types run on its servers."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
 
 
 def chat_tools(params: Parameters) -> dict[str, Any]:
-    """`tools`, `tool_choice` and `parallel_tool_calls`, as far as they are given.
-
-    Raises `BadRequest` that names the tool, or the choice.
-    """
+    """`tools`, `tool_choice` and `parallel_tool_calls`, if given. Raises `BadRequest` that names
+    the tool, or the choice."""
     tools, choice = params.take("tools"), params.mapping("tool_choice")
     fields: dict[str, Any] = {}
     if tools is not None:

@@ -36,7 +36,7 @@ def _completion(
 
 
 def _tokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
-    """The parameters are those of the request whose prompt is meant, as vLLM has it."""
+    """With the parameters of the request whose prompt is meant, as in vLLM."""
     own = Parameters({name: body.pop(name, None) for name in ALWAYS})
     for name in ALWAYS:
         own.choice(name, (True,), "the prompt is what a request would have")

@@ -29,7 +29,7 @@ def with_demand(given: Any) -> Any:
 
 
 def kept(given: Any) -> list[dict[str, Any]]:
-    """The user messages of a checked input, in the form of output items."""
+    """The user messages of a checked input, as output items."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     messages = [item for _, item in objects(given, "input") if _is_users(item)]

@@ -50,16 +50,13 @@ LOGPROBS = "message.output_text.logprobs"
 
 @dataclass(frozen=True)
 class Question:
-    """A request, and what its reply and its errors need of it."""
-
     request: GenerateRequest
     tools: ChatTools
     places: Places
-    """The names in what its client has sent."""
 
 
 def question(body: Mapping[str, Any], sender: Mapping[str, Any]) -> Question:
-    """Raises `BadRequest` that names the parameter, item or part at fault."""
+    """Raises `BadRequest` that names the parameter, item or part."""
     check_input(body, STORED)
     instructions = body.get("instructions")
     if not isinstance(instructions, str | None):
