@@ -1,4 +1,4 @@
-"""Figures and texts that the profiles share."""
+"""Numbers and texts that the profiles share."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ SUBAGENT_PROMPT = (
     "changed."
 )
 REPLY_SECONDS = 3600
-"""Seconds without a token that a client is to bear: a prompt of 100,000 tokens may take as long."""
+"""Seconds without a token: a prompt of 100,000 tokens may take as long."""

@@ -25,5 +25,4 @@ def count(found: Any) -> int | None:
 
 
 def least(found: Iterable[Any]) -> int | None:
-    """The least number among the values."""
     return min((number for one in found if (number := count(one))), default=None)

@@ -12,7 +12,7 @@ from .window import chosen_window
 
 
 def load_gemma_text(folder: Path, options: LoadOptions) -> TextModel:
-    """Load a checkpoint. Raises `BadRequest` for a window that is not a number."""
+    """Raises `BadRequest` for a window that is not a number."""
     window = chosen_window()
 
     def change(model: Any) -> None:
@@ -23,10 +23,10 @@ def load_gemma_text(folder: Path, options: LoadOptions) -> TextModel:
 
 
 def set_window(model: Any, window: int) -> None:
-    """Let sliding layers see the last `window` tokens; 0: all tokens.
+    """Sliding layers see the last `window` tokens; 0: all tokens.
 
     Masks and caches follow the model's arguments at every call (models/gemma3_text.py and gemma3.py
-    of mlx-lm 0.32.2); the rotary base of a layer is fixed when it is created.
+    of mlx-lm 0.32.2).
     """
     text = getattr(model, "language_model", model)
     if window:

@@ -101,7 +101,7 @@ def _value(reader: TextReader, *, text: bool) -> Reading[str]:
 
 
 def _element(start: int) -> Rest:
-    """Text up to the end of the element that begins at `start`, with the elements inside it."""
+    """Up to the end of the element that begins at `start`."""
 
     def rest(reader: TextReader, emit: Emit) -> Reading[None]:
         nesting = _Nesting()
