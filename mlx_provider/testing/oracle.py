@@ -14,13 +14,10 @@ from ..records import DeviceTokens, DraftRow, Unread
 
 
 class Oracle:
-    """Guesses from known replies; see `Drafting`."""
-
     def __init__(
         self, share: float, vocab: int = 256, seed: int = 0, *, ahead: bool = False
     ) -> None:
-        """`share` of the guesses are right; wrong ones are below `vocab`. `ahead`: it guesses
-        before the last pass is read."""
+        """Wrong guesses are below `vocab`. `ahead`: it drafts before the last pass is read."""
         self.share = share
         self.drafts_ahead = ahead
         self._vocab = vocab

@@ -1,7 +1,7 @@
-"""The group `bench`, which imports its commands when one of them, or their list, is needed.
+"""The group `bench`, which imports its commands on demand: their options would delay other
+commands.
 
-Their dozens of options would delay other commands of `mlx-provider`. The end of a command also ends
-the servers, engines and proxies that it has started.
+The end of a command also ends the servers, engines and proxies that it has started.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 PROGRESS = "progress"
-"""Name of the function in a command's `context.meta` that reports what is measured."""
+"""Key of `context.meta`: the function that reports progress."""
 
 
 class LongGroup(TyperGroup):

@@ -187,13 +187,11 @@ def _meant(parser: ToolParser, key: str, value: Any) -> Any:
 
 
 Called = tuple[str, Any]
-"""A tool's name and its arguments."""
 
 
 def read(
     text: str, parser: ToolParser, tools: Sequence[Any], thoughts: ReasoningParser | None = None
 ) -> tuple[list[Called], str]:
-    """Calls and remaining text of a reply."""
     found = read_chunks([text], tools=tools, tool_parser=parser, reasoning_parser=thoughts)
     return [*found.whole_calls, *found.cut_calls], (found.content + found.reasoning).strip()
 

@@ -31,14 +31,11 @@ TITLE_WANTED = re.compile(r'(?<!")\btitles?\b(?!")', re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Turn:
-    """One message of a rendered prompt."""
-
     role: str
     text: str
 
     @property
     def is_result(self) -> bool:
-        """Whether it is the result of a tool."""
         return self.text.startswith(RESULT)
 
 
@@ -48,7 +45,7 @@ class Reply:
 
     text: str
     bare: tuple[str, ...] = ()
-    """What is left of it where a grammar takes no text beside calls, and no thoughts."""
+    """The rest of it where a grammar permits neither text beside calls nor thoughts."""
     slow: float = 0.0
     """Seconds for each token."""
     prefill: float = 0.0
@@ -58,8 +55,6 @@ class Reply:
 
 @dataclass(frozen=True)
 class Playing:
-    """A script, and how many of its steps were answered."""
-
     steps: tuple[Step, ...]
     done: int
 
@@ -69,7 +64,7 @@ class Playing:
 
 
 def reply_to(turns: Sequence[Turn], calls: Format) -> Reply:
-    """The next reply. For an unreadable script, it tells the error."""
+    """For an unreadable script, the error."""
     try:
         playing = _playing(turns)
     except BadScript as error:
@@ -93,7 +88,6 @@ def _acted(step: Step, calls: Format) -> Reply:
 
 
 def _playing(turns: Sequence[Turn]) -> Playing | None:
-    """The last script, and the replies since."""
     for at, turn in reversed(list(enumerate(turns))):
         found = None if turn.is_result or turn.role == "system" else steps_in(turn.text)
         if found is not None:
@@ -118,13 +112,12 @@ def _is(turn: Turn, step: Step) -> bool:
 
 
 def _quoted(steps: Sequence[Step], text: str) -> int:
-    """Steps that were said already in a conversation which one message quotes as a whole."""
+    """Steps in a conversation which one message quotes as a whole."""
     around = without_script(text)
     return sum(1 for _ in takewhile(lambda step: step.say and step.say in around, steps))
 
 
 def _summary_wanted(turns: Sequence[Turn]) -> bool:
-    """Whether the last message asks for a summary."""
     asked = without_script(turns[-1].text) if turns and not turns[-1].is_result else ""
     if any(words in asked for words in SUMMARY_WANTED):
         return True
@@ -138,7 +131,6 @@ def _summary(playing: Playing | None) -> str:
 
 
 def _title_wanted(turns: Sequence[Turn]) -> bool:
-    """Whether the system prompt asks for a title, without tools."""
     system = _system(turns)
     return bool(TITLE_WANTED.search(system)) and TOOLS not in system
 

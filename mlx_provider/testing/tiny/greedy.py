@@ -1,4 +1,4 @@
-"""Plain greedy decoding with a `LoadedModel`: what any engine must reproduce."""
+"""Plain greedy decoding with a `LoadedModel`: the reference for any engine."""
 
 from __future__ import annotations
 
@@ -16,14 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Started:
-    """A row whose prompt is in its cache."""
-
     prompt: Prompt
     cache: list[Any]
     logits: mx.array
     """(vocab,) after the last token."""
     length: int
-    """Tokens in the cache."""
 
     @property
     def position(self) -> int:
@@ -79,6 +76,5 @@ def continue_greedily(
 
 
 def greedy(model: LoadedModel, prompt: Prompt, count: int, *, chunk: int = 0) -> list[int]:
-    """`count` greedy tokens of one row by itself."""
     row = start(model, prompt, chunk=chunk)
     return continue_greedily(model, [row], row.cache, count)[0]

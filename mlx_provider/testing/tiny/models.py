@@ -21,7 +21,7 @@ from .weights import model_parameters
 
 
 def family_named(name: str) -> TinyFamily:
-    """The family called `name`. Raises `ValueError` that lists the known ones."""
+    """Raises `ValueError` that lists the known ones."""
     for family in FAMILIES:
         if family.name == name:
             return family
@@ -81,7 +81,7 @@ def _mute(weights: dict[str, Any], ids: Mapping[str, int]) -> None:
     import mlx.core as mx
 
     head = _head_name(weights)
-    # a tied head is the input embedding too, so its rows only shrink
+    # A tied head is the input embedding too, so its rows only shrink.
     factor = 0.0 if "lm_head" in head else 0.1
     rows = mx.ones((weights[head].shape[0], 1))
     known = ids[""]

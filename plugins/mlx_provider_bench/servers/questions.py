@@ -37,7 +37,7 @@ class Asked:
 
 
 def words_of(asked: Asked, image: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """The messages; `image`: the part with the image."""
+    """`image`: the part with the image."""
     text = f"{asked.document}\n{asked.question}" if asked.joined else asked.document
     opening: Any = text
     if asked.image is not None:
@@ -66,12 +66,12 @@ def image_part(seed: int, height: int, width: int) -> dict[str, Any]:
 
 
 def messages_of(asked: Asked) -> list[dict[str, Any]]:
-    """As a server is asked it: an image is a PNG in a data URL."""
+    """An image is a PNG in a data URL."""
     if asked.image is None:
         return words_of(asked, None)
     return words_of(asked, image_part(asked.image, asked.image_edge, asked.image_edge))
 
 
 def same(answer: Answer, truth: str) -> bool:
-    """Equal texts; peers drop a reply's leading space."""
+    """Peers drop a reply's leading space."""
     return answer.text.strip() == truth.strip()
