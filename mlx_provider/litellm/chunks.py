@@ -1,9 +1,7 @@
-"""The engine's events as the chunks of a LiteLLM stream.
-
-Rules of litellm 1.106.2, `CustomStreamWrapper`: usage comes before a finish chunk, which contains
-nothing else. The finish of choice 0 ends the stream, so it is held until every choice has ended.
-The finish of another choice is the second entry beside an empty choice 0.
-"""
+"""The engine's events as the chunks of a LiteLLM stream. Rules of litellm 1.106.2,
+`CustomStreamWrapper`: usage comes before a finish chunk, which contains nothing else. The finish of
+choice 0 ends the stream, so it is held until every choice has ended. The finish of another choice
+is the second entry beside an empty choice 0."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Token counts of the proxy's routes, by the model's own template and tokenizer.
-
-LiteLLM asks only built-in providers, and estimates for all others (1.106.2 and 1.109.1,
+"""Token counts of the proxy's routes, by the model's own template and tokenizer. LiteLLM asks only
+built-in providers, and estimates for all others (1.106.2 and 1.109.1,
 `proxy_server._get_provider_token_counter`). `/v1/messages/count_tokens`, `/v1/responses/
-input_tokens` and `/utils/token_counter` call one function, which has no hook.
-"""
+input_tokens` and `/utils/token_counter` call one function, which has no hook."""
 
 from __future__ import annotations
 

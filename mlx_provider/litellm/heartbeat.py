@@ -115,12 +115,9 @@ async def beating(
 async def closing(
     chunks: AsyncGenerator[Any, None], source: LiteLLMCompletionStreamingIterator
 ) -> AsyncGenerator[Any, None]:
-    """Closes `source` when this generator is closed.
-
-    Neither Starlette 1 nor LiteLLM's stream (1.106.2 and 1.109.1), which has no `aclose`, does so
-    if a client leaves while a chunk is sent: the request would run until the next garbage
-    collection.
-    """
+    """Closes `source` when this generator is closed. Neither Starlette 1 nor LiteLLM's stream
+    (1.106.2 and 1.109.1), which has no `aclose`, does so if a client leaves while a chunk is sent:
+    the request would run until the next garbage collection."""
     try:
         async for chunk in chunks:
             yield chunk

@@ -1,8 +1,5 @@
-"""Checks `previous_response_id`.
-
-If LiteLLM does not find the conversation in its spend logs, it continues without it (1.106.2,
-`ResponsesSessionHandler`).
-"""
+"""Checks `previous_response_id`. If LiteLLM does not find the conversation in its spend logs, it
+continues without it (1.106.2, `ResponsesSessionHandler`)."""
 
 from __future__ import annotations
 

@@ -138,12 +138,10 @@ async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
 
 
 def _check_key(kwargs: dict[str, Any]) -> None:
-    """Raise `BadRequest` if a client of the proxy sends its own key.
-
-    LiteLLM would use it in place of the operator's (1.106.2, `_handle_clientside_credential`), and
-    every key would get a connection. A client's address needs the operator's permission; a key with
-    such an address is allowed.
-    """
+    """Raise `BadRequest` if a client of the proxy sends its own key. LiteLLM would use it in place
+    of the operator's (1.106.2, `_handle_clientside_credential`), and every key would get a
+    connection. A client's address needs the operator's permission; a key with such an address is
+    allowed."""
     body = (kwargs.get("proxy_server_request") or {}).get("body") or {}
     replaced = "original_model_id" in (kwargs.get("model_info") or {})
     if body and replaced and not {"api_base", "base_url"} & set(body):
@@ -151,11 +149,9 @@ def _check_key(kwargs: dict[str, Any]) -> None:
 
 
 def _check_kind(kwargs: dict[str, Any], call_type: Any) -> None:
-    """Raise `BadRequest` if the body of a chat request is marked as a text completion.
-
-    LiteLLM marks its own text completions so (1.106.2, `text_completion`); each message would
-    become a raw prompt.
-    """
+    """Raise `BadRequest` if the body of a chat request is marked as a text completion. LiteLLM
+    marks its own text completions so (1.106.2, `text_completion`); each message would become a raw
+    prompt."""
     body = (kwargs.get("proxy_server_request") or {}).get("body") or {}
     if "text_completion" in body and call_type != CallTypes.atext_completion:
         raise BadRequest("unknown parameter: text_completion", param="text_completion")

@@ -1,9 +1,6 @@
-"""A coroutine that need not be awaited.
-
-LiteLLM makes the coroutine in an executor thread and awaits it in its event loop (1.106.2
-`main.py::acompletion`). If the client leaves in between, Python would warn, and keep the coroutine
-and the engine's request alive.
-"""
+"""A coroutine that need not be awaited. LiteLLM makes the coroutine in an executor thread and
+awaits it in its event loop (1.106.2 `main.py::acompletion`). If the client leaves in between,
+Python would warn, and keep the coroutine and the engine's request alive."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Passes what a bridge would lose of a reply: its warnings, and how a message ended.
-
-LiteLLM reads headers only from complete chat responses (`_hidden_params`, 1.106.2), and its bridge
-of the Messages API knows no stop sequence (`_translate_openai_finish_reason_to_anthropic`). Handler
-and hooks share the logging object of a call.
-"""
+"""Passes what a bridge would lose of a reply: its warnings, and how a message ended. LiteLLM reads
+headers only from complete chat responses (`_hidden_params`, 1.106.2), and its bridge of the
+Messages API knows no stop sequence (`_translate_openai_finish_reason_to_anthropic`). Handler and
+hooks share the logging object of a call."""
 
 from __future__ import annotations
 

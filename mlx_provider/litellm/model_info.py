@@ -1,9 +1,7 @@
 """Facts about our models for LiteLLM: its map of models, and `model_info` of config entries.
-
 LiteLLM's `supports_*`, `get_model_info` and `completion_cost` read the map, and so do `/v1/models`
 and `/model/info` for fields that a config entry lacks. Prices are the operator's; without them
-LiteLLM counts 0.
-"""
+LiteLLM counts 0."""
 
 from __future__ import annotations
 
@@ -95,12 +93,9 @@ def describe(entry: Any) -> None:
 def show(
     model: str, facts: ModelFacts, deployment: str | None = None, *, mode: str = "chat"
 ) -> None:
-    """Add an engine's facts about a model.
-
-    A context belongs to the proxy's config entry with that id, because entries of one model can
-    have different contexts; if there is none (a wildcard, a script), to LiteLLM's map of models.
-    `model_info` in a config has precedence.
-    """
+    """Add an engine's facts about a model. A context belongs to the proxy's config entry with that
+    id, because entries of one model can have different contexts; if there is none (a wildcard, a
+    script), to LiteLLM's map of models. `model_info` in a config has precedence."""
     shown = _entry(deployment)
     if shown is None:
         enter(model, facts, mode)
@@ -127,11 +122,9 @@ def _chosen_context(model_info: Any) -> int | None:
 
 
 def _entry(deployment: str | None) -> dict[str, Any] | None:
-    """`model_info` of the running proxy's config entry of this id, unless it is a wildcard.
-
-    The router's own object: LiteLLM does not list its copy for a request (1.106.2, router.py
-    `get_model_listing_info`).
-    """
+    """`model_info` of the running proxy's config entry of this id, unless it is a wildcard. The
+    router's own object: LiteLLM does not list its copy for a request (1.106.2, router.py
+    `get_model_listing_info`)."""
     router = getattr(sys.modules.get("litellm.proxy.proxy_server"), "llm_router", None)
     found = router.get_model_info(deployment) if router is not None and deployment else None
     info = found.get("model_info") if found and "*" not in found["model_name"] else None

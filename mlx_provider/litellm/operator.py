@@ -1,8 +1,5 @@
 """Options of the gateway's operator, from the config entry's `model_info`: `mlx: {kv_bits: 8}` or
-`mlx_kv_bits: 8`.
-
-Not from `optional_params`, which a client's body overrides.
-"""
+`mlx_kv_bits: 8`. Not from `optional_params`, which a client's body overrides."""
 
 from __future__ import annotations
 
@@ -26,11 +23,9 @@ KEY = secrets.token_bytes(32)
 
 
 class Configured(str):
-    """The model of a config entry, kept in its `model_info`.
-
-    A digest with a key of this process proves it, because LiteLLM 1.110 stores entries outside of
-    Python. A text from a file or a database has none.
-    """
+    """The model of a config entry, kept in its `model_info`. A digest with a key of this process
+    proves it, because LiteLLM 1.110 stores entries outside of Python. A text from a file or a
+    database has none."""
 
     def __new__(cls, model: str) -> Self:
         digest = hashlib.blake2b(model.encode("utf-8", "surrogatepass"), key=KEY, digest_size=16)
@@ -73,12 +68,9 @@ TIERS = {"flex": 0.25, "priority": 4.0}
 
 @dataclass(frozen=True)
 class Caller:
-    """The caller, as the gateway names it.
-
-    LiteLLM writes into `metadata` or `litellm_metadata`, depending on the route; the other one is
-    the client's (1.106.2, proxy/litellm_pre_call_utils.py `add_litellm_data_to_request`, which
-    removes `user_api_key_*` from both).
-    """
+    """The caller, as the gateway names it. LiteLLM writes into `metadata` or `litellm_metadata`,
+    depending on the route; the other one is the client's (1.106.2, proxy/litellm_pre_call_utils.py
+    `add_litellm_data_to_request`, which removes `user_api_key_*` from both)."""
 
     key: str | None
     user: str | None
@@ -120,11 +112,8 @@ def _tier(slot: Mapping[str, Any]) -> str | None:
 
 
 def tenant(options: OperatorOptions, caller: Caller) -> str | None:
-    """Namespace of the prefix cache; `None`: shared by all.
-
-    A key without a team shares with no other key. Without keys (a script, a proxy without a master
-    key), there is one namespace.
-    """
+    """Namespace of the prefix cache; `None`: shared by all. A key without a team shares with no
+    other key. Without keys (a script, a proxy without a master key), there is one namespace."""
     if options.cache_salt == SHARED:
         return None
     if options.cache_salt == "team" and caller.team:
@@ -143,11 +132,9 @@ def _alone(caller: Caller) -> str | None:
 
 
 def chosen_by(litellm_params: Mapping[str, Any], model: str) -> Literal["owner", "client"]:
-    """`owner`, if the config entry of this call names exactly this model.
-
-    Reads the entry's `model_info`, because all models of a comma list share `metadata`. A script
-    that calls without a router is the owner.
-    """
+    """`owner`, if the config entry of this call names exactly this model. Reads the entry's
+    `model_info`, because all models of a comma list share `metadata`. A script that calls without a
+    router is the owner."""
     info = litellm_params.get("model_info") or {}
     if not info and not litellm_params.get("proxy_server_request"):
         return "owner"

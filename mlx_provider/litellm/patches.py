@@ -1,7 +1,5 @@
-"""Wrappers of LiteLLM's functions that would lose data and have no hook.
-
-For 1.106.2 and 1.109.1. `docs/upstream.md` lists them with their tests.
-"""
+"""Wrappers of LiteLLM's functions that would lose data and have no hook. For 1.106.2 and 1.109.1.
+`docs/upstream.md` lists them with their tests."""
 
 from __future__ import annotations
 
@@ -78,22 +76,18 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
 
 
 def _admit(original: Original, *args: Any, **given: Any) -> Any:
-    """Deliver parameters that LiteLLM lets through for OpenAI's own models.
-
-    For custom providers it refuses or drops them, and does not call a handler's
-    `get_supported_openai_params`. Its hook for deployments runs only on asynchronous calls.
-    """
+    """Deliver parameters that LiteLLM lets through for OpenAI's own models. For custom providers it
+    refuses or drops them, and does not call a handler's `get_supported_openai_params`. Its hook for
+    deployments runs only on asynchronous calls."""
     if given.get("custom_llm_provider") == PROVIDER:
         given["allowed_openai_params"] = [*(given.get("allowed_openai_params") or ()), *ADMITTED]
     return original(*args, **given)
 
 
 def _deliver(original: Original, *args: Any, **given: Any) -> Any:
-    """Deliver OpenAI's parameters of embeddings.
-
-    LiteLLM refuses or drops them for custom providers, even those that a call allows by name;
-    OpenAI's client always sends an `encoding_format`.
-    """
+    """Deliver OpenAI's parameters of embeddings. LiteLLM refuses or drops them for custom
+    providers, even those that a call allows by name; OpenAI's client always sends an
+    `encoding_format`."""
     if given.get("custom_llm_provider") != PROVIDER:
         return original(*args, **given)
     ours = {name: given.pop(name, None) for name in DELIVERED}
@@ -101,10 +95,8 @@ def _deliver(original: Original, *args: Any, **given: Any) -> Any:
 
 
 def _keep_entries(original: Original, *args: Any, **kwargs: Any) -> Any:
-    """Add our entries to every new map of models.
-
-    LiteLLM's own tests begin with `litellm.model_cost = litellm.get_model_cost_map(...)`.
-    """
+    """Add our entries to every new map of models. LiteLLM's own tests begin with
+    `litellm.model_cost = litellm.get_model_cost_map(...)`."""
     prefix = f"{PROVIDER}/"
     ours = {name: own for name, own in litellm.model_cost.items() if name.startswith(prefix)}
     return {**original(*args, **kwargs), **ours}

@@ -1,9 +1,6 @@
-"""The error for a full context, in the form that clients of the proxy recognise.
-
-LiteLLM's proxy answers with `code: "400"` (1.106.2 and 1.109.1, `ProxyException.to_dict`). It
-accepts an exception of a callback if it is an `HTTPException`, and raises it unchanged if it is a
-`ProxyException`.
-"""
+"""The error for a full context, in the form that clients of the proxy recognise. LiteLLM's proxy
+answers with `code: "400"` (1.106.2 and 1.109.1, `ProxyException.to_dict`). It accepts an exception
+of a callback if it is an `HTTPException`, and raises it unchanged if it is a `ProxyException`."""
 
 from __future__ import annotations
 

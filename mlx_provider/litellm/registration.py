@@ -13,11 +13,8 @@ from .patches import install
 
 
 def register(handler: CustomLLM) -> None:
-    """Idempotent.
-
-    A proxy's YAML later replaces `custom_provider_map`: the map serves scripts, the hook both.
-    Compared by class name, because LiteLLM can import a handler's module twice.
-    """
+    """Idempotent. A proxy's YAML later replaces `custom_provider_map`: the map serves scripts, the
+    hook both. Compared by class name, because LiteLLM can import a handler's module twice."""
     entries = litellm.custom_provider_map
     if not any(entry["provider"] == PROVIDER for entry in entries):
         entries.append({"provider": PROVIDER, "custom_handler": handler})

@@ -1,8 +1,6 @@
-"""Checks the types in a chat request before LiteLLM fails on them.
-
-It answers a message that is not an object with a traceback (1.106.2,
-`validate_and_fix_openai_messages`), and drops such a tool silently.
-"""
+"""Checks the types in a chat request before LiteLLM fails on them. It answers a message that is not
+an object with a traceback (1.106.2, `validate_and_fix_openai_messages`), and drops such a tool
+silently."""
 
 from __future__ import annotations
 
@@ -20,11 +18,8 @@ from ..invalid import shown
 
 def fit_parts(messages: Any) -> tuple[Any, list[str]]:
     """Messages with parts that LiteLLM accepts (1.106.2, `validate_chat_completion_user_messages`),
-    and warnings.
-
-    `video` is renamed. Other types become text, except in a message that a user has just typed,
-    where they are refused.
-    """
+    and warnings. `video` is renamed. Other types become text, except in a message that a user has
+    just typed, where they are refused."""
     if not isinstance(messages, list) or not messages:
         return messages, []
     typed, warnings = typed_index(messages), list[str]()

@@ -1,8 +1,6 @@
-"""Readers of one accepted request: complete or as a stream, blocking or in an event loop.
-
-Streams are classes, because LiteLLM closes them by `aclose`, and a generator that was never started
-would not run its `finally` (litellm 1.106.2). Dropping one frees its request.
-"""
+"""Readers of one accepted request: complete or as a stream, blocking or in an event loop. Streams
+are classes, because LiteLLM closes them by `aclose`, and a generator that was never started would
+not run its `finally` (litellm 1.106.2). Dropping one frees its request."""
 
 from __future__ import annotations
 
@@ -168,11 +166,9 @@ class ReplyStream(_Stream):
 
 
 class AsyncReplyStream(_Stream):
-    """For an event loop. If the reader is cancelled, the request is freed at once.
-
-    After `heartbeat` silent seconds an empty chunk is sent: clients give up, and do not count SSE
-    comments.
-    """
+    """For an event loop. If the reader is cancelled, the request is freed at once. After
+    `heartbeat` silent seconds an empty chunk is sent: clients give up, and do not count SSE
+    comments."""
 
     def __init__(self, reply: Reply, heartbeat: float | None = None) -> None:
         super().__init__(reply)

@@ -22,12 +22,10 @@ TEXT_LISTS = "text_lists"
 
 
 class TextFinish(ModelResponseStream):
-    """The finish of a choice beside an empty choice 0, in a text stream.
-
-    LiteLLM's text stream reads the first choice by item (1.106.2 and 1.109.1,
-    `TextCompletionStreamWrapper`), its chat stream by attribute, where a finish would end the
-    stream. So the finished choice comes first only by item.
-    """
+    """The finish of a choice beside an empty choice 0, in a text stream. LiteLLM's text stream
+    reads the first choice by item (1.106.2 and 1.109.1, `TextCompletionStreamWrapper`), its chat
+    stream by attribute, where a finish would end the stream. So the finished choice comes first
+    only by item."""
 
     def __getitem__(self, key: str) -> Any:
         return self.choices[1:] if key == "choices" else getattr(self, key)

@@ -1,8 +1,6 @@
-"""Refuses calls that mlx models do not serve, with an error of one line.
-
-LiteLLM would answer with a traceback (`'mlx' is not a valid LlmProviders`), or send the text to
-another server, whose 404 would disable the chat model for seconds (1.106.2, `amoderation`).
-"""
+"""Refuses calls that mlx models do not serve, with an error of one line. LiteLLM would answer with
+a traceback (`'mlx' is not a valid LlmProviders`), or send the text to another server, whose 404
+would disable the chat model for seconds (1.106.2, `amoderation`)."""
 
 from __future__ import annotations
 

@@ -98,11 +98,9 @@ def run_schedule(
     answered: Answered = alone,
     **more: Any,
 ) -> list[Request]:
-    """Submit every request at its step, and run until all end.
-
-    `guessed`: share of right drafts, from the tokens that each request gets `answered` alone;
-    unset: no drafts. `ahead`: drafts are made before the last pass is read.
-    """
+    """Submit every request at its step, and run until all end. `guessed`: share of right drafts,
+    from the tokens that each request gets `answered` alone; unset: no drafts. `ahead`: drafts are
+    made before the last pass is read."""
     requests = [request_of(each, tokens_of(each)) for each in arrivals]
     speculation = None
     if guessed is not None:

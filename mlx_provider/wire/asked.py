@@ -25,9 +25,7 @@ class Reply(Protocol):
 
     def feed(self, events: Sequence[Event]) -> bytes:
         """The bytes for some events; a reply that is not streamed has all of them at its end.
-
-        Raises the error of a `Failed` event, unless the reply is streamed, which then tells it.
-        """
+        Raises the error of a `Failed` event, unless the reply is streamed, which then tells it."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,5 @@
-"""The client's names for the parts of a request.
-
-The engine's errors and warnings name fields of its own request: `max_tokens`,
-`messages[3].content[1]`; other APIs have other names.
-"""
+"""The client's names for the parts of a request. The engine's errors and warnings name fields of
+its own request: `max_tokens`, `messages[3].content[1]`; other APIs have other names."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """The group `bench`, which imports its commands on demand: their options would delay other
-commands.
-
-The end of a command also ends the servers, engines and proxies that it has started.
-"""
+commands. The end of a command also ends the servers, engines and proxies that it has started."""
 
 from __future__ import annotations
 

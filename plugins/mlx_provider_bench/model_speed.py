@@ -1,9 +1,7 @@
-"""`mlx-provider bench MODEL`: time to first token and tokens per second of a model.
-
-A separate engine process serves the model with normal drafts and limits. Each row is a prompt
-length and a number of streams: one round computes the prompts and one token, the second finds them
-in the prefix cache and decodes.
-"""
+"""`mlx-provider bench MODEL`: time to first token and tokens per second of a model. A separate
+engine process serves the model with normal drafts and limits. Each row is a prompt length and a
+number of streams: one round computes the prompts and one token, the second finds them in the prefix
+cache and decodes."""
 
 from __future__ import annotations
 
@@ -41,11 +39,9 @@ class Plan:
 
 
 def bench(plan: Plan, report: Callable[[str], None]) -> Result:
-    """JSON-able. `report` gets what is measured; a table goes to stderr.
-
-    Raises `ModelNotFound`, `BadRequest`, `EngineUnavailable`, or `RequestFailed` if the model
-    cannot be loaded. A row that the engine refuses has the reason in `failed`.
-    """
+    """JSON-able. `report` gets what is measured; a table goes to stderr. Raises `ModelNotFound`,
+    `BadRequest`, `EngineUnavailable`, or `RequestFailed` if the model cannot be loaded. A row that
+    the engine refuses has the reason in `failed`."""
     folder = folder_of(plan.model)
     result = surroundings("of the checkpoint") | {"model": plan.model, "rows": []}
     total = len(plan.streams) * len(plan.prompts)

@@ -1,9 +1,7 @@
-"""`mlx-provider bench prefix`: what a stored prefix saves, for four kinds of cache.
-
-Time to first token of a long prompt cold, repeated, and with another question at its end; a
-conversation of six turns over a document. Models are random, or one checkpoint; greedy tokens are
-compared with a cold run everywhere.
-"""
+"""`mlx-provider bench prefix`: what a stored prefix saves, for four kinds of cache. Time to first
+token of a long prompt cold, repeated, and with another question at its end; a conversation of six
+turns over a document. Models are random, or one checkpoint; greedy tokens are compared with a cold
+run everywhere."""
 
 from __future__ import annotations
 
@@ -121,11 +119,9 @@ def _models(plan: Plan, report: Report) -> Result:
 
 
 def _first_tokens(subject: Subject, variant: str, size: int) -> Result:
-    """Cold, repeated, the next turn, and other questions about one document.
-
-    Ratios compare medians: on a busy machine the fastest of a few says less. Of two cold runs the
-    faster counts.
-    """
+    """Cold, repeated, the next turn, and other questions about one document. Ratios compare
+    medians: on a busy machine the fastest of a few says less. Of two cold runs the faster
+    counts."""
     text = document(subject.model, size, seed=size)
     base = Asked(text, "Which colour is the circle?", image=size if subject.image else None)
     first = subject.ask(subject.warm, base)

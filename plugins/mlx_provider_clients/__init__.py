@@ -1,8 +1,6 @@
-"""Coding agents for `mlx-provider launch`: one module each, with the source of its names.
-
-A profile keeps a client's settings, sessions and caches in the launch's own folder, states the real
-context of the model, and raises time limits that a long prompt on a slow machine exceeds.
-"""
+"""Coding agents for `mlx-provider launch`: one module each, with the source of its names. A profile
+keeps a client's settings, sessions and caches in the launch's own folder, states the real context
+of the model, and raises time limits that a long prompt on a slow machine exceeds."""
 
 from __future__ import annotations
 

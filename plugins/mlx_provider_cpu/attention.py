@@ -1,10 +1,7 @@
-"""Attention in NumPy, because MLX's build computes exponentials slowly.
-
-Outside of macOS, MLX's CPU build (0.32.4, x86-64) takes some 20 ns per exponential, NumPy 2 ns:
-with a few hundred tokens of context most of the cost of attention. NumPy computes blocks of queries
-with the keys up to their positions, in place, and divides the heads of a large call among the
-cores.
-"""
+"""Attention in NumPy, because MLX's build computes exponentials slowly. Outside of macOS, MLX's CPU
+build (0.32.4, x86-64) takes some 20 ns per exponential, NumPy 2 ns: with a few hundred tokens of
+context most of the cost of attention. NumPy computes blocks of queries with the keys up to their
+positions, in place, and divides the heads of a large call among the cores."""
 
 from __future__ import annotations
 
@@ -54,11 +51,9 @@ def _scores(queries: mx.array, parts: Sequence[Part]) -> int:
 
 
 def attend(queries: mx.array, parts: Sequence[Part], *, scale: float) -> mx.array:
-    """Same as `mx.fast.scaled_dot_product_attention` of each part, evaluated at once.
-
-    `queries` (B, H, L, D) with H a multiple of every Hk; the parts are all of its rows in order.
-    Returns (B, H, L, Dv).
-    """
+    """Same as `mx.fast.scaled_dot_product_attention` of each part, evaluated at once. `queries` (B,
+    H, L, D) with H a multiple of every Hk; the parts are all of its rows in order. Returns (B, H,
+    L, Dv)."""
     numpy_alone()
     mx.eval(queries, [[x for x in (p.keys, p.values, p.mask) if _is_array(x)] for p in parts])
     q = np.asarray(queries) * np.float32(scale)

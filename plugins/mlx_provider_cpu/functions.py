@@ -1,8 +1,6 @@
-"""The functions of upstream's models that NumPy replaces.
-
-Named by the module that defines them (mlx 0.32.4, mlx-lm 0.32.2, mlx-vlm 0.7.10). Small arrays, and
-those not float32, go to the original.
-"""
+"""The functions of upstream's models that NumPy replaces. Named by the module that defines them
+(mlx 0.32.4, mlx-lm 0.32.2, mlx-vlm 0.7.10). Small arrays, and those not float32, go to the
+original."""
 
 from __future__ import annotations
 

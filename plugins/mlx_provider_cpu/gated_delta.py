@@ -32,11 +32,9 @@ def gated_delta(
     beta: mx.array,
     state: mx.array,
 ) -> tuple[mx.array, mx.array]:
-    """Outputs (B, T, Hv, Dv) and state (B, Hv, Dv, Dk), evaluated at once.
-
-    Shapes, all float32: `q` and `k` (B, T, Hk, Dk), `v` (B, T, Hv, Dv) with Hv a multiple of Hk,
-    `g` and `beta` (B, T, Hv).
-    """
+    """Outputs (B, T, Hv, Dv) and state (B, Hv, Dv, Dk), evaluated at once. Shapes, all float32: `q`
+    and `k` (B, T, Hk, Dk), `v` (B, T, Hv, Dv) with Hv a multiple of Hk, `g` and `beta` (B, T,
+    Hv)."""
     numpy_alone()
     mx.eval(q, k, v, g, beta, state)
     tokens, repeats = q.shape[1], v.shape[2] // k.shape[2]
@@ -86,10 +84,8 @@ def _chunks(x: Floats, count: int, size: int) -> Floats:
 def _scan(
     q: Floats, k: Floats, v: Floats, decay: Floats, rate: Floats, state: Floats
 ) -> tuple[Floats, Floats]:
-    """Inputs (B, H, count, size, D); `decay`: logarithm from the chunk's start.
-
-    Takes and returns the state as (B, H, Dv, Dk).
-    """
+    """Inputs (B, H, count, size, D); `decay`: logarithm from the chunk's start. Takes and returns
+    the state as (B, H, Dv, Dk)."""
     size = q.shape[-2]
     earlier = np.tril(np.ones((size, size), dtype=np.float32))
     between = np.exp(np.where(earlier > 0, decay - decay.swapaxes(-1, -2), -np.inf))
@@ -111,10 +107,8 @@ def _scan(
 
 
 def _inverse(below: Floats) -> Floats:
-    """Inverse of `1 + below`, `below` strictly lower triangular (..., n, n), n a power of two.
-
-    By halves: of [[A, 0], [C, D]] it is [[A', 0], [-D' C A', D']].
-    """
+    """Inverse of `1 + below`, `below` strictly lower triangular (..., n, n), n a power of two. By
+    halves: of [[A, 0], [C, D]] it is [[A', 0], [-D' C A', D']]."""
     n = below.shape[-1]
     out = np.zeros_like(below)
     out[..., np.arange(n), np.arange(n)] = 1

@@ -1,9 +1,7 @@
-"""Divides work into shares, each on its own core.
-
-If no core is idle, Linux runs a woken thread on the core of its waker. The threads of MLX's BLAS
-spin between two products, so no core is idle. So each of our threads stays off the core of the
-thread that waits for it; otherwise two cores were no faster than one.
-"""
+"""Divides work into shares, each on its own core. If no core is idle, Linux runs a woken thread on
+the core of its waker. The threads of MLX's BLAS spin between two products, so no core is idle. So
+each of our threads stays off the core of the thread that waits for it; otherwise two cores were no
+faster than one."""
 
 from __future__ import annotations
 

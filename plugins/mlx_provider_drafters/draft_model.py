@@ -1,8 +1,6 @@
-"""A smaller model that drafts for a larger one: greedily, with one pass of all rows per draft.
-
-It reads up to `LONGEST` of a row's last tokens, in pieces between the larger model's steps. Rows
-that exceed `KV_BYTES` are not followed until another row has ended.
-"""
+"""A smaller model that drafts for a larger one: greedily, with one pass of all rows per draft. It
+reads up to `LONGEST` of a row's last tokens, in pieces between the larger model's steps. Rows that
+exceed `KV_BYTES` are not followed until another row has ended."""
 
 from __future__ import annotations
 
@@ -133,10 +131,8 @@ class DraftModel(ScoringModel):
         before: Stale = (),
     ) -> mx.array:
         """Append `counts` tokens to each row's cache. Returns logits (rows, vocab) after the last
-        accepted ones.
-
-        `ending`: rejected new tokens of each row; `before`: rejected tokens in its cache.
-        """
+        accepted ones. `ending`: rejected new tokens of each row; `before`: rejected tokens in its
+        cache."""
         rows = len(caches)
         ending, before = ending or [None] * rows, before or [None] * rows
         known = mx.minimum(tokens, self._model.info.vocab_size - 1)

@@ -1,9 +1,7 @@
-"""Finds earlier occurrences of the end of a growing text: chains of positions by hashed n-grams.
-
-As in deflate (RFC 1951, section 4): a bucket has the last position of its n-grams, each position
+"""Finds earlier occurrences of the end of a growing text: chains of positions by hashed n-grams. As
+in deflate (RFC 1951, section 4): a bucket has the last position of its n-grams, each position
 refers to the previous one in its bucket. 8 bytes per token; the cost per token does not depend on
-the text's length.
-"""
+the text's length."""
 
 from __future__ import annotations
 

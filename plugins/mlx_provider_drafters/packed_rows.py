@@ -19,10 +19,8 @@ new token overwrites them. `None`: none."""
 def packed_rows(
     caches: Sequence[list[Any]], counts: Sequence[int], positions: mx.array, stale: Stale
 ) -> list[Any]:
-    """The rows' caches in the form for the model, layer by layer.
-
-    The model treats each of a row's `counts` tokens as a row. `positions`: (tokens,) int32.
-    """
+    """The rows' caches in the form for the model, layer by layer. The model treats each of a row's
+    `counts` tokens as a row. `positions`: (tokens,) int32."""
     edges = list(itertools.pairwise(itertools.accumulate(counts, initial=0)))
     places = [slice(*edge) for edge in edges]
     return [PackedLayer(layer, places, positions, stale) for layer in zip(*caches, strict=True)]

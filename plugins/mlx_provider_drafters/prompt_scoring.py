@@ -1,9 +1,7 @@
-"""Scores prompt tokens by the attention of a smaller model at the beginning of its answer.
-
-After SpecPrefill (arXiv 2502.02789): the model reads the prompt, then writes some tokens. A token's
-score is the maximum attention of any head of any layer, averaged over the written tokens and the
-last prompt token.
-"""
+"""Scores prompt tokens by the attention of a smaller model at the beginning of its answer. After
+SpecPrefill (arXiv 2502.02789): the model reads the prompt, then writes some tokens. A token's score
+is the maximum attention of any head of any layer, averaged over the written tokens and the last
+prompt token."""
 
 from __future__ import annotations
 

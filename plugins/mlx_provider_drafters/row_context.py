@@ -22,10 +22,8 @@ MOST_ADDED = 2 * AHEAD
 
 
 def longest(cache: Sequence[Any]) -> int:
-    """Length up to which the last tokens can be removed from every layer; 0: never.
-
-    A window can remove tokens until it has wrapped (mlx_lm/models/cache.py 0.32.2).
-    """
+    """Length up to which the last tokens can be removed from every layer; 0: never. A window can
+    remove tokens until it has wrapped (mlx_lm/models/cache.py 0.32.2)."""
     kinds = {type(layer) for layer in cache}
     windows = [layer.max_size for layer in cache if isinstance(layer, RotatingKVCache)]
     least = min([LONGEST, *windows])

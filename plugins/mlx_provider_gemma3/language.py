@@ -1,9 +1,7 @@
-"""Gemma 3's text model with attention in both directions inside an image.
-
-mlx-vlm 0.7.10 (models/gemma3/language.py) attends causally everywhere. In the reference
-(transformers 5.23, models/gemma3/modeling_gemma3.py, `create_masks_for_vision_model`) tokens of one
-image see each other, in sliding layers within the window.
-"""
+"""Gemma 3's text model with attention in both directions inside an image. mlx-vlm 0.7.10
+(models/gemma3/language.py) attends causally everywhere. In the reference (transformers 5.23,
+models/gemma3/modeling_gemma3.py, `create_masks_for_vision_model`) tokens of one image see each
+other, in sliding layers within the window."""
 
 from __future__ import annotations
 
@@ -23,11 +21,9 @@ from mlx_provider.families.vision.model import media_rows, pieces
 
 
 def load_gemma3(folder: Any, options: LoadOptions) -> Any:
-    """The output matrix is tied to the embedding if the checkpoint has none.
-
-    Upstream's `LanguageModel.sanitize` looks for it under a name that never occurs, so it
-    overwrites an untied one and cannot tie a quantised one (no `scales`).
-    """
+    """The output matrix is tied to the embedding if the checkpoint has none. Upstream's
+    `LanguageModel.sanitize` looks for it under a name that never occurs, so it overwrites an untied
+    one and cannot tie a quantised one (no `scales`)."""
     from mlx_vlm.models.gemma3 import language
 
     def sanitize(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
@@ -69,10 +65,8 @@ def image_rows(model: Any, pixels: mx.array) -> mx.array:
 
 
 class Ahead:
-    """A layer's cache that stores only the first `count` new tokens.
-
-    The others, the tail of an image that the chunk cuts, are used once and dropped.
-    """
+    """A layer's cache that stores only the first `count` new tokens. The others, the tail of an
+    image that the chunk cuts, are used once and dropped."""
 
     def __init__(self, cache: Any, count: int) -> None:
         self.cache = cache

@@ -23,11 +23,8 @@ def load_gemma_text(folder: Path, options: LoadOptions) -> TextModel:
 
 
 def set_window(model: Any, window: int) -> None:
-    """Sliding layers see the last `window` tokens; 0: all tokens.
-
-    Masks and caches follow the model's arguments at every call (models/gemma3_text.py and gemma3.py
-    of mlx-lm 0.32.2).
-    """
+    """Sliding layers see the last `window` tokens; 0: all tokens. Masks and caches follow the
+    model's arguments at every call (models/gemma3_text.py and gemma3.py of mlx-lm 0.32.2)."""
     text = getattr(model, "language_model", model)
     if window:
         text.args.sliding_window = text.model.window_size = window

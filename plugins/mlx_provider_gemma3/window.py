@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from mlx_provider import BadRequest
 
 WINDOW_VARIABLE = "GEMMA3_SLIDING_WINDOW"
-"""Tokens that sliding layers see, instead of the checkpoint's number; 0: all.
-
-A larger window costs memory and is not what the model was trained with.
-"""
+"""Tokens that sliding layers see, instead of the checkpoint's number; 0: all. A larger window costs
+memory and is not what the model was trained with."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
-"""Drafts of a head for all rows at once: it reads the new tokens, then its own guesses.
-
-Never waits for the device: the head reads unread tokens, and its guesses stay unread.
-"""
+"""Drafts of a head for all rows at once: it reads the new tokens, then its own guesses. Never waits
+for the device: the head reads unread tokens, and its guesses stay unread."""
 
 from __future__ import annotations
 

@@ -23,11 +23,8 @@ NO_ATTENTION = "no layer of the model is known to have attention, of which its h
 
 
 class Head(nn.Module):  # type: ignore[misc]
-    """Predicts the token after the next one.
-
-    Published with Qwen3-Next (transformers leaves it out; vLLM: `qwen3_next_mtp.py`). The
-    normalised output is the state for the next token.
-    """
+    """Predicts the token after the next one. Published with Qwen3-Next (transformers leaves it out;
+    vLLM: `qwen3_next_mtp.py`). The normalised output is the state for the next token."""
 
     def __init__(self, layer: nn.Module, hidden: int, eps: float) -> None:
         super().__init__()
@@ -38,10 +35,8 @@ class Head(nn.Module):  # type: ignore[misc]
         self.norm = nn.RMSNorm(hidden, eps)
 
     def __call__(self, embedded: mx.array, hidden: mx.array, states: States) -> mx.array:
-        """`embedded`, `hidden`, result: (T, hidden), for T tokens of some rows.
-
-        Only the result of each row's last accepted token is valid.
-        """
+        """`embedded`, `hidden`, result: (T, hidden), for T tokens of some rows. Only the result of
+        each row's last accepted token is valid."""
         pair = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
         joined = self.fc(mx.concatenate(pair, axis=-1))[:, None]
         (layer,) = self.layers

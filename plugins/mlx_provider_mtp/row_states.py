@@ -69,11 +69,9 @@ class RowStates:
 
 
 class States:
-    """The states of some rows for one call of the layer.
-
-    The layer treats each token as a row. Without masks, each token attends to all accepted tokens
-    of its row, so only the result of a row's last token is valid.
-    """
+    """The states of some rows for one call of the layer. The layer treats each token as a row.
+    Without masks, each token attends to all accepted tokens of its row, so only the result of a
+    row's last token is valid."""
 
     def __init__(
         self,

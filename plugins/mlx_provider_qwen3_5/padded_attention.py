@@ -1,10 +1,7 @@
-"""Rows of several lengths in one cache, attended in one call.
-
-Without a kernel for them (never on CUDA, on Metal only for rows of about one length), mlx-vlm
-0.7.10 (models/qwen3_5/language.py, `_qwen3_5_left_padded_attention`) copies keys and values and
-attends length after length. With a mask, a CPU step of 8 rows takes 0.4 of the time in float32, 0.7
-in bfloat16.
-"""
+"""Rows of several lengths in one cache, attended in one call. Without a kernel for them (never on
+CUDA, on Metal only for rows of about one length), mlx-vlm 0.7.10 (models/qwen3_5/language.py,
+`_qwen3_5_left_padded_attention`) copies keys and values and attends length after length. With a
+mask, a CPU step of 8 rows takes 0.4 of the time in float32, 0.7 in bfloat16."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""mlx-vlm's numpy processors for patches, size by size and strip by strip.
-
-Public functions of mlx_vlm/models/qwen3_vl/processing_qwen3_vl.py 0.7.10 make all patches of a
-request at once.
-"""
+"""mlx-vlm's numpy processors for patches, size by size and strip by strip. Public functions of
+mlx_vlm/models/qwen3_vl/processing_qwen3_vl.py 0.7.10 make all patches of a request at once."""
 
 from __future__ import annotations
 

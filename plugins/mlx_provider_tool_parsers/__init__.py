@@ -1,7 +1,5 @@
-"""Tool-call formats of model families, with shared structures.
-
-Formats that address whole messages (Harmony, Muse) also have their reasoning parsers here.
-"""
+"""Tool-call formats of model families, with shared structures. Formats that address whole messages
+(Harmony, Muse) also have their reasoning parsers here."""
 
 from __future__ import annotations
 

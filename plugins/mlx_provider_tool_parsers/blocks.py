@@ -125,10 +125,8 @@ def json_block(
     fence: str = "",
     **fields: Any,
 ) -> ToolParser:
-    """JSON calls between one of `openers` and `end`.
-
-    `first`: openers that are valid only at the start of an answer; `fields`: of `ToolParser`.
-    """
+    """JSON calls between one of `openers` and `end`. `first`: openers that are valid only at the
+    start of an answer; `fields`: of `ToolParser`."""
     block = JsonBlock(openers=(*openers, *first), end=end, fence=fence)
     return ToolParser(
         name=name,

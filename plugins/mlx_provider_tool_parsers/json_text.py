@@ -81,10 +81,8 @@ def balanced(start: int, *, strict: bool = False) -> Rest:
 def read_call(
     reader: TextReader, name: str, rest: Rest | None = None, call_id: str = ""
 ) -> Reading[None]:
-    """Read the arguments, a JSON object that begins here.
-
-    Raises `NotACall` with `rest`; by default, a malformed object is all text in its brackets.
-    """
+    """Read the arguments, a JSON object that begins here. Raises `NotACall` with `rest`; by
+    default, a malformed object is all text in its brackets."""
     yield from reader.space()
     first = yield from reader.peek()
     if first and first in '"[':

@@ -64,12 +64,10 @@ class ValueTags:
     """Prefixes of the next call."""
 
     def closes(self, reader: TextReader, depth: int, repeats: Repeats) -> Reading[bool]:
-        """Read the closing tag here if it ends its value.
-
-        Tags must follow, up to the next call or the end of the reply. If text follows, no later
-        closing tag may be left over. `depth`: opening tags in the value that are not closed. Raises
-        `NotACall` if either of two closing tags can be the end.
-        """
+        """Read the closing tag here if it ends its value. Tags must follow, up to the next call or
+        the end of the reply. If text follows, no later closing tag may be left over. `depth`:
+        opening tags in the value that are not closed. Raises `NotACall` if either of two closing
+        tags can be the end."""
         start = reader.mark()
         reader.skip(len(self.value_end))
         space = yield from reader.space()

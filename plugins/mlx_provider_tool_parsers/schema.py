@@ -54,11 +54,8 @@ def is_text(wanted: frozenset[str], unknown: Unknown) -> bool:
 def as_json(
     text: str, wanted: frozenset[str], unknown: Unknown, members: Sequence[Any] = ()
 ) -> str:
-    """Bare text as JSON of a type that its schema allows.
-
-    `members`: the values that the schema lists. A value of no allowed type stays a string, so that
-    the client's validation reports it.
-    """
+    """Bare text as JSON of a type that its schema allows. `members`: the values that the schema
+    lists. A value of no allowed type stays a string, so that the client's validation reports it."""
     if not wanted and unknown == "string":
         return _container(text) or json.dumps(text, ensure_ascii=False)
     converted = _converted(text, wanted)

@@ -28,10 +28,8 @@ class Unreported:
 
 @dataclass
 class TextValue:
-    """JSON string text of a value that arrives in pieces.
-
-    `lines`: one line end after the opening tag and one before the closing tag belong to the tags.
-    """
+    """JSON string text of a value that arrives in pieces. `lines`: one line end after the opening
+    tag and one before the closing tag belong to the tags."""
 
     report: Report
     lines: bool

@@ -48,10 +48,8 @@ class PromptFeatures:
 
 
 class AnyVisionModel:
-    """The media of a prompt are one span, whose features are valid only for this prompt.
-
-    The engine's probe finds out whether rows can decode together.
-    """
+    """The media of a prompt are one span, whose features are valid only for this prompt. The
+    engine's probe finds out whether rows can decode together."""
 
     kv_layouts: Sequence[str] = ("grouped", "merged", "solo")
 
@@ -77,11 +75,9 @@ class AnyVisionModel:
         media: Sequence[MediaItem],
         variables: Mapping[str, Any],
     ) -> Prompt:
-        """Renders messages and, where there are images, runs the model's own processor.
-
-        The processor also tokenises, so control tokens typed by a user are escaped. Raises
-        `BadRequest` (template, processor) and `MediaError` (video).
-        """
+        """Renders messages and, where there are images, runs the model's own processor. The
+        processor also tokenises, so control tokens typed by a user are escaped. Raises `BadRequest`
+        (template, processor) and `MediaError` (video)."""
         for item in media:
             image_size(item)
         escaped = None if media else ()

@@ -1,9 +1,6 @@
-"""Prefill and decode of a model of which only mlx-vlm's calls are known.
-
-Embeddings of a whole prompt, or of one image, are the model's; what else they return are arguments
-of the language model's prefill, which aligns them by its cache's offset. M-RoPE models get every
-row's position.
-"""
+"""Prefill and decode of a model of which only mlx-vlm's calls are known. Embeddings of a whole
+prompt, or of one image, are the model's; what else they return are arguments of the language
+model's prefill, which aligns them by its cache's offset. M-RoPE models get every row's position."""
 
 from __future__ import annotations
 
@@ -26,11 +23,9 @@ def make_cache(model: Any) -> list[Any]:
 
 
 def prefill(model: Any, chunk: PrefillChunk) -> mx.array:
-    """Append a chunk; logits (vocab,) after the prompt's last token.
-
-    Tokens from the first image to the last pass through the model together, when a chunk touches
-    them, so the cache may be ahead of the chunk.
-    """
+    """Append a chunk; logits (vocab,) after the prompt's last token. Tokens from the first image to
+    the last pass through the model together, when a chunk touches them, so the cache may be ahead
+    of the chunk."""
     logits = mx.zeros(1)
     for span in chunk.prompt.spans:
         if _held(chunk) < min(span.start, chunk.stop):
@@ -43,10 +38,8 @@ def prefill(model: Any, chunk: PrefillChunk) -> mx.array:
 
 
 def prefill_separately(model: Any, chunk: PrefillChunk) -> mx.array:
-    """Append a chunk of text and separately embedded images; see `prefill`.
-
-    The cache is `row_cache`'s; M-RoPE models take the prompt's positions.
-    """
+    """Append a chunk of text and separately embedded images; see `prefill`. The cache is
+    `row_cache`'s; M-RoPE models take the prompt's positions."""
     parts = pieces(chunk)
     ids = mx.array(np.asarray(chunk.prompt.tokens[chunk.start : chunk.stop], np.int32))[None]
     more: dict[str, Any] = {}

@@ -1,8 +1,6 @@
-"""Checks at load whether a model's images can be embedded separately.
-
-One prompt with two images is computed by mlx-vlm's own processor and from its parts, with a chunk's
-end inside an image. Tokens, the images' rows and the logits must be the same.
-"""
+"""Checks at load whether a model's images can be embedded separately. One prompt with two images is
+computed by mlx-vlm's own processor and from its parts, with a chunk's end inside an image. Tokens,
+the images' rows and the logits must be the same."""
 
 from __future__ import annotations
 

@@ -148,12 +148,9 @@ class _Compiled:
 
 
 class GrammarCompiler:
-    """Compiles grammars over one model's vocabulary. Safe from any thread.
-
-    `vocab_size`: rows of the output matrix. `capacity`, `letters`: most grammars in the cache, and
-    characters of all of them. `background` compiles what no request waits for; `None`: the thread
-    that needs it does.
-    """
+    """Compiles grammars over one model's vocabulary. Safe from any thread. `vocab_size`: rows of
+    the output matrix. `capacity`, `letters`: most grammars in the cache, and characters of all of
+    them. `background` compiles what no request waits for; `None`: the thread that needs it does."""
 
     def __init__(
         self,
@@ -232,9 +229,7 @@ class GrammarCompiler:
         self, request: GenerateRequest, calls: CallGrammar, spaces: Spaces
     ) -> LLMatcher | None:
         """A matcher at the beginning of the calls, to copy. `None`: they cannot be enforced.
-
-        Schemas are tried together only: each one alone would take a place in the cache.
-        """
+        Schemas are tried together only: each one alone would take a place in the cache."""
         allowance = Allowance(namespace=request.namespace)
         for apart in (False, True):
 

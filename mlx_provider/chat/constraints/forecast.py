@@ -1,9 +1,6 @@
-"""Predicts the text of tool calls that no grammar restricts (`tool_choice: auto`).
-
-From a call's marker on, the grammar that `required` would enforce follows what the model writes;
-the text that it forces becomes drafts, which the model verifies. Nothing is compiled before the
-first marker.
-"""
+"""Predicts the text of tool calls that no grammar restricts (`tool_choice: auto`). From a call's
+marker on, the grammar that `required` would enforce follows what the model writes; the text that it
+forces becomes drafts, which the model verifies. Nothing is compiled before the first marker."""
 
 from __future__ import annotations
 

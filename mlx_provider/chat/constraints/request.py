@@ -40,12 +40,9 @@ def request_form(
     preface: str = "",
     spaces: Spaces = ONE_LINE,
 ) -> Form | None:
-    """`None`: any text is allowed.
-
-    `calls`: the tool parser's call format; `None`: bare JSON objects. `preface`: what the model's
-    format writes before an answer. Raises `BadRequest` that names the parameter, and for schemas
-    the keyword.
-    """
+    """`None`: any text is allowed. `calls`: the tool parser's call format; `None`: bare JSON
+    objects. `preface`: what the model's format writes before an answer. Raises `BadRequest` that
+    names the parameter, and for schemas the keyword."""
     names = demanded(request)
     answer = _answer(request, compiles, literal(preface, split), spaces)
     optional = names is None

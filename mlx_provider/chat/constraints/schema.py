@@ -1,7 +1,5 @@
-"""Converts JSON schemas for the grammar engine. Unsupported keywords are refused by name.
-
-The lists follow llguidance 1.9.1 (parser/src/json/schema.rs and docs/json_schema.md).
-"""
+"""Converts JSON schemas for the grammar engine. Unsupported keywords are refused by name. The lists
+follow llguidance 1.9.1 (parser/src/json/schema.rs and docs/json_schema.md)."""
 
 from __future__ import annotations
 
@@ -175,10 +173,8 @@ def _listed_names(schema: Mapping[str, Any]) -> set[str]:
 
 
 def _drop_listed_patterns(schema: dict[str, Any], names: set[str]) -> None:
-    """Move patterns that only the listed `names` match to these names.
-
-    llguidance would have no name left for such a pattern: after a comma, no text could follow.
-    """
+    """Move patterns that only the listed `names` match to these names. llguidance would have no
+    name left for such a pattern: after a comma, no text could follow."""
     left = {}
     for pattern, rule in schema.pop("patternProperties", {}).items():
         matched = names_of_pattern(pattern)

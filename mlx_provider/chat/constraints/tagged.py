@@ -135,10 +135,8 @@ def plain_pattern(text: str) -> str:
 
 
 def whole_text(pattern: str) -> str | None:
-    """A schema's `pattern`, which may match anywhere, as a pattern of the whole text.
-
-    `None`: it has inner anchors, alternatives at the top level or lookarounds, or is too long.
-    """
+    """A schema's `pattern`, which may match anywhere, as a pattern of the whole text. `None`: it
+    has inner anchors, alternatives at the top level or lookarounds, or is too long."""
     if len(pattern) > _MAX_PATTERN:
         return None
     plain = re.sub(r"\\.|\[(?:\\.|[^]\\])*\]", "", pattern, flags=re.DOTALL)

@@ -1,9 +1,6 @@
-"""Tries a client's grammar in a separate process before the engine compiles it.
-
-llguidance 1.9.1 does not limit all of its work: a chain of references overflows the stack,
-`multipleOf` and intersections may never end (derivre 0.3.13, relevance.rs), and threads cannot be
-stopped.
-"""
+"""Tries a client's grammar in a separate process before the engine compiles it. llguidance 1.9.1
+does not limit all of its work: a chain of references overflows the stack, `multipleOf` and
+intersections may never end (derivre 0.3.13, relevance.rs), and threads cannot be stopped."""
 
 from __future__ import annotations
 
@@ -59,9 +56,7 @@ class Allowance:
 
 class GrammarTrial:
     """Safe from any thread. The process starts with the first grammar and ends with this object.
-
-    `size`: tokens of the vocabulary. `names`: ids of its special tokens.
-    """
+    `size`: tokens of the vocabulary. `names`: ids of its special tokens."""
 
     def __init__(self, size: int, names: Mapping[str, int]) -> None:
         vocabulary = json.dumps({"size": size, "names": dict(names)}).encode()

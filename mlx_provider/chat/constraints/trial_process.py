@@ -1,8 +1,6 @@
-"""A process that tries grammars for the engine: `python trial_process.py LIMITS`.
-
-It imports nothing of this package, so that it stays small. A signal ends it if a grammar takes too
-much processor time, memory or stack.
-"""
+"""A process that tries grammars for the engine: `python trial_process.py LIMITS`. It imports
+nothing of this package, so that it stays small. A signal ends it if a grammar takes too much
+processor time, memory or stack."""
 
 from __future__ import annotations
 

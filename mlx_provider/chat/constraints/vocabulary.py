@@ -16,11 +16,9 @@ SPACE = "▁"
 
 def grammar_tokenizer(fast: Any, eos: Iterable[int], rows: int) -> LLTokenizer:
     """The vocabulary of `fast`, a `tokenizers.Tokenizer`. `rows`: rows of the output matrix.
-
     Special tokens, and added tokens in angle brackets, are not text: a grammar must name them (as
     in llguidance 1.9.1). An unknown decoder goes to llguidance as JSON, at several times the cost.
-    Raises `ValueError` for a tokenizer that llguidance does not support.
-    """
+    Raises `ValueError` for a tokenizer that llguidance does not support."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     vocab: dict[str, int] = fast.get_vocab(with_added_tokens=True)

@@ -1,8 +1,6 @@
-"""A video clip as frames, decoded in a separate process.
-
-Clips are untrusted and their decoders are C libraries (FFmpeg, in opencv's wheel, a dependency of
-mlx-vlm): the process limits time and memory, and a crash affects only that clip.
-"""
+"""A video clip as frames, decoded in a separate process. Clips are untrusted and their decoders are
+C libraries (FFmpeg, in opencv's wheel, a dependency of mlx-vlm): the process limits time and
+memory, and a crash affects only that clip."""
 
 from __future__ import annotations
 
@@ -109,10 +107,8 @@ def _outlive_nobody(file: Path, engine: int) -> None:
 
 
 def _main(path: str, engine: int, max_frames: int, max_pixels: int, max_clip_pixels: int) -> int:
-    """Write frames to standard output, or the reason of a failure.
-
-    The file is removed after it is opened. `engine`: the process that waits for the frames.
-    """
+    """Write frames to standard output, or the reason of a failure. The file is removed after it is
+    opened. `engine`: the process that waits for the frames."""
     file = Path(path)
     threading.Thread(target=_outlive_nobody, args=(file, engine), daemon=True).start()
     if sys.platform == "linux":  # other systems refuse such a limit or do not apply it

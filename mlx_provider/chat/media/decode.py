@@ -1,8 +1,5 @@
-"""Decodes images to RGB pixels with as little memory as the codecs permit.
-
-Codecs decode a whole picture (JPEG: also at an eighth, a quarter or half of its sides). The other
-steps run in strips.
-"""
+"""Decodes images to RGB pixels with as little memory as the codecs permit. Codecs decode a whole
+picture (JPEG: also at an eighth, a quarter or half of its sides). The other steps run in strips."""
 
 from __future__ import annotations
 
@@ -103,9 +100,7 @@ def rgb_pixels(
     picture: Picture, size: tuple[int, int] | None = None, resample: int = 3
 ) -> NDArray[np.uint8]:
     """Pixels (H, W, 3) of the first frame, upright, over white where transparent; read-only.
-
-    `size`: (height, width). `resample`: Pillow's filter (3: bicubic). Raises `MediaError`.
-    """
+    `size`: (height, width). `resample`: Pillow's filter (3: bicubic). Raises `MediaError`."""
     import numpy as np
     from PIL import Image
 
@@ -128,11 +123,8 @@ def _unreadable(path: str, broken: BaseException) -> MediaError:
 
 
 def _identify(data: bytes) -> Any:
-    """Pillow's image, or `None`.
-
-    Calls the format's class, because `Image.open` (Pillow 13, PIL/Image.py) raises its own error
-    over large images before their size is known.
-    """
+    """Pillow's image, or `None`. Calls the format's class, because `Image.open` (Pillow 13,
+    PIL/Image.py) raises its own error over large images before their size is known."""
     from PIL import Image
 
     Image.init()
@@ -265,11 +257,8 @@ def _reduced(n: int, file: Separated) -> Any:
 
 
 def _decoded(data: bytes, n: int) -> tuple[Any, int]:
-    """The image, and the part of `n` that is still to be applied.
-
-    A JPEG without its end marker is accepted if no pixel is missing: libjpeg paints missing pixels
-    grey.
-    """
+    """The image, and the part of `n` that is still to be applied. A JPEG without its end marker is
+    accepted if no pixel is missing: libjpeg paints missing pixels grey."""
     if not data.startswith(JPEG) or data.rfind(EOI) > data.rfind(SOS):
         return _drafted(data, n)
     data = data.rstrip(b"\xff")

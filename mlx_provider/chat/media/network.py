@@ -1,9 +1,6 @@
 """Fetches media over http and https: limited in time, size and redirects, without access to private
-hosts.
-
-Every hop is resolved once and its addresses are checked; the connection goes to a checked address,
-so rebinding of the name has no effect.
-"""
+hosts. Every hop is resolved once and its addresses are checked; the connection goes to a checked
+address, so rebinding of the name has no effect."""
 
 from __future__ import annotations
 

@@ -7,11 +7,9 @@ from ...errors import MLXProviderError, Overloaded
 
 
 class MediaRoom:
-    """Limits on images that are decoded, and on images that requests hold until they end.
-
-    Separate, because decoding never waits for another request, and only the engine frees the
-    second. Safe from any thread.
-    """
+    """Limits on images that are decoded, and on images that requests hold until they end. Separate,
+    because decoding never waits for another request, and only the engine frees the second. Safe
+    from any thread."""
 
     def __init__(self, capacity: int, line: int = 256) -> None:
         """`line`: requests of one tenant that may wait. Each occupies a thread."""

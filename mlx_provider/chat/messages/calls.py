@@ -63,11 +63,8 @@ def _call(call: Any, path: str) -> dict[str, Any]:
 
 
 def arguments_mapping(arguments: Any) -> dict[str, Any]:
-    """A mapping that shares nothing with the input.
-
-    What is no JSON object is kept whole under `value`, so a malformed call in the history neither
-    fails the request nor loses text.
-    """
+    """A mapping that shares nothing with the input. What is no JSON object is kept whole under
+    `value`, so a malformed call in the history neither fails the request nor loses text."""
     if isinstance(arguments, Mapping):
         return copy.deepcopy(dict(arguments))
     if isinstance(arguments, str):

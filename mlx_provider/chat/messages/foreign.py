@@ -1,7 +1,5 @@
-"""Blocks and items that only another server can use, as text for a model.
-
-Agents resend them in every turn of a conversation that began with a cloud model.
-"""
+"""Blocks and items that only another server can use, as text for a model. Agents resend them in
+every turn of a conversation that began with a cloud model."""
 
 from __future__ import annotations
 

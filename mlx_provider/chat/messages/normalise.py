@@ -1,7 +1,5 @@
-"""Message normalisation: what clients send, in the one form that chat templates take.
-
-`normalise` is pure and idempotent, and loses no text.
-"""
+"""Message normalisation: what clients send, in the one form that chat templates take. `normalise`
+is pure and idempotent, and loses no text."""
 
 from __future__ import annotations
 

@@ -55,11 +55,8 @@ _DETAILS: dict[Any, Detail] = {
 def content_parts(
     message: Mapping[str, Any], path: str, *, in_tool_result: bool, notes: list[str] | None = None
 ) -> tuple[Part, ...]:
-    """Text and media in order.
-
-    `notes` gets a warning for each part that becomes text, because no model can take it; `None`:
-    such a part is refused. Raises `BadRequest` that names the part.
-    """
+    """Text and media in order. `notes` gets a warning for each part that becomes text, because no
+    model can take it; `None`: such a part is refused. Raises `BadRequest` that names the part."""
     content = message.get("content")
     path = f"{path}.content"
     if content is None:

@@ -61,10 +61,8 @@ def fold_tools(
     messages: Messages, parser: ToolParser | None = None, tools: Tools = ()
 ) -> list[dict[str, Any]]:
     """Write calls into the assistant's text in the format of `parser`, and results into user text.
-
     Takes and returns canonical messages (`messages.normalise`). Results of parallel calls name
-    their calls. User and assistant alternate afterwards as far as roles permit.
-    """
+    their calls. User and assistant alternate afterwards as far as roles permit."""
     functions = map(function_of, tools)
     schemas = {str(each.get("name")): each.get("parameters") for each in functions}
     folded: list[dict[str, Any]] = []

@@ -64,11 +64,9 @@ def _joined_parts(first: Turn, second: Turn) -> tuple[Part, ...]:
 
 
 def place_results(turns: Sequence[Turn]) -> tuple[list[Turn], list[str]]:
-    """The turns with one result per call right after its turn, and warnings.
-
-    Many templates show results by position, without ids. A call without a result gets a text,
-    unless only assistant turns follow. A result of no call stays where it is.
-    """
+    """The turns with one result per call right after its turn, and warnings. Many templates show
+    results by position, without ids. A call without a result gets a text, unless only assistant
+    turns follow. A result of no call stays where it is."""
     calls = _Calls()
     for at, turn in enumerate(turns):
         calls.take(at, turn)

@@ -7,10 +7,8 @@ from .turn_layout import trailing
 
 class AnswerEdge:
     """Passes an answer on, but holds back white space at its end until the next part is known.
-
     Before more answer or the end, it is text. Before calls, only what the chat template does not
-    write there itself (`joint`) is text; if an answer follows after all, so is the rest.
-    """
+    write there itself (`joint`) is text; if an answer follows after all, so is the rest."""
 
     def __init__(self, joint: str | None) -> None:
         self._joint = joint

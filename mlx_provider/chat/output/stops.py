@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 
 class StopText:
-    """Passes text on up to the first stop string; holds back a possible beginning of one.
-
-    The stop string that completes first wins, as if text came character by character. Linear time
-    per stop string.
-    """
+    """Passes text on up to the first stop string; holds back a possible beginning of one. The stop
+    string that completes first wins, as if text came character by character. Linear time per stop
+    string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [_Stop(x) for x in stops if x]

@@ -96,11 +96,9 @@ def _playing(turns: Sequence[Turn]) -> Playing | None:
 
 
 def _answered(steps: Sequence[Step], done: int, turns: Sequence[Turn]) -> int:
-    """Number of answered steps; `done`: those before `turns`.
-
-    The words or calls of a step identify it. Other texts of the assistant (its thanks for a
-    summary, what a client keeps of earlier turns) are not steps.
-    """
+    """Number of answered steps; `done`: those before `turns`. The words or calls of a step identify
+    it. Other texts of the assistant (its thanks for a summary, what a client keeps of earlier
+    turns) are not steps."""
     for turn in turns:
         done += turn.role == "assistant" and (done >= len(steps) or _is(turn, steps[done]))
     return done

@@ -184,11 +184,9 @@ def write_tokenizer(
     texts: Callable[[], Iterable[str]] = lambda: (TEXT,),
     merges: int = MERGES,
 ) -> dict[str, int]:
-    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja.
-
-    `merges` of pairs are learnt from `texts`. Returns the ids of special and added tokens, and
-    under `""` the number of all tokens. Special tokens have the first ids.
-    """
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja. `merges` of pairs are
+    learnt from `texts`. Returns the ids of special and added tokens, and under `""` the number of
+    all tokens. Special tokens have the first ids."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
     from tokenizers.trainers import BpeTrainer
 

@@ -13,10 +13,7 @@ def chat_messages(
     system: Any, messages: Sequence[Mapping[str, Any]]
 ) -> tuple[list[Message], dict[str, str]]:
     """Messages that `shape.check_messages` has passed, and the places of their parts in the
-    request.
-
-    Chat itself reads text, images and thoughts in Anthropic's form.
-    """
+    request. Chat itself reads text, images and thoughts in Anthropic's form."""
     made: list[Message] = [{"role": "system", "content": system}] if system else []
     places: dict[str, str] = {}
     if system:

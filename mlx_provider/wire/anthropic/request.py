@@ -37,10 +37,8 @@ def message_request(
     body: Mapping[str, Any], sender: Mapping[str, Any], *, counted: bool = False
 ) -> tuple[GenerateRequest, Places]:
     """The request, with parameters of chat where Anthropic has none, and the names of its parts.
-
     `counted`: only its prompt is wanted, which needs no `max_tokens`. Raises `BadRequest` that
-    names the parameter.
-    """
+    names the parameter."""
     check_messages(body)
     params = Parameters({name: value for name, value in body.items() if name != "model"})
     if not counted and body.get("max_tokens") is None:

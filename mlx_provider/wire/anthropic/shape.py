@@ -1,8 +1,6 @@
-"""Checks the shape of a request of the Messages API.
-
-What no model can see is refused in the system prompt and in a message that a user has just typed;
-in an earlier turn it becomes text (`chat.messages.foreign`).
-"""
+"""Checks the shape of a request of the Messages API. What no model can see is refused in the system
+prompt and in a message that a user has just typed; in an earlier turn it becomes text
+(`chat.messages.foreign`)."""
 
 from __future__ import annotations
 

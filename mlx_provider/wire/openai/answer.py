@@ -51,11 +51,9 @@ class Answer:
 
 
 def usage_of(done: Done, *, timings: bool = False) -> dict[str, Any]:
-    """Cached tokens are fewer than prompt tokens, as LiteLLM's own tests demand.
-
-    `timings`: add the engine's times to the details of the completion. LiteLLM's streams drop other
-    new fields of the usage (1.106.2, `calculate_usage`).
-    """
+    """Cached tokens are fewer than prompt tokens, as LiteLLM's own tests demand. `timings`: add the
+    engine's times to the details of the completion. LiteLLM's streams drop other new fields of the
+    usage (1.106.2, `calculate_usage`)."""
     usage = done.usage
     times = {"timings": done.timings.model_dump()} if timings else {}
     cached = max(0, min(usage.cached_tokens, usage.prompt_tokens - 1))
@@ -122,9 +120,7 @@ def delta_parts(
     event: Delta, *, legacy: bool, custom: Collection[str] = ()
 ) -> list[dict[str, Any]]:
     """One delta per kind of output, because accumulators of clients take one kind at a time.
-
-    `custom`: names of custom tools, whose calls must be whole (`custom_tools.WholeCalls`).
-    """
+    `custom`: names of custom tools, whose calls must be whole (`custom_tools.WholeCalls`)."""
     parts: list[dict[str, Any]] = []
     if event.reasoning:
         parts.append({"reasoning_content": event.reasoning})

@@ -1,8 +1,6 @@
-"""The parameters of one request, taken one by one; those that are left are refused by name.
-
-What has no meaning here and changes no answer is ignored; what a client could believe to work is
-ignored with a warning.
-"""
+"""The parameters of one request, taken one by one; those that are left are refused by name. What
+has no meaning here and changes no answer is ignored; what a client could believe to work is ignored
+with a warning."""
 
 from __future__ import annotations
 

@@ -11,11 +11,9 @@ PREFIX_KEY = "prefix"
 
 
 def split_prefill_mark(messages: Sequence[Any], *, always: bool = False) -> tuple[list[Any], bool]:
-    """The messages without the mark, and whether the reply continues the last one.
-
-    `always`: the Messages API, where every last message of the assistant is continued. Clients of
-    other APIs end a history with an answer and expect the next turn.
-    """
+    """The messages without the mark, and whether the reply continues the last one. `always`: the
+    Messages API, where every last message of the assistant is continued. Clients of other APIs end
+    a history with an answer and expect the next turn."""
     *before, last = messages
     if not isinstance(last, Mapping) or PREFIX_KEY not in last:
         return list(messages), always

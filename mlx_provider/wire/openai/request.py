@@ -34,12 +34,10 @@ def generate_requests(
     *,
     continues: bool = False,
 ) -> list[GenerateRequest]:
-    """One request, or one for each prompt of a text completion.
-
-    `sender`: fields that no parameter sets, such as `model` and `options`. `content`: the messages,
-    or the list of prompts. `continues`: the reply always continues the last message. Raises
-    `BadRequest` that names the parameter.
-    """
+    """One request, or one for each prompt of a text completion. `sender`: fields that no parameter
+    sets, such as `model` and `options`. `content`: the messages, or the list of prompts.
+    `continues`: the reply always continues the last message. Raises `BadRequest` that names the
+    parameter."""
     template, budget = template_variables(params)
     numbers = _given(params.number, NUMBERS)
     counts = {name: numbers.pop(name) for name in NUMBERS[len(SAMPLING) :] if name in numbers}

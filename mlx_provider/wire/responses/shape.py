@@ -1,7 +1,5 @@
-"""Checks of the input of the Responses API.
-
-Items of other servers are earlier turns and become text (`chat.messages.foreign`).
-"""
+"""Checks of the input of the Responses API. Items of other servers are earlier turns and become
+text (`chat.messages.foreign`)."""
 
 from __future__ import annotations
 

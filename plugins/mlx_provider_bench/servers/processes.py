@@ -1,8 +1,6 @@
-"""The measured servers: ours and the peers', each in its own process on 127.0.0.1.
-
-`python -m mlx_provider_bench.servers.processes MODULE ARGUMENT...` runs a peer's module after
-loading the BLAS that our engine uses: all sides compute with the same one.
-"""
+"""The measured servers: ours and the peers', each in its own process on 127.0.0.1. `python -m
+mlx_provider_bench.servers.processes MODULE ARGUMENT...` runs a peer's module after loading the BLAS
+that our engine uses: all sides compute with the same one."""
 
 from __future__ import annotations
 
