@@ -95,7 +95,6 @@ class Call:
 
 
 def encoded(model: str) -> str:
-    """The model id in a form that no substring test of LiteLLM's dispatch matches."""
     return ENCODED_PREFIX + "".join(f"%{byte:02X}" for byte in model.encode())
 
 

@@ -22,8 +22,6 @@ from .text import TextFinish, text_logprobs
 
 
 class ChunkStream:
-    """Turns the events of one request into chunks; stores roles and the pending finish."""
-
     def __init__(
         self,
         reply_id: str,

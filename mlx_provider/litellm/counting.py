@@ -115,7 +115,6 @@ def _request(entry: Mapping[str, Any], request: Any, form: str) -> GenerateReque
 
 
 def _of_messages(request: Any, model: str) -> Mapping[str, Any]:
-    """Converted by LiteLLM's bridge."""
     given = {"messages": request.messages, "system": request.system, "tools": request.tools}
     fit_messages(given)
     chat_tools(Parameters({"tools": request.tools}))

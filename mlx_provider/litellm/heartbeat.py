@@ -91,7 +91,6 @@ class Announcements:
 async def beating(
     chunks: AsyncIterator[Any], seconds: float | None, signs: Signs
 ) -> AsyncGenerator[Any, None]:
-    """Adds a heartbeat after each `seconds` without a chunk."""
     coming = asyncio.ensure_future(anext(chunks))
     try:
         while True:
@@ -127,7 +126,6 @@ async def closing(
 
 
 async def _let_go(coming: asyncio.Future[Any]) -> None:
-    """Cancel a future and wait for its end, whatever its error."""
     coming.cancel()
     await asyncio.wait({coming})
     if not coming.cancelled():

@@ -92,7 +92,6 @@ class DeploymentHook(CustomLogger):
     async def async_post_call_success_hook(
         self, data: dict[str, Any], user_api_key_dict: Any, response: Any
     ) -> Any:
-        """The complete response for the proxy's client."""
         return with_ending(data.get("litellm_logging_obj"), response)
 
     async def async_post_call_response_headers_hook(
@@ -116,7 +115,6 @@ class DeploymentHook(CustomLogger):
 
 
 async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
-    """Refuse a call that cannot be served; carry parameters that LiteLLM would drop."""
     check_served(call_type)
     if call_type == CallTypes.acompletion:
         kwargs["messages"], warnings = fit_parts(kwargs.get("messages"))

@@ -20,7 +20,6 @@ LAST_EVENT = b"event: message_delta\n"
 
 
 def keep_warnings(logging: Any, warnings: Sequence[str]) -> None:
-    """Appends to the warnings that are known."""
     if warnings:
         details = _details(logging)
         details[WARNINGS] = list(dict.fromkeys([*details.get(WARNINGS, ()), *warnings]))

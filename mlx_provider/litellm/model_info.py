@@ -32,7 +32,6 @@ EVERY_MODEL = {
 _OTHER: Mapping[str, Mapping[str, Any]] = {
     "embedding": {name: False for name in EVERY_MODEL if name.startswith("supports_")}
 }
-"""Differences of a model that does not chat."""
 OWN_CONTEXT = "mlx_context_length"
 """The model's own context in an entry: the router overwrites limits by those of the last config
 entry."""
@@ -47,7 +46,6 @@ class EngineLimit(int):
 
 
 def model_facts(accepted: Accepted) -> ModelFacts:
-    """From an engine's `Accepted`."""
     return ModelFacts(accepted.context_length, accepted.vision, accepted.reasoning)
 
 

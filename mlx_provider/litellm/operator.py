@@ -100,12 +100,10 @@ class Caller:
 
     @property
     def share(self) -> float:
-        """Share of the device, relative to others."""
         return TIERS.get(self.tier or "", 1.0)
 
 
 def _tier(slot: Mapping[str, Any]) -> str | None:
-    """From the metadata of a key and its team."""
     details = (slot.get(f"user_api_key_{of}metadata") for of in ("", "team_"))
     found = (each.get("service_tier") for each in details if isinstance(each, Mapping))
     return next((tier for tier in found if isinstance(tier, str)), None)

@@ -33,8 +33,6 @@ Connect = Callable[[str | None, str | None], EngineClient]
 
 
 class Provider(CustomLLM):
-    """Stateless."""
-
     def __init__(self, connect: Connect = connect) -> None:
         super().__init__()
         self._connect = connect

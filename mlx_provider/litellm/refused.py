@@ -34,5 +34,4 @@ class ContextFull(ProxyException, _Plain):
         """Streams of responses look for the code here."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Adds `code` to LiteLLM's own fields."""
         return {**super().to_dict(), "code": ContextTooLong.code}

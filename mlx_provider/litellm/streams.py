@@ -51,14 +51,12 @@ class Held:
         self._names = names or Places()
 
     def collect(self, response: Any) -> Any:
-        """Read to the end."""
         with LiteLLMErrors(self.model), self:
             while not self._collector.ended:
                 self._collector.feed(self.events())
             return self._collector.fill(response, self.model)
 
     async def acollect(self, response: Any) -> Any:
-        """`collect` in an event loop."""
         with LiteLLMErrors(self.model), self:
             while not self._collector.ended:
                 self._collector.feed(await self.aevents())

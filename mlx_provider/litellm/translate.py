@@ -22,7 +22,6 @@ SETTLED = (
     "allowed_openai_params",
     "include_server_side_tool_invocations",
 )
-"""LiteLLM's own parameters that change no answer."""
 
 
 def answer_form(call: Call) -> AnswerForm:

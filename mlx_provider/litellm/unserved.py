@@ -35,8 +35,6 @@ def check_served(call_type: Any) -> None:
 
 
 def unserved(name: str) -> Any:
-    """An entry point of `CustomLLM` that refuses every call."""
-
     def refuse(self: object, *args: Any, **given: Any) -> NoReturn:
         with LiteLLMErrors(given["model"]):
             raise _refusal(name)
@@ -54,6 +52,5 @@ def _refusal(name: str) -> BadRequest:
 
 
 def _name(call_type: str) -> str:
-    """Without the `a` of its asynchronous form."""
     plain = call_type.removeprefix("a")
     return plain if plain in {each.value for each in CallTypes} else call_type

@@ -76,7 +76,6 @@ class ByteModel:
         return bool(constraint.mask()[token // 32] >> token % 32 & 1)
 
     def accepts(self, constraint: Holds, text: str) -> bool:
-        """Whether the whole text passes token by token and may end there."""
         for token in self.encode(text):
             if not self.allows(constraint, token):
                 return False

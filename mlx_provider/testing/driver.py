@@ -57,7 +57,6 @@ def new_request(
     params: SamplingParams | None = None,
     **more: Any,
 ) -> Request:
-    """Over raw tokens; rows collect their tokens."""
     request = Request(
         f"r{id(tokens):x}",
         Prompt(list(tokens)),
@@ -171,7 +170,6 @@ def steps_of(engine: Engine, requests: Iterable[Request]) -> int:
 
 
 def alone(model: LoadedModel, request: Request, **more: Any) -> Request:
-    """The same request by itself in a fresh `solo` engine."""
     twin = new_request(
         request.prompt.tokens,
         max_tokens=request.max_tokens,

@@ -51,7 +51,6 @@ class EngineProcess:
         return int(line.split()[1]) * 1024
 
     def forget_peak(self) -> int:
-        """Reset the peak (Linux). Returns the current memory."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
         return self.memory("VmRSS")
 

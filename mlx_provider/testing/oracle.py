@@ -25,11 +25,9 @@ class Oracle:
         self._random = np.random.default_rng(seed)
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """A prompt with its reply."""
         self._known.append(list(tokens))
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
-        """As many drafts as are wanted, if the text so far is known."""
         return [self._behind(row, row.unread) for row in rows]
 
     def _behind(self, row: DraftRow, unread: Unread | None) -> Sequence[int]:

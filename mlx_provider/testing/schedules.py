@@ -21,7 +21,6 @@ Answered = Callable[[LoadedModel, Request], Request]
 LIKELY = 5
 """Tokens whose log-probabilities each request asks for."""
 LAST = 2000
-"""Steps within which every schedule ends."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,6 @@ def guessing(
     *,
     ahead: bool = False,
 ) -> Speculation:
-    """Drafts in every number for every row, from the known answers."""
     oracle = Oracle(share, ahead=ahead)
     for request in requests:
         for row, answer in zip(request.rows, answered(model, request).rows, strict=True):

@@ -21,7 +21,6 @@ class Reply(Protocol):
     heartbeat: bytes
     """Sent while there are no events; empty: nothing."""
     streamed: bool
-    """Whether the reply begins when the request is accepted."""
 
     def feed(self, events: Sequence[Event]) -> bytes:
         """The bytes for some events; a reply that is not streamed has all of them at its end.
@@ -37,7 +36,6 @@ class Asked:
     """A stream with an error before acceptance, for clients that read errors only there; empty: the
     error gets its HTTP status."""
     places: Places = field(default_factory=Places)
-    """The client's names."""
     joined: bool = True
     """Whether all requests make one reply, with the echo of its prompts; else our own client joins
     them."""

@@ -29,7 +29,6 @@ class Places:
         return NAME.sub(lambda found: self._name(found[0], first=not found.start()), text)
 
     def error(self, error: MLXProviderError) -> MLXProviderError:
-        """A copy with the client's names."""
         named = for_another(error)
         named.message = self.text(error.message)
         named.param = None if error.param is None else self.text(error.param)
@@ -44,7 +43,6 @@ class Places:
 
     @contextmanager
     def naming(self) -> Iterator[None]:
-        """Errors raised inside get the client's names."""
         try:
             yield
         except MLXProviderError as error:

@@ -19,7 +19,6 @@ def questions(part: str, count: int, turn: int, words: int) -> list[Messages]:
 
 
 def document(name: str, words: int) -> str:
-    """The same for the same name."""
     dice = random.Random(name)  # noqa: S311
     return " ".join(dice.choice(WORDS) for _ in range(words))
 

@@ -30,8 +30,6 @@ class LongGroup(TyperGroup):
 
 
 class Deferred(LongGroup):
-    """Imports the commands of `commands.bench` at its first use."""
-
     def list_commands(self, ctx: Any) -> list[str]:
         self._read()
         return super().list_commands(ctx)

@@ -31,11 +31,9 @@ class Plan:
     model: str
     """A folder, a Hub repository, or a model of the package."""
     streams: Sequence[int] = (1, 4, 8)
-    """Requests at once."""
     prompts: Sequence[int] = (1_000, 8_000, 32_000)
     """Approximate prompt tokens."""
     reply: int = 128
-    """Most tokens of an answer."""
 
 
 def bench(plan: Plan, report: Callable[[str], None]) -> Result:
@@ -98,7 +96,6 @@ def failed(answers: Sequence[Answer]) -> str:
 
 
 def questions(name: str, count: int, words: int) -> list[Messages]:
-    """Prompts that begin differently."""
     return [question(f"{name} {count} {at}", words) for at in range(count)]
 
 

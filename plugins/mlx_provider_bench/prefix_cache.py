@@ -24,7 +24,6 @@ from .subjects.caching import InProcess, Timed
 VARIANTS = ("llama", "qwen3_vl", "gemma3", "qwen3_5", "qwen3_vl+image")
 PARTS = ("ttft", "conversation")
 REPLY = 6
-"""Tokens compared per answer."""
 TRIALS = 12
 ALL_COLD = 4096
 """Prompt tokens up to which every kind of hit is checked against its own cold run."""
@@ -45,7 +44,6 @@ class Plan:
     layers: int = 4
     dtype: str = "float32"
     talk: Sequence[str] = ("qwen3_vl+image",)
-    """Variants that hold the conversation."""
     talk_document: int = 17_000
     turns: int = 6
     parts: Sequence[str] = PARTS
@@ -66,7 +64,6 @@ class Subject:
             side.ask(side.prompt([{"role": "user", "content": "Hello"}], []), 2)
 
     def ask(self, side: InProcess, asked: Asked, max_tokens: int = REPLY) -> Timed:
-        """Makes the prompt as the chat layer does."""
         return side.ask(self.prompt(asked), max_tokens)
 
     def prompt(self, asked: Asked) -> Any:
@@ -207,14 +204,12 @@ def _hit(hits: Hits, cold: float) -> Result:
 
 
 def _speedup(ratio: float, tokens: int) -> object:
-    """A gain, and for long prompts its target."""
     if tokens < SPEEDUP_AT:
         return round(ratio, 2)
     return against(ratio, SPEEDUP_TARGET, at_least=True)
 
 
 def _conversation(subject: Subject, variant: str, plan: Plan, report: Report) -> Result:
-    """Turns over one document, each also asked cold."""
     asked = Asked(
         document(subject.model, plan.talk_document, seed=3),
         "Which colour is the circle?",

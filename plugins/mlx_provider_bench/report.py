@@ -14,7 +14,6 @@ WIDTH = 150
 
 
 def surroundings(dtype: str) -> Result:
-    """Device, BLAS, dtype and load."""
     import mlx.core as mx
 
     from mlx_provider.commands import active_blas

@@ -5,7 +5,6 @@ from __future__ import annotations
 KEY = "MLX_GATEWAY_KEY"
 """Variable with the gateway's key, for clients whose files name a variable."""
 SUBAGENT = "local"
-"""Name of the agent of a launch as subagent."""
 SUBAGENT_TASKS = (
     "Searches and small edits at no cost, on a local model. Use it to find files and code, to read "
     "and summarise files, and for mechanical edits that are described exactly."

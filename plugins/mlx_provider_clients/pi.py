@@ -17,7 +17,6 @@ RECENT = 20_000
 
 
 def profile(gateway: Gateway) -> Profile:
-    """Models and settings in a separate agent folder."""
     model = {
         "id": gateway.model,
         "contextWindow": gateway.context,

@@ -26,7 +26,6 @@ QUERIES = 16
 PACKED = 16
 """Values of a key per query from which on a product is faster without packing the keys."""
 SHARED = 1 << 16
-"""Scores from which on the cores share the work."""
 Share = tuple[slice, ...]
 """Slices of rows, key heads, and queries of each."""
 WORTH = 1 << 12
@@ -120,7 +119,6 @@ def _product(few: NDArray[np.float32], many: NDArray[np.float32]) -> NDArray[np.
 
 
 def _shares(axes: tuple[int, int, int], scores: int) -> list[Share]:
-    """Parts of (B, Hk, G) for the cores. Few scores are not divided."""
     everything = (slice(None),) * 3
     if scores < SHARED:
         return [everything]
@@ -141,7 +139,6 @@ def _masked(mask: mx.array, Hk: int, H: int) -> NDArray[Any]:
 
 
 def _narrowed(at: Share, shape: tuple[int, ...]) -> Share:
-    """The share in an array of this shape, some of whose axes have size 1."""
     return tuple(s if n > 1 else slice(None) for s, n in zip(at, shape, strict=False))
 
 

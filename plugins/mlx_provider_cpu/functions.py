@@ -20,8 +20,6 @@ PARAMETERS = ("scale", "mask", "sinks")
 
 
 def _elementwise(ours: Function) -> Callable[[Function], Function]:
-    """For a function of arrays of one shape."""
-
     def make(original: Function) -> Function:
         def call(*arrays: mx.array) -> Any:
             first = arrays[0]

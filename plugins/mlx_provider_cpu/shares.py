@@ -46,8 +46,6 @@ def _crew() -> Crew:
 
 
 class Crew:
-    """Threads that live as long as the process."""
-
     def __init__(self) -> None:
         self.pool = ThreadPoolExecutor(max(1, count() - 1), thread_name_prefix="core")
         self._placed = threading.local()
@@ -62,7 +60,6 @@ class Crew:
         return int(self._where()) if len(self._allowed) > 1 else None
 
     def work_off(self, core: int | None, work: Callable[[T], None], share: T) -> None:
-        """Do a share in this thread, which stays off `core` from now on."""
         if core is not None and getattr(self._placed, "off", None) != core:
             self._place(core)
         work(share)

@@ -40,7 +40,6 @@ def mlx_drafters() -> Iterator[Drafter]:
 
 
 def refuses_model(folder: Path, model: LoadedModel, options: DraftOptions) -> str:
-    """Empty: it can draft."""
     from .choice import problem
 
     return problem(folder, options.model, options.room)

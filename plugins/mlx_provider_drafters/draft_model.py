@@ -41,9 +41,7 @@ class DraftModel(ScoringModel):
         each = self._context * token_bytes(model, KVCache, RotatingKVCache)
         self._places = max(1, kv_bytes // each)
         self.kv_bytes = self._places * each
-        """Limit of the caches of all followed rows."""
         self._followed: WeakSet[RowContext] = WeakSet()
-        """Weak: rows that the engine still knows."""
         self._together = not failure(self._alike)
         self.drafts_ahead = self._together and not failure(self._alike_ahead)
 
@@ -62,7 +60,6 @@ class DraftModel(ScoringModel):
         ]
 
     def _context_of(self, row: DraftRow) -> RowContext | None:
-        """New if necessary; `None`: it does not fit into memory."""
         own: RowContext | None = row.state
         if own is None:
             if len(self._followed) >= self._places:
@@ -84,7 +81,6 @@ class DraftModel(ScoringModel):
         return count
 
     def _guesses(self, ready: Sequence[Followed]) -> dict[int, DeviceTokens]:
-        """By row id."""
         if self._together:
             return self._guess(sorted(ready, key=lambda each: -each[0].wanted))
         return {name: own for each in ready for name, own in self._guess([each]).items()}
@@ -192,5 +188,4 @@ def _new(row: DraftRow, own: RowContext) -> mx.array:
 
 
 def _less(place: int, stale: mx.array | None) -> mx.array:
-    """(1,) int32"""
     return mx.array([place], mx.int32) if stale is None else place - stale

@@ -47,7 +47,6 @@ def _read(own: Source, new: Sequence[int]) -> None:
 
 
 def _drafts(own: Source, count: int) -> Sequence[int]:
-    """A longer match gives more."""
     match = own.match
     if match is None:
         return ()

@@ -18,9 +18,7 @@ LONGEST = 32
 LOOKS = 64
 """Positions of a bucket that a search tests, the last ones."""
 BITS = 16
-"""Bits of a bucket number."""
 FIRST = 1024
-"""Initial capacity in tokens."""
 
 Tokens = NDArray[np.int32]
 _FACTORS = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D], np.uint32)  # odd, as in xxHash
@@ -28,17 +26,12 @@ _FACTORS = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D], np.uint32)  # odd, as 
 
 @dataclass(frozen=True)
 class Match:
-    """Tokens at the end of a text that also occur earlier in it."""
-
     place: int
     """Position of the token after the earlier occurrence."""
     length: int
-    """Equal tokens, up to `LONGEST`."""
 
 
 class Ngrams:
-    """A text, and the positions that follow each of its n-grams."""
-
     def __init__(self) -> None:
         self.size = 0
         self._tokens: Tokens = np.empty(FIRST, np.int32)
@@ -60,12 +53,10 @@ class Ngrams:
             self._chain(max(start, MIN_MATCH_TOKENS))
 
     def says(self, place: int, count: int) -> bool:
-        """Whether the last `count` tokens of the text equal those from `place`."""
         end = self.size
         return bool((self._tokens[place : place + count] == self._tokens[end - count : end]).all())
 
     def longest(self) -> Match | None:
-        """Of several, the last one."""
         places = np.array(list(self._chained()), np.int32)
         if not len(places):
             return None
@@ -109,7 +100,6 @@ class Ngrams:
 
 
 def _buckets(text: NDArray[np.uint32], count: int) -> NDArray[np.uint16]:
-    """Of the first `count` n-grams."""
     mixed = text[:count] * _FACTORS[0]
     for i in range(1, MIN_MATCH_TOKENS):
         mixed ^= text[i : i + count] * _FACTORS[i]

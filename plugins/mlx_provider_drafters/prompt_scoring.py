@@ -35,7 +35,6 @@ def watched(cache: Sequence[Any]) -> list[Any]:
 
 
 def piece(start: int) -> int:
-    """Tokens of the pass from `start`."""
     depth, size = SHALLOW, PIECE
     while start >= depth and size > MIN_CHUNK_TOKENS:
         depth, size = 2 * depth, size // 2
@@ -55,7 +54,6 @@ class ScoringModel:
     """A `Drafting` that `ScoresPrompts` and does not draft. Its caches need not remove tokens."""
 
     def __init__(self, model: TextModel, vocab: int) -> None:
-        """`vocab`: of the larger model."""
         self._model = model
         self._shared = min(vocab, model.info.vocab_size)
         """Size of the common vocabulary."""
@@ -74,12 +72,10 @@ class ScoringModel:
         return token_bytes(self._model, KVCache)
 
     def scoring(self, tokens: Sequence[int]) -> PromptScoring:
-        """Independent of the rows that are followed."""
         return PromptScoring(self._model, tokens, self._shared)
 
 
 def token_bytes(model: TextModel, *kinds: type) -> int:
-    """Bytes per token in the layers of a row's cache with these classes."""
     cache = model.make_cache()
     mx.eval(model.prefill(PrefillChunk(Prompt([0]), 0, 1, cache)))
     kept = [layer for layer in cache if type(layer) in kinds]
@@ -87,10 +83,7 @@ def token_bytes(model: TextModel, *kinds: type) -> int:
 
 
 class PromptScoring:
-    """Holds the keys of the prompt until it ends."""
-
     def __init__(self, model: TextModel, tokens: Sequence[int], shared: int) -> None:
-        """`shared`: size of the common vocabulary."""
         last = model.info.vocab_size - 1
         self._tokens = [min(token, last) for token in tokens]
         self._model = model
@@ -102,7 +95,6 @@ class PromptScoring:
         self._next = mx.array(self._tokens[-1:])
 
     def advance(self) -> NDArray[np.float32] | None:
-        """Read a piece of the prompt, or write a token and add its attention."""
         left = len(self._tokens) - 1 - self._known
         if left > 0:
             self._read(min(left, piece(self._known)))
@@ -128,8 +120,6 @@ class PromptScoring:
 
 
 class Look:
-    """The attention of one token to the prompt."""
-
     def __init__(self, tokens: int) -> None:
         self.most = mx.zeros(tokens)
         """Maximum of all heads so far, (tokens,)."""

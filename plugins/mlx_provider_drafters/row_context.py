@@ -14,7 +14,6 @@ LONGEST = 4096
 """Last tokens of a row that are read, so that memory and time to the first draft do not grow with a
 prompt."""
 MIN_WINDOW_TOKENS = 256
-"""Smallest useful window."""
 AHEAD = 8
 """Tokens that one call adds: a row's new one and its drafts."""
 MOST_ADDED = 2 * AHEAD
@@ -31,8 +30,6 @@ def longest(cache: Sequence[Any]) -> int:
 
 
 class RowContext:
-    """The last part of a row."""
-
     def __init__(self, cache: list[Any]) -> None:
         self.cache = cache
         self.begin = 0
@@ -74,14 +71,12 @@ class RowContext:
         self.known, self.guessed = stay, ()
 
     def guessed_behind(self, known: int, guesses: Sequence[int]) -> None:
-        """The cache has `known` tokens of the row, unread ones, and these guesses."""
         self.known, self.guessed = known, guesses
         if self.unread is not None:  # the number of accepted guesses is known too late
             self._take_back(len(guesses))
             self.guessed = ()
 
     def start_again(self, cache: list[Any], begin: int) -> None:
-        """Start to read the row at a later token."""
         self.cache, self.begin, self.known, self.guessed = cache, begin, begin, ()
 
     def _take_back(self, tokens: int) -> None:

@@ -104,7 +104,6 @@ class Masks:
 
 
 def image_masks(spans: Sequence[MediaSpan], start: int, end: int, window: int | None) -> Masks:
-    """Causal masks for queries `start .. end`, open in both directions inside each image."""
     block = np.full(end, -1, np.int32)
     for index, span in enumerate(spans):
         block[span.start : span.end] = index

@@ -16,7 +16,6 @@ memory and is not what the model was trained with."""
 @dataclass(frozen=True)
 class Window:
     tokens: int | None
-    """`None`: the checkpoint's."""
 
     @property
     def variant(self) -> str:

@@ -60,7 +60,6 @@ def read_all(folder: Path, dtype: mx.Dtype) -> Tensors:
 
 
 def _files(folder: Path) -> dict[Path, dict[str, str]]:
-    """Per file with a part of the head: stored names and our names."""
     found = {path: _names(path) for path in sorted(folder.glob("*.safetensors"))}
     return {path: names for path, names in found.items() if names}
 

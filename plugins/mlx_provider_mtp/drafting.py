@@ -31,8 +31,6 @@ class Known:
 
 
 class HeadDrafting:
-    """One pass of the head per guess."""
-
     drafts_ahead = True
 
     def __init__(self, head: BoundHead, name: str, *, kv_bytes: int = KV_BYTES) -> None:
@@ -43,11 +41,9 @@ class HeadDrafting:
         most = MOST_TOKENS * _token_bytes(head)
         self._places = max(1, kv_bytes // most)
         self.kv_bytes = self._places * most
-        """Limit for keys and values of all followed rows."""
         self.kept_bytes = self.kv_bytes + UNASKED * head.blank().nbytes
         """Adds the states that the engine keeps."""
         self._followed: WeakSet[RowStates] = WeakSet()
-        """Weak: rows that the engine still knows."""
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
         """Greedy. Does not wait for the device."""
@@ -61,7 +57,6 @@ class HeadDrafting:
         return [by_row.get(id(row), ()) for row in rows]
 
     def _room(self, row: DraftRow) -> bool:
-        """A new row is followed if it fits into memory."""
         if row.state is None and len(self._followed) < self._places:
             row.state = Known(RowStates())
             self._followed.add(row.state.states)
@@ -119,7 +114,6 @@ class HeadDrafting:
 
 
 def kv_bytes(room: int | None) -> int:
-    """Bytes for keys and values, out of `room` for a head and its rows."""
     return KV_BYTES if room is None else min(KV_BYTES, room // KV_SHARE)
 
 
@@ -130,7 +124,6 @@ def _accepted(rows: Sequence[RowStates]) -> mx.array:
 
 
 def _token_bytes(head: BoundHead) -> int:
-    """Keys and values of one token."""
     seen, first = RowStates(), mx.array([0])
     mx.eval(head.after(first, head.blank(), States([seen], [1], first)))
     return seen.token_bytes

@@ -48,8 +48,6 @@ class Head(nn.Module):  # type: ignore[misc]
 
 
 class BoundHead:
-    """A head with the matrices of its model."""
-
     def __init__(self, head: Head, language: Any) -> None:
         self.module = head
         self._language = language

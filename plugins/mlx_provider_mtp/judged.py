@@ -11,7 +11,6 @@ from mlx_provider.records import DeviceTokens, DraftRow, Unread
 log = logging.getLogger(__name__)
 
 TRIED = 500
-"""First guesses before the verdict."""
 CHANCE = 0.02
 """Acceptance rate below which a drafter is useless."""
 
@@ -19,9 +18,7 @@ CHANCE = 0.02
 @dataclass(frozen=True, eq=False)
 class Guess:
     place: int
-    """Known tokens before them."""
     unread: Unread | None
-    """Unread tokens between these and the guesses."""
     tokens: DeviceTokens
 
     @classmethod

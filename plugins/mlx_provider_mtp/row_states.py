@@ -14,7 +14,6 @@ WINDOW = 1024
 """Tokens of a row that a head attends to at least. Older ones are dropped before a row exceeds
 twice as many, so that memory does not grow with a reply; states carry earlier context."""
 STEP: int = KVCache.step
-"""Tokens by which the capacity of a cache grows."""
 MOST_TOKENS = 2 * WINDOW
 """Largest capacity of a row: its window and the new tokens of one call."""
 
@@ -29,7 +28,6 @@ class RowStates:
 
     @property
     def unread_tokens(self) -> int:
-        """Tokens of that result, accepted or not."""
         return 0 if self.unread is None else self.unread.tokens.size
 
     @property
@@ -55,7 +53,6 @@ class RowStates:
         return 0 if keys is None else int((keys.nbytes + values.nbytes) // keys.shape[2])
 
     def forget(self, tokens: int) -> None:
-        """Remove the last tokens, which were guesses."""
         self.cache.trim(tokens)
 
     def make_room(self, more: int) -> None:

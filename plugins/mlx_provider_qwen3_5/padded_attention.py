@@ -25,7 +25,6 @@ def attend_padded_rows_at_once() -> None:
 
 
 def masked(original: Function) -> Function:
-    """One token of each left-padded row, for all rows at once."""
     module = original.__globals__
 
     @functools.wraps(original)

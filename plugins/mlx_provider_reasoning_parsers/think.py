@@ -9,7 +9,6 @@ from mlx_provider import ReasoningParser
 CALL = ("<minimax:tool_call>", "")
 DSML = ("<｜DSML｜", "")
 CALLS = (("<tool_call>", "{<"), ("<function=", ""), CALL)
-"""Models of many families use these call formats."""
 
 QWEN3 = ReasoningParser(
     name="qwen3",

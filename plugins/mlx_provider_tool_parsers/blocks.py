@@ -24,14 +24,12 @@ class JsonBlock:
     """A final bracket is the first character of the JSON."""
     end: str = ""
     separators: tuple[str, ...] = (",", ";")
-    """Between calls of one block."""
     arguments_needed: bool = False
     known: Callable[[str], bool] | None = None
     """Whether a call between markers can have this name; `None`: all names."""
     fence: str = ""
     """Text that closes a block which the model began with a code fence."""
     ids: bool = False
-    """Whether calls have ids."""
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
         opener = yield from reader.at(*self.openers)
@@ -100,7 +98,6 @@ class JsonBlock:
                 return
 
     def close(self, reader: TextReader) -> Reading[None]:
-        """Read the end marker, and superfluous brackets before it."""
         ends = tuple(x for x in (self.end, self.fence) if x)
         if not ends:
             return

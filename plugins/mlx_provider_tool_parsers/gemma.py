@@ -33,7 +33,6 @@ class GemmaFormat:
     quote: str
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
-        """Usually one call."""
         yield from reader.expect(self.start)
         while True:
             yield from reader.space()

@@ -8,7 +8,6 @@ from .tagged import TagFormat
 
 
 def invoke(block: str, prefix: str = "", **fields: object) -> TagFormat:
-    """`prefix`: of the tag names."""
     return TagFormat(
         blocks=(f"<{block}>",) if block else (),
         block_end=f"</{block}>" if block else "",

@@ -41,7 +41,6 @@ def scan_llama(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def scan_hermes(reader: TextReader, tools: Tools) -> Reading[None]:
-    """Also other formats that models of this family write."""
     found = yield from reader.at(CALLING, "<tool_call>", "<function=", "{")
     if found == CALLING:
         yield from scan_calling(reader)

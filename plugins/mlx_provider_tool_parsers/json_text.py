@@ -28,8 +28,6 @@ def ignore(text: str) -> None:
 
 @dataclass
 class _Brackets:
-    """Reads up to the bracket that closes the first one."""
-
     strict: bool
     depth: int = 0
     quoted: bool = False
@@ -37,7 +35,6 @@ class _Brackets:
     ended: bool = False
 
     def take(self, text: str) -> int:
-        """Characters of `text` up to the end."""
         for at, character in enumerate(text):
             if self.ended:
                 return at

@@ -43,7 +43,6 @@ class Keyed:
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """Openers of a call."""
         return (self.tag("tool_call"), *([self.tag(self.block)] if self.block else []))
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:

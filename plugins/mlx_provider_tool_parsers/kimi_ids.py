@@ -48,7 +48,6 @@ def read_unnamed(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def _wrapped(text: str, tools: Tools) -> ToolCall | None:
-    """A complete call in place of the arguments."""
     value, known = json.loads(text), functions(tools)
     name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
     fits = isinstance(name, str) and (name in known or not known) and isinstance(arguments, dict)

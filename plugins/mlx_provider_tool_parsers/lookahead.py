@@ -57,11 +57,9 @@ class ValueTags:
     """Prefix of an opening tag of values, such as `<parameter`."""
     value_end: str
     key: str
-    """Prefix of the next parameter."""
     call_end: str
     block_end: str
     calls: tuple[str, ...]
-    """Prefixes of the next call."""
 
     def closes(self, reader: TextReader, depth: int, repeats: Repeats) -> Reading[bool]:
         """Read the closing tag here if it ends its value. Tags must follow, up to the next call or

@@ -66,7 +66,6 @@ def _header(reader: TextReader, *, begun: bool = False) -> Reading[str | None]:
 def _body(
     reader: TextReader, emit: Emit, tools: Tools | None, ends: tuple[str, ...] = ENDS
 ) -> Reading[None]:
-    """One message, or text without a header, up to the next header."""
     block = FORM.blocks[0]
     stops = (*ends, block) if tools is not None else ends
     if ends is not ENDS:

@@ -149,7 +149,6 @@ def _balanced(reader: TextReader) -> Reading[str]:
 
 
 def scan_list(reader: TextReader, tools: Tools) -> Reading[None]:
-    """With or without markers around the list."""
     before = reader.calls
     yield from reader.accept("<|python_start|>")
     yield from reader.space()
@@ -188,7 +187,6 @@ def scan_lfm2(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def scan_olmo3(reader: TextReader, tools: Tools) -> Reading[None]:
-    """Calls between markers, one per line."""
     yield from _between(reader, "<function_calls>", "</function_calls>", tools)
 
 

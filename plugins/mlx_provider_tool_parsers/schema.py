@@ -27,7 +27,6 @@ def accepts(tools: Tools) -> Callable[[str], bool]:
 
 
 def properties(tools: Tools, name: str) -> Mapping[str, Any]:
-    """Schemas of one tool's parameters."""
     return listed_parameters(functions(tools).get(name, {}).get("parameters"))[0]
 
 
@@ -47,7 +46,6 @@ def _parameter(tools: Tools, name: str, key: str) -> tuple[Any, Mapping[str, Any
 
 
 def is_text(wanted: frozenset[str], unknown: Unknown) -> bool:
-    """Whether a value is always text, so that it can be reported while it is written."""
     return wanted == {"string"} if wanted else unknown == "string"
 
 
@@ -89,7 +87,6 @@ _structured = frozenset({"object", "array", "integer", "number", "boolean"})
 
 
 def _container(text: str) -> str:
-    """Text that is a JSON object or list; empty: it is neither."""
     bare = text.strip()
     if bare[:1] not in ("{", "["):
         return ""

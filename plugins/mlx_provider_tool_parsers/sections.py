@@ -157,7 +157,6 @@ _MISTRAL = ToolParser(
 
 
 def _shows_ids(template: str) -> bool:
-    """Whether a template writes a list of calls with ids."""
     listed = "[TOOL_CALLS]" in template and "[ARGS]" not in template
     return listed and bool(_ID_KEY.search(template))
 

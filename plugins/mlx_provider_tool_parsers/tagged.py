@@ -61,12 +61,10 @@ class TagFormat:
         return ValueTags(opener, self.value_end, self.key, self.call_end, self.block_end, calls)
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
-        """A block of calls, or one call without a block."""
         return _TagReader(self, reader, tools).block()
 
 
 def header_name(header: str) -> str:
-    """From `=NAME` or ` name="NAME"`."""
     if header.startswith("="):
         return header[1:].strip().strip("\"'")
     match = _NAME.search(header)

@@ -52,8 +52,6 @@ class TextValue:
 
 @dataclass
 class Arguments:
-    """Writes the arguments of one call as JSON, parameter by parameter."""
-
     report: Report
     tools: Tools
     name: str
@@ -88,7 +86,6 @@ class Arguments:
 
     @property
     def is_text(self) -> bool:
-        """Whether the open parameter's value is always text."""
         return self._text is not None
 
     @property

@@ -58,7 +58,6 @@ class AnyVisionModel:
     ) -> None:
         self.model = model
         self.backbone = _backbone(model)
-        """The part below the output matrix, if one was found."""
         self._prefill_model = narrowed(model, self.backbone, last_token) if self.backbone else model
         self.processor = processor
         self.info = info
@@ -116,7 +115,6 @@ class AnyVisionModel:
             yield [self.features_of(made)]
 
     def inputs_of(self, span: MediaSpan) -> dict[str, np.ndarray]:
-        """Output of the processor for the media of a span."""
         return dict(span.inputs())
 
     def features_of(self, made: dict[str, mx.array]) -> Features:
@@ -153,7 +151,6 @@ class AnyVisionModel:
 
 
 def image_text(processor: Any, chat: HFTokenizer, token: int | None) -> str:
-    """The text of one image in a rendered prompt."""
     for name in ("boi_token", "image_token"):
         text = getattr(processor, name, None)
         if isinstance(text, str) and text:

@@ -50,14 +50,11 @@ class Alone:
     """One image of a prompt, for `rotary_positions` and `embed`."""
 
     inputs: OnDemand[dict[str, np.ndarray]]
-    """Output of the processor."""
     grid: tuple[int, ...]
     merge: int
 
 
 class Blocks:
-    """Blocks of known images, placed without the processor. Any thread."""
-
     def __init__(self) -> None:
         self._known: OrderedDict[str, Block] = OrderedDict()
         self._lock = threading.Lock()
@@ -166,7 +163,6 @@ class SeparateVisionModel(AnyVisionModel):
         return tokens, spans
 
     def _span(self, item: MediaItem, start: int, tokens: list[int]) -> MediaSpan:
-        """Appends to `tokens`."""
         inputs = OnDemand(lambda: self.processed(self.image_text, [item]))
         block = self._blocks.of(item.content_hash, lambda: _block(inputs()))
         tokens += block.tokens.tolist()

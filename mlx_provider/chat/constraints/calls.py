@@ -130,7 +130,6 @@ class CallRules:
         return self._separated(f"args_{i}", names, literal(tags.between, self.split))
 
     def _one_text(self, i: int, function: Function, tags: TaggedArguments | None) -> str:
-        """Rules of a function whose one parameter is a text with its own grammar."""
         (name, schema), *_ = listed_parameters(function.schema)[0].items()
         if tags is None or written_as_object(tags, [name]):
             before, after, bare = f"{{{json.dumps(name)}: ", "}", None
@@ -192,7 +191,6 @@ def written_as_object(tags: TaggedArguments, parameters: Iterable[str]) -> bool:
 
 
 def _is_keyword(name: str) -> bool:
-    """Whether a parameter can be a keyword of a Python call."""
     return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
 
 

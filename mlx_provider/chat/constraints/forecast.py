@@ -27,7 +27,6 @@ LEAST_MARKER = 4
 REPLAYED = 256
 """Most tokens of a call that another spelling may replay, in less than a millisecond."""
 SPACED: Spaces = {**ONE_LINE, "item_separator": ", ", "key_separator": ": "}
-"""As `json.dumps` writes JSON."""
 COMPACT: Spaces = {**ONE_LINE, "item_separator": ",", "key_separator": ":"}
 _SPECIAL = b"\xff"
 """Marks a special token in llguidance's bytes (toktrie 1.9.1, `TokTrie.SPECIAL_TOKEN_MARKER`)."""
@@ -63,8 +62,6 @@ def _tight(text: str) -> str:
 
 
 class CallMatchers:
-    """Compiled when a choice first needs them."""
-
     def __init__(
         self, compiler: GrammarCompiler, request: GenerateRequest, parser: ToolParser
     ) -> None:
@@ -116,13 +113,11 @@ class CallForecast:
         """State after `_taken` tokens of the call. `None`: not compiled yet."""
         self._taken = 0
         self._spelling = 0
-        """The next call begins with it."""
         self._left = 0
         self._likely: list[int] | None = None
 
     @property
     def follows(self) -> bool:
-        """Whether a call is being written whose grammar is compiled."""
         return self._matcher is not None
 
     def likely(self) -> Sequence[int]:
@@ -150,7 +145,6 @@ class CallForecast:
             self._look()
 
     def _look(self) -> None:
-        """Look for the marker of a call in the last tokens."""
         text = self._decoded(self._tail)
         at = text.rfind(self._marker)
         if at >= 0:

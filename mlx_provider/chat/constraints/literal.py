@@ -23,7 +23,6 @@ _SHOWS_LINES = re.compile(r"\b(?:arguments|tool_calls?)\b[^{}%]{0,80}\btojson\s*
 
 
 def spaces_of(template: str | None) -> Spaces:
-    """The white space that the chat template writes in JSON."""
     return INDENTED if template and _SHOWS_LINES.search(template) else ONE_LINE
 
 
@@ -50,4 +49,3 @@ class Function:
     """JSON schema of an object, in supported keywords."""
     strict: bool = False
     text: str = ""
-    """Lark of its one text parameter; empty: any text."""

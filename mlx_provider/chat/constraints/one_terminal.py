@@ -13,7 +13,6 @@ ESCAPES = {'"': r"\\\"", "\\": r"\\\\", "\n": r"\\n", "\t": r"\\t", "\r": r"\\r"
 """Characters that JSON escapes, with a regular expression of each escape."""
 PLAIN = r'[^"\\\x00-\x1f]'
 IMPORTED = {"LF": r"\n", "CR": r"\r", "NEWLINE": r"(\r?\n)+", "WS": r"[ \t\f\r\n]+"}
-"""Terminals of Lark's `common` with such characters."""
 TOKEN = re.compile(
     r"""(?P<comment>(?://|\#)[^\n]*)
     |(?P<text>"(?:\\.|[^"\\])*")(?P<folded>i?)

@@ -116,7 +116,6 @@ def _may_call(request: GenerateRequest, calls: CallGrammar | None) -> bool:
 
 
 def _answer_or(answer: Form, rules: CallRules, lark: str) -> str:
-    """A grammar for either the answer or calls."""
     if not (rules.grammar.open + rules.grammar.before).startswith("{"):
         return f"{answer.lark.replace('start: answer', 'start: answer | calls', 1)}\n" + (
             lark.removeprefix("start: calls\n")
@@ -230,7 +229,6 @@ def _free_grammar(grammar: Mapping[str, Any], compiles: Compiles, preface: str) 
 
 
 def escaped_slashes(regex: str) -> str:
-    """For use between slashes."""
     out, escaped = [], False
     for letter in regex:
         if letter == "/" and not escaped:

@@ -35,7 +35,6 @@ class SchemaReader:
     """`lenient`: unsupported keywords are reported and left out, not refused."""
 
     where: str
-    """The part of the request that holds the schema, for messages."""
     lenient: bool = False
     root: str = "#"
     """JSON pointer of the schema in the compiled document."""
@@ -134,7 +133,6 @@ def _pointer(name: str) -> str:
 
 
 def _no_effect(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether an unsupported keyword has no effect here."""
     if key == "uniqueItems":
         return value is False or schema.get("maxItems") in (0, 1)
     if key == "propertyNames":
@@ -155,7 +153,6 @@ def _allowed_names(value: Any) -> dict[str, Any] | None:
 
 
 def _is_list_of_names(names: Mapping[str, Any]) -> bool:
-    """Whether `pattern` is a string or `enum` a list."""
     return isinstance(names.get("pattern", ""), str) and isinstance(names.get("enum", []), list)
 
 

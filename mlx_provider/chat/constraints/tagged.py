@@ -19,8 +19,6 @@ _MAX_PATTERN = 2000
 
 @dataclass
 class TaggedArgument:
-    """`rule` is the name of its rule in the grammar."""
-
     rule: str
     name: str
     schema: Any
@@ -104,7 +102,6 @@ class TaggedArgument:
         return {**document, "$defs": {"root": moved.read(self.function.schema)}}
 
     def _text_pattern(self, schema: Mapping[str, Any]) -> str:
-        """A regular expression for the text of a string."""
         least, most = schema.get("minLength", 0), schema.get("maxLength")
         length = f"/(?s:.{{{least},{'' if most is None else most}}})/"
         pattern = schema.get("pattern")

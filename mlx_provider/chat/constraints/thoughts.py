@@ -41,7 +41,6 @@ class AfterThoughts:
         self._ends = ends
         self._fast = fast
         self._free = free
-        """Every token except those that end a reply."""
         self._start = start
         """`None`: no thought can be opened any more."""
         self._thinking = False

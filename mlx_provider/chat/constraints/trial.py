@@ -15,7 +15,6 @@ from ...bounded_process import BoundedProcesses, ProcessEnded
 from ...errors import BadRequest, RequestFailed
 
 MAX_GRAMMAR = 1_000_000
-"""Characters of one grammar with its schemas."""
 SECONDS = 1.0
 """Processor time per grammar. Usual schemas take a few milliseconds."""
 REQUEST_SECONDS = 4.0
@@ -39,8 +38,6 @@ _ENDS: Mapping[int, str] = MappingProxyType(
 
 @dataclass
 class Allowance:
-    """Processor time left to the grammars of a request."""
-
     seconds: float = REQUEST_SECONDS
     namespace: str = ""
     """Compiled grammars are not shared with other namespaces."""

@@ -55,7 +55,6 @@ class Vocabulary:
 
 
 def tried(lark: str, tokenizer: Any, first_byte: int, limits: Any) -> str:
-    """The error in a grammar, or an empty string."""
     matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
     dice, choices, text = random.Random(0), 0, bytearray()  # noqa: S311
     for step in range(STEPS):

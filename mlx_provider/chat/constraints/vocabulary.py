@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 SPACE = "▁"
-"""SentencePiece's character for a space."""
 
 
 def grammar_tokenizer(fast: Any, eos: Iterable[int], rows: int) -> LLTokenizer:

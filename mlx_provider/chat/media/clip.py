@@ -99,7 +99,6 @@ LOOK = 0.5
 
 
 def _outlive_nobody(file: Path, engine: int) -> None:
-    """Exit and remove the file when the engine has ended."""
     while os.getppid() == engine:
         time.sleep(LOOK)
     file.unlink(missing_ok=True)

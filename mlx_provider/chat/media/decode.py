@@ -240,7 +240,6 @@ def _turned(image: Any, turn: int) -> Any:
 
 
 def _draft(n: int) -> int:
-    """The part of the factor `n` that a JPEG decoder can apply."""
     return next(part for part in (8, 4, 2, 1) if part <= n)
 
 

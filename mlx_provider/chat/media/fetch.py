@@ -24,7 +24,6 @@ class Source:
 
     @property
     def shown(self) -> str:
-        """Shortened for messages."""
         return repr(self.url if len(self.url) <= 120 else self.url[:117] + "...")
 
 

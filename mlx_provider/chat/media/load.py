@@ -196,8 +196,6 @@ def _image(picture: Picture, claim: MediaClaim, low: int | None) -> MediaItem:
 
 @dataclass(frozen=True)
 class _Decode:
-    """Decodes one picture at a time."""
-
     picture: Picture
     claim: MediaClaim
     low: Size | None = None

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 PNG = b"\x89PNG\r\n\x1a\n"
 JPEG = b"\xff\xd8\xff"
 CHUNKS = 2**17
-"""Chunks of a file that are read."""
 UNPACKED = 32 * 2**20
 """Bytes to which metadata may unpack; more is an attack."""
 PIECE = 2**16
@@ -66,7 +65,6 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes, int]]:
 
 
 def _unpacked(body: bytes, texts: int, room: int) -> int:
-    """Unpacked bytes of a chunk, at most `room`."""
     rest = body.partition(b"\0")[2]
     if texts and rest[:1] != b"\1":
         return 0

@@ -12,7 +12,6 @@ class MediaPolicy:
     allow_private: bool = False
     """Allow loopback, private, link-local and other addresses that are not public."""
     allow_file: bool = False
-    """Read `file://` URLs and plain paths."""
     max_bytes: int = 20 * 2**20
     """Encoded size of one image."""
     max_total_bytes: int = 128 * 2**20
@@ -24,7 +23,6 @@ class MediaPolicy:
     max_clip_pixels: int = 32_000_000
     """Frames × width × height. Frames are scaled down to it."""
     clip_timeout: float = 20.0
-    """Seconds for decoding one clip."""
     timeout: float = 20.0
     """Seconds for all fetches of a request together."""
     max_redirects: int = 3

@@ -52,7 +52,6 @@ class MediaClaim:
         self._ticket.wait()
 
     def decoding(self, nbytes: int) -> Ticket:
-        """Memory for one image during its decoding."""
         return self.room.decoding.ask(nbytes, self.owner, self.who)
 
     def prefilled(self) -> None:

@@ -19,9 +19,7 @@ READABLE = (
     "text", "data", "file_data", "stdout", "stderr", "logs", "content", "output", "outputs",
     "result", "results", "error", "error_code", "return_code", "tools", "tool_references",
 )  # fmt: skip
-"""Fields that a model can read, in the order of the text."""
 JSON = ("input", "arguments", "action", "operation")
-"""Fields that are written as JSON."""
 _TEXT_DATA = re.compile(r"data:(?:text/|application/(?:json|xml))[^,]*?(;base64)?,")
 
 

@@ -40,8 +40,6 @@ class Normalised:
 
 @dataclass(frozen=True)
 class Taken:
-    """Kinds of media that the model accepts, and the treatment of the others."""
-
     kinds: frozenset[str]
     refusal: str = ""
     """Error for the others. Empty: text replaces them."""
@@ -129,7 +127,6 @@ def _taken(turns: Sequence[Turn], taken: Taken) -> tuple[list[Turn], tuple[str, 
 
 
 def _shown(parts: Sequence[Part], taken: Taken) -> list[Part]:
-    """Each part that the model does not accept becomes a paragraph of text."""
     shown: list[Part] = []
     apart = True
     for part in parts:
@@ -214,7 +211,6 @@ def _place_system(turns: list[Turn], hoist: bool) -> list[Turn]:
 
 
 def _without_system(turns: list[Turn]) -> list[Turn]:
-    """The system turn becomes the beginning of the first user turn."""
     if turns[0].role != "system":
         return turns
     head, *rest = replace(turns[0], role="user"), *turns[1:]

@@ -25,7 +25,6 @@ class MediaRef:
     detail: Detail = "auto"
     in_tool_result: bool = False
     required: bool = True
-    """Otherwise a text can replace it."""
 
 
 Part = str | MediaRef

@@ -112,7 +112,6 @@ class _Calls:
     def __init__(self) -> None:
         self.slots: dict[int, list[_Slot]] = {}
         self.moved: set[int] = set()
-        """Results that have a slot."""
         self._group: list[_Slot] = []
         self._open: dict[str, deque[_Slot]] = {}
         """Calls of the group without a result, by id."""
@@ -150,7 +149,6 @@ class _Calls:
             self._put(self._earlier[call_id].pop(), at, turn)
 
     def end_group(self) -> None:
-        """Assign results with unknown ids. Open calls may get a late result."""
         named: dict[str | None, deque[_Slot]] = {}
         for slot in self._group:
             if not slot.results:

@@ -16,7 +16,6 @@ class AnswerEdge:
         self._called = False
 
     def push(self, text: str) -> str:
-        """The part that can be sent."""
         text = self._space + text
         shown = text.rstrip()
         self._space = text[len(shown) :]

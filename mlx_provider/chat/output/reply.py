@@ -28,7 +28,6 @@ class Detokenizes(Protocol):
 
 
 def call_id(number: int) -> str:
-    """For callers that give no ids."""
     return f"call_{number}"
 
 
@@ -250,7 +249,6 @@ class Reply:
         return self._drafts[-1]
 
     def _resolved(self) -> int:
-        """Characters of the reply whose kind is known."""
         edge = self._edge.held if self._edge is not None else 0
         return self._reader.position - self._stops.held - edge - self._cut
 

@@ -17,7 +17,6 @@ class StopText:
         self.matched = ""
 
     def push(self, text: str) -> str:
-        """The part that can be sent. Nothing after a match."""
         if not self._stops:
             return text
         if self.matched:
@@ -33,7 +32,6 @@ class StopText:
         return text[:at]
 
     def flush(self) -> str:
-        """The text that was held back."""
         held, self._held = self._held, ""
         for stop in self._stops:
             stop.begun = 0

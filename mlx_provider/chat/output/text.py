@@ -21,7 +21,6 @@ class ReplyFormat:
     reasoning_open: bool | None = False
     """Whether the prompt ended inside a thought. `None`: unknown."""
     layout: TurnLayout = NO_LAYOUT
-    """White space that the chat template writes around the texts."""
 
 
 Note = Callable[[str, str], None]
@@ -29,7 +28,6 @@ Note = Callable[[str, str], None]
 
 
 def read_reply(reader: TextReader, spec: ReplyFormat, note: Note) -> Reading[None]:
-    """`note`: gets the failures of parsers."""
     tools = spec.tools if spec.tool_parser else None
     thoughts, calls = spec.reasoning_parser, spec.tool_parser
     if thoughts is not None and thoughts.whole is not None:
@@ -59,8 +57,6 @@ _NO_CALLS = ToolParser(name="", start="", end="")
 
 @dataclass
 class _Marked:
-    """Reads replies with markers around thoughts and calls."""
-
     reader: TextReader
     spec: ReplyFormat
     note: Note
@@ -88,7 +84,6 @@ class _Marked:
             self.held = ""
 
     def thought(self, text: str) -> None:
-        """Without the white space before its closer."""
         text = self.held + text
         shown = text.rstrip()
         self.held = text[len(shown) :]
@@ -145,7 +140,6 @@ class _Marked:
             self.held = ""
 
     def answer(self) -> Reading[bool]:
-        """Read up to the next marker. False: the reply has ended."""
         reader = self.reader
         markers = (*self.openers, *self.closers, *self.thoughts.hidden, *self.calls)
         found = yield from reader.pass_until(markers, self.content)
@@ -171,7 +165,6 @@ class _Marked:
         return True
 
     def open_thought(self) -> Reading[None]:
-        """Read from just after the opener to just after the closer."""
         reader, thoughts = self.reader, self.thoughts
         space = yield from reader.space()
         if (yield from reader.accept(*self.openers)):

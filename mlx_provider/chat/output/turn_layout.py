@@ -22,13 +22,9 @@ class TurnLayout:
     """`None`: the template removes it there, or it is unknown."""
 
     thought_open: str | None = None
-    """Between a thought's opener and the thought."""
     thought_close: str | None = None
-    """Between the thought and its closer."""
     answer_open: str | None = None
-    """Between the closer and the answer."""
     before_call: str | None = None
-    """Between the answer and the first call."""
     turn_open: str | None = None
     """Between the prompt and an answer that begins the turn."""
 
@@ -49,7 +45,6 @@ NO_LAYOUT = TurnLayout()
 
 
 def leading(space: str, joint: str | None) -> str:
-    """The part of the white space before a text that belongs to the text."""
     return "" if joint is None or not space.startswith(joint) else space[len(joint) :]
 
 
@@ -141,7 +136,6 @@ def _between(text: str, left: Sequence[str], right: Sequence[str]) -> str | None
 
 
 def _exact(plain: str | None, padded: str | None, *, before: bool) -> str | None:
-    """The white space of a place, if the template also keeps that of the text."""
     if plain is None:
         return None
     kept = plain + PAD if before else PAD + plain

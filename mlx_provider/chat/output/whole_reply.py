@@ -19,7 +19,6 @@ class WholeReply:
     """Name and arguments as text."""
     reason: str
     faults: tuple[str, ...] = field(default=(), compare=False)
-    """Errors of the parsers."""
 
     @property
     def whole_calls(self) -> list[tuple[str, Any]]:
@@ -28,7 +27,6 @@ class WholeReply:
 
     @property
     def cut_calls(self) -> list[tuple[str, str]]:
-        """Calls that the end of the reply has cut."""
         return [call for call in self.calls if not _is_json(call[1])]
 
 
@@ -45,7 +43,6 @@ def put_together(deltas: Iterable[Delta], reason: str) -> WholeReply:
 
 
 def read_chunks(chunks: Iterable[str], **formats: Any) -> WholeReply:
-    """Feed the chunks to a new `Reply` up to the end."""
     reply = Reply(**formats)
     deltas = [delta for chunk in chunks for delta in reply.push_text(chunk)]
     last, reason = reply.finish("stop")

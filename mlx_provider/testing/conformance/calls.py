@@ -124,7 +124,6 @@ TOOLS: Sequence[dict[str, Any]] = (GREP, PING, PUT, MOVE)
 
 
 def pieces(parser: ToolParser) -> list[str]:
-    """Text that could mislead the parser of this format."""
     grammar = parser.call_grammar()
     before, after = framed(grammar, 1, "abcDEF123", "put")
     found = [*parser.visible(), grammar.open, grammar.close, after, before]
@@ -172,7 +171,6 @@ def calls(parser: ToolParser, *, nested: bool = True) -> st.SearchStrategy[dict[
 
 
 def meant(parser: ToolParser, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments as this format can express them."""
     return {key: _meant(parser, key, value) for key, value in arguments.items()}
 
 

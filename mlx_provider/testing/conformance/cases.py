@@ -32,8 +32,6 @@ class UnknownPlugin(LookupError):
 
 
 class Laboratory:
-    """Shared by the checks of one run; built at first use."""
-
     def __init__(self, builders: Builders) -> None:
         self.builders = builders
         self._folder: tempfile.TemporaryDirectory[str] | None = None

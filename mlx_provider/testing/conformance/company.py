@@ -42,7 +42,6 @@ def layouts(of: Specimen) -> None:
 
 
 def company(of: Specimen) -> None:
-    """Requests that join, leave, are cancelled and fail, with and without a prefix cache."""
     kept = PrefixCache(budget=lambda: 2**22)
     schedulers = st.sampled_from([Scheduler, Alternating])
     given = st.tuples(ARRIVALS, st.sampled_from([16, 32, 64]), st.booleans(), schedulers)
@@ -213,7 +212,6 @@ def cancellation(of: Specimen) -> None:
 
 
 def images(of: Specimen) -> None:
-    """Two images never share a prefix; text before the same image does."""
     if "image" not in of.model.info.media:
         raise NotApplicable("its models take text only")
     first, second = _prompt(of, 1), _prompt(of, 2)

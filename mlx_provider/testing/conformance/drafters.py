@@ -110,7 +110,6 @@ class Guessing:
 
     @cached_property
     def expected(self) -> list[list[int]]:
-        """The model's answers before the drafter starts."""
         model = self.subject.model
         return [output_of(alone(model, request)).tokens for request in _requests()]
 

@@ -154,7 +154,6 @@ class Collecting:
 
 
 def table(results: Iterable[CheckResult]) -> list[str]:
-    """A line for each subject: checks that passed, and those that failed."""
     groups = [
         (" ".join(filter(None, [subject, variant and f"[{variant}]"])), list(each))
         for (subject, variant), each in groupby(results, key=lambda r: (r.subject, r.variant))
@@ -179,7 +178,6 @@ def _line(results: Sequence[CheckResult]) -> str:
 
 
 def _reason(report: pytest.TestReport) -> str:
-    """Without a traceback."""
     found = report.longrepr
     if isinstance(found, tuple):
         return str(found[2]).removeprefix("Skipped: ")

@@ -38,8 +38,6 @@ KEY = "conformance"
 
 @dataclass
 class Computing:
-    """Kernels, and a model in one format that calls the replaced functions."""
-
     kernels: Kernels
     label: str
     kept_in: str
@@ -76,7 +74,6 @@ class Computing:
                 remove(KEY, replacements, self.model.model)
 
     def watched(self, each: Replacement) -> Replacement:
-        """Also calls the original, and returns that result."""
         return replace(each, make=partial(self._with_original, each))
 
     def _with_original(self, each: Replacement, original: Function) -> Function:

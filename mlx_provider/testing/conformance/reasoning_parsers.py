@@ -40,7 +40,6 @@ def any_chunking(parser: ReasoningParser) -> None:
 
 
 def plain_answers(parser: ReasoningParser) -> None:
-    """Text that only begins like a marker is part of the answer."""
     if parser.whole is not None:
         raise NotApplicable("the format addresses every message: there is no answer without marks")
 

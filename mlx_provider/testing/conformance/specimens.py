@@ -100,7 +100,6 @@ class Specimen:
 
     @cached_property
     def tolerance(self) -> float:
-        """Difference of a log-probability that counts as rounding."""
         floor = noise.MULTIPLE * self.probe.noise_floor
         return max(HARMLESS if self.exact else ONE * self.bound, floor)
 

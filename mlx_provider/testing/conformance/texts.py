@@ -23,7 +23,6 @@ PIECES = (
 
 
 def replies(markers: Sequence[str]) -> st.SearchStrategy[str]:
-    """Complete and broken markers."""
     return st.composite(_reply)(markers)
 
 

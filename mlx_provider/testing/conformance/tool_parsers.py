@@ -25,12 +25,9 @@ from .work import bounded
 SEEDS = 16
 """Replies that a random model writes under the grammar."""
 LONGEST = 600
-"""Most tokens of each."""
 NESTED = 2000
 LONG = 24_000
-"""Characters of an endless call."""
 PIECE = 12
-"""Characters of its pieces."""
 WORK = 30.0
 """Reading each character once takes a fraction of a second."""
 BEFORE = "So I will do it. "

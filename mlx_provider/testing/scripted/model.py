@@ -82,7 +82,6 @@ class ScriptedModel:
         return self._logits(history)[None]
 
     def _grown(self, tokens: mx.array, cache: list[Any]) -> Tokens:
-        """All tokens of a row whose cache gets these."""
         added = tokens.astype(mx.float32).reshape(1, 1, -1, 1)
         keys, _ = cache[0].update_and_fetch(added, added)
         return np.array(keys.astype(mx.float32).reshape(-1)).astype(np.int64)
@@ -132,7 +131,6 @@ class ScriptedModel:
         return [(self._encoded(each)[0], height) for each, height in beginnings if each]
 
     def _before(self, history: Tokens) -> Reply:
-        """The reply to everything before the last turn."""
         return self._remembered(history[: self._last_turn(history)].tobytes())
 
     def _last_turn(self, history: Tokens) -> int:

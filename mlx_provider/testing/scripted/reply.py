@@ -41,8 +41,6 @@ class Turn:
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole reply, and how long it takes."""
-
     text: str
     bare: tuple[str, ...] = ()
     """The rest of it where a grammar permits neither text beside calls nor thoughts."""
@@ -138,7 +136,6 @@ def _system(turns: Sequence[Turn]) -> str:
 
 
 def _asked(turns: Sequence[Turn]) -> str:
-    """The last message, unless it is the result of a tool."""
     return next((t.text for t in reversed(turns) if t.role == "user" and not t.is_result), "")
 
 

@@ -47,7 +47,6 @@ class TinyFamily:
     library: str = "mlx_lm"
     """Whose model class names the weights: `mlx_lm` or `mlx_vlm`."""
     processor: Mapping[str, Config] | None = None
-    """Further JSON files of the processor."""
 
     @property
     def vision(self) -> bool:

@@ -29,7 +29,6 @@ class Started:
 
 
 def features_of(model: LoadedModel, prompt: Prompt) -> dict[str, Features]:
-    """The vision tower's output for every span of a prompt."""
     return {span.content_hash: model.embed(span) for span in prompt.spans}
 
 
@@ -56,7 +55,6 @@ def start(
 def continue_greedily(
     model: LoadedModel, rows: Sequence[Started], cache: list[Any], count: int
 ) -> list[list[int]]:
-    """`count` greedy tokens for rows that share `cache` in this order."""
     import mlx.core as mx
 
     logits = mx.stack([row.logits for row in rows])

@@ -77,7 +77,6 @@ def _overridden(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[st
 
 
 def _mute(weights: dict[str, Any], ids: Mapping[str, int]) -> None:
-    """Let no special token be drawn."""
     import mlx.core as mx
 
     head = _head_name(weights)

@@ -71,7 +71,6 @@ class Content:
     def __init__(self) -> None:
         self._blocks: list[Part] = []
         self._texts: list[dict[str, list[str]]] = []
-        """Pieces of each block by field name."""
 
     def add(self, event: Part) -> None:
         if event["type"] == "content_block_start":

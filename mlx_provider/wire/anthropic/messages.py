@@ -60,7 +60,6 @@ def _result(block: Mapping[str, Any]) -> Message:
 
 
 def _of_result(block: Mapping[str, Any], where: str) -> dict[str, str]:
-    """Places of a result's parts."""
     content = block.get("content")
     parts = content if block.get("is_error") is True and isinstance(content, list) else []
     behind = {f".content[{at + 1}]": f"{where}.content[{at}]" for at in range(len(parts))}
@@ -73,7 +72,6 @@ def _call(block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _part(block: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A summary of earlier turns becomes text."""
     if block["type"] == "compaction":
         return {"type": "text", "text": block.get("content")}
     return block

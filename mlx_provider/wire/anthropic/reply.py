@@ -86,7 +86,6 @@ def ending(finish: Finish, *, clipped: bool) -> dict[str, Any]:
 
 
 NOTHING_ELSE = dict.fromkeys(("cache_creation", "inference_geo", "server_tool_use", "service_tier"))
-"""Fields that the usage of a message must have."""
 
 
 def _counts(prompt: int, cached: int, stored: int, completion: int) -> dict[str, Any]:

@@ -66,7 +66,6 @@ def message_request(
 
 
 def _names(body: Mapping[str, Any]) -> dict[str, str]:
-    """Anthropic's names of chat's parameters."""
     config = body.get("output_config") or {}
     form = "output_config.format" if config.get("format") else "output_format"
     names = {
@@ -101,7 +100,6 @@ def answer_format(params: Parameters) -> dict[str, Any]:
 
 
 def cache_marks(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Of the request and of the parts of its prompt."""
     messages = [message.get("content") for message in body["messages"]]
     lists = [body.get("system"), body.get("tools"), *messages]
     blocks = [body, *(block for each in lists if isinstance(each, list) for block in each)]

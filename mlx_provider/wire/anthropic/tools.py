@@ -12,7 +12,6 @@ from ..openai.custom_tools import without
 from ..openai.parameters import Parameters
 
 MEMBERS = ("name", "description", "strict")
-"""Members of a tool that a function of chat has, too."""
 BUILT_IN = ("bash_", "computer_", "memory_", "text_editor_")
 """Types of tools whose schema Anthropic's models know. All other types run on its servers."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
@@ -50,7 +49,6 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def known_members(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool without the members that have no effect."""
     return {name: tool[name] for name in (*MEMBERS, "input_schema") if name in tool}
 
 

@@ -18,7 +18,6 @@ class BestOf:
     logprobs: bool
 
     def chosen(self, answers: Sequence[Answer]) -> list[Answer]:
-        """In the order of prompts, the best first."""
         groups = range(0, len(answers), self.made)
         kept = [each for at in groups for each in self._best(answers[at : at + self.made])]
         if not self.logprobs:

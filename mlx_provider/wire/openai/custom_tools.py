@@ -22,15 +22,11 @@ MEMBERS = {
     "function": ("name", "description", "parameters", "strict", *RESULT),
     "custom": ("name", "description", "format"),
 }
-"""Members that have an effect, by type of tool."""
 SETTLED = ("type", "cache_control", "eager_input_streaming")
-"""Members of a tool that change no answer."""
 MOST_NAMES = 32
-"""Most names in a warning."""
 
 
 def function_of(name: str, form: Any, description: str) -> dict[str, Any]:
-    """One text, whose format the description states."""
     syntax = ""
     if isinstance(form, Mapping) and form.get("type") == "grammar":
         syntax = f"\n\nFormat:\n```{form.get('syntax')}\n{form.get('definition')}\n```"
@@ -62,7 +58,6 @@ def wrapped(text: str) -> str:
 
 
 def unwrapped(arguments: str) -> str:
-    """The text in the arguments, which may be cut."""
     try:
         found = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
@@ -75,7 +70,6 @@ def unwrapped(arguments: str) -> str:
 
 
 def names_of(tools: Any) -> frozenset[str]:
-    """Names of the custom tools among tools of chat."""
     own = [_of(tool).get("name") for tool in _listed(tools)]
     return frozenset(name for name in own if isinstance(name, str))
 
@@ -105,7 +99,6 @@ def as_functions(tools: Sequence[Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def without(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Members of a mapping that are not known and not empty."""
     return {
         name: value
         for name, value in given.items()
@@ -135,7 +128,6 @@ def _kind(tool: Any, where: str) -> str:
 
 
 def _custom_function(own: Mapping[str, Any], where: str) -> tuple[dict[str, Any], Any]:
-    """The function, and the grammar of its text."""
     form, described = own.get("format"), own.get("description")
     if isinstance(form, Mapping) and isinstance(form.get("grammar"), Mapping):
         form = {**form, **form["grammar"]}
@@ -145,7 +137,6 @@ def _custom_function(own: Mapping[str, Any], where: str) -> tuple[dict[str, Any]
 
 
 def choice_of(choice: Any) -> Any:
-    """A custom tool in `tool_choice` becomes a function."""
     if _is_custom(choice):
         return {"type": "function", "function": {"name": _of(choice).get("name")}}
     allowed = choice.get("allowed_tools") if isinstance(choice, Mapping) else None
@@ -156,7 +147,6 @@ def choice_of(choice: Any) -> Any:
 
 
 def with_functions(messages: Sequence[Any]) -> list[Any]:
-    """Calls of custom tools become calls of functions."""
     return [_with_functions(message) for message in messages]
 
 
@@ -176,7 +166,6 @@ def _as_call(call: Any) -> Any:
 
 
 def with_custom(call: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """A function call, as one of a custom tool if it is."""
     function = call["function"]
     if function["name"] not in names:
         return call
@@ -201,13 +190,11 @@ class WholeCalls:
     """Holds the calls of custom tools in a stream back until they are complete."""
 
     def __init__(self, names: Collection[str]) -> None:
-        """`names`: of the custom tools."""
         self._names = names
         self._held: dict[int, ToolCallDelta] = {}
         """The last call of each choice."""
 
     def of(self, event: Event) -> Iterator[Event]:
-        """The part of the event that can be sent now."""
         if isinstance(event, Delta) and self._names and event.tool_calls:
             pieces = [each for piece in event.tool_calls for each in self._of(event.index, piece)]
             yield event.model_copy(update={"tool_calls": pieces})

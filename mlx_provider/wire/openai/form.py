@@ -18,10 +18,8 @@ class AnswerForm:
     text: bool = False
     """From `/completions`."""
     timings: bool = False
-    """Usage has the engine's times."""
     best_of: BestOf | None = None
     custom: frozenset[str] = frozenset()
-    """Names of custom tools."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, text: bool) -> Self:

@@ -41,7 +41,6 @@ def names_of(values: Mapping[str, Any], content: str = "messages") -> Places:
 
 
 def _tools(tools: Any, functions: Any) -> dict[str, str]:
-    """Places of custom tools, and of functions, which follow the tools."""
     own, older = (given if isinstance(given, list) else [] for given in (tools, functions))
     custom = [at for at, t in enumerate(own) if isinstance(t, Mapping) and "custom" in t]
     found = {f"tools[{at}].function": f"tools[{at}].custom" for at in custom}

@@ -43,7 +43,6 @@ class Parameters:
         return self._left.pop(name, default)
 
     def flag(self, name: str) -> bool | None:
-        """Must be true or false."""
         value = self.take(name)
         if value is not None and not isinstance(value, bool):
             raise BadRequest(f"{name} must be true or false, got {shown(value)}", param=name)

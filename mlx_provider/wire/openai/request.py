@@ -100,7 +100,6 @@ def _ignored(params: Parameters, options: ModelOptions) -> list[str]:
 
 
 def _session(params: Parameters, known: Any) -> str | None:
-    """The most specific of the request's session names."""
     names = ("prompt_cache_key", "user", "safety_identifier")
     given = (known, *[params.take(name) for name in names])
     return next((str(name)[:MAX_NAME] for name in given if name), None)

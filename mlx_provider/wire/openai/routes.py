@@ -63,7 +63,6 @@ def _named(body: Mapping[str, Any], sender: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _streamed(body: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether the reply is streamed, and whether with usage."""
     params = Parameters(body)
     streamed = params.flag("stream") or False
     return streamed, params.mapping("stream_options").get("include_usage") is True

@@ -27,7 +27,6 @@ class Stream(Streamed):
         self._form = form
         self._head = head(accepted, form, chunk=True) | ({"usage": None} if usage else {})
         self._begin = b"data: " + json_bytes(self._head)[:-1] + b',"choices":['
-        """The start of every chunk, encoded once."""
         self._usage = usage
         self._calls = WholeCalls(form.custom)
         self._spoken: set[int] = set()

@@ -41,8 +41,6 @@ def compaction_text(item: Mapping[str, Any]) -> str | None:
 
 
 class _Turns:
-    """Joins the items of one assistant turn: thoughts, texts and calls."""
-
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.places = {"messages": "input"}
@@ -57,7 +55,6 @@ class _Turns:
         self._place(".content", content or f"{where}.content")
 
     def _place(self, part: str, where: str) -> None:
-        """Record the place of a part of the last message."""
         self.places[f"messages[{len(self.messages) - 1}]{part}"] = where
 
     def take(self, item: Mapping[str, Any], where: str) -> None:
@@ -78,7 +75,6 @@ class _Turns:
             self._call(item, where, custom=kind == "custom_tool_call")
 
     def _message(self, item: Mapping[str, Any], where: str, part: str) -> None:
-        """`part`: the place of a part, by its number."""
         role, content = item.get("role") or "user", item.get("content")
         if role != "assistant":
             self.add({"role": role, "content": content}, where)

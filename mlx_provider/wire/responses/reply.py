@@ -44,7 +44,6 @@ OF_FUNCTIONS: Mapping[str, Any] = {"description": None, "parameters": None, "str
 
 
 def echo_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of a checked request as its response repeats them."""
     given = {name: body[name] for name in ECHOED if body.get(name) is not None}
     tools = [
         {**OF_FUNCTIONS, **tool} if tool.get("type") == "function" else tool
@@ -166,8 +165,6 @@ def _code(error: MLXProviderError) -> str:
 
 
 class _Numbered:
-    """Numbers the events of a stream."""
-
     def __init__(self) -> None:
         self._number = 0
 

@@ -32,7 +32,6 @@ class Called:
     name: str
     namespace: str | None = None
     custom: bool = False
-    """Takes a text in place of arguments."""
 
     @property
     def chat_name(self) -> str:
@@ -47,9 +46,7 @@ class ChatTools:
     grammars: dict[str, dict[str, str]] = field(default_factory=dict)
     """By the name in chat; see `GenerateRequest.tool_grammars`."""
     places: dict[str, str] = field(default_factory=dict)
-    """The client's name of each tool, by that in chat."""
     ignored: list[str] = field(default_factory=list)
-    """Tools without effect."""
     lenient: bool = False
 
     @classmethod
@@ -61,7 +58,6 @@ class ChatTools:
         return made
 
     def choice(self, given: Any) -> Any:
-        """A `tool_choice` in the form of chat."""
         if not isinstance(given, Mapping):
             return given
         if given.get("type") in ("function", "custom"):

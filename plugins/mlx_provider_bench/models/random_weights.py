@@ -120,7 +120,6 @@ def write_model(folder: Path, family: str, dtype: str, hidden: int, layers: int)
 
 
 def _widen_vision(folder: Path) -> None:
-    """Let images of `IMAGE_EDGE` through unscaled."""
     path = folder / "preprocessor_config.json"
     if not path.exists():
         return
@@ -153,7 +152,6 @@ def _speak_ascii(folder: Path) -> None:
 
 
 def document(model: LoadedModel, tokens: int, seed: int) -> str:
-    """Words that take about `tokens` tokens."""
     dice = random.Random(seed)  # noqa: S311
     encode = model.tokenizer.encode
     per_word = len(encode(" ".join(WORDS), special=False)) / len(WORDS)

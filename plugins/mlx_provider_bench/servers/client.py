@@ -39,14 +39,12 @@ class Answer:
     cached: int
     """Prompt tokens that the server reports as cached, or 0."""
     failure: str = ""
-    """Why `try_ask` got no reply."""
     prompt: int = 0
     times: tuple[float, ...] = ()
     late: bool = False
 
     @property
     def pace(self) -> float:
-        """Tokens per second after the first one."""
         return (self.tokens - 1) / max(1e-9, self.total - self.first)
 
 
@@ -121,7 +119,6 @@ class Client:
     def try_ask(
         self, messages: Messages, max_tokens: int, heard: Callable[[], bool] = lambda: True
     ) -> Answer:
-        """Like `ask`, but a failed request is an empty answer."""
         began = time.perf_counter()
         try:
             return self.ask(messages, max_tokens, heard)
@@ -171,7 +168,6 @@ def at_once(tasks: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def both(one: Callable[[], T], other: Callable[[], U]) -> tuple[T, U]:
-    """See `at_once`."""
     results: list[Any] = at_once([one, other])
     return results[0], results[1]
 

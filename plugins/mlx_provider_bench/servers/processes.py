@@ -43,7 +43,6 @@ class Kind:
     environment: Mapping[str, str] = field(default_factory=dict)
     images: bool = True
     takes_model: bool = True
-    """Whether its command line names the model."""
 
 
 OURS = Kind(
@@ -121,7 +120,6 @@ class Kept:
     stdin = subprocess.DEVNULL
 
     def command(self) -> list[str]:
-        """Without the server's own arguments."""
         return [sys.executable, "-m", __spec__.name, self.kind.module]
 
     def _arguments(self) -> list[str]:

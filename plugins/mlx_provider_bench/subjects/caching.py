@@ -45,7 +45,6 @@ class InProcess:
         )
 
     def prompt(self, messages: Messages, media: Sequence[MediaItem]) -> Prompt:
-        """In the form in which the chat layer passes messages on."""
         return self.model.prepare(messages, tools=[], media=media, variables={})
 
     def ask(self, prompt: Prompt, max_tokens: int) -> Timed:
