@@ -175,8 +175,8 @@ Hits = tuple[Sequence[Timed], Sequence[tuple[float, float]]]
 
 
 def _hits(subject: Subject, asked: Sequence[Asked]) -> Hits:
-    """Half of the questions as requests; of the others, the cost of their own tokens alone. Empty
-    where little was reused."""
+    """Half of the questions as requests; of the others, the cost of their own tokens alone (none
+    where little was reused)."""
     runs: list[Timed] = []
     alone: list[tuple[float, float]] = []
     for one, other in zip(asked[::2], asked[1::2], strict=True):  # in turn: the machine drifts

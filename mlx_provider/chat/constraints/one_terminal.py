@@ -34,13 +34,10 @@ CATEGORIES = {
 
 
 def one_terminal(lark: str, *, escaped: bool, without: str = "", closed: str = "") -> str:
-    """The grammar as one terminal for a whole text.
-
-    `escaped`: the text is inside a JSON string. `without`: Lark that excludes texts, to follow the
-    terminal. `closed`: text at whose first place the terminal ends. One terminal, because
-    llguidance ends a terminal without looking at what follows; so no rule may refer to itself.
-    Raises `ValueError` that names what cannot be converted.
-    """
+    """The grammar as one terminal for a whole text, because llguidance ends a terminal without
+    looking at what follows; so no rule may refer to itself. `escaped`: the text is inside a JSON
+    string. `without`: Lark that excludes texts, to follow the terminal. `closed`: text at whose
+    first place the terminal ends. Raises `ValueError` that names what cannot be converted."""
     rules = TOKEN.sub(_escaped if escaped else _converted, lark)
     suffix = f"[suffix={json.dumps(closed, ensure_ascii=False)}]" if closed else ""
     whole = f"WHOLE_TEXT: {_terminal('start')}{without}"

@@ -41,13 +41,10 @@ def load_media(
     claim: MediaClaim | None = None,
     max_pixels: int = 0,
 ) -> list[MediaItem | MediaError]:
-    """One item per reference, in order, or the error of one that is not required.
-
-    `claim` is charged with the encoded images, and with scaled images of at most `max_pixels` each.
-    Blocks: call it from a thread without a running event loop. Pixels are decoded on demand, which
-    may raise `MediaError`. Raises `MediaError` that names the part, and the size of an image that
-    is too large.
-    """
+    """One item per reference, in order, or the error of one that is not required. `claim` is
+    charged with the encoded images, and with scaled images of at most `max_pixels` each. Blocks:
+    not for a thread with an event loop. Pixels are decoded on demand, which may raise `MediaError`.
+    Raises `MediaError` that names the part, and the size of an image that is too large."""
     policy = policy or MediaPolicy()
     claim = claim or MediaRoom(EngineSettings.media_bytes).claim("")
     sources = [_attempt(ref, partial(_sources, ref, policy)) for ref in refs]

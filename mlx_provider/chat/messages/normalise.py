@@ -65,22 +65,17 @@ def normalise(
     text_parts: frozenset[str] = frozenset(),
     about_tools: str = "",
 ) -> Normalised:
-    """Messages in canonical form.
-
-    hoist_system: the template refuses a system message after the first, so every one moves to
-    the front; otherwise a later one becomes user text where it stands, which leaves the prompt
-    head, and with it the prefix cache, alone.
-    system_role: the template shows system messages; otherwise they begin the first user message.
-    alternate: the template wants user and assistant to alternate, the user first, so turns with
-    media merge into their neighbours too.
-    tool_media: the template shows images inside tool results; otherwise they move to a user
-    turn after the results.
-    taken: media that the model takes; `None`: all.
-    text_parts: roles whose parts of text stay apart; those of others are joined by a blank line.
-    about_tools: a system message after the client's own leading ones.
+    """`hoist_system`: the template refuses a system message after the first, so every one moves to
+    the front; otherwise a later one becomes user text in its place, and the cached prompt prefix
+    stays valid. `system_role`: the template shows system messages; otherwise they begin the first
+    user message. `alternate`: the template wants user and assistant to alternate, the user first,
+    so turns with media are merged, too. `tool_media`: the template shows images inside tool
+    results; otherwise they move to a user turn after the results. `taken`: `None`: all media.
+    `text_parts`: roles whose parts of text stay separate; those of others are joined by a blank
+    line. `about_tools`: a system message after the client's own leading ones.
 
     A part that no model can take becomes a text, except in a message that a user has just typed.
-    Raises `BadRequest` that names the part at fault, `MediaError` for media that are refused.
+    Raises `BadRequest` that names the part, `MediaError` for media that are refused.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         raise BadRequest("messages must be a list of messages", param="messages")

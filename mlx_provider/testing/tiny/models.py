@@ -39,15 +39,11 @@ def build(
     generation: Mapping[str, Any] | None = None,
     **overrides: Any,
 ) -> Path:
-    """Write a loadable model folder and return it.
-
-    `overrides` replace values of `config.json`: in `text_config` where the family has one and
-    the key stands there, else in `vision_config`, else at the top. `emit_special`: leave the
-    output rows of special tokens random, so that greedy decoding may end by itself.
-    `foreseeable`: what follows a token hangs mostly on that token, and an MTP head, which
-    `mtp_num_hidden_layers=1` gives to a hybrid family, often guesses it.
-    `generation`: further entries of `generation_config.json`.
-    """
+    """`overrides` replace values of `config.json`: in `text_config` if it has the key, else in
+    `vision_config`, else at the top. `emit_special`: special tokens keep random output rows, so
+    that greedy decoding may end by itself. `foreseeable`: a token mostly depends on the one before,
+    and an MTP head (`mtp_num_hidden_layers=1`) often guesses it. `generation`: further entries of
+    `generation_config.json`."""
     chosen = family_named(family)
     folder.mkdir(parents=True, exist_ok=True)
     ids = write_tokenizer(folder, chosen.dialect)
