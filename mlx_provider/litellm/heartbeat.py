@@ -49,10 +49,10 @@ def alive(
 
 class Signs(Protocol):
     def beat(self) -> Iterable[Any]:
-        pass
+        """The events of one heartbeat."""
 
     def forward(self, chunk: Any) -> Any:
-        pass
+        """The chunk to send; `None`: a heartbeat has replaced it."""
 
 
 class Pings:
