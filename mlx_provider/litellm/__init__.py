@@ -1,8 +1,6 @@
-"""The LiteLLM provider: `custom_handler: mlx_provider.litellm.handler`.
-
-Importing this module registers the provider and its deployment hook, so that in a script
-`import mlx_provider.litellm` and `litellm.completion(model="mlx/demo", ...)` are enough.
-"""
+"""The LiteLLM provider: `custom_handler: mlx_provider.litellm.handler`. The import registers it, so
+in a script `import mlx_provider.litellm` and `litellm.completion(model="mlx/demo", ...)` are
+enough."""
 
 from .provider import Provider
 from .registration import register

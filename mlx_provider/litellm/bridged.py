@@ -1,11 +1,9 @@
 """Requests of the Responses and Messages APIs, before LiteLLM turns them into chat.
 
-LiteLLM's bridges convert the kinds that they know and drop the rest without an error (1.106.2,
+LiteLLM's bridges silently drop the kinds that they do not know (1.106.2,
 `responses/litellm_completion_transformation/transformation.py` and `llms/anthropic/pass_through/
-adapters/transformation.py`), so that a model would get only a part of the request. In a message
-that a user has just typed such parts are refused, elsewhere they become text, as on the engine's
-own routes. That of the Responses API passes a server's tools to the model; that of the Messages
-API loses `disable_parallel_tool_use` and writes unknown members of a tool into its schema.
+adapters/transformation.py`). In a message that a user has just typed such parts are refused,
+elsewhere they become text, as on the engine's own routes.
 """
 
 from __future__ import annotations
@@ -33,17 +31,16 @@ from .carried import IGNORED
 CARRIED: tuple[str, ...] = tuple(kind for kind in ITEMS if kind != "compaction")
 CARRIED = (*CARRIED, "tool_result", "additional_tools")
 SEARCHES = "litellm.responses.litellm_completion_transformation.client_tool_search"
-"""A module of the lines of LiteLLM that carry three kinds more (1.109.1 has it, 1.106.2 not)."""
+"""Only newer LiteLLM has this module, and carries three kinds more (1.109.1 has it, 1.106.2
+not)."""
 if find_spec(SEARCHES):
     CARRIED = (*CARRIED, "compaction", "tool_search_call", "tool_search_output")
 TAKES_PLACE = ": a text takes its place"
 
 
 def fit_responses(kwargs: dict[str, Any]) -> list[str]:
-    """Check a call of `/v1/responses`, and write what its bridge would drop as text.
-
-    Returns warnings. Raises `BadRequest` that names the item or part.
-    """
+    """Check a call of `/v1/responses`; what its bridge would drop becomes text. Returns warnings.
+    Raises `BadRequest` that names the item or part."""
     check_input(kwargs, ABSENT)
     if LOGPROBS in (kwargs.get("include") or ()) or kwargs.get("top_logprobs"):
         kwargs["logprobs"] = True  # under chat's name, which the bridge passes on
@@ -83,10 +80,8 @@ def _part(part: Any, kind: str, where: str, warnings: list[str]) -> Any:
 
 
 def fit_messages(kwargs: dict[str, Any]) -> list[str]:
-    """Check a call of `/v1/messages`, and write what its bridge would drop as text.
-
-    Returns warnings. Raises `BadRequest` that names the block.
-    """
+    """Check a call of `/v1/messages`; what its bridge would drop becomes text. Returns warnings.
+    Raises `BadRequest` that names the block."""
     check_messages(kwargs)
     warnings: list[str] = []
     kwargs["messages"] = [
@@ -97,7 +92,6 @@ def fit_messages(kwargs: dict[str, Any]) -> list[str]:
 
 
 def _with_text(holder: Any, known: Any, where: str, warnings: list[str]) -> Any:
-    """A message or a result whose blocks are of known types."""
     content = holder.get("content")
     if not isinstance(content, list):
         return holder
@@ -124,7 +118,7 @@ def _is_lost(image: Mapping[str, Any], where: str) -> bool:
 
 
 def carry_schema(kwargs: dict[str, Any]) -> None:
-    """Pass the schema in a `json_object` of a call of `/v1/responses`, which the bridge drops."""
+    """The schema in a `json_object` of `/v1/responses`, which the bridge drops."""
     text = kwargs.get("text")
     if not isinstance(text, Mapping):
         return
@@ -138,9 +132,8 @@ def carry_schema(kwargs: dict[str, Any]) -> None:
 
 
 def carry_format(kwargs: dict[str, Any]) -> None:
-    """Pass the schema and the effort of the answer to a call of `/v1/messages`. The bridge drops a
-    type that it does not know and an effort without adaptive thoughts, and demands every property
-    of an object. Raises `BadRequest`."""
+    """Schema and effort of a call of `/v1/messages`. The bridge drops unknown types and an effort
+    without adaptive thoughts, and demands every property of an object. Raises `BadRequest`."""
     given = {name: kwargs.get(name) for name in ("output_config", "output_format")}
     made = answer_format(Parameters(given))
     kwargs.update({name: value for name, value in made.items() if value is not None})
@@ -151,8 +144,8 @@ def carry_format(kwargs: dict[str, Any]) -> None:
 
 
 def carry_tools(kwargs: dict[str, Any]) -> None:
-    """Pass the names of what has no effect in the tools of a call of `/v1/responses`, whose bridge
-    shows unknown tools to the model. Raises `BadRequest` that names the tool at fault."""
+    """Names of what has no effect in the tools of `/v1/responses`, whose bridge shows unknown tools
+    to the model. Raises `BadRequest` that names the tool."""
     given = [tool for tool in kwargs.get("tools") or [] if not _runs_in_gateway(tool)]
     tools = ChatTools.read(given, lenient=True)
     _, members = as_functions(tools.tools)
@@ -160,14 +153,15 @@ def carry_tools(kwargs: dict[str, Any]) -> None:
 
 
 def _runs_in_gateway(tool: Any) -> bool:
-    """Whether LiteLLM itself may run a tool: that of an MCP server which it serves."""
+    """Whether LiteLLM may run a tool itself: one of an MCP server."""
     url = tool.get("server_url") if isinstance(tool, Mapping) else None
     return isinstance(url, str) and (url.startswith("litellm_proxy") or "/mcp" in url)
 
 
 def carry_message_tools(kwargs: dict[str, Any]) -> None:
-    """Pass what the bridge would lose of the tools and marks of a checked call of `/v1/messages`.
-    It writes unknown members of a tool into its schema. Raises `BadRequest` that names the tool."""
+    """Tools and marks of a checked call of `/v1/messages`. The bridge loses
+    `disable_parallel_tool_use` and writes unknown members of a tool into its schema. Raises
+    `BadRequest` that names the tool."""
     made = chat_tools(Parameters({name: kwargs.get(name) for name in ("tools", "tool_choice")}))
     _, kwargs[IGNORED] = as_functions(made.get("tools", []))
     if kwargs.get("tools"):

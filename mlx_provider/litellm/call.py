@@ -14,13 +14,13 @@ from ..errors import BadRequest, RequestTimedOut
 from ..invalid import shown
 
 ENCODED_PREFIX = f"mlx{secrets.token_hex(8)}"
-"""Begins the ids that `encoded` makes; a client cannot guess it."""
+"""Prefix of ids by `encoded`; a client cannot guess it."""
 ENCODED = re.compile(ENCODED_PREFIX + "((%[0-9A-F]{2})+)")
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """The time at which a request must have ended. LiteLLM sets a limit but never enforces it."""
+    """LiteLLM sets a limit but never enforces it."""
 
     limit: float | None
     """Seconds; `None`: no limit."""
@@ -29,7 +29,7 @@ class Deadline:
 
     @classmethod
     def after(cls, timeout: object) -> Deadline:
-        """The deadline for LiteLLM's `timeout`: seconds, an `httpx.Timeout`, or `None`."""
+        """`timeout`: seconds, an `httpx.Timeout`, or `None`."""
         seconds = getattr(timeout, "read", timeout)
         if seconds is None:
             return cls(None, None)
@@ -38,7 +38,7 @@ class Deadline:
         return cls(seconds, time.monotonic() + seconds)
 
     def left(self) -> float | None:
-        """The remaining seconds. Raises `RequestTimedOut` if there are none."""
+        """Seconds. Raises `RequestTimedOut` if there are none."""
         if self.ends is None:
             return None
         seconds = self.ends - time.monotonic()
@@ -64,8 +64,7 @@ class Call:
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Call:
-        """The call with the keyword arguments of `CustomLLM.completion` (litellm 1.106.2,
-        main.py)."""
+        """From the keyword arguments of `CustomLLM.completion` (litellm 1.106.2, main.py)."""
         params = dict(given.get("optional_params") or {})
         extra = params.pop("extra_body", None) or {}
         if not isinstance(extra, Mapping):
@@ -84,7 +83,7 @@ class Call:
 
     @property
     def deployment(self) -> str | None:
-        """The id of the config entry that the router chose; `None`: there is no router."""
+        """Id of the config entry that the router chose; `None`: there is no router."""
         info = self.litellm_params.get("model_info")
         found = info.get("id") if isinstance(info, Mapping) else None
         return found if isinstance(found, str) else None
@@ -96,11 +95,10 @@ class Call:
 
 
 def encoded(model: str) -> str:
-    """The model id in a form that no substring test of LiteLLM's dispatch matches."""
     return ENCODED_PREFIX + "".join(f"%{byte:02X}" for byte in model.encode())
 
 
 def decoded(model: str) -> str:
-    """The original model id. An id that `encoded` did not make does not change."""
+    """Ids that `encoded` did not make stay the same."""
     found = ENCODED.fullmatch(model)
     return unquote(found[1]) if found else model

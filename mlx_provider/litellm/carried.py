@@ -12,7 +12,7 @@ STOP = "mlx_stop"
 PROMPTS = "mlx_prompt"
 RETENTION = "mlx_retention"
 IGNORED = "mlx_ignored"
-"""Names of parts of the tools of a bridged request that have no effect."""
+"""Names of parts of a bridged request's tools without effect."""
 
 
 def carry_stop(kwargs: dict[str, Any]) -> None:
@@ -28,10 +28,8 @@ def carry_retention(kwargs: dict[str, Any]) -> None:
 
 
 def carry_prompts(kwargs: dict[str, Any]) -> None:
-    """Pass lists of token ids through LiteLLM, which supports only texts here.
-
-    Raises `BadRequest` for an invalid prompt, to which LiteLLM would answer with a traceback.
-    """
+    """LiteLLM passes only texts here, no lists of token ids. Raises `BadRequest` for an invalid
+    prompt, to which LiteLLM would answer with a traceback."""
     prompts = listed(kwargs.get("prompt"), "prompt")
     if not all(isinstance(each, str) for each in prompts):
         kwargs[PROMPTS], kwargs["prompt"] = prompts, ""

@@ -1,10 +1,7 @@
-"""The engine's events as the chunks of a LiteLLM stream.
-
-Rules of litellm 1.106.2, `CustomStreamWrapper`: chunks are `ModelResponseStream`s. Usage comes
-before a finish chunk, which contains nothing else. The finish of choice 0 ends the stream, so it is
-held until every choice has ended. The finish of another choice is the second entry beside an empty
-choice 0.
-"""
+"""The engine's events as the chunks of a LiteLLM stream. Rules of litellm 1.106.2,
+`CustomStreamWrapper`: usage comes before a finish chunk, which contains nothing else. The finish of
+choice 0 ends the stream, so it is held until every choice has ended. The finish of another choice
+is the second entry beside an empty choice 0."""
 
 from __future__ import annotations
 
@@ -25,8 +22,6 @@ from .text import TextFinish, text_logprobs
 
 
 class ChunkStream:
-    """Turns the events of one request into chunks; remembers roles and the held finish."""
-
     def __init__(
         self,
         reply_id: str,
@@ -39,7 +34,7 @@ class ChunkStream:
         self._form = form
         self._detail = TextFinish if form.text else ModelResponseStream
         self._written: Counter[int] = Counter()
-        """Characters of each choice of a text whose log-probabilities were told."""
+        """Characters per choice of a text with log-probabilities sent."""
         self._created = created
         self._calls = WholeCalls(form.custom)
         self._spoken: set[int] = set()
@@ -47,7 +42,7 @@ class ChunkStream:
         self.ended = False
 
     def feed(self, events: Iterable[Event]) -> Iterator[ModelResponseStream]:
-        """Chunks for some events. Raises the error that a `Failed` event carries."""
+        """Raises the error of a `Failed` event."""
         for event in chain.from_iterable(map(self._calls.of, events)):
             if isinstance(event, Delta):
                 yield from self._delta(event)
@@ -64,11 +59,10 @@ class ChunkStream:
                 raise event.error.exception()
 
     def empty(self) -> ModelResponseStream:
-        """A heartbeat."""
         return self._chunk([self._choice(part={"content": ""})])
 
     def _delta(self, event: Delta) -> Iterator[ModelResponseStream]:
-        """One chunk for each kind of output, because clients read one kind at a time."""
+        """One chunk per kind of output, because clients read one kind at a time."""
         logprobs = self._logprobs(event)
         form = self._form
         for part in delta_parts(event, legacy=form.legacy, custom=form.custom):

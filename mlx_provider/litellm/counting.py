@@ -1,9 +1,7 @@
-"""Token counts of the proxy's routes, by the model's own template and tokenizer.
-
-LiteLLM asks only built-in providers, and estimates counts for all others (1.106.2 and 1.109.1,
+"""Token counts of the proxy's routes, by the model's own template and tokenizer. LiteLLM asks only
+built-in providers, and estimates for all others (1.106.2 and 1.109.1,
 `proxy_server._get_provider_token_counter`). `/v1/messages/count_tokens`, `/v1/responses/
-input_tokens` and `/utils/token_counter` all call one function of its proxy, which has no hook.
-"""
+input_tokens` and `/utils/token_counter` call one function, which has no hook."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ async def count_request_tokens(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Count with the engine for our models, and with LiteLLM's `original` for others."""
+    """Counts other providers' models with LiteLLM's `original`."""
     entry = None if request.contents else await _entry(proxy, request.model)
     if entry is None:
         return await original(request, *args, **kwargs)
@@ -61,7 +59,7 @@ async def count_request_tokens(
 
 
 async def _entry(proxy: Any, model: str) -> Mapping[str, Any] | None:
-    """Our config entry for a model; `None`: the model is of another provider."""
+    """`None`: the model is another provider's."""
     router, entry = proxy.llm_router, None
     with suppress(Exception):  # LiteLLM reports a model that its router does not find
         if hasattr(router, "select"):  # 1.109
@@ -88,7 +86,7 @@ def _counted(
 
 
 def _refusal(error: MLXProviderError) -> Exception:
-    """The error in the proxy's own class: these routes do not convert errors of providers."""
+    """These routes convert no errors of providers: the error must be the proxy's own class."""
     from litellm.proxy._types import ProxyException
 
     kind = "invalid_request_error" if error.status < 500 else "internal_server_error"
@@ -99,7 +97,7 @@ def _refusal(error: MLXProviderError) -> Exception:
 
 
 def _request(entry: Mapping[str, Any], request: Any, form: str) -> GenerateRequest:
-    """The request in the form in which the engine would run it. Raises `BadRequest`."""
+    """As the engine would run it. Raises `BadRequest`."""
     model = entry["litellm_params"]["model"].removeprefix(PROVIDER + "/")
     given: Mapping[str, Any] = {"prompt": request.prompt}
     if request.messages is not None:
@@ -117,7 +115,6 @@ def _request(entry: Mapping[str, Any], request: Any, form: str) -> GenerateReque
 
 
 def _of_messages(request: Any, model: str) -> Mapping[str, Any]:
-    """The request, converted by the bridge for requests of the Messages API."""
     given = {"messages": request.messages, "system": request.system, "tools": request.tools}
     fit_messages(given)
     chat_tools(Parameters({"tools": request.tools}))
@@ -130,7 +127,7 @@ def _of_messages(request: Any, model: str) -> Mapping[str, Any]:
 
 
 def _of_chat(request: Any) -> Mapping[str, Any]:
-    """The request in the form of Chat Completions. Tools can have the form of the Responses API."""
+    """Tools can have the form of the Responses API."""
     messages, continues = split_prefill_mark(fit_parts(request.messages)[0])
     check_shape({"messages": messages, "tools": request.tools})
     if request.system:

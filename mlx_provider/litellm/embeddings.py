@@ -13,8 +13,6 @@ from .replies import usage_of
 
 
 class Vectors:
-    """See `streams.Collects`."""
-
     def __init__(self, accepted: Accepted, form: str) -> None:
         self._accepted = accepted
         self._form = form

@@ -53,10 +53,7 @@ log = logging.getLogger(__name__)
 
 
 class LiteLLMErrors:
-    """A context that converts every `Exception` to one of LiteLLM's.
-
-    The ends of iterations and cancellation (a `BaseException`) pass unchanged.
-    """
+    """Ends of iterations and cancellation (a `BaseException`) pass unchanged."""
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -72,7 +69,7 @@ class LiteLLMErrors:
 
 
 def to_litellm(error: Exception, model: str) -> Exception:
-    """The LiteLLM exception for one of ours. An unexpected error is logged and becomes a 500."""
+    """An unexpected error is logged and becomes a 500."""
     names = {"model": model, "llm_provider": PROVIDER}
     if not isinstance(error, MLXProviderError):
         log.error("unforeseen error", exc_info=error)
@@ -101,7 +98,7 @@ _CLASSES: tuple[tuple[type[MLXProviderError], type[Exception]], ...] = (
 
 
 def _context_too_long(error: ContextTooLong, names: dict[str, str]) -> Exception:
-    """The error with the `code` that makes Codex compact its history instead of a retry."""
+    """Its `code` makes Codex compact its history instead of a retry."""
     theirs = ContextWindowExceededError(error.message, **names)
     theirs.code = error.code
     theirs.body = {"code": error.code, "message": error.message, "type": "invalid_request_error"}
@@ -131,10 +128,10 @@ def _plugin_at_fault(error: PluginError, names: dict[str, str]) -> Exception:
 
 
 def _later(theirs: Exception, seconds: float | None) -> Exception:
-    """The error with the time until a retry, for the router and for its clients.
+    """Sets the time until a retry, for the router and for clients.
 
-    The proxy sends an exception's own `headers`, and those of its response under another name
-    (litellm 1.106.2, `ProxyBaseLLMRequestProcessing.handle_llm_api_exception`).
+    The proxy sends an exception's own `headers`, but renames those of its response (litellm
+    1.106.2, `ProxyBaseLLMRequestProcessing.handle_llm_api_exception`).
     """
     if seconds is not None:
         wait = {"retry-after": str(ceil(seconds))}
@@ -144,11 +141,10 @@ def _later(theirs: Exception, seconds: float | None) -> Exception:
 
 
 def _never_cool_down(status: int) -> httpx.Response:
-    """A response with `retry-after: 0`, so that the router does not remove the deployment.
+    """`retry-after: 0` keeps the deployment in the router.
 
-    Otherwise one 404 would disable a whole model group for five seconds (litellm 1.106.2,
-    `Router.deployment_callback_on_failure`). On a wildcard entry, a wrong name of a client is
-    enough.
+    Otherwise one 404, such as for a wrong name under a wildcard entry, disables a model group for
+    five seconds (litellm 1.106.2, `Router.deployment_callback_on_failure`).
     """
     return _response(status, {"retry-after": "0"})
 

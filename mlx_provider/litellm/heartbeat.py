@@ -1,9 +1,9 @@
-"""Heartbeats in a stream without output, in the form that the clients of each route need.
+"""Heartbeats in a stream without output, in the form of each route.
 
 Chat: an empty delta, which the stream makes itself. The bridges of the other routes drop it
 (1.106.2 and 1.109.1, `LiteLLMCompletionStreamingIterator`, `AnthropicStreamWrapper`), and the
-router holds the first events of a response until there is output
-(`_responses_stream_holds_event`), so on these routes heartbeats are added after both.
+router holds the first events of a response until there is output (`_responses_stream_holds_event`),
+so there heartbeats are added after both.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .logged import with_ending
 from .operator import operator_options
 
 LATER = 0.25
-"""Seconds by which other routes wait longer than chat's chunks, of which the first brings the id
-that a response is announced by."""
+"""Other routes wait these seconds longer, because the first chunk of chat brings the id of the
+response."""
 ANNOUNCEMENT = ("response.created", "response.in_progress")
 
 
@@ -36,8 +36,7 @@ def heartbeat(litellm_params: Mapping[str, Any]) -> float | None:
 def alive(
     chunks: AsyncIterator[Any], route: str, litellm_params: Mapping[str, Any], logging: Any
 ) -> AsyncIterator[Any]:
-    """The chunks of a stream, with heartbeats on the routes whose bridges drop those of chat, and
-    with the ending of a message."""
+    """Adds heartbeats where bridges drop those of chat, and the ending of a message."""
     wanted = operator_options(litellm_params).heartbeat
     seconds = wanted + LATER if wanted else None
     source = getattr(chunks, "_billing_source", chunks)
@@ -49,17 +48,15 @@ def alive(
 
 
 class Signs(Protocol):
-    """The heartbeats of a route."""
-
     def beat(self) -> Iterable[Any]:
         """The events of one heartbeat."""
 
     def forward(self, chunk: Any) -> Any:
-        """A chunk as it is sent; `None`: a heartbeat has replaced it."""
+        """The chunk to send; `None`: a heartbeat has replaced it."""
 
 
 class Pings:
-    """Pings of the Messages API, as LiteLLM writes them (1.106.2), but less often."""
+    """As LiteLLM writes them (1.106.2), but less often."""
 
     def __init__(self, logging: Any = None) -> None:
         self._logging = logging
@@ -94,7 +91,6 @@ class Announcements:
 async def beating(
     chunks: AsyncIterator[Any], seconds: float | None, signs: Signs
 ) -> AsyncGenerator[Any, None]:
-    """The chunks, with a heartbeat after each `seconds` without a chunk."""
     coming = asyncio.ensure_future(anext(chunks))
     try:
         while True:
@@ -118,11 +114,9 @@ async def beating(
 async def closing(
     chunks: AsyncGenerator[Any, None], source: LiteLLMCompletionStreamingIterator
 ) -> AsyncGenerator[Any, None]:
-    """The chunks. When this generator is closed, it closes their source.
-
-    Neither Starlette 1 nor that class (1.106.2 and 1.109.1), which has no `aclose`, closes it if a
-    client leaves while a chunk is sent: its request would run until the next garbage collection.
-    """
+    """Closes `source` when this generator is closed. Neither Starlette 1 nor LiteLLM's stream
+    (1.106.2 and 1.109.1), which has no `aclose`, does so if a client leaves while a chunk is sent:
+    the request would run until the next garbage collection."""
     try:
         async for chunk in chunks:
             yield chunk
@@ -132,7 +126,6 @@ async def closing(
 
 
 async def _let_go(coming: asyncio.Future[Any]) -> None:
-    """Cancel a future and wait for its end. Its error is ignored."""
     coming.cancel()
     await asyncio.wait({coming})
     if not coming.cancelled():

@@ -1,8 +1,5 @@
-"""Checks `previous_response_id`: only a LiteLLM that stores responses has the conversation.
-
-LiteLLM looks up the conversation in its spend logs, and continues without it if it finds none
-(1.106.2, `ResponsesSessionHandler`): the model would answer without the conversation.
-"""
+"""Checks `previous_response_id`. If LiteLLM does not find the conversation in its spend logs, it
+continues without it (1.106.2, `ResponsesSessionHandler`)."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ PROXY = "litellm.proxy.proxy_server"
 
 
 async def check_history(kwargs: Mapping[str, Any]) -> None:
-    """Raises `BadRequest` if the conversation that a request continues is not found."""
+    """Raises `BadRequest` if the conversation is not found."""
     name = kwargs.get("previous_response_id")
     if name and not await _stored(name):
         raise BadRequest(

@@ -36,7 +36,7 @@ HIJACKED_WORDS = (
     "ft:davinci-002",
     "ft:gpt-3.5-turbo",
 )
-"""Parts of model ids by which LiteLLM dispatches to a cloud before it looks for custom providers
+"""By these parts of model ids, LiteLLM dispatches to a cloud before it looks for custom providers
 (1.106.2, main.py `completion`)."""
 
 HIJACKED_LISTS = (
@@ -55,11 +55,8 @@ class DeploymentHook(CustomLogger):
     async def async_pre_call_deployment_hook(
         self, kwargs: dict[str, Any], call_type: Any
     ) -> dict[str, Any] | None:
-        """The arguments of the call, adapted for our handler; `None`: another provider's call.
-
-        Raises LiteLLM's `BadRequestError` for a call that is not served, and for one of which
-        LiteLLM would lose a part.
-        """
+        """The arguments for our handler; `None`: another provider's call. Raises LiteLLM's
+        `BadRequestError` for a call that is not served, or of which LiteLLM would lose a part."""
         model = kwargs.get("model") or ""
         prefixed = model.startswith(PROVIDER + "/")
         if not prefixed and kwargs.get("custom_llm_provider") != PROVIDER:
@@ -85,7 +82,7 @@ class DeploymentHook(CustomLogger):
         user_api_key_dict: Any,
         traceback_str: str | None = None,
     ) -> Any:
-        """The error for the proxy's client in place of the original one; `None`: the original."""
+        """The error for the proxy's client; `None`: the original."""
         if not is_context_full(original_exception):
             return None
         from .refused import ContextFull
@@ -95,7 +92,6 @@ class DeploymentHook(CustomLogger):
     async def async_post_call_success_hook(
         self, data: dict[str, Any], user_api_key_dict: Any, response: Any
     ) -> Any:
-        """The complete response for the proxy's client."""
         return with_ending(data.get("litellm_logging_obj"), response)
 
     async def async_post_call_response_headers_hook(
@@ -105,14 +101,12 @@ class DeploymentHook(CustomLogger):
         response: Any,
         request_headers: dict[str, str] | None = None,
     ) -> dict[str, str] | None:
-        """Headers with the warnings of a request, on every route, before the first byte of a
-        stream."""
+        """Warnings as headers, on every route, before the first byte of a stream."""
         return warning_headers(data.get("litellm_logging_obj"))
 
     def async_post_call_streaming_iterator_hook(
         self, user_api_key_dict: Any, response: Any, request_data: dict[str, Any]
     ) -> AsyncIterator[Any]:
-        """The stream for the proxy's client. Streams of other providers do not change."""
         served = deployment_of(request_data)
         if served is None:
             return response  # type: ignore[no-any-return]
@@ -121,7 +115,6 @@ class DeploymentHook(CustomLogger):
 
 
 async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
-    """Refuse a call that cannot be served. Pass parameters that LiteLLM would drop."""
     check_served(call_type)
     if call_type == CallTypes.acompletion:
         kwargs["messages"], warnings = fit_parts(kwargs.get("messages"))
@@ -143,12 +136,10 @@ async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
 
 
 def _check_key(kwargs: dict[str, Any]) -> None:
-    """Raise `BadRequest` if a client of the proxy sends its own key.
-
-    LiteLLM passes it in place of the operator's (1.106.2, `_handle_clientside_credential`, which
-    records the deployment's id), and every key would get a connection. An address from the client
-    needs the operator's permission; a key with such an address is allowed.
-    """
+    """Raise `BadRequest` if a client of the proxy sends its own key. LiteLLM would use it in place
+    of the operator's (1.106.2, `_handle_clientside_credential`), and every key would get a
+    connection. A client's address needs the operator's permission; a key with such an address is
+    allowed."""
     body = (kwargs.get("proxy_server_request") or {}).get("body") or {}
     replaced = "original_model_id" in (kwargs.get("model_info") or {})
     if body and replaced and not {"api_base", "base_url"} & set(body):
@@ -156,11 +147,9 @@ def _check_key(kwargs: dict[str, Any]) -> None:
 
 
 def _check_kind(kwargs: dict[str, Any], call_type: Any) -> None:
-    """Raise `BadRequest` if the body of a chat request is marked as a text completion.
-
-    LiteLLM marks its own text completions like this (1.106.2, `text_completion`); the handler would
-    use each message as a raw prompt.
-    """
+    """Raise `BadRequest` if the body of a chat request is marked as a text completion. LiteLLM
+    marks its own text completions so (1.106.2, `text_completion`); each message would become a raw
+    prompt."""
     body = (kwargs.get("proxy_server_request") or {}).get("body") or {}
     if "text_completion" in body and call_type != CallTypes.atext_completion:
         raise BadRequest("unknown parameter: text_completion", param="text_completion")

@@ -1,9 +1,6 @@
-"""A coroutine that need not be awaited.
-
-LiteLLM makes the coroutine in an executor thread and awaits it in its event loop (1.106.2
-`main.py::acompletion`). If the client leaves in between, the loop never gets it: Python would warn
-of a coroutine that was never awaited, and keep it and the engine's request alive.
-"""
+"""A coroutine that need not be awaited. LiteLLM makes the coroutine in an executor thread and
+awaits it in its event loop (1.106.2 `main.py::acompletion`). If the client leaves in between,
+Python would warn, and keep the coroutine and the engine's request alive."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ T = TypeVar("T")
 
 
 class LazyCoroutine(Coroutine[Any, Any, T]):
-    """The coroutine that `begin` makes, made at the first await."""
+    """`begin` makes the coroutine at the first await."""
 
     def __init__(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._begin = begin

@@ -1,9 +1,7 @@
-"""Passes what a bridge would lose of a reply: its warnings, and how a message ended.
-
-LiteLLM reads headers only from complete chat responses (`_hidden_params`, 1.106.2), and its bridge
-of the Messages API knows no stop sequence (`_translate_openai_finish_reason_to_anthropic`). The
-logging object of a call is the same in our handler and in the proxy's hooks.
-"""
+"""Passes what a bridge would lose of a reply: its warnings, and how a message ended. LiteLLM reads
+headers only from complete chat responses (`_hidden_params`, 1.106.2), and its bridge of the
+Messages API knows no stop sequence (`_translate_openai_finish_reason_to_anthropic`). Handler and
+hooks share the logging object of a call."""
 
 from __future__ import annotations
 
@@ -22,21 +20,19 @@ LAST_EVENT = b"event: message_delta\n"
 
 
 def keep_warnings(logging: Any, warnings: Sequence[str]) -> None:
-    """Keep warnings of a request, after those that are known."""
     if warnings:
         details = _details(logging)
         details[WARNINGS] = list(dict.fromkeys([*details.get(WARNINGS, ()), *warnings]))
 
 
 def warning_headers(logging: Any) -> dict[str, str] | None:
-    """The headers of the proxy's response, which get the prefix `llm_provider-`; `None`: no
-    warnings."""
+    """The proxy adds the prefix `llm_provider-`. `None`: no warnings."""
     found = _details(logging).get(WARNINGS)
     return {f"llm_provider-{HEADER}": header_text(found)} if found else None
 
 
 def ending_keeper(logging: Any, *, clipped: bool) -> Callable[[Finish], None]:
-    """Keeps how a reply ended. `clipped`: the context left less room than `max_tokens`."""
+    """`clipped`: the context left less room than `max_tokens`."""
 
     def keep(finish: Finish) -> None:
         _details(logging)[ENDING] = ending(finish, clipped=clipped)
@@ -45,7 +41,7 @@ def ending_keeper(logging: Any, *, clipped: bool) -> Callable[[Finish], None]:
 
 
 def with_ending(logging: Any, message: Any) -> Any:
-    """A complete message, or an event of the stream of one, with the ending that was kept."""
+    """`message`: complete, or an event of a stream."""
     fields = _details(logging).get(ENDING)
     if fields and isinstance(message, dict) and message.get("type") == "message":
         return {**message, **fields}

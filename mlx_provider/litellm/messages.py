@@ -23,8 +23,6 @@ from .text import text_logprobs, with_logprobs
 
 
 class Collector:
-    """See `streams.Collects`."""
-
     def __init__(self, accepted: Accepted, form: AnswerForm) -> None:
         self._accepted = accepted
         self._form = form
@@ -65,8 +63,7 @@ class Collector:
 def with_headers(
     response: ModelResponse | EmbeddingResponse, warnings: Sequence[str], headers: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Add headers to a response, with one for its warnings. Returns the mapping of these
-    headers."""
+    """Adds headers, with one for the warnings. Returns the mapping of headers."""
     added = {HEADER: header_text(warnings)} if warnings else {}
     hidden: dict[str, Any] = response._hidden_params  # noqa: SLF001  (where LiteLLM takes them from)
     known = hidden.get("additional_headers") or {}

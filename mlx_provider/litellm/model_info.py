@@ -1,9 +1,7 @@
-"""What LiteLLM knows of our models: its map of models, and `model_info` of config entries.
-
+"""Facts about our models for LiteLLM: its map of models, and `model_info` of config entries.
 LiteLLM's `supports_*`, `get_model_info` and `completion_cost` read the map, and so do `/v1/models`
-and `/model/info` for fields that a config entry lacks. Prices are the operator's alone; without
-them LiteLLM counts 0.
-"""
+and `/model/info` for fields that a config entry lacks. Prices are the operator's; without them
+LiteLLM counts 0."""
 
 from __future__ import annotations
 
@@ -34,10 +32,9 @@ EVERY_MODEL = {
 _OTHER: Mapping[str, Mapping[str, Any]] = {
     "embedding": {name: False for name in EVERY_MODEL if name.startswith("supports_")}
 }
-"""What is otherwise of a model that does not chat."""
 OWN_CONTEXT = "mlx_context_length"
-"""The model's own context in an entry, whose limits the router replaces by those of whichever
-config entry comes last."""
+"""The model's own context in an entry: the router overwrites limits by those of the last config
+entry."""
 LIMITS = ("max_tokens", "max_input_tokens", "max_output_tokens")
 PRICES = ("input_cost_per_token", "output_cost_per_token")
 CACHE_PRICES = ("cache_read_input_token_cost", "cache_creation_input_token_cost")
@@ -49,7 +46,6 @@ class EngineLimit(int):
 
 
 def model_facts(accepted: Accepted) -> ModelFacts:
-    """The facts about a model in an engine's `Accepted`."""
     return ModelFacts(accepted.context_length, accepted.vision, accepted.reasoning)
 
 
@@ -59,7 +55,7 @@ def known(model: str) -> Mapping[str, Any]:
 
 
 def enter(model: str, facts: ModelFacts, mode: str = "chat") -> None:
-    """Add a model to the map, or new facts about it. Of several contexts, the widest counts."""
+    """Add a model, or new facts about it. The widest of several contexts counts."""
     before = known(model)
     fields: dict[str, Any] = {} if before else {**EVERY_MODEL, "mode": mode, **_OTHER.get(mode, {})}
     if (facts.context_length or 0) > (before.get("max_input_tokens") or 0):
@@ -72,8 +68,8 @@ def enter(model: str, facts: ModelFacts, mode: str = "chat") -> None:
 
 
 def describe(entry: Any) -> None:
-    """Add the fields that one of our config entries lacks, and the model that it names, before a
-    client's text replaces a `*`."""
+    """Add the fields that one of our config entries lacks, and its model, before a client's text
+    replaces a `*`."""
     info = entry.model_info
     model = entry.litellm_params.model.removeprefix(PROVIDER + "/")
     if not Configured.proves(getattr(info, CONFIGURED, None)):
@@ -85,7 +81,7 @@ def describe(entry: Any) -> None:
     if "*" in model or not missing:  # LiteLLM makes a new deployment of the entry for each request
         return
     if not known(model):
-        # the folder is on another machine
+        # The folder is on another machine.
         local = not entry.litellm_params.api_base
         enter(model, facts_of(model, PluginRegistry.discover) if local else ModelFacts())
     length = _chosen_context(info) or known(model).get(OWN_CONTEXT)
@@ -95,12 +91,9 @@ def describe(entry: Any) -> None:
 def show(
     model: str, facts: ModelFacts, deployment: str | None = None, *, mode: str = "chat"
 ) -> None:
-    """Add the facts that an engine has sent about a model.
-
-    A context is written to the proxy's config entry with that id, because entries of one model can
-    have different contexts; if there is none (a wildcard, a script), to LiteLLM's map of models.
-    Values under `model_info` in a config have precedence.
-    """
+    """Add an engine's facts about a model. A context belongs to the proxy's config entry with that
+    id, because entries of one model can have different contexts; if there is none (a wildcard, a
+    script), to LiteLLM's map of models. `model_info` in a config has precedence."""
     shown = _entry(deployment)
     if shown is None:
         enter(model, facts, mode)
@@ -127,11 +120,9 @@ def _chosen_context(model_info: Any) -> int | None:
 
 
 def _entry(deployment: str | None) -> dict[str, Any] | None:
-    """`model_info` of the running proxy's config entry of this id, unless it is a wildcard.
-
-    It is the router's own object, because LiteLLM does not list its copy for a request (1.106.2,
-    router.py `get_model_listing_info`).
-    """
+    """`model_info` of the running proxy's config entry of this id, unless it is a wildcard. The
+    router's own object: LiteLLM does not list its copy for a request (1.106.2, router.py
+    `get_model_listing_info`)."""
     router = getattr(sys.modules.get("litellm.proxy.proxy_server"), "llm_router", None)
     found = router.get_model_info(deployment) if router is not None and deployment else None
     info = found.get("model_info") if found and "*" not in found["model_name"] else None

@@ -1,8 +1,5 @@
-"""Options of the operator of the gateway, from the config entry's `model_info`, never of a client.
-
-`optional_params` is not suitable: a client's body overrides its values. Options are in
-`model_info`, as a mapping `mlx: {kv_bits: 8}` or flat as `mlx_kv_bits: 8`.
-"""
+"""Options of the gateway's operator, from the config entry's `model_info`: `mlx: {kv_bits: 8}` or
+`mlx_kv_bits: 8`. Not from `optional_params`, which a client's body overrides."""
 
 from __future__ import annotations
 
@@ -26,11 +23,9 @@ KEY = secrets.token_bytes(32)
 
 
 class Configured(str):
-    """The model that a config entry names, kept in its `model_info`.
-
-    Its text proves itself by a digest with a key of this process, because LiteLLM 1.110 stores
-    entries outside of Python. A text from a file or a database has no such digest.
-    """
+    """The model of a config entry, kept in its `model_info`. A digest with a key of this process
+    proves it, because LiteLLM 1.110 stores entries outside of Python. A text from a file or a
+    database has none."""
 
     def __new__(cls, model: str) -> Self:
         digest = hashlib.blake2b(model.encode("utf-8", "surrogatepass"), key=KEY, digest_size=16)
@@ -48,10 +43,8 @@ GATEWAYS = frozenset(OperatorOptions.model_fields) - frozenset(ModelOptions.mode
 
 
 def operator_options(litellm_params: Mapping[str, Any]) -> OperatorOptions:
-    """The options of this config entry; without any, the safe defaults.
-
-    Raises `BadRequest` that names the option and its range.
-    """
+    """Without options, the safe defaults. Raises `BadRequest` that names the option and its
+    range."""
     info = litellm_params.get("model_info") or {}
     nested = info.get("mlx") or {}
     if not isinstance(nested, Mapping):
@@ -66,22 +59,18 @@ def operator_options(litellm_params: Mapping[str, Any]) -> OperatorOptions:
 
 
 def engine_options(options: OperatorOptions) -> ModelOptions:
-    """The options of the engine."""
     return ModelOptions(**options.model_dump(exclude=set(GATEWAYS)))
 
 
 TIERS = {"flex": 0.25, "priority": 4.0}
-"""Shares of the device by service tier; of any other tier 1."""
+"""Shares of the device by service tier; any other tier: 1."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """The caller, as the gateway names it.
-
-    LiteLLM writes into `metadata` or `litellm_metadata`, depending on the route; the other one is
-    the client's (1.106.2, proxy/litellm_pre_call_utils.py `add_litellm_data_to_request`, which
-    removes names that begin with `user_api_key_` from both).
-    """
+    """The caller, as the gateway names it. LiteLLM writes into `metadata` or `litellm_metadata`,
+    depending on the route; the other one is the client's (1.106.2, proxy/litellm_pre_call_utils.py
+    `add_litellm_data_to_request`, which removes `user_api_key_*` from both)."""
 
     key: str | None
     user: str | None
@@ -107,28 +96,22 @@ class Caller:
 
     @property
     def account(self) -> str | None:
-        """Its account for the division of the device; `None`: there are no keys."""
         return _alone(self)
 
     @property
     def share(self) -> float:
-        """Its share of the device, relative to others."""
         return TIERS.get(self.tier or "", 1.0)
 
 
 def _tier(slot: Mapping[str, Any]) -> str | None:
-    """The tier in the proxy's metadata of a key and its team."""
     details = (slot.get(f"user_api_key_{of}metadata") for of in ("", "team_"))
     found = (each.get("service_tier") for each in details if isinstance(each, Mapping))
     return next((tier for tier in found if isinstance(tier, str)), None)
 
 
 def tenant(options: OperatorOptions, caller: Caller) -> str | None:
-    """The namespace of the prefix cache for this caller; `None`: shared by all.
-
-    A key without a team shares with no other key. Without keys (a script, a proxy without a
-    master key), there is one namespace.
-    """
+    """Namespace of the prefix cache; `None`: shared by all. A key without a team shares with no
+    other key. Without keys (a script, a proxy without a master key), there is one namespace."""
     if options.cache_salt == SHARED:
         return None
     if options.cache_salt == "team" and caller.team:
@@ -147,11 +130,9 @@ def _alone(caller: Caller) -> str | None:
 
 
 def chosen_by(litellm_params: Mapping[str, Any], model: str) -> Literal["owner", "client"]:
-    """Who chose the model: the owner, if the config entry of this call names exactly this model.
-
-    The entry's `model_info` belongs to the call alone; `metadata` is shared by all models of a
-    comma list. A script that calls without a router is the owner.
-    """
+    """`owner`, if the config entry of this call names exactly this model. Reads the entry's
+    `model_info`, because all models of a comma list share `metadata`. A script that calls without a
+    router is the owner."""
     info = litellm_params.get("model_info") or {}
     if not info and not litellm_params.get("proxy_server_request"):
         return "owner"

@@ -1,8 +1,5 @@
-"""Wrappers of LiteLLM's functions that would lose data and have no hook.
-
-For 1.106.2 and 1.109.1. `docs/upstream.md` lists them with the tests that show whether they are
-still needed.
-"""
+"""Wrappers of LiteLLM's functions that would lose data and have no hook. For 1.106.2 and 1.109.1.
+`docs/upstream.md` lists them with their tests."""
 
 from __future__ import annotations
 
@@ -32,7 +29,8 @@ from .replies import OurLogprobs
 from .text import TEXT_LISTS
 
 WRAPPED = "mlx_wrapped"
-"""On a wrapped function. By name: LiteLLM may run a handler's module twice, as two modules."""
+"""Attribute of a wrapped function. By name: LiteLLM may run a handler's module twice, as two
+modules."""
 PROXY = "litellm.proxy.proxy_server"
 AUTHENTICATION = "litellm.proxy.auth.auth_exception_handler"
 ADMITTED = ("reasoning_effort", "thinking", "user", "verbosity")
@@ -44,7 +42,7 @@ Original = Callable[..., Any]
 
 
 def install() -> None:
-    """Wrap all of them. Idempotent."""
+    """Idempotent."""
     wrap(main, "get_optional_params", _admit)
     wrap(main, "get_optional_params_embeddings", _deliver)
     wrap(litellm, "get_model_cost_map", _keep_entries)
@@ -64,7 +62,7 @@ def install() -> None:
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Let calls of `owner.name` go to `around`, with the original as first argument. Idempotent."""
+    """Calls of `owner.name` go to `around`, with the original as first argument. Idempotent."""
     original = getattr(owner, name)
     if hasattr(original, WRAPPED):
         return
@@ -78,23 +76,18 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
 
 
 def _admit(original: Original, *args: Any, **given: Any) -> Any:
-    """Deliver parameters that LiteLLM lets through for OpenAI's own models.
-
-    For custom providers, it refuses or drops them unless a call allows them by name, and does not
-    call a handler's `get_supported_openai_params`. Its hook for deployments runs only on
-    asynchronous calls.
-    """
+    """Deliver parameters that LiteLLM lets through for OpenAI's own models. For custom providers it
+    refuses or drops them, and does not call a handler's `get_supported_openai_params`. Its hook for
+    deployments runs only on asynchronous calls."""
     if given.get("custom_llm_provider") == PROVIDER:
         given["allowed_openai_params"] = [*(given.get("allowed_openai_params") or ()), *ADMITTED]
     return original(*args, **given)
 
 
 def _deliver(original: Original, *args: Any, **given: Any) -> Any:
-    """Deliver OpenAI's parameters of embeddings.
-
-    LiteLLM refuses or drops them for all custom providers, even those that a call allows by name;
-    OpenAI's client always names an `encoding_format`.
-    """
+    """Deliver OpenAI's parameters of embeddings. LiteLLM refuses or drops them for custom
+    providers, even those that a call allows by name; OpenAI's client always sends an
+    `encoding_format`."""
     if given.get("custom_llm_provider") != PROVIDER:
         return original(*args, **given)
     ours = {name: given.pop(name, None) for name in DELIVERED}
@@ -102,26 +95,23 @@ def _deliver(original: Original, *args: Any, **given: Any) -> Any:
 
 
 def _keep_entries(original: Original, *args: Any, **kwargs: Any) -> Any:
-    """Add our entries to every new map of models.
-
-    `litellm.model_cost = litellm.get_model_cost_map(...)` is how LiteLLM's own tests begin.
-    """
+    """Add our entries to every new map of models. LiteLLM's own tests begin with
+    `litellm.model_cost = litellm.get_model_cost_map(...)`."""
     prefix = f"{PROVIDER}/"
     ours = {name: own for name, own in litellm.model_cost.items() if name.startswith(prefix)}
     return {**original(*args, **kwargs), **ours}
 
 
 def _describe(original: Original, entry: Any, *args: Any, **kwargs: Any) -> None:
-    """Add the fields that our config entries lack. LiteLLM makes a `Deployment` of every entry,
-    from a config, a database or a script's router."""
+    """LiteLLM makes a `Deployment` of every entry, from a config, a database or a script's
+    router."""
     original(entry, *args, **kwargs)
     if entry.litellm_params.model.startswith(PROVIDER + "/"):
         describe(entry)
 
 
 def _share_created(original: Original, stream: Any, *args: Any, **kwargs: Any) -> None:
-    """Use one `created` in all chunks of a stream. LiteLLM makes the last chunks itself and reads
-    the clock again."""
+    """LiteLLM makes the last chunks itself and reads the clock again."""
     original(stream, *args, **kwargs)
     stamp = getattr(stream.completion_stream, CREATED, None)
     if stamp is not None:
@@ -129,8 +119,8 @@ def _share_created(original: Original, stream: Any, *args: Any, **kwargs: Any) -
 
 
 def _complete_text(original: Original, stream: Any, chunk: Any) -> Any:
-    """Copy log-probabilities of our chunks to the chunks of a text stream, and give its last chunk
-    a text: LiteLLM makes them without either."""
+    """Copy log-probabilities to the chunks of a text stream, and give its last chunk a text:
+    LiteLLM makes them without either."""
     converted = original(stream, chunk)
     for choice, ours in zip(converted.choices, chunk["choices"], strict=False):
         if choice.text is None:
@@ -144,12 +134,12 @@ def _complete_text(original: Original, stream: Any, chunk: Any) -> Any:
 def _show_logprobs(
     original: Original, response: Any, choices: Any, *args: Any, **given: Any
 ) -> Any:
-    """Write log-probabilities into the messages of a response, which LiteLLM makes without them."""
+    """LiteLLM makes the messages of a response without log-probabilities."""
     items = original(response, choices, *args, **given)
     said = [choice for choice in choices if choice.message.content is not None]
     for item, choice in zip(items, said, strict=False):
         found = _logprobs(choice)
-        # by name, as `WRAPPED`
+        # By name, as `WRAPPED`.
         if found and item.type == "message" and getattr(choice.logprobs, "ours", False):
             item.content[0].logprobs = found
     return items

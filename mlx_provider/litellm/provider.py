@@ -1,10 +1,7 @@
-"""The handler that LiteLLM calls for `mlx/<model>`.
-
-Every entry point is a plain function that returns after the engine has accepted the request.
-LiteLLM calls it in an executor thread, so that the work (rendering, tokenising, loading) does not
-block its event loop, and errors are raised before a stream starts, so that retries and fallbacks
-apply.
-"""
+"""The handler that LiteLLM calls for `mlx/<model>`. Every entry point is a plain function, which
+LiteLLM calls in an executor thread, and returns after the engine has accepted the request:
+rendering and loading do not block the event loop, and errors come before a stream starts, so that
+retries and fallbacks apply."""
 
 from __future__ import annotations
 
@@ -36,8 +33,6 @@ Connect = Callable[[str | None, str | None], EngineClient]
 
 
 class Provider(CustomLLM):
-    """Serves completions and embeddings from an engine. It has no state."""
-
     def __init__(self, connect: Connect = connect) -> None:
         super().__init__()
         self._connect = connect
@@ -69,7 +64,7 @@ class Provider(CustomLLM):
     image_edit = aimage_edit = unserved("image_edit")
 
     def _submit(self, given: dict[str, Any]) -> Reply:
-        """Have the request accepted. Raises LiteLLM's exceptions."""
+        """Raises LiteLLM's exceptions."""
         with LiteLLMErrors(given["model"]):
             call = _begun(given, "messages")
             names = client_names(call)
@@ -84,7 +79,7 @@ class Provider(CustomLLM):
             return Reply(generation, call.deadline, call.model, form, names, keep)
 
     def _embed(self, given: dict[str, Any]) -> Held:
-        """Have the request accepted. Raises LiteLLM's exceptions."""
+        """Raises LiteLLM's exceptions."""
         with LiteLLMErrors(given["model"]):
             call = _begun(given, "input")
             request, form = embeddings(call, given["input"])
@@ -96,8 +91,7 @@ class Provider(CustomLLM):
 
 
 def _begun(given: dict[str, Any], asked: str) -> Call:
-    """The call, with its start reported. Without that, least-busy routing sends all requests to the
-    first node."""
+    """Reports the start: without it, least-busy routing sends all requests to the first node."""
     call = Call.read(given)
     call.logging.pre_call(
         input=given[asked],

@@ -1,9 +1,6 @@
-"""The error for a full context, in the form that clients of the proxy recognise.
-
-LiteLLM's proxy answers with `code: "400"` (1.106.2 and 1.109.1, `ProxyException.to_dict`), from
-which no client knows that it must shorten the prompt. It accepts an exception of a callback if it
-is FastAPI's `HTTPException`, and raises it unchanged if it is a `ProxyException`.
-"""
+"""The error for a full context, in the form that clients of the proxy recognise. LiteLLM's proxy
+answers with `code: "400"` (1.106.2 and 1.109.1, `ProxyException.to_dict`). It accepts an exception
+of a callback if it is an `HTTPException`, and raises it unchanged if it is a `ProxyException`."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from ..errors import ContextTooLong
 
 
 class _Plain(HTTPException):
-    """An exception with a fixed status: the next class in the MRO passes only the message."""
+    """Fixed status: the next class in the MRO passes only the message."""
 
     def __init__(self, *args: object) -> None:
         Exception.__init__(self, *args)
@@ -26,8 +23,6 @@ class _Plain(HTTPException):
 
 
 class ContextFull(ProxyException, _Plain):
-    """OpenAI's error body for a prompt that is too long."""
-
     def __init__(self, error: ContextWindowExceededError) -> None:
         super().__init__(  # type: ignore[call-arg]  # LiteLLM's, which has no types
             message=error.message,
@@ -36,8 +31,7 @@ class ContextFull(ProxyException, _Plain):
             code=ContextTooLong.status,
         )
         self.body = error.body
-        """Where streams of responses look for the code."""
+        """Streams of responses look for the code here."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The error body; `code` beside LiteLLM's own fields."""
         return {**super().to_dict(), "code": ContextTooLong.code}

@@ -1,9 +1,6 @@
 """The answer to a request with a wrong key, or without one, from a proxy without a database.
-
 LiteLLM looks for the key in its database, and for the reason of a failure in a package that only
-databases need: status 400 or 500, and a traceback in the log for each request (1.106.2,
-`auth_exception_handler.py`).
-"""
+databases need: 400 or 500 and a traceback per request (1.106.2, `auth_exception_handler.py`)."""
 
 from __future__ import annotations
 

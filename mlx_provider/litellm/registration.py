@@ -13,12 +13,8 @@ from .patches import install
 
 
 def register(handler: CustomLLM) -> None:
-    """Enter provider, hook and capabilities into LiteLLM. Idempotent.
-
-    A proxy's YAML later replaces `custom_provider_map` by its own entries, so that the
-    map entry serves scripts and the hook serves both. Compared by class name, because LiteLLM
-    can import a handler's module a second time.
-    """
+    """Idempotent. A proxy's YAML later replaces `custom_provider_map`: the map serves scripts, the
+    hook both. Compared by class name, because LiteLLM can import a handler's module twice."""
     entries = litellm.custom_provider_map
     if not any(entry["provider"] == PROVIDER for entry in entries):
         entries.append({"provider": PROVIDER, "custom_handler": handler})
@@ -34,8 +30,8 @@ def register(handler: CustomLLM) -> None:
 
 
 def _take_token_ids() -> None:
-    """Let the proxy pass token ids for embeddings. It converts them to text by a tokenizer of
-    OpenAI's for providers that are not in this list (1.106.2 and 1.109.1, `embeddings`)."""
+    """Let the proxy pass token ids for embeddings. For providers outside this list it converts them
+    to text by OpenAI's tokenizer (1.106.2 and 1.109.1, `embeddings`)."""
     known = LITELLM_EMBEDDING_PROVIDERS_SUPPORTING_INPUT_ARRAY_OF_TOKENS
     if f"{PROVIDER}/" not in known:
         known.append(f"{PROVIDER}/")

@@ -30,7 +30,7 @@ def usage_of(done: Done, *, timings: bool = False) -> LiteLLMUsage:
 
 
 class OurLogprobs(ChoiceLogprobs):
-    """Log-probabilities of our models; see `patches`."""
+    """See `patches`."""
 
     ours: ClassVar[bool] = True
 

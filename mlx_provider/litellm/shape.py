@@ -1,8 +1,6 @@
-"""Checks the types in a chat request before LiteLLM fails on them.
-
-LiteLLM answers a message that is not an object with a Python traceback (1.106.2,
-`validate_and_fix_openai_messages`), and drops such a tool without an error.
-"""
+"""Checks the types in a chat request before LiteLLM fails on them. It answers a message that is not
+an object with a traceback (1.106.2, `validate_and_fix_openai_messages`), and drops such a tool
+silently."""
 
 from __future__ import annotations
 
@@ -19,12 +17,9 @@ from ..invalid import shown
 
 
 def fit_parts(messages: Any) -> tuple[Any, list[str]]:
-    """Messages with parts of the types that LiteLLM accepts (1.106.2,
-    `validate_chat_completion_user_messages`), and warnings.
-
-    `video` has another name there. Other types become text, except in a message that a user has
-    just typed, where they are refused.
-    """
+    """Messages with parts that LiteLLM accepts (1.106.2, `validate_chat_completion_user_messages`),
+    and warnings. `video` is renamed. Other types become text, except in a message that a user has
+    just typed, where they are refused."""
     if not isinstance(messages, list) or not messages:
         return messages, []
     typed, warnings = typed_index(messages), list[str]()
@@ -55,7 +50,7 @@ def _part(part: Any, where: str, notes: list[str] | None) -> Any:
 
 
 def check_shape(kwargs: Mapping[str, Any]) -> None:
-    """Raises `BadRequest` that names the message, part or tool of a wrong type."""
+    """Raises `BadRequest` that names the message, part or tool."""
     _check_list(kwargs.get("messages"), "messages")
     for index, message in enumerate(kwargs.get("messages") or []):
         if isinstance(message, Mapping):

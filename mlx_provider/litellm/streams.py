@@ -1,9 +1,6 @@
-"""Readers of one accepted request: complete or as a stream, blocking or in an event loop.
-
-Streams are classes, because LiteLLM closes them by `aclose`, and a generator that was never started
-would not run its `finally` (litellm 1.106.2). If one of these objects is dropped, the request is
-freed, because the engine's `Generation` is dropped, too.
-"""
+"""Readers of one accepted request: complete or as a stream, blocking or in an event loop. Streams
+are classes, because LiteLLM closes them by `aclose`, and a generator that was never started would
+not run its `finally` (litellm 1.106.2). Dropping one frees its request."""
 
 from __future__ import annotations
 
@@ -25,8 +22,6 @@ from .messages import Collector
 
 
 class Collects(Protocol):
-    """Collects the events of one request until the last one."""
-
     @property
     def ended(self) -> bool: ...
 
@@ -56,14 +51,12 @@ class Held:
         self._names = names or Places()
 
     def collect(self, response: Any) -> Any:
-        """Read to the end and fill LiteLLM's response."""
         with LiteLLMErrors(self.model), self:
             while not self._collector.ended:
                 self._collector.feed(self.events())
             return self._collector.fill(response, self.model)
 
     async def acollect(self, response: Any) -> Any:
-        """`collect` in an event loop."""
         with LiteLLMErrors(self.model), self:
             while not self._collector.ended:
                 self._collector.feed(await self.aevents())
@@ -77,14 +70,13 @@ class Held:
             self.close()
 
     def events(self) -> list[Event]:
-        """Wait for events. Raises `RequestTimedOut` at the deadline, `EngineDied` past the end."""
+        """Raises `RequestTimedOut` at the deadline, `EngineDied` past the end."""
         try:
             return self._seen(self.generation.get(self.deadline.left()))
         except RequestTimedOut:
             raise self.deadline.passed() from None
 
     async def aevents(self) -> list[Event]:
-        """`events` in an event loop."""
         try:
             return self._seen(await self.generation.aget(self.deadline.left()))
         except RequestTimedOut:
@@ -106,13 +98,10 @@ class Held:
         return self._names.events(events)
 
     def close(self) -> None:
-        """Cancel the request if it has not ended."""
         self.generation.close()
 
 
 class Reply(Held):
-    """A request whose answer is text."""
-
     def __init__(
         self,
         generation: Generation,
@@ -137,8 +126,6 @@ class Reply(Held):
 
 
 class _Stream:
-    """The common part of both kinds of stream: waiting chunks, and the end."""
-
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
         self.mlx_created = int(time.time())  # see `patches.CREATED`
@@ -156,14 +143,13 @@ class _Stream:
         return self._closed or self._chunks.ended
 
     def close(self) -> None:
-        """Cancel the request if it has not ended. The stream then ends."""
         self._closed = True
         self._waiting = iter(())
         self._reply.close()
 
 
 class ReplyStream(_Stream):
-    """Chunks for a thread. Errors are LiteLLM's; each frees the request."""
+    """For a thread. Errors are LiteLLM's; each frees the request."""
 
     def __iter__(self) -> Self:
         return self
@@ -178,12 +164,9 @@ class ReplyStream(_Stream):
 
 
 class AsyncReplyStream(_Stream):
-    """Chunks for an event loop. If the reader is cancelled, the request is freed at once.
-
-    While the engine sends nothing (it computes a prompt, or holds a call until it is complete), an
-    empty chunk is sent every `heartbeat` seconds: clients give up after a silence, and do not count
-    SSE comments.
-    """
+    """For an event loop. If the reader is cancelled, the request is freed at once. After
+    `heartbeat` silent seconds an empty chunk is sent: clients give up, and do not count SSE
+    comments."""
 
     def __init__(self, reply: Reply, heartbeat: float | None = None) -> None:
         super().__init__(reply)
@@ -209,7 +192,7 @@ class AsyncReplyStream(_Stream):
 
 
 class RefusedStream:
-    """The stream of a refused request: its first event is the error."""
+    """Its first event is the error."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error

@@ -22,12 +22,10 @@ TEXT_LISTS = "text_lists"
 
 
 class TextFinish(ModelResponseStream):
-    """The finish of a choice beside an empty choice 0, in a text stream.
-
-    LiteLLM's text stream reads only the first choice, by item (1.106.2 and 1.109.1,
-    `TextCompletionStreamWrapper`). Its chat stream reads attributes, and a finish in the first
-    choice would end the stream. So the finished choice comes first only by item.
-    """
+    """The finish of a choice beside an empty choice 0, in a text stream. LiteLLM's text stream
+    reads the first choice by item (1.106.2 and 1.109.1, `TextCompletionStreamWrapper`), its chat
+    stream by attribute, where a finish would end the stream. So the finished choice comes first
+    only by item."""
 
     def __getitem__(self, key: str) -> Any:
         return self.choices[1:] if key == "choices" else getattr(self, key)
@@ -38,11 +36,8 @@ class TextLogprobs(ChoiceLogprobs):
 
 
 def with_logprobs(response: ModelResponse) -> ModelResponse | TextCompletionResponse:
-    """The response in a form that keeps its log-probabilities, if it has some.
-
-    LiteLLM's conversion drops them (1.106.2, `convert_chat_to_text_completion`), but does not
-    change a response that is a text completion.
-    """
+    """LiteLLM's conversion drops log-probabilities (1.106.2, `convert_chat_to_text_completion`),
+    but does not change a response that is a text completion."""
     if not any(_logprobs(choice) for choice in response.choices):
         return response
     text = TextCompletionResponse(

@@ -22,7 +22,6 @@ SETTLED = (
     "allowed_openai_params",
     "include_server_side_tool_invocations",
 )
-"""LiteLLM's own parameters that change no answer."""
 
 
 def answer_form(call: Call) -> AnswerForm:
@@ -31,15 +30,12 @@ def answer_form(call: Call) -> AnswerForm:
 
 
 def client_names(call: Call) -> Places:
-    """The names of the call's parameters, for its errors."""
     return names_of(call.params, "prompt" if call.text_completion else "messages")
 
 
 def generate_requests(call: Call) -> list[GenerateRequest]:
-    """The requests for the engine: one, or one for each prompt of a text completion.
-
-    Raises `BadRequest` that names the parameter at fault.
-    """
+    """One request, or one for each prompt of a text completion. Raises `BadRequest` that names the
+    parameter."""
     values = dict(call.params)
     for carried, name in ((STOP, "stop"), (RETENTION, "prompt_cache_retention")):
         if carried in values:
@@ -51,7 +47,7 @@ def generate_requests(call: Call) -> list[GenerateRequest]:
         content = prompts or [message.get("content", "") for message in call.messages]
     return requests_of(
         Parameters(values, SETTLED, ignored),
-        # also of `metadata` and of headers
+        # Also from `metadata` and headers.
         {**_sender(call), "session": call.litellm_params.get("litellm_session_id")},
         content,
         answer_form(call),
@@ -60,8 +56,8 @@ def generate_requests(call: Call) -> list[GenerateRequest]:
 
 
 def _tools_without_effect(values: dict[str, Any], names: Any) -> list[str]:
-    """Remove what a bridge has passed although it has no effect: tools that no model can call, and
-    members of others. `names`: what `bridged` calls them; `None`: the call is not bridged."""
+    """Remove tools that no model can call, and members of others, which a bridge has passed.
+    `names`: what `bridged` calls them; `None`: not bridged."""
     if not isinstance(names, list):
         return []
     values.pop("web_search_options", None)  # LiteLLM's form of a web search
@@ -74,7 +70,6 @@ def _tools_without_effect(values: dict[str, Any], names: Any) -> list[str]:
 
 
 def embeddings(call: Call, given: Any) -> tuple[EmbedRequest, str]:
-    """See `embed_request`."""
     return embed_request(Parameters(call.params, SETTLED), _sender(call), given)
 
 

@@ -1,9 +1,6 @@
-"""Refuses calls that mlx models do not serve, with an error of one line.
-
-LiteLLM itself would answer with a traceback (`'mlx' is not a valid LlmProviders`), or send
-the text to another server, whose 404 would disable the chat model in the router for seconds
-(1.106.2, `amoderation`).
-"""
+"""Refuses calls that mlx models do not serve, with an error of one line. LiteLLM would answer with
+a traceback (`'mlx' is not a valid LlmProviders`), or send the text to another server, whose 404
+would disable the chat model for seconds (1.106.2, `amoderation`)."""
 
 from __future__ import annotations
 
@@ -38,8 +35,6 @@ def check_served(call_type: Any) -> None:
 
 
 def unserved(name: str) -> Any:
-    """An entry point of `CustomLLM` that refuses every call."""
-
     def refuse(self: object, *args: Any, **given: Any) -> NoReturn:
         with LiteLLMErrors(given["model"]):
             raise _refusal(name)
@@ -57,6 +52,5 @@ def _refusal(name: str) -> BadRequest:
 
 
 def _name(call_type: str) -> str:
-    """LiteLLM's name without the `a` of its asynchronous form."""
     plain = call_type.removeprefix("a")
     return plain if plain in {each.value for each in CallTypes} else call_type

@@ -23,10 +23,7 @@ Holds = Constraint | AfterThoughts
 
 
 def byte_tokenizer(first: Sequence[str] = ()) -> Tokenizer:
-    """Bytes, a few longer words, the markers of chat formats, and two tokens that end a reply.
-
-    first: special tokens at the ids from 0, where many real vocabularies have theirs.
-    """
+    """`first`: special tokens at the ids from 0, where many real vocabularies have theirs."""
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False)
     entries = [*first, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     vocab = {entry: i for i, entry in enumerate(entries)}
@@ -79,7 +76,6 @@ class ByteModel:
         return bool(constraint.mask()[token // 32] >> token % 32 & 1)
 
     def accepts(self, constraint: Holds, text: str) -> bool:
-        """Whether the whole text passes token by token and may end there."""
         for token in self.encode(text):
             if not self.allows(constraint, token):
                 return False
@@ -87,7 +83,6 @@ class ByteModel:
         return any(self.allows(constraint, token) for token in self.eos)
 
     def sample(self, constraint: Holds, seed: int, limit: int) -> tuple[str, bool]:
-        """A reply, and whether it came to an end."""
         chance = random.Random(seed)  # noqa: S311
         tokens: list[int] = []
         while len(tokens) < limit and not constraint.finished:

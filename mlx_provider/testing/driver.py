@@ -1,4 +1,4 @@
-"""Drive an engine without threads: submit requests, step it, read what came out."""
+"""Drives an engine without threads: submit requests, step it, read what came out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass
 class TokenOutput:
-    """A row's output that keeps tokens and logprobs as they are."""
+    """Keeps tokens and logprobs as they are."""
 
     stopped: str = ""
     reasoning_tokens: int = 0
@@ -57,7 +57,6 @@ def new_request(
     params: SamplingParams | None = None,
     **more: Any,
 ) -> Request:
-    """A request over raw tokens whose rows collect their tokens."""
     request = Request(
         f"r{id(tokens):x}",
         Prompt(list(tokens)),
@@ -71,14 +70,13 @@ def new_request(
 
 
 def output_of(request: Request, choice: int = 0) -> TokenOutput:
-    """The output of one choice."""
     output = request.rows[choice].output
     assert isinstance(output, TokenOutput)
     return output
 
 
 class Alternating(Scheduler):
-    """Lets rows decode in every step, so that new rows join at every stage."""
+    """Rows decode in every step, so that new rows join at every stage."""
 
     def _precedes(self, job: PrefillJob) -> bool:
         return False
@@ -105,10 +103,8 @@ def new_engine(
     memory: MemoryProfile | None = None,
     **more: Any,
 ) -> Engine:
-    """An engine with its own scheduler; `max_chunk` small so that prompts take several steps.
-
-    `in_place`, `least`, `memory`: see `PrefixCachePolicy`.
-    """
+    """`max_chunk` is small so that prompts take several steps. `in_place`, `least`, `memory`: see
+    `PrefixCachePolicy`."""
     fresh = make_cache or model.make_cache
     policy, how = None, dict[str, Any]()
     if prefix_cache is not None and fixed is None:
@@ -136,8 +132,6 @@ def new_engine(
 
 
 class Calls:
-    """Runs calls for an engine thread on this thread."""
-
     def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]
         self._waiting = queue.SimpleQueue()
@@ -148,7 +142,6 @@ class Calls:
         return future
 
     def run(self) -> None:
-        """Wait for a call and run it."""
         future, function = self._waiting.get(timeout=120)
         with Isolation(lambda fault: future.set_exception(fault.error)):
             future.set_result(function())
@@ -167,7 +160,6 @@ def run(engine: Engine, max_steps: int = 10_000) -> list[Event]:
 
 
 def steps_of(engine: Engine, requests: Iterable[Request]) -> int:
-    """Serve the requests, and count the steps."""
     for request in requests:
         engine.submit(request)
     count = 0
@@ -178,7 +170,6 @@ def steps_of(engine: Engine, requests: Iterable[Request]) -> int:
 
 
 def alone(model: LoadedModel, request: Request, **more: Any) -> Request:
-    """The same request by itself in a fresh `solo` engine."""
     twin = new_request(
         request.prompt.tokens,
         max_tokens=request.max_tokens,

@@ -27,7 +27,7 @@ run_process(json.loads(sys.argv.pop()))
 
 @dataclass(frozen=True)
 class EngineProcess:
-    """A running engine; `http` speaks to its socket."""
+    """`http` speaks to its socket."""
 
     process: subprocess.Popen[bytes]
     http: httpx.Client
@@ -39,7 +39,6 @@ class EngineProcess:
         return self.post(json.dumps({"max_tokens": 1, **body}).encode())
 
     def post(self, body: Any, **options: Any) -> tuple[int, list[dict[str, Any]]]:
-        """Status and events for an unchanged body."""
         reply = self.http.post("/v1/generate", content=body, **options)
         if reply.status_code != 200:
             return reply.status_code, [reply.json()["error"]]
@@ -52,7 +51,6 @@ class EngineProcess:
         return int(line.split()[1]) * 1024
 
     def forget_peak(self) -> int:
-        """Reset the peak (Linux). Returns the current memory."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
         return self.memory("VmRSS")
 
@@ -61,10 +59,8 @@ class EngineProcess:
 def engine_process(
     fixed: Mapping[str, Any] = MappingProxyType({}), **environ: str
 ) -> Iterator[EngineProcess]:
-    """An engine of this environment and these variables, ended with the block.
-
-    `fixed`: values that no variable sets (`config.FixedSettings`).
-    """
+    """With this environment and these variables. `fixed`: values that no variable sets
+    (`config.FixedSettings`)."""
     folder = Path(tempfile.mkdtemp(prefix="mlxp-"))
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, json.dumps(dict(fixed))],

@@ -14,13 +14,10 @@ from ..records import DeviceTokens, DraftRow, Unread
 
 
 class Oracle:
-    """Guesses from known replies; see `Drafting`."""
-
     def __init__(
         self, share: float, vocab: int = 256, seed: int = 0, *, ahead: bool = False
     ) -> None:
-        """`share` of the guesses are right; wrong ones are below `vocab`. `ahead`: it guesses
-        before the last pass is read."""
+        """Wrong guesses are below `vocab`. `ahead`: it drafts before the last pass is read."""
         self.share = share
         self.drafts_ahead = ahead
         self._vocab = vocab
@@ -28,11 +25,9 @@ class Oracle:
         self._random = np.random.default_rng(seed)
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """A prompt with its reply."""
         self._known.append(list(tokens))
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
-        """As many drafts as are wanted, if the text so far is known."""
         return [self._behind(row, row.unread) for row in rows]
 
     def _behind(self, row: DraftRow, unread: Unread | None) -> Sequence[int]:

@@ -1,8 +1,6 @@
-"""Fixtures for tests of plugins, and `--mlx-conformance`. pytest finds this module by itself.
-
-Every pytest run in an environment with this package imports it, so slow imports are inside the
-functions that need them.
-"""
+"""Fixtures for tests of plugins, and `--mlx-conformance`. pytest finds this module by itself. Every
+pytest run in an environment with this package imports it, so slow imports are inside the functions
+that need them."""
 
 from __future__ import annotations
 

@@ -21,13 +21,10 @@ Answered = Callable[[LoadedModel, Request], Request]
 LIKELY = 5
 """Tokens whose log-probabilities each request asks for."""
 LAST = 2000
-"""Steps within which every schedule ends."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """One request of a schedule."""
-
     step: int
     length: int
     word: int
@@ -66,12 +63,10 @@ KINDS = (
 
 
 def tiny_tokens(arrival: Arrival) -> list[int]:
-    """A prompt in the vocabulary of tiny models."""
     return [20 + (arrival.word * 97 + 31 * i) % 340 for i in range(arrival.length)]
 
 
 def request_of(arrival: Arrival, tokens: Sequence[int]) -> Request:
-    """The request, with these tokens as its prompt."""
     request = new_request(
         tokens,
         max_tokens=arrival.max_tokens,
@@ -102,11 +97,9 @@ def run_schedule(
     answered: Answered = alone,
     **more: Any,
 ) -> list[Request]:
-    """Submit every request at its step, and run until all end.
-
-    `guessed`: share of the drafts that are right, by what each request gets `answered` alone;
-    unset: nothing is drafted. `ahead`: they are made before the last pass is read.
-    """
+    """Submit every request at its step, and run until all end. `guessed`: share of right drafts,
+    from the tokens that each request gets `answered` alone; unset: no drafts. `ahead`: drafts are
+    made before the last pass is read."""
     requests = [request_of(each, tokens_of(each)) for each in arrivals]
     speculation = None
     if guessed is not None:
@@ -144,7 +137,6 @@ def guessing(
     *,
     ahead: bool = False,
 ) -> Speculation:
-    """Drafts in every number for every row, from the known answers."""
     oracle = Oracle(share, ahead=ahead)
     for request in requests:
         for row, answer in zip(request.rows, answered(model, request).rows, strict=True):

@@ -17,40 +17,31 @@ JSON = "application/json"
 
 
 class Reply(Protocol):
-    """Writes the events of one request."""
-
     media_type: str
     heartbeat: bytes
-    """Is sent while there are no events; empty: nothing is."""
+    """Sent while there are no events; empty: nothing."""
     streamed: bool
-    """Whether the reply begins when the request is accepted."""
 
     def feed(self, events: Sequence[Event]) -> bytes:
         """The bytes for some events; a reply that is not streamed has all of them at its end.
-
-        Raises the error of a `Failed` event, unless the reply is streamed, which then tells it.
-        """
+        Raises the error of a `Failed` event, unless the reply is streamed, which then tells it."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a client asks for."""
-
     requests: Sequence[ModelRequest]
     """One, or one for each prompt of a text completion."""
     reply: Callable[[Accepted], Reply]
     refusal: Callable[[MLXProviderError], bytes] | None = None
-    """A stream that tells an error before acceptance, to clients that read none elsewhere; empty:
-    the error is answered with its HTTP status, as always without this."""
+    """A stream with an error before acceptance, for clients that read errors only there; empty: the
+    error gets its HTTP status."""
     places: Places = field(default_factory=Places)
-    """The names in what the client has sent."""
     joined: bool = True
-    """Whether the events are those of one reply, with the echo of its prompts; else a client of
-    ours joins them."""
+    """Whether all requests make one reply, with the echo of its prompts; else our own client joins
+    them."""
 
 
 Read = Callable[[dict[str, Any], Mapping[str, Any]], Asked]
-"""(body, sender) -> what it asks for. `sender`: fields that no client sets. Raises `BadRequest`."""
 
 
 def json_bytes(value: Any) -> bytes:

@@ -37,7 +37,7 @@ def check_known(value: Any, known: Collection[str], where: str) -> None:
 
 
 def check_kind(value: Any, where: str) -> None:
-    """The type of a part of an earlier turn, which may be one of another server."""
+    """The type of a part of an earlier turn; another server's types are allowed."""
     if not isinstance(value, str) or not value:
         raise BadRequest(f"{where} is {value!r}: it must be a text", param=where)
 

@@ -1,8 +1,5 @@
-"""The parts of a request by the names that its client gave them.
-
-The engine's errors and warnings name the fields of its own request: `max_tokens`,
-`messages[3].content[1]`. A client of another API may have sent no such field.
-"""
+"""The client's names for the parts of a request. The engine's errors and warnings name fields of
+its own request: `max_tokens`, `messages[3].content[1]`; other APIs have other names."""
 
 from __future__ import annotations
 
@@ -15,33 +12,30 @@ from ..errors import MLXProviderError, for_another
 from ..protocol.events import Event, Failed
 
 NAME = re.compile(r"(?<![\w.\]'\"])[a-z]\w*(?:\[\d+\]|\.\w+)*")
-"""A name of a field, or a part of one. Text in quotes is a value."""
+"""A field's name or path. Text in quotes is a value."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """The client's name for each part of our request that has another name there."""
-
     of: dict[str, str] = field(default_factory=dict)
-    """By our name. The parts of a part follow it."""
+    """By our name. Parts of a part follow it."""
 
     def before(self, inner: Places) -> Places:
-        """For a request that was translated twice: first by these names, then by `inner`."""
+        """For a request translated twice: first by these names, then by `inner`."""
         return Places({**self.of, **{ours: self.text(name) for ours, name in inner.of.items()}})
 
     def text(self, text: str) -> str:
-        """A text with the client's names. A plain word is a name where it begins the text."""
+        """A text with the client's names. A plain word counts as a name only at its beginning."""
         return NAME.sub(lambda found: self._name(found[0], first=not found.start()), text)
 
     def error(self, error: MLXProviderError) -> MLXProviderError:
-        """A copy of the error with the client's names."""
         named = for_another(error)
         named.message = self.text(error.message)
         named.param = None if error.param is None else self.text(error.param)
         return named
 
     def events(self, events: list[Event]) -> list[Event]:
-        """Events with the client's names. Only the last one can be an error."""
+        """Only the last event can be an error."""
         last = events[-1] if events else None
         if not isinstance(last, Failed):
             return events
@@ -49,7 +43,6 @@ class Places:
 
     @contextmanager
     def naming(self) -> Iterator[None]:
-        """A context in which our errors get the client's names."""
         try:
             yield
         except MLXProviderError as error:
@@ -65,7 +58,6 @@ class Places:
 
 
 def _heads(path: str) -> Iterator[str]:
-    """The path, then its parents."""
     while path:
         yield path
         path = path[: max(path.rfind("."), path.rfind("["), 0)]

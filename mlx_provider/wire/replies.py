@@ -1,4 +1,4 @@
-"""How a reply of any API is written: as a stream, or whole at its end. See `asked.Reply`."""
+"""Base classes of replies, streamed or whole. See `asked.Reply`."""
 
 from __future__ import annotations
 

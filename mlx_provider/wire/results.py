@@ -13,7 +13,7 @@ class Results(Whole):
     def __init__(
         self, accepted: Accepted, body: Callable[[Accepted, Sequence[Any], Done], dict[str, Any]]
     ) -> None:
-        """`body`: makes the reply from the results, in the order of the inputs, and the end."""
+        """`body` makes the reply from the results, in the order of the inputs, and the end."""
         self._accepted = accepted
         self._made = body
         self._found: list[Embedded] = []

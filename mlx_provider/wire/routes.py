@@ -18,16 +18,14 @@ GENERATE: Mapping[str, Read] = {
     **responses.GENERATE,
     **anthropic.GENERATE,
 }
-"""Routes that answer with what a model makes."""
 ROUTES: Mapping[str, Read] = {
     **openai.ROUTES,
     **responses.ROUTES,
     **anthropic.ROUTES,
 }
 AGENTS = frozenset(GENERATE) - {"/v1/embeddings"}
-"""Those that answer with text."""
+"""Routes that answer with text."""
 ERRORS: Mapping[str, Callable[[MLXProviderError], dict[str, Any]]] = {
     **dict.fromkeys((*openai.ROUTES, *responses.ROUTES), openai_errors.error_body),
     **dict.fromkeys(anthropic.ROUTES, anthropic_errors.error_body),
 }
-"""The body of an error on each route."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 HEADER = "x-mlx-warnings"
 LONGEST = 1000
-"""Characters of its value."""
 
 
 def header_text(warnings: Sequence[str]) -> str:

@@ -12,14 +12,13 @@ ORDER = "Tell me a long story in which all of these words are."
 
 
 def questions(part: str, count: int, turn: int, words: int) -> list[Messages]:
-    """Questions of different lengths: `words` words to twice as many."""
+    """`words` words to twice as many."""
     dice = random.Random(f"{part} {count} {turn}")  # noqa: S311
     lengths = [max(4, words * (2 + i % 3) // 2) for i in range(count)]
     return [_message(" ".join(dice.choice(WORDS) for _ in range(length))) for length in lengths]
 
 
 def document(name: str, words: int) -> str:
-    """A long text, the same for the same name."""
     dice = random.Random(name)  # noqa: S311
     return " ".join(dice.choice(WORDS) for _ in range(words))
 

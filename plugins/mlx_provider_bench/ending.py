@@ -13,7 +13,7 @@ from mlx_provider.commands import PASSED_ON
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Signals wait until a process that is being started is known to its clean-up."""
+    """Signals wait until the clean-up knows a process that is being started."""
     received: list[int] = []
 
     def later(number: int, frame: FrameType | None) -> None:

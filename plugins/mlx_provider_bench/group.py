@@ -1,8 +1,5 @@
-"""The group `bench`, which imports its commands when one of them, or their list, is needed.
-
-Their dozens of options would delay other commands of `mlx-provider`. The end of a command also ends
-the servers, engines and proxies that it has started.
-"""
+"""The group `bench`, which imports its commands on demand: their options would delay other
+commands. The end of a command also ends the servers, engines and proxies that it has started."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 PROGRESS = "progress"
-"""Name of the function in a command's `context.meta` that reports what is measured."""
+"""Key of `context.meta`: the function that reports progress."""
 
 
 class LongGroup(TyperGroup):
@@ -33,8 +30,6 @@ class LongGroup(TyperGroup):
 
 
 class Deferred(LongGroup):
-    """Imports the commands of `commands.bench` at its first use."""
-
     def list_commands(self, ctx: Any) -> list[str]:
         self._read()
         return super().list_commands(ctx)

@@ -1,9 +1,7 @@
-"""`mlx-provider bench MODEL`: time to first token and tokens per second of a model.
-
-A separate engine process serves the model, with the drafts and limits of normal use. Each
-row is a prompt length and a number of streams, and two rounds over the same prompts: the first
-computes them and asks for one token, the second finds them in the prefix cache and decodes.
-"""
+"""`mlx-provider bench MODEL`: time to first token and tokens per second of a model. A separate
+engine process serves the model with normal drafts and limits. Each row is a prompt length and a
+number of streams: one round computes the prompts and one token, the second finds them in the prefix
+cache and decodes."""
 
 from __future__ import annotations
 
@@ -21,11 +19,11 @@ from .servers.client import Answer, Client, Messages
 from .servers.processes import OURS, running
 
 SAMPLE = 200
-"""Words of the prompt by which words are counted in tokens."""
+"""Words of the prompt from which tokens per word are measured."""
 SHORTEST = 0.02
-"""Seconds of decoding below which a short reply says nothing about its rate."""
+"""Seconds of decoding below which a reply says nothing about its rate."""
 WARMING = 4
-"""Tokens of a first answer of so many streams: kernels are compiled for new shapes."""
+"""Tokens of a first answer, which compiles kernels for new shapes."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +31,15 @@ class Plan:
     model: str
     """A folder, a Hub repository, or a model of the package."""
     streams: Sequence[int] = (1, 4, 8)
-    """Requests at once."""
     prompts: Sequence[int] = (1_000, 8_000, 32_000)
-    """Tokens of a prompt, about."""
+    """Approximate prompt tokens."""
     reply: int = 128
-    """Tokens of an answer at most."""
 
 
 def bench(plan: Plan, report: Callable[[str], None]) -> Result:
-    """Run the plan; JSON-able. `report` gets what is measured and each figure; a table goes to
-    stderr.
-
-    Raises `ModelNotFound`, `BadRequest`, `EngineUnavailable`, or `RequestFailed` if the model
-    cannot be loaded. A row that the engine refuses has the reason in `failed`.
-    """
+    """JSON-able. `report` gets what is measured; a table goes to stderr. Raises `ModelNotFound`,
+    `BadRequest`, `EngineUnavailable`, or `RequestFailed` if the model cannot be loaded. A row that
+    the engine refuses has the reason in `failed`."""
     folder = folder_of(plan.model)
     result = surroundings("of the checkpoint") | {"model": plan.model, "rows": []}
     total = len(plan.streams) * len(plan.prompts)
@@ -80,10 +73,7 @@ def _figures(row: Result) -> str:
 
 
 def row(client: Client, asked: Sequence[Messages], tokens: int, reply: int) -> Result:
-    """The prompts computed and answered by one token; then decoded together.
-
-    tokens: of a prompt, as the plan has it. Times are in seconds.
-    """
+    """`tokens`: of a prompt, as planned. Times are in seconds."""
     computed = client.ask_together(asked, 1)
     decoded = computed if failed(computed) else client.ask_together(asked, reply)
     found: Result = {"prompt": tokens, "streams": len(asked)}
@@ -102,12 +92,10 @@ def row(client: Client, asked: Sequence[Messages], tokens: int, reply: int) -> R
 
 
 def failed(answers: Sequence[Answer]) -> str:
-    """The first failure; empty: none."""
     return next((answer.failure for answer in answers if answer.failure), "")
 
 
 def questions(name: str, count: int, words: int) -> list[Messages]:
-    """Prompts that begin differently."""
     return [question(f"{name} {count} {at}", words) for at in range(count)]
 
 

@@ -1,10 +1,7 @@
-"""`mlx-provider bench prefix`: what a stored prefix saves, for four kinds of cache.
-
-Time to first token of a long prompt cold, repeated, and with another question at its end, in a
-message of its own or in the document's; a conversation of six turns over a document. Models are
-random, or one checkpoint; greedy tokens are compared with a cold run everywhere: a fast wrong
-answer shows as such.
-"""
+"""`mlx-provider bench prefix`: what a stored prefix saves, for four kinds of cache. Time to first
+token of a long prompt cold, repeated, and with another question at its end; a conversation of six
+turns over a document. Models are random, or one checkpoint; greedy tokens are compared with a cold
+run everywhere."""
 
 from __future__ import annotations
 
@@ -27,10 +24,9 @@ from .subjects.caching import InProcess, Timed
 VARIANTS = ("llama", "qwen3_vl", "gemma3", "qwen3_5", "qwen3_vl+image")
 PARTS = ("ttft", "conversation")
 REPLY = 6
-"""Tokens compared per answer."""
 TRIALS = 12
 ALL_COLD = 4096
-"""Prompt tokens up to which every kind of hit is checked against a cold run of its own."""
+"""Prompt tokens up to which every kind of hit is checked against its own cold run."""
 SPEEDUP_AT = 16_384
 SPEEDUP_TARGET = 28.0
 SUFFIX_TARGET = 1.3
@@ -48,7 +44,6 @@ class Plan:
     layers: int = 4
     dtype: str = "float32"
     talk: Sequence[str] = ("qwen3_vl+image",)
-    """Variants that hold the conversation."""
     talk_document: int = 17_000
     turns: int = 6
     parts: Sequence[str] = PARTS
@@ -56,8 +51,6 @@ class Plan:
 
 @dataclass
 class Subject:
-    """One variant's model, cold and with a prefix cache."""
-
     model: LoadedModel
     image: bool
     cold: InProcess = field(init=False)
@@ -71,7 +64,6 @@ class Subject:
             side.ask(side.prompt([{"role": "user", "content": "Hello"}], []), 2)
 
     def ask(self, side: InProcess, asked: Asked, max_tokens: int = REPLY) -> Timed:
-        """The reply of one side, prompt made as the chat layer makes it."""
         return side.ask(self.prompt(asked), max_tokens)
 
     def prompt(self, asked: Asked) -> Any:
@@ -89,8 +81,7 @@ Report = Callable[[str], None]
 
 
 def bench(plan: Plan, report: Report) -> Result:
-    """Run the plan; JSON-able. `report` gets what is measured and each figure; tables go to
-    stderr."""
+    """JSON-able. `report` gets what is measured; tables go to stderr."""
     result = surroundings(plan.dtype) | {"hidden": plan.hidden, "layers": plan.layers}
     result |= _models(plan, report)
     _print(result)
@@ -125,11 +116,9 @@ def _models(plan: Plan, report: Report) -> Result:
 
 
 def _first_tokens(subject: Subject, variant: str, size: int) -> Result:
-    """Cold, repeated, the next turn, and other questions about one document.
-
-    Of repeated measurements the median counts, on both sides of every ratio: on a machine that
-    does other things, too, the fastest of a few says less. Of two cold runs the faster counts.
-    """
+    """Cold, repeated, the next turn, and other questions about one document. Ratios compare
+    medians: on a busy machine the fastest of a few says less. Of two cold runs the faster
+    counts."""
     text = document(subject.model, size, seed=size)
     base = Asked(text, "Which colour is the circle?", image=size if subject.image else None)
     first = subject.ask(subject.warm, base)
@@ -138,7 +127,7 @@ def _first_tokens(subject: Subject, variant: str, size: int) -> Result:
     turn = [base.followed_by(reply, each) for each in questions]
     other = [base.asking(each) for each in questions]
     truth = subject.ask(subject.cold, turn[0])
-    # a third cold run of a long prompt would cost more than it tells
+    # A third cold run of a long prompt would cost too much.
     truth_other = subject.ask(subject.cold, other[0]) if size <= ALL_COLD else None
     repeats = [subject.ask(subject.warm, base) for _ in range(TRIALS)]
     next_turn = _hits(subject, turn)
@@ -163,7 +152,7 @@ def _first_tokens(subject: Subject, variant: str, size: int) -> Result:
 
 
 def _same_message(subject: Subject, size: int) -> tuple[Result, list[tuple[Timed, Timed]]]:
-    """Three questions, each at the end of one document's message; the last, and itself cold."""
+    """Three questions, each at the end of one document's message; the last, and its cold run."""
     base = Asked(
         document(subject.model, size, seed=size + 1),
         "Which colour is the circle?",
@@ -186,10 +175,8 @@ Hits = tuple[Sequence[Timed], Sequence[tuple[float, float]]]
 
 
 def _hits(subject: Subject, asked: Sequence[Asked]) -> Hits:
-    """Half of the questions as requests; of the others, what their own tokens cost alone.
-
-    Where little was reused there is no suffix to speak of, and nothing to compare with.
-    """
+    """Half of the questions as requests; of the others, the cost of their own tokens alone (none
+    where little was reused)."""
     runs: list[Timed] = []
     alone: list[tuple[float, float]] = []
     for one, other in zip(asked[::2], asked[1::2], strict=True):  # in turn: the machine drifts
@@ -209,7 +196,7 @@ def _hit(hits: Hits, cold: float) -> Result:
         "cold_over_hit": _speedup(cold / first, runs[0].prompt_tokens),
     }
     if alone:
-        # of two ways the one that is faster as a rule, not the luckier one of each pair
+        # Of two ways the one that is usually faster, not the luckier one of each pair.
         own = min(median(way) for way in zip(*alone, strict=True))
         row["suffix_alone_seconds"] = own
         row["over_suffix"] = against(first / own, SUFFIX_TARGET, at_least=False)
@@ -217,14 +204,12 @@ def _hit(hits: Hits, cold: float) -> Result:
 
 
 def _speedup(ratio: float, tokens: int) -> object:
-    """A gain, and from the length on for which there is one, its target."""
     if tokens < SPEEDUP_AT:
         return round(ratio, 2)
     return against(ratio, SPEEDUP_TARGET, at_least=True)
 
 
 def _conversation(subject: Subject, variant: str, plan: Plan, report: Report) -> Result:
-    """Turns over one document, each also asked cold."""
     asked = Asked(
         document(subject.model, plan.talk_document, seed=3),
         "Which colour is the circle?",

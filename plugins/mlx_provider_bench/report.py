@@ -14,7 +14,6 @@ WIDTH = 150
 
 
 def surroundings(dtype: str) -> Result:
-    """Device, BLAS, dtype and load: what a figure depends on besides the code."""
     import mlx.core as mx
 
     from mlx_provider.commands import active_blas
@@ -35,16 +34,13 @@ def size_of(model: LoadedModel) -> Result:
 
 
 def against(measured: float, target: float, *, at_least: bool) -> Result:
-    """A figure beside its target."""
     reached = measured >= target if at_least else measured <= target
     return {"measured": round(measured, 3), "target": target, "reached": reached}
 
 
 def print_rows(title: str, columns: Mapping[str, str], rows: Iterable[Result]) -> None:
-    """A Markdown table on stderr, if there are rows; stdout is left to the JSON line.
-
-    columns: heading -> key of a row, `a.b` for an entry of a nested one.
-    """
+    """A Markdown table on stderr; stdout is left to the JSON line. `columns`: heading -> key of a
+    row, `a.b` for an entry of a nested one."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -69,7 +65,7 @@ def _at(row: Any, key: str) -> object:
 
 
 def shown(value: object) -> str:
-    """A cell: numbers short, a figure with its target, nothing as a dash."""
+    """A cell: numbers short, a number with its target, nothing as a dash."""
     if isinstance(value, dict) and "target" in value:
         return f"{value['measured']:.3g} ({'ok' if value['reached'] else 'MISSED'})"
     if isinstance(value, float):

@@ -1,9 +1,6 @@
-"""Coding agents for `mlx-provider launch`: one module each, with the source of its names.
-
-Every profile puts a client's settings, sessions and caches into the launch's own folder. It tells
-clients that would guess it the real context of the model, and raises time limits that a long prompt
-on a slow machine exceeds.
-"""
+"""Coding agents for `mlx-provider launch`: one module each, with the source of its names. A profile
+keeps a client's settings, sessions and caches in the launch's own folder, states the real context
+of the model, and raises time limits that a long prompt on a slow machine exceeds."""
 
 from __future__ import annotations
 
@@ -18,6 +15,5 @@ mlx_provider_api = 1
 
 @hookimpl
 def mlx_clients() -> Iterator[Client]:
-    """Clients in the order of the menu."""
     for module in (claude, codex, opencode, qwen, pi, continue_, kilo, cline, aider):
         yield module.CLIENT

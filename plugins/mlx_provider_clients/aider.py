@@ -15,10 +15,8 @@ HISTORIES = ("INPUT_HISTORY_FILE", "CHAT_HISTORY_FILE")
 
 
 def profile(gateway: Gateway) -> Profile:
-    """By variables. Files that aider would write beside the project's are written elsewhere.
-
-    Its folder is always `~/.aider`, so it gets another home; git still finds the user's.
-    """
+    """By variables; no file is written beside the project's. Its folder is always `~/.aider`, so it
+    gets another home; git still finds the user's."""
     model = f"openai/{gateway.model}"
     metadata = {
         "max_tokens": gateway.output,

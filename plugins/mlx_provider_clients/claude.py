@@ -13,7 +13,7 @@ from .nested import mapping
 
 ROLES = ("OPUS", "SONNET", "HAIKU")
 LEAST_WINDOW_TOKENS = 100_000
-"""A smaller `CLAUDE_CODE_AUTO_COMPACT_WINDOW` is taken for this."""
+"""A smaller `CLAUDE_CODE_AUTO_COMPACT_WINDOW` counts as this."""
 SUBAGENT_TOOLS = ("Read", "Grep", "Glob", "Edit", "Write", "Bash")
 LIMITS = (
     "API_TIMEOUT_MS",

@@ -13,7 +13,6 @@ SINCE = "2026-01-01T00:00:00.000Z"
 
 
 def profile(gateway: Gateway) -> Profile:
-    """The file with its providers, and all of its state, in a separate folder."""
     settings = {
         "provider": PROVIDER,
         "apiKey": gateway.key,

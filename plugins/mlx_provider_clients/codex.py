@@ -16,7 +16,6 @@ TEMPORARY = "tmp"
 
 
 def profile(gateway: Gateway) -> Profile:
-    """One `config.toml` in a separate home folder."""
     settings = {
         "model": gateway.model,
         "model_provider": PROVIDER,

@@ -9,7 +9,6 @@ from .opencode import config, folders
 
 
 def profile(gateway: Gateway) -> Profile:
-    """Like OpenCode's, with its own names."""
     return Profile(
         {
             **folders(gateway),

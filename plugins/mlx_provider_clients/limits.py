@@ -1,11 +1,10 @@
-"""Figures and texts that the profiles share."""
+"""Numbers and texts that the profiles share."""
 
 from __future__ import annotations
 
 KEY = "MLX_GATEWAY_KEY"
 """Variable with the gateway's key, for clients whose files name a variable."""
 SUBAGENT = "local"
-"""Name of the agent of a launch as subagent."""
 SUBAGENT_TASKS = (
     "Searches and small edits at no cost, on a local model. Use it to find files and code, to read "
     "and summarise files, and for mechanical edits that are described exactly."
@@ -16,4 +15,4 @@ SUBAGENT_PROMPT = (
     "changed."
 )
 REPLY_SECONDS = 3600
-"""Seconds without a token that a client is to bear: a prompt of 100,000 tokens may take as long."""
+"""Seconds without a token: a prompt of 100,000 tokens may take as long."""

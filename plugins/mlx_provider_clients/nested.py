@@ -14,7 +14,6 @@ def mapping(content: Any, *names: str) -> Mapping[str, Any]:
 
 
 def each(content: Any) -> list[Mapping[str, Any]]:
-    """The mappings in a list, or in the values of a mapping."""
     found = content.values() if isinstance(content, Mapping) else content
     listed = found if isinstance(content, (list, Mapping)) else []
     return [one for one in listed if isinstance(one, Mapping)]
@@ -25,5 +24,4 @@ def count(found: Any) -> int | None:
 
 
 def least(found: Iterable[Any]) -> int | None:
-    """The least number among the values."""
     return min((number for one in found if (number := count(one))), default=None)

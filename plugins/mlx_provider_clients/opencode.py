@@ -16,10 +16,8 @@ FOLDERS = ("CONFIG", "DATA", "STATE", "CACHE")
 
 
 def folders(gateway: Gateway) -> dict[str, str]:
-    """The base folders of a program whose own folders cannot be set otherwise.
-
-    It installs its plugins with npm, which has another cache.
-    """
+    """The base folders of a program whose own folders cannot be set otherwise. npm, which installs
+    its plugins, has another cache."""
     cache = {"npm_config_cache": str(gateway.folder / "npm")}
     return cache | {f"XDG_{name}_HOME": str(gateway.folder / name.lower()) for name in FOLDERS}
 
@@ -45,7 +43,7 @@ def _provider(gateway: Gateway) -> dict[str, Any]:
 
 
 def config(gateway: Gateway) -> str:
-    """The configuration file, which forks of OpenCode share."""
+    """Shared by forks of OpenCode."""
     chosen = f"{PROVIDER}/{gateway.model}"
     return json.dumps(
         {
@@ -77,7 +75,7 @@ def profile(gateway: Gateway) -> Profile:
 
 
 def subagent(gateway: Gateway) -> Profile:
-    """Settings that are merged with all of the user's own."""
+    """Merged with all of the user's own settings."""
     agent = {
         "mode": "subagent",
         "description": SUBAGENT_TASKS,

@@ -13,11 +13,10 @@ from .nested import each, least
 
 PROVIDER = "mlx"
 RECENT = 20_000
-"""Tokens that a compaction leaves as they are, unless told otherwise."""
+"""Tokens that a compaction keeps by default."""
 
 
 def profile(gateway: Gateway) -> Profile:
-    """Models and settings in a separate agent folder."""
     model = {
         "id": gateway.model,
         "contextWindow": gateway.context,

@@ -32,7 +32,6 @@ def matches(device: str, precision: str) -> bool:
 
 
 def replacements() -> Iterable[Replacement]:
-    """NumPy instead of the slow functions."""
     from .functions import REPLACEMENTS
 
     return REPLACEMENTS

@@ -1,11 +1,7 @@
-"""Attention in NumPy, because MLX's build computes exponentials slowly.
-
-Outside of macOS, MLX's CPU build (0.32.4, x86-64) takes some 20 ns for the exponential of one
-score, NumPy 2 ns. With a few hundred tokens of context that is most of the cost of attention, with
-a few thousand most of the time of a prompt. Here NumPy computes blocks of queries with the keys up
-to their positions. It reads keys and values in place, and shares the heads of a large call among
-the cores.
-"""
+"""Attention in NumPy, because MLX's build computes exponentials slowly. Outside of macOS, MLX's CPU
+build (0.32.4, x86-64) takes some 20 ns per exponential, NumPy 2 ns: with a few hundred tokens of
+context most of the cost of attention. NumPy computes blocks of queries with the keys up to their
+positions, in place, and divides the heads of a large call among the cores."""
 
 from __future__ import annotations
 
@@ -24,24 +20,21 @@ from . import shares
 from .numpy_threads import numpy_alone
 
 BLOCK = 1 << 18
-"""Scores of one block, few enough for the cache of a core."""
+"""Scores of one block: fits into the cache of a core."""
 QUERIES = 16
-"""Least queries of a block: fewer are not worth reading the keys."""
+"""Fewest queries of a block: fewer are not worth reading the keys."""
 PACKED = 16
-"""Values of a key for each query from which on a product is faster without packing the keys."""
+"""Values of a key per query from which on a product is faster without packing the keys."""
 SHARED = 1 << 16
-"""Scores from which on the cores share the work."""
 Share = tuple[slice, ...]
-"""Of rows, of key heads, and of the queries of each."""
+"""Slices of rows, key heads, and queries of each."""
 WORTH = 1 << 12
-"""Minimum number of scores: with fewer, the wait for the keys costs more than it saves."""
+"""Scores below which waiting for the keys costs more than it saves."""
 
 
 def applies(queries: mx.array, parts: Sequence[Part], options: Mapping[str, Any]) -> bool:
-    """Whether `attend(queries, parts, **options)` is right here, and faster.
-
-    Not for sinks, quantised or half-precision keys.
-    """
+    """Whether `attend(queries, parts, **options)` is correct and faster. Not for sinks, quantised
+    or half-precision keys."""
     arrays = [x for part in parts for x in (part.keys, part.values)]
     return (
         options.keys() == {"scale"}
@@ -57,11 +50,9 @@ def _scores(queries: mx.array, parts: Sequence[Part]) -> int:
 
 
 def attend(queries: mx.array, parts: Sequence[Part], *, scale: float) -> mx.array:
-    """Same as `mx.fast.scaled_dot_product_attention` of each part, evaluated at once.
-
-    Shapes: `queries` (B, H, L, D) with H a multiple of every Hk; the parts are all of its rows in
-    their order. Returns (B, H, L, Dv).
-    """
+    """Same as `mx.fast.scaled_dot_product_attention` of each part, evaluated at once. `queries` (B,
+    H, L, D) with H a multiple of every Hk; the parts are all of its rows in order. Returns (B, H,
+    L, Dv)."""
     numpy_alone()
     mx.eval(queries, [[x for x in (p.keys, p.values, p.mask) if _is_array(x)] for p in parts])
     q = np.asarray(queries) * np.float32(scale)
@@ -72,7 +63,7 @@ def attend(queries: mx.array, parts: Sequence[Part], *, scale: float) -> mx.arra
 
 
 def _attend_part(part: Part, q: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """Attention of scaled queries (B, H, L, D) into `out` (B, H, L, Dv)."""
+    """Scaled queries (B, H, L, D) into `out` (B, H, L, Dv)."""
     k, v = np.asarray(part.keys), np.asarray(part.values)
     B, H, L, _ = q.shape
     Hk, S = k.shape[1:3]
@@ -99,7 +90,7 @@ def _attend(
     mask: NDArray[Any] | None,
     out: NDArray[np.float32],
 ) -> None:
-    """Attention of scaled queries (B, Hk, G, L, D) into `out` (B, Hk, G, L, Dv)."""
+    """Scaled queries (B, Hk, G, L, D) into `out` (B, Hk, G, L, Dv)."""
     B, Hk, G, L, D = q.shape
     S = k.shape[2]
     turned = k.swapaxes(-1, -2)
@@ -121,14 +112,13 @@ def _attend(
 
 
 def _product(few: NDArray[np.float32], many: NDArray[np.float32]) -> NDArray[np.float32]:
-    """`few @ many`; row by row where the other matrix would be packed for too few of them."""
+    """`few @ many`; row by row if `many` would be packed for too few rows."""
     if few.shape[-2] * PACKED > min(many.shape[-2:]):
         return few @ many
     return (few[..., None, :] @ many[..., None, :, :])[..., 0, :]
 
 
 def _shares(axes: tuple[int, int, int], scores: int) -> list[Share]:
-    """Parts of (B, Hk, G) for the cores. Few scores are not divided."""
     everything = (slice(None),) * 3
     if scores < SHARED:
         return [everything]
@@ -140,7 +130,7 @@ def _shares(axes: tuple[int, int, int], scores: int) -> list[Share]:
 
 
 def _masked(mask: mx.array, Hk: int, H: int) -> NDArray[Any]:
-    """The mask as a view that broadcasts to (B, Hk, H / Hk, L, S)."""
+    """A view that broadcasts to (B, Hk, H / Hk, L, S)."""
     found = np.asarray(mask)
     found = found.reshape((1,) * (4 - found.ndim) + found.shape)
     rows, heads = found.shape[:2]
@@ -149,7 +139,6 @@ def _masked(mask: mx.array, Hk: int, H: int) -> NDArray[Any]:
 
 
 def _narrowed(at: Share, shape: tuple[int, ...]) -> Share:
-    """The part of a share in an array of this shape, some of whose axes have size 1."""
     return tuple(s if n > 1 else slice(None) for s, n in zip(at, shape, strict=False))
 
 
@@ -161,14 +150,14 @@ def _apply(mask: NDArray[Any], scores: NDArray[np.float32]) -> None:
 
 
 def _hide_later(scores: NDArray[np.float32]) -> None:
-    """Mask later positions. The last queries are the last positions."""
+    """The last queries are the last positions."""
     count = scores.shape[-2]
     scores[..., -count:] += _later(count)
 
 
 @functools.lru_cache(maxsize=8)
 def _later(count: int) -> NDArray[np.float32]:
-    """The causal mask to add to the scores of `count` queries with each other. Read-only."""
+    """To add to the scores of `count` queries with each other. Read-only."""
     hidden = np.triu(np.full((count, count), -np.inf, dtype=np.float32), 1)
     hidden.flags.writeable = False
     return hidden

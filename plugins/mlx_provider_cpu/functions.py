@@ -1,8 +1,6 @@
-"""The functions of upstream's models that NumPy replaces.
-
-They are named by the module that defines them (mlx 0.32.4, mlx-lm 0.32.2, mlx-vlm 0.7.10), because
-others of the same name do something else. Small arrays, and those not float32, go to the original.
-"""
+"""The functions of upstream's models that NumPy replaces. Named by the module that defines them
+(mlx 0.32.4, mlx-lm 0.32.2, mlx-vlm 0.7.10). Small arrays, and those not float32, go to the
+original."""
 
 from __future__ import annotations
 
@@ -22,8 +20,6 @@ PARAMETERS = ("scale", "mask", "sinks")
 
 
 def _elementwise(ours: Function) -> Callable[[Function], Function]:
-    """For a function of arrays of one shape."""
-
     def make(original: Function) -> Function:
         def call(*arrays: mx.array) -> Any:
             first = arrays[0]
@@ -44,7 +40,7 @@ def _precise_swiglu(hidden: mx.array, gate: mx.array, x: mx.array) -> mx.array:
 
 
 def _attention(original: Function) -> Function:
-    """Attends several caches of one call together, because each alone may be too small."""
+    """Attends several caches per call, because each alone may be too small."""
 
     def call(
         queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, **kwargs: Any

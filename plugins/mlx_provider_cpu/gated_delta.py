@@ -1,9 +1,9 @@
 """The gated delta rule in NumPy: chunks of tokens at once, states from chunk to chunk.
 
-The rule (Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024): a state decays by `g`, forgets
-what it holds under a key as far as `beta` says, and learns the key's value instead. Within a chunk
-the tokens' corrections of one another are a unit triangular system, solved for all chunks together
-by halves. MLX's CPU build (0.32.4) spends its time on launching small operations.
+The rule (Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024): a state decays by `g`, and
+replaces the value of a key by a new one at the rate `beta`. Within a chunk this is a unit
+triangular system, solved for all chunks together by halves. MLX's CPU build (0.32.4) spends its
+time on launching small operations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CHUNK = 16
 WORTH = 1 << 15
 """Values of a state below which one token costs less than waiting for it."""
 LEAST_DECAY = 1e-6
-"""A decay that underflows to zero would make a quotient of decays no number."""
+"""A decay that underflows to zero would make quotients NaN."""
 
 Floats = NDArray[np.float32]
 
@@ -32,11 +32,9 @@ def gated_delta(
     beta: mx.array,
     state: mx.array,
 ) -> tuple[mx.array, mx.array]:
-    """Outputs (B, T, Hv, Dv) and the state after them (B, Hv, Dv, Dk), evaluated at once.
-
-    Shapes, all float32: `q` and `k` (B, T, Hk, Dk), `v` (B, T, Hv, Dv) with Hv a multiple of Hk,
-    `g` and `beta` (B, T, Hv), `state` as above.
-    """
+    """Outputs (B, T, Hv, Dv) and state (B, Hv, Dv, Dk), evaluated at once. Shapes, all float32: `q`
+    and `k` (B, T, Hk, Dk), `v` (B, T, Hv, Dv) with Hv a multiple of Hk, `g` and `beta` (B, T,
+    Hv)."""
     numpy_alone()
     mx.eval(q, k, v, g, beta, state)
     tokens, repeats = q.shape[1], v.shape[2] // k.shape[2]
@@ -45,7 +43,7 @@ def gated_delta(
     queries, keys = (_chunks(np.repeat(np.asarray(x), repeats, 2), count, size) for x in (q, k))
     values = _chunks(np.asarray(v), count, size)
     rate = _chunks(np.asarray(beta)[..., None], count, size)
-    # what pads the last chunk neither decays nor learns
+    # Padding of the last chunk neither decays nor learns.
     log = np.log(np.clip(np.asarray(g), LEAST_DECAY, 1.0))
     decay = np.cumsum(_chunks(log[..., None], count, size), axis=-2)
     out, after = _scan(queries, keys, values, decay, rate, np.asarray(state))
@@ -62,7 +60,7 @@ def gated_delta_step(
     beta: mx.array,
     state: mx.array,
 ) -> tuple[mx.array, mx.array]:
-    """The same for one token of every row (T = 1), by the plain rule."""
+    """`gated_delta` for one token of every row (T = 1), by the plain rule."""
     numpy_alone()
     mx.eval(q, k, v, g, beta, state)
     repeats = v.shape[2] // k.shape[2]
@@ -86,10 +84,8 @@ def _chunks(x: Floats, count: int, size: int) -> Floats:
 def _scan(
     q: Floats, k: Floats, v: Floats, decay: Floats, rate: Floats, state: Floats
 ) -> tuple[Floats, Floats]:
-    """Chunk after chunk: all (B, H, count, size, D), `decay` the logarithm from the chunk's start.
-
-    Takes and returns the state as (B, H, Dv, Dk), and transposes it in between.
-    """
+    """Inputs (B, H, count, size, D); `decay`: logarithm from the chunk's start. Takes and returns
+    the state as (B, H, Dv, Dk)."""
     size = q.shape[-2]
     earlier = np.tril(np.ones((size, size), dtype=np.float32))
     between = np.exp(np.where(earlier > 0, decay - decay.swapaxes(-1, -2), -np.inf))
@@ -111,10 +107,8 @@ def _scan(
 
 
 def _inverse(below: Floats) -> Floats:
-    """Inverse of `1 + below`, `below` strictly lower triangular (..., n, n), n a power of two.
-
-    By halves: of [[A, 0], [C, D]] it is [[A', 0], [-D' C A', D']].
-    """
+    """Inverse of `1 + below`, `below` strictly lower triangular (..., n, n), n a power of two. By
+    halves: of [[A, 0], [C, D]] it is [[A', 0], [-D' C A', D']]."""
     n = below.shape[-1]
     out = np.zeros_like(below)
     out[..., np.arange(n), np.arange(n)] = 1

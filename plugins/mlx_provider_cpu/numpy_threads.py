@@ -7,11 +7,9 @@ import functools
 
 @functools.cache
 def numpy_alone() -> None:
-    """From now on, NumPy computes each product in the calling thread only.
-
-    The threads of its BLAS (the one in its wheel) and those of MLX's BLAS spin while they wait, and
-    would take the cores from each other: a chunk of 20 ms then sometimes takes 180.
-    """
+    """From now on, NumPy computes each product in the calling thread only. The threads of its BLAS
+    and of MLX's BLAS spin while they wait, and would take the cores from each other: a chunk of 20
+    ms then sometimes takes 180."""
     from threadpoolctl import ThreadpoolController
 
     own = [one.filepath for one in ThreadpoolController().lib_controllers]

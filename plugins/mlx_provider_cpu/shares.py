@@ -1,10 +1,7 @@
-"""Divides work into shares, each on its own core.
-
-If no core is idle, Linux runs a woken thread on the core of the thread that woke it, after that
-thread. The threads of MLX's BLAS spin between two products, so no core is idle. So each of our
-threads stays off the core of the thread that waits for it. Without that, two cores were no faster
-than one beside OpenBLAS.
-"""
+"""Divides work into shares, each on its own core. If no core is idle, Linux runs a woken thread on
+the core of its waker. The threads of MLX's BLAS spin between two products, so no core is idle. So
+each of our threads stays off the core of the thread that waits for it; otherwise two cores were no
+faster than one."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ T = TypeVar("T")
 
 
 def on_cores(work: Callable[[T], None], shares: Sequence[T]) -> None:
-    """Do every share, the first in this thread. Raises the errors of all shares."""
+    """The first share runs in this thread. Raises the errors of all shares."""
     first, *others = shares
     if not others:
         work(first)
@@ -49,23 +46,20 @@ def _crew() -> Crew:
 
 
 class Crew:
-    """Threads that take shares; they live as long as the process."""
-
     def __init__(self) -> None:
         self.pool = ThreadPoolExecutor(max(1, count() - 1), thread_name_prefix="core")
         self._placed = threading.local()
         self._allowed: set[int] = set()
-        """Cores among which threads can be placed; none where the system does not let us."""
+        """Cores for threads; empty where the system does not let us choose."""
         if sys.platform == "linux":
             self._allowed = os.sched_getaffinity(0)
             self._where = ctypes.CDLL(None).sched_getcpu
 
     def core(self) -> int | None:
-        """The core that this thread runs on, if others can be kept off it."""
+        """The core of this thread, if others can be kept off it."""
         return int(self._where()) if len(self._allowed) > 1 else None
 
     def work_off(self, core: int | None, work: Callable[[T], None], share: T) -> None:
-        """Do a share in this thread, which stays off `core` from now on."""
         if core is not None and getattr(self._placed, "off", None) != core:
             self._place(core)
         work(share)

@@ -13,7 +13,7 @@ mlx_provider_api = 1
 
 @hookimpl
 def mlx_drafters() -> Iterator[Drafter]:
-    """The drafter `model` comes first, because the operator has chosen its model."""
+    """The drafter `model` comes first: the operator has chosen its model."""
     yield Drafter(
         "model",
         refuses_model,
@@ -40,21 +40,19 @@ def mlx_drafters() -> Iterator[Drafter]:
 
 
 def refuses_model(folder: Path, model: LoadedModel, options: DraftOptions) -> str:
-    """Why the given model cannot draft; empty: it can."""
     from .choice import problem
 
     return problem(folder, options.model, options.room)
 
 
 def start_model(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
-    """Load the smaller model. Raises `BadRequest` if its caches cannot remove tokens."""
+    """Raises `BadRequest` if its caches cannot remove tokens."""
     from .choice import load
 
     return load(options.model, model.info.vocab_size, options.room, scores=options.scores)
 
 
 def kept_by_model(drafting: Drafting) -> int:
-    """Maximum bytes of the caches of all rows that it follows."""
     from .draft_model import DraftModel
 
     return drafting.kv_bytes if isinstance(drafting, DraftModel) else 0

@@ -18,19 +18,18 @@ from .prompt_scoring import ScoringModel
 from .row_context import longest
 
 AGREED = 0.99
-"""Share of all tokens that both models must know by the same number: releases of one line of
-models differ in a few added ones."""
+"""Share of all tokens with equal ids in both models: releases of a model line differ in a few added
+tokens."""
 NONE_GIVEN = "it needs a smaller model of the same vocabulary: name its folder (draft_model)"
 
 
 KV_SHARE = 4
-"""Part of the room for a draft model and its rows that the rows' caches may take at most."""
+"""Rows' caches take at most 1/4 of the memory for a draft model and its rows."""
 
 
 def problem(folder: Path, draft: Path | None, room: int | None = None) -> str:
-    """Why the model in `draft` cannot guess for the one in `folder`; empty: it can.
-
-    room: maximum bytes of the model."""
+    """Why the model in `draft` cannot draft for `folder`; empty: it can. `room`: limit of its
+    bytes."""
     if draft is None:
         return NONE_GIVEN
     weights = _weights_bytes(draft)
@@ -47,10 +46,7 @@ def problem(folder: Path, draft: Path | None, room: int | None = None) -> str:
 def load(
     draft: Path | None, vocab: int, room: int | None = None, *, scores: bool = False
 ) -> ScoringModel:
-    """The model in `draft`, for a model with this vocabulary size. Raises `BadRequest`.
-
-    `scores`: it scores prompts only.
-    """
+    """`vocab`: of the larger model. `scores`: it only scores prompts. Raises `BadRequest`."""
     if draft is None:
         raise BadRequest(NONE_GIVEN, param="draft_model")
     model = load_text(draft, LoadOptions(dtype=_dtype(draft, room)))
@@ -66,8 +62,8 @@ def load(
 
 
 def _dtype(draft: Path, room: int | None) -> str | None:
-    """float32 on a CPU, where MLX multiplies by narrower weights many times slower, if float32
-    weights leave half of `room`. `None`: the dtype of the checkpoint."""
+    """float32 on a CPU, where MLX is many times slower with narrower weights, if it fits into half
+    of `room`. `None`: the checkpoint's dtype."""
     quantised = read_json(draft / "config.json").get("quantization")
     bits = quantised.get("bits", 16) if isinstance(quantised, dict) else 16
     fits = room is None or 2 * _weights_bytes(draft) * 32 <= room * bits
@@ -75,12 +71,11 @@ def _dtype(draft: Path, room: int | None) -> str | None:
 
 
 def _weights_bytes(draft: Path) -> int:
-    """Bytes of the weights in its files."""
     return sum(path.stat().st_size for path in draft.glob("*.safetensors"))
 
 
 def vocabulary(folder: Path) -> dict[str, int]:
-    """The id of each token, from tokenizer.json. Raises `BadRequest`."""
+    """Token ids from tokenizer.json. Raises `BadRequest`."""
     path = folder / "tokenizer.json"
     content = read_json(path)
     model = content.get("model")

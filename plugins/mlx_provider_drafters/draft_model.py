@@ -1,9 +1,6 @@
-"""A smaller model that drafts for a larger one: greedily, with one pass of all rows per draft.
-
-It reads up to `LONGEST` of a row's last tokens, in pieces between the larger model's steps.
-Its memory is its weights and, for each row that it follows, a cache of that many tokens. Rows that
-exceed `KV_BYTES` are not followed until another row has ended.
-"""
+"""A smaller model that drafts for a larger one: greedily, with one pass of all rows per draft. It
+reads up to `LONGEST` of a row's last tokens, in pieces between the larger model's steps. Rows that
+exceed `KV_BYTES` are not followed until another row has ended."""
 
 from __future__ import annotations
 
@@ -25,18 +22,16 @@ from .prompt_scoring import ScoringModel, token_bytes
 from .row_context import AHEAD, MOST_ADDED, RowContext, longest
 
 PIECE = 256
-"""Tokens of prompts that one call reads: about a step of the larger model."""
+"""Prompt tokens per call: about a step of the larger model."""
 KV_BYTES = 2**31
-"""That all rows' caches may take; one row is always followed."""
+"""Limit of all rows' caches; one row is always followed."""
 CLOSE = 0.05
-"""Difference of logits, as a share of the largest, that rounding may make of rows in company."""
+"""Tolerance of logits in a batch, as a share of the largest one."""
 
 Followed = tuple[DraftRow, RowContext]
 
 
 class DraftModel(ScoringModel):
-    """A `Drafting` that `ScoresPrompts`."""
-
     def __init__(
         self, model: TextModel, vocab: int, *, context: int | None = None, kv_bytes: int = KV_BYTES
     ) -> None:
@@ -46,9 +41,7 @@ class DraftModel(ScoringModel):
         each = self._context * token_bytes(model, KVCache, RotatingKVCache)
         self._places = max(1, kv_bytes // each)
         self.kv_bytes = self._places * each
-        """That the caches of all followed rows take at most."""
         self._followed: WeakSet[RowContext] = WeakSet()
-        """Rows that the engine still knows."""
         self._together = not failure(self._alike)
         self.drafts_ahead = self._together and not failure(self._alike_ahead)
 
@@ -67,7 +60,6 @@ class DraftModel(ScoringModel):
         ]
 
     def _context_of(self, row: DraftRow) -> RowContext | None:
-        """The context of a row, new if necessary; `None`: it does not fit into memory."""
         own: RowContext | None = row.state
         if own is None:
             if len(self._followed) >= self._places:
@@ -89,13 +81,12 @@ class DraftModel(ScoringModel):
         return count
 
     def _guesses(self, ready: Sequence[Followed]) -> dict[int, DeviceTokens]:
-        """The guesses of each row, by its id."""
         if self._together:
             return self._guess(sorted(ready, key=lambda each: -each[0].wanted))
         return {name: own for each in ready for name, own in self._guess([each]).items()}
 
     def _guess(self, ready: Sequence[Followed]) -> dict[int, DeviceTokens]:
-        """Guesses for rows in one pass; rows with the most drafts first."""
+        """One pass for all; rows with the most drafts first."""
         if not ready:
             return {}
         owns = [own for _, own in ready]
@@ -114,8 +105,8 @@ class DraftModel(ScoringModel):
     def _best(
         self, owns: Sequence[RowContext], tokens: mx.array, counts: Sequence[int] = ()
     ) -> mx.array:
-        """The most likely next token of each row, (rows,) int32. `counts`: new tokens of each row,
-        of which the last ones can be unread; if unset, one guess per row."""
+        """Most likely next tokens, (rows,) int32. `counts`: new tokens of each row, of which the
+        last ones can be unread; by default one guess per row."""
         stale = [own.stale for own in owns]
         caches = [own.cache for own in owns]
         if counts:
@@ -136,10 +127,8 @@ class DraftModel(ScoringModel):
         before: Stale = (),
     ) -> mx.array:
         """Append `counts` tokens to each row's cache. Returns logits (rows, vocab) after the last
-        accepted ones.
-
-        ending: number of a row's new tokens that are rejected; before: of those in its cache.
-        """
+        accepted ones. `ending`: rejected new tokens of each row; `before`: rejected tokens in its
+        cache."""
         rows = len(caches)
         ending, before = ending or [None] * rows, before or [None] * rows
         known = mx.minimum(tokens, self._model.info.vocab_size - 1)
@@ -157,7 +146,7 @@ class DraftModel(ScoringModel):
         return self._model.decode(known, packed, positions, last)
 
     def _after(self, own: RowContext, tokens: Sequence[int]) -> mx.array:
-        """Append a piece of a prompt. Returns logits (vocab,) after it."""
+        """Append a piece of a prompt. Returns logits (vocab,)."""
         last = self._model.info.vocab_size - 1
         prompt = Prompt([min(token, last) for token in tokens])
         return self._model.prefill(PrefillChunk(prompt, 0, len(tokens), own.cache))
@@ -176,7 +165,7 @@ class DraftModel(ScoringModel):
         return "" if mx.all(mx.abs(one - other) <= most).item() else "other logits"
 
     def _alike_ahead(self) -> str:
-        """Why a guess behind rejected tokens differs from one without them; empty: it does not."""
+        """Why a guess after rejected tokens differs from one without them; empty: it does not."""
         alone, company = self._read_some(9), self._read_some(9)
         one = [self._pass([alone], mx.array(new), [len(new)]) for new in ([3, 1], [7])]
         stale = [mx.array([1])]
@@ -192,12 +181,11 @@ class DraftModel(ScoringModel):
 
 
 def _new(row: DraftRow, own: RowContext) -> mx.array:
-    """The row's tokens that are not in its cache, (n,) int32. Unread tokens are the last ones."""
+    """The row's tokens that are not in its cache, (n,) int32; unread ones last."""
     known = mx.array(row.tokens[own.known :], mx.int32)
     own.unread = row.unread
     return known if row.unread is None else mx.concatenate([known, row.unread.tokens])
 
 
 def _less(place: int, stale: mx.array | None) -> mx.array:
-    """(1,) int32"""
     return mx.array([place], mx.int32) if stale is None else place - stale

@@ -1,4 +1,4 @@
-"""A drafter without guesses. With any drafter, the engine drafts text that a grammar forces."""
+"""A drafter without guesses: with any drafter, the engine drafts text that a grammar forces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,5 @@ from mlx_provider.records import DraftRow
 
 
 class ForcedText:
-    """A `Drafting` without guesses of its own."""
-
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
         return [() for _ in rows]

@@ -1,9 +1,7 @@
-"""Finds earlier occurrences of the end of a growing text: chains of positions by hashed n-grams.
-
-As in deflate (RFC 1951, section 4): a bucket has the last position of its n-grams, and each
-position refers to the one before it in the same bucket. The cost of a token does not depend on the
-length of the text. A token needs 8 bytes. A search tests a bounded number of positions.
-"""
+"""Finds earlier occurrences of the end of a growing text: chains of positions by hashed n-grams. As
+in deflate (RFC 1951, section 4): a bucket has the last position of its n-grams, each position
+refers to the previous one in its bucket. 8 bytes per token; the cost per token does not depend on
+the text's length."""
 
 from __future__ import annotations
 
@@ -14,15 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_MATCH_TOKENS = 3
-"""Tokens of the n-grams; of a prose text's pairs most are followed by something else."""
+"""Size of the n-grams. Most pairs in prose have another continuation."""
 LONGEST = 32
-"""Tokens up to which a longer match is better."""
+"""Longer matches count as equal."""
 LOOKS = 64
-"""Places of a bucket that are looked at, the last ones."""
+"""Positions of a bucket that a search tests, the last ones."""
 BITS = 16
-"""Of a bucket's number."""
 FIRST = 1024
-"""Tokens for which there is room at the beginning."""
 
 Tokens = NDArray[np.int32]
 _FACTORS = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D], np.uint32)  # odd, as in xxHash
@@ -30,22 +26,17 @@ _FACTORS = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D], np.uint32)  # odd, as 
 
 @dataclass(frozen=True)
 class Match:
-    """Tokens at the end of a text that also occur earlier in it."""
-
     place: int
-    """Position in the text of the token after the earlier occurrence."""
+    """Position of the token after the earlier occurrence."""
     length: int
-    """Number of equal tokens, up to `LONGEST`."""
 
 
 class Ngrams:
-    """A text, and the positions that follow each of its n-grams."""
-
     def __init__(self) -> None:
         self.size = 0
         self._tokens: Tokens = np.empty(FIRST, np.int32)
         self._before: Tokens = np.empty(FIRST, np.int32)
-        """The place before each in its bucket; -1: none."""
+        """Previous position in the same bucket; -1: none."""
         self._last: Tokens = np.full(1 << BITS, -1, np.int32)
 
     @property
@@ -62,12 +53,10 @@ class Ngrams:
             self._chain(max(start, MIN_MATCH_TOKENS))
 
     def says(self, place: int, count: int) -> bool:
-        """Whether the last `count` tokens of the text equal those from `place`."""
         end = self.size
         return bool((self._tokens[place : place + count] == self._tokens[end - count : end]).all())
 
     def longest(self) -> Match | None:
-        """The longest match of the text's end with earlier text; of several, the last one."""
         places = np.array(list(self._chained()), np.int32)
         if not len(places):
             return None
@@ -86,7 +75,6 @@ class Ngrams:
         return [found[i % period] for i in range(count)]
 
     def _chain(self, start: int) -> None:
-        """Add the positions from `start` to their buckets."""
         text = self._tokens[start - MIN_MATCH_TOKENS : self.size - 1].view(np.uint32)
         places = np.arange(start, self.size, dtype=np.int32)
         buckets = _buckets(text, len(places))
@@ -112,7 +100,6 @@ class Ngrams:
 
 
 def _buckets(text: NDArray[np.uint32], count: int) -> NDArray[np.uint16]:
-    """The buckets of the first `count` n-grams of a text."""
     mixed = text[:count] * _FACTORS[0]
     for i in range(1, MIN_MATCH_TOKENS):
         mixed ^= text[i : i + count] * _FACTORS[i]

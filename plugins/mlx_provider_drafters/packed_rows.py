@@ -12,18 +12,15 @@ from mlx_provider.families.caches import append_behind, visible_behind
 from mlx_provider.records import Parts, Run
 
 Stale = Sequence[mx.array | None]
-"""Of each row, how many of the last tokens in its cache do not hold, (1,) int32, not read by the
-host. Its one new token goes behind those that hold. `None`: all hold."""
+"""Per row: rejected tokens at the end of its cache, (1,) int32, not read by the host. The row's one
+new token overwrites them. `None`: none."""
 
 
 def packed_rows(
     caches: Sequence[list[Any]], counts: Sequence[int], positions: mx.array, stale: Stale
 ) -> list[Any]:
-    """The rows' caches in the form for the model, layer by layer.
-
-    The model treats each of a row's `counts` tokens as a row. Their positions, (tokens,)
-    int32, are the same in every layer.
-    """
+    """The rows' caches in the form for the model, layer by layer. The model treats each of a row's
+    `counts` tokens as a row. `positions`: (tokens,) int32."""
     edges = list(itertools.pairwise(itertools.accumulate(counts, initial=0)))
     places = [slice(*edge) for edge in edges]
     return [PackedLayer(layer, places, positions, stale) for layer in zip(*caches, strict=True)]
@@ -42,7 +39,7 @@ class PackedLayer:
         ]
 
     def make_mask(self, N: int, *args: Any, **kwargs: Any) -> list[Any]:
-        """One mask for each row. `N`: tokens per row for the model, always 1."""
+        """One mask per row. `N`: tokens per row for the model, always 1."""
         return [
             run.cache.make_mask(_count(run), *args, **kwargs)
             if stale is None

@@ -1,9 +1,7 @@
-"""Scores the tokens of a prompt by the attention of a smaller model at the beginning of its answer.
-
-After SpecPrefill (arXiv 2502.02789): the model reads the whole prompt, then writes some tokens. The
-score of a prompt token is the maximum attention of any head of any layer to it, averaged over the
-written tokens and the last prompt token.
-"""
+"""Scores prompt tokens by the attention of a smaller model at the beginning of its answer. After
+SpecPrefill (arXiv 2502.02789): the model reads the prompt, then writes some tokens. A token's score
+is the maximum attention of any head of any layer, averaged over the written tokens and the last
+prompt token."""
 
 from __future__ import annotations
 
@@ -21,23 +19,22 @@ from mlx_provider.families.text import TextModel
 from mlx_provider.records import DraftRow
 
 LOOKS = 8
-"""Tokens from which the model looks back: the prompt's last one, and what it writes."""
+"""Queries of the score: the prompt's last token, and the written ones."""
 PIECE = 512
-"""Tokens that are read at once at a prompt's beginning,"""
+"""Tokens per pass at a prompt's beginning,"""
 SHALLOW = 4096
-"""up to this depth; behind it half as many, behind twice of it half of that: attention to a long
-prompt takes longer than all else."""
+"""up to this depth; half as many beyond it, a quarter beyond twice of it: attention to a long
+prompt dominates."""
 MIN_CHUNK_TOKENS = 128
-"""Fewer would wait for the weights, and for being launched."""
+"""Fewer would only wait for weights and launches."""
 
 
 def watched(cache: Sequence[Any]) -> list[Any]:
-    """The layers that hold every token, whose attention can be measured."""
+    """Layers that hold every token, whose attention can be measured."""
     return [layer for layer in cache if type(layer) is KVCache]
 
 
 def piece(start: int) -> int:
-    """Number of tokens to read in one pass from `start`."""
     depth, size = SHALLOW, PIECE
     while start >= depth and size > MIN_CHUNK_TOKENS:
         depth, size = 2 * depth, size // 2
@@ -45,7 +42,7 @@ def piece(start: int) -> int:
 
 
 def passes(tokens: int) -> list[tuple[int, int]]:
-    """(tokens, tokens before them) of each pass over a prompt with `tokens` tokens."""
+    """(tokens, tokens before them) of each pass."""
     found, start = [], 0
     while start < tokens - 1:
         found.append((min(piece(start), tokens - 1 - start), start))
@@ -57,31 +54,28 @@ class ScoringModel:
     """A `Drafting` that `ScoresPrompts` and does not draft. Its caches need not remove tokens."""
 
     def __init__(self, model: TextModel, vocab: int) -> None:
-        """`vocab`: of the larger model."""
         self._model = model
         self._shared = min(vocab, model.info.vocab_size)
-        """Tokens that both know."""
+        """Size of the common vocabulary."""
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int] | None]:
         return [()] * len(rows)
 
     @property
     def longest_scored(self) -> int:
-        """The context of the model; 0 if no layer holds every token."""
+        """The model's context; 0 if no layer holds every token."""
         return self._model.info.context_length if watched(self._model.make_cache()) else 0
 
     @property
     def scored_token_bytes(self) -> int:
-        """Bytes per token in the layers that hold every token."""
+        """In the layers that hold every token."""
         return token_bytes(self._model, KVCache)
 
     def scoring(self, tokens: Sequence[int]) -> PromptScoring:
-        """Start to score a prompt, independently of the rows that are followed."""
         return PromptScoring(self._model, tokens, self._shared)
 
 
 def token_bytes(model: TextModel, *kinds: type) -> int:
-    """Bytes per token in the layers of a row's cache with these classes."""
     cache = model.make_cache()
     mx.eval(model.prefill(PrefillChunk(Prompt([0]), 0, 1, cache)))
     kept = [layer for layer in cache if type(layer) in kinds]
@@ -89,10 +83,7 @@ def token_bytes(model: TextModel, *kinds: type) -> int:
 
 
 class PromptScoring:
-    """A `Scoring`. It holds the keys of the prompt until it ends."""
-
     def __init__(self, model: TextModel, tokens: Sequence[int], shared: int) -> None:
-        """`shared`: size of the common vocabulary of both models."""
         last = model.info.vocab_size - 1
         self._tokens = [min(token, last) for token in tokens]
         self._model = model
@@ -100,11 +91,10 @@ class PromptScoring:
         self._cache = model.make_cache()
         self._known = 0
         self._looks: list[mx.array] = []
-        """How much of each look was at each token, (tokens,)."""
+        """Attention per query to each token, (tokens,)."""
         self._next = mx.array(self._tokens[-1:])
 
     def advance(self) -> NDArray[np.float32] | None:
-        """Read a piece of the prompt, or write a token and add its attention."""
         left = len(self._tokens) - 1 - self._known
         if left > 0:
             self._read(min(left, piece(self._known)))
@@ -130,11 +120,9 @@ class PromptScoring:
 
 
 class Look:
-    """The attention of one token to the prompt."""
-
     def __init__(self, tokens: int) -> None:
         self.most = mx.zeros(tokens)
-        """The most attention of any head so far, to each of the prompt's tokens."""
+        """Maximum of all heads so far, (tokens,)."""
 
     def add(self, queries: mx.array, keys: mx.array, cache: Any, scale: float) -> None:
         """Add one layer, if it holds every token: queries (1, H, 1, D), keys (1, Hk, S, D)."""

@@ -11,21 +11,18 @@ from mlx_provider.families.caches import KVCache, RotatingKVCache
 from mlx_provider.records import Unread
 
 LONGEST = 4096
-"""Tokens of a row that are read at most: what comes next mostly follows from the last ones, and
-neither the memory of a draft model nor the time until it drafts grows with a prompt."""
+"""Last tokens of a row that are read, so that memory and time to the first draft do not grow with a
+prompt."""
 MIN_WINDOW_TOKENS = 256
-"""Of a window that is worth it."""
 AHEAD = 8
 """Tokens that one call adds: a row's new one and its drafts."""
 MOST_ADDED = 2 * AHEAD
-"""The same where the tokens of the last pass, held or not, are among them."""
+"""Includes the tokens of the last pass, accepted or not."""
 
 
 def longest(cache: Sequence[Any]) -> int:
-    """Length up to which the last tokens can be removed from every layer; 0: from some never.
-
-    A window can remove tokens until it has wrapped (mlx_lm/models/cache.py 0.32.2).
-    """
+    """Length up to which the last tokens can be removed from every layer; 0: never. A window can
+    remove tokens until it has wrapped (mlx_lm/models/cache.py 0.32.2)."""
     kinds = {type(layer) for layer in cache}
     windows = [layer.max_size for layer in cache if isinstance(layer, RotatingKVCache)]
     least = min([LONGEST, *windows])
@@ -33,22 +30,20 @@ def longest(cache: Sequence[Any]) -> int:
 
 
 class RowContext:
-    """The last part of a row. `known`: the number of tokens that were read."""
-
     def __init__(self, cache: list[Any]) -> None:
         self.cache = cache
         self.begin = 0
-        """Among the row's tokens, of the first one that the cache holds."""
+        """Index in the row of the cache's first token."""
         self.known = 0
-        """Tokens of the row, from its first on, that need not be read."""
+        """Tokens of the row, from its first on, that need no reading."""
         self.guessed: Sequence[int] = ()
-        """Tokens in the cache behind those."""
+        """Tokens in the cache after the known ones."""
         self.unread: Unread | None = None
-        """The result whose tokens, held or not, are in the cache behind those."""
+        """The result whose tokens, accepted or not, follow in the cache."""
 
     @property
     def stale(self) -> mx.array | None:
-        """Number of last tokens in the cache that are rejected, (1,) int32; `None`: none."""
+        """Rejected tokens at the cache's end, (1,) int32; `None`: none."""
         if self.unread is None or self.unread.tokens.size == 1:
             return None
         return self.unread.tokens.size - 1 - self.unread.held
@@ -65,8 +60,8 @@ class RowContext:
         self.unread = None
 
     def follow(self, tokens: Sequence[int], unread: Unread | None) -> None:
-        """Keep the guesses that were accepted. The last token of the row must be read (again),
-        unless `unread` ones follow it."""
+        """Keep the accepted guesses. The row's last token must be read (again), unless `unread`
+        ones follow it."""
         self.settle()
         new = tokens[self.known : self.known + len(self.guessed)]
         pairs = enumerate(zip(new, self.guessed, strict=False))
@@ -76,14 +71,12 @@ class RowContext:
         self.known, self.guessed = stay, ()
 
     def guessed_behind(self, known: int, guesses: Sequence[int]) -> None:
-        """Record that the cache has `known` tokens of the row, unread ones, and these guesses."""
         self.known, self.guessed = known, guesses
         if self.unread is not None:  # the number of accepted guesses is known too late
             self._take_back(len(guesses))
             self.guessed = ()
 
     def start_again(self, cache: list[Any], begin: int) -> None:
-        """Start to read the row at a later token."""
         self.cache, self.begin, self.known, self.guessed = cache, begin, begin, ()
 
     def _take_back(self, tokens: int) -> None:

@@ -17,7 +17,7 @@ from mlx_provider import (
 
 mlx_provider_api = 1
 SAMPLING = SamplingDefaults(temperature=1.0, top_p=0.95, top_k=64)
-"""Of its page on the Hub."""
+"""From its page on the Hub."""
 PATCHES = (
     UpstreamPatch(
         "mlx_vlm.models.gemma3.language.LanguageModel.sanitize",

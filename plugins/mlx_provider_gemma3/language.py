@@ -1,9 +1,7 @@
-"""Gemma 3's text model with attention in both directions inside an image.
-
-mlx-vlm 0.7.10 (models/gemma3/language.py) attends causally everywhere. The reference
-(transformers 5.23, models/gemma3/modeling_gemma3.py, `create_masks_for_vision_model`) lets the
-tokens of one image see each other, in sliding layers within the window.
-"""
+"""Gemma 3's text model with attention in both directions inside an image. mlx-vlm 0.7.10
+(models/gemma3/language.py) attends causally everywhere. In the reference (transformers 5.23,
+models/gemma3/modeling_gemma3.py, `create_masks_for_vision_model`) tokens of one image see each
+other, in sliding layers within the window."""
 
 from __future__ import annotations
 
@@ -23,11 +21,9 @@ from mlx_provider.families.vision.model import media_rows, pieces
 
 
 def load_gemma3(folder: Any, options: LoadOptions) -> Any:
-    """Load a checkpoint, with its output matrix tied to the embedding if it has none.
-
-    Upstream's `LanguageModel.sanitize` looks for the output matrix under a name that never
-    occurs, so it overwrites an untied one and cannot tie a quantised one (no `scales`).
-    """
+    """The output matrix is tied to the embedding if the checkpoint has none. Upstream's
+    `LanguageModel.sanitize` looks for it under a name that never occurs, so it overwrites an untied
+    one and cannot tie a quantised one (no `scales`)."""
     from mlx_vlm.models.gemma3 import language
 
     def sanitize(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
@@ -44,13 +40,13 @@ def load_gemma3(folder: Any, options: LoadOptions) -> Any:
 
 
 def set_window(language_model: Any, window: int) -> None:
-    """Let sliding layers see the last `window` tokens; 0: all tokens."""
+    """Sliding layers see the last `window` tokens; 0: all tokens."""
     language_model.model.window_size = window or None
     language_model.config.sliding_window = window
 
 
 def row_cache(language_model: Any) -> list[Any]:
-    """One cache per layer: a ring for sliding layers, unless the window is switched off."""
+    """A ring for sliding layers, unless the window is switched off."""
     window = language_model.config.sliding_window
     return [
         RotatingKVCache(max_size=window) if layer.self_attn.is_sliding and window else KVCache()
@@ -69,25 +65,21 @@ def image_rows(model: Any, pixels: mx.array) -> mx.array:
 
 
 class Ahead:
-    """A layer's cache that keeps only the first `count` tokens of what passes through it.
-
-    The rest is used once and dropped: it is the tail of an image that the chunk cuts.
-    """
+    """A layer's cache that stores only the first `count` new tokens. The others, the tail of an
+    image that the chunk cuts, are used once and dropped."""
 
     def __init__(self, cache: Any, count: int) -> None:
         self.cache = cache
         self.count = count
 
     def __getattr__(self, name: str) -> Any:
-        """The layer's own: attention asks a cache for its `offset`, and for the `bits` and
-        `group_size` that only a quantised one has."""
+        """Attention asks for `offset`, and for `bits` and `group_size`, which only a quantised
+        cache has."""
         return getattr(self.cache, name)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Append; returns cached and passing keys and values in order of position.
-
-        Quantised ones are (values, scales, biases), as the cache gives them.
-        """
+        """Cached and passing keys and values in order of position; quantised ones are (values,
+        scales, biases)."""
         kept = keys[..., : self.count, :], values[..., : self.count, :]
         found = appended(self.cache, *kept)
         if keys.shape[2] == self.count:
@@ -105,14 +97,13 @@ class Ahead:
 
 @dataclass(frozen=True)
 class Masks:
-    """Attention masks of one chunk, (queries, keys) bool."""
+    """(queries, keys) bool."""
 
     full: mx.array
     sliding: mx.array
 
 
 def image_masks(spans: Sequence[MediaSpan], start: int, end: int, window: int | None) -> Masks:
-    """Causal masks for queries `start .. end`, open in both directions inside each image."""
     block = np.full(end, -1, np.int32)
     for index, span in enumerate(spans):
         block[span.start : span.end] = index
@@ -132,7 +123,7 @@ def image_masks(spans: Sequence[MediaSpan], start: int, end: int, window: int | 
 
 
 def prefill(model: Any, chunk: PrefillChunk) -> mx.array:
-    """Append a chunk to the row's cache; logits (vocab,) after its last token."""
+    """Append a chunk; logits (vocab,) after its last token."""
     language = model.language_model
     if not _touches_image(chunk):
         tokens = np.asarray(chunk.prompt.tokens[chunk.start : chunk.stop], np.int32)
@@ -154,7 +145,7 @@ def _touches_image(chunk: PrefillChunk) -> bool:
 
 
 def _scaled_embeddings(text_model: Any, chunk: PrefillChunk, end: int) -> mx.array:
-    """Text embeddings times sqrt(hidden size), image tokens as the projector made them."""
+    """Text embeddings times sqrt(hidden size); image tokens are not scaled."""
     rows = []
     for part in pieces(chunk, end):
         if part.features is not None:

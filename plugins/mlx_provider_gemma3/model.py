@@ -28,7 +28,7 @@ from .language import image_rows, load_gemma3, prefill, row_cache, set_window
 from .window import chosen_window
 
 DEFAULT_CONTEXT = 131072
-"""What Gemma 3's configs leave out (transformers 5.23, `Gemma3TextConfig`)."""
+"""Gemma 3's configs leave it out (transformers 5.23, `Gemma3TextConfig`)."""
 
 
 class GemmaModel(VisionModel):
@@ -65,8 +65,6 @@ class GemmaModel(VisionModel):
 
 @dataclass(frozen=True)
 class GemmaInput:
-    """One scaled image, and the processor that converts it for the vision tower."""
-
     pixels: OnDemand[NDArray[np.uint8]]
     processor: Any
 
@@ -93,7 +91,7 @@ class GemmaImages:
         return int(self.processor.size["height"] * self.processor.size["width"])
 
     def place(self, item: MediaItem) -> Placed:
-        """Text and block for one image. Raises `MediaError` for video."""
+        """Raises `MediaError` for video."""
         image_size(item)
         size, resample = self.processor.size, int(self.processor.resample)
         pixels = OnDemand(lambda: item.scaled(size["height"], size["width"], resample))
@@ -103,7 +101,7 @@ class GemmaImages:
 
 
 def load_gemma(folder: Path, options: LoadOptions) -> GemmaModel:
-    """Load a checkpoint. Raises `BadRequest` for a window that is not a number."""
+    """Raises `BadRequest` for a window that is not a number."""
     window = chosen_window()
     tokenizer = load_tokenizer(folder, options)
     model = load_gemma3(folder, options)

@@ -12,7 +12,7 @@ from .window import chosen_window
 
 
 def load_gemma_text(folder: Path, options: LoadOptions) -> TextModel:
-    """Load a checkpoint. Raises `BadRequest` for a window that is not a number."""
+    """Raises `BadRequest` for a window that is not a number."""
     window = chosen_window()
 
     def change(model: Any) -> None:
@@ -23,11 +23,8 @@ def load_gemma_text(folder: Path, options: LoadOptions) -> TextModel:
 
 
 def set_window(model: Any, window: int) -> None:
-    """Let sliding layers see the last `window` tokens; 0: all tokens.
-
-    Masks and caches follow the model's arguments at every call (models/gemma3_text.py and gemma3.py
-    of mlx-lm 0.32.2); the rotary base of a layer is fixed when it is created.
-    """
+    """Sliding layers see the last `window` tokens; 0: all tokens. Masks and caches follow the
+    model's arguments at every call (models/gemma3_text.py and gemma3.py of mlx-lm 0.32.2)."""
     text = getattr(model, "language_model", model)
     if window:
         text.args.sliding_window = text.model.window_size = window

@@ -9,16 +9,13 @@ from dataclasses import dataclass
 from mlx_provider import BadRequest
 
 WINDOW_VARIABLE = "GEMMA3_SLIDING_WINDOW"
-"""Tokens that sliding layers see, instead of the checkpoint's number; 0: all of them.
-
-A larger window costs memory in most layers and is not what the model was trained with.
-"""
+"""Tokens that sliding layers see, instead of the checkpoint's number; 0: all. A larger window costs
+memory and is not what the model was trained with."""
 
 
 @dataclass(frozen=True)
 class Window:
     tokens: int | None
-    """`None`: the checkpoint's."""
 
     @property
     def variant(self) -> str:

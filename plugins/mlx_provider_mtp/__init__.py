@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 mlx_provider_api = 1
 NAME = "mtp"
 RANK = 2
-"""A trained head guesses better than what the text repeats."""
+"""A trained head guesses better than prompt lookup."""
 
 
 def refuses(folder: Path, model: LoadedModel, options: DraftOptions) -> str:
-    """Why this checkpoint has no usable head, from its tensor names and config only."""
+    """Reads only tensor names and config."""
     from .checkpoint import problem
     from .head import NO_ATTENTION, NO_LANGUAGE, attention_layer, language_of
 
@@ -32,7 +32,7 @@ def refuses(folder: Path, model: LoadedModel, options: DraftOptions) -> str:
 
 
 def start(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
-    """Load the head. Raises `BadRequest` if its weights do not fit."""
+    """Raises `BadRequest` if the weights do not fit."""
     from .drafting import HeadDrafting, kv_bytes
     from .head import load_head
 
@@ -41,7 +41,6 @@ def start(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
 
 
 def kept(drafting: Drafting) -> int:
-    """Maximum bytes of the keys, values and states of all rows that the head follows."""
     from .drafting import HeadDrafting
 
     return drafting.kept_bytes if isinstance(drafting, HeadDrafting) else 0

@@ -17,21 +17,20 @@ Tensors = dict[str, mx.array]
 
 MODEL_TYPES = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 HEAD = re.compile(r"^(?:(?:language_)?model\.)*mtp\.(?=\w)")
-"""How names of its tensors begin: in the makers' files and in those of converters."""
+"""Prefixes of its tensors in the makers' files and in those of converters."""
 KNOWN = re.compile(r"fc\.\w+|norm\.weight|pre_fc_norm_(?:embedding|hidden)\.weight|layers\.0\..+")
 FORMS = ("weight", "bias", "scales", "biases", "gate_up_proj", "down_proj")
-"""Last parts of names: experts may lie in one tensor without a name of its own."""
+"""Last parts of names. Experts may be one tensor without a name of its own."""
 EXPERT = re.compile(r"(?P<mlp>.+)\.experts\.(?P<index>\d+)\.(?P<rest>.+)")
 FUSED = re.compile(r"(?P<mlp>.+)\.experts\.(?P<part>gate_up|down)_proj(?:\.(?P<form>\w+))?")
 GAIN = re.compile(r".*norm\.weight|pre_fc_norm_\w+\.weight")
 OFFSET_BELOW = 0.9
-"""Of the mean of the gains in the head's layer, which tells how they are stored: those of Qwen3.5
-to 3.8 have 0.4 to 0.6 less one, and 1.3 or more with it. Gains before the layer may be small
-either way, and the last one large."""
+"""Threshold for the mean of the gains in the head's layer: Qwen3.5 to 3.8 have 0.4 to 0.6 stored
+minus one, and 1.3 or more otherwise. Other gains do not show the difference."""
 
 
 def problem(folder: Path) -> str:
-    """Why the folder has no readable head, in one line; empty: it has one."""
+    """Why the folder has no readable head; empty: it has one."""
     names = {name for each in _files(folder).values() for name in each.values()}
     if not names:
         return "no MTP head in the checkpoint"
@@ -44,10 +43,7 @@ def problem(folder: Path) -> str:
 
 
 def read(folder: Path, dtype: mx.Dtype) -> Tensors:
-    """The head's tensors, with gains for `mlx.nn.RMSNorm`. Float tensors have `dtype`.
-
-    Evaluates only the gains of the head.
-    """
+    """Gains are for `mlx.nn.RMSNorm`; float tensors have `dtype`. Evaluates only the gains."""
     found: Tensors = {}
     for path, names in _files(folder).items():
         stored: Any = mx.load(str(path))
@@ -56,7 +52,6 @@ def read(folder: Path, dtype: mx.Dtype) -> Tensors:
 
 
 def read_all(folder: Path, dtype: mx.Dtype) -> Tensors:
-    """All tensors of a folder. Float tensors have `dtype`."""
     found: Tensors = {}
     for path in sorted(folder.glob("*.safetensors")):
         stored: Any = mx.load(str(path))
@@ -65,7 +60,6 @@ def read_all(folder: Path, dtype: mx.Dtype) -> Tensors:
 
 
 def _files(folder: Path) -> dict[Path, dict[str, str]]:
-    """For each file with a part of the head: stored names of its tensors and our names."""
     found = {path: _names(path) for path in sorted(folder.glob("*.safetensors"))}
     return {path: names for path, names in found.items() if names}
 
@@ -83,8 +77,8 @@ def _cast(value: mx.array, dtype: mx.Dtype) -> mx.array:
 
 
 def _gains(tensors: Tensors) -> Tensors:
-    """Original checkpoints store gains minus 1. Some converters add 1 for the head, others do not,
-    and only the values show which."""
+    """Original checkpoints store gains minus 1, some converters do not: only the values show
+    which."""
     gains = [name for name, value in tensors.items() if value.ndim == 1 and GAIN.fullmatch(name)]
     layer = [mx.mean(tensors[name]) for name in gains if name.startswith("layers.")]
     if not layer or bool((mx.mean(mx.stack(layer)) >= OFFSET_BELOW).item()):
@@ -93,7 +87,6 @@ def _gains(tensors: Tensors) -> Tensors:
 
 
 def _together(tensors: Mapping[str, mx.array]) -> Tensors:
-    """Experts as one tensor for each of their three matrices."""
     found: Tensors = {}
     apart: dict[str, dict[int, mx.array]] = defaultdict(dict)
     for name, value in tensors.items():

@@ -1,6 +1,5 @@
-"""Drafts of a head for all rows at once: it reads the new tokens, then its own guesses.
-
-Nothing waits for the device: the model gets unread guesses, and the head reads unread tokens."""
+"""Drafts of a head for all rows at once: it reads the new tokens, then its own guesses. Never waits
+for the device: the head reads unread tokens, and its guesses stay unread."""
 
 from __future__ import annotations
 
@@ -18,42 +17,36 @@ from .judged import Guess, Judged
 from .row_states import MOST_TOKENS, RowStates, States
 
 KV_BYTES = 2**29
-"""That keys and values of all rows may take; one row is always followed."""
+"""Limit of keys and values of all rows; one row is always followed."""
 KV_SHARE = 4
-"""Part of the room for a head and its rows that they may take at most."""
+"""At most 1/4 of the memory for a head and its rows."""
 UNASKED = 4096
-"""States of tokens that the engine keeps for all rows until it asks the head."""
+"""Tokens of all rows whose states the engine keeps until it asks the head."""
 
 
 @dataclass
 class Known:
-    """The data of a row between two calls."""
-
     states: RowStates
     guess: Guess | None = None
 
 
 class HeadDrafting:
-    """A `Drafting`: one pass of the head for each guess."""
-
     drafts_ahead = True
 
     def __init__(self, head: BoundHead, name: str, *, kv_bytes: int = KV_BYTES) -> None:
-        """`name`: kind and checkpoint of the drafter; `kv_bytes`: for keys and values of
-        all rows."""
+        """`name`: kind and checkpoint of the drafter; `kv_bytes`: limit for keys and values of all
+        rows."""
         self.head = head
         self.judged = Judged(name)
         most = MOST_TOKENS * _token_bytes(head)
         self._places = max(1, kv_bytes // most)
         self.kv_bytes = self._places * most
-        """That keys and values of all followed rows take at most."""
         self.kept_bytes = self.kv_bytes + UNASKED * head.blank().nbytes
-        """The same, and states that the engine keeps until it asks."""
+        """Adds the states that the engine keeps."""
         self._followed: WeakSet[RowStates] = WeakSet()
-        """Of the rows that the engine still knows."""
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
-        """Greedy guesses. Does not wait for the device."""
+        """Greedy. Does not wait for the device."""
         able = [row for row in rows if row.hidden is not None and self._room(row)]
         if not able:
             return [[] for _ in rows]
@@ -64,7 +57,6 @@ class HeadDrafting:
         return [by_row.get(id(row), ()) for row in rows]
 
     def _room(self, row: DraftRow) -> bool:
-        """Whether the row is followed. A new row is followed if it fits into memory."""
         if row.state is None and len(self._followed) < self._places:
             row.state = Known(RowStates())
             self._followed.add(row.state.states)
@@ -79,8 +71,7 @@ class HeadDrafting:
         return known.states
 
     def _guesses(self, rows: Sequence[DraftRow], seen: Sequence[RowStates]) -> list[DeviceTokens]:
-        """Unread guesses, for each row at most as many as it wants. `seen`: what the head has read
-        of these rows."""
+        """Unread guesses, per row at most as many as it wants. `seen`: what the head has read."""
         hidden = self._take_in(rows, seen)
         at, drawn = list(range(len(rows))), []
         for step in range(1, 1 + max(row.wanted for row in rows)):
@@ -103,7 +94,7 @@ class HeadDrafting:
         return _by_row(len(rows), drawn)
 
     def _take_in(self, rows: Sequence[DraftRow], seen: Sequence[RowStates]) -> mx.array:
-        """Let the head read new tokens, each with the state from which it was drawn. Returns the
+        """The head reads new tokens, each with the state from which it was drawn. Returns the
         states (rows, width) after each row's last token."""
         sizes, places, tokens = list[int](), list[int](), list[mx.array]()
         for row, own in zip(rows, seen, strict=True):
@@ -123,25 +114,22 @@ class HeadDrafting:
 
 
 def kv_bytes(room: int | None) -> int:
-    """Bytes for keys and values, of the memory for a head and its rows."""
     return KV_BYTES if room is None else min(KV_BYTES, room // KV_SHARE)
 
 
 def _accepted(rows: Sequence[RowStates]) -> mx.array:
-    """Number of accepted unread tokens of each row, (rows,) int32."""
+    """Accepted unread tokens of each row, (rows,) int32."""
     none = mx.zeros(1, mx.int32)
     return mx.concatenate([none if row.unread is None else row.unread.held + 1 for row in rows])
 
 
 def _token_bytes(head: BoundHead) -> int:
-    """Bytes of the keys and values of one token."""
     seen, first = RowStates(), mx.array([0])
     mx.eval(head.after(first, head.blank(), States([seen], [1], first)))
     return seen.token_bytes
 
 
 def _by_row(rows: int, drawn: list[tuple[list[int], mx.array]]) -> list[DeviceTokens]:
-    """The guesses of all rounds, row by row."""
     flat = mx.concatenate([tokens for _, tokens in drawn])
     places: list[list[int]] = [[] for _ in range(rows)]
     for place, which in enumerate(which for at, _ in drawn for which in at):

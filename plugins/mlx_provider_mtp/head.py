@@ -1,4 +1,5 @@
-"""The MTP head: it joins a state and the next token, and has one layer and the model's matrices."""
+"""The MTP head: joins a state and the next token; one layer, with the model's embedding and output
+matrix."""
 
 from __future__ import annotations
 
@@ -22,12 +23,8 @@ NO_ATTENTION = "no layer of the model is known to have attention, of which its h
 
 
 class Head(nn.Module):  # type: ignore[misc]
-    """Predicts the token after the next one.
-
-    Published with Qwen3-Next (transformers leaves it out; vLLM's `qwen3_next_mtp.py` runs it): the
-    norms of a token's embedding and of the state that it was drawn from are concatenated as the
-    input of a layer. Its normalised output is the state for the next token.
-    """
+    """Predicts the token after the next one. Published with Qwen3-Next (transformers leaves it out;
+    vLLM: `qwen3_next_mtp.py`). The normalised output is the state for the next token."""
 
     def __init__(self, layer: nn.Module, hidden: int, eps: float) -> None:
         super().__init__()
@@ -38,10 +35,8 @@ class Head(nn.Module):  # type: ignore[misc]
         self.norm = nn.RMSNorm(hidden, eps)
 
     def __call__(self, embedded: mx.array, hidden: mx.array, states: States) -> mx.array:
-        """States (T, hidden) from embeddings and states (T, hidden) of T tokens of some rows.
-
-        Only the state of each row's last accepted token is valid; the others have no mask.
-        """
+        """`embedded`, `hidden`, result: (T, hidden), for T tokens of some rows. Only the result of
+        each row's last accepted token is valid."""
         pair = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
         joined = self.fc(mx.concatenate(pair, axis=-1))[:, None]
         (layer,) = self.layers
@@ -53,34 +48,30 @@ class Head(nn.Module):  # type: ignore[misc]
 
 
 class BoundHead:
-    """A head with the embedding and the output matrix of the model that it was trained with."""
-
     def __init__(self, head: Head, language: Any) -> None:
         self.module = head
         self._language = language
 
     def after(self, tokens: mx.array, hidden: mx.array, states: States) -> mx.array:
-        """States (T, width) after T tokens, each drawn from the state with its index. `hidden`:
-        from the model, or from an earlier call. The result is valid for the last token of each row
-        only."""
+        """States (T, width) after T tokens. `hidden`: the states from which they were drawn, from
+        the model or an earlier call. Valid for each row's last token only."""
         return self.module(self._language.model.embed_tokens(tokens), hidden, states)
 
     def blank(self) -> mx.array:
-        """A state of zeros, (1, width of the model's states)."""
+        """Zeros, (1, width of the model's states)."""
         norm = self.module.norm.weight
         return mx.zeros((1, norm.shape[0]), norm.dtype)
 
     def best(self, hidden: mx.array) -> mx.array:
-        """The most likely next tokens (T,) after such states."""
+        """Most likely next tokens (T,)."""
         return mx.argmax(self.logits(hidden), axis=-1)
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """(T, vocab)"""
         return output_matrix(self._language, hidden)
 
 
 def language_of(model: Any) -> Any:
-    """The text model in a model of mlx-lm or mlx-vlm; `None`: there is none."""
+    """The text model in a model of mlx-lm or mlx-vlm, or `None`."""
     language = getattr(model, "language_model", model)
     below = getattr(language, "model", None)
     parts = hasattr(language, "args") and hasattr(below, "embed_tokens") and hasattr(below, "norm")
@@ -96,11 +87,8 @@ def attention_layer(language: Any) -> int | None:
 
 
 def load_head(folder: Path, model: Any) -> BoundHead:
-    """The loaded head of a checkpoint, for its model of mlx-lm or mlx-vlm.
-
-    Quantised parts stay quantised, unless the model is dequantised to float32.
-    Raises `BadRequest` if its weights do not fit.
-    """
+    """Quantised parts stay quantised, unless the model is dequantised to float32. Raises
+    `BadRequest` if the weights do not fit."""
     language = language_of(model)
     head = _blank(language)
     tensors = read(folder, language.model.norm.weight.dtype)
@@ -109,10 +97,8 @@ def load_head(folder: Path, model: Any) -> BoundHead:
 
 
 def _blank(language: Any) -> Head:
-    """A head whose layer is like the model's layers with attention, not evaluated.
-
-    Raises `BadRequest` if it is unknown which layers have attention.
-    """
+    """Unevaluated, with a layer like the model's layers with attention. Raises `BadRequest` if
+    these are unknown."""
     at = attention_layer(language)
     if at is None:
         raise BadRequest(NO_ATTENTION, param="drafter")

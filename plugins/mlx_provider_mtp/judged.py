@@ -1,4 +1,4 @@
-"""Checks whether the first guesses of a drafter are accepted, to detect a useless drafter."""
+"""Measures the acceptance rate of first guesses, to detect a useless drafter."""
 
 from __future__ import annotations
 
@@ -11,19 +11,14 @@ from mlx_provider.records import DeviceTokens, DraftRow, Unread
 log = logging.getLogger(__name__)
 
 TRIED = 500
-"""First guesses after which a drafter is judged."""
 CHANCE = 0.02
-"""Share of them below which it knows nothing of the text."""
+"""Acceptance rate below which a drafter is useless."""
 
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """The last guesses for a row."""
-
     place: int
-    """Number of known tokens before them."""
     unread: Unread | None
-    """Unread tokens between these and the guesses."""
     tokens: DeviceTokens
 
     @classmethod
@@ -31,8 +26,7 @@ class Guess:
         return cls(len(row.tokens), row.unread, tokens)
 
     def answered(self, tokens: Sequence[int]) -> int | None:
-        """The token at the position of the first guess. `None`: not yet known. `tokens`: of the
-        row."""
+        """The real token at the position of the first guess. `None`: not yet known."""
         place = self.place
         if self.unread is not None and self.unread.read is not None:
             place += self.unread.read + 1
@@ -42,14 +36,12 @@ class Guess:
 @dataclass
 class Judged:
     name: str
-    """Kind and checkpoint of the drafter."""
     tried: int = 0
     guesses: list[tuple[DeviceTokens, int]] = field(default_factory=list)
-    """Each guess with the real token, until there are enough."""
+    """(guess, real token), until there are `TRIED`."""
 
     def look(self, guess: Guess | None, tokens: Sequence[int]) -> None:
-        """Count a row's last guesses, if the real tokens are known. Warns once if they are accepted
-        as rarely as by chance."""
+        """Count a row's last guesses, if the real tokens are known. Warns once."""
         if guess is None or (token := guess.answered(tokens)) is None:
             return
         self.tried += 1

@@ -1,4 +1,4 @@
-"""Keys and values of a head's layer: separate for each row, but one cache for the layer."""
+"""Keys and values of a head's layer: separate per row, one cache for the layer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from mlx_provider.families.caches import KVCache, append_behind, visible
 from mlx_provider.records import Parts, Run, Unread
 
 WINDOW = 1024
-"""A head looks back on at least so many tokens of a row. Older ones are dropped before a row takes
-more than twice as many: states say much of what was before, and memory stays flat however long a
-reply is."""
+"""Tokens of a row that a head attends to at least. Older ones are dropped before a row exceeds
+twice as many, so that memory does not grow with a reply; states carry earlier context."""
 STEP: int = KVCache.step
-"""Tokens by which the capacity of a cache grows."""
 MOST_TOKENS = 2 * WINDOW
-"""The largest capacity of a row, in tokens: its window and the new tokens of one call."""
+"""Largest capacity of a row: its window and the new tokens of one call."""
 
 
 class RowStates:
@@ -26,22 +24,21 @@ class RowStates:
     def __init__(self) -> None:
         self.cache = KVCache()
         self.unread: Unread | None = None
-        """The result that its last tokens follow. Those that did not hold are still among them."""
+        """The result that contains its last tokens, accepted or rejected."""
 
     @property
     def unread_tokens(self) -> int:
-        """Number of tokens of that result, accepted or not."""
         return 0 if self.unread is None else self.unread.tokens.size
 
     @property
     def stale(self) -> mx.array | None:
-        """Number of stale tokens, (1,) int32."""
+        """Rejected tokens in the cache, (1,) int32."""
         if self.unread is None or self.unread_tokens == 1:
             return None
         return self.unread_tokens - 1 - self.unread.held
 
     def settle(self) -> None:
-        """Remove the stale tokens. Raises `ValueError` if their number is not known yet."""
+        """Remove the rejected tokens. Raises `ValueError` if their number is not known yet."""
         if self.unread is None:
             return
         if self.unread.read is None:
@@ -51,17 +48,15 @@ class RowStates:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of a token; 0: there is none."""
+        """0: there is no token."""
         keys, values = self.cache.keys, self.cache.values
         return 0 if keys is None else int((keys.nbytes + values.nbytes) // keys.shape[2])
 
     def forget(self, tokens: int) -> None:
-        """Remove the last tokens, which were guesses."""
         self.cache.trim(tokens)
 
     def make_room(self, more: int) -> None:
-        """Remove tokens outside the window if the row could exceed `MOST_TOKENS` with so many new
-        ones."""
+        """Remove tokens outside the window if the row could exceed `MOST_TOKENS`."""
         cache = self.cache
         if cache.offset + more + STEP <= MOST_TOKENS or cache.offset <= WINDOW:
             return
@@ -71,12 +66,9 @@ class RowStates:
 
 
 class States:
-    """The states of some rows for one call of the layer. Each row has one token or several.
-
-    The layer treats each token as a row, as in a pass of the model with drafts. Without masks, each
-    token attends to all accepted tokens of its row. The result is then valid for the last token of
-    a row, and only this is used.
-    """
+    """The states of some rows for one call of the layer. The layer treats each token as a row.
+    Without masks, each token attends to all accepted tokens of its row, so only the result of a
+    row's last token is valid."""
 
     def __init__(
         self,
@@ -86,20 +78,19 @@ class States:
         *,
         behind: bool = False,
     ) -> None:
-        """`sizes`: tokens of each row; `positions`: (T,) int32 of all tokens, one row after the
-        other. Rejected tokens are among its tokens here or, with `behind`, before its one token."""
+        """`sizes`: tokens of each row; `positions`: (T,) int32, row after row. Rejected tokens are
+        among them or, with `behind`, before the row's one token."""
         edges = pairwise(accumulate(sizes, initial=0))
         self.runs = [
             Run(row.cache, slice(*at), turned=True) for row, at in zip(rows, edges, strict=True)
         ]
         self.offset = positions
-        """Under the name by which mlx-lm's layers ask for it."""
+        """mlx-lm's layers ask for it by this name."""
         self._stale = [row.stale for row in rows]
         self._behind = behind
 
     def mask(self) -> list[mx.array | None] | None:
-        """Masks of the accepted tokens, one for each row. Call it before the tokens are
-        appended."""
+        """One per row, of the accepted tokens. Call it before the tokens are appended."""
         if all(each is None for each in self._stale):
             return None
         return [
@@ -126,6 +117,6 @@ class States:
 
 
 def _hiding(run: Run, stale: mx.array) -> mx.array:
-    """(1, S) bool: false for the stale tokens that will be at the row's end."""
+    """(1, S) bool: false for the rejected tokens at the row's end."""
     columns = run.cache.offset + run.rows.stop - run.rows.start
     return visible(columns - 1 - stale, columns)

@@ -17,15 +17,12 @@ from mlx_provider.families.expand import expand
 from .checkpoint import Tensors
 
 MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
-"""Of quantised weights without biases, by bits and group size (mlx 0.32.4)."""
+"""Modes of quantised weights without biases, by bits and group size (mlx 0.32.4)."""
 
 
 def load_into(module: nn.Module, tensors: Tensors, language: Any) -> None:
-    """Load the tensors as weights of a head of a model.
-
-    Quantised parts stay quantised, unless the model is dequantised to float32.
-    Raises `BadRequest` if the tensors do not fit.
-    """
+    """Quantised parts stay quantised, unless the model is dequantised to float32. Raises
+    `BadRequest` if the tensors do not fit."""
     _quantise_like(module, tensors)
     _check(module, tensors)
     module.load_weights(list(tensors.items()))
@@ -37,16 +34,12 @@ def load_into(module: nn.Module, tensors: Tensors, language: Any) -> None:
 
 
 def _quantise_like(module: nn.Module, tensors: Tensors) -> None:
-    """Quantise the layers that are stored in quantised form, with parameters from their shapes.
-
-    The config's quantisation, per layer or for all, has the same values, but is sometimes missing
-    for a head that was added later.
-    """
+    """Quantise like the stored tensors, by their shapes: the config sometimes lacks a head that was
+    added later."""
     nn.quantize(module, class_predicate=partial(_form, tensors))
 
 
 def _form(tensors: Tensors, name: str, layer: Any) -> dict[str, Any] | bool:
-    """The quantisation of a layer; `False`: none."""
     weight, scales = tensors.get(f"{name}.weight"), tensors.get(f"{name}.scales")
     if weight is None or scales is None or not hasattr(layer, "to_quantized"):
         return False
@@ -62,7 +55,7 @@ def _quantised(language: Any) -> bool:
 
 
 def _check(module: nn.Module, tensors: Mapping[str, mx.array]) -> None:
-    """Raises `BadRequest` for the first tensor that is missing, unknown or of another shape."""
+    """Raises `BadRequest` for a tensor that is missing, unknown or of another shape."""
     wanted = {name: value.shape for name, value in tree_flatten(module.parameters())}
     for name in sorted(wanted.keys() | tensors.keys()):
         have = tensors[name].shape if name in tensors else None

@@ -30,7 +30,7 @@ def matches(config: Mapping[str, Any]) -> int:
 
 
 def load(folder: Path, options: LoadOptions) -> LoadedModel:
-    """Load a checkpoint folder; an MTP head in it is ignored."""
+    """An MTP head in the folder is ignored."""
     from mlx_provider_qwen3_vl.loading import load_with_patches
 
     from .padded_attention import attend_padded_rows_at_once

@@ -1,11 +1,7 @@
-"""Rows of several lengths in one cache, attended in one call.
-
-Where mlx-vlm 0.7.10 (models/qwen3_5/language.py, `_qwen3_5_left_padded_attention`) has no kernel
-for them (never on CUDA, on Metal only while rows are about as long as each other) it copies the
-keys and values of the rows of each length and attends length after length, in every layer and
-step. One call with a mask does the same: on a CPU a step of 8 rows takes 0.4 of the time in
-float32, 0.7 in bfloat16.
-"""
+"""Rows of several lengths in one cache, attended in one call. Without a kernel for them (never on
+CUDA, on Metal only for rows of about one length), mlx-vlm 0.7.10 (models/qwen3_5/language.py,
+`_qwen3_5_left_padded_attention`) copies keys and values and attends length after length. With a
+mask, a CPU step of 8 rows takes 0.4 of the time in float32, 0.7 in bfloat16."""
 
 from __future__ import annotations
 
@@ -22,14 +18,13 @@ PADDED, KERNEL = "_qwen3_5_left_padded_attention", "_qwen3_5_ragged_decode_atten
 
 
 def attend_padded_rows_at_once() -> None:
-    """Replace the function in upstream's module. Idempotent."""
+    """Replaces the function in upstream's module. Idempotent."""
     from mlx_vlm.models.qwen3_5 import language
 
     patch([language], PADDED, masked)
 
 
 def masked(original: Function) -> Function:
-    """Attention of one token of each left-padded row, for all rows at once."""
     module = original.__globals__
 
     @functools.wraps(original)

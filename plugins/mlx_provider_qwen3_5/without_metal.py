@@ -1,10 +1,9 @@
 """Speeds up what mlx-vlm 0.7.10 does slowly for Qwen3.5 without Metal.
 
-Its gated delta rule (models/qwen3_5/gated_delta.py, `gated_delta_chunked`) pads every call to whole
-chunks of 64 and solves each chunk in 64 steps that follow one another: ten tokens take as long as
-sixty-four. On a CPU, chunks of 16 take 0.13 of that for 16 tokens and 0.53 for 1,024. All calls
-use one size, because another size rounds differently: the result of a prompt must not depend on the
-length of its passes, which end on multiples of it.
+Its gated delta rule (models/qwen3_5/gated_delta.py, `gated_delta_chunked`) pads every call to
+chunks of 64, each solved in 64 sequential steps. On a CPU, chunks of 16 take 0.13 of that for 16
+tokens and 0.53 for 1,024. All calls use one size, because another size rounds differently: a result
+must not depend on the length of passes, which end on multiples of it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ CHUNK = 16
 
 
 def take_smaller_chunks() -> None:
-    """Replace the function in upstream's module. Idempotent. Does nothing with Metal."""
+    """Replaces the function in upstream's module. Idempotent. Does nothing with Metal."""
     from mlx_vlm.models.qwen3_5 import gated_delta
 
     if not mx.metal.is_available():
@@ -30,8 +29,6 @@ def take_smaller_chunks() -> None:
 
 
 def fitted(original: Function) -> Function:
-    """The chunked rule, in smaller chunks."""
-
     @functools.wraps(original)
     def call(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any, mask: Any = None) -> Any:
         return original(q, k, v, g, beta, state, mask, C=CHUNK)

@@ -11,7 +11,7 @@ from mlx_provider import LoadedModel, LoadOptions, ModelFamily, SamplingDefaults
 mlx_provider_api = 1
 MODEL_TYPES = ("qwen3_vl", "qwen3_vl_moe")
 SAMPLING = SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20)
-"""Of the generation_config.json of its instruct models."""
+"""From the generation_config.json of its instruct models."""
 
 
 def matches(config: Mapping[str, Any]) -> int:

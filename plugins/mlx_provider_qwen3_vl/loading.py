@@ -1,4 +1,4 @@
-"""Models whose images and frames are written and cut into patches as those of Qwen3-VL."""
+"""Models whose images and frames are cut into patches as those of Qwen3-VL."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ TEXTS = PatchTexts(
 
 
 def load_with_patches(folder: Path, options: LoadOptions) -> LoadedModel:
-    """Load a checkpoint folder. Raises `UnsupportedModel` and `BadRequest`."""
+    """Raises `UnsupportedModel` and `BadRequest`."""
     return load_patch_model(folder, options, TEXTS, processors)

@@ -9,7 +9,6 @@ from mlx_provider import ReasoningParser
 CALL = ("<minimax:tool_call>", "")
 DSML = ("<｜DSML｜", "")
 CALLS = (("<tool_call>", "{<"), ("<function=", ""), CALL)
-"""What models of many families call with, whoever taught them."""
 
 QWEN3 = ReasoningParser(
     name="qwen3",
@@ -25,7 +24,7 @@ QWEN3 = ReasoningParser(
 """Also the generic one: unmarked text is the answer, unless a closer follows it."""
 
 ALWAYS = replace(QWEN3, unmarked="reasoning", detect=lambda template: False)
-"""Models that always think first: their template writes the opener, or they may leave it out."""
+"""Models that always think first: their template writes the opener, or they may omit it."""
 
 
 def _hy_v3(template: str) -> bool:
@@ -42,8 +41,8 @@ HY_V3 = replace(
     aliases=("hunyuan",),
     rank=2,
 )
-"""Some published weights write `:opensource` into every marker; a parser whose `start` and `end`
-hold it lets a grammar and the prompt use the marker that is a token of the model."""
+"""Some published weights write `:opensource` into every marker. With it in `start` and `end`, a
+grammar and the prompt use the marker that is one token."""
 
 
 PARSERS = (

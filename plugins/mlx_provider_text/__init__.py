@@ -21,7 +21,7 @@ SAMPLING = {
     "seed_oss": SamplingDefaults(temperature=1.1, top_p=0.95),
     "smollm3": SamplingDefaults(temperature=0.6, top_p=0.95),
 }
-"""Of the models' pages on the Hub, or of the generation_config.json of the original weights."""
+"""From the models' pages on the Hub, or the generation_config.json of the original weights."""
 
 
 @hookimpl

@@ -1,7 +1,5 @@
-"""Tool-call formats of model families: one module per format, with shared structures.
-
-Formats that address whole messages (Harmony, Muse) also have their reasoning parsers here.
-"""
+"""Tool-call formats of model families, with shared structures. Formats that address whole messages
+(Harmony, Muse) also have their reasoning parsers here."""
 
 from __future__ import annotations
 
@@ -48,7 +46,6 @@ MODULES = (
 
 @hookimpl
 def mlx_tool_parsers() -> Iterable[ToolParser]:
-    """Every format of this package."""
     for module in MODULES:
         for parser in module.PARSERS:
             yield replace(parser, turn_ends=TURN_ENDS)
@@ -56,6 +53,5 @@ def mlx_tool_parsers() -> Iterable[ToolParser]:
 
 @hookimpl
 def mlx_reasoning_parsers() -> Iterable[ReasoningParser]:
-    """Reasoning parsers of the formats that need one parser for reasoning and calls."""
     for module in (harmony, muse):
         yield from module.REASONING_PARSERS

@@ -22,7 +22,6 @@ Scan = Callable[[TextReader, Tools], Reading[None]]
 
 
 def _others() -> dict[str, Scan]:
-    """Formats that have a unique opener."""
     taken = ("<tool_call>", "<function=", "<|tool_call|>", "[", "{", "<tool_calls>", "```json")
     found: dict[str, Scan] = {}
     for module in (invoke_tags, sections, gemma, json_blocks):
@@ -37,7 +36,6 @@ _OTHERS = _others()
 
 
 def scan(reader: TextReader, tools: Tools) -> Reading[None]:
-    """Read one block in the format that its first characters have."""
     found = yield from reader.at(*_OTHERS, *_SHARED)
     if found in _OTHERS:
         yield from _OTHERS[found](reader, tools)
@@ -73,7 +71,6 @@ _SHARED = ("<tool_call>", "<|tool_call|>", "<function=", CALLING, "[", "{")
 
 
 def _markers() -> tuple[str, ...]:
-    """The markers of all formats."""
     modules = (invoke_tags, sections, gemma, json_blocks, keyed, pythonic)
     found = (marker for module in modules for p in module.PARSERS for marker in p.visible())
     return tuple(dict.fromkeys(found))
@@ -93,4 +90,3 @@ PARSERS = (
         fallback="read",
     ),
 )
-"""The format that is all formats."""

@@ -20,23 +20,18 @@ _BEGUN = re.compile(r'[\[\s]*\{\s*"([^"]*)')
 
 @dataclass(frozen=True)
 class JsonBlock:
-    """The places of JSON calls in a reply."""
-
     openers: tuple[str, ...]
-    """Texts that open a block. A bracket at the end of one is the first character of the JSON."""
+    """A final bracket is the first character of the JSON."""
     end: str = ""
     separators: tuple[str, ...] = (",", ";")
-    """Permitted separators between calls of one block."""
     arguments_needed: bool = False
     known: Callable[[str], bool] | None = None
-    """Whether a call between markers can have this name; None: all names are permitted."""
+    """Whether a call between markers can have this name; `None`: all names."""
     fence: str = ""
     """Text that closes a block which the model began with a code fence."""
     ids: bool = False
-    """Whether calls have ids."""
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
-        """Read one block."""
         opener = yield from reader.at(*self.openers)
         body = opener.rstrip("[{")
         bare = not body or opener.startswith("```")
@@ -69,7 +64,6 @@ class JsonBlock:
             reader.release()
 
     def value(self, reader: TextReader, known: Callable[[str], bool], bare: bool) -> Reading[None]:
-        """One call or a list of them."""
         start, needed = reader.mark(), self.arguments_needed or bare
         try:
             if (yield from reader.accept("[")):
@@ -86,8 +80,7 @@ class JsonBlock:
         reader.release()
 
     def rest(self, start: int, bare: bool, attempt: bool) -> Rest:
-        """The end of a malformed call. Other JSON ends at the first invalid character at the
-        latest."""
+        """The end of a malformed call. Other JSON ends at the first invalid character."""
         if self.end and not bare:
             return through(self.end)
         return balanced(start, strict=not attempt)
@@ -105,7 +98,6 @@ class JsonBlock:
                 return
 
     def close(self, reader: TextReader) -> Reading[None]:
-        """Read the end marker, and superfluous brackets before it."""
         ends = tuple(x for x in (self.end, self.fence) if x)
         if not ends:
             return
@@ -130,10 +122,8 @@ def json_block(
     fence: str = "",
     **fields: Any,
 ) -> ToolParser:
-    """A format of JSON calls between one of `openers` and `end`.
-
-    `first`: openers that are valid only at the start of an answer; `fields`: of `ToolParser`.
-    """
+    """JSON calls between one of `openers` and `end`. `first`: openers that are valid only at the
+    start of an answer; `fields`: of `ToolParser`."""
     block = JsonBlock(openers=(*openers, *first), end=end, fence=fence)
     return ToolParser(
         name=name,

@@ -1,7 +1,5 @@
-"""`[Calling tool: NAME({...})]`: the form of calls in conversations of some servers.
-
-Models that read such a history write their next call the same way.
-"""
+"""`[Calling tool: NAME({...})]`: the form of calls in histories of some servers, which models
+imitate."""
 
 from __future__ import annotations
 
@@ -13,7 +11,6 @@ OPENER = "[Calling tool:"
 
 
 def scan_calling(reader: TextReader) -> Reading[None]:
-    """Read one such call."""
     yield from reader.expect(OPENER)
     name = (yield from reader.until("(", "]")).strip()
     yield from reader.expect("(")

@@ -9,14 +9,11 @@ from mlx_provider.records import Emit
 
 @dataclass
 class Edges:
-    """Reports a message without the white space at its ends."""
-
     emit: Emit
     begun: bool = False
     held: str = ""
 
     def piece(self, text: str) -> None:
-        """Add text to the message."""
         if not self.begun:
             text = text.lstrip()
             self.begun = bool(text)

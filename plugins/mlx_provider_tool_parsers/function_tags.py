@@ -32,7 +32,7 @@ _SEED_WRITTEN = CallGrammar(
 
 
 def scan_coder(reader: TextReader, tools: Tools) -> Reading[None]:
-    """Tags, or JSON between the same markers, on which these models were also trained."""
+    """Tags, or JSON between the same markers: these models were trained on both."""
     json = yield from behind(reader, "<tool_call>", "{")
     yield from (_JSON if json else QWEN3_CODER).scan(reader, tools)
 

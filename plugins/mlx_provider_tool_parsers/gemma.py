@@ -28,14 +28,11 @@ _BARE = re.compile(r"[^,{}\[\]]*")
 
 @dataclass(frozen=True)
 class GemmaFormat:
-    """The markers of one format."""
-
     start: str
     end: str
     quote: str
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
-        """One block of calls, usually with one call."""
         yield from reader.expect(self.start)
         while True:
             yield from reader.space()
@@ -84,7 +81,6 @@ class _Call:
         reader.end_call()
 
     def items(self, emit: Emit, brackets: str, *, top: bool = False) -> Reading[None]:
-        """An object or a list, by its brackets."""
         reader, opener, closer = self.reader, *brackets
         yield from reader.expect(opener)
         emit(opener)
@@ -150,7 +146,7 @@ class _Call:
         def piece(text: str) -> None:
             emit(json.dumps(text, ensure_ascii=False)[1:-1])
 
-        # JSON strings have a known end
+        # JSON strings have a known end.
         other = "\\" if quote == '"' else self.form.start + "call:"
         while (found := (yield from reader.pass_until((quote, other), piece))) != quote:
             if not found:
@@ -163,7 +159,7 @@ class _Call:
         emit('"')
 
     def escaped(self, emit: Emit) -> Reading[None]:
-        """An escape of JSON. Any other backslash is literal."""
+        """Any backslash that begins no escape of JSON is literal."""
         reader = self.reader
         found = _ESCAPE.match((yield from reader.peek(6)))
         emit(reader.skip(len(found[0])) if found else "\\" + reader.skip(1))

@@ -22,10 +22,8 @@ _RECIPIENT = re.compile(r"\bto=([\w.:/-]+)")
 
 
 def read_harmony(reader: TextReader, tools: Tools | None) -> Reading[None]:
-    """A whole reply. Without tools, messages to a tool are content.
-
-    The prompt can contain the beginning of the first header.
-    """
+    """Without tools, messages to a tool are content. The prompt can contain the beginning of the
+    first header."""
     if (yield from _in_header(reader)):
         yield from _message(reader, tools)
     while True:
@@ -43,7 +41,7 @@ def read_harmony(reader: TextReader, tools: Tools | None) -> Reading[None]:
 
 
 def _in_header(reader: TextReader) -> Reading[bool]:
-    """Whether the text begins with a header, from its role, channel or recipient."""
+    """A header begins with its role, channel or recipient."""
     mark = reader.mark()
     yield from reader.space()
     start = reader.position
@@ -89,7 +87,7 @@ def _message(reader: TextReader, tools: Tools | None) -> Reading[None]:
 
 
 def _body(reader: TextReader, emit: Emit, *, thoughts: bool) -> Reading[None]:
-    """Message text up to its end. An end marker inside an answer is text if text follows."""
+    """An end marker inside an answer is text if text follows."""
     ends = (END, CALL, RETURN, START, CHANNEL)
     while True:
         found = yield from reader.pass_until(ends, emit)

@@ -8,7 +8,6 @@ from .tagged import TagFormat
 
 
 def invoke(block: str, prefix: str = "", **fields: object) -> TagFormat:
-    """The tags of a format whose tag names begin with `prefix`."""
     return TagFormat(
         blocks=(f"<{block}>",) if block else (),
         block_end=f"</{block}>" if block else "",
@@ -21,7 +20,7 @@ def invoke(block: str, prefix: str = "", **fields: object) -> TagFormat:
 
 
 def invocations(form: TagFormat, *, marked: bool = False) -> CallGrammar:
-    """Invocations in a block; `marked`: each parameter has a mark if it is text."""
+    """`marked`: a parameter has a mark if it is text."""
     text, other = ('" string="true">', '" string="false">') if marked else ("", '">')
     return CallGrammar(
         f'{form.call} name="{{name}}">\n',

@@ -16,13 +16,13 @@ _BARE = JsonBlock(openers=("{",))
 _TAGS = TagFormat(unknown="json")
 _LLAMA = JsonBlock(openers=("<|python_tag|>", "{", "[{"))
 _BEFORE_ROLE = ("<|message_sep|>\n\n", "<|message_sep|>\n", "<|message_sep|>", "")
-"""The prompt may have begun the header, and models write its line ends or not."""
+"""The prompt may have begun the header, and models may omit its line ends."""
 _NAMED = TagFormat(blocks=(), block_end="")
 _IN_TAGS = CallGrammar.json("<tool_call>\n", "\n</tool_call>")
 
 
 def scan_qwen(reader: TextReader, tools: Tools) -> Reading[None]:
-    """JSON between the markers. A call in another format is dropped if the reply's end cuts it."""
+    """A call in another format is dropped if the reply's end cuts it."""
     if (yield from reader.at(CALLING)):
         yield from scan_calling(reader)
         return
@@ -41,7 +41,6 @@ def scan_llama(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def scan_hermes(reader: TextReader, tools: Tools) -> Reading[None]:
-    """JSON between the markers, or other formats that models of this family write."""
     found = yield from reader.at(CALLING, "<tool_call>", "<function=", "{")
     if found == CALLING:
         yield from scan_calling(reader)

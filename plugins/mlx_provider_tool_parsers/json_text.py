@@ -19,7 +19,7 @@ from mlx_provider.records import (
 )
 
 DEEPEST = 100
-"""Levels of nesting that are read; deeper text is no call but an accident."""
+"""Levels of nesting; deeper text is no call."""
 
 
 def ignore(text: str) -> None:
@@ -28,8 +28,6 @@ def ignore(text: str) -> None:
 
 @dataclass
 class _Brackets:
-    """Reads text up to the bracket that closes its first one."""
-
     strict: bool
     depth: int = 0
     quoted: bool = False
@@ -37,7 +35,6 @@ class _Brackets:
     ended: bool = False
 
     def take(self, text: str) -> int:
-        """Number of characters of `text` up to the end."""
         for at, character in enumerate(text):
             if self.ended:
                 return at
@@ -60,14 +57,12 @@ class _Brackets:
 
 
 _UNQUOTED = frozenset(" \t\r\n,:0123456789.+-eEtrufalsn")
-"""What stands outside of strings and brackets in JSON."""
+"""Characters outside of strings and brackets in JSON."""
 
 
 def balanced(start: int, *, strict: bool = False) -> Rest:
-    """Text up to the bracket that closes the one at `start`, a position of the reader.
-
-    strict: ends earlier if the text cannot be JSON.
-    """
+    """Text up to the bracket that closes the one at `start`, a position of the reader. `strict`:
+    ends earlier if the text cannot be JSON."""
 
     def rest(reader: TextReader, emit: Emit) -> Reading[None]:
         brackets = _Brackets(strict)
@@ -83,11 +78,8 @@ def balanced(start: int, *, strict: bool = False) -> Rest:
 def read_call(
     reader: TextReader, name: str, rest: Rest | None = None, call_id: str = ""
 ) -> Reading[None]:
-    """Read the arguments of a call of `name`, a JSON object that begins here.
-
-    Raises `NotACall` with `rest`. Without `rest`, the text of a malformed object is all text in its
-    brackets.
-    """
+    """Read the arguments, a JSON object that begins here. Raises `NotACall` with `rest`; by
+    default, a malformed object is all text in its brackets."""
     yield from reader.space()
     first = yield from reader.peek()
     if first and first in '"[':
@@ -103,17 +95,13 @@ def read_call(
 
 
 def read_whole(reader: TextReader) -> Reading[str]:
-    """One JSON value as text."""
     parts: list[str] = []
     yield from read_json(reader, parts.append)
     return "".join(parts)
 
 
 def pass_json(reader: TextReader, end: str) -> Reading[str]:
-    """The JSON list, object or string at this position, as written, if `end` follows it.
-
-    An `end` inside the JSON is not the end. Empty: nothing was read.
-    """
+    """A JSON list, object or string, as written, if `end` follows it. Empty: nothing was read."""
     mark, text = reader.mark(), ""
     yield from reader.space()
     if (yield from reader.at("{", "[", '"')):
@@ -132,8 +120,7 @@ def pass_json(reader: TextReader, end: str) -> Reading[str]:
 
 
 def as_arguments(text: str) -> str:
-    """Arguments as JSON text. If a model writes them as a JSON string, the content of the
-    string."""
+    """As JSON text. A JSON string stands for its content."""
     value: Any = json.loads(text)
     if isinstance(value, str):
         try:
@@ -151,14 +138,14 @@ CALL_KEYS = frozenset(
 
 @dataclass
 class CallObject:
-    """Reads `{"name": ..., "arguments": {...}}`, keys in any order."""
+    """`{"name": ..., "arguments": {...}}`, keys in any order."""
 
     reader: TextReader
     arguments_needed: bool = False
-    """Whether an object without arguments is not a call."""
+    """An object without arguments is not a call."""
     known: Callable[[str], bool] = lambda name: True
     ids: bool = False
-    """Whether calls have ids. An id can follow the arguments, which are held until then."""
+    """Whether calls have ids. An id can follow the arguments, which are held back until then."""
     name: str = ""
     call_id: str = ""
     begun: bool = False
@@ -167,7 +154,6 @@ class CallObject:
     held: list[str] = field(default_factory=list)
 
     def read(self) -> Reading[None]:
-        """Read the object. Raises `NotACall` if it is not a call."""
         try:
             yield from self.members()
         except (NotACall, TextEnded):

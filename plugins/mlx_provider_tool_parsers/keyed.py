@@ -29,25 +29,23 @@ _NAME = re.compile(r"[\w.:/-]*")
 
 @dataclass(frozen=True)
 class Keyed:
-    """The tags of one format. `suffix`: text before the `>` of each tag."""
+    """`suffix`: text before the `>` of each tag."""
 
     block: str = ""
     suffix: str = ""
     separator: str = ""
     unknown: Unknown = "json"
     undeclared: str = "call"
-    """The result for a call of an unknown tool: `call`, `text`, or `nothing`."""
+    """A call of an unknown tool becomes `call`, `text`, or `nothing`."""
 
     def tag(self, name: str) -> str:
         return f"<{name}{self.suffix}>"
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """What begins a call."""
         return (self.tag("tool_call"), *([self.tag(self.block)] if self.block else []))
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
-        """Read one call, or a block of them."""
         opener, closer = self.tag("tool_call"), self.tag("/tool_call")
         block_end = self.tag("/" + self.block) if self.block else ""
         if self.block and (yield from reader.accept(self.tag(self.block))):
@@ -160,7 +158,7 @@ class Keyed:
 
 
 OPENSOURCE = ":opensource"
-"""What some published weights write into every tag."""
+"""Some published weights write it into every tag."""
 
 GLM = Keyed()
 POOLSIDE = Keyed(undeclared="nothing")
@@ -179,7 +177,7 @@ _WRITTEN = CallGrammar("<tool_call>{name}\n", "</tool_call>", between="\n", tagg
 
 
 def _hy_v3(form: Keyed, **fields: object) -> ToolParser:
-    """A parser that reads both spellings of the tags and writes that of `form`."""
+    """Reads both spellings of the tags, and writes that of `form`."""
     other = HY_V3 if form.suffix else HY_V3_OPEN
     block, call = form.tag("tool_calls"), form.tag("tool_call")
     inner = ("tool_sep", "/tool_call", "arg_key", "/arg_key", "arg_value", "/arg_value")
@@ -207,7 +205,6 @@ def _hy_v3(form: Keyed, **fields: object) -> ToolParser:
 
 
 def scan_hy_v3(reader: TextReader, tools: Tools) -> Reading[None]:
-    """Read a block in the spelling of its opener."""
     opened = yield from reader.at(HY_V3_OPEN.tag("tool_calls"), HY_V3_OPEN.tag("tool_call"))
     form = HY_V3_OPEN if opened else HY_V3
     yield from form.scan(reader, tools)

@@ -17,14 +17,12 @@ _COUNTER = re.compile(r"[_.-]?\d+$")
 _OPAQUE = re.compile(
     r"(?:call|toolu|fc|tool|tool_call|chatcmpl)[-_][\w-]*|functions|\d*|(?=.*\d)[\da-f-]{8,}"
 )
-"""Ids as servers of other models make them: they hold no name."""
+"""Ids of other models' servers: they hold no name."""
 
 
 def kimi_name(text: str, tools: Tools) -> str:
-    """The name in an id, preferably a declared one; empty: there is none.
-
-    Raises `NotACall` if the text is not an id.
-    """
+    """The name in an id, preferably a declared one; empty: none. Raises `NotACall` if the text is
+    not an id."""
     whole = text.strip()
     if not _ID.fullmatch(whole):
         raise NotACall("not an id")
@@ -38,7 +36,7 @@ def kimi_name(text: str, tools: Tools) -> str:
 
 
 def read_unnamed(reader: TextReader, tools: Tools) -> Reading[None]:
-    """Read a call whose id has no name. Raises `NotACall` if its arguments fit no single tool."""
+    """The arguments tell the tool. Raises `NotACall` if they fit no single one."""
     yield from reader.space()
     if (yield from reader.peek()) != "{":
         raise NotACall("arguments are a JSON object")
@@ -50,7 +48,6 @@ def read_unnamed(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def _wrapped(text: str, tools: Tools) -> ToolCall | None:
-    """A complete call in place of the arguments."""
     value, known = json.loads(text), functions(tools)
     name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
     fits = isinstance(name, str) and (name in known or not known) and isinstance(arguments, dict)

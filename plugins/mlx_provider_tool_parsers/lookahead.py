@@ -1,4 +1,4 @@
-"""Looks ahead in a reply: later text decides how a reader continues."""
+"""Lookahead: later text of a reply decides how a reader continues."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .json_text import ignore
 
 
 def behind(reader: TextReader, opener: str, *wanted: str) -> Reading[str]:
-    """The text of `wanted` that follows `opener` and white space. Nothing is read."""
+    """The text of `wanted` after `opener` and white space. Reads nothing."""
     mark = reader.mark()
     yield from reader.accept(opener)
     yield from reader.space()
@@ -21,7 +21,6 @@ def behind(reader: TextReader, opener: str, *wanted: str) -> Reading[str]:
 
 
 def accept_spaced(reader: TextReader, *wanted: str) -> Reading[str]:
-    """Read white space and one of `wanted`, or nothing."""
     mark = reader.mark()
     yield from reader.space()
     found = yield from reader.accept(*wanted)
@@ -46,31 +45,27 @@ def closes(reader: TextReader, closer: str, *following: str) -> Reading[bool]:
 
 
 Repeats = Literal["mistake", "apart", "text"]
-"""What a closing tag is that another one follows: the end, and the other one a mistake; the same
-where white space is between them; or text of the value."""
+"""A closing tag directly before another one is the end of the value (the other one is a mistake),
+the same only with white space between them (`apart`), or text of the value."""
 
 
 @dataclass(frozen=True)
 class ValueTags:
-    """The tags around values between tags. All but `value_end` and `key` may be empty."""
+    """Tags around values. All but `value_end` and `key` may be empty."""
 
     opener: str
-    """Begins an opening tag of values, such as `<parameter`."""
+    """Prefix of an opening tag of values, such as `<parameter`."""
     value_end: str
     key: str
-    """Begins the next parameter."""
     call_end: str
     block_end: str
     calls: tuple[str, ...]
-    """Begin the next call."""
 
     def closes(self, reader: TextReader, depth: int, repeats: Repeats) -> Reading[bool]:
-        """Read the closing tag at this position, if it is the end of its value and no text of it.
-
-        Tags must follow, up to the next call or the end of the reply. If text follows, no later
-        closing tag may be left over. depth: opening tags in the value that are not closed. Raises
-        `NotACall` where the value may end at either of two closing tags.
-        """
+        """Read the closing tag here if it ends its value. Tags must follow, up to the next call or
+        the end of the reply. If text follows, no later closing tag may be left over. `depth`:
+        opening tags in the value that are not closed. Raises `NotACall` if either of two closing
+        tags can be the end."""
         start = reader.mark()
         reader.skip(len(self.value_end))
         space = yield from reader.space()
@@ -99,8 +94,8 @@ class ValueTags:
         return not depth or not (yield from self.is_left_over(reader))
 
     def _clean_end(self, reader: TextReader) -> Reading[bool]:
-        """Read the end of a call. Whether nothing but another call can follow, or no closing tag
-        of a value is left over in what follows."""
+        """Read the end of a call. True: only another call can follow, or no closing tag of a value
+        is left over."""
         for tag in filter(None, (self.call_end, self.block_end)):
             yield from reader.accept(tag)
             yield from reader.space()

@@ -48,7 +48,6 @@ def scan(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def _header(reader: TextReader) -> Reading[str]:
-    """The name, up to the end of its tag."""
     found = _HEADER.fullmatch((yield from reader.until(">", "<")))
     if found is None or not (yield from reader.accept(">")):
         raise NotACall("a tag has one name")
@@ -101,8 +100,6 @@ def _value(reader: TextReader, *, text: bool) -> Reading[str]:
 
 
 def _element(start: int) -> Rest:
-    """Text up to the end of the element that begins at `start`, with the elements inside it."""
-
     def rest(reader: TextReader, emit: Emit) -> Reading[None]:
         nesting = _Nesting()
         for token in _TOKEN.findall(reader.between(start, reader.position)):

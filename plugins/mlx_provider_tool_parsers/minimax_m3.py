@@ -39,10 +39,8 @@ class _Node:
     text: str = ""
     children: list[_Node] = field(default_factory=list)
     tail: str = ""
-    """Text after the closing tag."""
 
     def inside(self) -> str:
-        """The original text between the tags."""
         return self.text + "".join(child.written() for child in self.children)
 
     def written(self) -> str:
@@ -54,7 +52,7 @@ PREFIX = "]<]minimax[>["
 OPEN, CLOSE = PREFIX + "<tool_call>", PREFIX + "</tool_call>"
 CALL, CALL_END = PREFIX + "<invoke", PREFIX + "</invoke>"
 _TAG = re.compile(r"<(/?)(?!\s*>)([^<>]+)>(.*)", re.DOTALL)
-"""Blanks are no name."""
+"""White space is no name."""
 
 
 def _tree(text: str) -> _Node:
@@ -79,7 +77,7 @@ def _tree(text: str) -> _Node:
 
 
 def scan(reader: TextReader, tools: Tools) -> Reading[None]:
-    """One block of invocations. Text between them is dropped."""
+    """Text between invocations is dropped."""
     begun = yield from behind(reader, OPEN, CALL)
     reading = _block(reader, tools)
     yield from claimed(reading, through(CLOSE)) if begun else reading
@@ -98,7 +96,7 @@ def _block(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def parse(text: str, tools: Tools) -> list[ToolCall]:
-    """The call in an invocation's text. Raises `ValueError`."""
+    """Raises `ValueError`."""
     (node,) = _tree(f"{CALL}{text}{CALL_END}").children
     match = re.fullmatch(r"""invoke\s+name=["']?([^"']+)["']?\s*""", node.tag)
     if match is None:

@@ -30,10 +30,8 @@ def _speaks(template: str) -> bool:
 
 
 def read_muse(reader: TextReader, tools: Tools | None) -> Reading[None]:
-    """A whole reply: ` to=self<|message|>thoughts<|eom|><|start|>assistant to=user...`.
-
-    The prompt can contain the beginning of the first header.
-    """
+    """` to=self<|message|>thoughts<|eom|><|start|>assistant to=user...`. The prompt can contain the
+    beginning of the first header."""
     addressee = yield from _header(reader, begun=True)
     while (yield from reader.peek()):
         if addressee is None:
@@ -48,10 +46,8 @@ def read_muse(reader: TextReader, tools: Tools | None) -> Reading[None]:
 
 
 def _header(reader: TextReader, *, begun: bool = False) -> Reading[str | None]:
-    """The addressee, by default "user"; None: there is no header here.
-
-    begun: the text can be the end of a header.
-    """
+    """The addressee, by default "user"; `None`: no header here. `begun`: the text can be the end of
+    a header."""
     mark = reader.mark()
     started = yield from reader.accept(START)
     yield from reader.space()
@@ -70,7 +66,6 @@ def _header(reader: TextReader, *, begun: bool = False) -> Reading[str | None]:
 def _body(
     reader: TextReader, emit: Emit, tools: Tools | None, ends: tuple[str, ...] = ENDS
 ) -> Reading[None]:
-    """One message, or text without a header, up to the next header."""
     block = FORM.blocks[0]
     stops = (*ends, block) if tools is not None else ends
     if ends is not ENDS:

@@ -30,10 +30,8 @@ _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 
 
 def parse_calls(text: str) -> list[ToolCall]:
-    """`[f(a=1), g()]`, `f(a=1)` or one call a line. Raises `ValueError`.
-
-    A single dictionary in place of keywords is the arguments.
-    """
+    """`[f(a=1), g()]`, `f(a=1)` or one call a line. A single dictionary in place of keywords is the
+    arguments. Raises `ValueError`."""
     try:
         body = ast.parse(_one_line_strings(text.strip())).body
     except (SyntaxError, MemoryError, RecursionError) as error:
@@ -91,7 +89,7 @@ def _value(node: ast.expr) -> Any:
 
 
 def _one_line_strings(text: str) -> str:
-    """Line ends inside quotes, escaped: models write them raw, Python refuses them."""
+    """Escapes line ends inside quotes: models write them raw, Python refuses them."""
     quote, escaped, found = "", False, []
     for character in text:
         if quote and character == "\n" and not escaped:
@@ -111,10 +109,8 @@ def _one_line_strings(text: str) -> str:
 
 
 def read_calls(reader: TextReader, stop: str, *, listed: bool) -> Reading[None]:
-    """Calls up to `stop`, which stays unread. Each is reported when it ends.
-
-    `listed`: commas separate them. Raises `NotACall`.
-    """
+    """Up to `stop`, which stays unread. Each call is reported when it ends. `listed`: commas
+    separate them. Raises `NotACall`."""
     while not (yield from reader.at(stop)):
         head = yield from reader.run(_HEAD)
         if not head or head[0].isdigit() or (yield from reader.peek()) != "(":
@@ -134,7 +130,7 @@ def read_calls(reader: TextReader, stop: str, *, listed: bool) -> Reading[None]:
 
 
 def _balanced(reader: TextReader) -> Reading[str]:
-    """Text up to the bracket that closes the first one. Brackets in quotes do not count."""
+    """Up to the bracket that closes the first one. Brackets in quotes do not count."""
     text, quote, depth = "", "", 0
     while True:
         character = yield from reader.char()
@@ -153,7 +149,6 @@ def _balanced(reader: TextReader) -> Reading[str]:
 
 
 def scan_list(reader: TextReader, tools: Tools) -> Reading[None]:
-    """A list of calls, with or without markers around it."""
     before = reader.calls
     yield from reader.accept("<|python_start|>")
     yield from reader.space()
@@ -192,7 +187,6 @@ def scan_lfm2(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def scan_olmo3(reader: TextReader, tools: Tools) -> Reading[None]:
-    """Calls between markers, one per line."""
     yield from _between(reader, "<function_calls>", "</function_calls>", tools)
 
 
@@ -217,10 +211,7 @@ def _written(start: str, end: str, between: str = ", ") -> CallGrammar:
 
 
 def _quoting(reader: TextReader, start: str, end: str) -> Reading[bool]:
-    """Read a block of calls. Markers inside strings are text.
-
-    False: it does not begin with a call, and nothing was read.
-    """
+    """Markers inside strings are text. False: there is no call here, and nothing was read."""
     mark, before = reader.mark(), reader.calls
     try:
         yield from reader.expect(start)

@@ -1,4 +1,4 @@
-"""Names and types from a request's tools, and conversion of values to these types."""
+"""Names and types from a request's tools, and conversion of values to them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,22 @@ from typing import Any, Literal
 from mlx_provider.records import Tools, listed_parameters, listed_values, type_of, value_types
 
 Unknown = Literal["string", "json"]
-"""What a value is whose type no schema tells: text, unless it is a JSON object or list; or any JSON
-where it is JSON."""
+"""A value of unknown type: `string` is text, unless it is a JSON object or list; `json` is any
+JSON, if it parses."""
 
 
 def functions(tools: Tools) -> dict[str, Mapping[str, Any]]:
-    """Function objects by name."""
     found = (tool.get("function", tool) for tool in tools)
     return {x["name"]: x for x in found if isinstance(x, Mapping) and "name" in x}
 
 
 def accepts(tools: Tools) -> Callable[[str], bool]:
-    """Whether a name is one of the tools. Without tools, every name is valid."""
+    """Without tools, every name is valid."""
     names = frozenset(functions(tools))
     return lambda name: not names or name in names
 
 
 def properties(tools: Tools, name: str) -> Mapping[str, Any]:
-    """Property schemas of one tool's parameters."""
     return listed_parameters(functions(tools).get(name, {}).get("parameters"))[0]
 
 
@@ -38,7 +36,7 @@ def types(tools: Tools, name: str, key: str) -> frozenset[str]:
 
 
 def listed(tools: Tools, name: str, key: str) -> list[Any]:
-    """Values of a parameter whose schema lists them; empty: it does not."""
+    """Values of an `enum` or similar list; empty: none."""
     return listed_values(*_parameter(tools, name, key)) or []
 
 
@@ -48,18 +46,14 @@ def _parameter(tools: Tools, name: str, key: str) -> tuple[Any, Mapping[str, Any
 
 
 def is_text(wanted: frozenset[str], unknown: Unknown) -> bool:
-    """Whether a value is always text, so that it can be reported while it is written."""
     return wanted == {"string"} if wanted else unknown == "string"
 
 
 def as_json(
     text: str, wanted: frozenset[str], unknown: Unknown, members: Sequence[Any] = ()
 ) -> str:
-    """Converts a value from bare text to JSON with a type that its schema allows.
-
-    members: the values that the schema lists. A value that fits no allowed type stays a string, so
-    that the client's validation can report it.
-    """
+    """Bare text as JSON of a type that its schema allows. `members`: the values that the schema
+    lists. A value of no allowed type stays a string, so that the client's validation reports it."""
     if not wanted and unknown == "string":
         return _container(text) or json.dumps(text, ensure_ascii=False)
     converted = _converted(text, wanted)
@@ -93,7 +87,6 @@ _structured = frozenset({"object", "array", "integer", "number", "boolean"})
 
 
 def _container(text: str) -> str:
-    """A text that is a JSON object or list; empty: it is none."""
     bare = text.strip()
     if bare[:1] not in ("{", "["):
         return ""
@@ -105,7 +98,7 @@ def _container(text: str) -> str:
 
 
 def _literal(text: str) -> str | None:
-    """JSON text of a JSON or Python literal; None: it is not a literal."""
+    """JSON text of a JSON or Python literal; `None`: not a literal."""
     try:
         json.loads(text, parse_constant=_refuse)
     except RecursionError:

@@ -19,7 +19,7 @@ _NAME_CHARACTERS = re.compile(r"[\w.:/-]*")
 
 
 def plain_name(text: str, tools: Tools) -> str:
-    """The literal name. Raises `NotACall`."""
+    """Raises `NotACall`."""
     name = text.strip()
     if not _NAME.fullmatch(name):
         raise NotACall("not a name")
@@ -28,8 +28,6 @@ def plain_name(text: str, tools: Tools) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """The markers of one format."""
-
     begin: tuple[str, ...]
     call: str
     separator: str
@@ -39,10 +37,10 @@ class Section:
     """A word between the call's opener and another separator."""
     fence: tuple[str, str] = ("", "")
     name: Callable[[str, Tools], str] = plain_name
-    """(text before the arguments, tools) -> name; empty: it must be found from the arguments."""
+    """(text before the arguments, tools) -> name; empty: the arguments tell it."""
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
-        """Read one section. Text between calls is dropped, up to another section."""
+        """Text between calls is dropped, up to another section."""
         yield from reader.accept(*self.begin)
         before = reader.calls
         while True:
@@ -159,7 +157,6 @@ _MISTRAL = ToolParser(
 
 
 def _shows_ids(template: str) -> bool:
-    """Whether a template writes a list of calls with ids."""
     listed = "[TOOL_CALLS]" in template and "[ARGS]" not in template
     return listed and bool(_ID_KEY.search(template))
 

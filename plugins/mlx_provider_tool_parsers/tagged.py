@@ -28,7 +28,7 @@ _STRING = re.compile(r"""\bstring\s*=\s*["']?(true|false)""")
 
 @dataclass(frozen=True)
 class TagFormat:
-    """The tags of one format. Tags with a name are given without their `>`."""
+    """Tags with a name are given without their `>`."""
 
     blocks: tuple[str, ...] = ("<tool_call>",)
     block_end: str = "</tool_call>"
@@ -39,11 +39,11 @@ class TagFormat:
     unknown: Unknown = "string"
     lines: bool = True
     bare: bool = True
-    """Whether calls can occur without a block around them; these need a parameter."""
+    """Calls can occur without a block around them; these need a parameter."""
     undeclared: bool = True
-    """Whether a name that is not among the request's tools is a call."""
+    """A name that is not among the request's tools is a call."""
     forgiving: bool = True
-    """Whether the closing tag of a parameter can be missing before the next declared one."""
+    """The closing tag of a parameter can be missing before the next declared one."""
 
     @property
     def openers(self) -> tuple[str, ...]:
@@ -51,8 +51,7 @@ class TagFormat:
 
     @property
     def traps(self) -> tuple[str, ...]:
-        """Texts that the reader does not treat as text of a value, in addition to its closing
-        tag."""
+        """Texts besides the closing tag that are not text of a value."""
         return (self.call, self.key) if self.forgiving else (self.call,)
 
     @property
@@ -62,12 +61,10 @@ class TagFormat:
         return ValueTags(opener, self.value_end, self.key, self.call_end, self.block_end, calls)
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
-        """Read a block of calls, or one call without a block."""
         return _TagReader(self, reader, tools).block()
 
 
 def header_name(header: str) -> str:
-    """The name in the inside of a tag: `=NAME` or ` name="NAME"`."""
     if header.startswith("="):
         return header[1:].strip().strip("\"'")
     match = _NAME.search(header)
@@ -75,7 +72,6 @@ def header_name(header: str) -> str:
 
 
 def read_call(form: TagFormat, reader: TextReader, tools: Tools) -> Reading[None]:
-    """Read one call of a block, from its opening tag."""
     return _TagReader(form, reader, tools).call(wrapped=True)
 
 
@@ -139,7 +135,7 @@ class _TagReader:
         self.found = True
 
     def unnamed(self) -> Reading[bool]:
-        """Read a call whose name is in a JSON object, if there is one: `<invoke>{...}`."""
+        """A call whose name is in a JSON object: `<invoke>{...}`."""
         form, reader = self.form, self.reader
         yield from reader.space()
         if not (yield from reader.at("{")):
@@ -199,8 +195,8 @@ class _TagReader:
         arguments.close(force_json=string is False)
 
     def value(self, arguments: Arguments) -> Reading[None]:
-        """Read up to the closing tag. Others are text: those of opening tags in the value, and
-        those that the end of the call does not follow."""
+        """Read up to the closing tag. Closing tags of opening tags in the value are text, and those
+        that the end of the call does not follow."""
         form, reader, values = self.form, self.reader, self.form.values
         if not arguments.is_text:
             arguments.piece((yield from pass_json(reader, form.value_end)))
@@ -262,7 +258,7 @@ class _TagReader:
         return ended
 
     def next_declared(self, arguments: Arguments) -> Reading[bool]:
-        """Whether a parameter tag at a line's beginning opens the tool's next parameter, and the
+        """Whether a parameter tag at a line's beginning opens the next declared parameter, and the
         closing tag before it is missing."""
         form, reader = self.form, self.reader
         mark = reader.mark()

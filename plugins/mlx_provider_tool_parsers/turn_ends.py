@@ -11,4 +11,4 @@ TURN_ENDS = (
     *("<|END_OF_TURN_TOKEN|>", "</longcat_s>", "[e~[", "[EOS]", "[|endofturn|]"),
     *("<|endofresponse|>", "<|end_of_role|>"),
 )
-"""Of all families at once: models of one family learn the calls of another."""
+"""Of all families: models of one family learn the calls of another."""

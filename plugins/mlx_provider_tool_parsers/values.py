@@ -13,8 +13,6 @@ from .schema import Unknown, as_json, is_text, listed, types
 
 
 class Report(Protocol):
-    """The receiver of a call: a reader, or none."""
-
     def call(self, name: str) -> None: ...
     def arguments(self, text: str) -> None: ...
     def end_call(self) -> None: ...
@@ -30,11 +28,8 @@ class Unreported:
 
 @dataclass
 class TextValue:
-    """JSON string text of a value that arrives in pieces.
-
-    With `lines`, one line end after the opening tag and one before the closing tag belong to the
-    tags.
-    """
+    """JSON string text of a value that arrives in pieces. `lines`: one line end after the opening
+    tag and one before the closing tag belong to the tags."""
 
     report: Report
     lines: bool
@@ -42,7 +37,6 @@ class TextValue:
     held: str = ""
 
     def piece(self, text: str) -> None:
-        """Report the text that cannot be the last line end."""
         if not text:
             return
         if not self.begun and self.lines:
@@ -58,8 +52,6 @@ class TextValue:
 
 @dataclass
 class Arguments:
-    """Writes the arguments of one call as JSON, parameter by parameter."""
-
     report: Report
     tools: Tools
     name: str
@@ -79,8 +71,8 @@ class Arguments:
             self.report.call(self.name)
 
     def open(self, key: str, force_text: bool | None = None, *, bracket: bool = False) -> None:
-        """Start a parameter. `force_text`: whether it is a string, if the format says so.
-        `bracket`: whether its value begins with one, and may be JSON where no type is known."""
+        """`force_text`: the format says whether it is a string. `bracket`: the value begins with
+        one, and may be JSON if no type is known."""
         self.begin()
         self.report.arguments(("{" if not self.keys else ", ") + json.dumps(key) + ": ")
         self.keys.append(key)
@@ -94,19 +86,17 @@ class Arguments:
 
     @property
     def is_text(self) -> bool:
-        """Whether the open parameter's value is always text."""
         return self._text is not None
 
     @property
     def repeats(self) -> Repeats:
-        """What a closing tag is here that stands twice. It has a line of its own if the opening tag
-        has one."""
+        """The meaning of a doubled closing tag. It has a line of its own if the opening tag has
+        one."""
         if not self.lines or not self._first.startswith("\n"):
             return "apart"
         return "mistake" if self._last == "\n" else "text"
 
     def piece(self, text: str) -> None:
-        """Add text to the open parameter's value."""
         self._first, self._last = self._first or text[:1], text[-1:] or self._last
         if self._text is not None:
             self._text.piece(text)
@@ -114,7 +104,6 @@ class Arguments:
             self._parts.append(text)
 
     def close(self, force_json: bool = False) -> None:
-        """End the open parameter."""
         if self._text is not None:
             self.report.arguments('"')
             return
@@ -127,7 +116,6 @@ class Arguments:
         self.report.arguments(as_json(text, wanted, unknown, listed(*called)))
 
     def end(self) -> None:
-        """End the call."""
         self.begin()
         self.report.arguments("}" if self.keys else "{}")
         self.report.end_call()

@@ -1,4 +1,4 @@
-"""Other vision models of mlx-vlm, as far as nothing is to be known of them."""
+"""Vision models of mlx-vlm without a family of their own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ def load(folder: Path, options: LoadOptions) -> LoadedModel:
 
 @hookimpl
 def mlx_model_families() -> Iterable[ModelFamily]:
-    """All other vision models of mlx-vlm."""
     yield ModelFamily(
         "vision",
         matches,

@@ -1,4 +1,4 @@
-"""Loading any mlx-vlm model, and finding out what may be reused of its images."""
+"""Loads any mlx-vlm model, and tests which of its images can be reused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOGETHER = "a chat with images is prefilled anew at every turn, from its first i
 
 
 def load_any(folder: Path, options: LoadOptions) -> AnyVisionModel:
-    """Load a checkpoint. Raises `UnsupportedModel` for models that do not chat."""
+    """Raises `UnsupportedModel` for models that do not chat."""
     model, processor = load_with_processor(folder, options)
     chat = load_tokenizer(folder, options, getattr(processor, "tokenizer", None))
     token, text = _image_token(folder), getattr(model.config, "text_config", model.config)

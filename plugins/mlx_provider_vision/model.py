@@ -35,14 +35,11 @@ from mlx_provider.families.vision.prompt import message_ends, named
 from . import passes
 
 UNKNOWN_PIXELS = 4096 * 4096
-"""Limit for the core, which scales larger images down to it. After that, the processor has its own
-rules."""
+"""Larger images are scaled down to it by the core, then by the processor's own rules."""
 
 
 @dataclass(frozen=True)
 class PromptFeatures:
-    """Features of a whole prompt with its media."""
-
     arrays: Mapping[str, Any]
 
     @property
@@ -51,11 +48,8 @@ class PromptFeatures:
 
 
 class AnyVisionModel:
-    """The media of a prompt are one span, whose features are valid only for this prompt.
-
-    The engine's probe finds out whether rows can decode together: only the calls of mlx-vlm are
-    known of the model.
-    """
+    """The media of a prompt are one span, whose features are valid only for this prompt. The
+    engine's probe finds out whether rows can decode together."""
 
     kv_layouts: Sequence[str] = ("grouped", "merged", "solo")
 
@@ -64,7 +58,6 @@ class AnyVisionModel:
     ) -> None:
         self.model = model
         self.backbone = _backbone(model)
-        """The part below the output matrix, if one was found."""
         self._prefill_model = narrowed(model, self.backbone, last_token) if self.backbone else model
         self.processor = processor
         self.info = info
@@ -81,11 +74,9 @@ class AnyVisionModel:
         media: Sequence[MediaItem],
         variables: Mapping[str, Any],
     ) -> Prompt:
-        """Render messages and, where there are images, run the model's own processor.
-
-        The processor also tokenises, so with images, control tokens typed by a user are escaped.
-        Raises `BadRequest` (template, processor) and `MediaError` (video).
-        """
+        """Renders messages and, where there are images, runs the model's own processor. The
+        processor also tokenises, so control tokens typed by a user are escaped. Raises `BadRequest`
+        (template, processor) and `MediaError` (video)."""
         for item in media:
             image_size(item)
         escaped = None if media else ()
@@ -96,18 +87,18 @@ class AnyVisionModel:
             return Prompt(tokens=tokens, text=hidden.reveal(text), spans=[], snapshot_points=ends)
         text = self.with_places(hidden, text, len(media))
         if len(text) > self.info.context_length:
-            # in pieces, up to the limit: the processor takes any text as a whole
+            # In pieces, up to the limit: the processor would take the whole text.
             self.hf_tokenizer.encode(text, special=False)
         inputs = OnDemand(lambda: self.processed(text, media))
         ids = inputs()["input_ids"][0]
         tokens = [max(0, int(token)) for token in ids]
         span = _span(ids, inputs, media, self.image_token)
-        # nothing after the first image is useful to another prompt
+        # No other prompt can reuse what follows the first image.
         ends = message_ends(tokens, self.info.stop_tokens)
         return Prompt(tokens, text, [span], snapshot_points=[e for e in ends if e <= span.start])
 
     def processed(self, text: str, media: Sequence[MediaItem]) -> dict[str, np.ndarray]:
-        """The model's own processor's output for a text and its images. Raises `MediaError`."""
+        """Output of the model's own processor. Raises `MediaError`."""
         images = [Image.fromarray(as_image(item, UNKNOWN_PIXELS)) for item in media]
         try:
             return model_inputs(self.processor, text, images, self.image_token)
@@ -124,7 +115,6 @@ class AnyVisionModel:
             yield [self.features_of(made)]
 
     def inputs_of(self, span: MediaSpan) -> dict[str, np.ndarray]:
-        """The output of the processor for the media of a span."""
         return dict(span.inputs())
 
     def features_of(self, made: dict[str, mx.array]) -> Features:
@@ -146,10 +136,8 @@ class AnyVisionModel:
         return rows_at(logits_at)(passes.decode(self.model, tokens, cache, positions))
 
     def with_places(self, hidden: Hidden, text: str, images: int) -> str:
-        """The text; with image tokens as text if the template does not support parts.
-
-        Raises `BadRequest` if the template has no place for an image.
-        """
+        """With image tokens as text if the template does not support parts. Raises `BadRequest` if
+        it has no place for an image."""
         if text.count(self.image_text) == images:
             return text
         flat = [_flattened(message, self.image_text) for message in hidden.messages]
@@ -163,7 +151,6 @@ class AnyVisionModel:
 
 
 def image_text(processor: Any, chat: HFTokenizer, token: int | None) -> str:
-    """The text that represents one image in a rendered prompt."""
     for name in ("boi_token", "image_token"):
         text = getattr(processor, name, None)
         if isinstance(text, str) and text:
@@ -181,7 +168,7 @@ def _flattened(message: Mapping[str, Any], image: str) -> dict[str, Any]:
 
 
 def _backbone(model: Any) -> Path | None:
-    """The attributes that lead to the part below the output matrix; `None`: no part was found."""
+    """Attributes that lead to the part below the output matrix; `None`: not found."""
 
     def some_logits(language: Any) -> mx.array:
         ids, cache = mx.array([[1, 2, 3]]), row_cache(language)

@@ -1,9 +1,6 @@
-"""Prefill and decode of a model of which nothing is known but how mlx-vlm calls it.
-
-Embeddings of a whole prompt, or of one image, are its own; what comes with them are arguments of
-the language model's prefill, which aligns them by its cache's offset. M-RoPE models get every
-row's position.
-"""
+"""Prefill and decode of a model of which only mlx-vlm's calls are known. Embeddings of a whole
+prompt, or of one image, are the model's; what else they return are arguments of the language
+model's prefill, which aligns them by its cache's offset. M-RoPE models get every row's position."""
 
 from __future__ import annotations
 
@@ -20,33 +17,29 @@ from mlx_provider.families.vision.positions import chunk_positions, step_positio
 
 
 def make_cache(model: Any) -> list[Any]:
-    """A row's cache; M-RoPE models get a last entry that holds the row's rotary delta."""
+    """M-RoPE models get a last entry with the row's rotary delta."""
     entries = row_cache(model.language_model)
     return [*entries, StateCache(1)] if has_mrope(model) else entries
 
 
 def prefill(model: Any, chunk: PrefillChunk) -> mx.array:
-    """Append a chunk; logits (vocab,) after its last token, where it is the prompt's last.
-
-    Tokens from the first image to the last pass through the model together, as soon as a chunk
-    touches them, so the cache may run ahead of the chunk.
-    """
+    """Append a chunk; logits (vocab,) after the prompt's last token. Tokens from the first image to
+    the last pass through the model together, when a chunk touches them, so the cache may be ahead
+    of the chunk."""
     logits = mx.zeros(1)
     for span in chunk.prompt.spans:
         if _held(chunk) < min(span.start, chunk.stop):
             logits = _text(model, chunk, min(span.start, chunk.stop))
         if span.start < chunk.stop and _held(chunk) < span.end:
-            # what runs ahead leaves the prompt's last token, which must give logits
+            # The prompt's last token must stay for the call that gives logits.
             end = min(span.end, max(chunk.stop, len(chunk.prompt.tokens) - 1))
             logits = _media(model, chunk, span, end)
     return _text(model, chunk, chunk.stop) if _held(chunk) < chunk.stop else logits
 
 
 def prefill_separately(model: Any, chunk: PrefillChunk) -> mx.array:
-    """Append a chunk of text and images that were embedded each by itself; see `prefill`.
-
-    The cache is `row_cache`'s; M-RoPE models take the prompt's positions.
-    """
+    """Append a chunk of text and separately embedded images; see `prefill`. The cache is
+    `row_cache`'s; M-RoPE models take the prompt's positions."""
     parts = pieces(chunk)
     ids = mx.array(np.asarray(chunk.prompt.tokens[chunk.start : chunk.stop], np.int32))[None]
     more: dict[str, Any] = {}
@@ -70,7 +63,7 @@ def decode_separately(
 
 
 def _held(chunk: PrefillChunk) -> int:
-    """Tokens in the row's cache; a cache without any attention layer is never ahead."""
+    """Tokens in the row's cache; a cache without attention layers is never ahead."""
     offsets = [int(entry.offset) for entry in chunk.cache if hasattr(entry, "offset")]
     return max(offsets, default=chunk.start)
 
@@ -89,7 +82,7 @@ def _media(model: Any, chunk: PrefillChunk, span: MediaSpan, end: int) -> mx.arr
     if has_mrope(model):
         chunk.cache[-1][0] = more.get("rope_deltas", mx.zeros((1, 1), mx.int32))
     ids = mx.array(np.asarray(chunk.prompt.tokens[start:end], np.int32))[None]
-    # a slice: some models scale the embeddings they are given in place
+    # A slice: some models scale given embeddings in place.
     rows = embedded[:, start:end]
     return _step(model, ids, chunk.cache, inputs_embeds=rows, n_to_process=end - start, **more)
 

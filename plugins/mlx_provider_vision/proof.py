@@ -1,9 +1,6 @@
-"""Checks at load whether a model's images can be embedded separately.
-
-One prompt with two images is computed both ways: as the model's own processor and mlx-vlm do it,
-and from its parts, with a chunk's end inside an image. Tokens, the images' rows and the logits
-must be the same. The operator is told why a model does not support it.
-"""
+"""Checks at load whether a model's images can be embedded separately. One prompt with two images is
+computed by mlx-vlm's own processor and from its parts, with a chunk's end inside an image. Tokens,
+the images' rows and the logits must be the same."""
 
 from __future__ import annotations
 
@@ -20,13 +17,13 @@ from .model import AnyVisionModel
 from .separate import SeparateVisionModel
 
 SIZES = ((112, 84), (140, 168))
-"""Height and width of the two images: one with more patches than the other, neither square."""
+"""Height and width of the two images: different numbers of patches, neither square."""
 TOLERANCE = {"float32": 1e-3, "low": 0.1}
 """Largest difference, as a share of the largest value."""
 
 
 def problem_of(separate: SeparateVisionModel, together: AnyVisionModel) -> str:
-    """Why `separate` may not serve the model (engine thread); empty: it may."""
+    """Empty: `separate` may serve the model. Engine thread."""
     images = [_image(seed, *size) for seed, size in enumerate(SIZES)]
     words = [{"type": "text", "text": text} for text in ("What is", "beside", "?")]
     content = [words[0], {"type": "image"}, words[1], {"type": "image"}, words[2]]

@@ -33,33 +33,28 @@ from .model import AnyVisionModel
 
 Inputs = Mapping[str, np.ndarray]
 KNOWN = 1024
-"""Number of images whose tokens are remembered."""
+"""Images whose tokens are remembered."""
 EMBEDDED = {"inputs_embeds", "position_ids", "rope_deltas"}
-"""Parts that the embeddings of a prompt may have: rows for its tokens, and positions."""
+"""Possible parts of a prompt's embeddings: rows of its tokens, and positions."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """One image as part of any prompt."""
-
     tokens: np.ndarray
     grid: tuple[int, ...]
-    """Patches in time, height and width; empty: the processor does not say."""
+    """Patches in time, height and width; empty: unknown."""
 
 
 @dataclass(frozen=True)
 class Alone:
-    """One image of a prompt, as `rotary_positions` and `embed` take it."""
+    """One image of a prompt, for `rotary_positions` and `embed`."""
 
     inputs: OnDemand[dict[str, np.ndarray]]
-    """The output of the processor for it."""
     grid: tuple[int, ...]
     merge: int
 
 
 class Blocks:
-    """Blocks of known images, which are placed without the processor. Any thread."""
-
     def __init__(self) -> None:
         self._known: OrderedDict[str, Block] = OrderedDict()
         self._lock = threading.Lock()
@@ -78,8 +73,8 @@ class Blocks:
 
 
 class SeparateVisionModel(AnyVisionModel):
-    """Every image is a separate span, identified by its content. Only for models for which `proof`
-    shows that this works."""
+    """Every image is a separate span, identified by its content. Only for models that pass
+    `proof`."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -96,10 +91,8 @@ class SeparateVisionModel(AnyVisionModel):
         media: Sequence[MediaItem],
         variables: Mapping[str, Any],
     ) -> Prompt:
-        """Render messages and replace each placeholder by the tokens of its image.
-
-        Raises `BadRequest` (template, processor) and `MediaError` (video).
-        """
+        """Replaces each placeholder by the tokens of its image. Raises `BadRequest` (template,
+        processor) and `MediaError` (video)."""
         hidden, text = self.hf_tokenizer.rendered(messages, tools, variables)
         text = self.with_places(hidden, text, len(media))
         tokens, spans = self._filled(self.hf_tokenizer.tokens(text, hidden), media)
@@ -170,7 +163,6 @@ class SeparateVisionModel(AnyVisionModel):
         return tokens, spans
 
     def _span(self, item: MediaItem, start: int, tokens: list[int]) -> MediaSpan:
-        """Append the tokens of an image. Returns their span."""
         inputs = OnDemand(lambda: self.processed(self.image_text, [item]))
         block = self._blocks.of(item.content_hash, lambda: _block(inputs()))
         tokens += block.tokens.tolist()

@@ -19,7 +19,7 @@ from .tagged import TaggedArgument
 from .trial import MAX_GRAMMAR
 
 MAX_CALLS = 16
-"""Most calls of one reply. Without a limit, a model could call for ever."""
+"""Without a limit, a model could call for ever."""
 _NUMBER = " /[0-9]{1,3}/ "
 _ID = f" /[A-Za-z0-9]{{{SHORT_ID}}}/ "
 
@@ -30,11 +30,8 @@ def tool_functions(
     names: Sequence[str] | None = None,
     warnings: list[str] | None = None,
 ) -> list[Function]:
-    """The tools that may be called; `names`: only these.
-
-    compiles: maps a schema to its problem, or to an empty string. Parameters of a strict tool are
-    enforced exactly or refused with `BadRequest`; those of others are enforced as far as possible.
-    """
+    """`compiles` maps a schema to its problem, or to an empty string. Parameters of a strict tool
+    are enforced exactly or refused with `BadRequest`; others as far as possible."""
     by_name: dict[str, Function] = {}
     noted = warnings if warnings is not None else []
     for i, tool in enumerate(tools):
@@ -77,8 +74,6 @@ def _parameters(
 
 @dataclass
 class CallRules:
-    """Grammar rules for calls of some functions in one format. The start rule is `calls`."""
-
     grammar: CallGrammar
     functions: Sequence[Function]
     split: Split
@@ -89,7 +84,6 @@ class CallRules:
     _size: int = 0
 
     def lark(self) -> str:
-        """All rules, one per line."""
         grammar = self.grammar
         more = MAX_CALLS - 1 if self.parallel and grammar.between is not None else 0
         between = literal(grammar.between or "", self.split)
@@ -136,7 +130,6 @@ class CallRules:
         return self._separated(f"args_{i}", names, literal(tags.between, self.split))
 
     def _one_text(self, i: int, function: Function, tags: TaggedArguments | None) -> str:
-        """The one parameter, a text with its own grammar."""
         (name, schema), *_ = listed_parameters(function.schema)[0].items()
         if tags is None or written_as_object(tags, [name]):
             before, after, bare = f"{{{json.dumps(name)}: ", "}", None
@@ -175,7 +168,6 @@ class CallRules:
             )
 
     def _separated(self, rule: str, names: Mapping[str, bool], between: str) -> str:
-        """Arguments with a separator between those that are present."""
         rest, more = '""', '""'
         for k, (name, needed) in reversed(list(enumerate(names.items()))):
             first, next_one = f"{name} {more}", f"{between} {name} {more}"
@@ -187,23 +179,22 @@ class CallRules:
 
 
 def shown_name(grammar: CallGrammar, name: str) -> str:
-    """A tool's name as it appears in a call. In quotes it is a JSON string."""
+    """In quotes it is a JSON string."""
     quoted = '"{name}"' in grammar.before
     return json.dumps(name, ensure_ascii=False)[1:-1] if quoted else name
 
 
 def written_as_object(tags: TaggedArguments, parameters: Iterable[str]) -> bool:
-    """Whether calls with these parameters are nevertheless written with one JSON object."""
+    """Whether calls with these parameters are written as one JSON object although the format has
+    tags."""
     return tags.keywords and not all(map(_is_keyword, parameters))
 
 
 def _is_keyword(name: str) -> bool:
-    """Whether a parameter can be a keyword of a Python call."""
     return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
 
 
 def called_object(function: Function, key: str) -> dict[str, Any]:
-    """A call as the schema of one JSON object."""
     parameters = SchemaReader("tools", root=f"#/properties/{key}").read(function.schema)
     return {
         "type": "object",

@@ -29,18 +29,15 @@ if TYPE_CHECKING:
 Mask = NDArray[np.uint32]
 """Bit `i % 32` of word `i // 32`: whether token `i` is allowed. Shape (ceil(vocab / 32),)."""
 MASK_SECONDS = 30
-"""Longest wait for a mask. It usually takes milliseconds; the limit protects other requests."""
+"""It usually takes milliseconds; the limit protects other requests."""
 KEPT_LETTERS = 2 * MAX_GRAMMAR
-"""Most characters of the compiled grammars in the cache. Each character takes about twenty
-bytes."""
+"""Characters of all grammars in the cache. Each takes about twenty bytes."""
 _EMPTY = ("NoExtension", "NoExtensionBias")
 
 
 class Constraint:
-    """The grammar of one choice. Used by one thread at a time, except for its pool.
-
-    pool: computes the next mask as soon as a token is accepted, in parallel with the device's step.
-    """
+    """The grammar of one choice. Used by one thread at a time, except that `pool` computes the next
+    mask in parallel with the device's step."""
 
     def __init__(
         self,
@@ -55,12 +52,10 @@ class Constraint:
         self._eos = eos
         self._pool = pool
         self._packed = packed
-        """The mask of the present state, if it is known."""
         self._ahead: Future[bytes] | None = None
         self._stopped = bool(matcher.is_stopped())
 
     def mask(self) -> Mask:
-        """The allowed tokens. Raises `GrammarFailed` if the grammar fails."""
         self._settle()
         if self._packed is None:
             self._packed = self._matcher.compute_bitmask()
@@ -71,10 +66,7 @@ class Constraint:
         return words
 
     def advance(self, token: int) -> None:
-        """Accept a drawn token.
-
-        Raises `RequestFailed` for a forbidden token, `GrammarFailed` if the grammar fails.
-        """
+        """Raises `RequestFailed` for a forbidden token, `GrammarFailed` if the grammar fails."""
         self._settle()
         if token in self._eos and self._matcher.is_accepting():
             return
@@ -85,10 +77,7 @@ class Constraint:
         self._moved()
 
     def forced(self) -> list[int]:
-        """Tokens that the grammar forces next: the mask allows no other one at their places.
-
-        llguidance forces the tokens into which the tokenizer would split the forced text.
-        """
+        """Tokens that must come next, as the tokenizer would split the text."""
         self._settle()
         return [] if self._stopped else list(self._matcher.compute_ff_tokens())
 
@@ -100,23 +89,19 @@ class Constraint:
 
     @property
     def finished(self) -> bool:
-        """Whether the reply is complete: only its end may follow."""
         return self._stopped
 
     @property
     def complete(self) -> bool:
-        """Whether the reply so far is valid."""
         self._settle()
         return bool(self._matcher.is_accepting())
 
     def fork(self) -> Constraint:
-        """An independent constraint in the same state."""
         self._settle()
         matcher = self._matcher.deep_copy()
         return Constraint(matcher, self._vocab_size, self._eos, self._pool, self._packed)
 
     def _settle(self) -> None:
-        """Wait for the mask from the pool."""
         if self._ahead is not None:
             try:
                 self._packed = self._ahead.result(MASK_SECONDS)
@@ -134,7 +119,7 @@ class Constraint:
             self._ahead = self._pool.submit(self._matcher.compute_bitmask)
 
     def _offers(self, token: int) -> bool:
-        """Whether the mask allows a token, as far as the mask is known."""
+        """False if the mask is not known yet."""
         return self._packed is None or bool(self._packed[token // 8] >> token % 8 & 1)
 
     def _check(self) -> None:
@@ -155,22 +140,17 @@ class Structure:
 
 @dataclass(frozen=True)
 class _Compiled:
-    """A grammar in its initial state. `wrong`: why it did not compile."""
+    """`wrong`: why it did not compile."""
 
     wrong: str
     matcher: Any = None
     packed: bytes = b""
-    """The mask of its first token."""
 
 
 class GrammarCompiler:
-    """Compiles grammars over one model's vocabulary. Safe from any thread, meant for host threads.
-
-    fast: the model's `tokenizers.Tokenizer`. eos: tokens that end a reply. vocab_size: rows of the
-    output matrix. capacity, letters: most grammars in the cache, and most characters of all of
-    them. spaces: white space of JSON. background: compiles what no request waits for; `None`: the
-    thread that needs it does.
-    """
+    """Compiles grammars over one model's vocabulary. Safe from any thread. `vocab_size`: rows of
+    the output matrix. `capacity`, `letters`: most grammars in the cache, and characters of all of
+    them. `background` compiles what no request waits for; `None`: the thread that needs it does."""
 
     def __init__(
         self,
@@ -193,7 +173,8 @@ class GrammarCompiler:
         self._capacity = capacity
         self._letters = letters
         self._compiled: OrderedDict[tuple[str, str], _Compiled] = OrderedDict()
-        """By namespace and text: the time of an answer would tell what others have sent."""
+        """By namespace and text: a cache hit of another tenant's grammar would show in the response
+        time."""
         self._tokenizer: LLTokenizer | None = None
         self._special: tuple[re.Pattern[str], dict[str, int]] | None = None
         self._trial = GrammarTrial(vocab_size, self._specials()[1])
@@ -207,12 +188,8 @@ class GrammarCompiler:
         thoughts: Thoughts | None = None,
         messages: MessageGrammar | None = None,
     ) -> Structure | None:
-        """The constraint that the request demands of its reply. `None`: any text is allowed.
-
-        calls: the model's call format. thoughts: its thought markers. messages: how its format
-        addresses thoughts and answers, if it addresses them. Raises `BadRequest` that names the
-        parameter, and for schemas the keyword.
-        """
+        """`None`: any text is allowed. Raises `BadRequest` that names the parameter, and for
+        schemas the keyword."""
         preface = messages.answer if messages else ""
         allowance = Allowance(namespace=request.namespace)
         form = request_form(
@@ -232,7 +209,6 @@ class GrammarCompiler:
     def constraint(
         self, form: Form, thoughts: Thoughts | None = None, namespace: str = ""
     ) -> Constraint | AfterThoughts:
-        """A constraint at the start of a form. Raises `BadRequest`."""
         lark, lead = form.lark, ""
         if form.begins_json:
             lead = r"/[ \t\n]{1,8}/"
@@ -252,12 +228,8 @@ class GrammarCompiler:
     def calls(
         self, request: GenerateRequest, calls: CallGrammar, spaces: Spaces
     ) -> LLMatcher | None:
-        """A matcher at the beginning of the calls that a request demands, to copy. `None`: they
-        cannot be enforced.
-
-        Schemas are first compiled together only, because each one alone would take a place in the
-        cache.
-        """
+        """A matcher at the beginning of the calls, to copy. `None`: they cannot be enforced.
+        Schemas are tried together only: each one alone would take a place in the cache."""
         allowance = Allowance(namespace=request.namespace)
         for apart in (False, True):
 
@@ -271,7 +243,6 @@ class GrammarCompiler:
         return None
 
     def split(self, text: str) -> list[str | int]:
-        """Text cut at the vocabulary's special tokens, without tokens that end a reply."""
         pattern, ids = self._specials()
         pieces: list[str | int] = [ids.get(piece, piece) for piece in pattern.split(text) if piece]
         return [piece for piece in pieces if isinstance(piece, str) or piece not in self._eos]
@@ -289,7 +260,7 @@ class GrammarCompiler:
         return self._special
 
     def _made(self, lark: str, allowance: Allowance) -> _Compiled:
-        """A grammar in its initial state, compiled once. It may be invalid."""
+        """Compiled once. It may be invalid."""
         key = (allowance.namespace, lark)
         with self._lock:
             known = self._compiled.get(key)
@@ -310,7 +281,7 @@ class GrammarCompiler:
         return len(self._compiled) > self._capacity or letters > self._letters
 
     def _compile(self, lark: str) -> _Compiled:
-        """Compile a grammar and compute its first mask (host work)."""
+        """Also computes the first mask (host work)."""
         from llguidance import LLMatcher, LLParserLimits
 
         grammar, limits = LLMatcher.grammar_from_lark(lark), LLParserLimits(**LIMITS)
@@ -320,10 +291,8 @@ class GrammarCompiler:
         return _Compiled(wrong, made, packed)
 
     def prepare(self) -> None:
-        """Build the vocabulary on a separate thread now. The first grammar waits for it.
-
-        If this fails, the request that needs the vocabulary gets the error.
-        """
+        """Build the vocabulary on a separate thread. An error is raised by the request that needs
+        it."""
         threading.Thread(target=self._prepared, name="grammar vocabulary", daemon=True).start()
 
     def _prepared(self) -> None:
@@ -347,7 +316,6 @@ class GrammarCompiler:
 
 
 def first_line(text: str) -> str:
-    """The main part of one of llguidance's messages."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     shown = next((line for line in reversed(lines) if line.startswith("error:")), "")
     gist = shown or (lines[0] if lines else "unknown error")

@@ -1,10 +1,6 @@
-"""Foretells the text of calls that a model may write as it likes.
-
-With `tool_choice: auto`, no grammar restricts a reply. From the marker of a call on, its text is
-nearly as forced: the grammar that `required` would enforce follows what the model writes, and
-the text that it forces are drafts. The model checks them like any other drafts, so they change no
-token. Nothing is compiled before the first marker.
-"""
+"""Predicts the text of tool calls that no grammar restricts (`tool_choice: auto`). From a call's
+marker on, the grammar that `required` would enforce follows what the model writes; the text that it
+forces becomes drafts, which the model verifies. Nothing is compiled before the first marker."""
 
 from __future__ import annotations
 
@@ -27,26 +23,20 @@ if TYPE_CHECKING:
     from .compiler import GrammarCompiler
 
 LEAST_MARKER = 4
-"""Fewest characters of a marker. Shorter ones, such as a brace, begin other text more often."""
+"""Shorter markers, such as a brace, begin other text more often."""
 REPLAYED = 256
-"""Most tokens of a call that another spelling may follow again, in less than a millisecond."""
+"""Most tokens of a call that another spelling may replay, in less than a millisecond."""
 SPACED: Spaces = {**ONE_LINE, "item_separator": ", ", "key_separator": ": "}
-"""As `json.dumps` writes JSON."""
 COMPACT: Spaces = {**ONE_LINE, "item_separator": ",", "key_separator": ":"}
-"""Without spaces."""
 _SPECIAL = b"\xff"
-"""Begins a special token in llguidance's bytes (toktrie 1.9.1, `TokTrie.SPECIAL_TOKEN_MARKER`)."""
+"""Marks a special token in llguidance's bytes (toktrie 1.9.1, `TokTrie.SPECIAL_TOKEN_MARKER`)."""
 _PLACES = ("{name}", "{digits}", "{id}")
 
 Spelling = tuple[CallGrammar, Spaces]
-"""A way to write calls: the text around arguments, and the white space inside."""
 
 
 def call_marker(parser: ToolParser) -> str:
-    """Text by which a call of this format is known before its tool is named. Empty: there is none.
-
-    It is the opener with which the grammar's text begins, or the grammar's text up to the name.
-    """
+    """The opener with which the grammar's text begins, or the grammar's text up to the name."""
     grammar = parser.call_grammar()
     text = grammar.open + grammar.before
     fixed = text[: min((text.find(place) for place in _PLACES if place in text), default=len(text))]
@@ -57,7 +47,6 @@ def call_marker(parser: ToolParser) -> str:
 
 
 def spellings(grammar: CallGrammar, spaces: Spaces) -> list[Spelling]:
-    """The ways to write calls that are tried in turn. `spaces`: the model's own."""
     compact = replace(
         grammar,
         open=_tight(grammar.open),
@@ -73,8 +62,6 @@ def _tight(text: str) -> str:
 
 
 class CallMatchers:
-    """The grammars of one request's calls, each compiled when a choice first needs it."""
-
     def __init__(
         self, compiler: GrammarCompiler, request: GenerateRequest, parser: ToolParser
     ) -> None:
@@ -95,7 +82,7 @@ class CallMatchers:
 
     def made(self, number: int) -> Future[LLMatcher | None]:
         """A matcher at the beginning of the calls in one spelling, to copy (engine thread). `None`:
-        there is none for these tools."""
+        these tools have none."""
         if number not in self._made:
             grammar, spaces = self._spellings[number]
             make = partial(self._compiler.calls, self._request, grammar, spaces)
@@ -112,34 +99,30 @@ def _begun(pool: Executor | None, make: Callable[[], LLMatcher | None]) -> Futur
 
 
 class CallForecast:
-    """Foretells the calls of one choice. Belongs to the engine thread."""
+    """Predicts the calls of one choice. Belongs to the engine thread."""
 
     def __init__(self, matchers: CallMatchers) -> None:
         self._matchers = matchers
         self._marker = matchers.marker
         self._reach = len(self._marker.encode()) + 1
-        """Last tokens in which the marker can stand: each has a byte at least."""
+        """Tokens that can contain the marker: each has a byte at least."""
         self._tail: list[int] = []
-        """The last tokens, in which the marker may stand."""
         self._call: list[int] | None = None
-        """Tokens from the marker on. `None`: no call is followed."""
+        """Tokens from the marker on. `None`: outside a call."""
         self._matcher: Any = None
-        """After the first `_taken` of them. `None`: not compiled yet."""
+        """State after `_taken` tokens of the call. `None`: not compiled yet."""
         self._taken = 0
         self._spelling = 0
-        """The one that is followed; the next call begins with it."""
         self._left = 0
-        """Spellings that may still be tried for this call."""
         self._likely: list[int] | None = None
 
     @property
     def follows(self) -> bool:
-        """Whether a call is being written whose grammar is compiled."""
         return self._matcher is not None
 
     def likely(self) -> Sequence[int]:
-        """Tokens that follow if the model writes what the grammar forces. They are a guess, as are
-        their borders: the last one may be written with what comes behind it."""
+        """Guessed tokens. Their borders may differ: the model may write the last one joined with
+        its successor."""
         if self._likely is None:
             current = self._matcher is not None and self._taken == len(self._call or ())
             self._likely = self._forced() if current else []
@@ -153,7 +136,6 @@ class CallForecast:
         return [*sure, *self._encoded(open_end)] if open_end else sure
 
     def advance(self, token: int) -> None:
-        """Follow the next token of the choice."""
         self._likely = None
         self._tail = [*self._tail, token][-self._reach :]
         if self._call is not None:
@@ -163,7 +145,6 @@ class CallForecast:
             self._look()
 
     def _look(self) -> None:
-        """Begin a call whose marker stands in the last tokens."""
         text = self._decoded(self._tail)
         at = text.rfind(self._marker)
         if at >= 0:
@@ -172,7 +153,6 @@ class CallForecast:
             self._follow()
 
     def _follow(self) -> None:
-        """Let the matcher take all tokens of the call; where it cannot, try the next spelling."""
         call = self._call
         while call is not None and self._left:
             if self._matcher is None and not self._started():
@@ -192,7 +172,7 @@ class CallForecast:
         self._restart()
 
     def _started(self) -> bool:
-        """Whether the grammar of the spelling is compiled; `_matcher` is `None` if it failed."""
+        """Whether the grammar of the spelling is compiled. If that failed, `_matcher` is `None`."""
         made = self._matchers.made(self._spelling)
         if not made.done():
             return False

@@ -10,10 +10,9 @@ from typing import Any
 from re import _constants as ops, _parser as parser  # type: ignore[attr-defined]  # isort: skip
 
 ESCAPES = {'"': r"\\\"", "\\": r"\\\\", "\n": r"\\n", "\t": r"\\t", "\r": r"\\r", "\f": r"\\f"}
-"""Characters that are escaped, and a regular expression of each escape."""
+"""Characters that JSON escapes, with a regular expression of each escape."""
 PLAIN = r'[^"\\\x00-\x1f]'
 IMPORTED = {"LF": r"\n", "CR": r"\r", "NEWLINE": r"(\r?\n)+", "WS": r"[ \t\f\r\n]+"}
-"""Terminals of `common` with such characters."""
 TOKEN = re.compile(
     r"""(?P<comment>(?://|\#)[^\n]*)
     |(?P<text>"(?:\\.|[^"\\])*")(?P<folded>i?)
@@ -35,14 +34,10 @@ CATEGORIES = {
 
 
 def one_terminal(lark: str, *, escaped: bool, without: str = "", closed: str = "") -> str:
-    """The grammar with one terminal for a whole text. `escaped`: of the text in a JSON string.
-    `without`: Lark that excludes texts, to follow the terminal. `closed`: text at whose first
-    place the terminal ends.
-
-    Escapes begin alike, what closes a text may be a part of it, and llguidance ends a terminal
-    without a look at what follows. So there is one terminal, in which no rule refers to itself.
-    Raises `ValueError` that names what cannot be converted.
-    """
+    """The grammar as one terminal for a whole text, because llguidance ends a terminal without
+    looking at what follows; so no rule may refer to itself. `escaped`: the text is inside a JSON
+    string. `without`: Lark that excludes texts, to follow the terminal. `closed`: text at whose
+    first place the terminal ends. Raises `ValueError` that names what cannot be converted."""
     rules = TOKEN.sub(_escaped if escaped else _converted, lark)
     suffix = f"[suffix={json.dumps(closed, ensure_ascii=False)}]" if closed else ""
     whole = f"WHOLE_TEXT: {_terminal('start')}{without}"
@@ -126,7 +121,7 @@ def _one(code: int) -> str:
 
 
 def _chosen(inside: str) -> str:
-    """A class of characters: those that are not escaped, and the escapes of others."""
+    """A character class: its unescaped characters, and the escapes of the others."""
     pythons = re.compile(f"[{inside}]")
     rusts = re.sub(r"\\U([0-9a-f]{8})", lambda m: f"\\x{{{int(m[1], 16):x}}}", inside)
     forms = [escape for plain, escape in ESCAPES.items() if pythons.fullmatch(plain)]
@@ -137,7 +132,7 @@ MOST_NAMES = 256
 
 
 def names_of_pattern(pattern: str) -> set[str] | None:
-    """All texts in which a pattern matches. `None`: they are too many, or it is not known."""
+    """All texts that a pattern matches. `None`: too many, or unknown."""
     try:
         first, *tree, last = parser.parse(pattern)
         anchors = [value for kind, value in (first, last) if kind is ops.AT]
@@ -149,7 +144,7 @@ def names_of_pattern(pattern: str) -> set[str] | None:
 
 
 def _texts(tree: Any, most: int) -> set[str]:
-    """Raises `ValueError` for more than `most` texts, and for a part whose texts are not known."""
+    """Raises `ValueError` for more than `most` texts, and for a part that has no finite list."""
     found = {""}
     for kind, value in tree:
         more = _texts_of(kind, value, most)

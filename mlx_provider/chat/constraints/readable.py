@@ -14,10 +14,8 @@ from .written import written_call
 
 
 def check_readable(request: GenerateRequest, parser: ToolParser) -> None:
-    """Raise `BadRequest` for a tool that must be callable but whose calls the parser would lose.
-
-    The grammar writes a call with all parameters, and the parser reads it.
-    """
+    """Raise `BadRequest` for a callable tool whose calls the parser would lose: the parser reads a
+    call with all parameters, written by the grammar."""
     names = demanded(request)
     for tool in request.tools:
         function = function_of(tool)

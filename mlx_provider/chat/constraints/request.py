@@ -17,21 +17,19 @@ from .schema import SchemaReader
 from .trial import MAX_GRAMMAR
 
 Compiles = Callable[[str], str]
-"""Maps Lark text to its problem, or to an empty string."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """A grammar (Lark, rule `start`), and warnings about what it cannot enforce."""
+    """A grammar (Lark, rule `start`), and warnings about what it does not enforce."""
 
     lark: str
     warnings: tuple[str, ...] = ()
     after_lead: bool = False
-    """Whether white space may precede it, as models write it after their thoughts."""
+    """White space may precede it, as models write it after their thoughts."""
     schema: Mapping[str, Any] = field(default_factory=dict)
-    """The schema of a JSON answer."""
     begins_json: bool = False
-    """Whether it may begin with JSON, before which white space has no meaning."""
+    """White space may precede it, because it may begin with JSON."""
 
 
 def request_form(
@@ -42,12 +40,9 @@ def request_form(
     preface: str = "",
     spaces: Spaces = ONE_LINE,
 ) -> Form | None:
-    """The form that a request demands of its reply. `None`: any text is allowed.
-
-    calls: the call format of the model's tool parser; `None`: bare JSON objects. preface: what the
-    model's format writes before an answer. spaces: white space of JSON. Raises `BadRequest` that
-    names the parameter, and for schemas the keyword.
-    """
+    """`None`: any text is allowed. `calls`: the tool parser's call format; `None`: bare JSON
+    objects. `preface`: what the model's format writes before an answer. Raises `BadRequest` that
+    names the parameter, and for schemas the keyword."""
     names = demanded(request)
     answer = _answer(request, compiles, literal(preface, split), spaces)
     optional = names is None
@@ -80,10 +75,8 @@ def request_form(
 
 
 def after_message(form: Form, messages: MessageGrammar, split: Split) -> Form:
-    """The form after an optional thought, for formats that address every message.
-
-    Only if the end of a thought is a special token, which no text contains.
-    """
+    """The form after an optional thought, for formats that address every message. Only if the end
+    of a thought is a special token, which no text contains."""
     opened, ended = literal(messages.thought, split), split(messages.thought_end)
     if len(ended) != 1 or isinstance(ended[0], str):
         return form
@@ -94,19 +87,18 @@ def after_message(form: Form, messages: MessageGrammar, split: Split) -> Form:
 
 BARE_JSON = CallGrammar.json("", "")
 FREE = "FREE"
-"""The terminal of a text before calls."""
 
 
 def _may_enforce(request: GenerateRequest, calls: CallGrammar | None, split: Split) -> bool:
-    """Whether a reply is free text up to a call with a grammar. The text ends at a special token
-    alone."""
+    """Whether a reply is free text up to a call with a grammar. Only a special token can end the
+    text."""
     if not request.tool_grammars or calls is None or not _may_call(request, calls):
         return False
     return isinstance(next(iter(split(calls.open + calls.before)), ""), int)
 
 
 def _with_text(function: Function, request: GenerateRequest, compiles: Compiles) -> Function:
-    """A tool with the grammar of its text. Raises `BadRequest` that names the tool's place."""
+    """A tool whose text has a grammar. Raises `BadRequest` that names the tool."""
     grammar = request.tool_grammars.get(function.name)
     if not isinstance(grammar, Mapping):
         return function
@@ -124,7 +116,6 @@ def _may_call(request: GenerateRequest, calls: CallGrammar | None) -> bool:
 
 
 def _answer_or(answer: Form, rules: CallRules, lark: str) -> str:
-    """Either the answer or calls, as the model chooses."""
     if not (rules.grammar.open + rules.grammar.before).startswith("{"):
         return f"{answer.lark.replace('start: answer', 'start: answer | calls', 1)}\n" + (
             lark.removeprefix("start: calls\n")
@@ -197,10 +188,7 @@ def _kind(response_format: Mapping[str, Any] | None) -> Any:
 
 
 def response_schema(response_format: Mapping[str, Any] | None) -> Any:
-    """The JSON schema that a `response_format` names; `None`: it asks for plain text.
-
-    Raises `BadRequest`.
-    """
+    """`None`: plain text. Raises `BadRequest`."""
     if response_format is None or not response_format:
         return None
     kind = _kind(response_format)
@@ -241,7 +229,6 @@ def _free_grammar(grammar: Mapping[str, Any], compiles: Compiles, preface: str) 
 
 
 def escaped_slashes(regex: str) -> str:
-    """A regular expression with escaped slashes, for use between slashes."""
     out, escaped = [], False
     for letter in regex:
         if letter == "/" and not escaped:

@@ -1,7 +1,5 @@
-"""Converts JSON schemas for the grammar engine. Unsupported keywords are refused by name.
-
-The lists follow llguidance 1.9.1 (parser/src/json/schema.rs and docs/json_schema.md).
-"""
+"""Converts JSON schemas for the grammar engine. Unsupported keywords are refused by name. The lists
+follow llguidance 1.9.1 (parser/src/json/schema.rs and docs/json_schema.md)."""
 
 from __future__ import annotations
 
@@ -30,25 +28,21 @@ _REFUSED_FORMATS = frozenset(
 )
 _COUNTED = "list the names in 'properties' and 'required', or demand one less"
 _MAX_WARNINGS = 20
-"""Most warnings of one schema."""
 
 
 @dataclass
 class SchemaReader:
-    """Reads one schema. `lenient`: unsupported keywords are left out and reported, not refused."""
+    """`lenient`: unsupported keywords are reported and left out, not refused."""
 
     where: str
-    """The request part that holds the schema, for messages."""
     lenient: bool = False
     root: str = "#"
-    """Place of the schema in the document that is compiled."""
+    """JSON pointer of the schema in the compiled document."""
     warnings: list[str] = field(default_factory=list)
 
     def read(self, schema: Any) -> Any:
-        """The schema with annotations left out and references moved to `root`.
-
-        Raises `BadRequest` that names the keyword and its place.
-        """
+        """Annotations are left out and references moved to `root`. Raises `BadRequest` that names
+        the keyword and its place."""
         return self._read(schema, "#")
 
     def _read(self, schema: Any, at: str) -> Any:
@@ -110,7 +104,6 @@ class SchemaReader:
             self._refuse(f"'format': {value!r}", at, "leave it out or use 'pattern'")
 
     def _rewrite(self, out: dict[str, Any], key: str, value: Any, schema: Any, at: str) -> None:
-        """Express a keyword with supported ones if possible, else refuse it."""
         composed = {"anyOf", "oneOf", "allOf", "$ref"} & set(schema)
         if key == "propertyNames" and not {"properties", "patternProperties"} & set(schema):
             rest = self._read(schema.get("additionalProperties", True), f"{at}/{key}")
@@ -140,7 +133,6 @@ def _pointer(name: str) -> str:
 
 
 def _no_effect(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether an unsupported keyword has no effect here."""
     if key == "uniqueItems":
         return value is False or schema.get("maxItems") in (0, 1)
     if key == "propertyNames":
@@ -153,7 +145,7 @@ def _no_effect(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
 
 
 def _allowed_names(value: Any) -> dict[str, Any] | None:
-    """`propertyNames` as a pattern or a list of names. `None`: it is neither."""
+    """As a pattern or a list of names. `None`: it is neither."""
     if not isinstance(value, Mapping):
         return None
     rules = {k: v for k, v in value.items() if (k, v) != ("type", "string")}
@@ -161,7 +153,6 @@ def _allowed_names(value: Any) -> dict[str, Any] | None:
 
 
 def _is_list_of_names(names: Mapping[str, Any]) -> bool:
-    """Whether a pattern is a string and an `enum` a list, as required."""
     return isinstance(names.get("pattern", ""), str) and isinstance(names.get("enum", []), list)
 
 
@@ -179,10 +170,8 @@ def _listed_names(schema: Mapping[str, Any]) -> set[str]:
 
 
 def _drop_listed_patterns(schema: dict[str, Any], names: set[str]) -> None:
-    """Move patterns that only the listed `names` match to these names.
-
-    For llguidance, such a pattern leaves no name: after a comma, no text can follow.
-    """
+    """Move patterns that only the listed `names` match to these names. llguidance would have no
+    name left for such a pattern: after a comma, no text could follow."""
     left = {}
     for pattern, rule in schema.pop("patternProperties", {}).items():
         matched = names_of_pattern(pattern)
@@ -197,8 +186,7 @@ def _drop_listed_patterns(schema: dict[str, Any], names: set[str]) -> None:
 
 
 def _counts_repeated_names(schema: Mapping[str, Any]) -> bool:
-    """Whether the same name twice would satisfy `minProperties`. A name that is listed is written
-    once."""
+    """Whether the same name twice would satisfy `minProperties`."""
     least, needed = schema.get("minProperties"), schema.get("required")
     count = len(needed) if isinstance(needed, list) else 0
     if not isinstance(least, int | float) or least < count + 2 or {"const", "enum"} & set(schema):

@@ -14,13 +14,11 @@ from .literal import ONE_LINE, Function, Spaces, Split, json_rule, literal
 from .schema import SchemaReader
 
 _MAX_PATTERN = 2000
-"""Most characters of a pattern that is analysed. The time grows with their square."""
+"""Longest pattern that is analysed. The time grows with its square."""
 
 
 @dataclass
 class TaggedArgument:
-    """One parameter of a function; `rule` is the name of its rule in the grammar."""
-
     rule: str
     name: str
     schema: Any
@@ -59,8 +57,7 @@ class TaggedArgument:
         return literal(self.tags.value_after.replace("{key}", self.name), split)
 
     def _listed(self, values: list[Any], split: Split) -> str:
-        """A key and one of its values. Strings are separate from other values if the format
-        requires it."""
+        """A key and one of its values. Strings have their own rule if the format requires it."""
         around = self.tags.text or ("", "")
         texts = [value for value in values if isinstance(value, str)]
         others = [json.dumps(value) for value in values if not isinstance(value, str)]
@@ -74,7 +71,6 @@ class TaggedArgument:
         return f"({' | '.join(forms)}) {self._after(split)}"
 
     def _text(self, rule: str, value: Mapping[str, Any], split: Split) -> list[str]:
-        """A string up to the closing tag."""
         before, quote = self.tags.text or ("", "")
         closing = quote + self.tags.value_after.replace("{key}", self.name)
         head = f"{rule}: {self._key(split, text=True)} {literal(before, split)}"
@@ -93,12 +89,11 @@ class TaggedArgument:
         ]
 
     def without(self, closing: str) -> str:
-        """Restrict a string to what the format's parser reads as text."""
+        """Exclude texts that the format's parser would not read as text."""
         barred = "|".join(map(plain_pattern, filter(None, (closing, *self.tags.barred))))
         return f" & ~/(?s:.*)({barred})(?s:.*)/" if barred else ""
 
     def _document(self) -> dict[str, Any]:
-        """The value's schema with its definitions."""
         moved = SchemaReader("tools", root="#/$defs/root")
         value = moved.read(self.schema)
         document = value if isinstance(value, dict) else {} if value else {"anyOf": []}
@@ -107,7 +102,6 @@ class TaggedArgument:
         return {**document, "$defs": {"root": moved.read(self.function.schema)}}
 
     def _text_pattern(self, schema: Mapping[str, Any]) -> str:
-        """A regular expression for the text of a string."""
         least, most = schema.get("minLength", 0), schema.get("maxLength")
         length = f"/(?s:.{{{least},{'' if most is None else most}}})/"
         pattern = schema.get("pattern")
@@ -125,7 +119,7 @@ class TaggedArgument:
 
 
 def _listed_values(schema: dict[str, Any], root: Mapping[str, Any]) -> list[Any] | None:
-    """The values of a list of choices that contains strings. `None`: it is not such a list."""
+    """`None`: it is not a list of choices with strings."""
     values = listed_values(schema, root)
     if not values or not any(isinstance(value, str) for value in values):
         return None
@@ -133,15 +127,13 @@ def _listed_values(schema: dict[str, Any], root: Mapping[str, Any]) -> list[Any]
 
 
 def plain_pattern(text: str) -> str:
-    """An expression that matches only this text, for use between slashes."""
+    """A regular expression that matches only this text, for use between slashes."""
     return re.sub(r"[!-/:;=?@\[-^`{-~]", r"\\\g<0>", text).replace("\n", "\\n")
 
 
 def whole_text(pattern: str) -> str | None:
-    """A schema's `pattern`, which may match anywhere, as an expression for the whole text.
-
-    `None`: it has inner anchors, alternatives at the top level or lookarounds, or is very long.
-    """
+    """A schema's `pattern`, which may match anywhere, as a pattern of the whole text. `None`: it
+    has inner anchors, alternatives at the top level or lookarounds, or is too long."""
     if len(pattern) > _MAX_PATTERN:
         return None
     plain = re.sub(r"\\.|\[(?:\\.|[^]\\])*\]", "", pattern, flags=re.DOTALL)

@@ -15,18 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Thoughts:
-    """How a model marks its thoughts.
-
-    opened: the prompt ends inside a thought. Otherwise the model may open one itself with `start`,
-    if that is one token of its vocabulary.
-    """
+    """`opened`: the prompt ends inside a thought. Otherwise the model may open one with `start`, if
+    that is one token."""
 
     start: str
     ends: tuple[str, ...]
     opened: bool
     barred: tuple[str, ...] = ()
-    """Texts that would end a thought differently, such as the opener of a call. They are forbidden
-    inside thoughts if they are one token."""
+    """Single tokens that are forbidden inside thoughts, because they would end one, such as the
+    opener of a call."""
 
 
 class AfterThoughts:
@@ -44,9 +41,8 @@ class AfterThoughts:
         self._ends = ends
         self._fast = fast
         self._free = free
-        """Every token except those that end a reply."""
         self._start = start
-        """The token that opens a thought here. `None`: no thought can be opened any more."""
+        """`None`: no thought can be opened any more."""
         self._thinking = False
         self._tail: list[int] = []
 
@@ -54,7 +50,6 @@ class AfterThoughts:
     def over(
         cls, inner: Constraint, thoughts: Thoughts, fast: Any, eos: Iterable[int], vocab_size: int
     ) -> AfterThoughts:
-        """Wait for the end of `thoughts`, then enforce `inner`."""
         allowed = np.ones((vocab_size + 31) // 32 * 32, dtype=bool)
         allowed[vocab_size:] = False
         barred = [fast.token_to_id(text) for text in thoughts.barred]
@@ -67,7 +62,6 @@ class AfterThoughts:
         return made
 
     def mask(self) -> NDArray[np.uint32]:
-        """The allowed tokens. Raises `GrammarFailed` if the grammar fails."""
         if self._thinking:
             return self._free
         mask = self._inner.mask()
@@ -76,11 +70,11 @@ class AfterThoughts:
         return mask
 
     def forced(self) -> list[int]:
-        """See `Constraint`. Nothing is forced where a thought is open or may be opened."""
+        """Empty where a thought is open or may be opened."""
         return [] if self._thinking or self._start is not None else self._inner.forced()
 
     def advance(self, token: int) -> None:
-        """Accept a drawn token. Raises the errors of `Constraint.advance`."""
+        """Raises the errors of `Constraint.advance`."""
         if self._thinking:
             self._think(token)
             return
@@ -106,16 +100,13 @@ class AfterThoughts:
 
     @property
     def finished(self) -> bool:
-        """Whether the reply is complete: only its end may follow."""
         return not self._thinking and self._inner.finished
 
     @property
     def complete(self) -> bool:
-        """Whether the reply so far is valid."""
         return not self._thinking and self._inner.complete
 
     def fork(self) -> AfterThoughts:
-        """An independent constraint in the same state."""
         made = AfterThoughts(self._inner.fork(), self._ends, self._fast, self._free, self._start)
         made._thinking, made._tail = self._thinking, list(self._tail)
         return made

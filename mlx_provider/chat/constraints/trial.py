@@ -1,9 +1,6 @@
-"""Tries a client's grammar in a separate process before the engine compiles it.
-
-llguidance 1.9.1 limits most of its work, but not all: a chain of references overflows the stack,
-`multipleOf` and intersections may never end (derivre 0.3.13, relevance.rs), and threads cannot be
-stopped. The engine compiles only grammars that the small process survives within its limits.
-"""
+"""Tries a client's grammar in a separate process before the engine compiles it. llguidance 1.9.1
+does not limit all of its work: a chain of references overflows the stack, `multipleOf` and
+intersections may never end (derivre 0.3.13, relevance.rs), and threads cannot be stopped."""
 
 from __future__ import annotations
 
@@ -18,18 +15,16 @@ from ...bounded_process import BoundedProcesses, ProcessEnded
 from ...errors import BadRequest, RequestFailed
 
 MAX_GRAMMAR = 1_000_000
-"""Most characters of one grammar, including its schemas."""
 SECONDS = 1.0
-"""Processor time for one grammar. Usual schemas take a few milliseconds."""
+"""Processor time per grammar. Usual schemas take a few milliseconds."""
 REQUEST_SECONDS = 4.0
-"""Processor time for all grammars of a request. Every tool is one."""
+"""Processor time for all grammars of a request."""
 LIMITS: Mapping[str, int | bool] = MappingProxyType(
     {"max_lexer_states": 100_000, "verbose_errors": False}
 )
-"""Limits other than the defaults of `llguidance.LLParserLimits`: each row keeps about 2 kB per
-state, and errors are sent to clients."""
+"""Differences from `llguidance.LLParserLimits`: each row keeps about 2 kB per state, and errors are
+sent to clients."""
 MEMORY = 1 << 30
-"""Memory limit of the small process in bytes."""
 CHILD = Path(__file__).with_name("trial_process.py")
 
 _ENDS: Mapping[int, str] = MappingProxyType(
@@ -43,11 +38,9 @@ _ENDS: Mapping[int, str] = MappingProxyType(
 
 @dataclass
 class Allowance:
-    """Processor time that the grammars of a request may still use."""
-
     seconds: float = REQUEST_SECONDS
     namespace: str = ""
-    """That of the request. Compiled grammars are not shared with others."""
+    """Compiled grammars are not shared with other namespaces."""
 
     def spend(self, seconds: float) -> None:
         self.seconds -= seconds
@@ -59,11 +52,8 @@ class Allowance:
 
 
 class GrammarTrial:
-    """Tries grammars over one vocabulary. Safe from any thread.
-
-    size: tokens of the vocabulary. names: ids of its special tokens. The process starts with the
-    first grammar and ends with this object.
-    """
+    """Safe from any thread. The process starts with the first grammar and ends with this object.
+    `size`: tokens of the vocabulary. `names`: ids of its special tokens."""
 
     def __init__(self, size: int, names: Mapping[str, int]) -> None:
         vocabulary = json.dumps({"size": size, "names": dict(names)}).encode()
@@ -71,8 +61,7 @@ class GrammarTrial:
         self._processes = BoundedProcesses(CHILD, MEMORY, [json.dumps(dict(LIMITS))])
 
     def wrong(self, lark: str, allowance: Allowance) -> str:
-        """The error in a grammar, or an empty text. Raises the errors of
-        `Allowance.spend`."""
+        """The error in a grammar, or an empty string. Raises the errors of `Allowance.spend`."""
         if len(lark) > MAX_GRAMMAR:
             return f"it is longer than {MAX_GRAMMAR} characters"
         message = json.dumps({"lark": lark, "seconds": SECONDS}).encode()
@@ -90,7 +79,7 @@ class GrammarTrial:
 
 
 def _reason(ended: ProcessEnded) -> str:
-    """Why a process has ended, as the problem of the grammar. Raises `RequestFailed`."""
+    """Why the process ended, as the problem of the grammar. Raises `RequestFailed`."""
     reason = _ENDS.get(-ended.code) or ended.reason
     if not reason:
         raise RequestFailed(f"the trial of a grammar {ended}") from None

@@ -1,8 +1,6 @@
-"""A process that tries grammars for the engine: `python trial_process.py LIMITS`.
-
-Started by `trial.py`. It imports nothing of this package, so that it stays small. A signal of the
-system ends it if a grammar takes too much processor time, memory or stack.
-"""
+"""A process that tries grammars for the engine: `python trial_process.py LIMITS`. It imports
+nothing of this package, so that it stays small. A signal ends it if a grammar takes too much
+processor time, memory or stack."""
 
 from __future__ import annotations
 
@@ -20,28 +18,26 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 BYTES = 256
 CHOICES = 32
-"""Random bytes that are drawn under a grammar, because errors may show only later."""
+"""Random bytes drawn under a grammar: some errors show only later."""
 STEPS = 200
-"""Most bytes that are written, including those without a choice."""
+"""Most bytes written, including those without a choice."""
 SPACES = b" \t\r\n"
-"""Written only if no other byte is allowed, because they would use up the choices."""
+"""Written only if no other byte is allowed: they would use up the choices."""
 ENDS = b',"}]:'
-"""Written more often than others, because they end values: errors show between these."""
+"""Preferred, because errors show after the end of a value."""
 DEAD_ENDS = ("NoExtension", "NoExtensionBias")
-"""llguidance's errors for a text that nothing can complete."""
+"""llguidance's errors for a text that cannot be completed."""
 STEP_SECONDS = 0.25
-"""Processor time for all of them. A token of a reply costs more in a real vocabulary."""
+"""Processor time for all steps. A token costs more in a real vocabulary."""
 STACK = 4 << 20
-"""Bytes of stack. The threads that compile for the engine have twice as many."""
+"""Bytes. The threads that compile for the engine have twice as many."""
 LEAST_STACK_BYTES = 1 << 20
 """glibc gives a thread 2 MiB if the stack of a process has no limit."""
 
 
 class Vocabulary:
-    """The special tokens of a real vocabulary under their own ids, and single bytes after them.
-
-    A real vocabulary may have special tokens at any id, including those below 256.
-    """
+    """The special tokens of a real vocabulary under their own ids, which may be below 256, and
+    single bytes after them."""
 
     bos_token_id = None
 
@@ -59,7 +55,6 @@ class Vocabulary:
 
 
 def tried(lark: str, tokenizer: Any, first_byte: int, limits: Any) -> str:
-    """The error in a grammar, or an empty text."""
     matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
     dice, choices, text = random.Random(0), 0, bytearray()  # noqa: S311
     for step in range(STEPS):
@@ -89,7 +84,7 @@ def tried(lark: str, tokenizer: Any, first_byte: int, limits: Any) -> str:
 
 
 def answer(asked: BinaryIO, said: BinaryIO, limits: Any) -> None:
-    """Try one grammar after another until the input ends. The first message is the vocabulary."""
+    """Try grammars until the input ends. The first message is the vocabulary."""
     vocabulary = Vocabulary(**json.loads(_read(asked)))
     tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), slices=[])
     while message := _read(asked):
@@ -104,7 +99,7 @@ def answer(asked: BinaryIO, said: BinaryIO, limits: Any) -> None:
 
 
 def _read(asked: BinaryIO) -> bytes:
-    """One message. Empty: the input has ended."""
+    """Empty: the input has ended."""
     size = asked.readline()
     return asked.read(int(size)) if size else b""
 

@@ -11,17 +11,13 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 SPACE = "▁"
-"""SentencePiece's character for a space."""
 
 
 def grammar_tokenizer(fast: Any, eos: Iterable[int], rows: int) -> LLTokenizer:
-    """The vocabulary of `fast`, a `tokenizers.Tokenizer`, for grammars.
-
-    rows: rows of the output matrix. Special tokens, and added tokens in angle brackets, are not
-    text: a grammar must name them (as in llguidance 1.9.1). If the decoder gives the bytes of each
-    token, they are passed on. Any other tokenizer is passed as JSON, which llguidance reads at
-    several times the cost. Raises `ValueError` for a tokenizer that llguidance does not support.
-    """
+    """The vocabulary of `fast`, a `tokenizers.Tokenizer`. `rows`: rows of the output matrix.
+    Special tokens, and added tokens in angle brackets, are not text: a grammar must name them (as
+    in llguidance 1.9.1). An unknown decoder goes to llguidance as JSON, at several times the cost.
+    Raises `ValueError` for a tokenizer that llguidance does not support."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     vocab: dict[str, int] = fast.get_vocab(with_added_tokens=True)
@@ -39,22 +35,20 @@ def grammar_tokenizer(fast: Any, eos: Iterable[int], rows: int) -> LLTokenizer:
         special |= {number} if is_marker(token) else set()
         tokens[number] = _added(token.content, spelled)
     vocabulary = _Vocabulary(fast, tokens, sorted(special), ends[0])
-    # The slices, which make masks of JSON strings cheap, are a separate step: llguidance holds
-    # # Python's lock in each step, and other threads can run in between.
+    # Building the slices (cheap masks of JSON strings) is a separate step: llguidance holds the GIL
+    # in each step.
     plain = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=ends, slices=[])
     return plain.with_slices(LLTokenizer.general_slices())
 
 
 def is_marker(token: Any) -> bool:
-    """Whether an added token is not text, so that a grammar must name it."""
+    """Whether an added token is not text: a grammar must name it."""
     content: str = token.content
     return token.special or (content[:1] == "<" and content[-1:] == ">")
 
 
 @dataclass(frozen=True)
 class _Vocabulary:
-    """The interface that `llguidance.TokenizerWrapper` needs."""
-
     fast: Any
     tokens: list[bytes]
     special_token_ids: list[int]
@@ -68,12 +62,8 @@ class _Vocabulary:
 
 
 def _bytes_of_pieces(fast: Any) -> Callable[[str], bytes] | None:
-    """The bytes of an entry of the vocabulary. `None`: the decoder is neither of the two known
-    ones.
-
-    These are the byte-level decoder of GPT-2, and SentencePiece's, whose tokens are text or one
-    byte, if no space is added before a text.
-    """
+    """For the byte-level decoder of GPT-2, and for SentencePiece's without a space added before a
+    text. `None`: another decoder."""
     if fast.truncation is not None or fast.padding is not None or fast.decoder is None:
         return None
     decoder = json.loads(fast.decoder.__getstate__())
@@ -106,7 +96,7 @@ def _fallback(piece: str) -> bytes:
 
 
 def _characters() -> dict[str, int]:
-    """The byte behind each character of a byte-level vocabulary (GPT-2's table)."""
+    """The byte of each character in GPT-2's byte-level table."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = sorted(set(range(256)) - set(shown))
     return {chr(x): x for x in shown} | {chr(256 + n): x for n, x in enumerate(hidden)}
@@ -116,7 +106,7 @@ _BYTES = _characters()
 
 
 def _as_json(fast: Any) -> str:
-    """The tokenizer's file without truncation and padding, which must not apply to a grammar."""
+    """Without truncation and padding, which must not apply to a grammar."""
     text: str = fast.to_str()
     if fast.truncation is None and fast.padding is None:
         return text

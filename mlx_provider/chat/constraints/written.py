@@ -15,10 +15,7 @@ from .calls import shown_name, written_as_object
 def written_call(
     grammar: CallGrammar, name: str, arguments: Mapping[str, Any], schema: Mapping[str, Any]
 ) -> str:
-    """The text of a reply's only call.
-
-    schema: schema of the tool's parameters, by which a format distinguishes text from other values.
-    """
+    """`schema`: the tool's parameters, by which a format tells text from other values."""
     return written_calls(grammar, [(name, arguments, schema)])
 
 
@@ -27,11 +24,8 @@ def written_calls(
     calls: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]],
     ids: Sequence[str] = (),
 ) -> str:
-    """The text of a reply's calls: name, arguments and schema of each.
-
-    ids: one for each call. Without them, calls of a format with ids get made-up ones. A format with
-    one call per reply is repeated, one per line.
-    """
+    """`calls`: name, arguments and schema of each. Without `ids`, formats with ids get made-up
+    ones. A format with one call per reply is repeated, one per line."""
     shown = [short_id(each) for each in ids or map(str, range(len(calls)))]
     texts = [_call(grammar, number, shown[number], *call) for number, call in enumerate(calls)]
     if grammar.between is None:
@@ -52,7 +46,6 @@ def _call(
 
 
 def framed(grammar: CallGrammar, number: int, call_id: str, name: str) -> tuple[str, str]:
-    """The text before and after the arguments of a call."""
     before = grammar.before.replace("{digits}", str(number)).replace("{id}", call_id)
     after = grammar.after.replace("{id}", call_id)
     return before.replace("{name}", shown_name(grammar, name)), after

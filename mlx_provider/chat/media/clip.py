@@ -1,8 +1,6 @@
-"""A video clip as frames, decoded in a separate process.
-
-Clips are untrusted bytes and their decoders are C libraries (FFmpeg, in opencv's wheel, a
-dependency of mlx-vlm). A process limits their time and memory, and a crash affects only that clip.
-"""
+"""A video clip as frames, decoded in a separate process. Clips are untrusted and their decoders are
+C libraries (FFmpeg, in opencv's wheel, a dependency of mlx-vlm): the process limits time and
+memory, and a crash affects only that clip."""
 
 from __future__ import annotations
 
@@ -35,14 +33,11 @@ REMEDY = "send it shorter, or as frames: {'type': 'video_url', 'video_url': [ima
 
 @dataclass(frozen=True)
 class Clip:
-    """An encoded video."""
-
     data: bytes
     path: str
-    """The part of the request with the video."""
 
     def frames(self, policy: MediaPolicy) -> NDArray[np.uint8]:
-        """Frames (count, H, W, 3), two per second. Raises `MediaError` that names the part."""
+        """Shape (count, H, W, 3), two per second. Raises `MediaError` that names the part."""
         suffix = container(self.data)
         if not suffix:
             raise self._error("the data is no MP4, MOV, WebM, MKV or AVI video")
@@ -86,10 +81,8 @@ class Clip:
 
 
 def container(data: bytes) -> str:
-    """The file suffix of a known container, by its first bytes. Empty: none.
-
-    FFmpeg also reads playlists and scripts, which refer to other files and addresses.
-    """
+    """File suffix by the first bytes; empty: unknown. FFmpeg also reads playlists and scripts,
+    which refer to other files and addresses."""
     if data[4:8] == b"ftyp":
         return ".mp4"
     if data[:4] == b"\x1aE\xdf\xa3":
@@ -98,15 +91,14 @@ def container(data: bytes) -> str:
 
 
 REFUSED = 3
-"""Exit status of the decoding process if its output is the reason."""
+"""Exit status of the decoding process; its output is the reason."""
 
 
 LOOK = 0.5
-"""Seconds between checks whether the engine still runs."""
+"""Seconds between checks that the engine still runs."""
 
 
 def _outlive_nobody(file: Path, engine: int) -> None:
-    """End and remove the file as soon as the engine has ended."""
     while os.getppid() == engine:
         time.sleep(LOOK)
     file.unlink(missing_ok=True)
@@ -114,10 +106,8 @@ def _outlive_nobody(file: Path, engine: int) -> None:
 
 
 def _main(path: str, engine: int, max_frames: int, max_pixels: int, max_clip_pixels: int) -> int:
-    """The decoding process: writes frames to standard output, or the reason of a failure.
-
-    The file is removed after it is opened. `engine`: the process that waits for the frames.
-    """
+    """Write frames to standard output, or the reason of a failure. The file is removed after it is
+    opened. `engine`: the process that waits for the frames."""
     file = Path(path)
     threading.Thread(target=_outlive_nobody, args=(file, engine), daemon=True).start()
     if sys.platform == "linux":  # other systems refuse such a limit or do not apply it

@@ -1,8 +1,5 @@
-"""Decodes images to RGB pixels with as little memory as the codecs permit.
-
-Codecs decode a whole picture, or for JPEG an eighth, a quarter or half of its sides. The other
-steps (colour space, eight bits, white behind transparent pixels, resizing) run in strips.
-"""
+"""Decodes images to RGB pixels with as little memory as the codecs permit. Codecs decode a whole
+picture (JPEG: also at an eighth, a quarter or half of its sides). The other steps run in strips."""
 
 from __future__ import annotations
 
@@ -23,23 +20,23 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
-"""Supported formats. Pillow's other formats include interpreters of untrusted programs (EPS)."""
+"""Pillow's other formats include interpreters of untrusted programs (EPS)."""
 SOS, EOI = b"\xff\xda", b"\xff\xd9"
-"""Markers of a JPEG: a scan begins, the image ends."""
+"""JPEG markers: start of scan, end of image."""
 FILLING = b"\x55\xaa\x33\xc7" * 2**12
 GAP = 2
-"""A picture is first averaged over squares of pixels, as long as it stays this many times as wide
-and high as the target. Resampling the rest then looks the same as resampling all of it."""
+"""A picture is first averaged over squares while it stays this many times as wide and high as the
+target; the result then looks the same."""
 STRIP = 2**20
-"""Pixels converted at once."""
+"""Pixels converted at a time."""
 TILE = 2**20
-"""Pixels of a TIFF's largest tile, if the image itself is smaller."""
+"""Pixels of the largest TIFF tile, if the image is smaller."""
 PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}
-"""Bytes of a decoded pixel by Pillow's mode; 4 for the others."""
+"""By Pillow's mode; 4 for the others."""
 CODEC_BYTES = {"WEBP": 12, "AVIF": 12}
-"""Bytes per pixel that a codec uses besides the decoded pixel: planes, canvases, a copy."""
+"""Bytes per pixel that a codec uses besides the decoded pixel."""
 PROGRESSIVE_BYTES = 6
-"""Coefficients of a progressive JPEG, which are kept at full size."""
+"""Coefficients of a progressive JPEG, kept at full size."""
 
 # What Pillow's decoders raise over malformed bytes; these errors have no common base class.
 _BROKEN = (
@@ -53,13 +50,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Picture:
-    """An image whose header was read. Holds its encoded bytes, no pixels."""
-
     data: bytes
     path: str
     width: int
     height: int
-    """Size of the upright image."""
+    """Of the upright image."""
     turn: int = 1
     """EXIF orientation of the decoded pixels."""
     form: str = ""
@@ -67,13 +62,13 @@ class Picture:
     progressive: bool = False
 
     def shrink(self, size: tuple[int, int] | None) -> int:
-        """Side of the squares that become one pixel in scaling to `size` (height, width)."""
+        """Side of the squares averaged to one pixel in scaling to `size` (height, width)."""
         if size is None:
             return 1
         return max(1, min(self.height // (GAP * size[0]), self.width // (GAP * size[1])))
 
     def decoding_bytes(self, size: tuple[int, int] | None = None) -> int:
-        """Estimate of the peak memory of `rgb_pixels`, without the result."""
+        """Peak memory of `rgb_pixels`, without the result (estimate)."""
         pixels, n = self.width * self.height, self.shrink(size)
         drafted = _draft(n) if self.form == "JPEG" else 1
         each = PIXEL_BYTES.get(self.mode, 4) + CODEC_BYTES.get(self.form, 0)
@@ -83,7 +78,8 @@ class Picture:
 
 
 def open_picture(data: bytes, path: str, max_pixels: int) -> Picture:
-    """Read the header. Raises `MediaError` that names the part, and the size if it is too large."""
+    """Reads the header only. Raises `MediaError` that names the part, and the size if it is too
+    large."""
     from PIL import Image
 
     try:
@@ -104,10 +100,7 @@ def rgb_pixels(
     picture: Picture, size: tuple[int, int] | None = None, resample: int = 3
 ) -> NDArray[np.uint8]:
     """Pixels (H, W, 3) of the first frame, upright, over white where transparent; read-only.
-
-    size: (height, width) to scale to, `resample`: Pillow's filter for it (3: bicubic). Raises
-    `MediaError`.
-    """
+    `size`: (height, width). `resample`: Pillow's filter (3: bicubic). Raises `MediaError`."""
     import numpy as np
     from PIL import Image
 
@@ -121,7 +114,6 @@ def rgb_pixels(
 
 
 def fitting(height: int, width: int, longest_side: int) -> tuple[int, int]:
-    """Height and width scaled down to a longest side, in proportion."""
     longest = max(height, width, longest_side)
     return tuple(max(1, round(side * longest_side / longest)) for side in (height, width))  # type: ignore[return-value]
 
@@ -131,11 +123,8 @@ def _unreadable(path: str, broken: BaseException) -> MediaError:
 
 
 def _identify(data: bytes) -> Any:
-    """Pillow's image for the data, or `None`.
-
-    The format's class is called directly, because `Image.open` (Pillow 13, PIL/Image.py) raises
-    its own error over large images before their width and height are known to the caller.
-    """
+    """Pillow's image, or `None`. Calls the format's class, because `Image.open` (Pillow 13,
+    PIL/Image.py) raises its own error over large images before their size is known."""
     from PIL import Image
 
     Image.init()
@@ -171,10 +160,7 @@ def _check_tile(image: Any, path: str) -> None:
 
 
 def _without_metadata_if_broken(data: bytes, read: Callable[[Separated], T]) -> T:
-    """What `read` gives for a file, or for the same file without its metadata.
-
-    Raises the error for the file itself.
-    """
+    """`read(data)`; if that fails, the same without the file's metadata. Raises the first error."""
     try:
         return read(Separated(data))
     except _BROKEN as broken:
@@ -212,7 +198,7 @@ def _webp(header: Header, data: bytes, path: str) -> Picture:
 
 
 def _orientation(image: Any, data: bytes, exif: bytes) -> int:
-    """EXIF's 1 .. 8. (Pillow rotates TIFF images itself when it decodes them.)"""
+    """EXIF's 1 to 8. (Pillow rotates TIFF images itself.)"""
     from PIL import Image
 
     late = data.rfind(b"eXIf") if image.format == "PNG" and "exif" not in image.info else -1
@@ -254,12 +240,11 @@ def _turned(image: Any, turn: int) -> Any:
 
 
 def _draft(n: int) -> int:
-    """The part of a factor that a JPEG decoder can apply itself."""
     return next(part for part in (8, 4, 2, 1) if part <= n)
 
 
 def _small(picture: Picture, n: int) -> Any:
-    """The decoded image in RGB, averaged over n × n pixels. Incomplete squares are cut off."""
+    """In RGB, averaged over n × n pixels. Incomplete squares are cut off."""
     return _without_metadata_if_broken(picture.data, partial(_reduced, n))
 
 
@@ -271,11 +256,8 @@ def _reduced(n: int, file: Separated) -> Any:
 
 
 def _decoded(data: bytes, n: int) -> tuple[Any, int]:
-    """The image, and the part of n by which it must be reduced yet.
-
-    A JPEG without its end marker is taken if no pixel is missing. libjpeg paints what is missing
-    grey; other bytes in its place give other pixels.
-    """
+    """The image, and the part of `n` that is still to be applied. A JPEG without its end marker is
+    accepted if no pixel is missing: libjpeg paints missing pixels grey."""
     if not data.startswith(JPEG) or data.rfind(EOI) > data.rfind(SOS):
         return _drafted(data, n)
     data = data.rstrip(b"\xff")
@@ -336,7 +318,7 @@ def _to_rgb(image: Any, scale: float) -> Any:
 
 
 def _grey_scale(image: Any, rows: int) -> float:
-    """Factor that scales 16-bit, 32-bit or float grey levels to 255."""
+    """The factor from 16-bit, 32-bit or float grey levels to 255."""
     if image.mode.startswith("I;16"):
         return 1 / 257
     width, height = image.size

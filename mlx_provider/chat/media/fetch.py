@@ -15,8 +15,6 @@ from .policy import MediaPolicy
 
 @dataclass(frozen=True)
 class Source:
-    """One URL or path, and the part of the request that names it."""
-
     url: str
     path: str
     required: bool = True
@@ -26,7 +24,6 @@ class Source:
 
     @property
     def shown(self) -> str:
-        """The URL, shortened for messages."""
         return repr(self.url if len(self.url) <= 120 else self.url[:117] + "...")
 
 
@@ -35,7 +32,7 @@ Fetched = bytes | MediaError
 
 
 def fetch_all(sources: Sequence[Source], policy: MediaPolicy) -> Iterator[Fetched]:
-    """The bytes of every source, in order. Raises `MediaError` that names the part."""
+    """In order. Raises `MediaError` that names the part."""
     remote = [source for source in dict.fromkeys(sources) if _scheme(source.url) in _REMOTE]
     local = {source: _read(source, policy) for source in set(sources).difference(remote)}
     if remote:
@@ -112,7 +109,7 @@ def _file(source: Source, max_bytes: int) -> bytes:
     is_url = _scheme(source.url) == "file"
     path = Path(unquote(urlsplit(source.url).path) if is_url else source.url).expanduser()
     try:
-        # Only regular files: a device or a pipe may never end.
+        # A device or a pipe may never end.
         if not path.is_file():
             raise source.error(f"{source.shown} is not a file")
         with path.open("rb") as file:

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["MediaPolicy", "load_media"]
 
 LARGE = 64 * 2**20
-"""Bytes of an image's decoding above which free memory is returned to the system."""
+"""Bytes of a decoding above which free memory is returned to the system."""
 PIXEL = 3
-"""Bytes of a pixel that is kept for the model."""
 
 
 Encoded = Picture | Clip
@@ -42,14 +41,10 @@ def load_media(
     claim: MediaClaim | None = None,
     max_pixels: int = 0,
 ) -> list[MediaItem | MediaError]:
-    """One item per reference, in order, or the error of one that is not required.
-
-    Sources are fetched in parallel, and headers are read. `claim` is charged with the encoded
-    images and with the scaled images of at most `max_pixels` each; unset: a claim with its own
-    limits. Pixels are decoded on demand, which raises `MediaError` for a broken image. Blocks; call
-    it from a thread without a running event loop. Raises `MediaError` that names the part, and the
-    width × height of an image that is too large.
-    """
+    """One item per reference, in order, or the error of one that is not required. `claim` is
+    charged with the encoded images, and with scaled images of at most `max_pixels` each. Blocks:
+    not for a thread with an event loop. Pixels are decoded on demand, which may raise `MediaError`.
+    Raises `MediaError` that names the part, and the size of an image that is too large."""
     policy = policy or MediaPolicy()
     claim = claim or MediaRoom(EngineSettings.media_bytes).claim("")
     sources = [_attempt(ref, partial(_sources, ref, policy)) for ref in refs]
@@ -100,14 +95,12 @@ def _opened(
 
 
 def _pixels(encoded: Encoded, policy: MediaPolicy) -> int:
-    """Most pixels that it may decode to."""
     if isinstance(encoded, Clip):
         return policy.max_clip_pixels
     return encoded.width * encoded.height
 
 
 def _kept(encoded: Encoded, policy: MediaPolicy, most: int) -> int:
-    """Pixels that are kept for the model."""
     pixels = _pixels(encoded, policy)
     return pixels if isinstance(encoded, Clip) else min(pixels, most)
 
@@ -115,7 +108,7 @@ def _kept(encoded: Encoded, policy: MediaPolicy, most: int) -> int:
 def _fitting(
     refs: Sequence[MediaRef], opened: Sequence[list[Encoded] | MediaError], policy: MediaPolicy
 ) -> list[list[Encoded] | MediaError]:
-    """The images that fit together, the last ones first."""
+    """The images that fit together; later ones have precedence."""
     left = policy.max_total_pixels
     fitting: list[list[Encoded] | MediaError] = []
     for ref, each in zip(reversed(refs), reversed(opened), strict=True):
@@ -180,7 +173,7 @@ def _item(
 
 
 def _clip(clip: Clip, policy: MediaPolicy, claim: MediaClaim) -> MediaItem:
-    """Decoded at once, because only the frames show their number."""
+    """Decoded at once: only then the number of frames is known."""
     need = 2 * PIXEL * policy.max_clip_pixels
     with claim.decoding(need):
         frames = clip.frames(policy)
@@ -200,12 +193,10 @@ def _image(picture: Picture, claim: MediaClaim, low: int | None) -> MediaItem:
 
 @dataclass(frozen=True)
 class _Decode:
-    """Pixels of one picture. Pictures are decoded one at a time."""
-
     picture: Picture
     claim: MediaClaim
     low: Size | None = None
-    """Size to which it is scaled down first."""
+    """Size to which it is scaled down first (`detail: low`)."""
 
     def __call__(self, size: Size | None, resample: int) -> NDArray[np.uint8]:
         need = self.picture.decoding_bytes(self.low or size)

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 PNG = b"\x89PNG\r\n\x1a\n"
 JPEG = b"\xff\xd8\xff"
 CHUNKS = 2**17
-"""Chunks of a file that are read."""
 UNPACKED = 32 * 2**20
-"""Bytes to which metadata may unpack. More is an attack."""
+"""Bytes to which metadata may unpack; more is an attack."""
 PIECE = 2**16
 PACKED = {b"zTXt": 0, b"iCCP": 0, b"iTXt": 2}
-"""Chunks with packed data, and the texts between their head and these data."""
+"""Chunks with packed data, and the number of texts before these data."""
 METADATA = (*range(0xE1, 0xEE), 0xEF, 0xFE)
 """JPEG segments without effect on pixels: all but JFIF's and Adobe's colour transform."""
 
@@ -22,13 +21,12 @@ METADATA = (*range(0xE1, 0xEE), 0xEF, 0xFE)
 @dataclass(frozen=True)
 class Separated:
     pixels: bytes
-    """A file without metadata."""
     exif: bytes = b""
 
 
 def separated(data: bytes) -> Separated | None:
-    """`None`: it is neither a PNG nor a JPEG. Raises `ValueError` for metadata that unpack to more
-    than `UNPACKED` bytes, and for too many chunks."""
+    """`None`: neither PNG nor JPEG. Raises `ValueError` for too many chunks, or metadata that
+    unpack to more than `UNPACKED` bytes."""
     if data.startswith(PNG):
         return _png(data)
     return _jpeg(data) if data.startswith(JPEG) else None
@@ -67,7 +65,6 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes, int]]:
 
 
 def _unpacked(body: bytes, texts: int, room: int) -> int:
-    """Bytes of the packed data in a chunk, as far as they can be unpacked."""
     rest = body.partition(b"\0")[2]
     if texts and rest[:1] != b"\1":
         return 0
@@ -87,7 +84,7 @@ def _unpacked(body: bytes, texts: int, room: int) -> int:
 
 
 def _jpeg(data: bytes) -> Separated:
-    """Layout: ITU T.81, annex B. From the first scan on, everything belongs to the pixels."""
+    """Layout: ITU T.81, annex B. All data from the first scan on are pixels."""
     kept, exif, at = [data[:2]], b"", 2
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != 0xDA:
         if data[at + 1] == 0xFF:  # a filler

@@ -1,9 +1,6 @@
 """Fetches media over http and https: limited in time, size and redirects, without access to private
-hosts.
-
-Every hop is resolved once. All its addresses are checked, and the connection goes to a checked
-address, so a name that later resolves differently has no effect.
-"""
+hosts. Every hop is resolved once and its addresses are checked; the connection goes to a checked
+address, so rebinding of the name has no effect."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from .policy import MediaPolicy
 
 Address = IPv4Address | IPv6Address
 Resolve = Callable[[str, int], Sequence[str]]
-"""(host, port) -> its addresses. Blocks. Raises `OSError`."""
+"""(host, port) -> addresses. Blocks. Raises `OSError`."""
 
 
 class HostRefused(httpx.TransportError):
@@ -31,7 +28,6 @@ class HostRefused(httpx.TransportError):
 
 
 def system_addresses(host: str, port: int) -> list[str]:
-    """All addresses of a host by the system's resolver."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
@@ -39,8 +35,7 @@ def system_addresses(host: str, port: int) -> list[str]:
 def fetch_remote(
     sources: Sequence[Source], policy: MediaPolicy, resolve: Resolve = system_addresses
 ) -> list[Fetched]:
-    """The bytes behind each URL, in order. Raises `MediaError` for the first required one that
-    fails."""
+    """In the order of `sources`. Raises `MediaError` for the first required one that fails."""
     return asyncio.run(_fetch_side_by_side(sources, policy, resolve))
 
 
@@ -88,8 +83,6 @@ async def _fetch_side_by_side(
 
 @dataclass
 class _Room:
-    """Bytes that the media of one request may still have."""
-
     left: int
 
     def take(self, size: int, source: Source) -> None:
@@ -120,7 +113,7 @@ async def _download(
 
 
 class _CheckedTransport(httpx.AsyncBaseTransport):
-    """Sends a request to a checked address of its host; `Host` and TLS keep the name."""
+    """Connects to a checked address of the host; `Host` and TLS keep the name."""
 
     def __init__(self, policy: MediaPolicy, resolve: Resolve) -> None:
         self._policy = policy
@@ -176,7 +169,7 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def is_disguised(host: str) -> bool:
-    """Whether a host is a number that resolvers read as an address: `2130706433`, `0177.1`."""
+    """A number that resolvers read as an address: `2130706433`, `0177.1`."""
     if not _NUMERIC_HOST.match(host):
         return False
     try:
@@ -187,7 +180,7 @@ def is_disguised(host: str) -> bool:
 
 
 def is_public(address: str) -> bool:
-    """Whether an address belongs to the public internet, also inside IPv6 wrappings."""
+    """Also checks addresses inside IPv6 wrappings."""
     found = _unwrapped(ip_address(address.partition("%")[0]))
     special = found.is_multicast or found.is_reserved or found.is_unspecified
     return found.is_global and not special

@@ -1,4 +1,4 @@
-"""The memory limit for the images of all requests, which their accounts share."""
+"""The memory limit for the images of all requests, shared between tenants."""
 
 from __future__ import annotations
 
@@ -7,36 +7,31 @@ from ...errors import MLXProviderError, Overloaded
 
 
 class MediaRoom:
-    """Two limits: on images that are being decoded, and on images that requests hold until they
-    end.
-
-    They are separate, because the first never waits for another request, while only the engine
-    frees the second. Safe from any thread.
-    """
+    """Limits on images that are decoded, and on images that requests hold until they end. Separate,
+    because decoding never waits for another request, and only the engine frees the second. Safe
+    from any thread."""
 
     def __init__(self, capacity: int, line: int = 256) -> None:
-        """`line`: requests of one account that may wait. Each occupies a thread."""
+        """`line`: requests of one tenant that may wait. Each occupies a thread."""
         self.line = line
         self.decoding = ByteGate(capacity // 2)
         self._kept = ByteGate(capacity - capacity // 2)
 
     @property
     def held(self) -> int:
-        """Bytes in use."""
         return self.decoding.held + self._kept.held
 
     def claim(self, who: str, owner: str = "") -> MediaClaim:
-        """The claim of one request of an account. The caller must close it."""
+        """The caller must close it."""
         return MediaClaim(self, self._kept, who, owner)
 
     def refuse(self, error: MLXProviderError, who: str | None = None) -> None:
-        """End the wait of one request, or of all."""
         for gate in (self._kept, self.decoding):
             gate.refuse(error, who)
 
 
 class MediaClaim:
-    """One request's images: encoded, and scaled for the model until its prefill ends."""
+    """Encoded images of one request, and images scaled for the model until its prefill ends."""
 
     def __init__(self, room: MediaRoom, kept: ByteGate, who: str, owner: str) -> None:
         self.room = room
@@ -47,8 +42,8 @@ class MediaClaim:
         self._encoded = 0
 
     def take(self, encoded: int, scaled: int) -> None:
-        """Wait for memory. Raises `Overloaded` if too many requests wait, else the error that ends
-        the wait."""
+        """Wait for memory. Raises `Overloaded` if too many requests wait, else the error given to
+        `refuse`."""
         self.close()  # a prompt that is prepared again starts with an empty claim
         self._encoded = encoded
         if self._kept.waiting(self.owner) >= self.room.line:
@@ -57,15 +52,12 @@ class MediaClaim:
         self._ticket.wait()
 
     def decoding(self, nbytes: int) -> Ticket:
-        """Memory for one image while it is decoded."""
         return self.room.decoding.ask(nbytes, self.owner, self.who)
 
     def prefilled(self) -> None:
-        """Release the scaled images."""
         if self._ticket is not None:
             self._ticket.keep(self._encoded)
 
     def close(self) -> None:
-        """Release everything. Idempotent."""
         if self._ticket is not None:
             self._ticket.close()

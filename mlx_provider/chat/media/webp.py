@@ -1,4 +1,4 @@
-"""Reads the header of a WebP file. Pillow allocates two canvases of its size for the same data."""
+"""Reads the header of a WebP file; Pillow would allocate two canvases for it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 CHUNKS = 1000
-"""Chunks of a file that are searched for EXIF data. Frames of an animation come before it."""
+"""Chunks searched for EXIF data, which follow the frames of an animation."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """The header of one file. Sizes are those of its canvas, in pixels."""
+    """Canvas size in pixels."""
 
     width: int
     height: int
@@ -20,10 +20,8 @@ class Header:
 
 
 def read_header(data: bytes) -> Header | None:
-    """`None`: it is not WebP. Raises `ValueError`, `struct.error` for a malformed file.
-
-    Layout: RFC 9649, sections 2.4 to 2.7.
-    """
+    """`None`: not WebP. Raises `ValueError`, `struct.error` for a malformed file. Layout: RFC 9649,
+    sections 2.4 to 2.7."""
     if data[:4] != b"RIFF" or data[8:12] != b"WEBP":
         return None
     kind, at = data[12:16], 20
@@ -48,7 +46,6 @@ def _exif(data: bytes) -> bytes:
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Kind, position and size of the first `CHUNKS`."""
     at = 12
     for _ in range(CHUNKS):
         if at + 8 > len(data):

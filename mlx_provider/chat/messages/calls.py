@@ -12,10 +12,8 @@ from ...errors import BadRequest
 
 
 def canonical_calls(message: Mapping[str, Any], path: str) -> tuple[dict[str, Any], ...]:
-    """`tool_calls` (or the older `function_call`) with `arguments` as a mapping.
-
-    Raises `BadRequest` that names the call.
-    """
+    """`tool_calls` (or the older `function_call`) with `arguments` as a mapping. Raises
+    `BadRequest` that names the call."""
     calls = message.get("tool_calls")
     legacy = message.get("function_call")
     if calls is None and legacy is not None:
@@ -28,11 +26,7 @@ def canonical_calls(message: Mapping[str, Any], path: str) -> tuple[dict[str, An
 
 
 def check_arguments(messages: Sequence[Any]) -> None:
-    """Refuse arguments that unpack to more values than a request may hold.
-
-    Arguments are strings, so the limits on a request's own values do not cover them. Raises
-    `BadRequest` that names the message.
-    """
+    """Raise `BadRequest` for arguments (JSON text) with more values than a request may hold."""
     values = Values()
     for i, message in enumerate(messages):
         for arguments in _argument_texts(message):
@@ -69,11 +63,8 @@ def _call(call: Any, path: str) -> dict[str, Any]:
 
 
 def arguments_mapping(arguments: Any) -> dict[str, Any]:
-    """Arguments as a mapping that shares nothing with the input.
-
-    Empty arguments give `{}`. Anything that is not a JSON object is kept whole under `value`, so a
-    malformed call in the history neither fails the request nor loses text.
-    """
+    """A mapping that shares nothing with the input. What is no JSON object is kept whole under
+    `value`, so a malformed call in the history neither fails the request nor loses text."""
     if isinstance(arguments, Mapping):
         return copy.deepcopy(dict(arguments))
     if isinstance(arguments, str):

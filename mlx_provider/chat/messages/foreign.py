@@ -1,8 +1,5 @@
-"""Blocks and items that only another server can use, as text for a model.
-
-A conversation that began with a model of a cloud holds searches, results and files of its server.
-An agent sends them again in every turn.
-"""
+"""Blocks and items that only another server can use, as text for a model. Agents resend them in
+every turn of a conversation that began with a cloud model."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 LONGEST = 20_000
-"""Characters of a text. A longer one is cut: it was not meant to be read as a whole."""
+"""Characters of a text; a longer one is cut."""
 DEEPEST = 12
 IMAGES = ("image", "input_image", "image_url", "computer_screenshot")
 READABLE = (
@@ -22,14 +19,11 @@ READABLE = (
     "text", "data", "file_data", "stdout", "stderr", "logs", "content", "output", "outputs",
     "result", "results", "error", "error_code", "return_code", "tools", "tool_references",
 )  # fmt: skip
-"""Fields that a model can read, in the order in which they are written."""
 JSON = ("input", "arguments", "action", "operation")
-"""Fields that are written as JSON."""
 _TEXT_DATA = re.compile(r"data:(?:text/|application/(?:json|xml))[^,]*?(;base64)?,")
 
 
 def foreign_text(block: Mapping[str, Any]) -> str:
-    """Its type, and what can be read in it."""
     kind = str(block.get("type") or "block")[:100]
     if kind in IMAGES:
         return "[image: not available, not shown]"
@@ -70,7 +64,7 @@ def _field(value: Mapping[str, Any], name: str, deeper: int) -> Iterator[str]:
 
 
 def _data(value: Mapping[str, Any], found: Any) -> Iterator[str]:
-    """The text of a document; other data are not shown."""
+    """The text of a document; other data are left out."""
     if not isinstance(found, str):
         return
     text = _TEXT_DATA.match(found)

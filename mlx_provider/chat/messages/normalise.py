@@ -1,8 +1,5 @@
-"""Message normalisation: what clients send, in the one form that chat templates take.
-
-`normalise` is pure and idempotent: it mutates nothing, loses no text, and applied to its own
-result it changes nothing.
-"""
+"""Message normalisation: what clients send, in the one form that chat templates take. `normalise`
+is pure and idempotent, and loses no text."""
 
 from __future__ import annotations
 
@@ -25,19 +22,16 @@ ROLES = {
     "function": "tool",
 }
 
-# Claude Code begins its system prompt with a line that changes with the first user
-# # message. It would prevent sessions from sharing a prompt prefix.
+# Claude Code's first system line changes with the first user message and would prevent sessions
+# from sharing a prompt prefix.
 _BILLING = re.compile(r"\A(?:x-anthropic-billing-header:[^\n]*(?:\n|\Z))+")
 
 
 @dataclass(frozen=True)
 class Normalised:
-    """Messages for a chat template, and the media they refer to.
-
-    `messages[i]["content"]` is a string, `None` (an assistant turn that only calls tools), or,
-    where media are present or parts of text stay apart, a list of `{"type": "text", "text": ...}`,
-    `{"type": "image"}` and `{"type": "video"}`. `media` stands in the order of those parts.
-    """
+    """`messages[i]["content"]` is a string, `None` (an assistant turn that only calls tools), or,
+    with media or separate parts, a list of `{"type": "text", "text": ...}`, `{"type": "image"}` and
+    `{"type": "video"}`. `media` is in the order of those parts."""
 
     messages: list[dict[str, Any]]
     media: tuple[MediaRef, ...] = ()
@@ -46,16 +40,14 @@ class Normalised:
 
 @dataclass(frozen=True)
 class Taken:
-    """Kinds of media that the model accepts, and the treatment of the others."""
-
     kinds: frozenset[str]
     refusal: str = ""
-    """Why they are refused. Empty: text replaces them."""
+    """Error for the others. Empty: text replaces them."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    """Media that text replaces, because they cannot be shown: the reason, by path."""
+    """By path: why text replaces a medium that cannot be shown."""
 
     def text(self, part: MediaRef) -> str | None:
-        """What takes the place of a part; `None`: it is shown."""
+        """The replacement of a part; `None`: it is shown."""
         if part.kind not in self.kinds:
             return f"[{part.kind} omitted: this model cannot take it]"
         reason = self.unreadable.get(part.path)
@@ -73,22 +65,17 @@ def normalise(
     text_parts: frozenset[str] = frozenset(),
     about_tools: str = "",
 ) -> Normalised:
-    """Messages in canonical form.
-
-    hoist_system: the template refuses a system message after the first, so every one moves to
-    the front; otherwise a later one becomes user text where it stands, which leaves the prompt
-    head, and with it the prefix cache, alone.
-    system_role: the template shows system messages; otherwise they begin the first user message.
-    alternate: the template wants user and assistant to alternate, the user first, so turns with
-    media merge into their neighbours too.
-    tool_media: the template shows images inside tool results; otherwise they move to a user
-    turn after the results.
-    taken: media that the model takes; `None`: all.
-    text_parts: roles whose parts of text stay apart; those of others are joined by a blank line.
-    about_tools: a system message after the client's own leading ones.
+    """`hoist_system`: the template refuses a system message after the first, so every one moves to
+    the front; otherwise a later one becomes user text in its place, and the cached prompt prefix
+    stays valid. `system_role`: the template shows system messages; otherwise they begin the first
+    user message. `alternate`: the template wants user and assistant to alternate, the user first,
+    so turns with media are merged, too. `tool_media`: the template shows images inside tool
+    results; otherwise they move to a user turn after the results. `taken`: `None`: all media.
+    `text_parts`: roles whose parts of text stay separate; those of others are joined by a blank
+    line. `about_tools`: a system message after the client's own leading ones.
 
     A part that no model can take becomes a text, except in a message that a user has just typed.
-    Raises `BadRequest` that names the part at fault, `MediaError` for media that are refused.
+    Raises `BadRequest` that names the part, `MediaError` for media that are refused.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         raise BadRequest("messages must be a list of messages", param="messages")
@@ -122,10 +109,8 @@ def normalise(
 
 
 def _taken(turns: Sequence[Turn], taken: Taken) -> tuple[list[Turn], tuple[str, ...]]:
-    """The turns with a line of text in place of media that the model does not accept.
-
-    An agent's images stay in its history, so refusing one would end its session.
-    """
+    """Text replaces media that the model does not accept: images stay in an agent's history, so an
+    error would end its session."""
     parts = [part for turn in turns for part in turn.parts]
     unseen = [p for p in parts if isinstance(p, MediaRef) and p.kind not in taken.kinds]
     if unseen and taken.refusal:
@@ -137,7 +122,6 @@ def _taken(turns: Sequence[Turn], taken: Taken) -> tuple[list[Turn], tuple[str, 
 
 
 def _shown(parts: Sequence[Part], taken: Taken) -> list[Part]:
-    """The parts, with a paragraph in place of each part that the model does not accept."""
     shown: list[Part] = []
     apart = True
     for part in parts:
@@ -157,16 +141,15 @@ def _shown(parts: Sequence[Part], taken: Taken) -> list[Part]:
 
 
 def typed_index(messages: Sequence[Any]) -> int | None:
-    """The index of the message that a user has just typed. What is wrong in it can be mended; the
-    same in an earlier message, or beside results, would end the session."""
+    """Index of the message that a user has just typed. Errors there can be mended; in an earlier
+    message, or beside results, they would end the session."""
     roles = [m.get("role") if isinstance(m, Mapping) else None for m in messages[-2:]]
     typed = roles[-1] == "user" and roles[0] not in ("tool", "function")
     return len(messages) - 1 if typed else None
 
 
 def _read(message: Mapping[str, Any], path: str, notes: list[str] | None) -> Turn | None:
-    """One message as a turn. `None`: a system message without content. `notes`: see
-    `content_parts`."""
+    """`None`: a system message without content. `notes`: see `content_parts`."""
     if not isinstance(message, Mapping):
         raise BadRequest(f"{path} must be an object with `role` and `content`", param=path)
     role = ROLES.get(message["role"]) if isinstance(message.get("role"), str) else None
@@ -209,7 +192,6 @@ def _without_billing(parts: tuple[Part, ...]) -> tuple[Part, ...]:
 
 
 def _place_system(turns: list[Turn], hoist: bool) -> list[Turn]:
-    """One system turn at the front; later ones hoisted into it or turned into user text."""
     run = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
     head, rest = turns[:run], turns[run:]
     if hoist:
@@ -224,7 +206,6 @@ def _place_system(turns: list[Turn], hoist: bool) -> list[Turn]:
 
 
 def _without_system(turns: list[Turn]) -> list[Turn]:
-    """The system turn, if there is one, as the beginning of the first user turn."""
     if turns[0].role != "system":
         return turns
     head, *rest = replace(turns[0], role="user"), *turns[1:]
@@ -234,7 +215,6 @@ def _without_system(turns: list[Turn]) -> list[Turn]:
 
 
 def _user_first(turns: list[Turn]) -> list[Turn]:
-    """Insert an empty user turn before an assistant turn at the start."""
     at = 1 if turns[0].role == "system" else 0
     roles = [turn.role for turn in turns[at:]]
     if roles[:1] == ["assistant"] and "user" in roles:
@@ -243,7 +223,6 @@ def _user_first(turns: list[Turn]) -> list[Turn]:
 
 
 def _move_tool_media(turns: list[Turn]) -> list[Turn]:
-    """Move media of a run of tool results to a user turn right after the run."""
     out: list[Turn] = []
     moved: list[Part] = []
     for turn in turns:

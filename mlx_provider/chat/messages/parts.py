@@ -15,17 +15,16 @@ Detail = Literal["auto", "low", "high"]
 
 @dataclass(frozen=True)
 class MediaRef:
-    """The source of one image, video or sound. Nothing is fetched yet."""
+    """Nothing is fetched yet."""
 
     kind: MediaKind
     source: str | tuple[str, ...] | None
-    """A URL or path; for a video, its frames. `None`: the client gave no source."""
+    """URL or path; for a video, its frames. `None`: the client gave no source."""
     path: str
-    """The part as the client sent it, for messages: `messages[3].content[1]`."""
+    """The client's name of the part: `messages[3].content[1]`."""
     detail: Detail = "auto"
     in_tool_result: bool = False
     required: bool = True
-    """Whether it must be shown; else a text can take its place."""
 
 
 Part = str | MediaRef
@@ -55,11 +54,8 @@ _DETAILS: dict[Any, Detail] = {
 def content_parts(
     message: Mapping[str, Any], path: str, *, in_tool_result: bool, notes: list[str] | None = None
 ) -> tuple[Part, ...]:
-    """Text and media of a message in order; empty for `null` or missing content.
-
-    `notes`: gets a warning for each part that becomes a text, because a model cannot take it;
-    `None`: it is refused. Raises `BadRequest` that names the part.
-    """
+    """Text and media in order. `notes` gets a warning for each part that becomes text, because no
+    model can take it; `None`: such a part is refused. Raises `BadRequest` that names the part."""
     content = message.get("content")
     path = f"{path}.content"
     if content is None:
@@ -80,7 +76,6 @@ def content_parts(
 
 
 def reasoning_text(message: Mapping[str, Any]) -> str:
-    """Thoughts of an earlier assistant turn, from any of the fields that clients use."""
     for key in ("reasoning_content", "reasoning", "thinking"):
         value = message.get(key)
         if isinstance(value, str) and value:
@@ -172,7 +167,6 @@ def _frame(frame: Any, path: str) -> str:
 
 
 def _url(value: Any, path: str) -> str:
-    """The URL of a media value; base64 data becomes a `data:` URL."""
     if isinstance(value, Mapping):
         if isinstance(value.get("data"), str):
             media_type = value.get("media_type") or value.get("format") or ""

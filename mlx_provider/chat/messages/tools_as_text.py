@@ -18,21 +18,19 @@ EXAMPLE_ARGUMENTS = {"first_parameter": "value", "second_parameter": "another va
 
 
 def has_tools(messages: Messages) -> bool:
-    """Whether there are calls or results to write as text."""
     return any(
         m.get("role") in _RESULTS or m.get("tool_calls") or m.get("function_call") for m in messages
     )
 
 
 def lacks_tools(form: TemplateForm, messages: Messages) -> bool:
-    """Whether a template of this form does not show the tools of a request."""
+    """Whether a template of this form would lose the tools of a request."""
     if form.shows_tools == "with_system":
         return not any(isinstance(m, Mapping) and m.get("role") in _SYSTEM for m in messages[:1])
     return form.shows_tools == "never"
 
 
 def described_tools(tools: Tools, parser: ToolParser | None) -> str:
-    """A system message that describes the tools and the call format of `parser`."""
     if parser is not None and parser.describe is not None:
         return parser.describe(tools)
     grammar = _grammar(parser)
@@ -63,11 +61,8 @@ def fold_tools(
     messages: Messages, parser: ToolParser | None = None, tools: Tools = ()
 ) -> list[dict[str, Any]]:
     """Write calls into the assistant's text in the format of `parser`, and results into user text.
-
-    Takes and returns canonical messages (`messages.normalise`); no text is lost. The results of
-    parallel calls name their calls. User and assistant alternate afterwards as far as the roles
-    permit.
-    """
+    Takes and returns canonical messages (`messages.normalise`). Results of parallel calls name
+    their calls. User and assistant alternate afterwards as far as roles permit."""
     functions = map(function_of, tools)
     schemas = {str(each.get("name")): each.get("parameters") for each in functions}
     folded: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""One message as a turn, how two turns become one, and the results of calls in their order."""
+"""Turns: their merging, and the order of tool results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Turn:
     call_id: str | None = None
     reasoning: str = ""
     path: str = ""
-    """The message as the client sent it: `messages[3]`."""
+    """The client's name of the message: `messages[3]`."""
 
     @property
     def plain(self) -> bool:
@@ -64,12 +64,9 @@ def _joined_parts(first: Turn, second: Turn) -> tuple[Part, ...]:
 
 
 def place_results(turns: Sequence[Turn]) -> tuple[list[Turn], list[str]]:
-    """The turns with one result per call right after the turn that calls, and warnings.
-
-    Many templates show results by position, without ids. A call without a result gets a text in
-    its place, unless only the assistant's turns follow it. A result that belongs to no call stays
-    where it is.
-    """
+    """The turns with one result per call right after its turn, and warnings. Many templates show
+    results by position, without ids. A call without a result gets a text, unless only assistant
+    turns follow. A result of no call stays where it is."""
     calls = _Calls()
     for at, turn in enumerate(turns):
         calls.take(at, turn)
@@ -90,8 +87,6 @@ def place_results(turns: Sequence[Turn]) -> tuple[list[Turn], list[str]]:
 
 @dataclass(eq=False)
 class _Slot:
-    """The place for the result of one call."""
-
     id: str | None
     function: str
     results: list[Turn] = field(default_factory=list)
@@ -106,29 +101,28 @@ class _Slot:
 
 
 class _Calls:
-    """The calls of a conversation, by the turn that makes them, with their results.
+    """The calls of a conversation, by turn, with their results.
 
-    Calls with only the assistant's turns between them are a group. A result belongs to the call
-    with its id in the last group, or to the last call before it that has this id and no result:
-    some clients count ids from 0 in every turn. A result whose id no call has takes the place of a
-    call of the last group without a result: of the function that it names, else the first.
+    Calls with only assistant turns between them are a group. A result belongs to the call with its
+    id in the last group, or to the last earlier call with this id and no result: some clients count
+    ids from 0 in every turn. A result with an unknown id goes to a call of the last group without a
+    result: of the function that it names, else the first.
     """
 
     def __init__(self) -> None:
         self.slots: dict[int, list[_Slot]] = {}
         self.moved: set[int] = set()
-        """Results that are in a slot."""
         self._group: list[_Slot] = []
         self._open: dict[str, deque[_Slot]] = {}
         """Calls of the group without a result, by id."""
         self._filled: dict[str, _Slot] = {}
-        """The last call of the group with this id that has a result."""
+        """The group's last call with a result, by id."""
         self._earlier: dict[str, list[_Slot]] = {}
-        """Calls of earlier groups; those without a result are listed last."""
+        """Calls of earlier groups; those without a result come last."""
         self._strangers: list[tuple[int, Turn]] = []
-        """Results in the group whose id no call has."""
+        """Results in the group with an unknown id."""
         self._interrupted = False
-        """Whether others have spoken since the last call."""
+        """Other roles have spoken since the last call."""
 
     def take(self, at: int, turn: Turn) -> None:
         self._interrupted |= turn.role != "assistant"
@@ -155,7 +149,6 @@ class _Calls:
             self._put(self._earlier[call_id].pop(), at, turn)
 
     def end_group(self) -> None:
-        """Give results without a known id their calls. Open calls may get a late result."""
         named: dict[str | None, deque[_Slot]] = {}
         for slot in self._group:
             if not slot.results:

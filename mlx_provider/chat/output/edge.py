@@ -6,12 +6,9 @@ from .turn_layout import trailing
 
 
 class AnswerEdge:
-    """Passes an answer on, but holds back the white space at its end until the next part is known.
-
-    Before more answer or the end of the reply, it is text. Before calls, only the part that the
-    chat template does not write there itself (`joint`) is text; if an answer follows after all, the
-    rest is text, too.
-    """
+    """Passes an answer on, but holds back white space at its end until the next part is known.
+    Before more answer or the end, it is text. Before calls, only what the chat template does not
+    write there itself (`joint`) is text; if an answer follows after all, so is the rest."""
 
     def __init__(self, joint: str | None) -> None:
         self._joint = joint
@@ -19,7 +16,6 @@ class AnswerEdge:
         self._called = False
 
     def push(self, text: str) -> str:
-        """The part of all text so far that is shown."""
         text = self._space + text
         shown = text.rstrip()
         self._space = text[len(shown) :]
@@ -27,17 +23,14 @@ class AnswerEdge:
         return shown
 
     def call(self) -> str:
-        """A call follows; returns the white space that stays with the answer."""
         kept = "" if self._called else trailing(self._space, self._joint)
         self._space, self._called = self._space[len(kept) :], True
         return kept
 
     def finish(self) -> str:
-        """Nothing follows; returns the white space that is text."""
         space, self._space = self._space, ""
         return "" if self._called else space
 
     @property
     def held(self) -> int:
-        """Number of characters that are held back."""
         return 0 if self._called else len(self._space)

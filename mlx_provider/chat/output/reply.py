@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 
 
 class Detokenizes(Protocol):
-    """The part of `engine.detokenizer.Detokenizer` that a reply needs."""
-
     @property
     def pending(self) -> bool: ...
     def push(self, token: int) -> str: ...
@@ -30,25 +28,22 @@ class Detokenizes(Protocol):
 
 
 def call_id(number: int) -> str:
-    """Id of the `number`-th call, if a caller gives no ids."""
     return f"call_{number}"
 
 
 _OWN_ID = re.compile(r"[A-Za-z0-9_-]{9,40}")
-"""A model's own ids that reach the client. Every API accepts them, and they are hard to guess:
-LiteLLM's Responses API bridge looks up calls of all clients by id."""
+"""A model's own ids that may reach the client: every API accepts them, and they are hard to guess
+(LiteLLM's Responses API bridge looks up calls of all clients by id)."""
 
 
 class _Draft:
-    """A delta under construction."""
-
     def __init__(self) -> None:
         self.content = ""
         self.reasoning = ""
         self.calls: list[ToolCallDelta] = []
 
     def takes(self, kind: str) -> bool:
-        """Whether a piece of `kind` keeps the order reasoning, content, calls."""
+        """Whether `kind` keeps the order reasoning, content, calls."""
         if kind == "reasoning":
             return not self.content and not self.calls
         return kind != "content" or not self.calls
@@ -58,12 +53,9 @@ class _Draft:
 
 
 class Reply:
-    """Splits one choice's text into reasoning, content and tool calls.
-
-    The output does not depend on how the text is cut into tokens. Text that may belong to a marker
-    or a stop string is held back; `finish` emits it. Stop strings apply to the content alone: not
-    to thoughts, calls, and the white space that a template writes around them.
-    """
+    """The output does not depend on token borders: text that may belong to a marker or a stop
+    string is held back until `finish`. Stop strings apply to the content alone, without the white
+    space that a template writes around it."""
 
     def __init__(
         self,
@@ -80,8 +72,8 @@ class Reply:
         taken_ids: Iterable[str] = (),
         layout: TurnLayout = NO_LAYOUT,
     ) -> None:
-        """`ids`: ids for calls without an id of the model's own; `taken_ids`: ids of earlier calls
-        in the conversation."""
+        """`ids`: for calls without an id of the model's own. `taken_ids`: of earlier calls in the
+        conversation."""
         self._detokenizer = detokenizer
         self._index, self._ids, self._parallel = index, ids, parallel
         self._taken = set(taken_ids)
@@ -91,17 +83,17 @@ class Reply:
         self._edge = AnswerEdge(layout.before_call) if tool_parser is not None else None
         self._reading = read_reply(self._reader, spec, self._note)
         self.faults: list[str] = []
-        """Faults of the parsers. The text concerned is shown as text."""
+        """Failures of the parsers; the text concerned is sent as text."""
         self._drafts: list[_Draft] = [_Draft()]
         self._logprobs: deque[tuple[int, TokenLogprob]] = deque()
         self._fed = self._cut = self._calls = self._whole_calls = 0
         self._ended = False
         self.stopped = ""
-        """The stop string that has matched; empty: none. Nothing is emitted after it."""
+        """The stop string that matched; nothing is emitted after it."""
         self.in_reasoning = False
         """Whether the next token belongs to a thought, as far as is known."""
         self.reasoning_tokens = 0
-        """Tokens of thoughts, including their markers."""
+        """Includes markers."""
         self._advance()
         self._take_events()
 
@@ -112,18 +104,14 @@ class Reply:
 
     @property
     def calls(self) -> int:
-        """Complete tool calls so far."""
         return self._whole_calls
 
     @property
     def in_call(self) -> bool:
-        """Whether a tool call has begun and not ended."""
         return self._reader.in_call
 
-    # ---- input
-
     def push(self, token: int, logprob: TokenLogprob | None = None) -> list[Delta]:
-        """Push one token. Usually returns no delta or one."""
+        """Usually returns at most one delta."""
         if self.stopped or self._ended:
             return []
         if self._detokenizer is None:
@@ -146,11 +134,8 @@ class Reply:
         return self._deltas()
 
     def finish(self, reason: FinishReason) -> tuple[list[Delta], FinishReason]:
-        """The last deltas, and the final finish reason.
-
-        `tool_calls` if complete calls were emitted and the model ended the reply itself. `length`
-        and `cancelled` stay, unless a stop string is in the text that was held back.
-        """
+        """`tool_calls` if complete calls were emitted and the model ended the reply itself.
+        `length` and `cancelled` stay, unless the held-back text contains a stop string."""
         if not self._ended:
             self._ended = True
             if not self.stopped:
@@ -171,8 +156,6 @@ class Reply:
         if self._edge is not None:
             self._show_content(self._edge.finish())
         self._flush()
-
-    # ---- text to events
 
     def _feed(self, text: str) -> None:
         if text:
@@ -234,7 +217,7 @@ class Reply:
             draft.calls.append(ToolCallDelta(index=number, arguments=event.text))
 
     def _call_id(self, number: int, written: str) -> str:
-        """The model's own id, unless it is taken, so that the next prompt repeats what the model
+        """The model's own id, unless it is taken: the next prompt then repeats what the model
         wrote."""
         fits = _OWN_ID.fullmatch(written) and written not in self._taken
         own = (
@@ -245,14 +228,10 @@ class Reply:
         self._taken.add(own)
         return own
 
-    # ---- events to deltas
-
     def _flush(self) -> None:
-        """Other parts follow the content: what is held back begins no stop string."""
         self._add_content(self._stops.flush())
 
     def _show_content(self, text: str) -> None:
-        """Show content up to the first stop string."""
         before = self._stops.held
         shown = self._stops.push(text)
         self._add_content(shown)
@@ -270,7 +249,6 @@ class Reply:
         return self._drafts[-1]
 
     def _resolved(self) -> int:
-        """Number of characters of the reply whose kind is known."""
         edge = self._edge.held if self._edge is not None else 0
         return self._reader.position - self._stops.held - edge - self._cut
 

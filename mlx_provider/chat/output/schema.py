@@ -13,14 +13,13 @@ from ...errors import BadRequest
 from ..constraints.request import response_schema
 
 _MAX_OPENINGS = 100
-"""Brackets in prose that are tried. Each try may read to the text's end."""
+"""Brackets in prose that are tried; each try may read to the text's end."""
 _FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """The content of a reply. `violated`: the schema keyword that it violates, or an empty
-    string."""
+    """`violated`: the schema keyword, or an empty string."""
 
     parsed: Any
     is_valid: bool
@@ -28,8 +27,7 @@ class Checked:
 
 
 def extract_json(text: str) -> Any:
-    """The JSON value in a reply: the whole text, a fenced block, or the first object or list in
-    prose. `None`: there is none."""
+    """The whole text, a fenced block, or the first object or list in prose. `None`: none."""
     for candidate in _candidates(text):
         try:
             return json.loads(candidate)
@@ -51,7 +49,7 @@ def _candidates(text: str) -> Iterator[str]:
 
 
 def check_reply(text: str, response_format: Mapping[str, Any] | None) -> Checked:
-    """Check a reply against its requested format. Raises `BadRequest` for an invalid format."""
+    """Raises `BadRequest` for an invalid format."""
     schema = response_schema(response_format)
     if schema is None:
         return Checked(None, is_valid=True)
@@ -63,10 +61,7 @@ def check_reply(text: str, response_format: Mapping[str, Any] | None) -> Checked
 
 
 def violation(instance: Any, schema: Any) -> str:
-    """The first keyword of a schema that an instance violates. Empty: none.
-
-    Raises `BadRequest` if the schema itself is invalid.
-    """
+    """The first violated keyword; empty: none. Raises `BadRequest` for an invalid schema."""
     import jsonschema  # type: ignore[import-untyped]
 
     validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)

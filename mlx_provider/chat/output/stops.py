@@ -7,20 +7,16 @@ from collections.abc import Sequence
 
 
 class StopText:
-    """Passes text on up to the first stop string, and holds back a possible beginning of one.
-
-    Of several stop strings, the one that is complete first wins, as if the text came character by
-    character. Time is linear in the text for each stop string.
-    """
+    """Passes text on up to the first stop string; holds back a possible beginning of one. The stop
+    string that completes first wins, as if text came character by character. Linear time per stop
+    string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [_Stop(x) for x in stops if x]
         self._held = ""
         self.matched = ""
-        """The stop string that ended the text."""
 
     def push(self, text: str) -> str:
-        """The part of the text so far that can now be shown. Nothing after a match."""
         if not self._stops:
             return text
         if self.matched:
@@ -36,7 +32,6 @@ class StopText:
         return text[:at]
 
     def flush(self) -> str:
-        """The text that was held back, once no stop string can follow."""
         held, self._held = self._held, ""
         for stop in self._stops:
             stop.begun = 0
@@ -44,27 +39,21 @@ class StopText:
 
     @property
     def held(self) -> int:
-        """Characters held back."""
         return len(self._held)
 
 
 class _Stop:
-    """One stop string, searched with the Knuth-Morris-Pratt algorithm.
-
-    Its table grows only as far as text has matched, so a stop string costs nothing until a reply
-    begins to match it.
-    """
+    """One stop string (Knuth-Morris-Pratt). The table grows only as far as text has matched."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.begun = 0
-        """Length of its prefix that is a suffix of the text."""
+        """Length of the prefix that is a suffix of the text."""
         self._borders = array("L", (0, 0))
-        """For each prefix length: the length of the longest proper prefix that is also a suffix."""
+        """Per prefix length: the longest proper prefix that is also a suffix."""
 
     def feed(self, text: str) -> int:
-        """Push more text. Returns the number of its characters that complete the stop string. 0:
-        incomplete."""
+        """Characters of `text` that complete the stop string; 0: incomplete."""
         wanted, begun = self.text, self.begun
         if not begun and wanted[0] not in text:
             return 0

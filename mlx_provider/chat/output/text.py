@@ -15,23 +15,19 @@ from .turn_layout import NO_LAYOUT, TurnLayout, beginning, leading, trailing
 
 @dataclass(frozen=True)
 class ReplyFormat:
-    """The formats of one reply."""
-
     tool_parser: ToolParser | None = None
     tools: Tools = ()
     reasoning_parser: ReasoningParser | None = None
     reasoning_open: bool | None = False
-    """Whether the prompt ended inside a thought. None: unknown."""
+    """Whether the prompt ended inside a thought. `None`: unknown."""
     layout: TurnLayout = NO_LAYOUT
-    """White space that the chat template writes around the reply's texts."""
 
 
 Note = Callable[[str, str], None]
-"""Receives a line about a parser that failed, and the traceback."""
+"""Receives one line about a failed parser, and the traceback."""
 
 
 def read_reply(reader: TextReader, spec: ReplyFormat, note: Note) -> Reading[None]:
-    """Read a whole reply and report its parts to `reader`. Faults of parsers go to `note`."""
     tools = spec.tools if spec.tool_parser else None
     thoughts, calls = spec.reasoning_parser, spec.tool_parser
     if thoughts is not None and thoughts.whole is not None:
@@ -44,8 +40,7 @@ def read_reply(reader: TextReader, spec: ReplyFormat, note: Note) -> Reading[Non
 def _whole(
     read: Whole, parser: str, reader: TextReader, tools: Tools | None, note: Note
 ) -> Reading[None]:
-    """Read with a parser for whole replies. Text that it leaves unread after a failure is
-    content."""
+    """For parsers of whole replies. Text left unread after a failure is content."""
     with Isolation(generator=True) as isolation:
         yield from read(reader, tools)
     if isolation.fault is None:
@@ -62,15 +57,13 @@ _NO_CALLS = ToolParser(name="", start="", end="")
 
 @dataclass
 class _Marked:
-    """Reads replies with markers around thoughts and calls."""
-
     reader: TextReader
     spec: ReplyFormat
     note: Note
     thoughts: ReasoningParser
     parser: ToolParser
     held: str = ""
-    """White space that belongs to the answer only if more answer follows."""
+    """White space that is text only if more answer follows."""
     owed: int = 0
     """Expected closers for openers inside a thought. They are not text."""
     dropping: bool = False
@@ -85,21 +78,16 @@ class _Marked:
         self.calls = self.parser.openers()
         self.breaks = {} if self.spec.tool_parser else dict(self.thoughts.calls)
 
-    # ---- emitting
-
     def content(self, text: str) -> None:
         if text and not self.dropping:
             self.reader.content(self.held + text)
             self.held = ""
 
     def thought(self, text: str) -> None:
-        """Emit a thought without the white space before its closer."""
         text = self.held + text
         shown = text.rstrip()
         self.held = text[len(shown) :]
         self.reader.reasoning(shown)
-
-    # ---- states
 
     def run(self) -> Reading[None]:
         thoughts, is_open = self.thoughts, self.spec.reasoning_open
@@ -117,7 +105,7 @@ class _Marked:
             pass
 
     def begin(self) -> Reading[None]:
-        """Drop the reply's first white space before a call or a thought."""
+        """Drop the first white space before a call or a thought."""
         space = yield from self.reader.space()
         self.held = beginning(space, self.spec.layout.turn_open)
         if not (yield from self.reader.peek()):
@@ -126,7 +114,6 @@ class _Marked:
         yield from self.try_first()
 
     def wait(self) -> Reading[None]:
-        """Hold unmarked text back until a marker or the end shows its kind."""
         reader, thoughts = self.reader, self.thoughts
         space = yield from reader.space()
         self.held = beginning(space, self.spec.layout.turn_open)
@@ -153,7 +140,6 @@ class _Marked:
             self.held = ""
 
     def answer(self) -> Reading[bool]:
-        """Read the answer up to its next marker. False: the reply has ended."""
         reader = self.reader
         markers = (*self.openers, *self.closers, *self.thoughts.hidden, *self.calls)
         found = yield from reader.pass_until(markers, self.content)
@@ -179,7 +165,6 @@ class _Marked:
         return True
 
     def open_thought(self) -> Reading[None]:
-        """Read a thought from just after its opener to just after its closer."""
         reader, thoughts = self.reader, self.thoughts
         space = yield from reader.space()
         if (yield from reader.accept(*self.openers)):
@@ -215,7 +200,7 @@ class _Marked:
                 self.thought(reader.skip(len(found)))
 
     def breaks_thought(self, marker: str) -> Reading[bool]:
-        """Whether `marker` opens a call here, without running a parser."""
+        """Whether `marker` opens a call here; runs no parser."""
         reader, follows = self.reader, self.breaks[marker]
         if not follows:
             return True
@@ -227,7 +212,7 @@ class _Marked:
         return bool(following) and following in follows
 
     def close_thought(self) -> Reading[None]:
-        """After a thought, skip repeated closers and the line ends before the answer."""
+        """Skip repeated closers and the line ends before the answer."""
         reader = self.reader
         reader.answer()
         self.held = ""
@@ -241,8 +226,6 @@ class _Marked:
         self.held = beyond if joint is None else leading(space, joint)
         yield from self.try_first()
 
-    # ---- calls
-
     def try_first(self) -> Reading[bool]:
         """Read a call whose opener counts only at the beginning of an answer."""
         if not self.parser.first:
@@ -251,7 +234,7 @@ class _Marked:
         return bool(found) and (yield from self.block(found, self.content))
 
     def block(self, marker: str, emit: Emit) -> Reading[bool]:
-        """Read a block of calls at `marker`. False: it was text, which went to `emit`."""
+        """Read calls at `marker`. False: it was text, which went to `emit`."""
         reader, parser = self.reader, self.parser
         start, before = reader.position, reader.calls
         scan = self.isolated(scan_block(parser, reader, self.spec.tools))
@@ -270,7 +253,7 @@ class _Marked:
         return True
 
     def isolated(self, scan: Reading[None]) -> Reading[None]:
-        """Run a scan. If the parser fails, only this call is lost, and its text is shown."""
+        """If the parser fails, only this call is lost, and its text is shown."""
         failure: Exception | None = None
         with Isolation(generator=True) as isolation:
             try:

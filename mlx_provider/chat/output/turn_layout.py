@@ -1,9 +1,6 @@
-"""White space that a chat template writes around an assistant's thoughts, answer and calls.
-
-A reply becomes part of the next prompt. White space that the template writes by itself must not be
-in the texts for the client; other white space must be. Then the next prompt begins with the
-computed tokens, and the prefix cache covers all of them.
-"""
+"""White space that a chat template writes around an assistant's thoughts, answer and calls. The
+texts for the client omit it and keep all other white space, so that the next prompt repeats the
+computed tokens and the prefix cache covers them."""
 
 from __future__ import annotations
 
@@ -17,29 +14,23 @@ from ...records import ReasoningParser, ToolParser
 
 THOUGHT, ANSWER = "xTHOUGHTx", "xANSWERx"
 PAD = " "
-"""Shows whether a template keeps white space of the texts. Many templates remove only line ends."""
+"""Tests whether a template keeps white space of the texts. Many templates remove only line ends."""
 
 
 @dataclass(frozen=True)
 class TurnLayout:
-    """White space at five places. None: the template removes it there, or it is unknown."""
+    """`None`: the template removes it there, or it is unknown."""
 
     thought_open: str | None = None
-    """Between a thought's opener and the thought."""
     thought_close: str | None = None
-    """Between the thought and its closer."""
     answer_open: str | None = None
-    """Between the closer and the answer."""
     before_call: str | None = None
-    """Between the answer and the first call."""
     turn_open: str | None = None
-    """Between the prompt and an answer with which the turn begins."""
+    """Between the prompt and an answer that begins the turn."""
 
     def behind(self, prompt: str, openers: Sequence[str], *, begins: bool = True) -> TurnLayout:
-        """The layout of a reply to `prompt`, which may have opened the thought already.
-
-        `begins`: no part of the reply was given.
-        """
+        """The layout of a reply to `prompt`, which may have opened the thought. `begins`: no part
+        of the reply is in the prompt."""
         return self._thinking(prompt, openers) if begins else replace(self, turn_open=None)
 
     def _thinking(self, prompt: str, openers: Sequence[str]) -> TurnLayout:
@@ -54,38 +45,33 @@ NO_LAYOUT = TurnLayout()
 
 
 def leading(space: str, joint: str | None) -> str:
-    """The part of the white space before a text that belongs to the text."""
     return "" if joint is None or not space.startswith(joint) else space[len(joint) :]
 
 
 def beginning(space: str, joint: str | None) -> str:
-    """The part of the white space at the beginning of a reply that belongs to the answer.
-
-    All of it if it differs from the template's.
-    """
+    """As `leading`, at the beginning of a reply: all of it if it differs from the template's."""
     return space.removeprefix(joint or "")
 
 
 def trailing(space: str, joint: str | None) -> str:
-    """The part of the white space after a text that belongs to the text."""
     return "" if joint is None or not space.endswith(joint) else space[: len(space) - len(joint)]
 
 
 Render = Callable[[list[dict[str, Any]]], str]
-"""(messages) -> the chat template's text. May raise any error."""
+"""Messages to prompt. May raise any error."""
 
 
 def layout_of(
     render: Render, thoughts: ReasoningParser | None, calls: ToolParser | None
 ) -> TurnLayout:
-    """The layout of a template, measured by rendering a turn with a thought and a call."""
+    """Measured by rendering a turn with a thought and a call."""
     around = _measured(lambda pad: _joints(render(_turns(pad)), thoughts, calls))
     before = _measured(lambda pad: TurnLayout(turn_open=_turn_open(render, pad)))
     return replace(around, turn_open=before.turn_open)
 
 
 def _measured(show: Callable[[str], TurnLayout]) -> TurnLayout:
-    """Measure with `show`, which takes the white space around each text. Its errors are ignored."""
+    """`show` takes the white space around each text. Its errors are ignored."""
     shown: list[TurnLayout] = []
     for pad in ("", PAD):
         with Isolation():
@@ -106,7 +92,7 @@ def _measured(show: Callable[[str], TurnLayout]) -> TurnLayout:
 
 
 def _turn_open(render: Render, pad: str) -> str | None:
-    """The white space between a prompt and an answer, if nothing else is between them."""
+    """`None` if there is more than white space."""
     asked = {"role": "user", "content": "x"}
     prompt = render([asked])
     whole = render([asked, {"role": "assistant", "content": f"{pad}{ANSWER}{pad}"}, asked])
@@ -141,7 +127,7 @@ def _joints(text: str, thoughts: ReasoningParser | None, calls: ToolParser | Non
 
 
 def _between(text: str, left: Sequence[str], right: Sequence[str]) -> str | None:
-    """The white space between one of `left` and one of `right`, if nothing else is between them."""
+    """White space between one of `left` and one of `right`, if nothing else is there."""
     if not left or not right:
         return None
     before, after = ("|".join(map(re.escape, words)) for words in (left, right))
@@ -150,7 +136,6 @@ def _between(text: str, left: Sequence[str], right: Sequence[str]) -> str | None
 
 
 def _exact(plain: str | None, padded: str | None, *, before: bool) -> str | None:
-    """The white space of a place, if the template also keeps that of the text."""
     if plain is None:
         return None
     kept = plain + PAD if before else PAD + plain

@@ -13,29 +13,24 @@ from .reply import Reply
 
 @dataclass(frozen=True)
 class WholeReply:
-    """The content of one reply."""
-
     content: str
     reasoning: str
     calls: tuple[tuple[str, str], ...]
-    """Name and arguments, as text, in order."""
+    """Name and arguments as text."""
     reason: str
     faults: tuple[str, ...] = field(default=(), compare=False)
-    """Errors of the parsers."""
 
     @property
     def whole_calls(self) -> list[tuple[str, Any]]:
-        """Calls whose arguments are complete JSON, with the parsed arguments."""
+        """With parsed arguments; only calls whose arguments are complete JSON."""
         return [(name, json.loads(text)) for name, text in self.calls if _is_json(text)]
 
     @property
     def cut_calls(self) -> list[tuple[str, str]]:
-        """The other calls, which the end of the reply has cut."""
         return [call for call in self.calls if not _is_json(call[1])]
 
 
 def put_together(deltas: Iterable[Delta], reason: str) -> WholeReply:
-    """The reply of these deltas."""
     content = reasoning = ""
     calls: dict[int, tuple[str, str]] = {}
     for delta in deltas:
@@ -48,7 +43,6 @@ def put_together(deltas: Iterable[Delta], reason: str) -> WholeReply:
 
 
 def read_chunks(chunks: Iterable[str], **formats: Any) -> WholeReply:
-    """Feed the pieces of a reply to a new `Reply` with these `formats`, up to the end."""
     reply = Reply(**formats)
     deltas = [delta for chunk in chunks for delta in reply.push_text(chunk)]
     last, reason = reply.finish("stop")

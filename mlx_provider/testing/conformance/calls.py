@@ -124,7 +124,6 @@ TOOLS: Sequence[dict[str, Any]] = (GREP, PING, PUT, MOVE)
 
 
 def pieces(parser: ToolParser) -> list[str]:
-    """Text that could mislead the parser of this format."""
     grammar = parser.call_grammar()
     before, after = framed(grammar, 1, "abcDEF123", "put")
     found = [*parser.visible(), grammar.open, grammar.close, after, before]
@@ -172,7 +171,6 @@ def calls(parser: ToolParser, *, nested: bool = True) -> st.SearchStrategy[dict[
 
 
 def meant(parser: ToolParser, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments as this format can express them."""
     return {key: _meant(parser, key, value) for key, value in arguments.items()}
 
 
@@ -187,13 +185,11 @@ def _meant(parser: ToolParser, key: str, value: Any) -> Any:
 
 
 Called = tuple[str, Any]
-"""A tool's name and its arguments."""
 
 
 def read(
     text: str, parser: ToolParser, tools: Sequence[Any], thoughts: ReasoningParser | None = None
 ) -> tuple[list[Called], str]:
-    """Calls and remaining text of a reply."""
     found = read_chunks([text], tools=tools, tool_parser=parser, reasoning_parser=thoughts)
     return [*found.whole_calls, *found.cut_calls], (found.content + found.reasoning).strip()
 

@@ -32,8 +32,6 @@ class UnknownPlugin(LookupError):
 
 
 class Laboratory:
-    """Shared by the checks of one run; made at first use."""
-
     def __init__(self, builders: Builders) -> None:
         self.builders = builders
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -44,7 +42,6 @@ class Laboratory:
 
     @cached_property
     def writer(self) -> ByteModel:
-        """Writes under any grammar."""
         return byte_model()
 
     def folder(self) -> Path:
@@ -58,7 +55,7 @@ class Laboratory:
 
 
 def find(name: str) -> tuple[Plugin, EntryPoint]:
-    """The plugin with this name, or `distribution:name`. Raises `UnknownPlugin`."""
+    """By name, or `distribution:name`. Raises `UnknownPlugin`."""
     known = installed()
     for plugin, point in known:
         if name in (plugin.name, plugin.key):
@@ -68,7 +65,6 @@ def find(name: str) -> tuple[Plugin, EntryPoint]:
 
 
 def cases_of(plugin: Plugin, point: EntryPoint, lab: Laboratory) -> list[Case]:
-    """All checks of a plugin, in order; without those of records if it does not load."""
     contents: Contents | None = None
     with Isolation() as trying:
         contents = load(point)

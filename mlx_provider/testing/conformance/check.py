@@ -21,7 +21,6 @@ class NotApplicable(Exception):
 class Check(Generic[S]):
     name: str
     promise: str
-    """One sentence."""
     run: Callable[[S], None]
     """Raises `Nonconformity`, `NotApplicable`, or what the plugin raises."""
 
@@ -31,20 +30,18 @@ class Case:
     subject: str
     """`plugin`, or kind and name of a record."""
     variant: str
-    """Of a model: its checkpoint and format."""
+    """Checkpoint and format of a model."""
     check: str
     promise: str
     run: Callable[[], None]
 
 
 def demand(kept: bool, summary: str) -> None:
-    """Raise `Nonconformity` unless `kept`."""
     if not kept:
         raise Nonconformity(summary)
 
 
 def same(found: object, expected: object, what: str) -> None:
-    """Raise `Nonconformity` with both values if they differ."""
     if found != expected:
         raise Nonconformity(f"{what}\n  expected: {_short(expected)}\n  found:    {_short(found)}")
 

@@ -30,11 +30,9 @@ SCHEDULES = 4
 ONE_BY_ONE = {"afm7": "upstream rounds keys to steps, which another batch moves"}
 """Our tiny models that decode alone, and why."""
 GRID = 16
-"""Tokens of a pass of a reproducible model."""
 
 
 def layouts(of: Specimen) -> None:
-    """Each of its layouts."""
     if next(iter(of.model.kv_layouts)) == "solo":
         raise NotApplicable("its kv_layouts offer no layout in which rows share a pass")
     notes = "; ".join(of.probe.notes)
@@ -44,7 +42,6 @@ def layouts(of: Specimen) -> None:
 
 
 def company(of: Specimen) -> None:
-    """Requests that join, leave, are cancelled and fail, with and without a prefix cache."""
     kept = PrefixCache(budget=lambda: 2**22)
     schedulers = st.sampled_from([Scheduler, Alternating])
     given = st.tuples(ARRIVALS, st.sampled_from([16, 32, 64]), st.booleans(), schedulers)
@@ -71,7 +68,6 @@ def company(of: Specimen) -> None:
 
 
 def prefix_reuse(of: Specimen) -> None:
-    """A repeated prompt, the next turn, another question."""
     engine = new_engine(of.model, prefix_cache=PrefixCache(budget=lambda: 2**26), max_chunk=64)
     turns = conversation(of, QUESTION)
     cold = _asked(engine, of, turns)
@@ -96,7 +92,6 @@ def prefix_reuse(of: Specimen) -> None:
 
 
 def reproducible(of: Specimen) -> None:
-    """Equal bits with `reproducible: true`."""
     together = 3 if of.probe.layout == "grouped" else 1
     rows = exact_rows(of.model, of.model.make_cache, together).rows
     shapes = FixedShapes(rows=rows, tokens=GRID)
@@ -138,7 +133,6 @@ def _bits(request: Request) -> list[Any]:
 
 
 def faults(of: Specimen) -> None:
-    """A pass that fails in a row's prompt, and a pass of several rows that fails."""
     made: list[int] = []
 
     def make_cache() -> list[Any]:
@@ -161,7 +155,7 @@ def faults(of: Specimen) -> None:
 
 
 class _Unsteady:
-    """A model whose third pass of several rows raises at its end."""
+    """Its third pass of several rows raises at its end."""
 
     def __init__(self, inner: LoadedModel) -> None:
         self._inner = inner
@@ -179,8 +173,6 @@ class _Unsteady:
 
 
 def _failing(layer: Any) -> Any:
-    """A cache of the same class whose use raises."""
-
     def fails(self: Any, *args: Any, **more: Any) -> Any:
         raise RuntimeError("a pass that a device gave up")
 
@@ -192,8 +184,6 @@ def _failing(layer: Any) -> Any:
 
 
 def cancellation(of: Specimen) -> None:
-    """Requests cancelled in their prompt and in their reply: the next request is not affected, and
-    nothing of their rows stays."""
     kept: list[weakref.ref[Any]] = []
 
     def make_cache() -> list[Any]:
@@ -222,7 +212,6 @@ def cancellation(of: Specimen) -> None:
 
 
 def images(of: Specimen) -> None:
-    """Two images never share a prefix; text before the same image does."""
     if "image" not in of.model.info.media:
         raise NotApplicable("its models take text only")
     first, second = _prompt(of, 1), _prompt(of, 2)
@@ -283,7 +272,7 @@ def _as_alone(of: Specimen, request: Request, *, what: str, cut: bool = False) -
 
 
 def _same_token(of: Specimen, found: TokenLogprob, alone: TokenLogprob, what: str) -> bool:
-    """Whether they are equal. Raises `Nonconformity` unless rounding explains the difference."""
+    """Raises `Nonconformity` unless rounding explains the difference."""
     if found.id == alone.id:
         apart = abs((found.logprob or 0.0) - (alone.logprob or 0.0))
         summary = f"{what} has another log-probability than alone, by {apart:.3g}"

@@ -42,8 +42,6 @@ LENGTHS = (12, 40, 97, 150)
 
 @dataclass(frozen=True)
 class Subject:
-    """A model with the operator's options for drafts."""
-
     folder: Path
     model: LoadedModel
     options: DraftOptions
@@ -51,8 +49,6 @@ class Subject:
 
 @dataclass
 class Guessing:
-    """A drafter with the first model that it accepts."""
-
     drafter: Drafter
     writers: Mapping[str, Write]
     registry: PluginRegistry
@@ -73,7 +69,7 @@ class Guessing:
         )
 
     def refusal(self, subject: Subject) -> str:
-        """Why it cannot draft for a model; empty: it can."""
+        """Empty: it can draft."""
         summary = self.drafter.refuses(subject.folder, subject.model, subject.options)
         demand(isinstance(summary, str), f"refuses gave {summary!r}, not text")
         model = subject.model
@@ -114,19 +110,17 @@ class Guessing:
 
     @cached_property
     def expected(self) -> list[list[int]]:
-        """The model's answers before the drafter starts."""
         model = self.subject.model
         return [output_of(alone(model, request)).tokens for request in _requests()]
 
     @cached_property
     def drafting(self) -> Drafting:
-        """The started drafter; `expected` is computed before."""
+        """Started after `expected` is computed."""
         demand(bool(self.expected), "the model says nothing")
         subject = self.subject
         return self.drafter.start(subject.folder, subject.model, subject.options)
 
     def answers(self, drafting: Drafting) -> tuple[list[list[int]], int]:
-        """The answers of rows that draft together, and the number of drafts."""
         model = self.subject.model
         source = source_of(self.drafter, drafting, model)
         speculation = speculation_of([source], model, policy=Eager())
@@ -152,8 +146,6 @@ def _requests() -> list[Request]:
 
 
 class Spy:
-    """Checks and changes the proposals of a drafter."""
-
     def __init__(self, inner: Drafting, change: Callable[[int], int] = int) -> None:
         self._inner = inner
         self._change = change
@@ -184,7 +176,6 @@ class Spy:
 
 
 def same_answers(of: Guessing) -> None:
-    """Greedy answers of rows with any number of drafts, in a batch."""
     expected = of.expected
     spy = Spy(of.drafting)
     found, drafted = of.answers(spy)
@@ -194,14 +185,12 @@ def same_answers(of: Guessing) -> None:
 
 
 def wrong_guesses(of: Guessing) -> None:
-    """Each draft is replaced by another token."""
     expected, vocab = of.expected, of.subject.model.info.vocab_size
     found, _ = of.answers(Spy(of.drafting, lambda token: (int(token) + 1) % vocab))
     same(found, expected, "answers with wrong drafts are other ones than without")
 
 
 def proposals(of: Guessing) -> None:
-    """Proposals while rows come and go."""
     spy = Spy(of.drafting)
     of.answers(spy)
     demand(not spy.problems, "; ".join(dict.fromkeys(spy.problems)))
@@ -209,7 +198,6 @@ def proposals(of: Guessing) -> None:
 
 
 def model_untouched(of: Guessing) -> None:
-    """Answers without drafts, after the drafter has started and guessed."""
     expected = of.expected
     of.answers(of.drafting)
     model = of.subject.model
@@ -218,7 +206,6 @@ def model_untouched(of: Guessing) -> None:
 
 
 def refusals(of: Guessing) -> None:
-    """Refusals are one line for any model."""
     for subject in of.subjects():
         summary = of.refusal(subject)
         demand("\n" not in summary, f"refuses gave more than one line: {summary!r}")

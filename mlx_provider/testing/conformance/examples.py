@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 def for_examples(
     strategy: st.SearchStrategy[Any], count: int, run: Callable[[Any], None], *, shrinks: bool
 ) -> None:
-    """Call `run` with `count` values. `shrinks`: shrink a value that fails."""
+    """`shrinks`: shrink a value that fails."""
     phases = (Phase.generate, Phase.shrink) if shrinks else (Phase.generate,)
 
     chosen = settings(
@@ -32,7 +32,6 @@ def for_examples(
 
 
 def cut(text: str, sizes: list[int]) -> list[str]:
-    """A text in pieces of these sizes, and the rest."""
     chunks, at = [], 0
     for size in [*sizes, len(text)]:
         chunks.append(text[at : at + size])

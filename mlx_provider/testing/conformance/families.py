@@ -1,4 +1,4 @@
-"""Model families: what a model says of itself, and one row by itself."""
+"""Model families: description, errors, and a row by itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from .specimens import Specimen
 
 
 def description(of: Specimen) -> None:
-    """Its `info`, and a prompt of its template."""
     info, prompt = of.model.info, ask(of, QUESTION)
     wanted = "float32" if of.exact else "low"
     same(info.precision, wanted, f"info.precision of weights in {of.kept_in}")
@@ -64,7 +63,6 @@ def control_tokens(of: Specimen) -> None:
 
 
 def bad_input(of: Specimen) -> None:
-    """An empty folder, an image for a model of text, turns that a template may refuse."""
     _typed(
         "loading a folder without weights",
         lambda: of.family.load(_without_weights(of), LoadOptions()),
@@ -112,7 +110,6 @@ def _typed(what: str, run_it: Callable[[], object], *, must: bool = False) -> No
 
 
 def chunked_prefill(of: Specimen) -> None:
-    """A prompt in chunks of any size."""
     prompt = Prompt(of.tokens(LONG, 3))
     whole = start(of.model, prompt).logits
     for size in (1, 7, 32):
@@ -120,7 +117,6 @@ def chunked_prefill(of: Specimen) -> None:
 
 
 def one_by_one(of: Specimen) -> None:
-    """Tokens that are decoded, and the same tokens as a prompt."""
     tokens, begun = of.tokens(LONG, 4), LONG - 8
     whole = start(of.model, Prompt(tokens)).logits
     row = start(of.model, Prompt(tokens[:begun]))
@@ -164,7 +160,6 @@ CHECKS: tuple[Check[Specimen], ...] = (
         reproducible,
     ),
 )
-"""Checks in every format."""
 
 ONCE: tuple[Check[Specimen], ...] = (
     Check(
@@ -184,4 +179,3 @@ ONCE: tuple[Check[Specimen], ...] = (
     ),
     Check("bad input", "What is wrong with an input is told by an error of ours.", bad_input),
 )
-"""Checks in one format."""

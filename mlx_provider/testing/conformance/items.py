@@ -18,7 +18,6 @@ from .cases import Laboratory, UnknownPlugin, cases_of, find
 from .check import Case, Nonconformity, NotApplicable
 
 PROPERTY = "mlx_conformance"
-"""Property of a report that names its check."""
 TITLE = "mlx conformance"
 
 
@@ -37,7 +36,7 @@ class ConformanceItem(pytest.Item):
             pytest.skip(str(reason))
 
     def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
-        """A broken promise in words; any other error with its traceback."""
+        """A `Nonconformity` in words; any other error with its traceback."""
         if isinstance(excinfo.value, Nonconformity):
             return f"promised: {self.case.promise}\nfound: {excinfo.value}"
         return super().repr_failure(excinfo, style)
@@ -74,13 +73,11 @@ class Suite:
 
     @property
     def ordered(self) -> list[CheckResult]:
-        """Results in the order of the cases."""
         keys = [(case.subject, case.variant, case.check) for case in self.cases]
         return [self.results[key] for key in keys if key in self.results]
 
     @property
     def missing(self) -> int:
-        """Checks that did not run."""
         return len(self.cases) - len(self.ordered)
 
     def record(self) -> ConformanceRecord:
@@ -97,10 +94,7 @@ class Suite:
 
 
 class Collecting:
-    """The pytest plugin of a run with `--mlx-conformance`."""
-
     def __init__(self, config: pytest.Config, names: Sequence[str]) -> None:
-        """Raises `pytest.UsageError` for an unknown plugin."""
         self._config = config
         self._lab = Laboratory(self._builders)
         self.suites: dict[str, Suite] = {}
@@ -160,7 +154,6 @@ class Collecting:
 
 
 def table(results: Iterable[CheckResult]) -> list[str]:
-    """A line for each subject: the number of checks that passed, and those that failed."""
     groups = [
         (" ".join(filter(None, [subject, variant and f"[{variant}]"])), list(each))
         for (subject, variant), each in groupby(results, key=lambda r: (r.subject, r.variant))
@@ -185,7 +178,6 @@ def _line(results: Sequence[CheckResult]) -> str:
 
 
 def _reason(report: pytest.TestReport) -> str:
-    """The reason of a failure or a skip, without a traceback."""
     found = report.longrepr
     if isinstance(found, tuple):
         return str(found[2]).removeprefix("Skipped: ")

@@ -38,8 +38,6 @@ KEY = "conformance"
 
 @dataclass
 class Computing:
-    """Kernels, and a model in one format that calls the replaced functions."""
-
     kernels: Kernels
     label: str
     kept_in: str
@@ -47,7 +45,6 @@ class Computing:
     registry: PluginRegistry
     new_folder: Callable[[], Path]
     calls: dict[str, int] = field(default_factory=dict)
-    """Number of calls by replaced function."""
     apart: dict[str, float] = field(default_factory=dict)
     """Largest difference by function, as a share of its tolerance."""
 
@@ -77,7 +74,6 @@ class Computing:
                 remove(KEY, replacements, self.model.model)
 
     def watched(self, each: Replacement) -> Replacement:
-        """A replacement that also calls the original, and returns that result."""
         return replace(each, make=partial(self._with_original, each))
 
     def _with_original(self, each: Replacement, original: Function) -> Function:
@@ -95,7 +91,7 @@ class Computing:
 
 
 def _apart(expected: Any, found: Any, tolerance: float) -> float:
-    """Largest difference as a share of the tolerance; infinite where shapes or dtypes differ."""
+    """As a share of the tolerance; infinite if shapes or dtypes differ."""
     pairs = [dict(tree_flatten({"": each})) for each in (expected, found)]
     if pairs[0].keys() != pairs[1].keys():
         return float("inf")
@@ -121,7 +117,6 @@ def matching(of: Computing) -> None:
 
 
 def functions(of: Computing) -> None:
-    """The replaced function exists, and its replacement can be called."""
     if not of.kernels.matches(device_kind(), "float32"):
         raise NotApplicable(f"it is not made for {device_kind()}")
     for each in of.kernels.replacements():
@@ -131,7 +126,6 @@ def functions(of: Computing) -> None:
 
 
 def results(of: Computing) -> None:
-    """Every call that a prompt and a reply make, with the arguments that models give."""
     model = of.model
     demand(model is not None, "there is no model")
     of.said([of.watched(each) for each in of.kernels.replacements()], 4)
@@ -161,12 +155,10 @@ CHECKS: tuple[Check[Computing], ...] = (
     ),
     Check("answers", "Greedy answers in float32 are the same with and without.", answers),
 )
-"""On each model."""
 ONCE: tuple[Check[Computing], ...] = (
     Check("matching", "`matches` takes any device and precision.", matching),
     Check("functions", "What it replaces exists in upstream's modules.", functions),
 )
-"""On none."""
 
 
 def known_models() -> dict[str, Write]:

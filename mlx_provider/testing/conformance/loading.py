@@ -16,8 +16,7 @@ from ...registry.contents import Contents
 from .check import Check, demand, same
 
 HEAVY = ("litellm", "mlx", "mlx_lm", "mlx_vlm", "transformers", "torch", "huggingface_hub", "typer")
-"""Packages that cost tenths of seconds to seconds, of which every `mlx-provider` command and every
-worker of a proxy would pay."""
+"""Packages whose import takes tenths of seconds to seconds."""
 ODD_CONFIGS: Sequence[dict[str, object]] = (
     {},
     {"model_type": "an_architecture_that_nobody_has"},
@@ -39,21 +38,18 @@ print("LOADED " + json.dumps(sorted(set(sys.argv[4:]) & set(sys.modules))))
 @dataclass(frozen=True)
 class Installed:
     plugin: Plugin
-    """As the registry lists it."""
     entry_point: EntryPoint
     contents: Contents | None
     """`None`: it does not load."""
 
 
 def loads(installed: Installed) -> None:
-    """It is in use, without notes."""
     demand(installed.plugin.error is None, f"it is skipped whole: {installed.plugin.error}")
     notes = "; ".join(installed.plugin.notes)
     demand(not notes, f"mlx-provider plugins notes: {notes}")
 
 
 def import_weight(installed: Installed) -> None:
-    """In a separate process, as when plugins are listed."""
     point = installed.entry_point
     done = subprocess.run(
         [sys.executable, "-c", LISTING, point.name, point.value, point.group, *HEAVY],
@@ -69,7 +65,6 @@ def import_weight(installed: Installed) -> None:
 
 
 def recognition(installed: Installed) -> None:
-    """With any content of a config or a template."""
     if installed.contents is None:
         return
     for family in installed.contents.model_families:

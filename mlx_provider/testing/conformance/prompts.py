@@ -15,7 +15,6 @@ LONG = 75
 
 
 def conversation(of: Specimen, question: str) -> list[dict[str, Any]]:
-    """A system text, if the template shows one, and a question."""
     system = [{"role": "system", "content": SYSTEM}] if of.model.info.system_role else []
     return [*system, {"role": "user", "content": question}]
 

@@ -14,7 +14,7 @@ from .texts import FRAGMENTS, replies
 from .work import bounded
 
 WORK = 30.0
-"""Seconds of work: reading each character once takes a fraction of one."""
+"""Reading each character once takes a fraction of a second."""
 LONG = 24_000
 PIECE = 12
 OPEN = (None, True, False)
@@ -26,8 +26,6 @@ def _read(parser: ReasoningParser, chunks: Sequence[str], is_open: bool | None) 
 
 
 def any_chunking(parser: ReasoningParser) -> None:
-    """Whole, letter by letter, and cut anywhere."""
-
     def check(given: tuple[str, list[int], bool | None]) -> None:
         text, sizes, is_open = given
         whole = _read(parser, [text], is_open)
@@ -42,7 +40,6 @@ def any_chunking(parser: ReasoningParser) -> None:
 
 
 def plain_answers(parser: ReasoningParser) -> None:
-    """Text that only begins like a marker is part of the answer."""
     if parser.whole is not None:
         raise NotApplicable("the format addresses every message: there is no answer without marks")
 
@@ -58,7 +55,6 @@ def plain_answers(parser: ReasoningParser) -> None:
 
 
 def thoughts_and_answer(parser: ReasoningParser) -> None:
-    """A thought between its markers, and an answer after it."""
     if parser.whole is not None or not parser.start or not parser.end:
         raise NotApplicable("its thoughts do not stand between two markers")
     text = f"{parser.start}{parser.header}\nfirst this\n{parser.end}\n\nthen that"
@@ -70,7 +66,6 @@ def thoughts_and_answer(parser: ReasoningParser) -> None:
 
 
 def cut_replies(parser: ReasoningParser) -> None:
-    """A reply that ends anywhere inside a thought or an answer."""
     words = ("alpha", "beta", "gamma")
     text = f"{parser.start}{parser.header}\nalpha beta\n{parser.end}\n\ngamma"
     for end in range(len(text) + 1):
@@ -84,7 +79,6 @@ def cut_replies(parser: ReasoningParser) -> None:
 
 
 def bombs(parser: ReasoningParser) -> None:
-    """Markers without end, and an endless thought."""
     bodies = [marker * 2000 for marker in parser.visible()]
     bodies += [(parser.start + parser.end) * 1000, parser.start + "lorem < ipsum " * (LONG // 14)]
     for body in bodies:

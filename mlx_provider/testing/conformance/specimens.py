@@ -31,7 +31,7 @@ HARMLESS = 1e-3
 """Difference of a log-probability in float32 that is never an error."""
 SHARE = 0.15
 """Share of the difference that another context makes: rounding in 16 and 4 bits stays below half of
-it, and an error comes near to the whole."""
+it, an error comes near to the whole."""
 ONE = 2.0
 """Factor by which one token's log-probability may differ more than the mean of many."""
 Write = Callable[[Path], object]
@@ -39,8 +39,6 @@ Write = Callable[[Path], object]
 
 @dataclass
 class Checkpoint:
-    """A tiny checkpoint of a family, written and loaded once."""
-
     family: ModelFamily
     label: str
     write: Write
@@ -61,8 +59,6 @@ class Checkpoint:
 
 
 class Specimen:
-    """A checkpoint in one format."""
-
     def __init__(self, checkpoint: Checkpoint, kept_in: str) -> None:
         self.checkpoint = checkpoint
         self.kept_in = kept_in
@@ -104,7 +100,6 @@ class Specimen:
 
     @cached_property
     def tolerance(self) -> float:
-        """Difference of a log-probability that counts as rounding."""
         floor = noise.MULTIPLE * self.probe.noise_floor
         return max(HARMLESS if self.exact else ONE * self.bound, floor)
 
@@ -136,8 +131,8 @@ def computed_here(model: LoadedModel) -> None:
 
 
 def quantise(model: nn.Module) -> None:
-    """Four bits, as converters leave them. Raises `NotApplicable` for layers that have no such
-    form (mlx-lm 0.32's own linear layers of some architectures)."""
+    """Four bits, as by converters. Raises `NotApplicable` for layers that have no such form (mlx-lm
+    0.32's own linear layers of some architectures)."""
     try:
         nn.quantize(model, group_size=GROUP, bits=4, class_predicate=_divisible)
     except TypeError as error:
@@ -149,7 +144,7 @@ def _divisible(path: str, layer: nn.Module) -> bool:
 
 
 def halved(folder: Path, other: Path) -> None:
-    """Copy a checkpoint, its weights in bfloat16."""
+    """With weights in bfloat16."""
     for path in folder.iterdir():
         if path.suffix == ".safetensors":
             weights: Any = mx.load(str(path))
@@ -168,7 +163,6 @@ def _in_half(name: str, value: mx.array) -> mx.array:
 
 
 def known_checkpoints(family: ModelFamily, registry: PluginRegistry) -> Mapping[str, Write]:
-    """Our tiny models that this family serves."""
     found: dict[str, Write] = {}
     for tiny in FAMILIES:
         config = dict(tiny.config(defaultdict(int)))

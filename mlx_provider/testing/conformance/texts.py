@@ -23,7 +23,6 @@ PIECES = (
 
 
 def replies(markers: Sequence[str]) -> st.SearchStrategy[str]:
-    """Text with many markers, complete and broken."""
     return st.composite(_reply)(markers)
 
 
@@ -53,4 +52,3 @@ FRAGMENTS = (
     ),
     *('{"value": 42}', "[1, 2]", "[see](http://x.test)", "if (a[0] < b) { return; }", "»", "😀"),
 )
-"""Parts of text without markers."""

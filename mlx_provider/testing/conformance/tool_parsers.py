@@ -23,23 +23,18 @@ from .texts import FRAGMENTS, replies
 from .work import bounded
 
 SEEDS = 16
-"""Replies that a random model writes under the grammar,"""
+"""Replies that a random model writes under the grammar."""
 LONGEST = 600
-"""with this many tokens at most."""
 NESTED = 2000
 LONG = 24_000
-"""Characters of an endless call."""
 PIECE = 12
-"""Characters of its pieces."""
 WORK = 30.0
-"""Seconds of work: reading each character once takes a fraction of one."""
+"""Reading each character once takes a fraction of a second."""
 BEFORE = "So I will do it. "
 
 
 @dataclass(frozen=True)
 class Format:
-    """A tool parser, and a model that writes under its grammar."""
-
     parser: ToolParser
     thoughts: ReasoningParser | None
     """The plugin's reasoning parser of the same name, for formats with `whole`."""
@@ -51,16 +46,14 @@ class Format:
         )
 
     def written(self, name: str, arguments: Any, schema: Any) -> str:
-        """A call as the grammar writes it."""
         return written_call(self.parser.call_grammar(), name, arguments, schema)
 
     def constraint(self, tools: Sequence[Any]) -> Any:
-        """The constraint at the beginning of a reply that must call one of these."""
         grammar = self.parser.call_grammar()
         return self.model.started(grammar, tools=list(tools), tool_choice="required")
 
     def taken_back(self, text: str, tools: Sequence[Any]) -> tuple[list[drawn.Called], str]:
-        """Calls and remaining text of a reply. Raises `Nonconformity` for broken JSON."""
+        """Raises `Nonconformity` for broken JSON."""
         found = self.read([text], tools)
         demand(not found.faults, f"the parser fails on {text!r}: {'; '.join(found.faults)}")
         summary = f"arguments of {text!r} are no JSON: {found.calls}"
@@ -69,7 +62,6 @@ class Format:
 
 
 def any_chunking(of: Format) -> None:
-    """Whole, letter by letter, and cut anywhere."""
     call = of.written("put", drawn.PLAIN, drawn.SCHEMA)
 
     def check(given: tuple[str, list[int]]) -> None:
@@ -87,8 +79,6 @@ def any_chunking(of: Format) -> None:
 
 
 def plain_text(of: Format) -> None:
-    """Text that only begins like a marker is text."""
-
     def check(parts: list[str]) -> None:
         text = "".join(parts)
         if any(marker in text for marker in of.parser.visible() if len(marker) > 2):
@@ -101,7 +91,6 @@ def plain_text(of: Format) -> None:
 
 
 def grammar_to_parser(of: Format) -> None:
-    """Random replies that the grammar allows, and calls with misleading arguments."""
     first, ended = of.constraint(drawn.TOOLS), 0
     schemas = {each["function"]["name"]: each["function"] for each in drawn.TOOLS}
     for seed in range(SEEDS):
@@ -143,7 +132,6 @@ def _as_meant(of: Format, text: str, arguments: dict[str, Any]) -> None:
 
 
 def parser_to_grammar(of: Format) -> None:
-    """The grammar must allow each call that the parser has read."""
     tools = [drawn.TOOL, drawn.PING]
     for name, arguments, schema in (("put", drawn.PLAIN, drawn.SCHEMA), ("ping", {}, {})):
         text = of.written(name, arguments, schema)
@@ -174,8 +162,6 @@ def _exact(value: Any) -> bool:
 
 
 def odd_names(of: Format) -> None:
-    """A tool whose name this format cannot write is refused."""
-
     def check(given: tuple[str, list[str], str]) -> None:
         called, keys, kind = given
         tool = drawn.named(called, keys, kind)
@@ -203,7 +189,6 @@ def odd_names(of: Format) -> None:
 
 
 def cut_replies(of: Format) -> None:
-    """A reply that ends anywhere inside a call."""
     arguments = {"text": "two\nlines", "count": 3, "list": ["a", {"b": None}]}
     call = of.written("put", arguments, drawn.SCHEMA)
     for end in range(len(call)):
@@ -239,7 +224,6 @@ def _marks(parser: ToolParser) -> tuple[str, ...]:
 
 
 def bombs(of: Format) -> None:
-    """Endless openers, endless nesting, and an endless call."""
     parser = of.parser
     call = of.written("put", {"text": "x"}, drawn.SCHEMA)
     head = call[: call.index("x")] if "x" in call else call[: len(call) // 2]

@@ -12,16 +12,12 @@ from typing import Any
 from .check import Nonconformity
 
 LEAST_SECONDS = 0.01
-"""The shortest timer that is set again."""
 
 
 @contextmanager
 def bounded(seconds: float, what: str) -> Iterator[None]:
-    """Raise `Nonconformity` inside the block after `seconds` of work of the main thread.
-
-    Counts the thread's processor time: a busy machine or other threads do not matter. Without
-    effect in other threads.
-    """
+    """Raise `Nonconformity` inside the block after `seconds` of processor time of the main thread.
+    Without effect in other threads."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

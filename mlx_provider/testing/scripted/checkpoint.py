@@ -18,12 +18,9 @@ MERGES = 16_000
 def build(
     folder: Path, calls: str = "json", *, context_length: int = CONTEXT, merges: int = MERGES
 ) -> Path:
-    """Write a loadable model folder and return it.
-
-    `calls`: one of `FORMATS`. Its tokens are learnt from Python's own library, in a second or two,
-    and have three letters on average; of 2,000 `merges`, learnt in a fifth of a second, two.
-    Raises `KeyError`.
-    """
+    """`calls`: one of `FORMATS`. Its tokens are learnt from Python's own library, in a second or
+    two, and have three letters on average; of 2,000 `merges`, learnt in a fifth of a second, two.
+    Raises `KeyError`."""
     folder.mkdir(parents=True, exist_ok=True)
     dialect = Dialect(
         name="scripted",
@@ -47,7 +44,6 @@ def build(
 
 
 def _texts() -> Iterator[str]:
-    """English and code that every machine with a Python has."""
     yield TEXT
     library = Path(sysconfig.get_path("stdlib"))
     for path in sorted(library.glob("[a-z]*.py")):

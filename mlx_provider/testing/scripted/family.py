@@ -14,12 +14,11 @@ MODEL_TYPE = "scripted"
 
 
 def matches(config: Mapping[str, Any]) -> int:
-    """10 for its own, 0 for any other."""
     return 10 if config.get("model_type") == MODEL_TYPE else 0
 
 
 def load(folder: Path, options: LoadOptions) -> LoadedModel:
-    """Load a folder that `build` has written. Raises `UnsupportedModel` and `BadRequest`."""
+    """A folder that `build` has written. Raises `UnsupportedModel` and `BadRequest`."""
     from ...families.checkpoint import context_length, fingerprint, read_json
     from ...families.tokenizer import load_tokenizer
     from .formats import END, FORMATS
@@ -49,5 +48,4 @@ FAMILY = ModelFamily("scripted", matches, load, serves="models that follow a scr
 
 @hookimpl
 def mlx_model_families() -> Iterable[ModelFamily]:
-    """The one family."""
     yield FAMILY

@@ -63,15 +63,11 @@ _TAGGED_CALL = """\
 
 @dataclass(frozen=True)
 class Format:
-    """A tool-call format."""
-
     name: str
     template: str
-    """The chat template."""
     _call: Callable[[Call], str]
 
     def calls(self, calls: tuple[Call, ...]) -> str:
-        """All calls of one reply."""
         return "\n".join(f"<tool_call>\n{self._call(call)}\n</tool_call>" for call in calls)
 
 

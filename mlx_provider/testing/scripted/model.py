@@ -19,14 +19,14 @@ from .reply import Reply, Turn, reply_to
 
 Tokens = NDArray[np.int64]
 WANTED = 300.0
-"""Logit of the next token; whatever a sampler makes of logits, it is drawn."""
+"""So high that every sampler draws it."""
 OTHERWISE = (200.0, 150.0)
-"""Of those by which the reply goes on where a mask bars the first one."""
+"""Logits of the tokens by which the reply continues where a mask bars the first one."""
 SHARES = (1.0, 0.3, 0.25)
-"""Of these logits, for the whole reply and for what is left of it under a grammar."""
+"""Shares of these logits, for the whole reply and for the rest of it under a grammar."""
 ENDING = 70.0
 CLOSERS = ('"', "}", "]", "1", ",", ":", " ")
-"""What ends JSON that a grammar demands and no script says."""
+"""Ends of JSON that a grammar demands and no script says."""
 REMEMBERED = 64
 
 
@@ -45,8 +45,6 @@ class ScriptedModel:
         self._remembered = lru_cache(REMEMBERED)(self._reply_to)
         self._encoded = lru_cache(REMEMBERED)(self._encode)
 
-    # -- host
-
     def prepare(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -59,8 +57,6 @@ class ScriptedModel:
             raise BadRequest("a scripted model takes text only", param="messages")
         rendered = self.tokenizer.render(messages, tools, variables)
         return Prompt(rendered.tokens, rendered.text, snapshot_points=rendered.snapshot_points)
-
-    # -- device
 
     def embed(self, span: MediaSpan) -> Features:
         raise BadRequest("a scripted model takes text only", param="messages")
@@ -86,7 +82,6 @@ class ScriptedModel:
         return self._logits(history)[None]
 
     def _grown(self, tokens: mx.array, cache: list[Any]) -> Tokens:
-        """All tokens of a row whose cache gets these."""
         added = tokens.astype(mx.float32).reshape(1, 1, -1, 1)
         keys, _ = cache[0].update_and_fetch(added, added)
         return np.array(keys.astype(mx.float32).reshape(-1)).astype(np.int64)
@@ -98,8 +93,6 @@ class ScriptedModel:
         else:
             time.sleep(reply.prefill * (stop - start) / length)
 
-    # -- words
-
     def _logits(self, history: Tokens) -> mx.array:
         logits = self._closing
         ids = mx.arange(self.info.vocab_size)
@@ -108,7 +101,7 @@ class ScriptedModel:
         return logits
 
     def _next(self, history: Tokens) -> list[tuple[int, float]]:
-        """Tokens that may continue the reply, with their logits, the best one last."""
+        """Candidates with their logits, the best one last."""
         at = self._last_turn(history)
         begun = history[at:].tolist()
         head = self._encoded(f"{START}assistant\n")
@@ -122,7 +115,7 @@ class ScriptedModel:
         return found
 
     def _going_on(self, text: str, said: tuple[int, ...]) -> list[tuple[int, float]]:
-        """Tokens that continue a text, with their logits, the best one last; empty: it ends."""
+        """Candidates with their logits, the best one last; empty: the text ends."""
         whole = self._encoded(text)
         if whole[: len(said)] == said:
             left = self.tokenizer.decode(whole[len(said) :], skip_special=False)
@@ -133,12 +126,11 @@ class ScriptedModel:
         return [*self._otherwise(rest), ((*self._encoded(rest), self._end)[0], WANTED)]
 
     def _otherwise(self, rest: str) -> list[tuple[int, float]]:
-        """First letters of what is left, and of that behind white space."""
+        """First letters of the rest, and of that behind white space."""
         beginnings = zip((rest.lstrip()[:1], rest[:1]), reversed(OTHERWISE), strict=True)
         return [(self._encoded(each)[0], height) for each, height in beginnings if each]
 
     def _before(self, history: Tokens) -> Reply:
-        """The reply to everything before the last turn."""
         return self._remembered(history[: self._last_turn(history)].tobytes())
 
     def _last_turn(self, history: Tokens) -> int:

@@ -31,24 +31,19 @@ TITLE_WANTED = re.compile(r'(?<!")\btitles?\b(?!")', re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Turn:
-    """One message of a rendered prompt."""
-
     role: str
     text: str
 
     @property
     def is_result(self) -> bool:
-        """Whether it is the result of a tool."""
         return self.text.startswith(RESULT)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole reply, and how long it takes."""
-
     text: str
     bare: tuple[str, ...] = ()
-    """What is left of it where a grammar takes no text beside calls, and no thoughts."""
+    """The rest of it where a grammar permits neither text beside calls nor thoughts."""
     slow: float = 0.0
     """Seconds for each token."""
     prefill: float = 0.0
@@ -58,8 +53,6 @@ class Reply:
 
 @dataclass(frozen=True)
 class Playing:
-    """A script, and how many of its steps were answered."""
-
     steps: tuple[Step, ...]
     done: int
 
@@ -69,7 +62,7 @@ class Playing:
 
 
 def reply_to(turns: Sequence[Turn], calls: Format) -> Reply:
-    """The next reply. For an unreadable script, it tells the error."""
+    """For an unreadable script, the error."""
     try:
         playing = _playing(turns)
     except BadScript as error:
@@ -93,7 +86,6 @@ def _acted(step: Step, calls: Format) -> Reply:
 
 
 def _playing(turns: Sequence[Turn]) -> Playing | None:
-    """The last script, and the replies since."""
     for at, turn in reversed(list(enumerate(turns))):
         found = None if turn.is_result or turn.role == "system" else steps_in(turn.text)
         if found is not None:
@@ -102,11 +94,9 @@ def _playing(turns: Sequence[Turn]) -> Playing | None:
 
 
 def _answered(steps: Sequence[Step], done: int, turns: Sequence[Turn]) -> int:
-    """Number of answered steps; `done`: those before `turns`.
-
-    The words or calls of a step identify it. Other texts of the assistant (its thanks for a
-    summary, what a client keeps of earlier turns) are not steps.
-    """
+    """Number of answered steps; `done`: those before `turns`. The words or calls of a step identify
+    it. Other texts of the assistant (its thanks for a summary, what a client keeps of earlier
+    turns) are not steps."""
     for turn in turns:
         done += turn.role == "assistant" and (done >= len(steps) or _is(turn, steps[done]))
     return done
@@ -118,13 +108,12 @@ def _is(turn: Turn, step: Step) -> bool:
 
 
 def _quoted(steps: Sequence[Step], text: str) -> int:
-    """Steps that were said already in a conversation which one message quotes as a whole."""
+    """Steps in a conversation which one message quotes as a whole."""
     around = without_script(text)
     return sum(1 for _ in takewhile(lambda step: step.say and step.say in around, steps))
 
 
 def _summary_wanted(turns: Sequence[Turn]) -> bool:
-    """Whether the last message asks for a summary."""
     asked = without_script(turns[-1].text) if turns and not turns[-1].is_result else ""
     if any(words in asked for words in SUMMARY_WANTED):
         return True
@@ -138,7 +127,6 @@ def _summary(playing: Playing | None) -> str:
 
 
 def _title_wanted(turns: Sequence[Turn]) -> bool:
-    """Whether the system prompt asks for a title, without tools."""
     system = _system(turns)
     return bool(TITLE_WANTED.search(system)) and TOOLS not in system
 
@@ -148,7 +136,6 @@ def _system(turns: Sequence[Turn]) -> str:
 
 
 def _asked(turns: Sequence[Turn]) -> str:
-    """The last message, unless it is the result of a tool."""
     return next((t.text for t in reversed(turns) if t.role == "user" and not t.is_result), "")
 
 

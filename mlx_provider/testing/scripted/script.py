@@ -18,8 +18,6 @@ class BadScript(ValueError):
 
 @dataclass(frozen=True)
 class Call:
-    """One tool call."""
-
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
@@ -38,12 +36,12 @@ class Step:
 
     @property
     def text(self) -> str:
-        """Its text, without reasoning and calls."""
+        """Without reasoning and calls."""
         return self.say + " ".join(map(str, range(1, self.count + 1)))
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Step:
-        """A step from JSON. Raises `BadScript`."""
+        """From JSON. Raises `BadScript`."""
         try:
             calls = tuple(Call(**call) for call in fields.get("calls", ()))
             return cls(**{**fields, "calls": calls})
@@ -52,7 +50,6 @@ class Step:
 
 
 def script(*steps: Step) -> str:
-    """The steps as text for a user's message."""
     return BEGIN + json.dumps([_encoded(step) for step in steps]) + END
 
 
@@ -67,7 +64,6 @@ def steps_in(text: str) -> tuple[Step, ...] | None:
 
 
 def without_script(text: str) -> str:
-    """The text around scripts."""
     return WRITTEN.sub("", text)
 
 

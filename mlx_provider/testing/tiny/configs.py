@@ -38,18 +38,15 @@ _PATCHES = {
 
 @dataclass(frozen=True)
 class TinyFamily:
-    """One architecture that `build` can write."""
-
     name: str
     dialect: Dialect
     caches: tuple[str, ...]
-    """Class names of its layers' caches, first layer first."""
+    """Class names, first layer first."""
     config: Callable[[Mapping[str, int]], Config]
     """(special-token ids) -> `config.json`, without the token ids of its dialect."""
     library: str = "mlx_lm"
     """Whose model class names the weights: `mlx_lm` or `mlx_vlm`."""
     processor: Mapping[str, Config] | None = None
-    """Further JSON files: the processor's."""
 
     @property
     def vision(self) -> bool:
@@ -424,4 +421,4 @@ FAMILIES: tuple[TinyFamily, ...] = (
     TinyFamily("qwen3_5", QWEN, (_STATE, _KV) * 2, _qwen3_5, "mlx_vlm", _QWEN_PROCESSOR),
     TinyFamily("qwen3_5_moe", QWEN, (_STATE, _KV) * 2, _qwen3_5_moe, "mlx_vlm", _QWEN_PROCESSOR),
 )
-"""Every family `build` knows. Sliding windows hold 24 tokens, llama4's chunks 16."""
+"""Sliding windows hold 24 tokens, llama4's chunks 16."""

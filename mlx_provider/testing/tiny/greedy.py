@@ -1,4 +1,4 @@
-"""Plain greedy decoding with a `LoadedModel`: what any engine must reproduce."""
+"""Plain greedy decoding with a `LoadedModel`: the reference for any engine."""
 
 from __future__ import annotations
 
@@ -16,14 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Started:
-    """A row whose prompt is in its cache."""
-
     prompt: Prompt
     cache: list[Any]
     logits: mx.array
     """(vocab,) after the last token."""
     length: int
-    """Tokens in the cache."""
 
     @property
     def position(self) -> int:
@@ -32,7 +29,6 @@ class Started:
 
 
 def features_of(model: LoadedModel, prompt: Prompt) -> dict[str, Features]:
-    """The vision tower's output for every span of a prompt."""
     return {span.content_hash: model.embed(span) for span in prompt.spans}
 
 
@@ -59,7 +55,6 @@ def start(
 def continue_greedily(
     model: LoadedModel, rows: Sequence[Started], cache: list[Any], count: int
 ) -> list[list[int]]:
-    """`count` greedy tokens for rows that share `cache` in this order."""
     import mlx.core as mx
 
     logits = mx.stack([row.logits for row in rows])
@@ -79,6 +74,5 @@ def continue_greedily(
 
 
 def greedy(model: LoadedModel, prompt: Prompt, count: int, *, chunk: int = 0) -> list[int]:
-    """`count` greedy tokens of one row by itself."""
     row = start(model, prompt, chunk=chunk)
     return continue_greedily(model, [row], row.cache, count)[0]

@@ -11,7 +11,7 @@ from ...records import MediaItem
 
 
 def tiny_pixels(seed: int, height: int = 96, width: int = 96) -> NDArray[np.uint8]:
-    """A colourful image (height, width, 3): six by six random patches."""
+    """(height, width, 3): six by six random patches."""
     patches = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
     rows = np.arange(height) * 6 // height
     columns = np.arange(width) * 6 // width
@@ -19,12 +19,10 @@ def tiny_pixels(seed: int, height: int = 96, width: int = 96) -> NDArray[np.uint
 
 
 def tiny_image(seed: int, height: int = 96, width: int = 96) -> MediaItem:
-    """`tiny_pixels` as a decoded image."""
     return _item("image", tiny_pixels(seed, height, width))
 
 
 def tiny_video(seed: int, frames: int = 4, height: int = 64, width: int = 96) -> MediaItem:
-    """Frames that differ from one another."""
     pixels = [tiny_pixels(seed * 1000 + i, height, width) for i in range(frames)]
     return _item("video", np.stack(pixels))
 

@@ -21,7 +21,7 @@ from .weights import model_parameters
 
 
 def family_named(name: str) -> TinyFamily:
-    """The family called `name`. Raises `ValueError` that lists the known ones."""
+    """Raises `ValueError` that lists the known ones."""
     for family in FAMILIES:
         if family.name == name:
             return family
@@ -39,15 +39,11 @@ def build(
     generation: Mapping[str, Any] | None = None,
     **overrides: Any,
 ) -> Path:
-    """Write a loadable model folder and return it.
-
-    `overrides` replace values of `config.json`: in `text_config` where the family has one and
-    the key stands there, else in `vision_config`, else at the top. `emit_special`: leave the
-    output rows of special tokens random, so that greedy decoding may end by itself.
-    `foreseeable`: what follows a token hangs mostly on that token, and an MTP head, which
-    `mtp_num_hidden_layers=1` gives to a hybrid family, often guesses it.
-    `generation`: further entries of `generation_config.json`.
-    """
+    """`overrides` replace values of `config.json`: in `text_config` if it has the key, else in
+    `vision_config`, else at the top. `emit_special`: special tokens keep random output rows, so
+    that greedy decoding may end by itself. `foreseeable`: a token mostly depends on the one before,
+    and an MTP head (`mtp_num_hidden_layers=1`) often guesses it. `generation`: further entries of
+    `generation_config.json`."""
     chosen = family_named(family)
     folder.mkdir(parents=True, exist_ok=True)
     ids = write_tokenizer(folder, chosen.dialect)
@@ -77,11 +73,10 @@ def _overridden(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[st
 
 
 def _mute(weights: dict[str, Any], ids: Mapping[str, int]) -> None:
-    """Let no special token be drawn."""
     import mlx.core as mx
 
     head = _head_name(weights)
-    # a tied head is the input embedding too, so its rows only shrink
+    # A tied head is the input embedding too, so its rows only shrink.
     factor = 0.0 if "lm_head" in head else 0.1
     rows = mx.ones((weights[head].shape[0], 1))
     known = ids[""]

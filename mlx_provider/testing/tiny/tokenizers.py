@@ -15,7 +15,7 @@ TEXT = (
     "The circle is red, the square is blue, and the triangle is green.\n"
     '{"name": "get_weather", "arguments": {"city": "Paris"}}\n'
 )
-"""What the merges are learnt from; every other byte stays a token of its own."""
+"""Text for the merges; every other byte stays a token of its own."""
 
 MERGES = 72
 
@@ -184,13 +184,9 @@ def write_tokenizer(
     texts: Callable[[], Iterable[str]] = lambda: (TEXT,),
     merges: int = MERGES,
 ) -> dict[str, int]:
-    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja.
-
-    `merges` of pairs are learnt from `texts`.
-
-    Returns the id of every special and added token, and under `""` how many tokens there are.
-    Special tokens hold the first ids.
-    """
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja. `merges` of pairs are
+    learnt from `texts`. Returns the ids of special and added tokens, and under `""` the number of
+    all tokens. Special tokens have the first ids."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
     from tokenizers.trainers import BpeTrainer
 

@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 SHARPNESS = 2.0
 """Scale of queries and keys: flat attention would draw every context to the same tokens."""
 CALM = 0.8
-"""The same where attention does not divide by the root of the width of a head."""
+"""Scale where attention does not divide by the root of the width of a head."""
 FAINT = 0.15
 """Scale of what the layers of a foreseeable model add."""
 
@@ -29,10 +29,7 @@ FAINT = 0.15
 def model_parameters(
     library: str, config: Mapping[str, Any], seed: int, *, foreseeable: bool = False
 ) -> Parameters:
-    """Names and values for a checkpoint of `config`, named as the library's model names them.
-
-    `foreseeable`: see `build`.
-    """
+    """Named as the library's model names them. `foreseeable`: see `build`."""
     import mlx.core as mx
 
     shapes = _shapes(library, config)
@@ -53,7 +50,7 @@ def model_parameters(
         if gemma and not tied and "embed_tokens.weight" in name:
             value /= math.sqrt(shape[-1])  # Gemma multiplies embeddings by this
         if (tied and "embed_tokens" in name) or name == "model.embedding.weight":
-            # tied head: a strong input direction would only make the model repeat its input
+            # With a strong input direction, a model with a tied head would only repeat its input.
             value *= 0.2 / math.sqrt(shape[-1])
         if name == "model.output_norm.weight":  # afm7: its tied head leaves flat logits
             value *= 5.0
@@ -101,7 +98,7 @@ def _mtp_head(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...
 
 
 def _foreseeable(name: str, value: Array) -> Array:
-    """Layers add little to what a token's embedding says of the next one, and the head of drafts
+    """Layers add little to the embedding's prediction of the next token, and the head of drafts
     passes that embedding on."""
     if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
         return FAINT * value

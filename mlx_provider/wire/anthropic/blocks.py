@@ -1,4 +1,4 @@
-"""The engine's events as content blocks: streamed one after another, or gathered."""
+"""The engine's events as content blocks, streamed or gathered."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Part = dict[str, Any]
 
 
 class Blocks:
-    """Turns deltas into the events of blocks, of which one is open at a time."""
+    """One block is open at a time."""
 
     def __init__(self, *, thoughts: bool = True) -> None:
-        """`thoughts`: whether their text is shown, or only that there are some."""
+        """`thoughts`: whether their text is sent, or only a block for each."""
         self._thoughts = thoughts
         self._kind: object = None
-        """Of the open block: its type, or the number of its call."""
+        """Type of the open block, or the number of its call."""
         self._index = -1
         self._signature = sha256()
 
@@ -46,7 +46,6 @@ class Blocks:
                 yield self._delta(part)
 
     def end(self) -> Iterator[Part]:
-        """Close the open block."""
         if self._kind is None:
             return
         if self._kind == "thinking":  # clients drop thoughts without a signature
@@ -69,12 +68,9 @@ class Blocks:
 
 
 class Content:
-    """The blocks of one reply, gathered from their events."""
-
     def __init__(self) -> None:
         self._blocks: list[Part] = []
         self._texts: list[dict[str, list[str]]] = []
-        """Pieces of each block by the name of their field."""
 
     def add(self, event: Part) -> None:
         if event["type"] == "content_block_start":

@@ -11,7 +11,7 @@ TYPES = {**errors.TYPES, 404: "not_found_error", 413: "request_too_large"}
 
 
 def error_body(error: MLXProviderError) -> dict[str, Any]:
-    """A prompt that is too long has Anthropic's words already, by which clients know it."""
+    """Clients know a prompt that is too long by Anthropic's words, which the error has already."""
     other = "invalid_request_error" if error.status < 500 else "api_error"
     kind = TYPES.get(error.status, other)
     shown = {"type": kind, "message": error.message, "details": {"error_code": error.code}}

@@ -12,10 +12,8 @@ FAILED = "Error: "
 def chat_messages(
     system: Any, messages: Sequence[Mapping[str, Any]]
 ) -> tuple[list[Message], dict[str, str]]:
-    """Messages that `shape.check_messages` has passed, and where their parts stand in the request.
-
-    Chat itself reads text, images and thoughts in Anthropic's form.
-    """
+    """Messages that `shape.check_messages` has passed, and the places of their parts in the
+    request. Chat itself reads text, images and thoughts in Anthropic's form."""
     made: list[Message] = [{"role": "system", "content": system}] if system else []
     places: dict[str, str] = {}
     if system:
@@ -29,13 +27,13 @@ def chat_messages(
 
 
 def _turns(message: Mapping[str, Any], where: str) -> Iterator[tuple[Message, dict[str, str]]]:
-    """Each with the places of its parts, of which the empty one is all of it."""
+    """Each with the places of its parts; the empty name is the whole message."""
     role, content = message["role"], message.get("content")
     if not isinstance(content, list):
         yield {"role": role, "content": content}, {"": where}
         return
     blocks = [(block, f"{where}.content[{at}]") for at, block in enumerate(content)]
-    # Results follow their calls; templates accept no text between the two.
+    # Templates accept no text between calls and their results.
     results = [(block, at) for block, at in blocks if block["type"] == "tool_result"]
     yield from ((_result(block), _of_result(block, at)) for block, at in results)
     calls = [(block, at) for block, at in blocks if block["type"] == "tool_use"]
@@ -62,7 +60,6 @@ def _result(block: Mapping[str, Any]) -> Message:
 
 
 def _of_result(block: Mapping[str, Any], where: str) -> dict[str, str]:
-    """The places of a result's parts."""
     content = block.get("content")
     parts = content if block.get("is_error") is True and isinstance(content, list) else []
     behind = {f".content[{at + 1}]": f"{where}.content[{at}]" for at in range(len(parts))}
@@ -75,7 +72,6 @@ def _call(block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _part(block: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A summary of earlier turns is text to a model."""
     if block["type"] == "compaction":
         return {"type": "text", "text": block.get("content")}
     return block

@@ -18,17 +18,12 @@ PING = sse.named({"type": "ping"})
 
 @dataclass(frozen=True)
 class Shown:
-    """What of a reply its client sees."""
-
     thoughts: bool = True
-    """Whether their text is shown."""
     stored: bool = False
-    """Whether tokens that are stored in the prefix cache are counted apart from other input."""
+    """Count tokens stored in the prefix cache separately from other input."""
 
 
 class _Message:
-    """The events of a reply as those of a message's stream."""
-
     def __init__(self, accepted: Accepted, wanted: int | None, shown: Shown) -> None:
         """`wanted`: `max_tokens` of the request, of which the context may leave less; -1: all."""
         self._blocks = Blocks(thoughts=shown.thoughts)
@@ -55,7 +50,7 @@ class _Message:
         }
 
     def feed(self, event: Event) -> Iterator[dict[str, Any]]:
-        """Raises the error of a request that was cancelled."""
+        """Raises the error of a cancelled request."""
         if isinstance(event, Delta):
             yield from self._blocks.feed(event)
         elif isinstance(event, Finish):
@@ -67,8 +62,7 @@ class _Message:
             yield {"type": "message_stop"}
 
     def _usage(self, done: Done) -> dict[str, Any]:
-        """The last token of a prompt is always computed, so that it is in neither count of the
-        cache."""
+        """The last token of a prompt is always computed, so neither count of the cache has it."""
         usage = usage_of(done)
         prompt, cached = usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
         new = max(0, min(done.usage.stored_tokens, prompt - cached - 1))
@@ -80,7 +74,7 @@ class _Message:
 
 
 def ending(finish: Finish, *, clipped: bool) -> dict[str, Any]:
-    """How a message ended. `clipped`: the context left less room than `max_tokens`."""
+    """`clipped`: the context left less room than `max_tokens`."""
     reason = finish_reason(finish, legacy=False)
     if reason == "length":
         reason = "model_context_window_exceeded" if clipped else "max_tokens"
@@ -92,11 +86,10 @@ def ending(finish: Finish, *, clipped: bool) -> dict[str, Any]:
 
 
 NOTHING_ELSE = dict.fromkeys(("cache_creation", "inference_geo", "server_tool_use", "service_tier"))
-"""Fields of usage that a message must have."""
 
 
 def _counts(prompt: int, cached: int, stored: int, completion: int) -> dict[str, Any]:
-    """Anthropic counts the tokens that were read from the cache, and stored in it, apart."""
+    """Anthropic's input count excludes tokens read from the cache and stored in it."""
     return {
         "input_tokens": prompt - cached - stored,
         "cache_read_input_tokens": cached,

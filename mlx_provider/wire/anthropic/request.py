@@ -30,18 +30,15 @@ CHATS_OWN = (
     "top_logprobs",
     "user",
 )
-"""Parameters of chat for which the reply has no room, or which have another name."""
+"""Parameters of chat for which the reply has no room, or which have another name here."""
 
 
 def message_request(
     body: Mapping[str, Any], sender: Mapping[str, Any], *, counted: bool = False
 ) -> tuple[GenerateRequest, Places]:
-    """The request of a message, with the parameters of chat where Anthropic has none, and the names
-    of its parts.
-
+    """The request, with parameters of chat where Anthropic has none, and the names of its parts.
     `counted`: only its prompt is wanted, which needs no `max_tokens`. Raises `BadRequest` that
-    names the parameter at fault.
-    """
+    names the parameter."""
     check_messages(body)
     params = Parameters({name: value for name, value in body.items() if name != "model"})
     if not counted and body.get("max_tokens") is None:
@@ -69,7 +66,6 @@ def message_request(
 
 
 def _names(body: Mapping[str, Any]) -> dict[str, str]:
-    """Anthropic's names of chat's parameters."""
     config = body.get("output_config") or {}
     form = "output_config.format" if config.get("format") else "output_format"
     names = {
@@ -88,7 +84,7 @@ def _names(body: Mapping[str, Any]) -> dict[str, str]:
 
 
 def answer_format(params: Parameters) -> dict[str, Any]:
-    """Effort and schema, from `output_config` or the older `output_format`."""
+    """From `output_config` or the older `output_format`."""
     config = params.mapping("output_config")
     form = config.get("format") or params.take("output_format")
     fields = {"reasoning_effort": config.get("effort")}
@@ -104,7 +100,6 @@ def answer_format(params: Parameters) -> dict[str, Any]:
 
 
 def cache_marks(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The `cache_control` of a checked request and of the parts of its prompt."""
     messages = [message.get("content") for message in body["messages"]]
     lists = [body.get("system"), body.get("tools"), *messages]
     blocks = [body, *(block for each in lists if isinstance(each, list) for block in each)]
@@ -118,7 +113,7 @@ def retains(body: Mapping[str, Any]) -> bool:
 
 
 def _session(metadata: Mapping[str, Any]) -> str | None:
-    """The session that Claude Code names in the id of its user: as JSON, or at its end."""
+    """Claude Code names the session in its user id: as JSON, or at its end."""
     user = metadata.get("user_id")
     if not isinstance(user, str):
         return None

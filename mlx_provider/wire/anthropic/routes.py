@@ -13,7 +13,7 @@ from .reply import Shown, Stream, Whole
 from .request import cache_marks, message_request
 
 DISPLAYS = ("summarized", "omitted")
-"""Of thoughts: a local model's are shown whole, in place of a summary."""
+"""Of thoughts: a local model's are sent whole in place of a summary."""
 
 
 def _messages(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:

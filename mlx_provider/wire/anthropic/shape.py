@@ -1,8 +1,6 @@
-"""The shape of a request of the Messages API.
-
-What a model would not see is refused by name in the system prompt and in a message that a user has
-just typed. In an earlier turn it becomes a text (`chat.messages.foreign`).
-"""
+"""Checks the shape of a request of the Messages API. What no model can see is refused in the system
+prompt and in a message that a user has just typed; in an earlier turn it becomes text
+(`chat.messages.foreign`)."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ BLOCKS: Mapping[str, Collection[str]] = {
 }
 RESULT_BLOCKS = ("text", "image", "tool_reference")
 IMAGE_SOURCES = {"base64": "data", "url": "url"}
-"""Where the image stands, by the type of its source."""
+"""By the type of an image's source: the field with the image."""
 
 
 def check_messages(given: Mapping[str, Any]) -> None:
@@ -42,7 +40,7 @@ def check_messages(given: Mapping[str, Any]) -> None:
 
 
 def is_typed(last: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the last of some messages is a user's, and neither holds results nor follows them."""
+    """Whether the last message is a user's, and neither holds results nor follows them."""
     return last[-1].get("role") == "user" and not any(map(_has_results, last))
 
 
@@ -63,7 +61,7 @@ def _check_tools(tools: Any, choice: Any) -> None:
 
 
 def _check_blocks(content: Any, where: str, known: Collection[str] | None) -> None:
-    """`known`: the types that a model can take; `None`: others become text."""
+    """`known`: types that a model can take; `None`: others become text."""
     if content is None or isinstance(content, str):
         return
     for at, block in objects(content, where):

@@ -12,17 +12,14 @@ from ..openai.custom_tools import without
 from ..openai.parameters import Parameters
 
 MEMBERS = ("name", "description", "strict")
-"""Members of a tool that a function of chat has, too."""
 BUILT_IN = ("bash_", "computer_", "memory_", "text_editor_")
-"""Types of tools whose schema is part of Anthropic's models. All others run on its servers."""
+"""Types of tools whose schema Anthropic's models know. All other types run on its servers."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
 
 
 def chat_tools(params: Parameters) -> dict[str, Any]:
-    """`tools`, `tool_choice` and `parallel_tool_calls`, as far as they are given.
-
-    Raises `BadRequest` that names the tool, or the choice.
-    """
+    """`tools`, `tool_choice` and `parallel_tool_calls`, if given. Raises `BadRequest` that names
+    the tool, or the choice."""
     tools, choice = params.take("tools"), params.mapping("tool_choice")
     fields: dict[str, Any] = {}
     if tools is not None:
@@ -52,7 +49,6 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def known_members(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool without the members that have no effect."""
     return {name: tool[name] for name in (*MEMBERS, "input_schema") if name in tool}
 
 

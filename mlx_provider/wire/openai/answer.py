@@ -13,8 +13,6 @@ from .custom_tools import unwrapped, with_custom
 
 @dataclass
 class Answer:
-    """The reply of one choice so far."""
-
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -35,7 +33,7 @@ class Answer:
             call["function"]["arguments"] += piece.arguments
 
     def message(self, *, legacy: bool, custom: Collection[str] = ()) -> dict[str, Any]:
-        """The message; `content` is null if there are only calls. `custom`: names of tools."""
+        """`content` is null if there are only calls. `custom`: names of tools."""
         calls = [with_custom(self.calls[index], custom) for index in sorted(self.calls)]
         content = "".join(self.content)
         fields: dict[str, Any] = {"role": "assistant"}
@@ -53,11 +51,9 @@ class Answer:
 
 
 def usage_of(done: Done, *, timings: bool = False) -> dict[str, Any]:
-    """Token counts. Cached tokens are fewer than prompt tokens, as LiteLLM's own tests demand.
-
-    `timings`: add the engine's times to the details of the completion. LiteLLM's streams drop
-    other new fields of the usage (1.106.2, `calculate_usage`).
-    """
+    """Cached tokens are fewer than prompt tokens, as LiteLLM's own tests demand. `timings`: add the
+    engine's times to the details of the completion. LiteLLM's streams drop other new fields of the
+    usage (1.106.2, `calculate_usage`)."""
     usage = done.usage
     times = {"timings": done.timings.model_dump()} if timings else {}
     cached = max(0, min(usage.cached_tokens, usage.prompt_tokens - 1))
@@ -77,7 +73,6 @@ def usage_of(done: Done, *, timings: bool = False) -> dict[str, Any]:
 
 
 def logprobs_of(tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-    """Log-probabilities in the form of chat. `None`: the request wants none."""
     if not tokens:
         return None
     return {
@@ -94,11 +89,8 @@ def _logprob(token: TokenLogprob) -> dict[str, Any]:
 
 
 def text_logprobs(tokens: Sequence[TokenLogprob], begins: int = 0) -> dict[str, Any] | None:
-    """Log-probabilities in the form of text completions: lists of equal length. `None`: the request
-    wants none.
-
-    `begins`: characters of the choice before these tokens, for `text_offset`.
-    """
+    """In the form of text completions: lists of equal length. `None`: not requested. `begins`:
+    characters of the choice before these tokens, for `text_offset`."""
     if not tokens:
         return None
     offsets = [begins]
@@ -116,8 +108,7 @@ def text_logprobs(tokens: Sequence[TokenLogprob], begins: int = 0) -> dict[str, 
 
 
 def finish_reason(finish: Finish, *, legacy: bool) -> str:
-    """The finish reason in OpenAI's words. Raises `EngineUnavailable` for a request that the engine
-    cancelled."""
+    """Raises `EngineUnavailable` for a request that the engine cancelled."""
     if finish.reason == "cancelled":
         raise EngineUnavailable("the engine cancelled the request")
     if legacy and finish.reason == "tool_calls":
@@ -128,10 +119,8 @@ def finish_reason(finish: Finish, *, legacy: bool) -> str:
 def delta_parts(
     event: Delta, *, legacy: bool, custom: Collection[str] = ()
 ) -> list[dict[str, Any]]:
-    """A delta for each kind of output, because accumulators of clients take one kind at a time.
-
-    `custom`: names of custom tools, whose calls must be whole (`custom_tools.WholeCalls`).
-    """
+    """One delta per kind of output, because accumulators of clients take one kind at a time.
+    `custom`: names of custom tools, whose calls must be whole (`custom_tools.WholeCalls`)."""
     parts: list[dict[str, Any]] = []
     if event.reasoning:
         parts.append({"reasoning_content": event.reasoning})
@@ -146,10 +135,8 @@ def delta_parts(
 def call_pieces(
     deltas: Sequence[ToolCallDelta], custom: Collection[str] = ()
 ) -> list[dict[str, Any]]:
-    """Tool-call pieces for a stream: a head with id and name, then joined arguments.
-
-    The head carries no arguments: LiteLLM's Anthropic bridge would lose them.
-    """
+    """A head with id and name, then joined arguments: LiteLLM's Anthropic bridge would lose
+    arguments in the head."""
     pieces: list[dict[str, Any]] = []
     for delta in deltas:
         if delta.name in custom:

@@ -16,10 +16,8 @@ class BestOf:
     made: int
     wanted: int
     logprobs: bool
-    """Whether the client asked for log-probabilities, too."""
 
     def chosen(self, answers: Sequence[Answer]) -> list[Answer]:
-        """The best choices of each prompt, the best first."""
         groups = range(0, len(answers), self.made)
         kept = [each for at in groups for each in self._best(answers[at : at + self.made])]
         if not self.logprobs:

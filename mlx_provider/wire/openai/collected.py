@@ -16,7 +16,7 @@ class Collected:
         self._answers: dict[int, Answer] = {}
 
     def feed(self, events: Iterable[Event]) -> None:
-        """Take some events. Raises the error that a `Failed` event carries."""
+        """Raises the error of a `Failed` event."""
         for event in events:
             if isinstance(event, Failed):
                 raise event.error.exception()
@@ -31,7 +31,6 @@ class Collected:
             self.done = event
 
     def answers(self) -> list[Answer]:
-        """Every choice that the client gets, in its order."""
         answers = [self._answers[index] for index in sorted(self._answers)]
         best = self.form.best_of
         return answers if best is None else best.chosen(answers)

@@ -14,10 +14,8 @@ EXTENSIONS = ("grammar", "guided_regex", "guided_grammar", "guided_choice", "gui
 
 
 def constraint(params: Parameters) -> dict[str, Any]:
-    """The fields `response_format` and `grammar` of a request, of which at most one is set.
-
-    Raises `BadRequest` where two constraints contradict or one is malformed.
-    """
+    """`response_format` and `grammar`, of which at most one is set. Raises `BadRequest` if two
+    constraints contradict or one is malformed."""
     given = {name: params.take(name) for name in ("response_format", *EXTENSIONS)}
     given = {name: value for name, value in given.items() if value is not None}
     if _is_text(given.get("response_format")):
@@ -49,7 +47,6 @@ def _field(name: str, value: Any) -> dict[str, Any]:
 
 
 def _parsed(value: Any) -> Any:
-    """A schema that came as JSON text, decoded."""
     if not isinstance(value, str):
         return value
     try:

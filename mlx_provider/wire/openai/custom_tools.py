@@ -1,7 +1,5 @@
-"""Tools of chat: functions, and custom tools, which take a text in place of arguments.
-
-For the engine, a custom tool is a function with one text, whose format is enforced as a grammar.
-"""
+"""Tools of chat: functions, and custom tools, which take a text in place of arguments. The engine
+sees a custom tool as a function with one text, whose format is a grammar."""
 
 from __future__ import annotations
 
@@ -24,15 +22,11 @@ MEMBERS = {
     "function": ("name", "description", "parameters", "strict", *RESULT),
     "custom": ("name", "description", "format"),
 }
-"""Members that have an effect, by type of tool."""
 SETTLED = ("type", "cache_control", "eager_input_streaming")
-"""Members of a tool that change no answer."""
 MOST_NAMES = 32
-"""Members that a warning names."""
 
 
 def function_of(name: str, form: Any, description: str) -> dict[str, Any]:
-    """The function of a custom tool: one text, whose format the description tells."""
     syntax = ""
     if isinstance(form, Mapping) and form.get("type") == "grammar":
         syntax = f"\n\nFormat:\n```{form.get('syntax')}\n{form.get('definition')}\n```"
@@ -44,10 +38,8 @@ def function_of(name: str, form: Any, description: str) -> dict[str, Any]:
 
 
 def grammar_of(form: Any, where: str) -> dict[str, str] | None:
-    """The grammar of a custom tool's text, see `GenerateRequest.tool_grammars`. `None`: any text.
-
-    `where`: the tool's place. Raises `BadRequest` that names it.
-    """
+    """See `GenerateRequest.tool_grammars`. `None`: any text. `where`: the tool's place. Raises
+    `BadRequest` that names it."""
     if form is None or (isinstance(form, Mapping) and form.get("type") == "text"):
         return None
     known = isinstance(form, Mapping) and form.get("type") == "grammar"
@@ -62,12 +54,10 @@ def grammar_of(form: Any, where: str) -> dict[str, str] | None:
 
 
 def wrapped(text: str) -> str:
-    """The text of a custom tool as arguments."""
     return json.dumps({TEXT: text}, ensure_ascii=False)
 
 
 def unwrapped(arguments: str) -> str:
-    """The text in the arguments of a custom tool, which may be cut."""
     try:
         found = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
@@ -80,17 +70,13 @@ def unwrapped(arguments: str) -> str:
 
 
 def names_of(tools: Any) -> frozenset[str]:
-    """The names of the custom tools among tools of chat."""
     own = [_of(tool).get("name") for tool in _listed(tools)]
     return frozenset(name for name in own if isinstance(name, str))
 
 
 def as_functions(tools: Sequence[Any]) -> tuple[dict[str, Any], list[str]]:
-    """The fields `tools` and `tool_grammars` of a request for tools of chat, and the members of
-    tools that have no effect: each member once, with its first place.
-
-    Raises `BadRequest` that names the tool at fault.
-    """
+    """The fields `tools` and `tool_grammars` of a request, and the members of tools without effect:
+    each once, with its first place. Raises `BadRequest` that names the tool."""
     functions: list[dict[str, Any]] = []
     grammars: dict[str, Any] = {}
     ignored: dict[str, str] = {}
@@ -113,7 +99,6 @@ def as_functions(tools: Sequence[Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def without(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """The members of a mapping that are not known, if they ask for something."""
     return {
         name: value
         for name, value in given.items()
@@ -122,8 +107,8 @@ def without(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
 
 
 def _kind(tool: Any, where: str) -> str:
-    """`function` or `custom`, which is also the member that describes the tool. Raises
-    `BadRequest` for what a model could not call."""
+    """`function` or `custom`, which is also the member that describes the tool. Raises `BadRequest`
+    for other types."""
     if not isinstance(tool, Mapping):
         raise BadRequest(f"{where} must be an object, got {shown(tool)}", param=where)
     kind = tool.get("type") or "function"
@@ -143,7 +128,6 @@ def _kind(tool: Any, where: str) -> str:
 
 
 def _custom_function(own: Mapping[str, Any], where: str) -> tuple[dict[str, Any], Any]:
-    """The function of a custom tool of chat, and the grammar of its text."""
     form, described = own.get("format"), own.get("description")
     if isinstance(form, Mapping) and isinstance(form.get("grammar"), Mapping):
         form = {**form, **form["grammar"]}
@@ -153,7 +137,6 @@ def _custom_function(own: Mapping[str, Any], where: str) -> tuple[dict[str, Any]
 
 
 def choice_of(choice: Any) -> Any:
-    """A `tool_choice` that names functions alone."""
     if _is_custom(choice):
         return {"type": "function", "function": {"name": _of(choice).get("name")}}
     allowed = choice.get("allowed_tools") if isinstance(choice, Mapping) else None
@@ -164,7 +147,6 @@ def choice_of(choice: Any) -> Any:
 
 
 def with_functions(messages: Sequence[Any]) -> list[Any]:
-    """Messages whose calls of custom tools are calls of functions."""
     return [_with_functions(message) for message in messages]
 
 
@@ -184,7 +166,6 @@ def _as_call(call: Any) -> Any:
 
 
 def with_custom(call: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """A call of a reply, as one of a custom tool if it is."""
     function = call["function"]
     if function["name"] not in names:
         return call
@@ -206,16 +187,14 @@ def _of(value: Any) -> Mapping[str, Any]:
 
 
 class WholeCalls:
-    """Holds the calls of custom tools in a stream until they are complete."""
+    """Holds the calls of custom tools in a stream back until they are complete."""
 
     def __init__(self, names: Collection[str]) -> None:
-        """`names`: of the custom tools."""
         self._names = names
         self._held: dict[int, ToolCallDelta] = {}
         """The last call of each choice."""
 
     def of(self, event: Event) -> Iterator[Event]:
-        """The event, or what there is of it now."""
         if isinstance(event, Delta) and self._names and event.tool_calls:
             pieces = [each for piece in event.tool_calls for each in self._of(event.index, piece)]
             yield event.model_copy(update={"tool_calls": pieces})

@@ -24,10 +24,7 @@ FORMATS = ("float", "base64")
 def embed_request(
     params: Parameters, sender: Mapping[str, Any], given: Any
 ) -> tuple[EmbedRequest, str]:
-    """The request for the engine, and the form in which its client wants vectors.
-
-    Raises `BadRequest` that names the parameter at fault.
-    """
+    """The request, and its `encoding_format`. Raises `BadRequest` that names the parameter."""
     wanted = params.take("encoding_format") or "float"
     if wanted not in FORMATS:
         raise BadRequest(
@@ -51,7 +48,6 @@ def embed_request(
 def embeddings(
     accepted: Accepted, found: Sequence[Any], done: Done, *, form: str
 ) -> dict[str, Any]:
-    """The list of vectors."""
     usage = usage_of(done)
     return {
         "object": "list",

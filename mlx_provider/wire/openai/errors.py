@@ -13,7 +13,7 @@ TYPES = {
     429: "rate_limit_error",
 }
 CONTEXT = "This model's maximum context length is exceeded: "
-"""OpenAI's words, by which LiteLLM knows a `ContextWindowExceededError` (1.106.2,
+"""By these words LiteLLM knows a `ContextWindowExceededError` (1.106.2,
 `is_error_str_context_window_exceeded`)."""
 
 

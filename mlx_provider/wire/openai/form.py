@@ -14,18 +14,16 @@ from .prompts import best_of
 @dataclass(frozen=True)
 class AnswerForm:
     legacy: bool = False
-    """It sends `functions` in place of `tools`."""
+    """Sends `functions` in place of `tools`."""
     text: bool = False
-    """It called `/completions`."""
+    """From `/completions`."""
     timings: bool = False
-    """Usage has the engine's times."""
     best_of: BestOf | None = None
     custom: frozenset[str] = frozenset()
-    """The names of its custom tools."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, text: bool) -> Self:
-        """From a request's parameters. Raises `BadRequest` for a wrong `best_of`."""
+        """Raises `BadRequest` for a wrong `best_of`."""
         best = best_of(values) if text else None
         custom = names_of(values.get("tools"))
         return cls("functions" in values, text, values.get("timings") is True, best, custom)

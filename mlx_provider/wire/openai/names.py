@@ -17,14 +17,13 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "tool_choice": ("function_call",),
     "tools": ("tools", "functions"),
 }
-"""The parameters that set each field, if not the one of its name; the first that is given counts.
-
-A constraint of any kind fails as a grammar."""
+"""The parameters that set each field, if other than its name; the first that is given counts. A
+constraint of any kind fails as a grammar."""
 SCHEMA = "response_format.json_schema.schema"
 
 
 def names_of(values: Mapping[str, Any], content: str = "messages") -> Places:
-    """The names of a request's parameters. `content`: that of its prompt."""
+    """`content`: the name of the prompt."""
     given = {name for name, value in values.items() if value is not None}
     found = {
         ours: name
@@ -42,7 +41,6 @@ def names_of(values: Mapping[str, Any], content: str = "messages") -> Places:
 
 
 def _tools(tools: Any, functions: Any) -> dict[str, str]:
-    """The places of custom tools, and of functions, which follow the tools."""
     own, older = (given if isinstance(given, list) else [] for given in (tools, functions))
     custom = [at for at, t in enumerate(own) if isinstance(t, Mapping) and "custom" in t]
     found = {f"tools[{at}].function": f"tools[{at}].custom" for at in custom}

@@ -1,9 +1,6 @@
-"""The parameters of one request, taken one by one. Parameters that are left are refused by name.
-
-A typing error or a parameter of another server must not be ignored silently: the client would
-believe that it works. What has no meaning here and changes no answer is ignored; what a client
-could believe to work is ignored with a warning.
-"""
+"""The parameters of one request, taken one by one; those that are left are refused by name. What
+has no meaning here and changes no answer is ignored; what a client could believe to work is ignored
+with a warning."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
     "store": (False,),
     "web_search_options": (),
 }
-"""Parameters that a client could believe to work, and the values that ask for nothing."""
+"""Parameters that get a warning, and the values that ask for nothing."""
 
 
 class Parameters:
@@ -35,8 +32,8 @@ class Parameters:
         settled: Iterable[str] = (),
         ignored: Iterable[str] = (),
     ) -> None:
-        """`settled`: names that other code handles, besides `TRANSPORT`. `ignored`: what else needs
-        a warning."""
+        """`settled`: names that other code handles, besides `TRANSPORT`. `ignored`: further names
+        for the warning."""
         self._settled = (*TRANSPORT, *settled)
         self._ignored = [*ignored]
         self._left = {name: value for name, value in values.items() if value is not None}
@@ -46,38 +43,35 @@ class Parameters:
         return self._left.pop(name, default)
 
     def flag(self, name: str) -> bool | None:
-        """A value that must be true or false."""
         value = self.take(name)
         if value is not None and not isinstance(value, bool):
             raise BadRequest(f"{name} must be true or false, got {shown(value)}", param=name)
         return value
 
     def number(self, name: str) -> Any:
-        """A value that must be no truth value, which counts as a number in Python."""
+        """Refuses a truth value, which is a number in Python."""
         value = self.take(name)
         if isinstance(value, bool):
             raise BadRequest(f"{name} must be a number, got {shown(value)}", param=name)
         return value
 
     def mapping(self, name: str) -> dict[str, Any]:
-        """A value that must be an object; empty: absent."""
         value = self.take(name, {})
         if not isinstance(value, Mapping):
             raise BadRequest(f"{name} must be an object, got {shown(value)}", param=name)
         return dict(value)
 
     def choice(self, name: str, allowed: tuple[object, ...], remedy: str) -> None:
-        """Take a parameter of which only `allowed` values (all without effect) can be served."""
+        """Only `allowed` values (all without effect) are served."""
         value = self.take(name)
         if value is not None and value not in allowed:
             raise BadRequest(f"{name}={shown(value)} is not supported: {remedy}", param=name)
 
     def ignore(self, parts: Iterable[str]) -> None:
-        """Add parts of parameters that need a warning."""
         self._ignored += parts
 
     def ignored(self) -> list[str]:
-        """Take parameters without effect. Returns the names that need a warning."""
+        """Take parameters without effect; returns the names for the warning."""
         for name in self._settled:
             self.take(name)
         return [*self._ignored] + [
@@ -87,12 +81,10 @@ class Parameters:
         ]
 
     def rest(self) -> dict[str, Any]:
-        """Take all that is left."""
         rest, self._left = self._left, {}
         return rest
 
     def refuse_rest(self) -> None:
-        """Raise `BadRequest` that names every unknown parameter."""
         if self._left:
             names = ", ".join(sorted(self._left))
             raise BadRequest(f"unknown parameter: {names}", param=min(self._left))

@@ -13,17 +13,15 @@ from .parameters import Parameters
 COMPLETION_TOKENS = 16
 """Default of `max_tokens` in `/completions`, as in OpenAI's API."""
 MAX_CHOICES = 128
-"""Prompts times `n` in one request: as many as a single prompt may have."""
+"""Prompts times `n` in one request, as for a single prompt."""
 MAX_LOGPROBS = 20
 
 
 def completions(
     params: Parameters, prompts: Sequence[Any], best: BestOf | None, shared: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """The fields of one request for each prompt, beside those that are `shared`.
-
-    Raises `BadRequest` that names the parameter.
-    """
+    """The fields of each prompt's request, beside those that are `shared`. Raises `BadRequest` that
+    names the parameter."""
     params.choice("suffix", ("",), "write the model's own fill-in-the-middle tokens into prompt")
     params.take("best_of")
     fields: dict[str, Any] = {"echo": params.flag("echo") or False, **_logprobs(params)}
@@ -63,10 +61,7 @@ def _is_tokens(value: Any) -> bool:
 
 
 def best_of(values: Mapping[str, Any]) -> BestOf | None:
-    """How many choices are to be made beyond those that are wanted; `None`: no more.
-
-    Raises `BadRequest` for a number that cannot be.
-    """
+    """`None`: no more choices than wanted. Raises `BadRequest` for an invalid number."""
     made, wanted = values.get("best_of"), values.get("n", 1)
     if made is None or made == wanted:
         return None

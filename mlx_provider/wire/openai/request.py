@@ -34,12 +34,10 @@ def generate_requests(
     *,
     continues: bool = False,
 ) -> list[GenerateRequest]:
-    """The requests for the engine: one, or one for each prompt of a text completion.
-
-    `sender`: the fields that no parameter sets, such as `model` and `options`. `content`: the
-    messages, or the list of prompts. `continues`: the reply always continues the last message.
-    Raises `BadRequest` that names the parameter at fault.
-    """
+    """One request, or one for each prompt of a text completion. `sender`: fields that no parameter
+    sets, such as `model` and `options`. `content`: the messages, or the list of prompts.
+    `continues`: the reply always continues the last message. Raises `BadRequest` that names the
+    parameter."""
     template, budget = template_variables(params)
     numbers = _given(params.number, NUMBERS)
     counts = {name: numbers.pop(name) for name in NUMBERS[len(SAMPLING) :] if name in numbers}
@@ -80,7 +78,7 @@ def _given(take: Callable[[str], Any], names: tuple[str, ...]) -> dict[str, Any]
 
 
 def _max_tokens(params: Parameters) -> dict[str, Any]:
-    """The limit of a reply; -1: none but the context."""
+    """-1: only the context limits the reply."""
     legacy, current = params.number("max_tokens"), params.number("max_completion_tokens")
     limit = legacy if current is None else current
     return {} if limit is None else {"max_tokens": None if limit == -1 else limit}
@@ -92,7 +90,7 @@ def _stop(params: Parameters) -> Any:
 
 
 def _ignored(params: Parameters, options: ModelOptions) -> list[str]:
-    """Parameters without effect, for a warning. Raises `BadRequest` where they are refused."""
+    """Names for a warning. Raises `BadRequest` where such parameters are refused."""
     ignored = params.ignored()
     if ignored and options.on_ignored_params == "refuse":
         raise BadRequest(
@@ -102,7 +100,6 @@ def _ignored(params: Parameters, options: ModelOptions) -> list[str]:
 
 
 def _session(params: Parameters, known: Any) -> str | None:
-    """The session of the request: the most specific name that it has."""
     names = ("prompt_cache_key", "user", "safety_identifier")
     given = (known, *[params.take(name) for name in names])
     return next((str(name)[:MAX_NAME] for name in given if name), None)
@@ -145,7 +142,6 @@ def _continues(params: Parameters, last: Any) -> bool:
 
 
 def _tools(params: Parameters) -> dict[str, Any]:
-    """Tools and their choice; the older `functions` and `function_call` mean the same."""
     tools, functions = _listed(params, "tools"), _listed(params, "functions")
     choice, call = choice_of(params.take("tool_choice")), params.take("function_call")
     parallel = params.flag("parallel_tool_calls")

@@ -36,7 +36,7 @@ def _completion(
 
 
 def _tokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
-    """The parameters are those of the request whose prompt is meant, as vLLM has it."""
+    """With the parameters of the request whose prompt is meant, as in vLLM."""
     own = Parameters({name: body.pop(name, None) for name in ALWAYS})
     for name in ALWAYS:
         own.choice(name, (True,), "the prompt is what a request would have")
@@ -63,7 +63,6 @@ def _named(body: Mapping[str, Any], sender: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _streamed(body: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether the reply is streamed, and whether with usage."""
     params = Parameters(body)
     streamed = params.flag("stream") or False
     return streamed, params.mapping("stream_options").get("include_usage") is True

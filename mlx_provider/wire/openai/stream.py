@@ -23,16 +23,15 @@ DONE = b"data: [DONE]\n\n"
 
 class Stream(Streamed):
     def __init__(self, accepted: Accepted, form: AnswerForm, *, usage: bool) -> None:
-        """`usage`: add a last chunk with the usage (`stream_options.include_usage`)."""
+        """`usage`: end with a chunk of usage (`stream_options.include_usage`)."""
         self._form = form
         self._head = head(accepted, form, chunk=True) | ({"usage": None} if usage else {})
         self._begin = b"data: " + json_bytes(self._head)[:-1] + b',"choices":['
-        """The start of every chunk, encoded once."""
         self._usage = usage
         self._calls = WholeCalls(form.custom)
         self._spoken: set[int] = set()
         self._written: Counter[int] = Counter()
-        """Characters of each choice for which log-probabilities were sent."""
+        """Characters per choice with log-probabilities sent."""
 
     def _frames(self, event: Event) -> Iterable[bytes]:
         if not self._form.custom:

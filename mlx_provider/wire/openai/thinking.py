@@ -11,11 +11,9 @@ from .parameters import Parameters
 
 
 def template_variables(params: Parameters) -> tuple[dict[str, Any], int | None]:
-    """Variables for the chat template, and the budget of thought tokens.
-
-    `thinking` (Anthropic) outranks `reasoning_effort` (OpenAI) about whether to think at all,
-    `enable_thinking` outranks both, and `chat_template_kwargs` has the last word.
-    """
+    """Variables for the chat template, and the budget of thought tokens. Precedence:
+    `chat_template_kwargs`, `enable_thinking`, `thinking` (Anthropic), `reasoning_effort`
+    (OpenAI)."""
     variables = _effort(params.take("reasoning_effort"))
     switches, budget = _thinking(params.mapping("thinking"))
     variables.update(switches)

@@ -13,7 +13,6 @@ from .form import AnswerForm
 
 
 def head(accepted: Accepted, form: AnswerForm, *, chunk: bool = False) -> dict[str, Any]:
-    """The fields that a reply and each of its chunks begin with."""
     kind = "text_completion" if form.text else "chat.completion" + ".chunk" * chunk
     return {
         "id": f"{'cmpl' if form.text else 'chatcmpl'}-{accepted.id}",

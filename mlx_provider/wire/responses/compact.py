@@ -21,7 +21,6 @@ DEMAND = (
 
 
 def with_demand(given: Any) -> Any:
-    """The input of the request for the summary."""
     turn = {"role": "user", "content": DEMAND}
     if isinstance(given, str):
         return [{"role": "user", "content": given}, turn]
@@ -29,7 +28,6 @@ def with_demand(given: Any) -> Any:
 
 
 def kept(given: Any) -> list[dict[str, Any]]:
-    """The user messages of a checked input, in the form of output items."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     messages = [item for _, item in objects(given, "input") if _is_users(item)]

@@ -28,12 +28,12 @@ def messages_of(given: Any, instructions: Any) -> tuple[list[dict[str, Any]], di
 
 
 def sealed(summary: str) -> str:
-    """The `encrypted_content` of a compaction. The form says that it is for us alone to read."""
+    """The `encrypted_content` of a compaction, in a form that only this server reads."""
     return b64encode(summary.encode()).decode()
 
 
 def compaction_text(item: Mapping[str, Any]) -> str | None:
-    """The summary in a compaction; `None`: it is of another server."""
+    """The summary in a compaction; `None`: another server's."""
     try:
         return SUMMARY + b64decode(str(item.get("encrypted_content")), validate=True).decode()
     except ValueError:
@@ -41,24 +41,20 @@ def compaction_text(item: Mapping[str, Any]) -> str | None:
 
 
 class _Turns:
-    """Joins the items of one turn of the assistant: thoughts, texts and calls."""
-
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.places = {"messages": "input"}
         self._open: dict[str, Any] | None = None
-        """The assistant's message, to which the next item may belong."""
+        """The assistant's message that the next item may belong to."""
 
     def add(self, message: dict[str, Any], where: str, content: str = "") -> None:
-        """`where`: the place of the item; `content`: the place of its content, by default inside
-        it."""
+        """`where`: the place of the item; `content`: of its content, by default inside it."""
         self._open = None
         self.messages.append(message)
         self._place("", where)
         self._place(".content", content or f"{where}.content")
 
     def _place(self, part: str, where: str) -> None:
-        """Record the place of a part of the last message in the input."""
         self.places[f"messages[{len(self.messages) - 1}]{part}"] = where
 
     def take(self, item: Mapping[str, Any], where: str) -> None:
@@ -79,7 +75,6 @@ class _Turns:
             self._call(item, where, custom=kind == "custom_tool_call")
 
     def _message(self, item: Mapping[str, Any], where: str, part: str) -> None:
-        """`part`: the place of a part, by its number."""
         role, content = item.get("role") or "user", item.get("content")
         if role != "assistant":
             self.add({"role": role, "content": content}, where)
@@ -115,7 +110,6 @@ class _Turns:
         calls.append(call)
 
     def _assistant(self, where: str) -> dict[str, Any]:
-        """`where`: the item that begins a message if none is open."""
         if self._open is None:
             self.add({"role": "assistant"}, where)
             self._open = self.messages[-1]

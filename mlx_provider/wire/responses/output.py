@@ -38,7 +38,7 @@ class Output:
                 yield from self._grown(piece.arguments)
 
     def end(self, status: str = "completed") -> Iterator[Fields]:
-        """The end of the last item. `status`: `incomplete` for one that was cut."""
+        """`status`: `incomplete` for an item that was cut."""
         if self._open is not None:
             for event in self._open.end(status):
                 yield self._placed(event)

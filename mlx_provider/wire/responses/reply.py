@@ -38,13 +38,12 @@ ECHOED: Mapping[str, Any] = {
     "truncation": "disabled",
     "user": None,
 }
-"""Parameters that a response repeats, and their values where the request has none."""
+"""Parameters that a response repeats, with their defaults."""
 OF_FUNCTIONS: Mapping[str, Any] = {"description": None, "parameters": None, "strict": None}
-"""Fields that a function has in a response, and their values where the request has none."""
+"""Fields of a function in a response, with their defaults."""
 
 
 def echo_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a checked request as its response repeats them."""
     given = {name: body[name] for name in ECHOED if body.get(name) is not None}
     tools = [
         {**OF_FUNCTIONS, **tool} if tool.get("type") == "function" else tool
@@ -84,8 +83,6 @@ def _head(name: str, model: str, echo: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Response:
-    """The state of one response."""
-
     def __init__(self, accepted: Accepted, tools: ChatTools, echo: Mapping[str, Any]) -> None:
         self.output = Output(accepted.id, tools)
         self.fields = _head(accepted.id, accepted.model, echo)
@@ -95,7 +92,6 @@ class _Response:
                 self.fields[name] = getattr(accepted, name)
 
     def take(self, event: Event) -> Iterator[dict[str, Any]]:
-        """The stream's events for one of the engine."""
         if isinstance(event, Accepted):
             yield self.whole("created")
             yield self.whole("in_progress")
@@ -140,14 +136,14 @@ class Stream(replies.Streamed):
             yield DONE
 
     def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
-        # our own code and the parameter, for which a failed response has no place
+        # A failed response has no place for our own code and the parameter.
         told = {**error_body(error)["error"], "type": "error"}
         yield from map(self._numbered, (told, _failed(self._response.fields, error)))
         yield DONE
 
 
 def failed_stream(name: str, model: str, error: MLXProviderError, echo: Mapping[str, Any]) -> bytes:
-    """A stream of a request that was not accepted."""
+    """The stream of a request that was not accepted."""
     fields, numbered = _head(name, model, echo), _Numbered()
     created = {"type": "response.created", "response": fields}
     return b"".join(map(numbered, (created, _failed(fields, error)))) + DONE
@@ -159,8 +155,8 @@ def _failed(fields: dict[str, Any], error: MLXProviderError) -> dict[str, Any]:
 
 
 def _code(error: MLXProviderError) -> str:
-    """One of OpenAI's words (openai 2.54, `ResponseError`), or the one by which Codex knows that
-    a conversation is too long."""
+    """One of OpenAI's words (openai 2.54, `ResponseError`), or the one by which Codex knows that a
+    conversation is too long."""
     if isinstance(error, ContextTooLong):
         return error.code
     if error.status >= 500 or error.status == 408:
@@ -169,8 +165,6 @@ def _code(error: MLXProviderError) -> str:
 
 
 class _Numbered:
-    """Writes events with their numbers in the stream."""
-
     def __init__(self) -> None:
         self._number = 0
 

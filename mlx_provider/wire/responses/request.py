@@ -35,7 +35,6 @@ NAMES = {
     "response_format": "text.format",
     "verbosity": "text.verbosity",
 }
-"""Parameters of chat that have another name here."""
 UNUSED: Mapping[str, tuple[object, ...]] = {
     "access_programs": (),
     "background_options": (),
@@ -50,16 +49,13 @@ LOGPROBS = "message.output_text.logprobs"
 
 @dataclass(frozen=True)
 class Question:
-    """A request, and what its reply and its errors need of it."""
-
     request: GenerateRequest
     tools: ChatTools
     places: Places
-    """The names in what its client has sent."""
 
 
 def question(body: Mapping[str, Any], sender: Mapping[str, Any]) -> Question:
-    """Raises `BadRequest` that names the parameter, item or part at fault."""
+    """Raises `BadRequest` that names the parameter, item or part."""
     check_input(body, STORED)
     instructions = body.get("instructions")
     if not isinstance(instructions, str | None):
@@ -93,7 +89,6 @@ def question(body: Mapping[str, Any], sender: Mapping[str, Any]) -> Question:
 
 
 def _names(body: Mapping[str, Any]) -> dict[str, str]:
-    """The client's names of chat's parameters."""
     names = {**NAMES, "response_format.json_schema": "text.format", SCHEMA: "text.format.schema"}
     if not isinstance(body.get("reasoning"), Mapping):
         names["reasoning_effort"] = "reasoning"

@@ -1,7 +1,5 @@
-"""Checks of the input of the Responses API, which name the item or part at fault.
-
-Items of other servers are earlier turns: they become text (`chat.messages.foreign`).
-"""
+"""Checks of the input of the Responses API. Items of other servers are earlier turns and become
+text (`chat.messages.foreign`)."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ ITEMS = (
     "compaction",
 )
 RESULTS = ("_output", "_result")
-"""Endings of the types of items that hold the result of a call."""
+"""Endings of the types of items with the result of a call."""
 TEXTS = ("input_text", "output_text", "text")
 PARTS = (*TEXTS, "input_image", "image_url")
 ITEM_PARTS = (*PARTS, "refusal", "encrypted_content")
@@ -36,10 +34,8 @@ ABSENT = {
 
 
 def check_input(values: Mapping[str, Any], absent: Mapping[str, str]) -> None:
-    """The parameters of a request and its input. Raises `BadRequest`.
-
-    `absent`: parameters that are refused, and the remedy.
-    """
+    """`absent`: parameters that are refused, and the remedy. Raises `BadRequest` that names the
+    item or part."""
     for name, remedy in absent.items():
         if values.get(name):
             raise BadRequest(f"{name} is not supported: {remedy}", param=name)
@@ -56,8 +52,8 @@ def check_input(values: Mapping[str, Any], absent: Mapping[str, str]) -> None:
 
 
 def known_item(item: Mapping[str, Any], known: Collection[str]) -> Mapping[str, Any]:
-    """An item of a type that is not known, as one that is: what a client runs is a call or its
-    result, what a server has run is a part of the assistant's message."""
+    """An item of an unknown type, as a known one: what a client runs is a call or its result, what
+    a server has run is a part of the assistant's message."""
     kind, call_id = str(item.get("type") or "message"), item.get("call_id")
     if kind in known:
         return item
@@ -73,7 +69,7 @@ def known_item(item: Mapping[str, Any], known: Collection[str]) -> Mapping[str, 
 
 
 def is_typed(last: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the last of some items is what a user has just typed: it follows no result."""
+    """Whether a user has just typed the last item: it follows no result."""
     kinds = [str(item.get("type") or "message") for item in last]
     users = kinds[-1:] == ["message"] and (last[-1].get("role") or "user") == "user"
     return users and not kinds[0].endswith(RESULTS)
@@ -101,7 +97,7 @@ def _check_item(item: Mapping[str, Any], where: str, *, typed: bool) -> None:
 
 
 def _check_parts(content: Any, where: str, known: Collection[str] | None) -> None:
-    """`known`: the types that a model can take; `None`: others become text."""
+    """`known`: types that a model can take; `None`: others become text."""
     if content is None or isinstance(content, str):
         return
     for at, part in objects(content, where, texts=True):

@@ -23,18 +23,15 @@ HOSTED = (
     "tool_search",
     "web_search",
 )
-"""Beginnings of the types of tools that a server runs itself; they have no effect here."""
+"""Prefixes of the types of tools that a server runs itself; they have no effect here."""
 MEMBERS = ("name", "description", "parameters", "strict", "format", "type")
 
 
 @dataclass(frozen=True)
 class Called:
-    """A tool as its client knows it."""
-
     name: str
     namespace: str | None = None
     custom: bool = False
-    """It takes a text in place of arguments."""
 
     @property
     def chat_name(self) -> str:
@@ -47,24 +44,20 @@ class ChatTools:
     called: dict[str, Called] = field(default_factory=dict)
     """By the name in chat."""
     grammars: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Of the texts of custom tools, by the name in chat: see `GenerateRequest.tool_grammars`."""
+    """By the name in chat; see `GenerateRequest.tool_grammars`."""
     places: dict[str, str] = field(default_factory=dict)
-    """The client's name of each tool, by that in chat."""
     ignored: list[str] = field(default_factory=list)
-    """Tools without effect."""
     lenient: bool = False
 
     @classmethod
     def read(cls, given: Any, *, lenient: bool = False) -> ChatTools:
-        """Raises `BadRequest` that names the tool at fault. `lenient`: an unknown type of tool is
-        no error, but has no effect."""
+        """Raises `BadRequest` that names the tool. `lenient`: an unknown type has no effect."""
         made = cls(lenient=lenient)
         for where, tool in objects(given or [], "tools"):
             made._add(tool, where)
         return made
 
     def choice(self, given: Any) -> Any:
-        """A `tool_choice` in the form of chat."""
         if not isinstance(given, Mapping):
             return given
         if given.get("type") in ("function", "custom"):

@@ -8,10 +8,8 @@ import typer
 
 
 def preload() -> None:
-    """Set up this process like an engine: its BLAS must be loaded before MLX.
-
-    Raises `NotInstalled` if MLX is missing.
-    """
+    """Set up this process like an engine: its BLAS must be loaded before MLX. Raises `NotInstalled`
+    if MLX is missing."""
     from mlx_provider.commands import prepare_mlx
 
     prepare_mlx()
@@ -28,7 +26,6 @@ def show(result: dict[str, Any]) -> None:
 
 
 def print_result(result: dict[str, Any]) -> None:
-    """The result as the last line; the benchmark has shown its table."""
     import json
 
     typer.echo(json.dumps(result))

@@ -13,7 +13,7 @@ from mlx_provider.records import LoadedModel
 Overrides = dict[str, Any]
 
 WINDOW = 512
-"""Sliding window of the window layers: far below the longest prompt, so that it matters."""
+"""Sliding window of the window layers: far below the longest prompt."""
 LONGEST = 40_960
 IMAGE_EDGE = 448
 """Pixels along an image's sides; 196 tokens for a Qwen model."""
@@ -110,7 +110,7 @@ _OWN: Mapping[str, Callable[[int, int], Overrides]] = {
 
 
 def write_model(folder: Path, family: str, dtype: str, hidden: int, layers: int) -> Path:
-    """A folder that every server can load; it answers in printable ASCII and never ends."""
+    """Any server can load it; it answers in printable ASCII and never ends."""
     from mlx_provider.testing.tiny import build
 
     path = build(folder, family, dtype=dtype, **overrides(family, hidden, layers))
@@ -120,7 +120,6 @@ def write_model(folder: Path, family: str, dtype: str, hidden: int, layers: int)
 
 
 def _widen_vision(folder: Path) -> None:
-    """Let images of `IMAGE_EDGE` through unscaled."""
     path = folder / "preprocessor_config.json"
     if not path.exists():
         return
@@ -153,11 +152,10 @@ def _speak_ascii(folder: Path) -> None:
 
 
 def document(model: LoadedModel, tokens: int, seed: int) -> str:
-    """Words that take about `tokens` tokens; another text for another seed."""
     dice = random.Random(seed)  # noqa: S311
     encode = model.tokenizer.encode
     per_word = len(encode(" ".join(WORDS), special=False)) / len(WORDS)
-    # not many more words than needed: a text beyond the model's context is refused
+    # Not many more words than needed: a text beyond the model's context is refused.
     words = int(1.02 * tokens / per_word) + 16
     ids: Sequence[int] = encode(" ".join(dice.choice(WORDS) for _ in range(words)), special=False)
     return model.tokenizer.decode(ids[:tokens]).strip()

@@ -24,39 +24,32 @@ U = TypeVar("U")
 TIMEOUT = 1800.0
 """Seconds for a request, to its last byte."""
 THINKING = {"enable_thinking": True}
-"""mlx-vlm's server turns thinking off unless told, which changes the prompt."""
+"""mlx-vlm's server turns thinking off by default, which changes the prompt."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer. Times in seconds since the request was sent."""
+    """Times in seconds since the request was sent."""
 
     text: str
     first: float
-    """Until the first text; until the end where there was none."""
+    """Until the first text; until the end if there was none."""
     total: float
     tokens: int
     cached: int
-    """Prompt tokens that the server says it did not compute; 0 where it says nothing."""
+    """Prompt tokens that the server reports as cached, or 0."""
     failure: str = ""
-    """Why `try_ask` got no reply."""
     prompt: int = 0
-    """Tokens of the prompt, as the server counts them."""
     times: tuple[float, ...] = ()
-    """Arrival times of the pieces of text."""
     late: bool = False
-    """It failed because its time was up."""
 
     @property
     def pace(self) -> float:
-        """Tokens a second after the first one."""
         return (self.tokens - 1) / max(1e-9, self.total - self.first)
 
 
 @dataclass(frozen=True)
 class Run:
-    """Questions asked of one server at the same time."""
-
     answers: Sequence[Answer]
     seconds: float
 
@@ -74,7 +67,7 @@ class TooLate(RequestFailed):
 
 
 class Client:
-    """Requests to one server; safe from several threads."""
+    """Safe from several threads."""
 
     def __init__(
         self, server: Server, said: Mapping[str, Any] | None = None, limit: float = TIMEOUT
@@ -93,10 +86,8 @@ class Client:
     def ask(
         self, messages: Messages, max_tokens: int, heard: Callable[[], bool] = lambda: True
     ) -> Answer:
-        """Greedy reply. Raises `RequestFailed` with what the server said, `TooLate`.
-
-        `heard` is called for each piece of text; if it returns False, the connection is closed.
-        """
+        """Greedy reply. `heard` is called for each piece of text; if it returns False, the
+        connection is closed. Raises `RequestFailed` with the server's message, `TooLate`."""
         dialect = self.server.kind.dialect
         path, body = _REQUESTS[dialect](self.server.model, messages, max_tokens)
         body |= self._said
@@ -128,7 +119,6 @@ class Client:
     def try_ask(
         self, messages: Messages, max_tokens: int, heard: Callable[[], bool] = lambda: True
     ) -> Answer:
-        """Like `ask`, but a failed request is an empty answer."""
         began = time.perf_counter()
         try:
             return self.ask(messages, max_tokens, heard)
@@ -153,10 +143,8 @@ class Client:
         return at_once([partial(one, at, messages) for at, messages in enumerate(prompts)])
 
     def status(self, messages: Any, said: Mapping[str, Any]) -> tuple[int, str]:
-        """HTTP status and text of a malformed request without a stream.
-
-        `said` replaces fields of the request. Raises `RequestFailed`, `TooLate`.
-        """
+        """HTTP status and text of a malformed request without a stream. `said` replaces fields of
+        the request. Raises `RequestFailed`, `TooLate`."""
         _, body = _gateway(self.server.model, messages, 8)
         body = {**body, "stream": False, **said}
         del body["stream_options"]
@@ -170,10 +158,8 @@ class Client:
 
 
 def at_once(tasks: Sequence[Callable[[], T]]) -> list[T]:
-    """Each in a thread of its own, results in order.
-
-    A signal ends the wait at once; the requests end with their server.
-    """
+    """Each in its own thread, results in order. A signal ends the wait at once; the requests end
+    with their server."""
     pool = ThreadPoolExecutor(max(1, len(tasks)))
     try:
         return [each.result() for each in [pool.submit(task) for task in tasks]]
@@ -182,13 +168,12 @@ def at_once(tasks: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def both(one: Callable[[], T], other: Callable[[], U]) -> tuple[T, U]:
-    """Both at the same time; see `at_once`."""
     results: list[Any] = at_once([one, other])
     return results[0], results[1]
 
 
 def _lines(reply: httpx.Response, deadline: float) -> Iterator[str]:
-    """The lines of a stream, which must end in time even if bytes never stop."""
+    """Lines of a stream, which must end in time even if bytes never stop."""
     rest = ""
     for text in reply.iter_text():
         if time.perf_counter() > deadline:
@@ -271,7 +256,6 @@ def _chat_pieces(lines: Iterator[str]) -> Iterator[Piece]:
 
 
 def _error_line(body: bytes) -> str:
-    """The first line of an error's message."""
     try:
         message = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):

@@ -1,8 +1,6 @@
-"""The measured servers: ours and the peers', each in its own process on 127.0.0.1.
-
-`python -m mlx_provider_bench.servers.processes MODULE ARGUMENT...` runs a peer's module as its
-own command would, after the BLAS that our engine uses: all sides then compute with the same one.
-"""
+"""The measured servers: ours and the peers', each in its own process on 127.0.0.1. `python -m
+mlx_provider_bench.servers.processes MODULE ARGUMENT...` runs a peer's module after loading the BLAS
+that our engine uses: all sides compute with the same one."""
 
 from __future__ import annotations
 
@@ -36,8 +34,6 @@ PREFILL_STEP = "2048"
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of server, and its start."""
-
     name: str
     dialect: Dialect
     """`generate`: our `/v1/generate`; `chat`: OpenAI's `/v1/chat/completions`, with fields that the
@@ -47,14 +43,13 @@ class Kind:
     environment: Mapping[str, str] = field(default_factory=dict)
     images: bool = True
     takes_model: bool = True
-    """Whether its command line names the model."""
 
 
 OURS = Kind(
     name="mlx-provider",
     dialect="generate",
     module="mlx_provider.server",
-    # no prefix of an earlier run
+    # No prefix of an earlier run.
     environment={"MLX_PROVIDER_LOG_LEVEL": "warning", "MLX_PROVIDER_DISK_CACHE_BYTES": "0"},
     takes_model=False,
 )
@@ -72,7 +67,7 @@ MLX_VLM = Kind(
     arguments=("--prefill-step-size", PREFILL_STEP),
     environment={"APC_ENABLED": "1", "APC_DISK_ENABLED": "0", "APC_NUM_BLOCKS": "8192"},
 )
-"""With its prefix cache on, which it leaves off by default, and room for 128k tokens."""
+"""With its prefix cache on, which is off by default, and room for 128k tokens."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +90,6 @@ class Server:
 
 
 class Kept:
-    """A server's process, which can be started again at the same address."""
-
     def __init__(self, kind: Kind, folder: Path, log: Path) -> None:
         self.kind = kind
         self._log = log
@@ -105,7 +98,7 @@ class Kept:
         self.server = Server(kind, url, folder, key)
 
     def start(self) -> Server:
-        """Return once it answers. Raises `EngineUnavailable` with the log's last lines."""
+        """Returns once it answers. Raises `EngineUnavailable` with the log's last lines."""
         kind, folder = self.kind, self.server.folder
         own = {PREFIX + "API_KEY": self.server.key, PREFIX + "MODEL_ROOTS": str(folder)}
         with held(), self._log.open("ab") as out:
@@ -127,7 +120,6 @@ class Kept:
     stdin = subprocess.DEVNULL
 
     def command(self) -> list[str]:
-        """Its command without the server's own arguments."""
         return [sys.executable, "-m", __spec__.name, self.kind.module]
 
     def _arguments(self) -> list[str]:
@@ -138,7 +130,6 @@ class Kept:
 
     @property
     def death(self) -> str:
-        """How its process ended; empty while it runs."""
         code = None if self.process is None else self.process.poll()
         return "" if code is None else _ended(code)
 
@@ -149,10 +140,8 @@ class Kept:
 
 @contextmanager
 def running(kind: Kind, folder: Path, log: Path) -> Iterator[Server]:
-    """A server for the model in `folder`; stopped at the end.
-
-    Raises `EngineUnavailable` with the log's last lines if it does not start.
-    """
+    """A server for the model in `folder`; stopped at the end. Raises `EngineUnavailable` with the
+    log's last lines if it does not start."""
     kept = Kept(kind, folder, log)
     try:
         yield kept.start()
@@ -165,7 +154,7 @@ def _ended(code: int) -> str:
 
 
 def stop(process: subprocess.Popen[Any], limit: float = STOP_LIMIT) -> None:
-    """End one of our processes, and kill it if it does not react. Idempotent."""
+    """Kill a process that does not end. Idempotent."""
     process.terminate()
     try:
         process.wait(limit)

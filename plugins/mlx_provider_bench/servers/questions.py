@@ -17,15 +17,12 @@ HELLO: Messages = [{"role": "user", "content": "Hello there, how are you?"}]
 
 @dataclass(frozen=True)
 class Asked:
-    """A question about a document, with the turns in between."""
-
     document: str
     question: str
     image: int | None = None
     """Seed of an image before the document."""
     image_edge: int = IMAGE_EDGE
     turns: tuple[tuple[str, str], ...] = ()
-    """Earlier questions and their replies."""
     joined: bool = False
     """The question ends the document's own message; there are no turns."""
 
@@ -37,7 +34,6 @@ class Asked:
 
 
 def words_of(asked: Asked, image: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """The messages; `image`: the part with the image."""
     text = f"{asked.document}\n{asked.question}" if asked.joined else asked.document
     opening: Any = text
     if asked.image is not None:
@@ -66,12 +62,11 @@ def image_part(seed: int, height: int, width: int) -> dict[str, Any]:
 
 
 def messages_of(asked: Asked) -> list[dict[str, Any]]:
-    """As a server is asked it: an image is a PNG in a data URL."""
     if asked.image is None:
         return words_of(asked, None)
     return words_of(asked, image_part(asked.image, asked.image_edge, asked.image_edge))
 
 
 def same(answer: Answer, truth: str) -> bool:
-    """Equal texts; peers drop a reply's leading space."""
+    """Peers drop a reply's leading space."""
     return answer.text.strip() == truth.strip()

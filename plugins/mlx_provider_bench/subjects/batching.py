@@ -21,7 +21,7 @@ WIDE = 2**50
 
 @dataclass(eq=False)
 class Job:
-    """One request of a workload, and its tokens. Times in seconds of one clock."""
+    """Times in seconds of one clock."""
 
     prompt: list[int]
     max_tokens: int
@@ -55,8 +55,8 @@ class TimedOutput(TokenOutput):
 def server_engine(
     model: LoadedModel, found: Probe, *, costs: Costs | None = None, **more: Any
 ) -> Engine:
-    """An engine with the limits of a server, and memory without end; times its passes unless
-    `costs` are known."""
+    """With the limits of a server, and memory without end; measures its passes unless `costs` are
+    known."""
     s = EngineSettings()
     return new_engine(
         model,

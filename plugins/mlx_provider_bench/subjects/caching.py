@@ -24,7 +24,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Timed:
-    """One reply. `first`: seconds until its first token."""
+    """`first`: seconds until its first token."""
 
     first: float
     tokens: list[int]
@@ -45,11 +45,10 @@ class InProcess:
         )
 
     def prompt(self, messages: Messages, media: Sequence[MediaItem]) -> Prompt:
-        """Messages in the form that templates take, as the chat layer would hand them on."""
         return self.model.prepare(messages, tools=[], media=media, variables={})
 
     def ask(self, prompt: Prompt, max_tokens: int) -> Timed:
-        """Greedy reply; time starts when the engine has the tokens."""
+        """Greedy; time starts when the engine has the tokens."""
         import mlx.core as mx
 
         job = Job(list(prompt.tokens), max_tokens)
@@ -64,10 +63,8 @@ class InProcess:
         return Timed(job.times[0] - began, job.tokens, len(prompt.tokens), request.cached)
 
     def suffix_alone(self, prompt: Prompt) -> tuple[float, float]:
-        """Seconds of model time for what the prefix cache lacks of a prompt, the cache being there.
-
-        Two ways: in one call, and with the last token in a call of its own.
-        """
+        """Seconds of model time for the uncached tokens of a prompt: in one call, and with the last
+        token in a call of its own."""
         return self._prefill_seconds(prompt, False), self._prefill_seconds(prompt, True)
 
     def _prefill_seconds(self, prompt: Prompt, apart: bool) -> float:
