@@ -26,7 +26,7 @@ HOME = "mlx.nn.layers.quantized"
 def _as_one_matrix(original: Function) -> Function:
     """For a method of a quantised layer that multiplies by the transposed weights."""
 
-    def call(layer: Any, x: mx.array) -> mx.array:
+    def call(layer: Any, x: mx.array) -> Any:
         *leading, size = x.shape
         tokens = x.size // size
         if tokens == 1:
