@@ -6,8 +6,12 @@
   with the limits below. Each buffer costs about 20 microseconds. Published gains: from 58 to 91
   tokens per second for a 35B-A3B on an M1 Ultra (vllm-metal #637), 5 to 8 % (mlx #4521), none on an
   M5.
-- `PRECISION`: products of float32 on CUDA have the precision of TF32 otherwise (an error of 0.05
-  on an H100; 9 of 11 float32 comparisons failed, and with this value none of 40).
+- `CUDA`: products of float32 on CUDA have the precision of TF32 otherwise (an error of 0.05 on an
+  H100; 9 of 11 float32 comparisons failed, and with this value none of 40). MLX also keeps CUDA
+  plans and graphs by the exact shapes of their arrays, and raises an error ("Cache thrashing")
+  after twice as many new ones as it keeps, 512 for attention, counted from the start of the process
+  (backend/cuda/lru_cache.h). Each length of a prompt is a new shape, so an engine would fail after
+  some hundred prompts.
 - `KERNELS`: CUDA kernels that MLX compiles take 40 seconds each. The default folder is temporary
   and is empty after a restart of the machine. MLX finds a compiled kernel by its name alone
   (backend/cuda/jit_module.cpp), so each version of MLX and each kind of card has its own folder.
@@ -25,9 +29,9 @@ from pathlib import Path
 from ..installed import installed_version
 
 BUFFERS = {"MLX_MAX_OPS_PER_BUFFER": "1000", "MLX_MAX_MB_PER_BUFFER": "400"}
-PRECISION = {"MLX_ENABLE_TF32": "0"}
+CUDA = {"MLX_ENABLE_TF32": "0", "MLX_ENABLE_CACHE_THRASHING_CHECK": "0"}
 KERNELS = "MLX_PTX_CACHE_DIR"
-NAMES = {*BUFFERS, *PRECISION, KERNELS}
+NAMES = {*BUFFERS, *CUDA, KERNELS}
 CHIPS = re.compile(r"Apple M[1-4]\b")
 """Chips that benefit from `BUFFERS`."""
 CARDS = Path("/proc/driver/nvidia/gpus")
@@ -51,7 +55,7 @@ def set_variables(
     if platform == "darwin" and CHIPS.match(_chip() if chip is None else chip):
         values = BUFFERS
     elif platform == "linux":
-        values = dict(PRECISION)
+        values = dict(CUDA)
         if state is not None:
             folder = state / "kernels" / installed_version("mlx") / _models(cards)
             values[KERNELS] = os.fspath(folder)

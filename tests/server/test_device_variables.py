@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlx_provider.client.identity import identity
-from mlx_provider.upstream.device_variables import BUFFERS, KERNELS, PRECISION, set_variables
+from mlx_provider.upstream.device_variables import BUFFERS, CUDA, KERNELS, set_variables
 
 
 def variables(given: dict[str, str] | None = None, state: Path | None = None, **of: object) -> dict:
@@ -43,8 +43,8 @@ def test_an_nvidia_card_gets_exact_products_and_a_lasting_folder_of_its_own(
 ) -> None:
     found = variables(state=tmp_path, platform="linux", cards=cards)
     folder = tmp_path / "kernels" / version("mlx") / "NVIDIA-H100-80GB-HBM3"
-    assert found == PRECISION | {KERNELS: str(folder)}
-    assert variables(platform="linux", cards=cards) == PRECISION
+    assert found == CUDA | {KERNELS: str(folder)}
+    assert variables(platform="linux", cards=cards) == CUDA
     other = variables(state=tmp_path, platform="linux", cards=tmp_path / "none")
     assert other[KERNELS] == str(tmp_path / "kernels" / version("mlx"))
 
@@ -52,12 +52,12 @@ def test_an_nvidia_card_gets_exact_products_and_a_lasting_folder_of_its_own(
 def test_values_of_the_user_stay(cards: Path, tmp_path: Path) -> None:
     given = {"MLX_MAX_OPS_PER_BUFFER": "7"}
     assert variables(given, platform="darwin", chip="Apple M2") == BUFFERS | given
-    given = {"MLX_ENABLE_TF32": "1", KERNELS: "/somewhere"}
+    given = {**dict.fromkeys(CUDA, "1"), KERNELS: "/somewhere"}
     assert variables(given, tmp_path, platform="linux", cards=cards) == given
 
 
 def test_a_client_wants_no_other_engine_for_it() -> None:
-    assert identity({**BUFFERS, **PRECISION, KERNELS: "/x"}) == identity({})
+    assert identity({**BUFFERS, **CUDA, KERNELS: "/x"}) == identity({})
     assert identity({"MLX_DISABLE_COMPILE": "1"}) != identity({})
 
 
