@@ -24,7 +24,7 @@ def decoding(subject: Subject) -> Iterator[Finding]:
         yield Finding("measured.decoding", "note", summary)
         return
     found = kept.probe
-    summary = batching(found.layout, found.mixes, found.noise_floor)
+    summary = batching(found.decoding, found.mixes, found.noise_floor)
     if kept.software != software():
         summary += f" (with {kept.software}: it is measured again at the next load)"
     yield Finding("measured.decoding", "ok", summary)

@@ -117,7 +117,7 @@ class EngineBuilder:
         engine = Engine(
             weights.model,
             scheduler,
-            layout=found.layout,
+            layout=found.decoding,
             mixes=found.mixes,
             fixed=fixed.shapes if fixed else None,
             make_cache=kv.make_cache,
@@ -205,7 +205,8 @@ class EngineBuilder:
         model, make_cache, shared = weights.model, kv.make_cache, UNMEASURED
         with self._budgets.measuring(weights) as reserve:
             found = tried(model, make_cache, options.kv_bits, kv.layouts, reserve)
-            curve = calibrate(model, make_cache, reserve)
+            curve, padded = calibrate(model, make_cache, found, reserve)
+            found = replace(found, padded=padded)
             passes = measure(model, make_cache, curve, reserve)
             if found.shares:
                 shared = least_shared(model, make_cache, curve, reserve)
@@ -238,7 +239,7 @@ def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:
     how = (
         fixed_passes(fixed.summary)
         if fixed
-        else batching(found.layout, found.mixes, found.noise_floor)
+        else batching(found.decoding, found.mixes, found.noise_floor)
     )
     drafts = instance.drafter and f", drafts by {instance.drafter}"
     part = instance.engine.sparse_prefill

@@ -11,7 +11,7 @@ from .behind_proxy import gateway
 from .beside_others import stream_cost
 from .checkouts import checkouts
 from .drafting import calls, drafts, sparse, speculation
-from .inside import accounts, gap, grammar, long_prompt, scheduling, tower
+from .inside import accounts, gap, grammar, long_prompt, tower
 from .reuse import blocks, budgets, restart, shared, stays, traffic, turns
 
 ANOTHER_COMMAND = {"allow_interspersed_args": False, "ignore_unknown_options": True}
@@ -20,7 +20,6 @@ ANOTHER_COMMAND = {"allow_interspersed_args": False, "ignore_unknown_options": T
 benchmarks = typer.Typer(cls=LongGroup, no_args_is_help=True, help=__doc__)
 for command in (
     agent_turn,
-    scheduling,
     accounts,
     traffic,
     budgets,
