@@ -6,13 +6,20 @@ These tests run its functions on this machine's CPU: they prove results and form
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
+from kernel_count import step
+from mlx_provider import LoadOptions, PrefillChunk, Prompt
+from mlx_provider.engine.execution.batch_layout import Layout, make_layout
+from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.serving.kernels import install, remove
+from mlx_provider.testing.driver import new_request
+from mlx_provider.testing.tiny import build
 from mlx_provider_cuda import matches
 from mlx_provider_cuda.products import DEQUANTISE, REPLACEMENTS, TILE
 
@@ -77,3 +84,33 @@ def test_rows_are_one_matrix_of_at_least_a_tile(forms: list[tuple[int, ...]]) ->
 
 def test_it_is_for_cuda_alone() -> None:
     assert [matches(device, "low") for device in ("cpu", "metal", "cuda")] == [False, False, True]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "qwen3_5_text"])
+@pytest.mark.usefixtures("patched")
+def test_every_product_of_a_decode_step_is_one_matrix(
+    family: str, tmp_path: Path, forms: list[tuple[int, ...]]
+) -> None:
+    """Attention's, the MLP's, those of recurrent layers, and the output's. Experts gather their
+    weights by row (`mx.gather_qmm`), which makes no matrix of rows."""
+    folder = build(tmp_path / "model", family, dtype="float32")
+    model = load_text(folder, LoadOptions(dtype="float32"))
+    nn.quantize(model.model, group_size=32, bits=4, class_predicate=_divisible)
+    rows = prefilled(model, 16)
+    forms.clear()
+    mx.eval(step(model, rows))
+    assert forms
+    assert {form[:2] for form in forms} == {(1, 16)}
+
+
+def _divisible(path: str, layer: nn.Module) -> bool:
+    return hasattr(layer, "to_quantized") and layer.weight.shape[-1] % 32 == 0
+
+
+def prefilled(model: TextModel, rows: int) -> Layout:
+    layout = make_layout("padded")
+    for i in range(rows):
+        cache, tokens = model.make_cache(), [30] * (3 + 9 * i)
+        mx.eval(model.prefill(PrefillChunk(Prompt(tokens), 0, len(tokens), cache)))
+        layout.add(new_request(tokens).rows[0], cache)
+    return layout

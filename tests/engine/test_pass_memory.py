@@ -149,8 +149,11 @@ def test_the_memory_of_metal_cuda_and_cpu_is_found(
         monkeypatch.setattr(mx, "device_info", lambda: told)
         return memory.memory_limit(None)
 
-    cuda = limit(total_memory=140 * GIGA, free_memory=3 * GIGA)
-    assert cuda == int(0.85 * 140 * GIGA)
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 2 * GIGA)
+    monkeypatch.setattr(mx, "get_cache_memory", lambda: GIGA)
+    cuda = limit(total_memory=140 * GIGA, free_memory=30 * GIGA)
+    assert cuda == int(0.85 * 33 * GIGA), "other processes use the rest"
+    assert limit(total_memory=24 * GIGA, free_memory=23 * GIGA) == int(0.85 * 24 * GIGA)
     metal = limit(max_recommended_working_set_size=40 * GIGA, memory_size=64 * GIGA)
     assert metal == int(0.85 * 40 * GIGA)
     assert 0 < limit(architecture="x86_64") < 2**44
