@@ -160,7 +160,8 @@ class Chunking:
     def brief(self, job: PrefillJob) -> bool:
         """Whether decoding rows could wait for the whole prompt in one pass."""
         most = min(BRIEF, self.limits.max_chunk)
-        return job.cost <= most and self.own_pass(job, job.cost) <= self.longest_gap
+        brief = len(job.tokens) - job.estimated_cached <= most and job.cost <= most
+        return brief and self.own_pass(job, job.cost) <= self.longest_gap
 
     @property
     def mixes(self) -> bool:
