@@ -125,11 +125,11 @@ def engine_settings(environ: Mapping[str, str] = os.environ) -> EngineSettings:
         for name, kind in _KINDS.items()
         if environ.get(PREFIX + name.upper())
     }
-    return EngineSettings(**{"disk_cache": _home(environ)} | given)  # type: ignore[arg-type]
+    return EngineSettings(**{"disk_cache": home_state(environ)} | given)  # type: ignore[arg-type]
 
 
-def _home(environ: Mapping[str, str]) -> Path | None:
-    """`None`: this user has no home."""
+def home_state(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The state folder, if this user has a home."""
     try:
         return state_folder(environ)
     except RuntimeError:

@@ -13,12 +13,12 @@ from .. import __version__
 from ..config import PREFIX
 from ..installed import installed_version
 from ..registry.discovery import SELECTION
-from ..upstream.command_buffers import LIMITS
+from ..upstream.device_variables import NAMES
 
 OWN, PYTHON = "mlx-provider", "python"
 NOT_THE_ENGINES = {
     *(PREFIX + name for name in ("API_KEY", "IDLE_TIMEOUT", "RUNTIME_DIR", "TRANSPORT")),
-    *LIMITS,
+    *NAMES,
 }
 """Secret variables, those without effect for clients of a running engine, and those that the engine
 sets itself."""

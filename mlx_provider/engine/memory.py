@@ -77,14 +77,20 @@ def leaves(cache: Sequence[Any]) -> list[Any]:
 
 
 def memory_limit(chosen: int | None) -> int:
-    """Bytes that this process may use on the device. Metal recommends a working set; CUDA reports
-    only its own memory (mlx 0.32, `device_info`)."""
+    """Bytes that this process may use on the device.
+
+    Metal recommends a working set. CUDA reports its own memory, and how much of it no process uses
+    (mlx 0.32, `device_info`).
+    """
     if chosen is not None:
         return chosen
     info = mx.device_info()
     for name in ("max_recommended_working_set_size", "total_memory"):
         own = info.get(name)
         if isinstance(own, int) and own > 0:
+            free = info.get("free_memory")
+            if isinstance(free, int):
+                own = min(own, free + mx.get_active_memory() + mx.get_cache_memory())
             return int(RECOMMENDED_SHARE * own)
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return int(HOST_SHARE * host)

@@ -18,6 +18,7 @@ class Replacement:
     module: str
     """The module that defines it; functions of the same name from other modules stay."""
     name: str
+    """A function of that module, or `Class.method` of it with `at_home`."""
     make: Callable[[Function], Function]
     """(original) -> a function with the same arguments and result, up to rounding.
 

@@ -16,13 +16,20 @@ from typing import Any, NoReturn
 from .. import __version__
 from ..client.lifecycle import READY, limit_log
 from ..client.runtime_folder import EngineLock, holder, prepare
-from ..config import EngineSettings, Runtime, engine_settings, removed_variables, runtime
+from ..config import (
+    EngineSettings,
+    Runtime,
+    engine_settings,
+    home_state,
+    removed_variables,
+    runtime,
+)
 from ..errors import BadRequest, EngineUnavailable, MLXProviderError
 from ..log_lines import log_to_stderr, printable
 from ..protocol.events import ErrorBody
 from ..serving.interface import Deliver, Service
 from ..upstream.blas import active, preload
-from ..upstream.command_buffers import enlarge
+from ..upstream.device_variables import set_variables
 from ..upstream.heap import keep_freed
 from ..upstream.installed import require_mlx
 from ..upstream.quiet import quiet_transformers
@@ -108,7 +115,7 @@ def chat_service(settings: EngineSettings, deliver: Deliver) -> Service:
 def prepare_mlx() -> None:
     """Call before the first import of MLX. Raises `NotInstalled` if it is missing."""
     preload()
-    enlarge()
+    set_variables(home_state())
     keep_freed()
     require_mlx()
 

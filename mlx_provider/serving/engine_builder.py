@@ -118,7 +118,7 @@ class EngineBuilder:
         engine = Engine(
             weights.model,
             scheduler,
-            layout=found.layout,
+            layout=found.decoding,
             mixes=found.mixes,
             fixed=fixed.shapes if fixed else None,
             make_cache=kv.make_cache,
@@ -208,7 +208,8 @@ class EngineBuilder:
             with measuring(1, "how rows decode together"):
                 found = tried(model, make_cache, options.kv_bits, kv.layouts, reserve)
             with measuring(2, "the time of passes"):
-                curve = calibrate(model, make_cache, reserve)
+                curve, padded = calibrate(model, make_cache, found, reserve)
+                found = replace(found, padded=padded)
             with measuring(3, "the memory of passes"):
                 passes = measure(model, make_cache, curve, reserve)
             if found.shares:
@@ -244,7 +245,7 @@ def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:
     how = (
         fixed_passes(fixed.summary)
         if fixed
-        else batching(found.layout, found.mixes, found.noise_floor)
+        else batching(found.decoding, found.mixes, found.noise_floor)
     )
     drafts = instance.drafter and f", drafts by {instance.drafter}"
     part = instance.engine.sparse_prefill

@@ -6,7 +6,6 @@ import functools
 import logging
 import sys
 from collections.abc import Iterable
-from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
@@ -53,34 +52,34 @@ def equip(loaded: LoadedModel, registry: PluginRegistry) -> str | None:
 def install(name: str, replacements: Iterable[Replacement], model: nn.Module) -> bool:
     """Replace functions in the modules from which `model`'s layers call them. Idempotent. Returns
     whether there is any."""
-    found = [
-        patch(
-            _modules(each, model), each.name, functools.partial(_made, each), key=(name, each.name)
-        )
-        for each in replacements
-    ]
+    found = []
+    for each in replacements:
+        owners, attribute = _owners(each, model)
+        make = functools.partial(_made, each)
+        found.append(patch(owners, attribute, make, key=(name, each.name)))
     return any(found)
 
 
 def remove(name: str, replacements: Iterable[Replacement], model: nn.Module) -> None:
     """Undo `install`, for every model that shares modules with this one."""
     for each in replacements:
-        unpatch(_modules(each, model), (name, each.name))
+        unpatch(_owners(each, model)[0], (name, each.name))
 
 
 def _made(each: Replacement, original: Function) -> Function | None:
-    """`None` for another function of that name, or if the original is better."""
-    if (getattr(original, "__module__", ""), getattr(original, "__name__", "")) != (
-        each.module,
-        each.name,
-    ):
+    """`None` for a different function of that name, or if the original is better."""
+    defined = getattr(original, "__module__", ""), getattr(original, "__name__", "")
+    if defined != (each.module, each.name.rpartition(".")[2]):
         return None
     made = each.make(original)
     return None if made is original else functools.wraps(original)(made)
 
 
-def _modules(each: Replacement, model: nn.Module) -> list[ModuleType]:
+def _owners(each: Replacement, model: nn.Module) -> tuple[list[Any], str]:
+    """The modules or the class in which the function is replaced, and its name there."""
+    kind, _, name = each.name.rpartition(".")
     if not each.at_home:
-        return namespaces(model)
-    home = sys.modules.get(each.module)
-    return [] if home is None else [home]
+        return list(namespaces(model)), name
+    home: Any = sys.modules.get(each.module)
+    owner = getattr(home, kind, None) if kind else home
+    return [] if owner is None else [owner], name

@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..engine.execution.calibration import Reserve, unlimited
+from ..engine.execution.deep_cache import Reserve, unlimited
 from ..engine.execution.probe import Probe, probe
 from ..engine.memory import arrays
 from ..errors import wrong_option

@@ -33,8 +33,8 @@ LARGEST = 2**20
 ENTRIES = 64
 """Entries (model and KV cache); the oldest is dropped first."""
 UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm")
-FORMAT = 8
-"""Changes with the method of measurement; entries of other versions are not used."""
+FORMAT = 9
+"""Version of the measurements and their method. Entries of other versions are not used."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,16 @@ class Measured:
 
     @property
     def sound(self) -> bool:
-        """This version can have written it."""
-        points = (*self.curve.widths, *self.curve.depths)
-        numbers = [self.probe.noise_floor, *(number for point in points for number in point)]
+        """Whether this version can have written it."""
+        points = (*self.curve.widths, *self.curve.depths, *self.curve.rows)
+        numbers = [self.probe.noise_floor, self.curve.first]
+        numbers += [number for point in points for number in point]
         numbers += vars(self.passes).values() if self.passes is not None else ()
         return (
             self.probe.layout in LAYOUTS
             and bool(self.curve.widths)
             and self.least_shared > 0
+            and math.isfinite(self.curve.saved or 0)
             and all(math.isfinite(number) and number >= 0 for number in numbers)
         )
 

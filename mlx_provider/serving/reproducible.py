@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..engine.execution.calibration import Reserve
+from ..engine.execution.deep_cache import Reserve
 from ..engine.execution.exactness import exact_rows
 from ..engine.execution.probe import Probe
 from ..engine.fixed_shapes import FixedShapes

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from ..engine.execution.calibration import Reserve
+from ..engine.execution.deep_cache import Reserve
 from ..engine.memory import MemoryProfile
 from ..engine.scheduling.scheduler import Budget
 from .load_queue import LoadQueue

@@ -11,35 +11,37 @@ from ..records import Function
 
 
 def patch(
-    modules: Iterable[ModuleType],
+    owners: Iterable[Any],
     name: str,
     make: Callable[[Function], Function | None],
     key: Hashable = None,
 ) -> bool:
-    """Replace each function `name` of the modules by `make(original)`; if that is `None`, the
-    original stays. A function has at most one patch with each `key` (default: `make` itself).
-    Returns whether a function has a patch with `key`."""
+    """Replace each function `name` of the modules or classes by `make(original)`.
+
+    If `make` returns `None`, the original stays. A function can have several patches, but only one
+    with the same `key` (default: `make` itself). Returns whether a function has a patch with `key`.
+    """
     key = make if key is None else key
     patched = False
-    for module in [each for each in modules if callable(getattr(each, name, None))]:
-        original = getattr(module, name)
+    for owner in [each for each in owners if callable(getattr(each, name, None))]:
+        original = getattr(owner, name)
         if any(layer.patch == key for layer in _patches(original)):
             patched = True
             continue
         ours: Any = make(original)
         if ours is not None:
             ours.original, ours.patch = original, key
-            setattr(module, name, ours)
+            setattr(owner, name, ours)
             patched = True
     return patched
 
 
-def unpatch(modules: Iterable[ModuleType], key: Hashable) -> None:
+def unpatch(owners: Iterable[Any], key: Hashable) -> None:
     """Remove the patches with that key, except where a later patch wraps them."""
-    for module in modules:
-        for name, function in list(vars(module).items()):
+    for owner in owners:
+        for name, function in list(vars(owner).items()):
             if next((layer.patch == key for layer in _patches(function)), False):
-                setattr(module, name, function.original)
+                setattr(owner, name, function.original)
 
 
 def _patches(function: Any) -> Iterator[Any]:

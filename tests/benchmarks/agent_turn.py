@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any
 
 import mlx_provider
-from device_curves import CHIPS, HOST, MODELS, Estimate, Thinned
+from device_curves import CHIPS, HOST, MODELS, Estimate
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.engine.engine import Engine
@@ -333,6 +333,7 @@ def _first_token(device: Estimate, setting: Setting, turn: Turn) -> float:
     kept = round(DEPTH * turn.prefilled / turn.used.prompt_tokens)
     scoring = 0.0
     if setting.sparse:
-        scored = Thinned(Estimate(device.chip, SCORER), scoring_passes(DEPTH), kept)
-        scoring = sum(map(scored.seconds, range(len(scored.pieces))))
+        scorer = Estimate(device.chip, SCORER)
+        pieces = scoring_passes(DEPTH)
+        scoring = sum(HOST + scorer.seconds(0, 0, tokens, depth) for tokens, depth in pieces)
     return HOST + scoring + device.seconds(0, 0, kept, kept // 2)

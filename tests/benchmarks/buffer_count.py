@@ -19,9 +19,9 @@ from kernel_count import VIEWS
 from mlx_provider.engine.execution.batch_layout import Layout
 from mlx_provider.engine.execution.decode_batch import run_pass
 from mlx_provider.families.text import TextModel
-from mlx_provider.upstream.command_buffers import LIMITS
+from mlx_provider.upstream.device_variables import BUFFERS
 
-OURS = tuple(map(int, LIMITS.values()))
+OURS = tuple(map(int, BUFFERS.values()))
 DEFAULT = (50, 50)
 """Of a Max chip; 40 of a base or Pro chip."""
 PER_WEIGHT = 1 / 8 + 2 / 64

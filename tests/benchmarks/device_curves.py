@@ -1,25 +1,16 @@
-"""The scheduler on the curves of devices that people have: a prompt beside streams, no clock.
-
-Curves are estimates from published figures; what a chip reads and computes is apart from what a
-model needs of it. Nothing here imports mlx.
+"""Curves of devices, estimated from published figures: what a chip reads and computes, and what a
+model needs of it. They prove decisions, not speed: no device was measured. It imports no mlx.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
 
-from mlx_provider.engine.request import PrefillJob, Request, Row, SamplingParams
 from mlx_provider.engine.scheduling.chunking import LONGEST_GAP
-from mlx_provider.engine.scheduling.costs import Costs, Curve
-from mlx_provider.engine.scheduling.pass_timer import PassTimer
+from mlx_provider.engine.scheduling.costs import Curve
 from mlx_provider.engine.scheduling.plan import GRID
-from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
-from mlx_provider.protocol.event_queue import EventQueue
-from mlx_provider.records import Prompt
-from mlx_provider.testing.driver import TokenOutput
 
 PROMPT = 16_000
 STREAM = 8_000
@@ -27,7 +18,7 @@ STREAM = 8_000
 HOST = 0.002
 """Seconds in which a step is launched."""
 WIDTHS = (1, 4, 8, 16, 32, 64, 256)
-DEEP_WIDTHS = (1, 4, 5, 8, 16, 64, 128, 256, 1024)
+DEEP_WIDTHS = (1, 8, 64, 256, 1024)
 DEPTH = 8192
 """Of the deep cache over which a device is measured."""
 WIDE = 2**50
@@ -172,163 +163,3 @@ class Estimate:
             return once * max(1, 0.85 * ceil(width / 5))
         tile = chip.tile * model.products / chip.products
         return max(once, tile * ceil(width / chip.tile))
-
-
-@dataclass(frozen=True)
-class Timed:
-    """A device that was timed more closely than the engine does at load."""
-
-    passes: Curve
-    known: Curve
-    """What the engine finds at load."""
-    mixes: bool
-    grid: int
-
-    def seconds(self, rows: int, keys: int, chunk: int = 0, depth: int = 0) -> float:
-        return Costs(self.passes).pass_of(rows, keys, chunk, depth)
-
-    def measured(self) -> Curve:
-        return self.known
-
-
-@dataclass(frozen=True)
-class Outcome:
-    rate: float
-    """Prompt tokens a second."""
-    pace: float
-    """Tokens a second of each stream, while the prompt is prefilled."""
-    worst: float
-    """Longest gap between two tokens of a stream, seconds."""
-    first: float = 0.0
-    """Seconds to the first token of a brief prompt that comes meanwhile."""
-
-
-@dataclass(frozen=True)
-class Thinned:
-    """A prompt that a smaller model scores before a part of it is prefilled."""
-
-    scorer: Device
-    pieces: Sequence[tuple[int, int]]
-    """(tokens, tokens before them) of each of its passes."""
-    kept: int
-    """Tokens that are prefilled."""
-
-    def seconds(self, piece: int) -> float:
-        """Of one of the scorer's passes."""
-        tokens, depth = self.pieces[piece]
-        return HOST + self.scorer.seconds(0, 0, tokens, depth)
-
-
-def simulate(
-    device: Device,
-    streams: int,
-    target: float = 0.1,
-    *,
-    grid: int | None = None,
-    prompt: int = PROMPT,
-    held: int = STREAM,
-    brief: int = 0,
-    thinned: Thinned | None = None,
-) -> Outcome:
-    """A prompt beside streams of `held` tokens, on a device that runs one pass after the other.
-
-    `grid`: another one than the device's own; `brief`: tokens of a prompt that comes when half of
-    the long one is computed.
-    """
-    costs = Costs(device.measured())
-    budget = Budget(lambda tokens: tokens, lambda: WIDE, lambda need: None, lambda: WIDE)
-    limits = Limits(64, 256, target, MAX_CHUNK, 2048)
-    scheduler = Scheduler(limits, budget, costs, grid=device.grid if grid is None else grid)
-    timer = PassTimer(costs)
-    for _ in range(streams):
-        job = scheduler.submit(_request(held), 0.0)
-        scheduler.admit(0.0)
-        scheduler.join(job)
-        scheduler.decode(job.rows[0])
-    now = free = rows_ended = read = 0.0
-    behind: list[float] = []
-    gaps: list[float] = []
-    job = scheduler.submit(_request(prompt), now)
-    job.scoring = None if thinned is None else _NEVER
-    other: PrefillJob | None = None
-    arrived = first = 0.0
-    while job.remaining:
-        if brief and other is None and 2 * job.done >= prompt:
-            other, arrived = scheduler.submit(_request(brief), now), now
-        scheduler.admit(now)
-        plan = scheduler.plan(now, mixes=device.mixes, stalled=now - read + sum(behind))
-        scheduler.ran(plan)
-        chunking, own = scheduler.chunking, None if plan.mixed else plan.chunk
-        keys = sum(row.length for row in plan.rows)
-        size = plan.chunk.size if plan.chunk is not None else 0
-        ended = rows_ended
-        if plan.rows:
-            load = chunking.load(plan.rows, plan.chunk if plan.mixed else None)
-            timer.launched(plan.pass_seconds, now, load)
-            mixed = (load.chunk, load.depth)
-            free = max(free, now + HOST) + device.seconds(len(plan.rows), keys, *mixed)
-            now, rows_ended = max(now + HOST, ended), free
-            timer.ended(now, left=1 + len(behind))
-            behind = []
-            gaps.append(now - read)
-            read = now
-        if own is not None:
-            timer.launched(plan.chunk_seconds, now, chunking.load((), own))
-            free = max(free, now + HOST) + device.seconds(0, 0, size, own.start)
-            behind.append(plan.chunk_seconds)
-            if not plan.rows:
-                now, behind = free, []
-                timer.ended(now)
-        if plan.scored is not None and thinned is not None:
-            now = free = _score(job, thinned, max(now, free), now + plan.scoring_seconds)
-            timer.forget()
-        if plan.chunk is not None:
-            plan.chunk.job.done += size
-        if other is not None and not (first or other.remaining):
-            first = max(now, free) - arrived
-            scheduler.drop(other.request)
-    took = max(now, free)
-    return Outcome(prompt / took, len(gaps) / took, max(gaps[2:], default=0.0), first)
-
-
-class _Never:
-    """A scoring of which the simulation knows what it takes."""
-
-    def advance(self) -> None:
-        return None
-
-
-_NEVER = _Never()
-
-
-def _score(job: PrefillJob, thinned: Thinned, now: float, end: float) -> float:
-    """Run pieces of a scoring; when they are done. With the last one the prompt is thinned out."""
-    took = 0.0
-    while job.pieces < len(thinned.pieces) and (not took or now + took <= end):
-        took = thinned.seconds(job.pieces)
-        now += took
-        job.pieces += 1
-    if job.pieces == len(thinned.pieces):
-        job.scoring = None
-        job.request.kept = range(thinned.kept)
-        job.thin_out(job.request.kept)
-    return now
-
-
-def pace_alone(device: Device, streams: int, held: int = STREAM) -> float:
-    """Tokens a second of each stream while no prompt is there."""
-    return 1 / max(HOST, device.seconds(streams, streams * held))
-
-
-def share(device: Device, streams: int, target: float, *, prompt: int, held: int) -> float:
-    """How much of the device is used beside streams: the prompt's rate as a part of that on an idle
-    device, and the streams' pace as a part of that without a prompt."""
-    found = simulate(device, streams, target, prompt=prompt, held=held)
-    idle = simulate(device, 0, prompt=prompt).rate
-    return found.rate / idle + found.pace / pace_alone(device, streams, held)
-
-
-def _request(length: int) -> Request:
-    made = Request("r", Prompt([1] * length), SamplingParams(), 1000, EventQueue())
-    made.rows = [Row(made, 0, TokenOutput())]
-    return made

@@ -1,9 +1,5 @@
 """What sparse prefill saves of the time to the first token; `mlx-provider eval needle` says what it
-forgets.
-
-(prefill) whole and in part, of random weights or the checkpoint. (curves) the same of an 8B model
-that one of 0.6B scores, on the curves of devices, by the scheduler; no figure of it depends on this
-machine.
+forgets: whole and in part, of random weights or the checkpoint.
 """
 
 from __future__ import annotations
@@ -19,15 +15,7 @@ from typing import Any
 import numpy as np
 
 from batch_generator import MODEL, sizes
-from device_curves import (
-    CHIPS,
-    MODELS,
-    Estimate,
-    Model,
-    Outcome,
-    Thinned,
-    simulate,
-)
+from device_curves import Model
 from mlx_provider.commands import load_model
 from mlx_provider.engine.execution.calibration import calibrate
 from mlx_provider.engine.execution.probe import Probe, probe
@@ -46,18 +34,14 @@ from mlx_provider_bench.subjects.batching import server_engine
 REPLY = 12
 LEAST = 256
 """Tokens from which on a prompt is thinned out."""
-LONG = 32_000
-"""Tokens of a prompt on the curves."""
 SCORER = Model(0.34e9, 0.9e9, key=114_688, heads=2, bandwidth=1.0, pair=0.23e6)
 """0.6B in 4 bit."""
-SCORED = "dense 8B"
 
 
 @dataclass(frozen=True)
 class Plan:
     """What is measured, and on what."""
 
-    parts: Sequence[str] = ("prefill", "curves")
     shares: Sequence[float] = (1.0, 0.7, 0.5, 0.3, 0.2)
     """Of the prompt that is kept; 1: no sparse prefill."""
     prompt: int = 4096
@@ -97,19 +81,12 @@ class Setting:
 
 
 def bench(plan: Plan) -> Result:
-    """Run the named parts; JSON-able. A table of each goes to stderr."""
-    result = surroundings(plan.dtype)
-    for part in plan.parts:
-        if part == "curves":
-            rows = list(curves(plan))
-        else:
-            with tempfile.TemporaryDirectory() as scratch:
-                setting = _setting(plan, Path(scratch))
-                result["model"] = size_of(setting.model)
-                rows = list(prefill(setting))
-        result[part] = rows
-        print_rows(part, TABLES[part], rows)
-    return result
+    """JSON-able. A table goes to stderr."""
+    with tempfile.TemporaryDirectory() as scratch:
+        setting = _setting(plan, Path(scratch))
+        rows = list(prefill(setting))
+        print_rows("prefill", TABLE, rows)
+        return surroundings(plan.dtype) | {"model": size_of(setting.model), "prefill": rows}
 
 
 def _setting(plan: Plan, scratch: Path) -> Setting:
@@ -118,7 +95,7 @@ def _setting(plan: Plan, scratch: Path) -> Setting:
         folder, draft = _random(plan, scratch)
     model = load_model(folder, plan.dtype)
     found = probe(model, model.make_cache, model.kv_layouts)
-    curve = calibrate(model, model.make_cache)
+    curve = calibrate(model, model.make_cache, found)[0]
     options = ModelOptions(drafter="model", draft_model=str(draft))
     registry = PluginRegistry.discover()
     scorer = drafts_of(registry, folder, model, options).scorer
@@ -166,55 +143,10 @@ def prefill(setting: Setting) -> Iterator[Result]:
         }
 
 
-# -- curves
-
-
-def curves(plan: Plan) -> Iterator[Result]:
-    """A long prompt alone and beside a stream, whole and in part."""
-    from mlx_provider_drafters.prompt_scoring import passes
-
-    for chip in CHIPS.values():
-        device, scorer = Estimate(chip, MODELS[SCORED]), Estimate(chip, SCORER)
-        name = next(each for each, own in CHIPS.items() if own is chip)
-        for streams in (0, 1):
-            whole = simulate(device, streams, prompt=LONG)
-            for share in plan.shares:
-                thinned = Thinned(scorer, passes(LONG), round(share * LONG)) if share < 1 else None
-                found = simulate(device, streams, prompt=LONG, thinned=thinned)
-                scoring = 0.0 if thinned is None else _scoring_seconds(thinned)
-                yield _on_curve(name, streams, share, found, whole) | {"scoring": scoring}
-
-
-def _scoring_seconds(thinned: Thinned) -> float:
-    return sum(thinned.seconds(piece) for piece in range(len(thinned.pieces)))
-
-
-def _on_curve(name: str, streams: int, share: float, found: Outcome, whole: Outcome) -> Result:
-    return {
-        "device": name,
-        "streams": streams,
-        "share": share,
-        "seconds": LONG / found.rate,
-        "faster": found.rate / whole.rate,
-        "longest_gap": found.worst if streams else None,
-    }
-
-
-TABLES = {
-    "prefill": {
-        "tokens": "prompt",
-        "share": "share",
-        "kept": "kept",
-        "seconds": "seconds",
-        "times as fast": "faster",
-    },
-    "curves": {
-        "device": "device",
-        "streams": "streams",
-        "share": "share",
-        "seconds": "seconds",
-        "of them scoring": "scoring",
-        "times as fast": "faster",
-        "longest gap": "longest_gap",
-    },
+TABLE = {
+    "tokens": "prompt",
+    "share": "share",
+    "kept": "kept",
+    "seconds": "seconds",
+    "times as fast": "faster",
 }

@@ -40,7 +40,7 @@ def test_an_account_with_a_larger_share_gets_more() -> None:
     jobs = {
         share: [run.ask(f"{share}", LONG, 1, share=share) for _ in range(9)] for share in (1, 3)
     }
-    for _ in range(200):
+    for _ in range(300):
         run.step()
     assert served(jobs[1]) > LONG
     assert served(jobs[3]) == pytest.approx(3 * served(jobs[1]), abs=LONG)

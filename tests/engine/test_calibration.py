@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from device_curves import CHIPS, MODELS, Chip, Estimate, Model
 from few_passes import OF_THE_PRODUCT
 from mlx_provider import ModelInfo, PrefillChunk, Prompt
 from mlx_provider.engine.execution import calibration
-from mlx_provider.engine.execution.calibration import (
-    DEEP_WIDTHS,
-    DEPTHS,
-    WIDTHS,
-    calibrate,
-)
+from mlx_provider.engine.execution.calibration import DEPTHS, WIDTHS, calibrate
 from mlx_provider.engine.execution.pass_memory import measure
-from mlx_provider.engine.memory import profile
-from mlx_provider.engine.scheduling.chunking import IDLE_SECONDS
+from mlx_provider.engine.execution.probe import Probe
+from mlx_provider.engine.memory import MemoryProfile, profile
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
 from mlx_provider.families.text import TextModel
 
@@ -30,6 +23,9 @@ from mlx_provider.families.text import TextModel
 def _passes_of_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in OF_THE_PRODUCT.items():
         monkeypatch.setattr(calibration, name, value)
+
+
+FOUND = Probe("grouped", MemoryProfile(0, 0), (), mixes=True, padded=True)
 
 
 @dataclass
@@ -54,16 +50,16 @@ class Timed:
 @pytest.mark.parametrize("context", [2, 128, 1024, 2600, 32768])
 def test_no_pass_reaches_beyond_the_context(qwen3: TextModel, context: int) -> None:
     model = Timed(qwen3, replace(qwen3.info, context_length=context))
-    curve = calibrate(model, qwen3.make_cache)  # type: ignore[arg-type]
+    curve, _ = calibrate(model, qwen3.make_cache, FOUND)  # type: ignore[arg-type]
     assert max(model.reached, default=0) <= context
     assert bool(curve.depths) == (context > DEPTHS[-1])
     assert (curve is UNMEASURED) == (context == 2)
 
 
 def test_a_failed_pass_is_not_measured(qwen3: TextModel) -> None:
-    for fails_from, widths in ((1, ()), (4, ()), (256, WIDTHS[:-1])):
+    for fails_from, widths in ((1, ()), (4, ()), (256, WIDTHS[:6])):
         model = Timed(qwen3, qwen3.info, fails_from)
-        curve = calibrate(model, qwen3.make_cache)  # type: ignore[arg-type]
+        curve, _ = calibrate(model, qwen3.make_cache, FOUND)  # type: ignore[arg-type]
         assert set(widths) <= {n for n, _ in curve.widths} or (curve is UNMEASURED and not widths)
         assert all(n < fails_from for n, _ in curve.widths) or curve is UNMEASURED
 
@@ -101,7 +97,7 @@ def test_passes_stay_within_the_free_memory(
     )
     before = mx.get_active_memory()
     for measured in (
-        lambda: calibrate(model, qwen3.make_cache, reserve=room.reserve),  # type: ignore[arg-type]
+        lambda: calibrate(model, qwen3.make_cache, FOUND, room.reserve)[0],  # type: ignore[arg-type]
         lambda: measure(model, qwen3.make_cache, UNMEASURED, reserve=room.reserve),  # type: ignore[arg-type]
     ):
         reset()
@@ -113,60 +109,3 @@ def test_passes_stay_within_the_free_memory(
             assert len(curve.widths) > 2
             assert bool(curve.depths) == bool(deepest)
             assert deepest <= max(model.reached) < 2 * max(deepest, 512)
-
-
-# -- curves of existing devices, on a simulated clock
-
-BASE = Chip(90e9, products=2.9e12, attention=2.25e12, vector=0.5e12, plateau=40)
-"""10 cores: a quarter of an M3 Max."""
-DEVICES = CHIPS | {
-    "M3": BASE,
-    "M3 Pro": Chip(140e9, products=5.2e12, attention=4e12, vector=0.9e12, plateau=50),
-    "M4": replace(BASE, bytes=108e9, products=3.4e12),
-    "M4 Pro": Chip(250e9, products=7.2e12, attention=5.6e12, vector=1.3e12, plateau=60),
-    "M4 Max": Chip(500e9, products=14e12, attention=11e12, vector=2.6e12, plateau=78),
-    "M5": Chip(140e9, products=11e12, attention=9e12, vector=0.8e12, plateau=80),
-}
-LOADED = MODELS | {
-    "dense 14B": Model(8.3e9, 28e9, 163_840, heads=5, bandwidth=1.0, pair=0.82e6),
-    "dense 32B": Model(18.4e9, 64e9, 262_144, heads=8, bandwidth=0.8, pair=1.05e6),
-    "hybrid 27B": Model(15.3e9, 51.6e9, 65_536, heads=6, bandwidth=0.3, pair=0.3e6, recurrent=0.2),
-}
-FIRST_KERNEL = 0.03
-"""Seconds by which the first pass of each width takes longer."""
-
-
-@dataclass
-class OnAClock:
-    """A model whose passes only advance a clock."""
-
-    device: Estimate
-    now: float = 0.0
-    seen: set[tuple[int, bool]] = field(default_factory=set)
-    info: Any = field(default_factory=lambda: SimpleNamespace(context_length=40_960, vocab_size=9))
-
-    def prefill(self, chunk: PrefillChunk) -> mx.array:
-        width, deep = chunk.stop - chunk.start, chunk.start >= DEPTHS[0]
-        first = (width, deep) not in self.seen
-        self.seen.add((width, deep))
-        self.now += self.device.seconds(0, 0, width, chunk.start) + FIRST_KERNEL * first
-        return mx.zeros(1)
-
-
-@pytest.mark.parametrize("chip", DEVICES)
-def test_the_slopes_of_a_deep_cache_are_found_on_every_device(
-    chip: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For each width of a chunk at that depth."""
-    monkeypatch.setattr(calibration, "SLOW_DEPTHS", DEPTHS[:1])
-    for needs in LOADED.values():
-        model = OnAClock(device := Estimate(DEVICES[chip], needs))
-        monkeypatch.setattr(
-            calibration, "time", SimpleNamespace(perf_counter=lambda of=model: of.now)
-        )
-        curve = calibrate(model, list)  # type: ignore[arg-type]
-        assert model.now < 15
-        for width in DEEP_WIDTHS:
-            if device.seconds(0, 0, width, DEPTHS[0]) <= IDLE_SECONDS:
-                assert curve.per_key(width) == pytest.approx(device.per_key(width), rel=0.15)
-        assert curve.per_key(2048) >= 0.85 * device.per_key(2048)

@@ -112,7 +112,7 @@ def test_a_vector_is_the_same_in_any_batch(
     for _ in range(4):
         engine.step()
     # slower than measured, so that other plans have smaller chunks
-    engine.scheduler.costs.pace = 50.0
+    engine.scheduler.costs.pace["chunk"] = 50.0
     together = embedded(engine, [*TEXTS[::-1], *TEXTS], pooling)
     for one, other in zip([*alone[::-1], *alone], together, strict=True):
         assert one.tobytes() == other.tobytes()

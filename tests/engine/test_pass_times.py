@@ -39,7 +39,7 @@ def test_idle_time_is_not_attributed_to_a_pass(idle: float) -> None:
             timer.launched(0.01, now)
             timer.ended(now, left=1)
             now += 0.01
-    assert costs.pace == pytest.approx(1, rel=0.1)
+    assert costs.pace["rows"] == pytest.approx(1, rel=0.1)
 
 
 @pytest.mark.parametrize(("slower", "other"), [(0.5, 0), (1, 0), (4, 0), (1, 0.1), (1, 0.5)])
@@ -55,7 +55,7 @@ def test_passes_of_another_engine_are_not_measured(slower: float, other: float) 
         if other:
             now = free = max(now, free) + other
         now += 0.002
-    assert costs.pace == pytest.approx(slower, rel=0.1)
+    assert costs.pass_of(64, 0) == pytest.approx(slower * CURVE.seconds(64), rel=0.1)
 
 
 @dataclass
@@ -87,7 +87,7 @@ def test_the_time_of_an_image_is_no_measurement_of_text(qwen3: TextModel) -> Non
     request.prompt = replace(request.prompt, spans=[image])
     engine.submit(request)
     run(engine)
-    assert costs.pace == pytest.approx(1, rel=0.05)
+    assert costs.pace["chunk"] == pytest.approx(1, rel=0.05)
 
 
 @pytest.mark.parametrize(("layout", "passes"), [("solo", 3), ("merged", 2), ("grouped", 1)])

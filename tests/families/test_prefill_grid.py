@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlx_provider import LoadedModel, LoadOptions, PrefillChunk, Prompt
-from mlx_provider.engine.scheduling.plan import GRID, grid_sizes
+from mlx_provider.engine.scheduling.plan import GRID, chunk_sizes
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.tiny import build
@@ -71,7 +71,7 @@ def test_passes_on_the_grid_give_the_same_bits(
         stops, at = [], 0
         for choice in choices:
             if at < LENGTH:
-                sizes = grid_sizes(at, LENGTH, LENGTH, GRID, LENGTH)
+                sizes = chunk_sizes(at, LENGTH, LENGTH, LENGTH, GRID)
                 at += sizes[choice % len(sizes)]
                 stops.append(at)
         assert mx.array_equal(after(model, stops), whole)

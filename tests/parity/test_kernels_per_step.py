@@ -58,6 +58,20 @@ def test_rows_in_separate_caches_launch_little_more_than_merged_rows(
     assert kernels(deep, eight) <= EIGHT_GROUPS * together
 
 
+SIXTEEN = tuple(120 * (i + 1) for i in range(16))
+
+
+def test_sixteen_unlike_rows_launch_little_more_than_one_where_rows_are_padded(
+    deep: TextModel, fusing: Replaced
+) -> None:
+    """Up to 2,000 tokens, at most three operations more in each layer. A longer row stays apart."""
+    one = kernels(deep, filled(deep, (700,)))
+    padded = filled(deep, SIXTEEN, "padded")
+    assert kernels(deep, padded) - one <= 3 * LAYERS
+    assert kernels(deep, filled(deep, SIXTEEN)) - one > 3 * LAYERS, "otherwise it proves nothing"
+    assert len(filled(deep, (700, 2000, 9000), "padded").rows.groups) == 2
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize(("rows", "most"), [(1, 700), (8, 1500)])
 def test_a_row_in_two_buffers_launches_too_many_kernels_to_avoid_a_copy(

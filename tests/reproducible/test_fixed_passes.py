@@ -32,7 +32,7 @@ def test_passes_of_a_prompt() -> None:
         assert chunk is not None
         sizes.append(chunk.size)
         job.done = chunk.stop
-        plan.costs.pace *= 1000
+        plan.costs.pace["chunk"] *= 1000
     assert sizes == [16, 16, 16, 2]
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mlx_provider.errors import NotInstalled
+from mlx_provider.errors import EngineUnavailable, NotInstalled
 from mlx_provider.upstream.installed import require_mlx
 
 
@@ -21,3 +21,15 @@ def test_without_mlx_the_remedy_is_named(
     monkeypatch.setattr(sys, "platform", platform)
     with pytest.raises(NotInstalled, match=remedy):
         require_mlx()
+
+
+def test_a_full_gpu_is_no_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message is that of an H100 whose memory another process held."""
+
+    def full(name: str) -> None:
+        raise ImportError("cudaMallocManaged(&data, size) failed: out of memory")
+
+    monkeypatch.setattr("importlib.import_module", full)
+    with pytest.raises(EngineUnavailable, match="nvidia-smi") as raised:
+        require_mlx()
+    assert not isinstance(raised.value, NotInstalled)

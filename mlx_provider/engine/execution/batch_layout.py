@@ -4,7 +4,9 @@
 - `merged`: rows of similar length share upstream's batch caches. Each such group has one pass.
 - `grouped`: all groups share one pass, which reads the weights once for any mix of lengths.
 
-A fourth layout, for reproducible models, is in `fixed_rows`.
+`padded` is `grouped` with groups of rows up to 2,048 tokens, whatever their lengths: each further
+group launches operations in every layer, which takes longer than padding on some GPUs. A layout for
+reproducible models is in `fixed_rows`.
 
 A row keeps its own cache until another row joins its group. It gets its own cache back when it is
 the last row of the group.
@@ -26,7 +28,7 @@ from ..memory import leaves
 from ..request import Row
 from .grouped_kv import joined, split, with_wide_rows
 from .mixed_chunk import MixedChunk, Turned, may_be_stale
-from .row_groups import Group, Groups
+from .row_groups import PADDED, Group, Groups
 from .unsettled import Unsettled
 
 log = logging.getLogger(__name__)
@@ -118,7 +120,7 @@ def make_layout(name: str) -> Layout:
     """A new, empty layout."""
     if name == "solo":
         return SoloLayout()
-    return MergedLayout() if name == "merged" else GroupedLayout()
+    return MergedLayout() if name == "merged" else GroupedLayout(padded=name == "padded")
 
 
 class OneTokenLayout:
@@ -205,8 +207,10 @@ class GroupedLayout:
 
     name = "grouped"
 
-    def __init__(self) -> None:
+    def __init__(self, *, padded: bool = False) -> None:
         self.rows = Groups(MERGED_BYTES)
+        if padded:
+            self.rows = Groups(PASS_BYTES, short=PADDED)
         self._joined: RowCache | None = None
         """The joint cache of several groups. `None`: it must be rebuilt."""
         self._members: list[Group] = []

@@ -1,30 +1,40 @@
-"""Times passes on this device at load, by width and by cache depth."""
+"""Times the passes that will run on this device at load: chunks, decode passes, mixed passes."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 
 from ...isolation import Isolation
 from ...records import LoadedModel, PrefillChunk, Prompt
-from ..memory import MemoryProfile, arrays, profile
+from ...upstream.cache_classes import take_back
+from ..memory import MemoryProfile, arrays, leaves, profile
 from ..row_cache import grow_by
-from ..scheduling.chunking import LONGEST_GAP
+from ..scheduling.chunking import LONGEST_GAP, WIDE
 from ..scheduling.costs import UNMEASURED, Curve
-from .deep_cache import MakeCache, copied_bytes, deep_cache, spread
+from .batch_layout import make_layout
+from .decode_batch import run_pass
+from .deep_cache import MakeCache, Reserve, copied_bytes, deep_cache, spread, unlimited
+from .mixed_chunk import MixedChunk
+from .probe import Probe, stand_in
 
 log = logging.getLogger(__name__)
 
-WIDTHS = (1, 4, 8, 16, 32, 64, 256)
-"""Tokens of the timed passes: one stream, a few streams, parts of a tile, and whole tiles."""
-DEEP_WIDTHS = (1, 4, 5, 8, 16, 64, 128, 256, 1024)
+WIDTHS = (1, 4, 8, 16, 32, 64, 256, 512, 1024, 2048)
+"""Tokens of the timed chunks: drafts, parts of a tile, and the sizes of chunks."""
+DEEP_WIDTHS = (1, 8, 64, 256, 1024)
 """Widths that are also timed over a deep cache. On Metal (mlx 0.32.4), attention has kernels for up
-to 8 tokens (4 if 8 heads share keys, so that 5 are timed). The other kernels take as long for 9
-tokens as for 64."""
+to 8 tokens; the others take as long for 9 as for 64."""
+ROWS = (1, 2, 4, 8, 16)
+"""Rows of the timed decode passes,"""
+LONGEST_ROW, SLOW_ROW = 1920, 240
+"""and tokens of the longest of them on a GPU and on a CPU. No two have the same length."""
+MIXED, BRIEF = 4, 0.2
+"""Rows of the timed mixed pass, and the most seconds of its chunk."""
 FLAT = 64
 """Widest pass, in tokens, with this flat cost."""
 DEPTHS = (8192, 4096, 2048, 1024)
@@ -34,58 +44,191 @@ SLOW_DEPTHS = DEPTHS[2:]
 """The same on a CPU."""
 SHALLOW = 8
 """A timed pass has at most this fraction (1/n) of the tokens of the deep cache."""
-REPEATS = 2
-"""Passes per width. The faster one counts, because the first may compile kernels."""
-DEEP_ENOUGH = 4.5
-"""After this many seconds, no wider pass over the deep cache is timed. A pass that is expected to
-take longer than a chunk may is not timed either."""
+REPEATS = 3
+"""Passes of each shape. The first may compile kernels and make plans, so it is apart. The fastest
+of the others counts."""
+ENOUGH = 1.5
+"""After this many seconds of passes of a kind, no further ones are timed, so that a slow machine
+loads fast. First passes do not count: what they compile is needed anyway."""
 MOSTLY = 4.0
 """If a pass over the deep cache takes this many times as long, attention dominates, and wider
 passes take proportionally longer."""
-ENOUGH = 2.0
-"""After this many seconds, wider passes are not timed, so that a slow machine loads fast."""
-WARM, WARM_PASSES = 0.2, 16
-"""Most seconds and passes of untimed warm-up: an idle device runs at a lower clock."""
+LITTLE = 0.01
+"""New shapes that take so many seconds longer are not avoided."""
+CLEARLY = 0.9
+"""Rows are padded if their passes then take less than this part of the time. Wider chunks are not
+timed if they take more than this part of the time of as many tokens in narrower ones."""
 
-Reserve = Callable[[int], bool]
-"""Reserves bytes for measurements, in place of those reserved before. Returns whether they are
-free."""
-
-
-def unlimited(nbytes: int) -> bool:
-    """The reservation of a process without a memory limit."""
-    return True
+Took = Sequence[float]
+"""Seconds of passes of one shape; the first may be the first ever. Empty: too little memory
+is free."""
 
 
-def calibrate(model: LoadedModel, make_cache: MakeCache, reserve: Reserve = unlimited) -> Curve:
+class Passes(Protocol):
+    """Runs passes of a model, `REPEATS` of each shape."""
+
+    def chunk(self, tokens: int) -> Took:
+        """A chunk at the beginning of a prompt."""
+
+    def deepen(self, depth: int) -> bool:
+        """Make the deep cache. Returns whether there is memory for it."""
+
+    def deep(self, tokens: int) -> Took:
+        """A chunk over the deep cache."""
+
+    def rows(self, lengths: Sequence[int], layout: str, chunk: int = 0) -> Took:
+        """A decode pass of rows of these lengths, and of a chunk at the beginning of a prompt."""
+
+
+class Times:
+    """What passes take, as a curve."""
+
+    def __init__(
+        self, passes: Passes, context: int, depths: Sequence[int], longest_row: int
+    ) -> None:
+        """`context`: most tokens of a row. `depths`: of the deep cache, the best first."""
+        self._passes = passes
+        self._context = context
+        self._depths = [n for n in depths if n + FLAT + REPEATS <= context]
+        self._longest_row = min(longest_row, context - REPEATS)
+        self.short: dict[int, float] = {}
+        self.deep: dict[int, float] = {}
+        self.depth = 1
+        self._first: list[float] = []
+        """By how many seconds the first passes of whole tiles were slower."""
+        self._spent = 0.0
+
+    def chunks(self) -> None:
+        """Time chunks at the beginning of a prompt."""
+        self._spent = 0.0
+        for width in (n for n in WIDTHS if n <= self._context):
+            if width > FLAT and self._known(width):
+                break
+            took = self._took(self._passes.chunk, width)
+            if not took:
+                break
+            self.short[width] = self._later(took)
+            if width >= FLAT:
+                self._first.append(max(0.0, took[0] - self.short[width]))
+
+    def _known(self, width: int) -> bool:
+        """Whether a chunk takes as long for each token as narrower ones, or too long to run."""
+        (n, s), (m, t) = sorted(self.short.items())[-2:]
+        return t * width / m > LONGEST_GAP or (m > FLAT and t >= CLEARLY * s * m / n)
+
+    def over_deep_cache(self) -> None:
+        """Time chunks over the deepest cache for which there is memory."""
+        depth = 0
+        with Isolation() as tried:
+            depth = next(filter(self._passes.deepen, self._depths), 0)
+        if not depth:
+            if self._depths:
+                why = "too little memory is free" if tried.fault is None else tried.fault.summary
+                log.info("passes over a deep cache are not timed: %s", why)
+            return
+        self.depth, self._spent = depth, 0.0
+        for width in (n for n in DEEP_WIDTHS if n in self.short and n * SHALLOW <= depth):
+            if depth + width > self._context or self._dominates(width):
+                break
+            took = self._took(self._passes.deep, width)
+            if not took:
+                break
+            self.deep[width] = self._later(took)
+
+    def _dominates(self, width: int) -> bool:
+        """Whether what wider passes take is known, or is longer than a chunk may take."""
+        if width <= FLAT:
+            return False
+        widest = max(self.deep)
+        attends = self.deep[widest] > MOSTLY * self.short[widest]
+        return attends or self.deep[widest] * width / widest > LONGEST_GAP
+
+    def rows(self, layout: str) -> dict[int, float]:
+        """Time decode passes of rows of unlike lengths."""
+        found: dict[int, float] = {}
+        self._spent = 0.0
+        for count in ROWS:
+            took = self._took(self._passes.rows, self.unlike(count), layout)
+            if not took:
+                break
+            found[count] = self._later(took)
+        return found
+
+    def saved(self, layout: str, rows: dict[int, float]) -> float | None:
+        """By how many seconds a mixed pass is faster than two passes. `None`: not measured."""
+        width = max((n for n, s in self.short.items() if n <= WIDE and s <= BRIEF), default=0)
+        if MIXED not in rows or width < 2:
+            return None
+        self._spent = 0.0
+        took = self._took(self._passes.rows, self.unlike(MIXED), layout, width)
+        return rows[MIXED] + self.short[width] - self._later(took) if took else None
+
+    def unlike(self, count: int) -> list[int]:
+        """Lengths of so many rows."""
+        return [max(1, self._longest_row * (i + 1) // count) for i in range(count)]
+
+    def curve(self, rows: dict[int, float], saved: float | None) -> Curve:
+        if len(self.short) < 2:
+            return UNMEASURED
+        first = min(self._first, default=0.0)
+        short, deep = sorted(self.short.items()), sorted(self.deep.items())
+        plain = Curve.through(short, deep, self.depth)
+        least = min(self.short.values()) / 2
+        alone = [
+            (n, max(least, took - sum(self.unlike(n)) * plain.per_key(1)))
+            for n, took in sorted(rows.items())
+        ]
+        if first < LITTLE:
+            first = 0.0
+        return Curve.through(short, deep, self.depth, alone, saved, first)
+
+    def _took(self, run: Callable[..., Took], *given: object) -> Took:
+        """What passes take. Empty: too little memory or time is left, or they fail."""
+        if self._spent > ENOUGH:
+            return ()
+        with Isolation() as tried:
+            return run(*given)
+        if tried.fault is not None:
+            log.warning("passes could not be timed: %s", tried.fault.summary)
+        return ()
+
+    def _later(self, took: Took) -> float:
+        self._spent += sum(took[1:])
+        return min(took[1:])
+
+
+def choose(times: Times, probe: Probe) -> tuple[Curve, bool]:
+    """The curve, and whether rows are padded: where passes of several rows are clearly faster."""
+    times.chunks()
+    times.over_deep_cache()
+    if probe.layout != "grouped" or not times.short:
+        return times.curve({}, None), False
+    layout, rows = "grouped", times.rows("grouped")
+    if probe.padded:
+        padded = times.rows("padded")
+        both = [n for n in padded if n in rows and n > 1]
+        if both and sum(padded[n] for n in both) < CLEARLY * sum(rows[n] for n in both):
+            layout, rows = "padded", padded
+    saved = times.saved(layout, rows) if probe.mixes else None
+    return times.curve(rows, saved), layout == "padded"
+
+
+def calibrate(
+    model: LoadedModel, make_cache: MakeCache, probe: Probe, reserve: Reserve = unlimited
+) -> tuple[Curve, bool]:
     """Time passes of `model` on the engine thread. Never raises; a pass that fails is not measured.
 
-    `reserve`: a pass for whose memory it returns `False` is not run.
+    `reserve`: a pass for whose memory it returns `False` is not run. Returns what `choose` does.
     """
-    context, depth = model.info.context_length, 0
-    # a learned position beyond the context would read memory outside its table
-    known = DEPTHS if mx.default_device() == mx.gpu else SLOW_DEPTHS
-    depths = [n for n in known if n + REPEATS * 2 * FLAT <= context]
-    timing = _Timing(model, make_cache, reserve)
-    with Isolation() as tried:
-        timing.warm()
-        if depth := next(filter(timing.fits, depths), 0):
-            timing.over(depth)
-        elif depths:
-            log.info("passes over a deep cache are not timed: too little memory is free")
-    if tried.fault is not None:
-        log.info("passes over a deep cache could not be timed: %s", tried.fault.summary)
-    with Isolation() as tried:
-        timing.short_ones([n for n in WIDTHS if REPEATS * n <= context])
-    if tried.fault is not None:
-        log.warning("passes could not be timed: %s", tried.fault.summary)
-    if len(timing.short) < 2:
-        return UNMEASURED
-    return Curve.through(sorted(timing.short.items()), sorted(timing.deep.items()), depth or 1)
+    gpu = mx.default_device() == mx.gpu
+    depths, longest = (DEPTHS, LONGEST_ROW) if gpu else (SLOW_DEPTHS, SLOW_ROW)
+    passes = OnDevice(model, make_cache, reserve)
+    times = Times(passes, model.info.context_length, depths, longest)
+    return choose(times, probe)
 
 
-class _Timing:
-    """Seconds of passes, by width."""
+class OnDevice:
+    """Passes of a model on this device."""
 
     def __init__(self, model: LoadedModel, make: MakeCache, reserve: Reserve) -> None:
         self._model = model
@@ -94,107 +237,96 @@ class _Timing:
         self._memory = MemoryProfile(0, 0)
         self._copied = 0
         """Bytes of a copy of one token of one quantised layer."""
+        self._deep: list[Any] = []
+        self._depth = 0
         self._held = 0
         """Bytes of the deep cache, and of the copy of one of its layers."""
-        self._released = 0
-        """Bytes that the last passes used at their peak and released."""
         self._over_empty = self._over_deep = (1, 0)
         """Width of the widest passes so far over an empty and over the deep cache, and the bytes
-        that they released."""
-        self.short: dict[int, float] = {}
-        self.deep: dict[int, float] = {}
+        that they released at their peak."""
 
-    def warm(self) -> None:
-        """Run untimed passes until the device reaches its clock."""
-        began = time.perf_counter()
-        for _ in range(WARM_PASSES):
+    def chunk(self, tokens: int) -> Took:
+        if tokens == 1:
             cache = self._make()
             self._timed(cache, 0, 1)
-            self._memory, self._copied = profile(cache, REPEATS), copied_bytes(cache)
-            if time.perf_counter() - began > WARM:
-                break
+            self._memory, self._copied = profile(cache, 1), copied_bytes(cache)
+        if not self._reserve(self._held + self._pass_bytes(tokens)):
+            return ()
+        took, released = [], 0
+        for _ in range(REPEATS):
+            cache = self._make()
+            grow_by(cache, tokens)
+            seconds, released = self._timed(cache, 0, tokens)
+            took.append(seconds)
+        self._over_empty = tokens, released
+        return took
 
-    def fits(self, depth: int) -> bool:
-        """Reserve the memory of passes over a cache of `depth` tokens, if it is free."""
-        return self._reserve(self._deep_bytes(depth) + self._pass_bytes(1))
+    def deepen(self, depth: int) -> bool:
+        more = depth // SHALLOW + REPEATS
+        held = self._memory.row_bytes(depth + more) + (depth + more) * self._copied
+        if not self._reserve(held + self._pass_bytes(1)):
+            return False
+        self._deep = deep_cache(self._model, self._make, depth, more)
+        self._depth, self._held = depth, held
+        return True
 
-    def over(self, depth: int) -> None:
-        """Time passes over a cache of `depth` tokens, and the same passes over an empty cache."""
-        began, start = time.perf_counter(), depth
-        self._held = self._deep_bytes(depth)
-        cache = deep_cache(self._model, self._make, depth, _behind(depth))
-        for width in _widths(depth):
-            late = start + REPEATS * width > self._model.info.context_length
-            if late or self._enough(width, began) or not self._room(width):
-                break
-            self._time_short(width)
-            self.deep[width], start = self._timed(cache, start, width)
-            self._over_deep = width, self._released
-        self._held, self._over_deep = 0, (1, 0)
+    def deep(self, tokens: int) -> Took:
+        if not self._reserve(self._held + self._pass_bytes(tokens)):
+            return ()
+        took, released = [], 0
+        for _ in range(REPEATS):
+            seconds, released = self._timed(self._deep, self._depth, tokens)
+            took.append(seconds)
+            if tokens == 1:
+                self._depth += 1
+                continue
+            for layer in leaves(self._deep):
+                if hasattr(layer, "update_and_fetch"):
+                    take_back(layer, tokens)
+        self._over_deep = tokens, released
+        return took
 
-    def _deep_bytes(self, depth: int) -> int:
-        tokens = depth + _behind(depth)
-        return self._memory.row_bytes(tokens) + tokens * self._copied
-
-    def _enough(self, width: int, began: float) -> bool:
-        """Whether to skip passes of this width and wider ones over the deep cache."""
-        late = time.perf_counter() - began > DEEP_ENOUGH
-        if width <= FLAT:
-            return late
-        widest = max(self.deep)
-        attends = self.deep[widest] > MOSTLY * self.short[widest]
-        return late or attends or self.deep[widest] * width / widest > LONGEST_GAP
-
-    def short_ones(self, widths: Sequence[int]) -> None:
-        """Time the passes of these widths that are not timed yet."""
-        began = time.perf_counter()
-        for width in [n for n in widths if n not in self.short]:
-            if not self._room(width):
-                break
-            self._time_short(width)
-            if time.perf_counter() - began > ENOUGH:
-                break
-
-    def _time_short(self, width: int) -> None:
-        cache = self._make()
-        grow_by(cache, REPEATS * width)
-        self.short[width], _ = self._timed(cache, 0, width)
-        self._over_empty = max(self._over_empty, (width, self._released))
+    def rows(self, lengths: Sequence[int], layout: str, chunk: int = 0) -> Took:
+        self._deep, self._held, self._over_deep = [], 0, (1, 0)
+        held = 2 * len(lengths) * self._memory.row_bytes(max(lengths) + REPEATS)
+        if not self._reserve(held + self._pass_bytes(chunk + len(lengths))):
+            return ()
+        rows, took = make_layout(layout), []
+        for length in lengths:
+            cache = deep_cache(self._model, self._make, length, REPEATS)
+            rows.add(stand_in([1] * length, 0), cache)
+        tokens = list(spread(self._model, max(chunk, len(lengths))))
+        for _ in range(REPEATS):
+            along = None
+            if chunk:
+                along = MixedChunk(tokens[:chunk], range(chunk), cache := self._make())
+                grow_by(cache, chunk)
+            (each,) = rows.passes(along)
+            at = [row.length for row in each.rows]
+            began = time.perf_counter()
+            first = mx.array(tokens[: len(at)], dtype=mx.int32)
+            mx.eval(run_pass(self._model, each, first, at).logits)
+            took.append(time.perf_counter() - began)
+            for row in each.rows:
+                row.tokens.append(1)
+        return took
 
     def _timed(self, cache: list[Any], start: int, width: int) -> tuple[float, int]:
-        """Seconds of the fastest of several passes over `width` tokens, and the end position."""
-        prompt = Prompt(spread(self._model, start + REPEATS * width))
-        took = []
+        """Seconds of a pass over `width` tokens, and the bytes that it released."""
+        prompt = Prompt(spread(self._model, start + width))
         mx.reset_peak_memory()
-        for _ in range(REPEATS):
-            began = time.perf_counter()
-            logits = self._model.prefill(PrefillChunk(prompt, start, start + width, cache))
-            mx.eval(logits, arrays(cache))
-            took.append(time.perf_counter() - began)
-            start += width
-        self._released = mx.get_peak_memory() - mx.get_active_memory()
-        return min(took), start
-
-    def _room(self, width: int) -> bool:
-        """Reserve the memory of passes of this width, if it is free."""
-        return self._reserve(self._held + self._pass_bytes(width))
+        began = time.perf_counter()
+        logits = self._model.prefill(PrefillChunk(prompt, start, start + width, cache))
+        mx.eval(logits, arrays(cache))
+        took = time.perf_counter() - began
+        return took, mx.get_peak_memory() - mx.get_active_memory()
 
     def _pass_bytes(self, width: int) -> int:
-        """Most bytes of such passes and of their own cache. Scores of attention over an empty cache
+        """Most bytes of such a pass and of its own cache. Scores of attention over an empty cache
         grow with the square of the width."""
         (short, over_empty), (deep, over_deep) = self._over_empty, self._over_deep
         times = width / short
         released = max(
             over_empty * max(times, times**2), over_deep * width / deep * (1 + 1 / SHALLOW)
         )
-        return self._memory.row_bytes(REPEATS * width) + int(released)
-
-
-def _widths(depth: int) -> list[int]:
-    """Widths of the passes over a cache of `depth` tokens."""
-    return [n for n in DEEP_WIDTHS if n * SHALLOW <= depth]
-
-
-def _behind(depth: int) -> int:
-    """Tokens of all these passes."""
-    return REPEATS * sum(_widths(depth))
+        return self._memory.row_bytes(width) + int(released)

@@ -12,6 +12,14 @@ from ..memory import arrays, leaves
 from ..row_cache import grow_by
 
 MakeCache = Callable[[], list[Any]]
+Reserve = Callable[[int], bool]
+"""Reserves bytes for measurements, in place of those reserved before. Returns whether they are
+free."""
+
+
+def unlimited(nbytes: int) -> bool:
+    """The reservation of a process without a memory limit."""
+    return True
 
 
 def deep_cache(model: LoadedModel, make_cache: MakeCache, depth: int, more: int) -> list[Any]:

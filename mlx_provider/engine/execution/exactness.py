@@ -20,7 +20,7 @@ from ...isolation import Isolation
 from ...records import LoadedModel
 from ..request import Row
 from . import solo_rows
-from .calibration import Reserve, unlimited
+from .deep_cache import Reserve, unlimited
 from .fixed_rows import FixedLayout
 from .probe import one_step, stand_in
 from .probe_memory import NO_ROOM, has_room

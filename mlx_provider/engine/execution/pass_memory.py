@@ -17,9 +17,8 @@ from ...records import LoadedModel, PrefillChunk, Prompt
 from ..memory import arrays, profile
 from ..row_cache import grow_by
 from ..scheduling.costs import Curve
-from ..scheduling.plan import widths, worthwhile
-from .calibration import Reserve, unlimited
-from .deep_cache import MakeCache, copied_bytes, deep_cache, spread
+from ..scheduling.plan import fixed_sizes, worthwhile
+from .deep_cache import MakeCache, Reserve, copied_bytes, deep_cache, spread, unlimited
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class PassMemory:
     @classmethod
     def of(cls, each: PassBytes, curve: Curve, seconds: float, most: int) -> PassMemory:
         """For chunks of at most `seconds` and at most `most` tokens."""
-        sizes = widths(0, most)
+        sizes = fixed_sizes(most)
         least = worthwhile(sizes, curve.seconds)
         if curve.depths:  # deep in a prompt, attention is most of a pass
             least = max(least, worthwhile(sizes, lambda n: curve.per_key(n) or inf))

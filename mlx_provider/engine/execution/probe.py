@@ -26,8 +26,8 @@ from ..memory import MemoryProfile, arrays, leaves, profile
 from ..request import Request, Row, RowOutput, SamplingParams
 from . import solo_rows
 from .batch_layout import Layout, make_layout
-from .calibration import Reserve, unlimited
 from .decode_batch import run_pass
+from .deep_cache import Reserve, unlimited
 from .mixed_chunk import MixedChunk, can_share_a_pass
 from .probe_memory import NO_ROOM, has_room
 from .solo_rows import CHUNK_ENDS, CHUNK_START, CHUNKED_LENGTH, STEPS, ByStep, MakeCache, SoloRow
@@ -68,6 +68,13 @@ class Probe:
     """Whether a row may have several tokens in one pass, of which the last are rejected."""
     shares: bool = False
     """Whether rows may attend to a prefix that is in memory once."""
+    padded: bool = False
+    """Whether rows of up to 2,048 tokens share a buffer whatever their lengths."""
+
+    @property
+    def decoding(self) -> str:
+        """The layout in which rows decode."""
+        return "padded" if self.padded else self.layout
 
 
 def probe(
@@ -108,10 +115,11 @@ def probe(
             memory,
             (*notes, *more.notes),
             more.mixed.passed,
-            max(each.widest for each in (found, more.mixed, more.drafted, more.shared)),
+            max(each.widest for each in (found, *more.all)),
             conclusive=not (failed or more.mixed.failed or more.drafted.failed),
             drafts=more.drafted.passed,
             shares=more.shared.passed,
+            padded=more.padded.passed,
         )
     return Probe("solo", memory, tuple(notes), conclusive=not failed)
 
@@ -139,6 +147,11 @@ class GroupedPasses:
     mixed: Judgement = UNTRIED
     drafted: Judgement = UNTRIED
     shared: Judgement = UNTRIED
+    padded: Judgement = UNTRIED
+
+    @property
+    def all(self) -> Sequence[Judgement]:
+        return self.mixed, self.drafted, self.shared, self.padded
 
     @property
     def notes(self) -> Iterator[str]:
@@ -156,11 +169,14 @@ def _grouped_passes(
 ) -> GroupedPasses:
     mixed = _mixing(model, make_cache, rows)
     drafted = _judged(rows, partial(_drafted, model, rows))
+    padded = UNTRIED
+    if mx.default_device() == mx.gpu:  # a CPU has no launches that it could save
+        padded = _judged(rows, partial(_together, model, rows, "padded"))
     if not any(type(each) in SHAREABLE for each in leaves(rows[-1].cache)):
-        return GroupedPasses(mixed, drafted)
+        return GroupedPasses(mixed, drafted, padded=padded)
     twins = [rows[0], rows[-1], rows[-1]]
     run = partial(_shared, model, make_cache, twins)
-    return GroupedPasses(mixed, drafted, _judged(twins, run))
+    return GroupedPasses(mixed, drafted, _judged(twins, run), padded)
 
 
 def _judged(rows: Sequence[SoloRow], run: Callable[[], Sequence[ByStep]]) -> Judgement:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ...records import LoadedModel
 from ..memory import profile
-from .calibration import Reserve
-from .deep_cache import MakeCache
+from .deep_cache import MakeCache, Reserve
 from .pass_memory import taken
 
 ROWS = 15

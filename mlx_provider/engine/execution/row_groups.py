@@ -26,7 +26,9 @@ from ..request import Row
 MAX_RATIO = 2.0
 """Longest over shortest row of a group. Padding costs memory and compute."""
 SHORT = 256
-"""Lengths below this many tokens count as similar."""
+"""Lengths up to this many tokens count as similar,"""
+PADDED = 2048
+"""and up to this many where more operations take longer than padding."""
 GROWN = 2
 """A group may grow to this multiple of its bound. Each half of it then fits again."""
 
@@ -46,10 +48,10 @@ class Group:
         lengths = self._own_tokens(*self.rows, *more)
         return len(lengths) * self.memory.row_bytes(max(lengths))
 
-    def resembles(self, row: Row) -> bool:
-        """Whether `row` has a similar length."""
+    def resembles(self, row: Row, short: int) -> bool:
+        """Whether `row` has a similar length. Lengths up to `short` are."""
         lengths = self._own_tokens(row, *self.rows)
-        return max(lengths) <= max(SHORT, MAX_RATIO * min(lengths))
+        return max(lengths) <= max(short, MAX_RATIO * min(lengths))
 
     @property
     def holds_alone(self) -> bool:
@@ -111,6 +113,8 @@ class Groups:
     bound: int
     """Largest merged cache in bytes."""
     groups: list[Group] = field(default_factory=list)
+    short: int = SHORT
+    """Lengths up to so many tokens count as similar."""
 
     def add(self, row: Row, cache: RowCache, apart: Collection[Row] = ()) -> None:
         """Add a row to the group that fits best, or to a new one. It does not join a row of
@@ -186,4 +190,4 @@ class Groups:
         short = any(each.gave_way for each in (row, *group.rows))  # of memory
         if short and group.takes_more(row):
             return False
-        return group.resembles(row) and group.nbytes(row) <= self.bound
+        return group.resembles(row, self.short) and group.nbytes(row) <= self.bound

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 
 from ..fixed_shapes import FixedShapes
@@ -15,10 +15,9 @@ from .plan import (
     Chunk,
     StepPlan,
     best_size,
-    grid_sizes,
-    in_tiles,
+    chunk_sizes,
+    fixed_sizes,
     largest_size,
-    widths,
     within,
     worthwhile,
 )
@@ -31,8 +30,15 @@ that loses much of its rate with such chunks uses larger ones."""
 FAIR = 1.5
 """A token may take on average this multiple of its time without a prompt, whatever the stall
 target. So a prompt gets at least a third of the device."""
-BRIEF_STALLS = 3.0
-"""A whole prompt may precede decoding rows within this multiple of the stall target."""
+WIDE = 256
+"""Least tokens of a chunk, unless these take longer than the longest gap. Fewer are hardly faster
+on a GPU."""
+BRIEF = 1024
+"""A prompt of at most so many tokens runs in one pass before rows decode, if that takes no longer
+than the longest gap."""
+SLACK = 1.5
+"""A step with a chunk may take this multiple of the stall target. If a wide chunk takes longer, it
+may take as long as the longest gap."""
 REST = 1024
 """Pass size, in tokens, for the estimate of the rest of a prompt."""
 SCORED_TOKENS = 32
@@ -75,20 +81,31 @@ class Chunking:
     ) -> Chunk:
         """The next tokens of a prompt, in the pass of the decoding `rows` or in a pass behind it.
         `alone`: seconds of the rows' pass without them."""
-        sizes = self._sizes(job, len(rows) if mixed else 0)
-        ahead = job.request.ahead
-        if not rows and not ahead:
-            own = partial(self.own_pass, job)
+        sizes: Sequence[int] = self._sizes(job)
+        own = partial(self.own_pass, job)
+        if job.request.ahead:
+            return _next(job, within(sizes, own, self.limits.stall_target)[-1])
+        if not rows:
+            sizes = self._wide(sizes, own)
             longest = max(IDLE_SECONDS, own(worthwhile(sizes, own)))
             return _next(job, largest_size(sizes, own, longest))
-        if ahead or (self.brief(job) and not mixed):
-            fitting = within(sizes, partial(self.own_pass, job), self.limits.stall_target)
-            return _next(job, fitting[-1])
+        if self.brief(job):
+            return _next(job, sizes[-1])
         keys = sum(row.held for row in rows)
-        size = self._shared_pass_size(sizes, len(rows), keys, job.done, alone, mixed=mixed)
+        size = self._size_beside(sizes, len(rows), keys, job.done, alone, mixed=mixed)
         return _next(job, size)
 
-    def _shared_pass_size(
+    @property
+    def longest_gap(self) -> float:
+        """Longest wait of decoding rows for a chunk, seconds."""
+        return max(self.limits.stall_target, LONGEST_GAP)
+
+    def _wide(self, sizes: Sequence[int], gap: Callable[[int], float]) -> Sequence[int]:
+        """The sizes without small ones, unless others take longer than the longest gap."""
+        wide = [n for n in sizes if n >= WIDE] or sizes[-1:]
+        return wide if gap(wide[0]) <= self.longest_gap else sizes
+
+    def _size_beside(
         self, sizes: Sequence[int], rows: int, keys: int, depth: int, alone: float, *, mixed: bool
     ) -> int:
         """The size of a chunk behind `depth` tokens, beside rows that hold `keys` tokens."""
@@ -98,9 +115,11 @@ class Chunking:
                 return self.costs.pass_of(rows, keys, size, depth)
             return alone + self.costs.pass_of(0, 0, size, depth)
 
-        longest = max(self.limits.stall_target, LONGEST_GAP)
+        sizes = self._wide(sizes, gap)
+        short = [n for n in sizes if gap(n) <= SLACK * self.limits.stall_target]
         return worthwhile(
-            within(sizes, gap, longest), lambda size: self._with_repayment(gap(size), alone)
+            short or within(sizes, gap, self.longest_gap),
+            lambda size: self._with_repayment(gap(size), alone),
         )
 
     def _with_repayment(self, gap: float, alone: float) -> float:
@@ -112,15 +131,13 @@ class Chunking:
     def expected_pace(self, streams: int, held: int, depth: int) -> ExpectedPace:
         """Rates for streams of `held` tokens and a prompt at `depth`, under the stall target."""
         alone = self.costs.pass_of(streams, streams * held)
-        most = self.limits.max_chunk
-        size = self._shared_pass_size(
-            widths(streams, most), streams, streams * held, depth, alone, mixed=True
-        )
-        pause = self.costs.pass_of(streams, streams * held, size, depth)
-        idle = partial(self.costs.pass_of, 0, 0, depth=depth)
-        best = largest_size(widths(0, most), idle, max(IDLE_SECONDS, idle(size)))
+        keys, sizes, mixed = streams * held, fixed_sizes(self.limits.max_chunk), self.mixes
+        size = self._size_beside(sizes, streams, keys, depth, alone, mixed=mixed)
+        own = partial(self.costs.pass_of, 0, 0, depth=depth)
+        pause = self.costs.pass_of(streams, keys, size, depth) if mixed else alone + own(size)
+        best = largest_size(sizes, own, max(IDLE_SECONDS, own(size)))
         cycle = self._with_repayment(pause, alone)
-        share = size / cycle * idle(best) / best
+        share = size / cycle * own(best) / best
         return ExpectedPace(alone, min(pause, self.fair(alone)), pause, share)
 
     def fair(self, alone: float) -> float:
@@ -131,7 +148,7 @@ class Chunking:
     def even_chunk(self, job: PrefillJob) -> Chunk:
         """The next tokens in a pass of their own, within the stall target. A prompt always has the
         same passes, because results depend on where they end."""
-        sizes = self._sizes(job, 0)
+        sizes = self._sizes(job)
         few = [n for n in sizes if n <= SCORED_TOKENS] or sizes[:1]
         size = best_size(
             few if job.wants_prompt_logprobs else sizes,
@@ -141,17 +158,15 @@ class Chunking:
         return _next(job, size)
 
     def brief(self, job: PrefillJob) -> bool:
-        """Whether decoding rows could wait for the whole prompt."""
-        return self.own_pass(job, job.cost) <= BRIEF_STALLS * self.limits.stall_target
+        """Whether decoding rows could wait for the whole prompt in one pass."""
+        most = min(BRIEF, self.limits.max_chunk)
+        brief = len(job.tokens) - job.estimated_cached <= most and job.cost <= most
+        return brief and self.own_pass(job, job.cost) <= self.longest_gap
 
-    def pays_mixed(self, chunk: Chunk, rows: Sequence[Row], alone: float) -> bool:
-        """Whether a chunk costs less in the pass of the rows than in its own pass.
-
-        It does, because the weights are read once, unless the rows then need one more tile.
-        """
-        count = len(rows)
-        tiles = replace(chunk, stop=chunk.start + in_tiles(count + chunk.size) - count)
-        return self.seconds(rows, tiles) <= alone + self.own_pass(chunk.job, in_tiles(chunk.size))
+    @property
+    def mixes(self) -> bool:
+        """Whether a chunk costs less in the pass of the rows than in its own pass."""
+        return self.costs.curve.mixing > 0
 
     def rest(self, job: PrefillJob) -> float:
         """Seconds of prefill that a prompt still needs, at half of the remaining depth."""
@@ -177,31 +192,26 @@ class Chunking:
         """Extra seconds of a step's pass with so many tokens more, spread over its rows. Tokens of
         one row attend to its cache together."""
         chunk = plan.chunk.size if plan.chunk is not None and plan.mixed else 0
-        width, count, costs = len(plan.rows) + chunk, max(1, len(plan.rows)), self.costs
-        plain, one = costs.pass_of(in_tiles(width), 0), costs.curve.per_key(1)
-        keys = costs.pace * self.load(plan.rows).keys
+        width, count, curve = len(plan.rows) + chunk, max(1, len(plan.rows)), self.costs.curve
+        pace, keys = self.costs.pace["rows"], self.load(plan.rows).keys
 
         @cache
         def longer(tokens: int) -> float:
             if not tokens:
                 return 0.0
-            deeper = keys * (costs.curve.per_key(1 + tokens / count) - one)
-            return costs.pass_of(in_tiles(width + tokens), 0) - plain + max(0.0, deeper)
+            deeper = keys * max(0.0, curve.per_key(1 + tokens / count) - curve.per_key(1))
+            wider = curve.seconds(width + tokens) - curve.seconds(width)
+            return pace * (wider + deeper) + curve.first  # no pass before had as many cached tokens
 
         return longer
 
-    def _sizes(self, job: PrefillJob, rows: int) -> list[int]:
+    def _sizes(self, job: PrefillJob) -> list[int]:
         """Allowed sizes of the next chunk, ascending."""
         if self.fixed:
             return [self.fixed.size(job.done, len(job.tokens))]
         cut, total = bisect_right(job.cuts, job.done), len(job.tokens)
         end = job.cuts[cut] if cut < len(job.cuts) else total
-        if self.grid > 1:
-            return grid_sizes(job.done, end, total, self.grid, self.limits.max_chunk)
-        left = end - job.done
-        most = min(left, self.limits.max_chunk)
-        sizes = widths(rows, most)
-        return sizes if sizes and (sizes[-1] == most or most < left) else [*sizes, most]
+        return chunk_sizes(job.done, end, total, self.limits.max_chunk, self.grid)
 
 
 def _next(job: PrefillJob, tokens: int) -> Chunk:

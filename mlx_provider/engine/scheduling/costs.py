@@ -1,21 +1,26 @@
-"""Time of a forward pass: a curve measured at load and refined by passes. Imports no mlx."""
+"""Time of a forward pass: a curve measured at load and corrected by passes. Imports no mlx."""
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+log = logging.getLogger(__name__)
 
 EWMA_DECAY = 0.9
 """Weight of the old value at each new measurement."""
 SPIKE = 3.0
-"""A measurement above this multiple of the expected duration is ignored as a disturbance."""
-FARTHEST = 4.0
-"""Passes may change a slope at most by this factor, up or down, from its measurement at load."""
+"""A measurement above this multiple of the expected duration counts as this multiple: it may be a
+disturbance."""
+WRONG, ENOUGH = 1.5, 8
+"""If a kind of pass is on average this many times slower or faster than measured at load, after so
+many passes, the measurements are corrected."""
 
 Points = Sequence[tuple[int, float]]
-"""(tokens of a pass, seconds), tokens ascend."""
+"""(tokens or rows of a pass, seconds), the first ascend."""
 
 
 class Load(NamedTuple):
@@ -27,13 +32,14 @@ class Load(NamedTuple):
 
 
 NO_LOAD = Load()
+KINDS = {"rows": "decode passes", "chunk": "passes of prompts"}
 
 
 @dataclass(frozen=True)
 class Curve:
     """Seconds of one pass, measured on this device with this model.
 
-    A pass over `tokens` takes `seconds(tokens)`, plus `per_key(tokens)` for each cached token that
+    A chunk of `tokens` takes `seconds(tokens)`, plus `per_key(tokens)` for each cached token that
     they attend to. Attention has separate kernels for few tokens, so it has separate points.
     """
 
@@ -41,53 +47,90 @@ class Curve:
     """Over short caches. The seconds do not decrease."""
     depths: Points = ()
     """Extra seconds per cached token. Empty: not measured."""
+    rows: Points = ()
+    """Decode passes of so many rows of unlike length, without `per_key(1)` of their tokens. Empty:
+    they take as long as a chunk of as many tokens."""
+    saved: float | None = None
+    """Seconds by which a chunk in the pass of rows is faster than two passes; negative: slower.
+    `None`: as long as one token takes, because the weights are read once."""
+    first: float = 0.0
+    """Seconds by which a chunk is slower whose numbers of tokens and of cached tokens are new."""
 
     def __post_init__(self) -> None:
         """Curves from JSON, which has lists, equal others."""
-        for name in ("widths", "depths"):
+        for name in ("widths", "depths", "rows"):
             object.__setattr__(self, name, tuple((n, s) for n, s in getattr(self, name)))
 
     def seconds(self, tokens: int) -> float:
-        """Linear between two measured widths and beyond the last one."""
-        at = bisect_left(self.widths, (tokens, 0.0))
-        if at == 0:
-            return self.widths[0][1]
-        (n, s), (m, t) = self._line(at)
-        return t + (tokens - m) * (t - s) / (m - n)
+        """Of a chunk: linear between two measured widths and beyond the last one."""
+        return _on(self.widths, tokens)
+
+    def of_rows(self, rows: int) -> float:
+        """Of a decode pass of rows."""
+        return _on(self.rows or self.widths, rows)
+
+    @property
+    def mixing(self) -> float:
+        """Seconds by which a mixed pass is faster than two passes."""
+        most = min(self.seconds(1), self.of_rows(1))
+        return most if self.saved is None else min(self.saved, most)
 
     def per_key(self, tokens: float) -> float:
-        """Seconds per cached token that `tokens` of one row attend to."""
-        return sum(part * self.depths[at][1] for at, part in self.parts(tokens))
-
-    def parts(self, tokens: float) -> list[tuple[int, float]]:
-        """`per_key` as a weighted sum: indices of `depths` with their weights. Linear between two
-        points; beyond the last point proportional to the tokens, which is the upper limit."""
+        """Seconds per cached token that `tokens` of one row attend to. Linear between two points;
+        beyond the last point proportional to the tokens, which is the upper limit."""
         if not self.depths:
-            return []
+            return 0.0
         at = bisect_left(self.depths, (tokens, 0.0))
         if at == 0:
-            return [(0, 1.0)]
+            return self.depths[0][1]
+        n, slope = self.depths[at - 1]
         if at == len(self.depths):
-            return [(at - 1, tokens / self.depths[-1][0])]
-        n, m = self.depths[at - 1][0], self.depths[at][0]
-        part = (tokens - n) / (m - n)
-        return [(at - 1, 1 - part), (at, part)]
+            return slope * tokens / n
+        m, next_slope = self.depths[at]
+        return slope + (tokens - n) * (next_slope - slope) / (m - n)
+
+    def times(self, factor: float, kind: str) -> Curve:
+        """The curve if passes of a kind take `factor` times as long."""
+
+        def longer(points: Points) -> Points:
+            return [(n, factor * seconds) for n, seconds in points]
+
+        rows = self.rows or self.widths
+        if kind == "rows":
+            return replace(self, rows=longer(rows))
+        return replace(self, widths=longer(self.widths), depths=longer(self.depths), rows=rows)
 
     @classmethod
-    def through(cls, short: Points, deep: Points, depth: int) -> Curve:
+    def through(
+        cls,
+        short: Points,
+        deep: Points,
+        depth: int,
+        rows: Points = (),
+        saved: float | None = None,
+        first: float = 0.0,
+    ) -> Curve:
         """The curve through measurements over short caches, and over a cache of `depth` tokens for
         some widths."""
-        flat = [(n, max(s for m, s in short if m <= n)) for n, _ in short]
         beside = dict(short)
-        return cls(flat, [(n, max(0.0, s - beside[n]) / depth) for n, s in deep])
+        depths = [(n, max(0.0, s - beside[n]) / depth) for n, s in deep]
+        return cls(_flat(short), depths, _flat(rows), saved, first)
 
-    def _line(self, at: int) -> tuple[tuple[float, float], tuple[int, float]]:
-        """The two points around the `at`-th width. Beyond the last width, or with only one, the
-        line starts at zero."""
-        if at < len(self.widths):
-            return self.widths[at - 1], self.widths[at]
-        before = self.widths[-2] if len(self.widths) > 1 else (0, 0.0)
-        return before, self.widths[-1]
+
+def _flat(points: Points) -> Points:
+    """Points that do not decrease."""
+    return [(n, max(s for m, s in points if m <= n)) for n, _ in points]
+
+
+def _on(points: Points, at: int) -> float:
+    """The seconds at a place of a line through points. Beyond the last point, the line through the
+    last two goes on; with only one, it starts at zero."""
+    i = bisect_left(points, (at, 0.0))
+    if i == 0:
+        return points[0][1]
+    before = points[i - 1] if i < len(points) else points[-2] if len(points) > 1 else (0, 0.0)
+    (n, s), (m, t) = before, points[min(i, len(points) - 1)]
+    return t + (at - m) * (t - s) / (m - n)
 
 
 UNMEASURED = Curve(((1, 0.01), (2048, 1.0)))
@@ -98,56 +141,58 @@ class Costs:
     """Expected seconds of passes at the present pace of the device."""
 
     def __init__(self, curve: Curve = UNMEASURED) -> None:
-        self.curve = self._first = curve
-        self.pace = 1.0
-        """Factor on the curve's seconds: other load, heat, host work."""
-        self._count = 0
+        self.curve = curve
+        self.pace = dict.fromkeys(KINDS, 1.0)
+        """Factor on the curve's seconds of rows and of chunks: other load, heat, host work."""
+        self._count = dict.fromkeys(KINDS, 0)
+        self._shapes: set[tuple[int, int]] = set()
+        """Tokens of chunks, with the cached tokens before them, that have run."""
 
     def pass_of(self, rows: int, keys: int, chunk: int = 0, depth: int = 0) -> float:
         """A pass of `rows` decoding rows that hold `keys` tokens, and of a chunk behind `depth`
         tokens."""
-        curve = self.curve
-        attended = keys * curve.per_key(1) if keys else 0.0
-        if chunk and depth:
-            attended += depth * curve.per_key(chunk)
-        return self.pace * (curve.seconds(rows + chunk) + attended)
+        curve, found = self.curve, 0.0
+        if rows:
+            found = self.pace["rows"] * (curve.of_rows(rows) + keys * curve.per_key(1))
+        if chunk:
+            attended = depth * curve.per_key(chunk) if depth else 0.0
+            found += self.pace["chunk"] * (curve.seconds(chunk) + attended)
+            found += curve.first if (chunk, depth) not in self._shapes else 0.0
+        if rows and chunk:
+            found -= min(self.pace.values()) * curve.mixing
+        return found
 
-    def measured(self, expected: float, seconds: float, loads: Iterable[Load] = ()) -> None:
+    def measured(self, expected: float, seconds: float, loads: Sequence[Load] = (NO_LOAD,)) -> None:
         """Update the costs with the measured and the expected seconds of passes.
 
-        The expected share of attention over caches changes the slopes; the rest changes the pace.
+        The paces of rows and of chunks change by their parts of the expected seconds.
         """
         if expected <= 0 or seconds <= 0:
             return
-        self._count += 1
-        decay = min(EWMA_DECAY, 1 - 1 / self._count)
         ratio = min(seconds / expected, SPIKE)
-        shares = self._shares(loads, expected)
-        rest = max(0.0, 1 - sum(shares))
-        norm = rest**2 + sum(share**2 for share in shares)
-        self.pace *= (decay + (1 - decay) * ratio) ** (rest / norm)
-        if any(shares):
-            times = EWMA_DECAY + (1 - EWMA_DECAY) * ratio
-            self._refine([times ** (share / norm) for share in shares])
+        chunks = [(load.chunk, load.depth) for load in loads if load.chunk]
+        part = min(1.0, sum(self.pass_of(0, 0, *each) for each in chunks) / expected)
+        if all(load.chunk and not load.keys for load in loads):
+            part = 1.0
+        norm = part**2 + (1 - part) ** 2
+        for kind, share in (("rows", 1 - part), ("chunk", part)):
+            if share:
+                self._count[kind] += 1
+                decay = min(EWMA_DECAY, 1 - 1 / self._count[kind])
+                self.pace[kind] *= (decay + (1 - decay) * ratio) ** (share / norm)
+                self._correct(kind)
+        self._shapes.update(chunks)
 
-    def _shares(self, loads: Iterable[Load], expected: float) -> list[float]:
-        """The part of the expected seconds that each slope causes."""
-        depths = self.curve.depths
-        shares = [0.0] * len(depths)
-        for load in loads:
-            for tokens, keys in ((1, load.keys), (load.chunk, load.depth if load.chunk else 0)):
-                for at, part in self.curve.parts(tokens) if keys else ():
-                    shares[at] += part * keys * depths[at][1] * self.pace / expected
-        return shares
-
-    def _refine(self, times: Sequence[float]) -> None:
-        first = self._first.depths
-        self.curve = replace(
-            self.curve,
-            depths=[
-                (n, min(max(slope * each, known / FARTHEST), known * FARTHEST))
-                for (n, slope), each, (_, known) in zip(
-                    self.curve.depths, times, first, strict=True
-                )
-            ],
+    def _correct(self, kind: str) -> None:
+        """Give the curve the present pace of rows or chunks, if it is far from the measured one."""
+        pace = self.pace[kind]
+        if self._count[kind] < ENOUGH or 1 / WRONG < pace < WRONG:
+            return
+        self.curve = self.curve.times(pace, kind)
+        self.pace[kind], self._count[kind] = 1.0, 0
+        log.info(
+            "%s take %.2g times as long as measured at load: the measurements are corrected, and "
+            "with them what was promised of streams beside a prompt",
+            KINDS[kind],
+            pace,
         )

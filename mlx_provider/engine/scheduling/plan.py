@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from ..request import PrefillJob, Row
 
-TILE = 32
-"""Larger sizes are multiples of it: matrix kernels take as long for a part of a tile. Those of
-Metal have 32 rows, others 8 or 16."""
-SMALL = (1, 2, 4, 8, 16)
-"""Sizes below a tile: kernels for few rows take less time than a whole tile."""
+SMALLEST = 16
+"""Passes of a prompt end at multiples of this, of twice as many tokens, and so on. So there are few
+shapes, of which a GPU may have to plan or compile each."""
 NEARLY = 0.9
 """A smaller chunk with this share of the best rate is good enough."""
 LITTLE_MORE = 1.5
@@ -69,27 +67,28 @@ class StepPlan:
     """Time limit for the tower in this step. At least one slice of it runs."""
 
 
-def widths(rows: int, most: int) -> list[int]:
-    """Chunk sizes with which a pass of `rows` fills whole tiles, ascending, at most `most`."""
-    totals = [*SMALL, *range(TILE, rows + most + 1, TILE)]
-    return [n - rows for n in totals if 0 < n - rows <= most]
+def chunk_sizes(start: int, end: int, total: int, most: int, grid: int = 1) -> list[int]:
+    """Sizes of a chunk from `start`, ascending: to the next multiple of each of the fixed sizes up
+    to `most`, or to `end`.
 
-
-def in_tiles(width: int) -> int:
-    """The width in whole tiles that takes as long as `width`, above the first tile."""
-    return width if width <= TILE else -(-width // TILE) * TILE
-
-
-def grid_sizes(start: int, end: int, total: int, grid: int, most: int) -> list[int]:
-    """Chunk sizes from `start` that end on the grid or at `end`, ascending.
-
-    `end`: the latest end of the next chunk; `total`: tokens of the prompt. The first size may
-    exceed `most` if no smaller chunk ends on the grid.
+    `end`: the latest end of the next chunk; `total`: tokens of the prompt; `grid`: the smallest of
+    the fixed sizes, if it matters to the model. The first size may exceed `most` if no smaller
+    chunk ends on the grid.
     """
-    stops = range((start // grid + 1) * grid, end, grid)
-    sizes = [stop - start for stop in stops if total - stop >= min(TAIL, grid)]
-    sizes.append(end - start)
-    return [n for n in sizes if n <= most] or sizes[:1]
+    found, size = set(), grid if grid > 1 else min(SMALLEST, most)
+    while size <= most:
+        stop = (start // size + 1) * size
+        if stop < end and total - stop >= min(TAIL, grid):
+            found.add(stop - start)
+        size *= 2
+    if end - start <= most or not found:
+        found.add(end - start)
+    return sorted(found)
+
+
+def fixed_sizes(most: int) -> list[int]:
+    """The fixed sizes up to `most`, ascending."""
+    return chunk_sizes(0, 2 * most, 4 * most, most)
 
 
 def best_size(sizes: Sequence[int], seconds: Callable[[int], float], target: float) -> int:

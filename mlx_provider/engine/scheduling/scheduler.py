@@ -3,10 +3,10 @@
 A step calls `admit`, which admits one prompt, then `plan`, which is read-only. Rows decode in every
 step, except when brief prompts may precede them. One prompt at a time is prefilled: the one with
 the least work left, with aging so that a long prompt is never starved. Its chunk shares the pass of
-the rows if possible. The chunk has the smallest size with nearly the best rate, among sizes whose
-step takes at most 0.75 seconds. Steps without a chunk follow until the average time of a token is
-within the stall target. So streams keep a steady pace, and the prompt gets the rest of the device
-in efficient passes.
+the rows if that is faster. It has one of a few fixed sizes: the smallest with nearly the best rate,
+among those whose step takes little more than the stall target, or else at most 0.75 seconds. Steps
+without a chunk follow until the average time of a token is within the stall target. So streams keep
+a steady pace, and the prompt gets the rest of the device in efficient passes.
 """
 
 from __future__ import annotations
@@ -210,14 +210,13 @@ class Scheduler:
             chunk = sizes.even_chunk(job)
             own = sizes.own_pass(job, chunk.size)
             return StepPlan(rows, chunk, pass_seconds=alone, chunk_seconds=own)
-        if rows and mixes and job.text_follows:
+        brief = self._precedes(job)
+        if rows and mixes and sizes.mixes and job.text_follows and not brief:
             chunk = sizes.chunk(job, rows, alone, mixed=True)
-            if sizes.pays_mixed(chunk, rows, alone):
-                together = sizes.seconds(rows, chunk)
-                return StepPlan(rows, chunk, mixed=True, pass_seconds=together)
+            return StepPlan(rows, chunk, mixed=True, pass_seconds=sizes.seconds(rows, chunk))
         chunk = sizes.chunk(job, rows, alone)
         own = sizes.own_pass(job, chunk.size)
-        if rows and self._precedes(job) and stalled + own <= target:
+        if rows and brief and stalled + own <= sizes.longest_gap:
             return StepPlan((), chunk, chunk_seconds=own)
         return StepPlan(rows, chunk, pass_seconds=alone, chunk_seconds=own)
 

@@ -120,9 +120,11 @@ def functions(of: Computing) -> None:
     if not of.kernels.matches(device_kind(), "float32"):
         raise NotApplicable(f"it is not made for {device_kind()}")
     for each in of.kernels.replacements():
-        original = getattr(importlib.import_module(each.module), each.name, None)
+        original: Any = importlib.import_module(each.module)
+        for name in each.name.split("."):
+            original = getattr(original, name, None)
         demand(callable(original), f"{each.module} has no function {each.name!r}")
-        demand(callable(each.make(original)), f"make of {each.name!r} gave no function")  # type: ignore[arg-type]
+        demand(callable(each.make(original)), f"make of {each.name!r} gave no function")
 
 
 def results(of: Computing) -> None:

@@ -12,7 +12,7 @@ from .beside_others import stream_cost
 from .checkouts import checkouts
 from .comparing import compare, engine, model, report
 from .drafting import calls, drafts, sparse, speculation
-from .inside import accounts, gap, grammar, long_prompt, scheduling, tower
+from .inside import accounts, gap, grammar, long_prompt, tower
 from .reuse import blocks, budgets, restart, shared, stays, turns
 
 ANOTHER_COMMAND = {"allow_interspersed_args": False, "ignore_unknown_options": True}
@@ -25,7 +25,6 @@ for command in (
     model,
     engine,
     agent_turn,
-    scheduling,
     accounts,
     budgets,
     stays,

@@ -136,15 +136,7 @@ def drafts(
     running.print_result(measure(plan))
 
 
-class SparsePart(StrEnum):
-    prefill = "prefill"
-    curves = "curves"
-
-
 def sparse(
-    part: Annotated[
-        list[SparsePart] | None, typer.Option(help="Repeat for several; all by default.")
-    ] = None,
     share: Annotated[
         list[float] | None,
         typer.Option(min=0.1, max=1, help="Of a prompt that is kept; repeatable; 1: all of it."),
@@ -161,14 +153,13 @@ def sparse(
     layers: Layers = 6,
     dtype: Dtype = "float32",
 ) -> None:
-    """Sparse prefill: time to first token, and a long prompt on device curves."""
+    """Sparse prefill: time to first token."""
     running.preload()
     from sparse_prefill import Plan
     from sparse_prefill import bench as measure
 
     default = Plan()
     plan = Plan(
-        parts=[p.value for p in part or list(SparsePart)],
         shares=share or default.shares,
         prompt=prompt,
         rounds=rounds,

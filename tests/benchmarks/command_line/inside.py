@@ -11,15 +11,6 @@ from mlx_provider_bench.commands import running
 from mlx_provider_bench.commands.options import Dtype, Hidden, Layers
 
 
-def scheduling(hidden: Hidden = 256, layers: Layers = 6, dtype: Dtype = "float32") -> None:
-    """The scheduler on curves of devices that are not here, and of this one, against targets."""
-    running.preload()
-    from scheduling import Plan
-    from scheduling import bench as measure
-
-    running.print_result(measure(Plan(hidden, layers, dtype)))
-
-
 def accounts() -> None:
     """How long a short prompt waits beside the flood of another account, on curves of devices."""
     running.preload()

@@ -1,0 +1,32 @@
+"""Quantised products in the forms that MLX's CUDA kernels compute fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mlx_provider import Kernels, Replacement, UpstreamPatch, hookimpl
+
+mlx_provider_api = 1
+MLX = "mlx 0.32.4"
+REASON = "N rows of one token each cost N times one row; as one matrix they cost about one"
+PATCHES = (
+    UpstreamPatch("mlx.nn.layers.quantized.QuantizedEmbedding.as_linear", MLX, REASON),
+    UpstreamPatch("mlx.nn.layers.quantized.QuantizedLinear.__call__", MLX, REASON),
+)
+
+
+def matches(device: str, precision: str) -> bool:
+    """CUDA alone: Metal makes one matrix of all rows by itself."""
+    return device == "cuda"
+
+
+def replacements() -> Iterable[Replacement]:
+    from .products import REPLACEMENTS
+
+    return REPLACEMENTS
+
+
+@hookimpl
+def mlx_kernels() -> Iterable[Kernels]:
+    serves = "on an NVIDIA GPU: quantised products of several rows, and of prompts"
+    yield Kernels("cuda", matches, replacements, serves=serves, patches=PATCHES)

@@ -1,0 +1,116 @@
+"""The forms in which layers call MLX's quantised product with the plugin `cuda`.
+
+These tests run its functions on this machine's CPU: they prove results and forms, not speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from kernel_count import step
+from mlx_provider import LoadOptions, PrefillChunk, Prompt
+from mlx_provider.engine.execution.batch_layout import Layout, make_layout
+from mlx_provider.families.text import TextModel, load_text
+from mlx_provider.serving.kernels import install, remove
+from mlx_provider.testing.driver import new_request
+from mlx_provider.testing.tiny import build
+from mlx_provider_cuda import matches
+from mlx_provider_cuda.products import DEQUANTISE, REPLACEMENTS, TILE
+
+SIZE, OUT = 64, 32
+
+
+@pytest.fixture
+def forms(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shapes of the inputs of all quantised products."""
+    seen: list[tuple[int, ...]] = []
+    product = mx.quantized_matmul
+
+    def record(x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        seen.append(tuple(x.shape))
+        return product(x, *args, **kwargs)
+
+    monkeypatch.setattr(mx, "quantized_matmul", record)
+    return seen
+
+
+@pytest.fixture
+def patched() -> Iterator[None]:
+    model = nn.Module()
+    install("test", REPLACEMENTS, model)
+    yield
+    remove("test", REPLACEMENTS, model)
+    assert not hasattr(nn.QuantizedLinear.__call__, "patch")
+
+
+def layer(bits: int, *, bias: bool) -> nn.QuantizedLinear:
+    mx.random.seed(1)
+    return nn.QuantizedLinear(SIZE, OUT, bias=bias, group_size=32, bits=bits)
+
+
+SHAPES = [(1, 1), (1, 5), (3, 1), (16, 1), (2, 3), (4, 8), (1, DEQUANTISE), (3, 70)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_results_are_those_of_the_original(
+    shape: tuple[int, int], bits: int, request: pytest.FixtureRequest
+) -> None:
+    one = layer(bits, bias=bits == 4)
+    table = nn.QuantizedEmbedding(40, SIZE, group_size=32, bits=bits)
+    x = mx.random.normal((*shape, SIZE))
+    wanted = one(x), table.as_linear(x)
+    request.getfixturevalue("patched")
+    for found, expected in zip((one(x), table.as_linear(x)), wanted, strict=True):
+        assert found.shape == expected.shape
+        assert found.dtype == expected.dtype
+        assert mx.allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.usefixtures("patched")
+def test_rows_are_one_matrix_of_at_least_a_tile(forms: list[tuple[int, ...]]) -> None:
+    one = layer(4, bias=True)
+    for shape in SHAPES:
+        mx.eval(one(mx.zeros((*shape, SIZE))))
+    rows = [a * b for a, b in SHAPES if 1 < a * b < DEQUANTISE]
+    assert forms == [(1, 1, SIZE), *((1, max(TILE, n), SIZE) for n in rows)]
+
+
+def test_it_is_for_cuda_alone() -> None:
+    assert [matches(device, "low") for device in ("cpu", "metal", "cuda")] == [False, False, True]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "qwen3_5_text"])
+@pytest.mark.usefixtures("patched")
+def test_every_product_of_a_decode_step_is_one_matrix(
+    family: str, tmp_path: Path, forms: list[tuple[int, ...]]
+) -> None:
+    """Attention's, the MLP's, those of recurrent layers, and the output's. Experts gather their
+    weights by row (`mx.gather_qmm`), which makes no matrix of rows."""
+    folder = build(tmp_path / "model", family, dtype="float32")
+    model = load_text(folder, LoadOptions(dtype="float32"))
+    nn.quantize(model.model, group_size=32, bits=4, class_predicate=_divisible)
+    rows = prefilled(model, 16)
+    forms.clear()
+    mx.eval(step(model, rows))
+    assert forms
+    assert {form[:2] for form in forms} == {(1, 16)}
+
+
+def _divisible(path: str, layer: nn.Module) -> bool:
+    return hasattr(layer, "to_quantized") and layer.weight.shape[-1] % 32 == 0
+
+
+def prefilled(model: TextModel, rows: int) -> Layout:
+    layout = make_layout("padded")
+    for i in range(rows):
+        cache, tokens = model.make_cache(), [30] * (3 + 9 * i)
+        mx.eval(model.prefill(PrefillChunk(Prompt(tokens), 0, len(tokens), cache)))
+        layout.add(new_request(tokens).rows[0], cache)
+    return layout

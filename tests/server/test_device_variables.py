@@ -1,0 +1,73 @@
+"""Variables of MLX that an engine sets before it imports MLX."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from mlx_provider.client.identity import identity
+from mlx_provider.upstream.device_variables import BUFFERS, CUDA, KERNELS, set_variables
+
+
+def variables(given: dict[str, str] | None = None, state: Path | None = None, **of: object) -> dict:
+    environ = dict(given or {})
+    set_variables(state, environ, **of)  # type: ignore[arg-type]
+    return environ
+
+
+@pytest.fixture
+def cards(tmp_path: Path) -> Path:
+    """The folder of NVIDIA's driver on a machine with one card."""
+    card = tmp_path / "gpus" / "0000:17:00.0"
+    card.mkdir(parents=True)
+    (card / "information").write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 120\n")
+    return card.parent
+
+
+@pytest.mark.parametrize("chip", ["Apple M1 Ultra", "Apple M3", "Apple M4 Max\n"])
+def test_command_buffers_are_larger_on_chips_that_gain(chip: str) -> None:
+    assert variables(platform="darwin", chip=chip) == BUFFERS
+
+
+@pytest.mark.parametrize("chip", ["Apple M5 Max", "Apple M10", "Intel(R) Xeon(R)", ""])
+def test_other_chips_keep_the_defaults(chip: str) -> None:
+    assert variables(platform="darwin", chip=chip) == {}
+
+
+def test_an_nvidia_card_gets_exact_products_and_a_lasting_folder_of_its_own(
+    cards: Path, tmp_path: Path
+) -> None:
+    found = variables(state=tmp_path, platform="linux", cards=cards)
+    folder = tmp_path / "kernels" / version("mlx") / "NVIDIA-H100-80GB-HBM3"
+    assert found == CUDA | {KERNELS: str(folder)}
+    assert variables(platform="linux", cards=cards) == CUDA
+    other = variables(state=tmp_path, platform="linux", cards=tmp_path / "none")
+    assert other[KERNELS] == str(tmp_path / "kernels" / version("mlx"))
+
+
+def test_values_of_the_user_stay(cards: Path, tmp_path: Path) -> None:
+    given = {"MLX_MAX_OPS_PER_BUFFER": "7"}
+    assert variables(given, platform="darwin", chip="Apple M2") == BUFFERS | given
+    given = {**dict.fromkeys(CUDA, "1"), KERNELS: "/somewhere"}
+    assert variables(given, tmp_path, platform="linux", cards=cards) == given
+
+
+def test_a_client_wants_no_other_engine_for_it() -> None:
+    assert identity({**BUFFERS, **CUDA, KERNELS: "/x"}) == identity({})
+    assert identity({"MLX_DISABLE_COMPILE": "1"}) != identity({})
+
+
+def test_they_are_set_before_mlx_is_imported() -> None:
+    program = (
+        "import sys; from mlx_provider.server import run\n"
+        "seen = []; run.set_variables = lambda state: seen.append('mlx.core' in sys.modules)\n"
+        "run.prepare_mlx()\n"
+        "assert seen == [False], seen"
+    )
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
