@@ -74,7 +74,7 @@ def as_long_as(
     `near`: parts of a prompt with about that length, as the start of the search. A prompt without
     any part can be longer.
     """
-    least, parts = count(build(0)), near
+    least, parts = count(build(0)), max(1, near)
     for _ in range(4):
         each = max(1.0, (count(build(parts)) - least) / parts)
         parts = max(1, int((tokens - least) / each))

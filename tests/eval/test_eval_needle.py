@@ -31,7 +31,7 @@ def test_prompts_are_the_same_each_time_and_none_begins_as_another() -> None:
 
 
 @pytest.mark.parametrize("tokens", [60, 300, 5000])
-@pytest.mark.parametrize("near", [1, 40, 2000])
+@pytest.mark.parametrize("near", [0, 1, 40, 2000])
 def test_a_prompt_is_nearly_as_long_as_it_may_be(tokens: int, near: int) -> None:
     counted = []
 
