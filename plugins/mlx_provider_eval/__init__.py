@@ -1,16 +1,4 @@
-"""`mlx-provider eval`: find the best model, parser, options and context for a machine.
-
-| module | is about |
-|---|---|
-| `subjects` | models with their options and variables, as requested |
-| `stage` | one gateway for them, and its client: `asking` |
-| `scenario`, `scenarios/` | requests with their expected replies, as data |
-| `matching`, `scoring` | whether a reply is right, and its faults |
-| `playing`, `tools`, `tools_report` | a scenario turn by turn; all scenarios, counted by kind |
-| `haystack`, `needle`, `needle_report` | long prompts with one fact to find |
-| `running`, `screen` | subject after subject, until a signal ends it |
-| `conditions`, `report` | the conditions of a figure, and its tables |
-"""
+"""`mlx-provider eval`: find the model, parser and options that answer best on a machine."""
 
 from __future__ import annotations
 

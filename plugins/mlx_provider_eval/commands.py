@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,43 +11,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from .subjects import Subject
+    from .needle import Needles
+    from .subjects import Result
+    from .tools import ToolCalls
 
-evaluate = typer.Typer(
-    no_args_is_help=True,
-    help="Find the model, parser, options and context that answer best on this machine.",
-)
+WIDTH = 150
+"""Columns of a table that goes to a file."""
 
+HELP = "Find the model, parser and options that answer best on this machine."
+evaluate = typer.Typer(no_args_is_help=True, help=HELP)
 Models = Annotated[list[str], typer.Argument(metavar="MODEL...", help="Hub ids, folders, or demo.")]
 Options = Annotated[
     list[str] | None,
     typer.Option(
         "--option",
         metavar="NAME=VALUE",
-        help="An operator's option, as in model_info.mlx; several values of one name are compared, "
-        "`default` leaves it out. Repeatable.",
-    ),
-]
-Variables = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--env",
-        metavar="NAME=VALUE",
-        help="A variable of the engine's environment; several values are compared, as above.",
+        help="An option of model_info.mlx. Several values are compared; `default` leaves it out.",
     ),
 ]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Most tokens of a reply, with thoughts.")]
-Said = Annotated[
-    str,
-    typer.Option(
-        metavar="JSON",
-        help='Further fields of requests: {"chat_template_kwargs": {"enable_thinking": false}}.',
-    ),
+Body = Annotated[
+    str, typer.Option(metavar="JSON", help="Further fields, such as chat_template_kwargs.")
 ]
 Out = Annotated[
-    Path | None, typer.Option(help="Folder for the result as JSON, updated after each model.")
+    typer.FileTextWrite | None,
+    typer.Option(lazy=False, encoding="utf-8", help="File for the result as JSON."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")]
 
 
 @evaluate.command()
@@ -55,64 +44,23 @@ def tools(
     context: typer.Context,
     model: Models,
     option: Options = None,
-    env: Variables = None,
     scenarios: Annotated[
         list[Path] | None,
         typer.Option(help="A file of your own scenarios instead of ours. Repeatable."),
     ] = None,
-    kind: Annotated[
-        list[str] | None, typer.Option(help="Only scenarios of this kind. Repeatable.")
-    ] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="How often to ask each scenario.")] = 1,
-    at_once: Annotated[int, typer.Option(min=1, help="Scenarios to ask at once.")] = 1,
     max_tokens: MaxTokens = 2048,
-    body: Said = "{}",
+    body: Body = "{}",
     out: Out = None,
-    as_json: AsJson = False,
 ) -> None:
     """Score tool calls through a real gateway by kind, and compare models or options.
 
     Decoding is greedy. Only a model that is not on this machine needs the network.
     """
-    from . import tools as measuring
-    from . import tools_report as report
-    from .running import Evaluation, Report, run, show
     from .scenario import read, shipped
+    from .tools import ToolCalls
 
-    asked = _of_kinds(read(scenarios or shipped()), kind)
-    plan = measuring.Plan(asked, repeat, at_once, max_tokens, _object(body))
-    evaluation = Evaluation(
-        name="tools",
-        asks=lambda staged: len(asked) * repeat,
-        measured=partial(measuring.measured, plan),
-        whole=partial(measuring.whole, plan),
-        report=lambda it: Report(report.tables(it), report.guidance(it)),
-    )
-    result = run(evaluation, _chosen(context, model, option, env, out), out)
-    show(evaluation, result, out, as_json=as_json)
-
-
-class Hay(StrEnum):
-    talk = "talk"
-    document = "document"
-
-
-Haystack = Annotated[
-    Hay | None, typer.Option(help="Default: document, or talk for the models of the package.")
-]
-Least = Annotated[int, typer.Option("--from", min=64, help="Tokens of the shortest prompt.")]
-Limit = Annotated[
-    int | None,
-    typer.Option(min=64, help="Tokens of the longest one. Default: what model and memory allow."),
-]
-Depths = Annotated[
-    list[int] | None,
-    typer.Option(
-        min=0,
-        max=100,
-        help="Percent of the text before it. Repeatable. Default: 0, 25, 50, 75, 100.",
-    ),
-]
+    plan = ToolCalls(read(scenarios or shipped()), max_tokens, _object(body))
+    _run(context, plan, model, option or [], out)
 
 
 @evaluate.command()
@@ -120,52 +68,26 @@ def needle(
     context: typer.Context,
     model: Models,
     option: Options = None,
-    env: Variables = None,
-    haystack: Haystack = None,
-    least: Least = 1024,
-    limit: Limit = None,
-    depth: Depths = None,
+    least: Annotated[
+        int, typer.Option("--from", min=64, help="Tokens of the shortest prompt.")
+    ] = 1024,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=64, help="Tokens of the longest. Default: what model and memory allow."),
+    ] = None,
     needles: Annotated[int, typer.Option(min=1, help="How often to ask each cell.")] = 3,
     max_tokens: MaxTokens = 64,
-    body: Said = "{}",
+    body: Body = "{}",
     out: Out = None,
-    as_json: AsJson = False,
 ) -> None:
     """Measure what a model finds in long prompts, by length and depth, and compare options.
 
     Lengths double up to the model's context. Decoding is greedy.
     """
-    from . import needle as measuring
-    from . import needle_report as report
-    from .running import Evaluation, Report, run, show
+    from .needle import Needles
 
-    plan = measuring.Plan(
-        haystack=haystack.value if haystack else "",
-        least=least,
-        limit=limit,
-        depths=sorted({*(depth or measuring.Plan().depths)}),
-        needles=needles,
-        max_tokens=max_tokens,
-        said=_object(body),
-    )
-    evaluation = Evaluation(
-        name="needle",
-        asks=partial(measuring.asks, plan),
-        measured=partial(measuring.measured, plan),
-        whole=partial(measuring.whole, plan),
-        report=lambda it: Report(report.tables(it), report.guidance(it)),
-    )
-    result = run(evaluation, _chosen(context, model, option, env, out), out)
-    show(evaluation, result, out, as_json=as_json)
-
-
-def _of_kinds(found: list[Any], kinds: list[str] | None) -> list[Any]:
-    there = list(dict.fromkeys(each.kind for each in found))
-    if unknown := sorted({*(kinds or ())} - {*there}):
-        raise typer.BadParameter(
-            f"no such kind: {', '.join(unknown)}; there are {', '.join(there)}"
-        )
-    return [each for each in found if not kinds or each.kind in kinds]
+    plan = Needles(least, limit, needles, max_tokens, _object(body))
+    _run(context, plan, model, option or [], out)
 
 
 def _object(written: str) -> dict[str, Any]:
@@ -178,22 +100,47 @@ def _object(written: str) -> dict[str, Any]:
     return found
 
 
-def _chosen(
+def _run(
     context: typer.Context,
+    plan: ToolCalls | Needles,
     models: list[str],
-    options: list[str] | None,
-    variables: list[str] | None,
-    out: Path | None,
-) -> list[Subject]:
-    """The subjects to compare. Raises every error that they can have before a start."""
-    from mlx_provider.commands import PluginRegistry
+    options: list[str],
+    out: typer.FileTextWrite | None,
+) -> None:
+    """Measure subject after subject until a signal, and print. Exit code 1: nothing was measured.
 
-    from .report import require_writable
-    from .stage import prepare
-    from .subjects import subjects, values
+    Raises all errors of the input before the start; `EngineUnavailable` if the gateway has ended.
+    """
+    from rich.console import Console
 
-    chosen = subjects(models, values(options or [], "--option"), values(variables or [], "--env"))
-    if out is not None:
-        require_writable(out, "--out")
+    from mlx_provider.commands import Ended, PluginRegistry, long_command
+
+    from .subjects import conditions, prepare, staging, subjects
+
+    chosen = subjects(models, options)
     prepare(chosen, PluginRegistry.of(context))
-    return chosen
+    found: list[Result] = []
+    try:
+        with (
+            long_command(partial(typer.echo, err=True)) as progress,
+            closing(staging(chosen, progress.report)) as stages,
+        ):
+            for each in stages:
+                done = each if isinstance(each, dict) else plan.measured(each, progress.report)
+                found.append(done)
+                if out is not None:
+                    whole = {"eval": plan.name, **conditions(), **plan.encoded(), "subjects": found}
+                    out.seek(0)
+                    json.dump(whole, out, indent=1, ensure_ascii=False)
+                    out.flush()
+    except Ended as ended:
+        raise typer.Exit(128 + ended.number) from None
+    for skipped in (each for each in found if "skipped" in each):
+        typer.echo(f"{skipped['label']}: not measured: {skipped['skipped']}", err=True)
+    measured = [each for each in found if "skipped" not in each]
+    if not measured:
+        raise typer.Exit(1)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    console.print(plan.report(measured))

@@ -1,182 +1,192 @@
 """`mlx-provider eval needle`: facts that a model finds, by length of the prompt and depth.
 
-Lengths double up to the limit of the model's context, memory and the user's choice. The model's own
-template and tokenizer count the tokens. Each cell has several requests through the gateway, each
-for another fact, with greedy decoding.
+A long prompt is a report of different sentences. One of them tells a code, for which the end asks.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from itertools import groupby, takewhile
+from typing import Any, ClassVar
 
+from rich.table import Table
+from rich.text import Text
+
+from mlx_provider.commands import context_in_memory
 from mlx_provider.errors import ContextTooLong
 
 from .asking import Client, Reply
-from .conditions import conditions, of_subject
-from .haystack import HAYSTACKS, Haystack, as_long_as
-from .stage import Staged
+from .subjects import Result, Staged, Tell
 
-Result = dict[str, Any]
-NEARLY = 1.1
-"""A limit that is less than this times the length before it is no length of its own."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    haystack: str = ""
-    """One of `HAYSTACKS`; empty: a talk for the models of the package, a document for others."""
-    least: int = 1024
-    """Tokens of the shortest prompt."""
-    limit: int | None = None
-    """Tokens of the longest prompt; `None`: the limit of model and memory."""
-    depths: Sequence[int] = (0, 25, 50, 75, 100)
-    """Percent of the prompt before the fact."""
-    needles: int = 3
-    """Requests per cell."""
-    max_tokens: int = 64
-    said: Mapping[str, Any] = field(default_factory=dict)
+Messages = list[dict[str, Any]]
+PEOPLE = ("Ines", "Bertil", "Oumar", "Yuki", "Greta", "Tomasz", "Leila", "Hugo", "Amara", "Piet")
+PLACES = ("the harbour", "Kiruna", "the old mill", "Porto", "the north gate", "Lviv", "the archive")
+GOODS = ("crates of pears", "rolls of cable", "sacks of barley", "spare wheels", "window panes")
+SENTENCES = (
+    "On day {day} {one} brought {count} {goods} from {here} to {there}.",
+    "{one} wrote to {other} that {count} {goods} were missing in {there}.",
+    "In {here} it took {one} and {other} {count} hours to count the {goods}.",
+    "On day {day} nobody came to {there}, and {one} stayed in {here} with {count} {goods}.",
+    "{other} sold {count} {goods} in {here}, which {one} had kept since day {day}.",
+)
+COLOURS = ("red", "green", "blue", "white", "yellow", "grey")
+CODE = "The code of the {colour} locker is {code}."
+OPENING = "Read this report. At its end there is a question about it.\n\n"
+QUESTION = "\n\nWhat is the code of the {colour} locker? Answer with the code alone."
+DEPTHS = (0, 25, 50, 75, 100)
+"""Percent of the prompt before the fact."""
 
 
-@dataclass(frozen=True)
-class Limit:
-    """Tokens of the longest prompt, and the reason for that limit."""
-
-    tokens: int
-    why: str
-
-
-def limit_of(plan: Plan, staged: Staged) -> Limit:
-    """The smallest limit of: model, memory, user."""
-    context = staged.status.context_length
-    bounds = [Limit(context - plan.max_tokens - 1, "the model's context")]
-    bounds.append(Limit(_fitting(staged) - plan.max_tokens - 1, "this machine's memory"))
-    if plan.limit is not None:
-        bounds.append(Limit(plan.limit, "--limit"))
-    return min(bounds, key=lambda bound: bound.tokens)
+def document(depth: float, seed: int, length: int, sentences: int) -> Messages:
+    """`depth`: from 0 to 1. Another `seed` has another code. Prompts of other depths, seeds or
+    lengths begin differently, so that no prefix cache has them."""
+    dice = random.Random(f"{depth} {seed} {length}")  # noqa: S311
+    parts = [_sentence(dice) for _ in range(sentences)]
+    colour, code = locker(seed)
+    parts.insert(round(depth * sentences), CODE.format(colour=colour, code=code))
+    text = OPENING + " ".join(parts) + QUESTION.format(colour=colour)
+    return [{"role": "user", "content": text}]
 
 
-def _fitting(staged: Staged) -> int:
-    from mlx_provider.commands import context_in_memory
+def _sentence(dice: random.Random) -> str:
+    one, other = dice.sample(PEOPLE, 2)
+    here, there = dice.sample(PLACES, 2)
+    day, count, goods = dice.randint(1, 365), dice.randint(2, 99), dice.choice(GOODS)
+    words = {"day": day, "count": count, "goods": goods}
+    return dice.choice(SENTENCES).format(one=one, other=other, here=here, there=there, **words)
 
-    return context_in_memory(staged.subject.model, staged.status.context_length)
+
+def locker(seed: int) -> tuple[str, str]:
+    """Its colour, and a code of six digits. All other numbers in the text are shorter."""
+    dice = random.Random(f"locker {seed}")  # noqa: S311
+    return dice.choice(COLOURS), str(dice.randint(100_000, 999_999))
+
+
+def as_long_as(
+    build: Callable[[int], Messages], count: Callable[[Messages], int], tokens: int, near: int = 64
+) -> tuple[Messages, int, int]:
+    """A prompt of nearly a number of tokens, and not more: its messages, tokens and parts.
+
+    `near`: parts of a prompt with about that length, as the start of the search. A prompt without
+    any part can be longer.
+    """
+    least, parts = count(build(0)), max(1, near)
+    for _ in range(4):
+        each = max(1.0, (count(build(parts)) - least) / parts)
+        parts = max(1, int((tokens - least) / each))
+    while (found := count(build(parts))) > tokens and parts:
+        parts -= 1
+    return build(parts), found, parts
 
 
 def lengths(least: int, limit: int) -> list[int]:
     """Lengths from `least` to `limit`; each is double the one before."""
-    found = []
-    length = least
-    while length < limit:
-        found.append(length)
-        length *= 2
-    if found and limit < NEARLY * found[-1]:
-        found.pop()
-    return [*found, limit]
+    doubled = takewhile(lambda length: length < limit, (least << power for power in range(64)))
+    return [*doubled, limit]
 
 
-def asks(plan: Plan, staged: Staged) -> int:
-    """Number of requests for one subject."""
-    return len(_lengths(plan, limit_of(plan, staged))) * len(plan.depths) * plan.needles
+@dataclass(frozen=True)
+class Needles:
+    """Several requests for each cell of length and depth, each for another fact."""
+
+    least: int = 1024
+    limit: int | None = None
+    """Tokens of the longest prompt; `None`: the limit of model and memory."""
+    needles: int = 3
+    """Requests per cell."""
+    max_tokens: int = 64
+    body: Mapping[str, Any] = field(default_factory=dict)
+    name: ClassVar[str] = "needle"
+
+    def encoded(self) -> Result:
+        return {**asdict(self), "depths": DEPTHS}
+
+    def measured(self, staged: Staged, tell: Tell) -> Result:
+        limit, why = self.bound(staged)
+        if limit < 1:
+            reason = f"{why} leaves no room for a prompt beside --max-tokens {self.max_tokens}"
+            return {**staged.encoded(), "skipped": reason}
+        with closing(Client(staged, self.max_tokens, self.body)) as client:
+            cells = list(self._cells(staged, client, limit, tell))
+        return {**staged.encoded(), "limit": limit, "limited_by": why, "cells": cells}
+
+    def bound(self, staged: Staged) -> tuple[int, str]:
+        """Tokens of the longest prompt, and the reason for that limit."""
+        context, own = staged.status.context_length, self.max_tokens + 1
+        memory = context_in_memory(staged.subject.model, context)
+        bounds = [(context - own, "the model's context"), (memory - own, "this machine's memory")]
+        if self.limit is not None:
+            bounds.append((self.limit, "--limit"))
+        return min(bounds, key=lambda bound: bound[0])
+
+    def _cells(self, staged: Staged, client: Client, limit: int, tell: Tell) -> Iterator[Result]:
+        template = dict(self.body.get("chat_template_kwargs") or {})
+
+        def count(messages: Messages) -> int:
+            try:
+                return staged.count(messages, template=template)
+            except ContextTooLong as error:
+                return error.tokens or staged.status.context_length
+
+        near = 8
+        for length in lengths(min(self.least, limit), limit):
+            for depth in DEPTHS:
+                tell(f"{length} tokens, depth {depth} %")
+                asked = []
+                for seed in range(self.needles):
+                    build = partial(document, depth / 100, seed, length)
+                    messages, tokens, near = as_long_as(build, count, length, near)
+                    asked.append((tokens, locker(seed)[1], client.ask(messages, stream=True)))
+                yield {"length": length, "depth": depth, **_cell(asked)}
+
+    def report(self, found: Sequence[Result]) -> Table:
+        """A row for each subject and length, a column for each depth."""
+        caption = Text("\n".join(map(_reach, found)))
+        table = Table(title="found, by depth of the fact", title_justify="left", caption=caption)
+        table.caption_justify = "left"
+        for name in ("model", "tokens", "computed", *(f"{depth} %" for depth in DEPTHS)):
+            table.add_column(name, overflow="fold")
+        for each in found:
+            for row in _rows(each):
+                tokens = max(cell["tokens"] for cell in row)
+                computed = tokens - max(cell["skipped"] for cell in row)
+                scores = map(_score, row)
+                table.add_row(Text(each["label"]), f"{tokens:,}", f"{computed:,}", *scores)
+            table.add_section()
+        return table
 
 
-def _lengths(plan: Plan, limit: Limit) -> list[int]:
-    return lengths(min(plan.least, limit.tokens), limit.tokens)
-
-
-def measured(plan: Plan, staged: Staged, done: Callable[[], None]) -> Result:
-    """One subject's result; JSON-able. `done` is called after each question.
-
-    Raises `EngineUnavailable` if the gateway has ended.
-    """
-    limit = limit_of(plan, staged)
-    if limit.tokens < 1:
-        why = f"{limit.why} leaves no room for a prompt beside --max-tokens {plan.max_tokens}"
-        return {**of_subject(staged), "skipped": why}
-    haystack = _haystack(plan, staged)
-    client = Client(staged, plan.max_tokens, plan.said)
-    try:
-        cells = list(_cells(plan, staged, haystack, client, _lengths(plan, limit), done))
-    finally:
-        client.close()
+def _cell(asked: Sequence[tuple[int, str, Reply]]) -> Result:
+    """The counts of a cell: (tokens of the prompt, answer, reply) of each request."""
+    wrong = [(answer, reply) for _, answer, reply in asked if answer not in reply.text]
     return {
-        **of_subject(staged),
-        "haystack": haystack.name,
-        "limit": limit.tokens,
-        "limited_by": limit.why,
-        "cells": cells,
-    }
-
-
-def _haystack(plan: Plan, staged: Staged) -> Haystack:
-    from mlx_provider.commands import DEMOS
-
-    return HAYSTACKS[plan.haystack or ("talk" if staged.subject.model in DEMOS else "document")]
-
-
-def _cells(
-    plan: Plan,
-    staged: Staged,
-    haystack: Haystack,
-    client: Client,
-    wanted: Sequence[int],
-    done: Callable[[], None],
-) -> Iterator[Result]:
-    def count(messages: Any) -> int:
-        try:
-            return staged.engine.count(staged.request(messages, template=_template(plan)))
-        except ContextTooLong as error:
-            return error.tokens or staged.status.context_length
-
-    near = 8
-    for length in wanted:
-        for depth in plan.depths:
-            asked = []
-            for seed in range(plan.needles):
-                build = partial(_built, haystack, depth / 100, seed, length)
-                messages, tokens, near = as_long_as(build, count, length, near)
-                asked.append((tokens, haystack.answer(seed), client.ask(messages, stream=True)))
-                done()
-            yield _cell(length, depth, asked)
-
-
-def _built(haystack: Haystack, depth: float, seed: int, length: int, parts: int) -> Any:
-    return haystack.build(parts, depth, seed, length)
-
-
-def _template(plan: Plan) -> dict[str, Any]:
-    """Variables of the chat template, which can affect the length of a prompt."""
-    return dict(plan.said.get("chat_template_kwargs") or {})
-
-
-def _cell(length: int, depth: int, asked: Sequence[tuple[int, str, Reply]]) -> Result:
-    replies = [reply for _, _, reply in asked]
-    found = sum(answer in reply.text for _, answer, reply in asked)
-    missed = [
-        {"wanted": answer, **reply.encoded()}
-        for _, answer, reply in asked
-        if answer not in reply.text
-    ]
-    return {
-        "length": length,
-        "depth": depth,
         "tokens": max(tokens for tokens, _, _ in asked),
-        "skipped": max(reply.skipped for reply in replies),
+        "skipped": max(reply.skipped for _, _, reply in asked),
         "asked": len(asked),
-        "found": found,
-        "failed": sum(bool(reply.failure) for reply in replies),
-        "missed": missed,
+        "found": len(asked) - len(wrong),
+        "failed": sum(bool(reply.failure) for _, _, reply in asked),
+        "missed": [{"wanted": answer, **reply.encoded()} for answer, reply in wrong],
     }
 
 
-def whole(plan: Plan, subjects: Sequence[Result]) -> Result:
-    return {
-        "eval": "needle",
-        **conditions(),
-        "depths": list(plan.depths),
-        "needles": plan.needles,
-        "max_tokens": plan.max_tokens,
-        "said": dict(plan.said),
-        "subjects": list(subjects),
-    }
+def _rows(subject: Result) -> list[list[Result]]:
+    return [list(row) for _, row in groupby(subject["cells"], key=lambda cell: cell["length"])]
+
+
+def _score(cell: Result) -> str:
+    score = f"{cell['found']}/{cell['asked']}"
+    return f"{score}, {cell['failed']} failed" if cell["failed"] else score
+
+
+def _reach(subject: Result) -> str:
+    reach = 0
+    for row in _rows(subject):
+        if any(cell["found"] < cell["asked"] for cell in row):
+            break
+        reach = max(cell["tokens"] for cell in row)
+    longest = f"longest prompt {subject['limit']:,}, limited by {subject['limited_by']}"
+    return f"{subject['label']}: everything found up to {reach:,} tokens ({longest})"

@@ -1,32 +1,29 @@
-"""Requests to a model with tools, and the expected replies, from YAML."""
+"""Requests to a model with tools, and the replies that they expect, from YAML.
+
+Expected arguments are values or matchers such as `{$in: [a, b]}`: docs/evaluation.md lists them.
+"""
 
 from __future__ import annotations
 
+import ast
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import jsonschema  # type: ignore[import-untyped]
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from mlx_provider.errors import BadRequest
 
-from .matching import check
-
 SHIPPED = Path(__file__).with_name("scenarios")
 TOOLS = "tools.yaml"
-Message = Mapping[str, Any]
 Call = Mapping[str, Mapping[str, Any]]
-"""`{name: {argument: value or matcher}}`, see `matching`."""
+"""`{name: {argument: value or matcher}}`."""
+_ABSENT = object()
 
 
 class _Data(BaseModel):
@@ -42,7 +39,7 @@ class Text(_Data):
 
 
 class Expected(_Data):
-    """The expected reply: exactly these calls in any order, or no call and a text."""
+    """Exactly these calls in any order, or no call and a text."""
 
     calls: list[Call] = Field(default_factory=list)
     text: Text | None = None
@@ -59,8 +56,6 @@ class Expected(_Data):
 
 
 class Step(_Data):
-    """One request of a conversation, and the expected reply."""
-
     say: str | None = None
     results: Mapping[str, str | Mapping[str, str]] = Field(default_factory=dict)
     """Results by tool; or by a value in the call's arguments, if results differ."""
@@ -68,8 +63,6 @@ class Step(_Data):
 
 
 class Tool(_Data):
-    """A function that the model can call."""
-
     description: str
     parameters: dict[str, Any]
 
@@ -111,7 +104,6 @@ class Scenario(_Data):
         return f"{self.kind}/{self.id}"
 
     def definitions(self) -> list[dict[str, Any]]:
-        """Its tools in OpenAI's format."""
         return [
             {"type": "function", "function": {"name": name, **tool.model_dump()}}
             for name, tool in self.tools.items()
@@ -130,15 +122,11 @@ def shipped() -> list[Path]:
 def read(paths: Sequence[Path]) -> list[Scenario]:
     """Scenarios of these files. Raises `BadRequest` that names file, scenario and fault."""
     known = _mapping(SHIPPED / TOOLS)
-    found = [scenario for path in paths for scenario in _of_file(path, known)]
-    names = [each.name for each in found]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise BadRequest(f"scenarios of one name: {', '.join(twice)}", param="--scenarios")
-    return found
+    return [scenario for path in paths for scenario in _of_file(path, known)]
 
 
 def digest(scenarios: Sequence[Scenario]) -> str:
-    """A digest. Scores are comparable if it is equal."""
+    """Scores are comparable if it is equal."""
     text = "\n".join(each.model_dump_json() for each in scenarios)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -178,21 +166,103 @@ def _whole(fields: dict[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
 
 def _mapping(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Plain)  # noqa: S506
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadRequest(f"{path} cannot be read: {error.strerror}", param="--scenarios") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise BadRequest(f"{path} is no YAML: {error}", param="--scenarios") from None
     if not isinstance(content, dict):
         raise BadRequest(f"{path} is no mapping", param="--scenarios")
-    return content
+    found: dict[str, Any] = json.loads(json.dumps(content, default=str))  # dates become text
+    return found
 
 
-class _Plain(yaml.SafeLoader):  # type: ignore[misc]  # yaml is untyped
-    """Keeps dates as text, as in JSON."""
+def differences(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """A description of each wrong argument; empty: all are right."""
+    invented = [f"{n} was not asked for: {brief(given[n])}" for n in given if n not in wanted]
+    found = (_difference(each, given.get(name, _ABSENT), name) for name, each in wanted.items())
+    return [*filter(None, found), *invented]
 
 
-_Plain.yaml_implicit_resolvers = {
-    first: [each for each in resolvers if each[0] != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+def _difference(wanted: Any, given: Any, at: str) -> str:
+    if given is _ABSENT:
+        return "" if _sign(wanted) == "$maybe" else f"{at} is missing"
+    return "" if matches(wanted, given) else f"{at} is {brief(given)}, not {brief(wanted)}"
+
+
+def matches(wanted: Any, given: Any) -> bool:
+    if sign := _sign(wanted):
+        return MATCHERS[sign](wanted[sign], given)
+    if isinstance(wanted, Mapping):
+        return isinstance(given, Mapping) and not differences(wanted, given)
+    if isinstance(wanted, list):
+        return _in_order(wanted, given)
+    if isinstance(wanted, bool) or isinstance(given, bool):
+        return wanted is given
+    return bool(wanted == given)
+
+
+def check(wanted: Any) -> None:
+    """Raises `ValueError` for an unknown matcher at any place."""
+    if (sign := _sign(wanted)) and sign not in MATCHERS:
+        raise ValueError(f"no such matcher: {sign}; there are {', '.join(MATCHERS)}")
+    if isinstance(wanted, (Mapping, list)):
+        for part in wanted.values() if isinstance(wanted, Mapping) else wanted:
+            check(part)
+
+
+def brief(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 200 else text[:200] + "…"
+
+
+def _sign(wanted: Any) -> str:
+    """The matcher's name; empty: a plain value."""
+    if isinstance(wanted, Mapping) and len(wanted) == 1:
+        (name,) = wanted
+        return name if name.startswith("$") else ""
+    return ""
+
+
+def _in_order(wanted: Sequence[Any], given: Any) -> bool:
+    if not isinstance(given, list) or len(given) != len(wanted):
+        return False
+    return all(map(matches, wanted, given))
+
+
+def orders(wanted: Sequence[Any]) -> Iterable[Sequence[Any]]:
+    """Every order of up to six parts."""
+    return permutations(wanted) if len(wanted) <= 6 else [wanted]
+
+
+def _in_any_order(wanted: Sequence[Any], given: Any) -> bool:
+    return any(_in_order(order, given) for order in orders(wanted))
+
+
+def _like(text: str) -> str:
+    return " ".join(text.casefold().rstrip(".!\n ").split())
+
+
+def _defines(names: Sequence[str], given: Any) -> bool:
+    try:
+        tree = ast.parse(given)
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
+        return False
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return set(names) <= {node.name for node in tree.body if isinstance(node, kinds)}
+
+
+def _of_text(test: Callable[[str, str], bool]) -> Callable[[Any, Any], bool]:
+    return lambda wanted, given: isinstance(given, str) and test(str(wanted), given)
+
+
+MATCHERS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "$in": lambda wanted, given: any(matches(each, given) for each in wanted),
+    "$has": _of_text(lambda wanted, given: wanted.casefold() in given.casefold()),
+    "$like": _of_text(lambda wanted, given: _like(wanted) == _like(given)),
+    "$lines": _of_text(lambda wanted, given: wanted.strip() == given.strip()),
+    "$set": _in_any_order,
+    "$maybe": matches,
+    "$any": lambda wanted, given: True,
+    "$python": _defines,
 }

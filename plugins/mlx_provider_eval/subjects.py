@@ -1,98 +1,112 @@
-"""The subjects of a comparison: models with options and engine variables."""
+"""The subjects of a comparison: models with options, each loaded behind one gateway."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from mlx_provider.commands import full_name
-from mlx_provider.errors import BadRequest
+import yaml
+from pydantic import ValidationError
 
+from mlx_provider.commands import (
+    TIMEOUT,
+    Apart,
+    GenerateRequest,
+    ModelOptions,
+    ModelStatus,
+    PluginRegistry,
+    answered,
+    checkpoint,
+    folder_of,
+    full_name,
+    gateway_apart,
+    installed_version,
+    proxy_config,
+)
+from mlx_provider.errors import BadRequest, EngineUnavailable, MLXProviderError
+
+Result = dict[str, Any]
+"""Of one subject, as JSON types. With `skipped` it has a reason instead of measurements."""
+Tell = Callable[[str], None]
 DEFAULT = "default"
-"""As a value: the option or variable is left out."""
-Named = Mapping[str, Sequence[str]]
-"""The values of each name, in the order of the command line."""
+"""As a value: the option is left out."""
 FOLDERS = ("adapter", "draft_model")
 """Options that may name a folder."""
+HELLO = [{"role": "user", "content": "Hi"}]
+PACKAGES = ("mlx-provider", "mlx", "mlx-lm", "mlx-vlm", "transformers", "litellm", "openai")
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model with its options and variables."""
-
     model: str
     """The name after `mlx/`."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options for the engine, as in `model_info.mlx` of a config entry."""
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the engine's environment."""
-
+    """As in `model_info.mlx` of a config entry."""
     label: str = ""
-    """A label: the model, and the values in which it differs from other subjects."""
-
-    def encoded(self) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "options": dict(self.options),
-            "environment": dict(self.variables),
-            "label": self.label,
-        }
+    """The model, and the values in which it differs from other subjects."""
 
 
-def values(written: Sequence[str], flag: str) -> dict[str, list[str]]:
-    """Values of `name=value` arguments, by name. Raises `BadRequest`."""
-    found: dict[str, list[str]] = {}
+@dataclass(frozen=True)
+class Staged:
+    """A loaded subject."""
+
+    subject: Subject
+    name: str
+    status: ModelStatus
+    apart: Apart
+
+    def count(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> int:
+        """Tokens of the prompt, by the model's own template and tokenizer."""
+        return self.apart.engine.count(_request(self.subject, messages, **more))
+
+    def encoded(self) -> Result:
+        status = self.status.model_dump(mode="json")
+        return {**status, **asdict(self.subject), "device": self.apart.engine.health().device}
+
+
+def conditions() -> Result:
+    """What a reader needs to repeat a run."""
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["mlx-provider", *sys.argv[1:]]),
+        "versions": {name: number for name in PACKAGES if (number := installed_version(name))},
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+    }
+
+
+def subjects(models: Sequence[str], written: Sequence[str]) -> list[Subject]:
+    """Every model with every combination of the options, which are `name=value`.
+
+    Raises `BadRequest` for a wrong option.
+    """
+    values: dict[str, dict[str, None]] = {}
     for word in written:
-        name, sign, value = word.partition("=")
+        name, sign, value = (part.strip() for part in word.partition("="))
         if not (name and sign):
-            raise BadRequest(f"{flag} {word}: write name=value", param=flag)
-        given = found.setdefault(name.strip(), [])
-        given += [value.strip()] if value.strip() not in given else []
+            raise BadRequest(f"--option {word}: write name=value", param="--option")
+        values.setdefault(name, {})[value] = None
+    names = [full_name(model) for model in dict.fromkeys(models)]
+    found = []
+    for model, choice in product(names, list(product(*values.values()))):
+        short = Path(model).name if model.startswith("/") else model
+        alike = [name for name in names if Path(name).name == short]
+        title = model if len(alike) > 1 else short
+        chosen = dict(zip(values, choice, strict=True))
+        compared = [f"{name}={chosen[name]}" for name in chosen if len(values[name]) > 1]
+        found.append(Subject(model, _options(chosen), ", ".join([title, *compared])))
     return found
 
 
-def subjects(models: Sequence[str], options: Named, variables: Named) -> list[Subject]:
-    """Every model with every combination of values. Raises `BadRequest` for a wrong option."""
-    found = [
-        Subject(full_name(model), _options(chosen), around)
-        for model in dict.fromkeys(models)
-        for around in _combined(variables)
-        for chosen in _combined(options)
-    ]
-    compared = [name for named in (options, variables) for name in named if len(named[name]) > 1]
-    names = {each.model: _short(each.model, found) for each in found}
-    return [replace(each, label=_label(each, names[each.model], compared)) for each in found]
-
-
-def _label(subject: Subject, name: str, compared: Sequence[str]) -> str:
-    chosen = {**subject.options, **subject.variables}
-    return ", ".join([name, *(f"{each}={chosen.get(each, DEFAULT)}" for each in compared)])
-
-
-def _short(model: str, among: Sequence[Subject]) -> str:
-    """The last part of a folder, unless another model has the same one."""
-    if not model.startswith("/"):
-        return model
-    name = Path(model).name
-    alike = {each.model for each in among if Path(each.model).name == name}
-    return name if len(alike) == 1 else model
-
-
-def _combined(named: Named) -> Iterator[dict[str, str]]:
-    for choice in product(*named.values()):
-        pairs = zip(named, choice, strict=True)
-        yield {name: value for name, value in pairs if value != DEFAULT}
-
-
 def _options(written: Mapping[str, str]) -> dict[str, Any]:
-    from pydantic import ValidationError
-
-    from mlx_provider.commands import ModelOptions
-
-    chosen = {name: _value(name, text) for name, text in written.items()}
+    chosen = {name: _value(name, text) for name, text in written.items() if text != DEFAULT}
     try:
         ModelOptions.model_validate(chosen)
     except ValidationError as error:
@@ -106,11 +120,80 @@ def _options(written: Mapping[str, str]) -> dict[str, Any]:
 
 def _value(name: str, text: str) -> Any:
     """A value as in a config file: a number, `true`, a text."""
-    import yaml
-
     if name in FOLDERS:
         return full_name(text)
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
         return text
+
+
+def prepare(chosen: Sequence[Subject], registry: PluginRegistry) -> None:
+    """Find errors in models or parsers before anything starts, and download missing models.
+
+    Raises `ModelNotFound`, `UnsupportedModel`, `BadRequest`.
+    """
+    for subject in chosen:
+        folder_of(subject.model)
+        registry.family_for(checkpoint(subject.model).config)
+        if name := subject.options.get("tool_parser"):
+            registry.tool_parser(str(name))
+        if name := subject.options.get("reasoning_parser"):
+            registry.reasoning_parser(str(name))
+
+
+def staging(
+    chosen: Sequence[Subject], tell: Tell, environ: Mapping[str, str] = os.environ
+) -> Generator[Staged | Result]:
+    """Subjects one after the other, each loaded at its turn, or the reason why it does not load.
+    `close()` ends their gateway.
+
+    Raises `NotInstalled` or `EngineUnavailable` if proxy or engine cannot start.
+    """
+    with gateway_apart(_config(chosen), environ) as apart:
+        for number, subject in enumerate(chosen, 1):
+            tell(subject.label)
+            staged = _loaded(subject, f"subject-{number}", apart)
+            apart.proxy.wait_ready()  # it has started in the meantime
+            yield staged
+
+
+def _config(chosen: Sequence[Subject]) -> dict[str, Any]:
+    config = {**proxy_config("", ""), "model_list": []}
+    for number, subject in enumerate(chosen, 1):
+        name = f"subject-{number}"
+        made = proxy_config(name, subject.model, timeout=TIMEOUT, stream_timeout=TIMEOUT)
+        (entry,) = made["model_list"]
+        # Subjects with the same model must not share prefixes, because their options differ.
+        entry["model_info"]["mlx"] = {**subject.options, "cache_salt": name}
+        config["model_list"].append(entry)
+    return config
+
+
+def _loaded(subject: Subject, name: str, apart: Apart) -> Staged | Result:
+    before = _models(apart)
+    try:
+        answered(apart.engine, _request(subject, HELLO, max_tokens=1))
+    except EngineUnavailable:
+        raise
+    except MLXProviderError as error:
+        return {**asdict(subject), "skipped": error.message}
+    there = [each for each in _models(apart) if each.model == subject.model]
+    added = [each for each in there if each not in before] or there
+    return Staged(subject, name, added[-1], apart)
+
+
+def _models(apart: Apart) -> list[ModelStatus]:
+    try:
+        return apart.engine.health().models
+    except EngineUnavailable:  # the first request starts it
+        return []
+
+
+def _request(
+    subject: Subject, messages: Sequence[Mapping[str, Any]], **more: Any
+) -> GenerateRequest:
+    """A request as the gateway would send it to the engine."""
+    options = ModelOptions.model_validate(dict(subject.options))
+    said = [dict(each) for each in messages]
+    return GenerateRequest(model=subject.model, messages=said, options=options, **more)

@@ -1,132 +1,249 @@
-"""`mlx-provider eval tools`: scenarios with tools through the gateway, counted by kind.
-
-Decoding is greedy, so that a run can be repeated. `repeat` runs each scenario several times, up to
-`at_once` at the same time. A scenario passes if every reply is right.
-"""
+"""`mlx-provider eval tools`: scenarios through the gateway turn by turn, and the fault of each."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from .asking import Client
-from .conditions import conditions, of_subject
-from .playing import Played, play
-from .scenario import Scenario, digest
-from .stage import HELLO, Staged
+import jsonschema  # type: ignore[import-untyped]
+from rich.table import Table
+from rich.text import Text as Plain
 
-Result = dict[str, Any]
+from .asking import Client, Made, Reply
+from .scenario import Call, Expected, Scenario, Step, Text, Tool, differences, digest, orders
+from .subjects import HELLO, Result, Staged, Tell
+
+FAULTS = (
+    *("request failed", "cut off", "no call", "call in text", "needless call", "missing call"),
+    *("extra call", "unknown tool", "wrong tool", "no JSON", "against the schema"),
+    *("invented argument", "wrong argument", "no text", "wrong text", "differs by stream"),
+)
+LEAST_WRONG = ("invented argument", "wrong argument", "wrong tool")
+"""Of several orders of calls, the report is about the one that comes closest."""
+NO_RESULT = "error: this tool gives nothing here"
+"""To a call for which the scenario has no result."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class Fault:
+    name: str
+    """One of `FAULTS`."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Played:
+    """One run of a scenario, up to its end or its first fault."""
+
+    fault: Fault | None
+    transcript: Sequence[Mapping[str, Any]]
+    replies: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class ToolCalls:
+    """Scores tool calls by kind of scenario."""
+
     scenarios: Sequence[Scenario]
-    repeat: int = 1
-    at_once: int = 1
     max_tokens: int = 2048
-    said: Mapping[str, Any] = field(default_factory=dict)
+    body: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of each request, such as `chat_template_kwargs`."""
+    name: ClassVar[str] = "tools"
 
+    def encoded(self) -> Result:
+        own = {"scenarios": len(self.scenarios), "scenarios_digest": digest(self.scenarios)}
+        return {**own, "max_tokens": self.max_tokens, "body": dict(self.body)}
 
-def measured(plan: Plan, staged: Staged, done: Callable[[], None]) -> Result:
-    """One subject's result; JSON-able. `done` is called after each run of a scenario.
-
-    Raises `EngineUnavailable` if the gateway has ended.
-    """
-    if why := knows_tools(staged):
-        return {**of_subject(staged), "skipped": why}
-    runs = _runs(plan, staged, done)
-    cases = [_case(scenario, runs[scenario.name]) for scenario in plan.scenarios]
-    return {**of_subject(staged), **counted(cases), "cases": cases}
-
-
-def whole(plan: Plan, subjects: Sequence[Result]) -> Result:
-    return {
-        "eval": "tools",
-        **conditions(),
-        "scenarios": len(plan.scenarios),
-        "scenarios_digest": digest(plan.scenarios),
-        "repeat": plan.repeat,
-        "at_once": plan.at_once,
-        "max_tokens": plan.max_tokens,
-        "said": dict(plan.said),
-        "subjects": list(subjects),
-    }
-
-
-def counted(cases: Sequence[Result]) -> Result:
-    """Counts by kind and in total, faults by name, and the scenarios with equal replies each
-    time."""
-    kinds = list(dict.fromkeys(case["kind"] for case in cases))
-    of_kind = {kind: [case for case in cases if case["kind"] == kind] for kind in kinds}
-    return {
-        "passed": _passed(cases),
-        "asked": len(cases),
-        "kinds": {kind: [_passed(found), len(found)] for kind, found in of_kind.items()},
-        "faults": dict(Counter(case["fault"] for case in cases if case["fault"])),
-        "unsteady": [case["name"] for case in cases if not case["steady"]],
-    }
-
-
-def _passed(cases: Sequence[Result]) -> int:
-    return sum(case["passed"] == case["runs"] for case in cases)
-
-
-def _runs(plan: Plan, staged: Staged, done: Callable[[], None]) -> dict[str, list[Played]]:
-    """All runs of each scenario, by name."""
-    found: dict[str, list[Played]] = {each.name: [] for each in plan.scenarios}
-    with ExitStack() as ending:
-        client = Client(staged, plan.max_tokens, plan.said)
-        pool = ThreadPoolExecutor(plan.at_once, thread_name_prefix="scenario")
-        ending.callback(client.close)
-        ending.callback(pool.shutdown, wait=False, cancel_futures=True)
-        asked = [
-            (scenario.name, pool.submit(play, client, scenario))
-            for _ in range(plan.repeat)
-            for scenario in plan.scenarios
-        ]
-        for name, future in asked:
-            found[name].append(future.result())
-            done()
-    return found
-
-
-def _case(scenario: Scenario, runs: Sequence[Played]) -> Result:
-    """The result of a scenario, with the first run that failed."""
-    failed = next((run for run in runs if not run.passed), None)
-    steady = all(run.same_as(runs[0]) for run in runs)
-    case: Result = {
-        "name": scenario.name,
-        "kind": scenario.kind,
-        "runs": len(runs),
-        "passed": sum(run.passed for run in runs),
-        "steady": steady,
-        "fault": "",
-    }
-    if failed is not None and failed.fault is not None:
-        case |= {
-            "fault": failed.fault.name,
-            "why": failed.fault.reason,
-            "step": failed.step,
-            "transcript": list(failed.transcript),
+    def measured(self, staged: Staged, tell: Tell) -> Result:
+        if not knows_tools(staged):
+            why = "its chat template shows no tools: choose a model that was trained to call them"
+            return {**staged.encoded(), "skipped": why}
+        cases = []
+        with closing(Client(staged, self.max_tokens, self.body)) as client:
+            for scenario in self.scenarios:
+                tell(scenario.name)
+                cases.append(_case(scenario, play(client, scenario)))
+        kinds: dict[str, list[int]] = {}
+        for case in cases:
+            counts = kinds.setdefault(case["kind"], [0, 0])
+            counts[0] += not case["fault"]
+            counts[1] += 1
+        return {
+            **staged.encoded(),
+            "passed": sum(passed for passed, _ in kinds.values()),
+            "asked": len(cases),
+            "kinds": kinds,
+            "faults": dict(Counter(case["fault"] for case in cases if case["fault"])),
+            "cases": cases,
         }
-    return case
+
+    def report(self, found: Sequence[Result]) -> Table:
+        """A column for each subject; rows of passes by kind, then of faults."""
+        table = Table("passed, by kind", title="tool calls", title_justify="left")
+        for each in found:
+            table.add_column(Plain(each["label"]), overflow="fold")
+        for kind in found[0]["kinds"]:
+            table.add_row(kind, *("{}/{}".format(*each["kinds"][kind]) for each in found))
+        table.add_row("all", *(f"{each['passed']}/{each['asked']}" for each in found))
+        table.add_section()
+        for name in FAULTS:
+            counts = [each["faults"].get(name, 0) for each in found]
+            if any(counts):
+                table.add_row(f"fault: {name}", *map(str, counts))
+        return table
 
 
-def knows_tools(staged: Staged) -> str:
-    """Why the scenarios are not useful for this model; empty: they are.
+def _case(scenario: Scenario, run: Played) -> Result:
+    case = {"name": scenario.name, "kind": scenario.kind, "fault": ""}
+    if run.fault is None:
+        return case
+    fault = {"fault": run.fault.name, "why": run.fault.reason, "step": len(run.replies)}
+    return {**case, **fault, "transcript": list(run.transcript)}
 
-    If a template shows no tools, the model does not know them.
-    """
+
+def knows_tools(staged: Staged) -> bool:
+    """Whether the chat template shows tools to the model."""
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    without = staged.engine.count(staged.request(HELLO))
-    if staged.engine.count(staged.request(HELLO, tools=tools)) > without:
-        return ""
-    return (
-        "its chat template shows no tools, so that it cannot know of them: "
-        "choose a model that was trained to call tools"
-    )
+    return staged.count(HELLO, tools=tools) > staged.count(HELLO)
+
+
+def play(client: Client, scenario: Scenario) -> Played:
+    """Raises `EngineUnavailable` if the gateway has ended."""
+    streamed = _played(client, scenario, stream=True)
+    if scenario.stream != "both" or streamed.fault is not None:
+        return streamed
+    whole = _played(client, scenario, stream=False)
+    if whole.fault is not None or whole.replies == streamed.replies:
+        return whole
+    last = [json.dumps(each.replies[-1], ensure_ascii=False) for each in (streamed, whole)]
+    fault = Fault("differs by stream", " and ".join(last))
+    return Played(fault, whole.transcript, whole.replies)
+
+
+def _played(client: Client, scenario: Scenario, *, stream: bool) -> Played:
+    messages: list[dict[str, Any]] = [*scenario.history]
+    if scenario.system is not None:
+        messages.insert(0, {"role": "system", "content": scenario.system})
+    body: dict[str, Any] = {"tools": scenario.definitions(), "tool_choice": scenario.tool_choice()}
+    if not scenario.parallel:
+        body["parallel_tool_calls"] = False
+    reply, replies = Reply(), []
+    for step in scenario.steps:
+        messages += _messages(step, reply)
+        reply = client.ask(messages, stream=stream, **body)
+        replies.append(reply.encoded())
+        if fault := judged(reply, step.expect, scenario.tools):
+            messages.append({"reply": replies[-1]})
+            return Played(fault, messages, replies)
+        messages.append(reply.message())
+    return Played(None, messages, replies)
+
+
+def _messages(step: Step, before: Reply) -> Iterator[dict[str, Any]]:
+    """Results of the calls in the reply before, then the user's text."""
+    for call in before.calls:
+        content = step.results.get(call.name, NO_RESULT)
+        if not isinstance(content, str):
+            values = [str(value) for value in json.loads(call.arguments).values()]
+            content = next((text for v, text in content.items() if v in values), NO_RESULT)
+        yield {"role": "tool", "tool_call_id": call.id, "content": content}
+    if step.say is not None:
+        yield {"role": "user", "content": step.say}
+
+
+def judged(reply: Reply, expected: Expected, tools: Mapping[str, Tool]) -> Fault | None:
+    """The first fault of a reply; `None`: it is right."""
+    if reply.failure:
+        return Fault("request failed", reply.failure)
+    if reply.finish == "length":
+        return Fault("cut off", f"after {reply.tokens} tokens")
+    if expected.text is not None:
+        return _text_fault(reply, expected.text)
+    if not reply.calls:
+        return _no_call(reply, expected.calls)
+    return _calls_fault(reply.calls, expected.calls, tools)
+
+
+def _text_fault(reply: Reply, wanted: Text) -> Fault | None:
+    if reply.calls:
+        return Fault("needless call", "; ".join(map(_shown, reply.calls)))
+    if not reply.text.strip():
+        return Fault("no text", "the reply is empty")
+    said = reply.text.casefold()
+    for each in wanted.has:
+        options = each if isinstance(each, list) else [each]
+        if not any(option.casefold() in said for option in options):
+            return Fault("wrong text", f"it does not hold {' or '.join(map(repr, options))}")
+    held = [each for each in wanted.lacks if each.casefold() in said]
+    return Fault("wrong text", f"it holds {held[0]!r}") if held else None
+
+
+def _no_call(reply: Reply, wanted: Sequence[Call]) -> Fault:
+    names = [name for call in wanted for name in call]
+    if not reply.text.strip():
+        return Fault("no text", f"the reply is empty; wanted a call of {names[0]}")
+    found = next((name for name in names if name in reply.text), None)
+    if found is not None:
+        return Fault("call in text", f"{found} stands in the text, and no call was read")
+    return Fault("no call", f"wanted a call of {names[0]}")
+
+
+def _calls_fault(
+    made: Sequence[Made], wanted: Sequence[Call], tools: Mapping[str, Tool]
+) -> Fault | None:
+    for call in made:
+        if fault := _call_fault(call, tools):
+            return fault
+    if len(made) != len(wanted):
+        name = "missing call" if len(made) < len(wanted) else "extra call"
+        return Fault(name, f"{len(made)} of {len(wanted)}: {'; '.join(map(_shown, made))}")
+    faults = []
+    for order in orders(wanted):
+        fault = _paired(made, order)
+        if fault is None:
+            return None
+        faults.append(fault)
+    return min(faults, key=lambda fault: LEAST_WRONG.index(fault.name))
+
+
+def _call_fault(call: Made, tools: Mapping[str, Tool]) -> Fault | None:
+    """A fault of name or schema, whatever was expected."""
+    if call.name not in tools:
+        return Fault("unknown tool", f"{call.name!r}; there are {', '.join(tools)}")
+    arguments = _arguments(call)
+    if arguments is None:
+        return Fault("no JSON", _shown(call))
+    try:
+        jsonschema.validate(arguments, tools[call.name].parameters)
+    except jsonschema.ValidationError as error:
+        return Fault("against the schema", f"{_shown(call)}: {error.message}")
+    return None
+
+
+def _paired(made: Sequence[Made], wanted: Sequence[Call]) -> Fault | None:
+    for call, wish in zip(made, wanted, strict=True):
+        ((name, arguments),) = wish.items()
+        if call.name != name:
+            return Fault("wrong tool", f"{_shown(call)}, not {name}")
+        given = _arguments(call) or {}
+        if found := differences(arguments, given):
+            of_wish = {argument: given[argument] for argument in given if argument in arguments}
+            kind = "wrong" if differences(arguments, of_wish) else "invented"
+            return Fault(f"{kind} argument", f"{call.name}: {'; '.join(found)}")
+    return None
+
+
+def _arguments(call: Made) -> dict[str, Any] | None:
+    try:
+        found = json.loads(call.arguments)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _shown(call: Made) -> str:
+    return f"{call.name}({call.arguments[:200]})"

@@ -13,10 +13,8 @@ import pytest
 
 from mlx_provider import BadRequest
 from mlx_provider_eval.asking import Reply
-from mlx_provider_eval.matching import MATCHERS
-from mlx_provider_eval.playing import play
-from mlx_provider_eval.scenario import Scenario, digest, read, shipped
-from mlx_provider_eval.scoring import FAULTS
+from mlx_provider_eval.scenario import MATCHERS, Scenario, digest, read, shipped
+from mlx_provider_eval.tools import FAULTS, play
 from right_replies import right
 
 SHIPPED = read(shipped())
@@ -47,7 +45,7 @@ def names(scenario: Scenario) -> str:
 @pytest.mark.parametrize("scenario", SHIPPED, ids=names)
 def test_right_replies_pass(scenario: Scenario) -> None:
     played = play(Parrot(scenario), scenario)  # type: ignore[arg-type]
-    assert played.passed, played.fault
+    assert played.fault is None, played.fault
 
 
 def worse(reply: Reply) -> Iterator[tuple[str, Reply]]:
@@ -74,7 +72,7 @@ def test_wrong_replies_do_not(scenario: Scenario) -> None:
             client = Parrot(scenario, at, lambda _, wrong=reply: wrong)  # type: ignore[misc]
             played = play(client, scenario)  # type: ignore[arg-type]
             assert played.fault is not None, fault
-            assert (played.fault.name, played.step) == (fault, at + 1)
+            assert (played.fault.name, len(played.replies)) == (fault, at + 1)
 
 
 def test_all_kinds_are_there() -> None:
@@ -101,7 +99,7 @@ def scenario(**fields: Any) -> Scenario:
 def test_results_go_to_the_calls_that_they_belong_to() -> None:
     played = scenario(kind="turns", id="parallel-results")
     client = Parrot(played)
-    assert play(client, played).passed  # type: ignore[arg-type]
+    assert play(client, played).fault is None  # type: ignore[arg-type]
     results = {m["tool_call_id"]: m["content"] for m in client.asked[1] if m["role"] == "tool"}
     assert results == {"call_0": '{"temperature": 19}', "call_1": '{"temperature": 11}'}
     assert client.asked[1][1]["tool_calls"][0]["function"]["name"] == "get_weather"
@@ -195,7 +193,7 @@ def test_the_file_of_the_guide_can_be_read(tmp_path: Path) -> None:
         "house/tells-the-error",
     ]
     for each in found:
-        assert play(Parrot(each), each).passed  # type: ignore[arg-type]
+        assert play(Parrot(each), each).fault is None  # type: ignore[arg-type]
 
 
 def test_the_guide_names_all_that_there_is() -> None:

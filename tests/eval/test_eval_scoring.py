@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from mlx_provider_eval.asking import Made, Reply
-from mlx_provider_eval.matching import matches
-from mlx_provider_eval.scenario import Expected, Text, Tool
-from mlx_provider_eval.scoring import FAULTS, judged
+from mlx_provider_eval.scenario import Expected, Text, Tool, matches
+from mlx_provider_eval.tools import FAULTS, judged
 
 TOOLS = {
     "light": Tool(

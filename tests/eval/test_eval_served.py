@@ -22,12 +22,12 @@ from typer.testing import CliRunner
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.scripted import Call, Step, build, environment, script
-from mlx_provider_eval import commands, needle, tools
+from mlx_provider_eval import commands, needle
 from mlx_provider_eval.asking import Client
-from mlx_provider_eval.needle_report import tables
+from mlx_provider_eval.needle import Needles
 from mlx_provider_eval.scenario import read
-from mlx_provider_eval.stage import Skipped, Staged, staging
-from mlx_provider_eval.subjects import Subject, subjects
+from mlx_provider_eval.subjects import Result, Staged, Subject, staging, subjects
+from mlx_provider_eval.tools import ToolCalls, knows_tools
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -74,7 +74,9 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for each in CASES:
         if each["expect"] is None:
             del each["expect"], each["say"]
+    words = [each for each in CASES if each["id"] == "words"]
     (folder / "cases.yaml").write_text(yaml.safe_dump({"scenarios": CASES}))
+    (folder / "words.yaml").write_text(yaml.safe_dump({"scenarios": words}))
     return folder
 
 
@@ -82,10 +84,10 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Gateway:
     """One gateway for this file."""
 
-    stages: Generator[Staged | Skipped]
-    staged: list[Staged | Skipped]
+    stages: Generator[Staged | Result]
+    staged: list[Staged | Result]
 
-    def again(self) -> Generator[Staged | Skipped]:
+    def again(self) -> Generator[Staged | Result]:
         """What was staged, as if for the first time; its end is the gateway's."""
         try:
             yield from self.staged
@@ -112,109 +114,118 @@ def gateway(gateways: Callable[[], Gateway]) -> Gateway:
     return gateways()
 
 
+def quiet(what: str) -> None: ...
+
+
 @contextmanager
 def served(own: Path) -> Iterator[Gateway]:
     """The scripted model as it is and with a parser of another format, the demo, and one whose
     options do not fit."""
     model = str(own / "scripted")
-    wanted = subjects([model], {"tool_parser": ["default", "pythonic"]}, {})
+    wanted = subjects([model], ["tool_parser=default", "tool_parser=pythonic"])
     wanted += [
-        Subject("demo", {}, {}, "demo"),
-        Subject("demo", {"drafter": "absent"}, {}, "demo, absent"),
+        Subject("demo", {}, "demo"),
+        Subject("demo", {"drafter": "absent"}, "demo, absent"),
     ]
     environ = {**os.environ, **environment(own / "site"), "HF_HUB_OFFLINE": "1"}
-    with closing(staging(wanted, lambda phase, what: None, environ)) as stages:
+    with closing(staging(wanted, quiet, environ)) as stages:
         yield Gateway(stages, [next(stages) for _ in wanted])
 
 
 @pytest.fixture
-def staged(gateway: Gateway) -> list[Staged | Skipped]:
+def staged(gateway: Gateway) -> list[Staged | Result]:
     return gateway.staged
 
 
-def of(found: list[Staged | Skipped], number: int) -> Staged:
+def of(found: list[Staged | Result], number: int) -> Staged:
     each = found[number]
     assert isinstance(each, Staged), each
     return each
 
 
-def test_scripted_replies_are_judged(staged: list[Staged | Skipped], own: Path) -> None:
-    plan = tools.Plan(read([own / "cases.yaml"]), repeat=2, at_once=4, max_tokens=120)
-    done: list[int] = []
-    result = tools.measured(plan, of(staged, 0), lambda: done.append(1))
+def test_scripted_replies_are_judged(staged: list[Staged | Result], own: Path) -> None:
+    plan = ToolCalls(read([own / "cases.yaml"]), max_tokens=120)
+    result = plan.measured(of(staged, 0), quiet)
     faults = {case["name"]: case["fault"] for case in result["cases"]}
     kinds = {case["name"]: case["kind"] for case in result["cases"]}
     assert faults == {name: "" if kind == "right" else kind for name, kind in kinds.items()}
     assert result["kinds"]["right"] == [6, 6]
-    assert (result["passed"], result["asked"], result["unsteady"]) == (6, len(CASES), [])
-    assert len(done) == 2 * len(CASES)
+    assert (result["passed"], result["asked"]) == (6, len(CASES))
     assert result["tool_parser"] == "hermes"
     (rome,) = (case for case in result["cases"] if case["name"].endswith("rome"))
     assert rome["why"] == 'get_weather: city is "Rome", not "Oslo"'
     assert rome["transcript"][-1]["reply"]["calls"][0]["arguments"] == '{"city": "Rome"}'
 
 
-def test_a_parser_of_another_format_is_seen(staged: list[Staged | Skipped], own: Path) -> None:
+def test_a_parser_of_another_format_is_seen(staged: list[Staged | Result], own: Path) -> None:
     asked = [each for each in read([own / "cases.yaml"]) if each.id in ("call", "turns")]
-    result = tools.measured(tools.Plan(asked), of(staged, 1), lambda: None)
+    result = ToolCalls(asked).measured(of(staged, 1), quiet)
     assert result["faults"] == {"call in text": 2}
     assert result["label"] == "scripted, tool_parser=pythonic"
 
 
-def test_what_does_not_load_is_told_and_the_others_go_on(staged: list[Staged | Skipped]) -> None:
+def test_what_does_not_load_is_told_and_the_others_go_on(staged: list[Staged | Result]) -> None:
     skipped = staged[3]
-    assert isinstance(skipped, Skipped)
-    assert "drafter" in skipped.why
+    assert isinstance(skipped, dict)
+    assert "drafter" in skipped["skipped"]
 
 
-def test_the_demo_finds_a_name(staged: list[Staged | Skipped]) -> None:
-    plan = needle.Plan(least=128, limit=256, depths=(0, 50), needles=2, max_tokens=16)
-    demo = of(staged, 2)
-    done: list[int] = []
-    result = needle.measured(plan, demo, lambda: done.append(1))
-    assert len(done) == needle.asks(plan, demo) == 8
-    assert [cell["length"] for cell in result["cells"]] == [128, 128, 256, 256]
-    assert (result["haystack"], result["limit"], result["limited_by"]) == ("talk", 256, "--limit")
-    assert sum(cell["found"] for cell in result["cells"]) >= 7
-    assert all(cell["length"] - 40 < cell["tokens"] <= cell["length"] for cell in result["cells"])
-    (table,) = tables(needle.whole(plan, [result]))
-    assert table.head == ["tokens", "0 %", "50 %"]
-    assert needle.limit_of(needle.Plan(), demo).tokens == 65_536 - 64 - 1
-    assert needle.limit_of(needle.Plan(), demo).why == "the model's context"
+def test_a_needle_is_found_at_each_length_and_depth(
+    staged: list[Staged | Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model knows the first of two codes, whatever the question."""
+    answer = script(Step(f"It is {needle.locker(0)[1]}."))
+    monkeypatch.setattr(needle, "QUESTION", answer.replace("{", "{{").replace("}", "}}"))
+    plan, scripted = Needles(least=600, limit=1000, needles=2, max_tokens=30), of(staged, 0)
+    result = plan.measured(scripted, quiet)
+    assert (result["limit"], result["limited_by"]) == (1000, "--limit")
+    assert [cell["length"] for cell in result["cells"]] == [600] * 5 + [1000] * 5
+    assert [cell["depth"] for cell in result["cells"]] == [0, 25, 50, 75, 100] * 2
+    assert {(cell["found"], cell["asked"], cell["failed"]) for cell in result["cells"]} == {
+        (1, 2, 0)
+    }
+    assert {miss["wanted"] for c in result["cells"] for miss in c["missed"]} == {
+        needle.locker(1)[1]
+    }
+    assert all(cell["length"] - 250 < cell["tokens"] <= cell["length"] for cell in result["cells"])
+    assert Needles().bound(of(staged, 2)) == (65_536 - 64 - 1, "the model's context")
 
 
-def test_counts_are_those_of_the_prompts(staged: list[Staged | Skipped]) -> None:
+def test_counts_are_those_of_the_prompts(staged: list[Staged | Result]) -> None:
     demo = of(staged, 2)
     client = Client(demo, 4, {})
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     reply = client.ask(messages, stream=True)
     client.close()
-    assert reply.prompt_tokens == demo.engine.count(demo.request(messages))
+    assert reply.prompt_tokens == demo.count(messages)
 
 
-def test_a_template_without_tools_is_told(staged: list[Staged | Skipped]) -> None:
+def test_a_template_without_tools_is_told(staged: list[Staged | Result]) -> None:
     class Deaf:
         def count(self, request: Any) -> int:
             return 7
 
     demo = of(staged, 2)
     deaf = replace(demo, apart=replace(demo.apart, engine=Deaf()))  # type: ignore[arg-type]
-    assert "its chat template shows no tools" in tools.knows_tools(deaf)
-    assert tools.knows_tools(demo) == ""
+    assert not knows_tools(deaf)
+    assert knows_tools(demo)
 
 
 def test_the_command_compares_and_writes(
-    staged: list[Staged | Skipped], own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    staged: list[Staged | Result], own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All but the start of the gateway, which is that of this file."""
-    monkeypatch.setattr("mlx_provider_eval.running.staging", lambda *_: (each for each in staged))
-    monkeypatch.setattr("mlx_provider_eval.stage.prepare", lambda *_: None)
-    arguments = ["tools", "demo", "--scenarios", str(own / "cases.yaml"), "--kind", "no call"]
-    done = CliRunner().invoke(commands.evaluate, [*arguments, "--out", str(tmp_path)],
-                              obj=PluginRegistry(), catch_exceptions=False)  # fmt: skip
+    monkeypatch.setattr("mlx_provider_eval.subjects.staging", lambda *_: (each for each in staged))
+    monkeypatch.setattr("mlx_provider_eval.subjects.prepare", lambda *_: None)
+    out = tmp_path / "tools.json"
+    arguments = ["tools", "demo", "--scenarios", str(own / "words.yaml"), "--out", str(out)]
+    done = CliRunner().invoke(
+        commands.evaluate, arguments, obj=PluginRegistry(), catch_exceptions=False
+    )
     assert done.exit_code == 0, done.output
     assert "demo, absent: not measured" in done.stderr
-    result = json.loads((tmp_path / "tools.json").read_text())
+    assert "scripted, tool_parser=pythonic" in done.stdout
+    result = json.loads(out.read_text())
     assert result["versions"]["mlx-provider"]
     assert len(result["scenarios_digest"]) == 12
     assert next(each["label"] for each in result["subjects"]) == "scripted, tool_parser=default"
@@ -223,7 +234,7 @@ def test_the_command_compares_and_writes(
     assert "It will be cold." in str(failed["transcript"])
 
 
-def test_a_gateway_that_ended_is_told(staged: list[Staged | Skipped], tmp_path: Path) -> None:
+def test_a_gateway_that_ended_is_told(staged: list[Staged | Result], tmp_path: Path) -> None:
     demo = of(staged, 2)
     (tmp_path / "proxy.log").write_text("first\nout of memory\n")
     with subprocess.Popen(["false"]) as ended, socket.socket() as taken:
@@ -244,14 +255,14 @@ def test_a_signal_leaves_no_process(
 ) -> None:
     """In the middle of an answer."""
     scripted = of(gateway.staged, 0)
-    proxy, engine = scripted.apart.proxy, scripted.health().pid
+    proxy, engine = scripted.apart.proxy, scripted.apart.engine.health().pid
     asked = {"id": "a", "kind": "k", "tools": ["get_time"], "expect": TEXT}
     asked["say"] = script(Step(count=900, slow=0.5))
     (own / "slow.yaml").write_text(yaml.safe_dump({"scenarios": [asked]}))
-    monkeypatch.setattr("mlx_provider_eval.running.staging", lambda *_: gateway.again())
-    monkeypatch.setattr("mlx_provider_eval.stage.prepare", lambda *_: None)
+    monkeypatch.setattr("mlx_provider_eval.subjects.staging", lambda *_: gateway.again())
+    monkeypatch.setattr("mlx_provider_eval.subjects.prepare", lambda *_: None)
     threading.Thread(target=end_when_it_runs, args=(scripted,), daemon=True).start()
-    arguments = ["tools", "demo", "--scenarios", str(own / "slow.yaml"), "--at-once", "2"]
+    arguments = ["tools", "demo", "--scenarios", str(own / "slow.yaml")]
     done = CliRunner().invoke(commands.evaluate, arguments, obj=PluginRegistry())
     assert done.exit_code == 128 + signal.SIGTERM, done.output
     assert proxy.process.poll() is not None
@@ -273,6 +284,6 @@ def has_ended(pid: int) -> bool:
 
 def end_when_it_runs(scripted: Staged) -> None:
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not scripted.health().running:
+    while time.monotonic() < deadline and not scripted.apart.engine.health().running:
         time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mlx_provider import BadRequest, ModelNotFound, UnsupportedModel
+from mlx_provider import BadRequest, ModelNotFound
 from mlx_provider.errors import MLXProviderError
 from mlx_provider.registry import PluginRegistry
-from mlx_provider_eval import stage
-from mlx_provider_eval.stage import prepare
-from mlx_provider_eval.subjects import Subject, subjects, values
+from mlx_provider_eval.subjects import Subject, _config, prepare, subjects
 
 
 @pytest.fixture(scope="module")
@@ -20,28 +18,25 @@ def registry() -> PluginRegistry:
 
 
 def test_values_of_one_name_are_compared() -> None:
-    options = values(["kv_bits=default", "kv_bits=8", "reproducible=true"], "--option")
-    one, other = subjects(["demo"], options, {})
+    options = ["kv_bits=default", "kv_bits=8", "reproducible=true"]
+    one, other = subjects(["demo"], options)
     assert one.options == {"reproducible": True}
     assert other.options == {"kv_bits": 8, "reproducible": True}
     assert [one.label, other.label] == ["demo, kv_bits=default", "demo, kv_bits=8"]
 
 
 def test_every_model_meets_every_combination(tmp_path: Path) -> None:
-    found = subjects(
-        ["mlx/demo", str(tmp_path)], {"kv_bits": ["4", "8"]}, {"A_VARIABLE": ["default", "0"]}
-    )
-    assert len(found) == 8
-    assert found[0] == Subject("demo", {"kv_bits": 4}, {}, "demo, kv_bits=4, A_VARIABLE=default")
+    found = subjects(["mlx/demo", str(tmp_path)], ["kv_bits=4", "kv_bits=8", "dtype=auto"])
+    assert len(found) == 4
+    assert found[0] == Subject("demo", {"kv_bits": 4, "dtype": "auto"}, "demo, kv_bits=4")
     assert found[-1].model == str(tmp_path)
-    assert found[-1].label == f"{tmp_path.name}, kv_bits=8, A_VARIABLE=0"
-    assert found[-1].variables == {"A_VARIABLE": "0"}
+    assert found[-1].label == f"{tmp_path.name}, kv_bits=8"
 
 
 def test_folders_are_whole_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "draft").mkdir()
     monkeypatch.chdir(tmp_path)
-    (found,) = subjects(["demo"], {"draft_model": ["draft"]}, {})
+    (found,) = subjects(["demo"], ["draft_model=draft"])
     assert found.options == {"draft_model": str(tmp_path / "draft")}
 
 
@@ -56,7 +51,7 @@ def test_folders_are_whole_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 )
 def test_a_wrong_option_is_named(written: str, told: str) -> None:
     with pytest.raises(BadRequest) as error:
-        subjects(["demo"], values([written], "--option"), {})
+        subjects(["demo"], [written])
     assert error.value.message.startswith(told)
 
 
@@ -65,11 +60,6 @@ def test_a_wrong_option_is_named(written: str, told: str) -> None:
     [
         (Subject("nobody/has-this"), ModelNotFound, "nobody/has-this is not on this machine"),
         (Subject("demo", {"tool_parser": "x"}), MLXProviderError, "no tool parser 'x'"),
-        (
-            Subject("demo", {}, {"GEMMA3_SLIDING_WINDOW": "0"}),
-            UnsupportedModel,
-            "is read by plugin gemma3 alone; demo is served by family qwen3_vl",
-        ),
     ],
 )
 def test_what_cannot_be_served_is_found_before_anything_starts(
@@ -85,7 +75,7 @@ def test_what_cannot_be_served_is_found_before_anything_starts(
 
 
 def test_no_subject_finds_what_another_one_has_computed() -> None:
-    members = subjects(["demo"], {"sparse_prefill": ["default", "0.5"]}, {})
-    infos = [entry["model_info"]["mlx"] for entry in stage._config(members)["model_list"]]
+    members = subjects(["demo"], ["sparse_prefill=default", "sparse_prefill=0.5"])
+    infos = [entry["model_info"]["mlx"] for entry in _config(members)["model_list"]]
     assert len({info["cache_salt"] for info in infos}) == 2
     assert [info.get("sparse_prefill") for info in infos] == [None, 0.5]
