@@ -31,10 +31,9 @@ from .carried import IGNORED
 CARRIED: tuple[str, ...] = tuple(kind for kind in ITEMS if kind != "compaction")
 CARRIED = (*CARRIED, "tool_result", "additional_tools")
 SEARCHES = "litellm.responses.litellm_completion_transformation.client_tool_search"
-"""Only newer LiteLLM has this module, and carries three kinds more (1.109.1 has it, 1.106.2
-not)."""
-if find_spec(SEARCHES):
-    CARRIED = (*CARRIED, "compaction", "tool_search_call", "tool_search_output")
+"""Only newer LiteLLM has this module (1.109.1, not 1.106.2). It carries the searches of tools that
+a client runs, and drops those of a server."""
+SEARCH_ITEMS = ("tool_search_call", "tool_search_output") if find_spec(SEARCHES) else ()
 TAKES_PLACE = ": a text takes its place"
 
 
@@ -52,7 +51,8 @@ def fit_responses(kwargs: dict[str, Any]) -> list[str]:
 
 def _item(given: Any, where: str, warnings: list[str]) -> Any:
     item = given.model_dump() if isinstance(given, BaseModel) else given
-    known = known_item(item, CARRIED)
+    searches = SEARCH_ITEMS if item.get("execution") == "client" else ()
+    known = known_item(item, (*CARRIED, *searches))
     if item.get("type") == "compaction" and known is not item and (text := compaction_text(item)):
         return {"role": "user", "content": text}
     changed = dict(known)

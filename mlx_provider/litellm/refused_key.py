@@ -21,13 +21,15 @@ def refuse_key(proxy: Any, original: Callable[..., Any], *args: Any, **given: An
 
     error = given.get("e")
     named = isinstance(error, ProxyException | HTTPException | BudgetExceededError)
-    unknown = getattr(error, "type", None) == ProxyErrorTypes.no_db_connection
-    if proxy.prisma_client is not None or (named and not unknown):
+    kind = getattr(error, "type", None)
+    unknown = kind == ProxyErrorTypes.no_db_connection
+    missing = not given.get("api_key") and (not named or kind == ProxyErrorTypes.auth_error)
+    if proxy.prisma_client is not None or (named and not unknown and not missing):
         return original(*args, **given)
     status = 401
     if unknown:
         message = f"Wrong key: {REMEDY}"
-    elif not given.get("api_key"):
+    elif missing:
         message = f"No key: {REMEDY}"
     else:  # a parameter that a client may not set (`is_request_body_safe`)
         message, status = str(error), 400
