@@ -392,10 +392,10 @@ def test_what_was_measured(whole: Path, subject: Make) -> None:
     assert "0.25" in found[0].what
     assert "reproducible: true" in found[0].what
     assert [each.name for each in found[1:]] == ["measured.notes", "measured.prompts"]
-    # a token takes 10 ms: 12 of the prompt beside the streams' 4, then a step of these alone
+    # a token takes 10 ms: 16 of the prompt beside the streams' 4, then steps of these alone
     assert found[2].what == (
         "while a prompt of 16,000 tokens is computed, 4 running streams get a token every 0.1 s "
-        "(otherwise 0.04 s, at most 0.16 s), and the prompt is computed at 60% of its full speed; "
+        "(otherwise 0.04 s, at most 0.19 s), and the prompt is computed at 64% of its full speed; "
         "MLX_PROVIDER_STALL_TARGET=0.1 sets the balance"
     )
     other = Measured(kept(whole, [(1, 9.0)]).probe, Curve([(1, 9.0)]), None, str(whole), "4 bits")

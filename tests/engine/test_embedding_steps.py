@@ -126,7 +126,7 @@ def test_a_stream_gets_a_token_in_every_step_beside_200_long_texts(qwen3: TextMo
     engine.submit(stream)
     while len(output_of(stream).tokens) < 2:  # tokens are read a step later
         engine.step()
-    texts = [[30 + (i + at) % 200 for i in range(100)] for at in range(200)]
+    texts = [[30 + (i + at) % 200 for i in range(300)] for at in range(200)]
     request = new_embedding(texts)
     engine.submit(request)
     while stream.phase is not Phase.DONE:

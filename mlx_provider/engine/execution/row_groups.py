@@ -113,7 +113,7 @@ class Groups:
     bound: int
     """Largest merged cache in bytes."""
     groups: list[Group] = field(default_factory=list)
-    short: int = SHORT
+    short: int = field(default_factory=lambda: SHORT)
     """Lengths up to so many tokens count as similar."""
 
     def add(self, row: Row, cache: RowCache, apart: Collection[Row] = ()) -> None:

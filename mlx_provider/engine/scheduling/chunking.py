@@ -194,13 +194,15 @@ class Chunking:
         chunk = plan.chunk.size if plan.chunk is not None and plan.mixed else 0
         width, count, curve = len(plan.rows) + chunk, max(1, len(plan.rows)), self.costs.curve
         pace, keys = self.costs.pace["rows"], self.load(plan.rows).keys
+        # what rows take beyond a chunk of as many tokens is the host's, and no longer with drafts
+        scale = min(1.0, curve.of_rows(width) / curve.seconds(width))
 
         @cache
         def longer(tokens: int) -> float:
             if not tokens:
                 return 0.0
             deeper = keys * max(0.0, curve.per_key(1 + tokens / count) - curve.per_key(1))
-            wider = curve.seconds(width + tokens) - curve.seconds(width)
+            wider = scale * (curve.seconds(width + tokens) - curve.seconds(width))
             return pace * (wider + deeper) + curve.first  # no pass before had as many cached tokens
 
         return longer
