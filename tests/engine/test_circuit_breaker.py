@@ -165,7 +165,7 @@ def test_chunks_are_mixed_in_again_once_that_works(qwen3: TextModel) -> None:
     while len(engine.scheduler.running) < 3:
         engine.step()
     for word in (100, 200, 300):
-        requests.append(new_request([word + i % 50 for i in range(90)], max_tokens=2))
+        requests.append(new_request([word + i % 50 for i in range(40)], max_tokens=1))
         engine.submit(requests[-1])
         if word == 300:
             broken[0] = False
