@@ -1,5 +1,8 @@
-"""Child processes with limits for work that a third party's grammar or chat template can make
-endless: a thread cannot be stopped, and a native stack cannot be bounded."""
+"""Limits a child process's memory where `RLIMIT_AS` is not enforced (macOS).
+
+Child processes with limits for work that a third party's grammar or chat template can make
+endless: a thread cannot be stopped, and a native stack cannot be bounded.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,47 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from .memory_limit import memory_limit
+INTERVAL = 0.1
+"""Seconds between readings."""
+ENFORCED = sys.platform == "linux"
+"""Whether a process's own limit holds."""
+
+
+@contextmanager
+def memory_limit(process: subprocess.Popen[bytes], limit: int) -> Iterator[None]:
+    """Kill `process` above `limit` bytes of resident memory during the block."""
+    if ENFORCED:
+        yield
+        return
+    left = threading.Event()
+    watch = threading.Thread(target=_watch, args=(process, limit, left), daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        left.set()
+        watch.join()
+
+
+def _watch(process: subprocess.Popen[bytes], limit: int, left: threading.Event) -> None:
+    while not left.wait(INTERVAL):
+        if _resident(process.pid) > limit:
+            process.kill()
+            return
+
+
+def _resident(pid: int) -> int:
+    """Bytes; 0: the process has ended."""
+    command = ["ps", "-o", "rss=", "-p", str(pid)]
+    printed = subprocess.run(command, capture_output=True, check=False).stdout.strip()
+    return int(printed or 0) * 1024
+
 
 KEPT = 2
 """Idle processes that stay."""

@@ -30,22 +30,19 @@ from typing import TYPE_CHECKING, Any
 
 from .client.generation import EngineClient
 from .config import PREFIX, EngineSettings
-from .gateway.apart import Apart, gateway_apart
 from .gateway.config import TIMEOUT, proxy_config
-from .gateway.engine import answered
-from .gateway.foreground import PASSED_ON, Ended
-from .gateway.long_command import long_command
+from .gateway.foreground import PASSED_ON, Ended, long_command
 from .gateway.models import MEMORY_SHARE, device_memory, needs
 from .gateway.profile import direct
+from .gateway.progress import answered
 from .gateway.proxy import Proxy, free_port, require_proxy
+from .gateway.start import Apart, gateway_apart
 from .installed import installed_version
 from .protocol.events import EVENT_BATCH, Delta, Done, Event, Failed
 from .protocol.health import Health, ModelStatus
-from .protocol.options import ModelOptions
-from .protocol.requests import GenerateRequest
+from .protocol.requests import GenerateRequest, ModelOptions
 from .registry import PluginRegistry
-from .serving.checkpoint import checkpoint
-from .serving.hub import DEMOS, folder_of, full_name
+from .serving.hub import DEMOS, checkpoint, folder_of, full_name
 from .upstream import blas
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from .errors import BadRequest
-from .protocol.requests import GenerateRequest, ModelRequest
-from .protocol.sampling import Sampling
+from .protocol.requests import GenerateRequest, ModelRequest, Sampling
 
 LOWER = {"ge": "at least", "gt": "above"}
 UPPER = {"le": "at most", "lt": "below"}

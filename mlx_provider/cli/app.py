@@ -1,9 +1,14 @@
-"""Assembles the commands. Our own errors are shown as one line, not as a traceback."""
+"""`mlx-provider` without a command: shows the state of this machine and the next steps.
+
+Assembles the commands. Our own errors are shown as one line, not as a traceback.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from itertools import takewhile
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,23 +17,126 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from .. import __version__
+from ..config import runtime
 from ..errors import MLXProviderError
 from ..registry import PluginRegistry
-from ..upstream.quiet import quiet_transformers
-from .cache import cache
-from .chat import chat
-from .demo import demo
-from .doctor import doctor
-from .engine import engine
-from .init import init
+from ..upstream.runtime import quiet_transformers
+from .demo import chat, demo
+from .engine import engine, serve
+from .engine_options import cache, metrics
 from .launch import launch
-from .metrics import metrics
-from .models import pull, rm, show_models
-from .new_plugin import new_plugin
-from .plugins import plugins
-from .serve import serve
+from .models import doctor, pull, rm, show_models
+from .plugins import new_plugin, plugins
 from .top import top
-from .up import down, up
+from .up import down, init, up
+
+MOST_NAMES = 5
+WIDTH = 44
+
+
+def show(registry: PluginRegistry) -> None:
+    """Imports nothing heavy if no engine runs."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(Text(f"mlx-provider {__version__}: local MLX models behind LiteLLM\n"))
+    here, missing = _clients(registry)
+    serves = _gateway()
+    for name, summary in (
+        ("engine", _engine()),
+        ("models", _models()),
+        ("gateway", serves or "does not run; `mlx-provider up` starts it"),
+        ("proxy", _config()),
+        ("agents", _named(here, "none that could be launched")),
+    ):
+        console.print(Text(f"{name:<8}", style="dim"), Text(summary), sep="")
+    _recommend(console)
+    console.print(Text("\nnext", style="bold"))
+    for command, summary in _next(here, missing, serves=bool(serves)):
+        console.print(Text(f"  {command:<{WIDTH}}"), Text(summary, style="dim"))
+
+
+def _clients(registry: PluginRegistry) -> tuple[list[str], list[str]]:
+    """Names of installed clients, and of the others."""
+    from ..gateway.profile import is_installed
+
+    found = {name: is_installed(client) for name, client in registry.clients.items()}
+    return [n for n, there in found.items() if there], [
+        n for n, there in found.items() if not there
+    ]
+
+
+def _recommend(console: Console) -> None:
+    from ..gateway.models import table, this_machine, two_for
+
+    machine = this_machine()
+    day, models = table()
+    console.print(Text(f"\nmodels for {machine.label} (as of {day})", style="bold"))
+    for each in two_for(machine, models):
+        summary = f"{each.weights / 1e9:.1f} GB: {each.why}"
+        console.print(Text(f"  mlx-provider up {each.name}"))
+        console.print(Text(f"    {summary}", style="dim"))
+
+
+def _engine() -> str:
+    if not runtime().listens():
+        return "does not run; whoever needs it first starts it"
+    from ..client.connection import connect
+
+    try:
+        health = connect().health()
+    except MLXProviderError as error:
+        return f"does not answer: {error.message}"
+    models = [f"{each.model} (context {each.context_length:,})" for each in health.models]
+    return f"process {health.pid} runs, with {_named(models, 'no model yet')}"
+
+
+def _gateway() -> str:
+    """What `mlx-provider up` serves; empty: nothing."""
+    from ..gateway.standing import Kept
+
+    try:
+        running = Kept().running()
+    except MLXProviderError as error:
+        return error.message
+    if running is None:
+        return ""
+    served = running.record.served
+    return f"serves {served.model} (context {served.context:,}) at {running.record.url}"
+
+
+def _models() -> str:
+    from ..serving.hub import cached_models
+
+    names = sorted(cached_models())
+    return _named(names, "none downloaded yet; `demo` is part of this package")
+
+
+def _config() -> str:
+    found = Path("config.yaml")
+    return "config.yaml is in this folder" if found.is_file() else "no config.yaml in this folder"
+
+
+def _named(names: list[str], none: str) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more if names else none
+
+
+def _next(here: list[str], missing: list[str], *, serves: bool) -> Iterator[tuple[str, str]]:
+    if here:
+        yield f"mlx-provider launch {here[0]}", "a coding agent on a local model"
+    elif missing:
+        others = ", ".join(missing)
+        yield "mlx-provider launch", f"says how to install one of {others}"
+    if serves:
+        yield "mlx-provider up", "prints address and key for clients; `down` ends it"
+    else:
+        yield "mlx-provider up", "a model for every client of this machine, until `down`"
+    if Path("config.yaml").is_file():
+        start = "litellm --config config.yaml --host 127.0.0.1"
+        yield start, "the proxy of this folder; its key is in .env"
+    else:
+        yield "mlx-provider init", "config.yaml and .env of a LiteLLM proxy"
+    yield "mlx-provider demo", "all of it at work, with a model of a few MB"
+    yield "mlx-provider --help", "every command"
 
 
 def build(registry: PluginRegistry) -> typer.Typer:
@@ -83,7 +191,7 @@ def parse() -> None:
     tool_calls with name and arguments; a line that cannot be read gives id and error.
     """
     # the wire types take a quarter of a second to import
-    from .parse import parse as run
+    from .plugins import parse as run
 
     run()
 
@@ -105,8 +213,6 @@ def options(
 ) -> None:
     """Local MLX models behind LiteLLM. Without a command, shows what to do next on this machine."""
     if context.invoked_subcommand is None:
-        from .front_door import show
-
         show(PluginRegistry.of(context))
 
 

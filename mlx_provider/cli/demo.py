@@ -1,18 +1,31 @@
-"""`mlx-provider demo`: engine, proxy and an OpenAI client, end to end, with no download."""
+"""`mlx-provider demo`: engine, proxy and an OpenAI client, end to end, with no download.
+
+`mlx-provider chat`: a conversation with the engine in the terminal.
+"""
 
 from __future__ import annotations
 
+import base64
+import mimetypes
+import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import BadRequest, MLXProviderError
+from .engine_options import ApiBase, ApiKey, ApiKeyFile, api_key_of
+from .up import show_step
+
 if TYPE_CHECKING:
-    from ..demo.scenario import Check, Measured
-    from ..demo.stage import Stage
+    from ..client.generation import EngineClient, Generation
+    from ..demo.scenario import Check, Measured, Stage
+    from ..protocol.events import Event
+
 
 NEXT = """
 [bold]mlx-provider up demo[/bold] starts the same to stay, and prints what your own client needs.
@@ -24,7 +37,7 @@ def demo() -> None:
 
     Exit code 0: every answer was right; 1: an answer was wrong; 130: Ctrl-C.
     """
-    from ..demo.stage import stage
+    from ..demo.scenario import stage
     from ..gateway.foreground import Ended, ending_by_signal
 
     console = Console(highlight=False)
@@ -46,8 +59,7 @@ def _perform(running: Stage, console: Console) -> bool:
     """Returns whether every check passed."""
     import openai
 
-    from ..demo.scenario import RECALL, STREAMED, Scenario
-    from ..demo.stage import MODEL
+    from ..demo.scenario import MODEL, RECALL, STREAMED, Scenario
 
     with openai.OpenAI(
         base_url=f"{running.proxy.url}/v1",
@@ -100,3 +112,133 @@ def _print_check(check: Check, console: Console) -> None:
     mark, style = ("ok", "green") if check.passed else ("failed", "red")
     console.print(Text(mark, style=style), Text(check.claim), end="")
     console.print("" if check.passed else Text(f" - answered {check.answer!r}", style="red"))
+
+
+Message = dict[str, Any]
+
+
+def chat(
+    model: Annotated[str, typer.Argument(help="Hub id, folder, or demo.")] = "demo",
+    image: Annotated[
+        list[Path] | None, typer.Option(help="Image for the first message; repeatable.")
+    ] = None,
+    system: Annotated[str, typer.Option(help="System message.")] = "",
+    api_base: ApiBase = None,
+    api_key_file: ApiKeyFile = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Chat with a model. Ctrl-C ends a reply, Ctrl-D the chat, with exit code 1 after an error."""
+    from ..client.connection import connect
+    from ..serving.hub import full_name, local_folder
+
+    images = [image_part(path) for path in image or []]
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    model = full_name(model)
+    if api_base is None:
+        local_folder(model)  # an error before the first line is typed
+    conversation = Conversation(connect(api_base, api_key_of(api_key_file)), model, messages)
+    failed = False
+    console = Console(highlight=False, soft_wrap=True)
+    while (line := _line(console)) is not None:
+        if not line.strip():
+            continue
+        text = {"type": "text", "text": line}
+        try:
+            conversation.say([*images, text] if images else line, console)
+        except MLXProviderError as error:
+            if not is_terminal():
+                raise
+            console.print(Text(f"error: {error.message}", style="red"))
+            failed = True
+        else:
+            images, failed = [], False
+    if failed:
+        raise typer.Exit(1)
+
+
+class Conversation:
+    """A turn that fails does not change the messages."""
+
+    def __init__(self, client: EngineClient, model: str, messages: list[Message]) -> None:
+        self._client = client
+        self._model = model
+        self.messages = messages
+
+    def say(self, content: str | list[Message], console: Console) -> None:
+        """Send a user turn and print the reply while it comes. Raises the engine's error. Ctrl-C
+        cancels the rest of the reply and keeps what came."""
+        from ..gateway.progress import load_shown
+        from ..protocol.requests import GenerateRequest
+
+        asked = [*self.messages, {"role": "user", "content": content}]
+        request = GenerateRequest(model=self._model, messages=asked)
+        with load_shown(self._client.figures, show_step):
+            generation = self._client.submit(request)
+        reply = Reply(console)
+        try:
+            reply.read(generation)
+        except KeyboardInterrupt:
+            console.print(Text(" (stopped)", style="dim"))
+        finally:
+            generation.close()
+        self.messages = [*asked, {"role": "assistant", "content": reply.content}]
+
+
+class Reply:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self.content = ""
+
+    def read(self, generation: Generation) -> None:
+        for warning in generation.accepted.warnings:
+            self._console.print(Text(f"warning: {warning}", style="yellow"))
+        while events := generation.get():
+            for event in events:
+                self._show(event)
+
+    def _show(self, event: Event) -> None:
+        from ..protocol.events import Delta, Done, Failed
+
+        if isinstance(event, Failed):
+            raise event.error.exception()
+        if isinstance(event, Done):
+            usage, rate = event.usage, event.timings.tokens_per_second
+            self._console.print(
+                Text(
+                    f"\n[{usage.completion_tokens} tokens, {rate:.0f} tok/s; prompt "
+                    f"{usage.prompt_tokens}, of which {usage.cached_tokens} from the cache]",
+                    style="dim",
+                )
+            )
+        if isinstance(event, Delta):
+            self.content += event.content
+            self._write(event.reasoning, "dim")
+            self._write(event.content, "")
+            for call in event.tool_calls:
+                self._write(f"\n{call.name} " if call.name else "", "cyan")
+                self._write(call.arguments, "cyan")
+
+    def _write(self, text: str, style: str) -> None:
+        if text:
+            self._console.print(Text(text, style=style), end="")
+
+
+def image_part(path: Path) -> Message:
+    """As `image_url`. Raises `BadRequest` if it cannot be read."""
+    try:
+        content = base64.b64encode(path.read_bytes()).decode()
+    except OSError as error:
+        raise BadRequest(f"image {path}: {error.strerror}", param="image") from None
+    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{content}"}}
+
+
+def _line(console: Console) -> str | None:
+    try:
+        return console.input("[bold]> [/bold]" if is_terminal() else "")
+    except (EOFError, KeyboardInterrupt):
+        return None
+
+
+def is_terminal() -> bool:
+    return sys.stdin.isatty()

@@ -1,4 +1,7 @@
-"""`mlx-provider engine`: the engine process of this machine and user."""
+"""`mlx-provider serve`: the engine alone, for other machines.
+
+`mlx-provider engine`: the engine process of this machine and user.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,59 @@ from rich.console import Console
 
 from ..config import PREFIX, runtime
 from ..errors import EngineUnavailable
-from .engine_options import ApiBase, ApiKeyFile, http_client, none_runs, require_engine
+from .engine_options import (
+    ApiBase,
+    ApiKey,
+    ApiKeyFile,
+    finite,
+    http_client,
+    none_runs,
+    require_engine,
+)
 
 if TYPE_CHECKING:
     from ..client.http import HttpClient
     from ..protocol.health import Health
+
+
+def serve(
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; with --port alone, 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port; with --host alone, 8080.")
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the key that clients must send, or lines NAME KEY for several tenants; "
+            f"else {PREFIX}API_KEY is taken, else one is made and kept."
+        ),
+    ] = None,
+    drain: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            callback=finite,
+            help="Seconds that running requests get when it is told to stop, while new ones "
+            "are refused; a second signal ends it at once. With --host or --port.",
+        ),
+    ] = 0.0,
+    api_key: ApiKey = None,
+) -> None:
+    """Run the engine, by default on this user's socket.
+
+    With --host or --port, other machines can use it: their LiteLLM config names `api_base` and key.
+    """
+    from ..client.connection import ENGINE_COMMAND
+
+    command = [*ENGINE_COMMAND]
+    command += ["--host", host] if host is not None else []
+    command += ["--port", str(port)] if port is not None else []
+    command += ["--api-key-file", str(api_key_file)] if api_key_file is not None else []
+    command += ["--drain", str(drain)] if drain else []
+    os.execv(command[0], command)  # this process becomes the engine
+
 
 engine = typer.Typer(no_args_is_help=True, help="The engine process of this machine and user.")
 END_LIMIT = 30.0
@@ -38,7 +89,7 @@ def status(
 
     Exit code 0: it runs; 1: it does not answer, or has a problem; 3: no engine runs.
     """
-    from ..client.identity import differences, identity
+    from ..client.runtime_folder import differences, identity
 
     require_engine(api_base, as_json=as_json)
     health = _answered(http_client(api_base, api_key_file), own=api_base is None)
@@ -83,8 +134,8 @@ def restart(
     One that another program started with other settings is only ended: that program's next
     request starts it again.
     """
-    from ..client.identity import differences, identity, summary
-    from ..client.lifecycle import LocalEngine
+    from ..client.connection import LocalEngine
+    from ..client.runtime_folder import differences, identity, summary
 
     _only_here(api_base)
     client = http_client()
@@ -122,7 +173,7 @@ def logs(
 
 
 def described(health: Health, other: list[str], api_base: str | None = None) -> list[str]:
-    from ..serving.decoding_text import decoding
+    from ..serving.measurements import decoding
 
     log = f"where {api_base} was started, on its error output" if api_base else runtime().log
     lines = [

@@ -1,20 +1,28 @@
-"""Options of every command that talks to an engine."""
+"""Options of every command that talks to an engine.
+
+`mlx-provider cache`: the contents of the engine's prefix caches.
+
+`mlx-provider metrics`: the engine's metrics for Prometheus.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from ..config import PREFIX, Runtime, runtime
-from ..errors import EngineUnavailable
+from ..errors import BadRequest, EngineUnavailable
 
 if TYPE_CHECKING:
     from ..client.http import HttpClient
+
 
 NONE_RUNS = 3
 """Exit code, as for an inactive service."""
@@ -93,7 +101,7 @@ def http_client(api_base: str | None = None, file: Path | None = None) -> HttpCl
 
 def api_key_of(file: Path | None) -> str | None:
     """Raises `BadRequest` as `read_key`."""
-    from ..server.keys import read_key
+    from ..server.access import read_key
 
     return read_key(file) if file is not None else os.environ.get(PREFIX + "API_KEY") or None
 
@@ -103,3 +111,98 @@ def finite(value: float) -> float:
     if not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number")
     return value
+
+
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Empty every prefix cache.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    api_base: ApiBase = None,
+    api_key_file: ApiKeyFile = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Show what the prefix cache of a running engine holds, or empty it.
+
+    Exit code 3: no engine runs.
+    """
+    client = running_engine(api_base, api_key_file, as_json=as_json)
+    if clear:
+        client.cache_clear()
+    report = client.cache_report()
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for line in described(report) or ["the prefix cache is empty"]:
+        console.print(line, markup=False)
+
+
+def described(report: Mapping[str, Any], indent: str = "") -> list[str]:
+    lines = []
+    for name, value in report.items():
+        if isinstance(value, Mapping):
+            lines += [f"{indent}{name}", *described(value, indent + "  ")]
+        else:
+            lines.append(f"{indent}{name}: {value}")
+    return lines
+
+
+def metrics(
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Serve them on this port until Ctrl-C; 0: any free one."
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="With --port: address to listen on.")] = "127.0.0.1",
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --port: file with the key that a scrape must send. Default: one is "
+            "made and kept."
+        ),
+    ] = None,
+    no_key: Annotated[
+        bool, typer.Option("--no-key", help="With --port, on loopback: scrapes need no key.")
+    ] = False,
+    api_base: ApiBase = None,
+    api_key_file: ApiKeyFile = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Print the metrics of a running engine, or serve them to Prometheus. Starts no engine.
+
+    Exit code 3: no engine runs.
+    """
+    if port is None:
+        require_engine(api_base, err=True)
+    client = http_client(api_base, api_key_file)
+    try:
+        if port is None:
+            typer.echo(client.metrics(), nl=False)
+        else:
+            _serve(client, host, port, key_file, keyless=no_key)
+    except KeyboardInterrupt:
+        return
+    finally:
+        client.close()
+
+
+def _serve(
+    client: HttpClient, host: str, port: int, key_file: Path | None, *, keyless: bool
+) -> None:
+    from ..client.stream_connection import is_loopback
+    from ..config import engine_settings
+    from ..server.access import Key, kept_key, own_key_file, own_names, read_key
+    from ..server.listen import run_side_server
+    from ..server.metrics_page import MetricsPage
+
+    if keyless and not is_loopback(host):
+        raise BadRequest(f"on {host} metrics need a key: omit --no-key", param="no_key")
+    keys, summary = None, "no key"
+    if not keyless:
+        file = key_file or own_key_file(name="metrics.key")
+        key, summary = (read_key(file) if key_file else kept_key(file)), f"key: {file}"
+        keys = (Key(key),)
+    page = MetricsPage(client, keys, own_names(host) | set(engine_settings().allowed_hosts))
+    with run_side_server(page.asgi, host, port) as (address, wait):
+        typer.echo(f"metrics on {address}/metrics · {summary}")
+        wait()

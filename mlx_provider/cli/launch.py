@@ -14,8 +14,8 @@ from rich.text import Text
 from ..errors import BadRequest
 from ..records import Client
 from ..registry import PluginRegistry
-from ..registry.names import near
-from .gateway_commands import ContextTokens, show_step
+from ..registry.discovery import near
+from .up import ContextTokens, show_step
 
 if TYPE_CHECKING:
     from ..gateway.models import Candidate

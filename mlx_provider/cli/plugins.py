@@ -1,20 +1,179 @@
-"""`mlx-provider plugins`: installed plugins, what they provide, and which are broken."""
+"""`mlx-provider new-plugin`: the folder of a working plugin, from which an author starts.
+
+`mlx-provider parse`: what a parser reads in a reply, for plugin authors and bug reports.
+
+`mlx-provider plugins`: installed plugins, what they provide, and which are broken.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console
 from rich.text import Text
 
+from ..chat.output.whole_reply import WholeReply, check_reply, read_chunks
+from ..errors import BadRequest, PluginError
 from ..installed import installed_version
 from ..records import Kernels, ModelFamily, UpstreamPatch
 from ..registry import Plugin, PluginRegistry
 from ..registry.conformance import for_people, for_programs
+from ..scaffold.writing import KINDS, Kind
+
+
+def new_plugin(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name, such as my-format.")],
+    family: Annotated[bool, typer.Option("--family", help=KINDS["family"].about)] = False,
+    tool_parser: Annotated[
+        bool, typer.Option("--tool-parser", help=KINDS["tool-parser"].about)
+    ] = False,
+    reasoning_parser: Annotated[
+        bool, typer.Option("--reasoning-parser", help=KINDS["reasoning-parser"].about)
+    ] = False,
+    drafter: Annotated[bool, typer.Option("--drafter", help=KINDS["drafter"].about)] = False,
+    kernels: Annotated[bool, typer.Option("--kernels", help=KINDS["kernels"].about)] = False,
+    folder: Annotated[Path, typer.Option(help="Where to create its folder.")] = Path(),
+) -> None:
+    """Write the folder of a new plugin: a working example of its kind, with tests that pass."""
+    from ..scaffold import named, write_plugin
+
+    kind = _one_kind(
+        {
+            "family": family,
+            "tool-parser": tool_parser,
+            "reasoning-parser": reasoning_parser,
+            "drafter": drafter,
+            "kernels": kernels,
+        }
+    )
+    registry = PluginRegistry.of(context)
+    plugin = named(name, kind, registry)
+    files = write_plugin(plugin, kind, folder)
+    for path in files:
+        typer.echo(path)
+    typer.echo(f"\nNext, in {folder / plugin.distribution}:")
+    steps = _next_steps(plugin.name, plugin.module)
+    width = max(len(command) for command, _ in steps)
+    for command, reason in steps:
+        typer.echo(f"  {command:<{width}}  # {reason}")
+
+
+def _one_kind(asked: dict[str, bool]) -> Kind:
+    """Raises `BadRequest` for none or several."""
+    chosen = [option for option, is_asked in asked.items() if is_asked]
+    options = ", ".join(f"--{option}" for option in KINDS)
+    if not chosen:
+        raise BadRequest(f"choose what the plugin provides: one of {options}", param="name")
+    if len(chosen) > 1:
+        given = " and ".join(f"--{option}" for option in chosen)
+        raise BadRequest(f"{given}: choose one, and add the other hook later")
+    return KINDS[chosen[0]]
+
+
+def _next_steps(name: str, module: str) -> tuple[tuple[str, str], ...]:
+    return (
+        ("pip install -e . 'mlx-provider[testing]'", "the engine finds it; brings pytest"),
+        ("pytest", "its tests pass as it is"),
+        (f"$EDITOR {module}/__init__.py", "make it yours"),
+        ("mlx-provider plugins", "what it brings, or why it is off"),
+        ("python try_it.py", "a served answer"),
+        (f"pytest --mlx-conformance {name}", "what every plugin of its kind must do"),
+    )
+
+
+class ParseRequest(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    id: str | int | None = None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    chunks: list[str]
+    tools: list[dict[str, Any]] | None = None
+    prompt_opened_think: bool = False
+    """False: unknown."""
+    stop: list[str] = Field(default_factory=list)
+    response_format: dict[str, Any] | None = None
+
+
+def parse() -> None:
+    """Read JSON lines from standard input and write what the parsers find in each.
+
+    In: id, tool_parser or reasoning_parser (or both), chunks (pieces of one reply), and
+    optionally tools, prompt_opened_think, stop. Out: id, content, reasoning_content,
+    tool_calls with name and arguments; a line that cannot be read gives id and error, and so does
+    a parser that fails.
+    With response_format, also parsed, valid and violated: whether the content matches it.
+    """
+    if sys.stdin.isatty():
+        sys.stderr.write("reading JSON lines from the terminal; Ctrl-D ends\n")
+    registry = PluginRegistry.discover()
+    for answer in answers(sys.stdin, registry):
+        sys.stdout.write(json.dumps(answer, ensure_ascii=False) + "\n")
+        sys.stdout.flush()
+
+
+def answers(lines: Iterable[str], registry: PluginRegistry) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        if line.strip():
+            yield answer(line, registry)
+
+
+def answer(line: str, registry: PluginRegistry) -> dict[str, Any]:
+    """The parsers' result, or the error in the line."""
+    request_id: Any = None
+    try:
+        data = json.loads(line)
+        request_id = data.get("id") if isinstance(data, dict) else None
+        return run(ParseRequest.model_validate(data), registry)
+    except (ValidationError, BadRequest, ValueError) as error:
+        code = error.code if isinstance(error, BadRequest) else "invalid_request"
+        return {"id": request_id, "error": {"code": code, "message": str(error)}}
+
+
+def run(request: ParseRequest, registry: PluginRegistry) -> dict[str, Any]:
+    """Raises `BadRequest`. A parser that fails is named under `error`, beside the rest of the
+    reply."""
+    named = (request.tool_parser, request.reasoning_parser, request.response_format)
+    if all(part is None for part in named):
+        raise BadRequest(
+            "name a tool_parser, a reasoning_parser or a response_format", param="tool_parser"
+        )
+    tools, thoughts = request.tool_parser, request.reasoning_parser
+    reply = read_chunks(
+        request.chunks,
+        stops=request.stop,
+        tools=request.tools or (),
+        tool_parser=None if tools is None else registry.tool_parser(tools),
+        reasoning_parser=None if thoughts is None else registry.reasoning_parser(thoughts),
+        reasoning_open=True if request.prompt_opened_think else None,
+    )
+    found = {"id": request.id} | message(reply)
+    if request.response_format is not None:
+        held = check_reply(found["content"] or "", request.response_format)
+        found |= {"parsed": held.parsed, "valid": held.is_valid, "violated": held.violated}
+    if reply.faults:
+        found["error"] = {"code": PluginError.code, "message": "; ".join(reply.faults)}
+    return found
+
+
+def message(reply: WholeReply) -> dict[str, Any]:
+    """Calls cut by the reply's end are in `unfinished_calls`."""
+    found: dict[str, Any] = {
+        "content": reply.content or None,
+        "reasoning_content": reply.reasoning or None,
+        "tool_calls": [{"name": name, "arguments": value} for name, value in reply.whole_calls],
+    }
+    cut = [{"name": name, "arguments": text} for name, text in reply.cut_calls]
+    return found | ({"unfinished_calls": cut} if cut else {})
+
 
 LABEL_WIDTH = 18
 

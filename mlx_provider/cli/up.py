@@ -1,19 +1,62 @@
-"""`mlx-provider up` and `down`: a gateway that runs in the background."""
+"""Shared parts of the commands that serve a model through a gateway.
+
+`mlx-provider init`: the files of a LiteLLM proxy for a model that fits this machine.
+
+`mlx-provider up` and `down`: a gateway that runs in the background.
+"""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from ..errors import BadRequest, EngineUnavailable
 from ..registry import PluginRegistry
-from .gateway_commands import ContextTokens, show_step
 
 if TYPE_CHECKING:
-    from ..gateway.kept import Kept, Record
     from ..gateway.login_item import LoginItem
+    from ..gateway.standing import Kept, Record
+
+
+ContextTokens = Annotated[
+    int | None,
+    typer.Option("--context", min=256, help="Tokens of context. Default: what fits into memory."),
+]
+
+
+def show_step(phase: str, what: str) -> None:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text(f"{phase:<8}", style="dim"), Text(what), sep="")
+
+
+def init(
+    context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Hub id, folder, or demo. Default: the best one here."),
+    ] = None,
+    tokens: ContextTokens = None,
+    folder: Annotated[Path, typer.Option(help="Where the files are written.")] = Path(),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
+) -> None:
+    """Write config.yaml and .env for a LiteLLM proxy. Downloads only the model's config."""
+    from ..gateway.files import START, write_pair
+    from ..gateway.models import chosen, device_memory, size
+
+    registry = PluginRegistry.of(context)
+    memory = device_memory()
+    found = chosen(model, registry, memory, tokens)
+    paths = write_pair(folder, found.served(), limited_by=found.limited_by, force=force)
+    typer.echo(f"{found.summary}, family {found.family}; {size(memory)} for models")
+    typer.echo(f"written: {', '.join(map(str, paths))}")
+    where = "" if folder == Path() else f"cd {folder}; "
+    typer.echo(f"start it: {where}{START}")
+
 
 AT_LOGIN = "--at-login"
 
@@ -41,8 +84,7 @@ def up(
     Starts engine and LiteLLM proxy in the background. Prints what clients need, for the shell.
     """
     from ..gateway.foreground import Ended
-    from ..gateway.kept import Kept
-    from ..gateway.standing import start
+    from ..gateway.standing import Kept, start
     from ..serving.hub import full_name
 
     kept = Kept()
@@ -81,9 +123,8 @@ def down(
     ] = False,
 ) -> None:
     """Stop what `mlx-provider up` has started."""
-    from ..gateway.engine import end_idle_engine
-    from ..gateway.kept import Kept
-    from ..gateway.standing import stop
+    from ..gateway.progress import end_idle_engine
+    from ..gateway.standing import Kept, stop
 
     kept = Kept()
     kept.prepare()
@@ -126,8 +167,8 @@ def _record(
     context: typer.Context, kept: Kept, model: str | None, tokens: int | None, port: int | None
 ) -> Record:
     """Unset values are those of the last time."""
-    from ..gateway.kept import PORT, Record
     from ..gateway.models import chosen, device_memory
+    from ..gateway.standing import PORT, Record
     from ..serving.hub import folder_of
 
     last = kept.record()

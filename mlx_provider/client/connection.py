@@ -1,23 +1,210 @@
-"""Owns the connections to engines: one per address and key, per process."""
+"""The engine as a thread of this process.
+
+The engine process of this machine and user, started by the first client that needs it.
+
+Owns the connections to engines: one per address and key, per process.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
+import select
+import subprocess
+import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
-from ..config import PREFIX, engine_settings, runtime
+from pydantic import ValidationError
+
+from ..config import PREFIX, Runtime, engine_settings, runtime
 from ..errors import BadRequest, EngineUnavailable
-from ..upstream.blas import preload
-from ..upstream.installed import require_mlx
-from .address import Address, parse_address
-from .generation import EngineClient
+from ..protocol.event_queue import EventQueue
+from ..protocol.events import ErrorBody
+from ..protocol.requests import ModelRequest
+from ..serving.interface import Service
+from ..upstream.blas import preload, require_mlx
+from .generation import EngineClient, Generation
 from .http import HttpClient
-from .identity import identity
-from .in_process import InProcessClient
-from .lifecycle import LocalEngine
+from .runtime_folder import EngineLock, holder, identity, open_own_file, prepare
+from .stream_connection import Address, parse_address
+
+
+class InProcessClient:
+    """`EngineClient` over a service object: the same objects, without JSON."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.count = service.count
+        self.health = service.health
+        self.figures = service.figures
+        self.metrics = service.metrics
+        self.cache_report = service.cache_report
+        self.cache_clear = service.cache_clear
+        self.close = service.close
+
+    def submit(self, request: ModelRequest) -> Generation:
+        queue = EventQueue()
+        accepted = self._service.submit(request, queue)
+        return Generation(accepted, queue, partial(self._service.cancel, accepted.id))
+
+
+START_LIMIT = 180.0
+"""Seconds for Python, MLX and the plugins, on a slow busy machine."""
+POLL = 0.05
+READY = b"ready\n"
+"""What a started engine reports once it listens; else an `ErrorBody`."""
+LARGEST_LOG = 8 * 2**20
+"""Bytes. A larger log is renamed to `*.log.1`, which replaces an earlier one."""
+LOG_POLL = 1.0
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.server")
+
+
+class LocalEngine:
+    """Safe from any thread and any process."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        command: Sequence[str] = ENGINE_COMMAND,
+        start_limit: float = START_LIMIT,
+    ) -> None:
+        self._runtime = runtime
+        self._command = tuple(command)
+        self._start_limit = start_limit
+
+    def ensure(self) -> None:
+        """Wait until an engine listens; start it if necessary. Raises `EngineUnavailable`, or the
+        error with which the engine ended."""
+        prepare(self._runtime)
+        try:
+            self._find_or_start()
+        except OSError as error:
+            raise EngineUnavailable(
+                f"no engine process can be reached or started in {self._runtime.folder}: {error}"
+            ) from None
+
+    def _find_or_start(self) -> None:
+        deadline = time.monotonic() + self._start_limit
+        while True:
+            lock = EngineLock.try_take(self._runtime.lock)
+            if lock is not None:
+                try:
+                    self._start(lock)
+                finally:
+                    lock.release()
+                return
+            if self._runtime.listens():
+                return
+            if time.monotonic() > deadline:
+                raise EngineUnavailable(
+                    f"engine process {holder(self._runtime.lock)} does not answer: "
+                    f"end it, or see {self._runtime.log}"
+                )
+            time.sleep(POLL)
+
+    def _start(self, lock: EngineLock) -> None:
+        log = _open_log(self._runtime.log)
+        begin = os.lseek(log, 0, os.SEEK_END)
+        hear, tell = os.pipe()
+        try:
+            process = self._spawn(lock.descriptor, tell, log)
+        except OSError:
+            os.close(hear)
+            raise
+        finally:
+            os.close(tell)
+            os.close(log)
+        # waits for the child, so that it never becomes a zombie
+        threading.Thread(target=process.wait, daemon=True, name="engine reaper").start()
+        try:
+            self._await_report(process, hear, begin)
+        finally:
+            os.close(hear)
+
+    def _spawn(self, lock: int, tell: int, log: int) -> subprocess.Popen[bytes]:
+        arguments = [*self._command, "--lock-fd", str(lock), "--ready-fd", str(tell)]
+        return subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(lock, tell),
+            start_new_session=True,
+            env={
+                **self._runtime.environment,
+                PREFIX + "RUNTIME_DIR": str(self._runtime.folder),
+            },
+        )
+
+    def _await_report(self, process: subprocess.Popen[bytes], hear: int, begin: int) -> None:
+        deadline = time.monotonic() + self._start_limit
+        report = b""
+        while not report.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([hear], [], [], left)[0]:
+                process.kill()
+                raise EngineUnavailable(
+                    f"engine process {process.pid} did not start within "
+                    f"{self._start_limit:g} s and was ended; see {self._runtime.log}"
+                )
+            piece = os.read(hear, 65536)
+            if not piece:
+                raise self._died(process, begin)
+            report += piece
+        if report != READY:
+            raise _reported(report)
+
+    def _died(self, process: subprocess.Popen[bytes], begin: int) -> EngineUnavailable:
+        code = process.wait()
+        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        return EngineUnavailable(
+            f"the engine process ended at its start ({how}): "
+            f"{_tail(self._runtime.log, begin)}; full log: {self._runtime.log}"
+        )
+
+
+def limit_log(path: Path) -> None:
+    """Begin a new log file whenever `path`, this process's output, is larger than `LARGEST_LOG`. A
+    thread looks every `LOG_POLL` seconds."""
+    threading.Thread(target=_watch_log, args=(path,), daemon=True, name="log size").start()
+
+
+def _watch_log(path: Path) -> None:
+    while True:
+        time.sleep(LOG_POLL)
+        if os.fstat(2).st_size > LARGEST_LOG:
+            with suppress(EngineUnavailable, OSError):  # the next look tries again
+                descriptor = _open_log(path)
+                os.dup2(descriptor, 1)
+                os.dup2(descriptor, 2)
+                os.close(descriptor)
+
+
+def _open_log(path: Path) -> int:
+    if path.is_file() and path.stat().st_size > LARGEST_LOG:
+        path.replace(path.with_name(path.name + ".1"))
+    return open_own_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+def _tail(log: Path, begin: int, lines: int = 5) -> str:
+    with os.fdopen(open_own_file(log, os.O_RDONLY), "rb") as file:
+        file.seek(begin)
+        text = file.read(2**20).decode(errors="replace")
+    summary = [s for s in text.splitlines() if s.strip() and not s.startswith((" ", "Traceback"))]
+    return " / ".join(summary[-lines:]) or "nothing in the log"
+
+
+def _reported(report: bytes) -> Exception:
+    try:
+        return ErrorBody.model_validate_json(report).exception()
+    except ValidationError:
+        return EngineUnavailable(f"the engine process sent an unknown report: {report[:200]!r}")
+
 
 TRANSPORT = PREFIX + "TRANSPORT"
 """`process` (default): an engine process, started on demand; `in_process`: a thread of this one."""

@@ -15,11 +15,17 @@ from pydantic import ValidationError
 from ..errors import EngineUnavailable
 from ..protocol.events import Accepted
 from ..protocol.health import Health
-from .generation import Generation
-from .reply_events import ReplyEvents
-from .retry import NotTaken, lost, refused
-from .stream_connection import FAILURES, Endpoint, StreamConnection
-from .wire import EventLines, parse_health
+from .generation import Generation, ReplyEvents
+from .stream_connection import (
+    FAILURES,
+    Endpoint,
+    EventLines,
+    NotTaken,
+    StreamConnection,
+    lost,
+    parse_health,
+    refused,
+)
 
 ATTACH_SECONDS = 60.0
 

@@ -14,16 +14,21 @@ import httpx
 from .. import __version__
 from ..config import PREFIX
 from ..errors import EngineUnavailable, OtherProtocol
-from ..protocol.figures import Figures
-from ..protocol.health import Health
+from ..protocol.health import Figures, Health
 from ..protocol.requests import STARTS_ENGINES, GenerateRequest, ModelRequest
-from .address import Address
 from .control_connection import Attachment, ControlConnection, Held
 from .generation import Generation
-from .identity import OWN, PYTHON, differences, is_left_behind, summary
-from .retry import NotTaken, last_try, patiently
-from .stream_connection import Endpoint
-from .wire import parse_figures, parse_health, request_body
+from .runtime_folder import OWN, PYTHON, differences, is_left_behind, summary
+from .stream_connection import (
+    Address,
+    Endpoint,
+    NotTaken,
+    last_try,
+    parse_figures,
+    parse_health,
+    patiently,
+    request_body,
+)
 
 T = TypeVar("T")
 

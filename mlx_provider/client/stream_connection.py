@@ -1,25 +1,197 @@
-"""One HTTP request over its own connection, with blocking calls and h11.
+"""The address of an engine: `http(s)://host:port` or `unix:/path/to.sock`.
+
+Decides when a request is sent again: only if no running engine has accepted it.
+
+That is so if no process listens, if the engine refuses because it is ending, or if the connection
+is lost at once, before any answer. All other failures end the request.
+
+Requests, event lines and errors as bytes over HTTP.
+
+One HTTP request over its own connection, with blocking calls and h11.
 
 Not httpx: in an event loop it takes 250 µs of CPU per event of a stream, this module 160 µs (one
-token per message, 300 per second). In a thread both take the same."""
+token per message, 300 per second). In a thread both take the same.
+"""
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import socket
 import ssl
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 import h11
 import httpx
+from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
 
-from ..errors import MLXProviderError
-from .address import Address
-from .retry import unreachable
-from .wire import error_of
+from .. import __version__
+from ..errors import (
+    BadRequest,
+    EngineDied,
+    EngineUnavailable,
+    MLXProviderError,
+    OtherProtocol,
+    Unauthorized,
+)
+from ..protocol.events import EVENT_BATCH, ErrorBody, Event
+from ..protocol.health import Figures, Health
+from ..protocol.requests import ModelRequest
+from ..protocol.wire_model import PROTOCOL_VERSION
+
+
+@dataclass(frozen=True)
+class Address:
+    url: str
+    """For a unix socket only a label."""
+    socket: str | None = None
+
+    def __str__(self) -> str:
+        return f"unix:{self.socket}" if self.socket else self.url
+
+
+def parse_address(api_base: str) -> Address:
+    """A trailing `/v1` is ignored. Raises `BadRequest` that names the two forms."""
+    if api_base.startswith("unix:"):
+        path = api_base.removeprefix("unix:").removeprefix("//")
+        if path.startswith("/"):
+            return Address("http://engine", path)
+    else:
+        try:
+            url = httpx.URL(api_base)
+        except httpx.InvalidURL:
+            url = httpx.URL("")
+        if url.scheme in ("http", "https") and url.host:
+            return Address(api_base.rstrip("/").removesuffix("/v1").rstrip("/"))
+    raise BadRequest(
+        f"api_base {api_base!r} is neither http(s)://host:port nor unix:/path/to.sock",
+        param="api_base",
+    )
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+T = TypeVar("T")
+
+PAUSES = (0.0, 0.2, 1.0)
+"""Seconds before each further try."""
+GOING_DOWN = 0.25
+"""Seconds: a connection lost earlier, without an answer, means that the engine was ending."""
+
+
+class NotTaken(Exception):
+    """The engine did not accept the request, which may be sent again."""
+
+    def __init__(self, error: EngineUnavailable) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def unreachable(address: Address, error: Exception) -> NotTaken:
+    return NotTaken(EngineUnavailable(f"no engine answers at {address}: {error}"))
+
+
+def refused(error: MLXProviderError) -> Exception:
+    """An ending engine uses exactly this class."""
+    return NotTaken(error) if type(error) is EngineUnavailable else error
+
+
+def lost(error: Exception, unanswered: float | None) -> Exception:
+    """`unanswered`: seconds since the connection was made. `None`: after an answer."""
+    died = EngineDied(f"the engine ended while it held this request: {error}")
+    going_down = unanswered is not None and unanswered < GOING_DOWN
+    return NotTaken(died) if going_down else died
+
+
+def patiently(work: Callable[[], T]) -> T:
+    """Retry while an engine is ending (a few seconds)."""
+    for pause in PAUSES:
+        try:
+            return work()
+        except NotTaken:
+            time.sleep(pause)
+    return last_try(work)
+
+
+def last_try(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except NotTaken as failure:
+        raise failure.error from None
+
+
+def request_body(request: ModelRequest) -> bytes:
+    """Raises `BadRequest` if JSON cannot represent it."""
+    try:
+        return request.__pydantic_serializer__.to_json(request)  # no text beside the bytes
+    except (PydanticSerializationError, UnicodeEncodeError) as error:
+        raise BadRequest(f"the request cannot be written as JSON: {error}") from None
+
+
+class EventLines:
+    """Splits at newlines only: U+2028 and U+0085 are ordinary characters inside JSON text."""
+
+    def __init__(self) -> None:
+        self._begun: list[bytes] = []
+
+    def feed(self, piece: bytes) -> list[Event]:
+        """Events whose lines end in this piece. Raises pydantic's `ValidationError`."""
+        *ends, rest = piece.split(b"\n")
+        if ends:
+            ends[0] = b"".join([*self._begun, ends[0]])
+            self._begun = []
+        self._begun.append(rest)
+        return [event for line in ends for event in EVENT_BATCH.validate_json(line)]
+
+
+def error_of(status: int, path: str, body: bytes) -> MLXProviderError:
+    try:
+        return ErrorBody.model_validate(json.loads(body)["error"]).exception()
+    except (ValueError, KeyError, TypeError):
+        message = f"{path} answered {status}: {body[:200]!r}"
+    if status == Unauthorized.status:
+        return Unauthorized(message)
+    return EngineUnavailable(f"no engine of mlx-provider: {message}")
+
+
+def parse_health(line: bytes) -> Health:
+    """Raises `EngineUnavailable` for another protocol."""
+    try:
+        fields = json.loads(line)
+        theirs = int(fields["protocol"])
+        version, pid = str(fields["version"]), int(fields["pid"])
+    except (ValueError, KeyError, TypeError):
+        raise EngineUnavailable(f"no engine of mlx-provider: it sent {line[:200]!r}") from None
+    if theirs != PROTOCOL_VERSION:
+        raise OtherProtocol(
+            f"the engine is mlx-provider {version} (protocol {theirs}), this client is "
+            f"{__version__} (protocol {PROTOCOL_VERSION}): end engine process {pid} "
+            "so that one of this version starts, or install the same version on both sides"
+        )
+    try:
+        return Health.model_validate(fields)
+    except ValidationError as error:
+        raise EngineUnavailable(f"the engine's state cannot be read: {error}") from None
+
+
+def parse_figures(line: bytes) -> Figures:
+    """Raises `EngineUnavailable` if it has no figures."""
+    try:
+        return Figures.model_validate_json(line)
+    except ValidationError as error:
+        raise EngineUnavailable(f"the engine's figures cannot be read: {error}") from None
+
 
 CONNECT_SECONDS = 5.0
 """Seconds. Replies have no limit: a model may load for minutes."""

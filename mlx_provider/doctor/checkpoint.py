@@ -8,13 +8,7 @@ from pathlib import Path
 from ..config import PREFIX
 from ..engine.memory import memory_limit
 from ..families.checkpoint import named_context
-from ..families.estimate import (
-    DTYPE_BYTES,
-    Footprint,
-    context_that_fits,
-    footprint,
-    text_fields,
-)
+from ..families.estimate import DTYPE_BYTES, Footprint, context_that_fits, footprint, text_fields
 from ..gateway.models import size
 from ..serving.weight_files import broken_files, stored_tensors, weights_dtype, weights_estimate
 from .findings import Finding

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from ..client.address import is_loopback
+from ..client.stream_connection import is_loopback
 from ..families.checkpoint import named_context
 from ..families.estimate import text_fields
 from ..isolation import Isolation

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from ..protocol.options import ALLOWED_MEDIA, REMOVED, RENAMED, OperatorOptions
+from ..protocol.requests import ALLOWED_MEDIA, REMOVED, RENAMED, OperatorOptions
 from ..safe_open import read_bounded
 from .findings import Finding
 from .machine import strange_names

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from ..client.connection import Connections
 from ..client.http import HttpClient
-from ..client.identity import differences, identity
-from ..client.runtime_folder import holder, is_held
+from ..client.runtime_folder import differences, holder, identity, is_held
 from ..errors import EngineUnavailable, OtherProtocol
 from ..gateway.models import size
 from ..protocol.health import Health

@@ -11,10 +11,10 @@ from ..client.connection import TRANSPORT
 from ..client.runtime_folder import inspect
 from ..config import PREFIX, SETTINGS, EngineSettings, removed_variables
 from ..engine.memory import memory_limit, pool_limit
-from ..engine.prefix_cache.disk_limit import disk_limit, held
+from ..engine.prefix_cache.disk_index import disk_limit, held
 from ..errors import BadRequest, EngineUnavailable
 from ..gateway.models import size
-from ..protocol.options import ModelOptions
+from ..protocol.requests import ModelOptions
 from ..registry.discovery import SELECTION
 from ..safe_open import obstacle
 from ..serving.drafting import UNNAMED

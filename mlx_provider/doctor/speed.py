@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from ..engine.scheduling.admission import Limits
 from ..engine.scheduling.chunking import Chunking
 from ..engine.scheduling.costs import Costs
-from ..engine.speculation.odds import HOPE
 from ..engine.speculation.policy import Policy
+from ..engine.speculation.trials import HOPE
 from ..families.estimate import text_fields
-from ..serving.decoding_text import beside_a_prompt
-from ..serving.measurements import Measured, Measurements, software
+from ..serving.measurements import Measured, Measurements, beside_a_prompt, software
 from ..serving.weight_files import stored_tensors
 from .findings import Finding
 from .subject import Subject

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from ..upstream.installed import require_mlx
+from ..upstream.blas import require_mlx
 from .findings import Finding
 from .subject import Subject
 

@@ -16,24 +16,20 @@ from .fixed_shapes import FixedShapes
 from .prefix_cache.policy import PrefixCachePolicy
 from .recent import Recent, Step
 from .request import Phase, Request
-from .request_log import Recorder
-from .scheduling.pass_timer import PassTimer
+from .scheduling.costs import PassTimer
 from .scheduling.scheduler import Scheduler
-from .sparse_prefill.sparse_prefill import SparsePrefill
+from .sparse_prefill import SparsePrefill
 from .speculation.speculation import Speculation
 from .speculation.step import DraftStep
 from .step.commit import Commit
 from .step.decode import Decode
-from .step.draw import Draws
-from .step.join import Join
+from .step.draw import Draws, Join, Recovery
 from .step.prefill import Prefill
 from .step.record import StepRecord
-from .step.recovery import Recovery
 from .step.schedule import Schedule
 from .step.start import Start
 from .step.state import State
-from .step_output import Post, StepOutput
-from .token_names import TokenNames
+from .step_output import Post, Recorder, StepOutput, TokenNames
 
 RESTORING_REST = 0.05
 """Longest seconds between checks of deadlines while the engine waits only for the disk."""

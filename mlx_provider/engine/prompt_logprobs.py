@@ -10,7 +10,7 @@ from ..records import LoadedModel, PrefillChunk, ShowsLogits
 from .execution.decode_batch import read_logprobs
 from .execution.sampler import scored
 from .request import Request
-from .token_names import TokenNames
+from .step_output import TokenNames
 
 
 def prompt_logprobs(

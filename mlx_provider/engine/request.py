@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .inputs import Inputs
+    from .inputs import Inputs, Tower
     from .prefix_cache.buffers import Holding
-    from .tower import Tower
 
 
 class Phase(enum.Enum):

@@ -1,14 +1,106 @@
-"""Output of a step for readers and for the operator: events, counts, one log line per request."""
+"""Reports about a request to the operator: metrics, timings, a log line.
+
+Tokens as clients see them in logprobs.
+
+Output of a step for readers and for the operator: events, counts, one log line per request.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..errors import MLXProviderError
-from ..protocol.events import Done, Event, Failed, Usage
+from ..protocol.events import Done, Event, Failed, Timings, TokenLogprob, Usage
+from ..records import Tokenizer
+from .detokenizer import token_bytes
+from .execution.decode_batch import Logprob
 from .request import Request
-from .request_log import Recorder, log_line, timings_of
+
+
+class Recorder:
+    """Counts and times of requests. Every method is cheap and safe from any thread. It keeps
+    nothing; see `serving.metrics.EngineMetrics`."""
+
+    def request_queued(self) -> None: ...
+    def request_started(self) -> None: ...
+    def request_finished(self, reason: str) -> None: ...
+    def request_failed(self, code: str) -> None: ...
+    def tokens(self, prefilled: int, cached: int, decoded: int) -> None: ...
+    def first_token(self, seconds: float) -> None: ...
+    def inter_token(self, seconds: float) -> None: ...
+    def drafts(self, drafted: int, accepted: int) -> None: ...
+    def skipped(self, tokens: int) -> None: ...
+    def ahead(self, tokens: int) -> None: ...
+    def evicted(self, n: int) -> None: ...
+    def step(self, seconds: float, chunk: int, *, mixed: bool) -> None: ...
+    def looked_up(self, tokens: Mapping[str, int]) -> None: ...
+
+
+def timings_of(request: Request, now: float) -> Timings:
+    started = now if request.started is None else request.started
+    first = now if request.first_token is None else request.first_token
+    last = first if request.last_token is None else request.last_token
+    after_first = request.completion_tokens - len(request.rows)
+    rate = after_first / (last - first) if last > first and after_first > 0 else 0.0
+    return Timings(
+        queued=started - request.arrived,
+        prefill=max(0.0, first - started),
+        first_token=first - request.arrived,
+        total=now - request.arrived,
+        tokens_per_second=rate,
+    )
+
+
+def log_line(request: Request, reason: str, now: float) -> str:
+    times = timings_of(request, now)
+    new = request.prompt_tokens - request.cached - request.skipped
+    computed = f"{request.prefilled} of {new}" if request.prefilled < new else f"{new}"
+    parts = [
+        f"queued {times.queued:.3f} s",
+        f"prefill {computed} new / {request.cached} cached tokens",
+        "no token" if request.first_token is None else f"first token {times.first_token:.3f} s",
+        f"{request.completion_tokens} tokens, {times.tokens_per_second:.1f} tok/s",
+    ]
+    if request.drafted:
+        parts.append(f"{request.accepted} of {request.drafted} drafts held")
+    summary = [f"request {request.id}: {reason}", ", ".join(parts)]
+    return "; ".join([*summary, *filter(None, [request.prefilling, request.explanation])])
+
+
+MAX_NAMES = 50_000
+"""Alternatives repeat from step to step."""
+
+
+class TokenNames:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._bytes: dict[int, bytes] = {}
+
+    def described(self, token: int, logprob: Logprob) -> TokenLogprob:
+        top = [self._named(other, value) for other, value in logprob.top]
+        return self._named(token, logprob.drawn, top)
+
+    def given(self, token: int) -> TokenLogprob:
+        """The first token of a prompt, which has no logprob."""
+        return self._named(token, None)
+
+    def _named(
+        self, token: int, logprob: float | None, top: list[TokenLogprob] | None = None
+    ) -> TokenLogprob:
+        data = self._bytes.get(token)
+        if data is None:
+            if len(self._bytes) >= MAX_NAMES:
+                self._bytes.clear()
+            data = self._bytes[token] = token_bytes(self._tokenizer, token)
+        return TokenLogprob(
+            token=data.decode(errors="replace"),
+            id=token,
+            logprob=logprob,
+            bytes=list(data),
+            top=top or [],
+        )
+
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import mlx.core as mx
 
 from ..errors import EngineDied, MLXProviderError
 from ..isolation import Fault, Isolation
-from ..upstream.stream_threads import wake_without_preemption
+from ..upstream.runtime import wake_without_preemption
 from .engine import Engine
 from .step_output import Post
 

@@ -1,10 +1,21 @@
 """Caches of one row: one entry per layer, in mlx-lm's classes, by which the engine joins, cuts and
-stores rows."""
+stores rows.
+
+Recurrent layers in passes that rows share with chunks of a prompt.
+
+`route(run, cache)`, once after loading: `run` calls the model on one token with a fresh row cache.
+Modules with a state in mlx-lm's `ArraysCache` then run part by part if decoding rows share a pass
+with several tokens of one row. Their call must take hidden states (B, length, hidden) first and the
+cache under any name, and return only hidden states. Without `route`, long prompts run in separate
+passes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from ..upstream import recurrent
 from ..upstream.cache_classes import (
     KVCache,
     RotatingKVCache,
@@ -15,6 +26,7 @@ from ..upstream.cache_classes import (
     visible,
     visible_behind,
 )
+from .logits import failure
 
 __all__ = [
     "KVCache",
@@ -22,6 +34,7 @@ __all__ = [
     "StateCache",
     "append_behind",
     "appended",
+    "route",
     "row_cache",
     "text_cache",
     "visible",
@@ -48,3 +61,13 @@ def _lm_class(entry: Any) -> Any:
     if kind == "ArraysCache":
         return StateCache(len(entry.cache))
     return entry
+
+
+def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> str:
+    """Return the reason of a failure. Empty: success."""
+
+    def tried() -> str:
+        recurrent.route(run, cache)
+        return ""
+
+    return failure(tried)

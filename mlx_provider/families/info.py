@@ -1,19 +1,93 @@
-"""The `ModelInfo` of a loaded model, from its folder, its weights and its tokenizer."""
+"""Reads how texts become vectors from the files of sentence-transformers (5.x).
+
+`modules.json` lists the modules after the model, `1_Pooling/config.json` selects the states,
+`config_sentence_transformers.json` has the prefixes of inputs.
+
+The `ModelInfo` of a loaded model, from its folder, its weights and its tokenizer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..records import LoadOptions, ModelInfo
-from .checkpoint import context_length, fingerprint, read_json, sampling_defaults
-from .embedding import embedding_of
+from ..errors import BadRequest
+from ..records import Embedding, LoadOptions, ModelInfo, Pooling
+from .checkpoint import context_length, fingerprint, read_json, read_modules, sampling_defaults
 from .tokenizer import HFTokenizer
 from .tokenizer.dialect import dialect
+
+MODES: Mapping[str, Pooling] = {"lasttoken": "last", "mean_tokens": "mean", "cls_token": "cls"}
+FLAG = "pooling_mode_"
+FOLLOWS = ("Transformer", "Pooling", "Normalize")
+"""Supported modules. The model itself is the first."""
+WIDTHS = ("hidden_size", "n_embd", "d_model", "hidden_dim")
+SIDES = "its tokens attend to both sides, which the model that serves it does not"
+NO_STATES = "the states below its output matrix were not found"
+
+
+def embedding_of(folder: Path, config: Mapping[str, Any]) -> Embedding:
+    """Broken files are a reason not to embed. `config`: that of the text model."""
+    try:
+        return _read(folder, config)
+    except BadRequest as error:
+        return Embedding(refusal=error.message)
+
+
+def _read(folder: Path, config: Mapping[str, Any]) -> Embedding:
+    prompts = read_json(folder / "config_sentence_transformers.json")
+    modules = _modules(folder)
+    pooling, refusal = _pooling(read_json(folder / "1_Pooling" / "config.json"))
+    both_sides = config.get("use_bidirectional_attention") or config.get("is_causal") is False
+    others = [each for each in modules if each not in FOLLOWS]
+    named = _texts(prompts.get("prompts"))
+    default = prompts.get("default_prompt_name")
+    return Embedding(
+        width=_width(config),
+        pooling=pooling,
+        normalise=not modules or "Normalize" in modules,
+        prompts=named,
+        default_prompt=default if isinstance(default, str) and default in named else "",
+        refusal=(
+            (SIDES if both_sides else "")
+            or (f"what follows it is not supported: {', '.join(others)}" if others else "")
+            or refusal
+            or ("" if _width(config) else "its config.json names no width of its states")
+        ),
+    )
+
+
+def _width(config: Mapping[str, Any]) -> int:
+    return next((config[name] for name in WIDTHS if type(config.get(name)) is int), 0)
+
+
+def _modules(folder: Path) -> list[str]:
+    """Class names without their packages, which differ between releases."""
+    return [str(each.get("type")).rpartition(".")[2] for each in read_modules(folder)]
+
+
+def _pooling(config: Mapping[str, Any]) -> tuple[Pooling | None, str]:
+    named = config.get("pooling_mode")
+    flags = [name for name, on in config.items() if name.startswith(FLAG) and on is True]
+    modes = [named] if isinstance(named, str) else [each.removeprefix(FLAG) for each in flags]
+    if not modes:
+        return None, ""
+    known: dict[str, Pooling] = {**MODES, **{each: each for each in get_args(Pooling)}}
+    found = [known[mode] for mode in modes if mode in known]
+    if len(modes) != 1 or not found:
+        return None, f"its pooling is not supported: {', '.join(modes)}"
+    if config.get("include_prompt") is False and found[0] == "mean":
+        return None, "its pooling leaves out the tokens of prompts, which is not supported"
+    return found[0], ""
+
+
+def _texts(found: object) -> dict[str, str]:
+    pairs = found.items() if isinstance(found, Mapping) else ()
+    return {str(name): text for name, text in pairs if isinstance(text, str)}
 
 
 def describe(

@@ -1,4 +1,6 @@
-"""Applies the output matrix only to the tokens whose logits are wanted.
+"""Tries at load features that a model may not support.
+
+Applies the output matrix only to the tokens whose logits are wanted.
 
 Upstream's models apply it to every token of a call. It is as large as several layers, and a prompt
 chunk needs it only after its last token, if at all.
@@ -14,7 +16,16 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from .trial import failure
+from ..isolation import Isolation
+
+
+def failure(trial: Callable[[], str]) -> str:
+    """The problem that `trial` finds, or the error that stopped it, in one line. Empty: none. A
+    model's code may raise anything."""
+    with Isolation() as tried:
+        return trial()
+    return "" if tried.fault is None else tried.fault.summary
+
 
 NAMES = ("language_model", "model", "backbone", "transformer")
 """Upstream's names of the part below the output matrix, from the outside in."""

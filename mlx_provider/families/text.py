@@ -13,13 +13,12 @@ import mlx.core as mx
 from ..errors import BadRequest
 from ..records import Features, LoadOptions, MediaItem, MediaSpan, ModelInfo, PrefillChunk, Prompt
 from ..upstream import mlx_lm
-from ..upstream.ssm import one_step_size
-from . import logits, recurrent
+from ..upstream.patching import one_step_size
+from . import caches, logits
 from .attention import route
 from .caches import text_cache
-from .embedding import NO_STATES
-from .expand import expand
-from .info import describe
+from .info import NO_STATES, describe
+from .layers import expand
 from .tokenizer import HFTokenizer
 
 
@@ -137,7 +136,7 @@ def load_text(
         change(loaded.model)
     tokenizer = HFTokenizer(loaded.tokenizer, loaded.renderer)
     route(loaded.model)
-    recurrent.route(partial(_one_token, loaded.model), text_cache(loaded.model))
+    caches.route(partial(_one_token, loaded.model), text_cache(loaded.model))
     mx.eval(loaded.model.parameters())
     one_step_size()
     info = describe(

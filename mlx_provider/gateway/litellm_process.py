@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..client.lifecycle import limit_log
+from ..client.connection import limit_log
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..client.identity import MLX, OTHERS, SECRET
+from ..client.runtime_folder import MLX, OTHERS, SECRET
 from ..config import PREFIX
 from ..errors import EngineUnavailable
 from ..safe_open import create_own

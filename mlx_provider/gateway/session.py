@@ -1,25 +1,74 @@
-"""A gateway for one program, from start to end."""
+"""The folder of one launch, with the same path at the next launch: agents write the path of their
+settings into system prompts, so a new path would miss the prefix cache.
+
+A gateway for one program, from start to end.
+"""
 
 from __future__ import annotations
 
+import re
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from ..client import runtime_folder
 from ..client.generation import EngineClient
+from ..client.runtime_folder import EngineLock
 from ..config import runtime
 from ..errors import EngineUnavailable
 from ..records import Client, Gateway
 from . import foreground
 from .config import ANYTHING, Served, served_config, subagent_config, write_config
-from .launch_folder import first_folder, launch_folder
 from .profile import Prepared, executable, prepare, shown, write_files
 from .progress import Tell, engine_watched, prefill_shown
 from .proxy import Proxy, free_port, master_key, require_proxy, start_proxy
 from .start import open_door, own_engine, start_both
+
+LONGEST_NAME = 60
+
+
+def first_folder(client: str, model: str, environ: Mapping[str, str]) -> Path:
+    """The folder, unless another launch of this client and model runs."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{client}-{model}")
+    return runtime(environ).folder / "launch" / name[: len(client) + 1 + LONGEST_NAME]
+
+
+@contextmanager
+def launch_folder(client: str, model: str, environ: Mapping[str, str]) -> Iterator[Path]:
+    """An empty folder of this user only, removed with the block.
+
+    It has the first name that no other launch locks. The kernel releases the lock of a killed
+    launch, whose files are removed. Raises `EngineUnavailable` if the runtime folder cannot be
+    used."""
+    runtime_folder.prepare(runtime(environ))
+    first = first_folder(client, model, environ)
+    first.parent.mkdir(mode=0o700, exist_ok=True)
+    folder, lock = next(_free(first))
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        _lock_file(folder).unlink(missing_ok=True)
+        lock.release()
+
+
+def _free(first: Path) -> Iterator[tuple[Path, EngineLock]]:
+    for number in count(1):
+        folder = first if number == 1 else first.with_name(f"{first.name}.{number}")
+        if (lock := EngineLock.try_take(_lock_file(folder))) is not None:
+            yield folder, lock
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")
+
 
 PROFILE = "profile"
 NEXT = "the next request starts another"

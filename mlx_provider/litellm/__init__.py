@@ -2,8 +2,8 @@
 in a script `import mlx_provider.litellm` and `litellm.completion(model="mlx/demo", ...)` are
 enough."""
 
+from .patches import register
 from .provider import Provider
-from .registration import register
 
 handler = Provider()
 register(handler)

@@ -16,17 +16,30 @@ from pydantic import BaseModel
 
 from ..chat.messages.foreign import foreign_text
 from ..errors import BadRequest
-from ..wire.anthropic.request import answer_format, retains
-from ..wire.anthropic.shape import BLOCKS, RESULT_BLOCKS, check_image, check_messages
-from ..wire.anthropic.tools import chat_tools, known_members
-from ..wire.openai.custom_tools import as_functions
+from ..wire.anthropic.request import (
+    BLOCKS,
+    RESULT_BLOCKS,
+    answer_format,
+    chat_tools,
+    check_image,
+    check_messages,
+    known_members,
+    retains,
+)
+from ..wire.body import Places
+from ..wire.openai.answer import as_functions
 from ..wire.openai.parameters import Parameters
-from ..wire.places import Places
-from ..wire.responses.conversation import compaction_text
+from ..wire.responses.conversation import (
+    ABSENT,
+    ITEM_PARTS,
+    ITEMS,
+    check_input,
+    compaction_text,
+    known_item,
+)
 from ..wire.responses.request import LOGPROBS
-from ..wire.responses.shape import ABSENT, ITEM_PARTS, ITEMS, check_input, known_item
 from ..wire.responses.tools import ChatTools
-from .carried import IGNORED
+from .call import IGNORED
 
 CARRIED: tuple[str, ...] = tuple(kind for kind in ITEMS if kind != "compaction")
 CARRIED = (*CARRIED, "tool_result", "additional_tools")

@@ -1,17 +1,161 @@
-"""The arguments of a custom handler of LiteLLM."""
+"""The proxy's route of a request, and whether the router has a fallback for it.
+
+Passes parameters that LiteLLM would drop under names that it does not drop.
+
+Passes what a bridge would lose of a reply: its warnings, and how a message ended. LiteLLM reads
+headers only from complete chat responses (`_hidden_params`, 1.106.2), and its bridge of the
+Messages API knows no stop sequence (`_translate_openai_finish_reason_to_anthropic`). Handler and
+hooks share the logging object of a call.
+
+The arguments of a custom handler of LiteLLM.
+
+Converts a request of OpenAI's APIs, as LiteLLM passes it, to a request of the engine.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
 from ..errors import BadRequest, RequestTimedOut
 from ..invalid import shown
+from ..protocol.events import Finish
+from ..protocol.requests import EmbedRequest, GenerateRequest
+from ..wire import replies
+from ..wire.anthropic.routes import ending
+from ..wire.body import Places
+from ..wire.openai.parameters import Parameters, names_of
+from ..wire.openai.prompts import AnswerForm, listed
+from ..wire.openai.request import generate_requests as requests_of
+from ..wire.openai.routes import embed_request
+from ..wire.replies import HEADER, header_text
+from .errors import PROVIDER
+from .model_info import Caller, chosen_by, engine_options, operator_options, tenant
+
+FALLBACKS = ("context_window_fallbacks", "fallbacks")
+
+
+def route(litellm_params: Mapping[str, Any]) -> str:
+    """The path of the proxy; empty for a script. LiteLLM stores it in `metadata` or
+    `litellm_metadata` (1.106.2, `add_user_api_key_auth_to_request _metadata`), under a name that no
+    client can set."""
+    for name in ("metadata", "litellm_metadata"):
+        found = (litellm_params.get(name) or {}).get("user_api_key_request_route")
+        if isinstance(found, str):
+            return found
+    return ""
+
+
+def deployment_of(request_data: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """`model_info` of our config entry that answers a request of the proxy; `None`: another
+    provider's. LiteLLM stores the entry before it streams (1.106.2, `base_process_llm_request`)."""
+    chosen = request_data.get("deployment")
+    if chosen is None or not chosen.litellm_params.model.startswith(PROVIDER + "/"):
+        return None
+    return {"model_info": chosen.model_info.model_dump()}
+
+
+def reads_errors_in_streams(litellm_params: Mapping[str, Any]) -> bool:
+    """Whether the client of a stream reads a full context from its events. Codex does
+    (`response.failed`), and ends its session after a status 400."""
+    return route(litellm_params).endswith("/responses") and not _falls_back(litellm_params)
+
+
+def _falls_back(litellm_params: Mapping[str, Any]) -> bool:
+    """Whether the router can have a fallback for a prompt that is too long, and needs the error
+    before the stream begins."""
+    body = (litellm_params.get("proxy_server_request") or {}).get("body") or {}
+    group = (litellm_params.get("metadata") or {}).get("model_group")
+    router = getattr(sys.modules.get("litellm.proxy.proxy_server"), "llm_router", None)
+    return any(
+        body.get(name) or _names(getattr(router, name, None), group or body.get("model"))
+        for name in FALLBACKS
+    )
+
+
+def _names(fallbacks: Any, group: Any) -> bool:
+    """Whether a list of `{group: [others]}` has one for this group, or for all."""
+    entries: Iterable[Any] = fallbacks if isinstance(fallbacks, list | tuple) else ()
+    return any(isinstance(entry, Mapping) and {group, "*"} & entry.keys() for entry in entries)
+
+
+STOP_LIMIT = 4
+"""LiteLLM cuts longer `stop` lists silently (1.106.2, `validate_openai_optional_params`)."""
+STOP = "mlx_stop"
+PROMPTS = "mlx_prompt"
+RETENTION = "mlx_retention"
+IGNORED = "mlx_ignored"
+"""Names of parts of a bridged request's tools without effect."""
+
+
+def carry_stop(kwargs: dict[str, Any]) -> None:
+    stop = kwargs.get("stop")
+    if isinstance(stop, list) and len(stop) > STOP_LIMIT:
+        kwargs[STOP] = kwargs.pop("stop")
+
+
+def carry_retention(kwargs: dict[str, Any]) -> None:
+    """LiteLLM knows this parameter and passes it to no handler (1.106.2, `completion`)."""
+    if kwargs.get("prompt_cache_retention") is not None:
+        kwargs[RETENTION] = kwargs.pop("prompt_cache_retention")
+
+
+def carry_prompts(kwargs: dict[str, Any]) -> None:
+    """LiteLLM passes only texts here, no lists of token ids. Raises `BadRequest` for an invalid
+    prompt, to which LiteLLM would answer with a traceback."""
+    prompts = listed(kwargs.get("prompt"), "prompt")
+    if not all(isinstance(each, str) for each in prompts):
+        kwargs[PROMPTS], kwargs["prompt"] = prompts, ""
+
+
+WARNINGS = "mlx_warnings"
+ENDING = "mlx_ending"
+LAST_EVENT = b"event: message_delta\n"
+
+
+def keep_warnings(logging: Any, warnings: Sequence[str]) -> None:
+    if warnings:
+        details = _details(logging)
+        details[WARNINGS] = list(dict.fromkeys([*details.get(WARNINGS, ()), *warnings]))
+
+
+def warning_headers(logging: Any) -> dict[str, str] | None:
+    """The proxy adds the prefix `llm_provider-`. `None`: no warnings."""
+    found = _details(logging).get(WARNINGS)
+    return {f"llm_provider-{HEADER}": header_text(found)} if found else None
+
+
+def ending_keeper(logging: Any, *, clipped: bool) -> Callable[[Finish], None]:
+    """`clipped`: the context left less room than `max_tokens`."""
+
+    def keep(finish: Finish) -> None:
+        _details(logging)[ENDING] = ending(finish, clipped=clipped)
+
+    return keep
+
+
+def with_ending(logging: Any, message: Any) -> Any:
+    """`message`: complete, or an event of a stream."""
+    fields = _details(logging).get(ENDING)
+    if fields and isinstance(message, dict) and message.get("type") == "message":
+        return {**message, **fields}
+    if fields and isinstance(message, bytes) and message.startswith(LAST_EVENT):
+        event = json.loads(message.partition(b"data: ")[2])
+        return replies.named({**event, "delta": {**event["delta"], **fields}})
+    return message
+
+
+def _details(logging: Any) -> dict[str, Any]:
+    details = getattr(logging, "model_call_details", None)
+    return details if isinstance(details, dict) else {}
+
 
 ENCODED_PREFIX = f"mlx{secrets.token_hex(8)}"
 """Prefix of ids by `encoded`; a client cannot guess it."""
@@ -102,3 +246,73 @@ def decoded(model: str) -> str:
     """Ids that `encoded` did not make stay the same."""
     found = ENCODED.fullmatch(model)
     return unquote(found[1]) if found else model
+
+
+SETTLED = (
+    "max_retries",
+    "extra_headers",
+    "allowed_openai_params",
+    "include_server_side_tool_invocations",
+)
+
+
+def answer_form(call: Call) -> AnswerForm:
+    """Raises `BadRequest` for a wrong `best_of`."""
+    return AnswerForm.of(call.params, text=call.text_completion)
+
+
+def client_names(call: Call) -> Places:
+    return names_of(call.params, "prompt" if call.text_completion else "messages")
+
+
+def generate_requests(call: Call) -> list[GenerateRequest]:
+    """One request, or one for each prompt of a text completion. Raises `BadRequest` that names the
+    parameter."""
+    values = dict(call.params)
+    for carried, name in ((STOP, "stop"), (RETENTION, "prompt_cache_retention")):
+        if carried in values:
+            values[name] = values.pop(carried)
+    prompts = values.pop(PROMPTS, None)
+    ignored = _tools_without_effect(values, values.pop(IGNORED, None))
+    content: Any = call.messages
+    if call.text_completion:  # LiteLLM has made a user message of each text
+        content = prompts or [message.get("content", "") for message in call.messages]
+    return requests_of(
+        Parameters(values, SETTLED, ignored),
+        # Also from `metadata` and headers.
+        {**_sender(call), "session": call.litellm_params.get("litellm_session_id")},
+        content,
+        answer_form(call),
+        continues=route(call.litellm_params).endswith("/messages"),
+    )
+
+
+def _tools_without_effect(values: dict[str, Any], names: Any) -> list[str]:
+    """Remove tools that no model can call, and members of others, which a bridge has passed.
+    `names`: what `bridged` calls them; `None`: not bridged."""
+    if not isinstance(names, list):
+        return []
+    values.pop("web_search_options", None)  # LiteLLM's form of a web search
+    values["tools"] = [
+        {"type": "function", "function": tool.get("function")}
+        for tool in values.get("tools") or []
+        if tool.get("type") == "function"
+    ]
+    return [*map(str, names)]
+
+
+def embeddings(call: Call, given: Any) -> tuple[EmbedRequest, str]:
+    return embed_request(Parameters(call.params, SETTLED), _sender(call), given)
+
+
+def _sender(call: Call) -> dict[str, Any]:
+    options, caller = operator_options(call.litellm_params), Caller.read(call.litellm_params)
+    return {
+        "model": call.model,
+        "origin": chosen_by(call.litellm_params, call.model),
+        "tenant": tenant(options, caller),
+        "account": caller.account,
+        "share": caller.share,
+        "options": engine_options(options),
+        "timeout": call.deadline.left(),
+    }

@@ -1,15 +1,31 @@
-"""Changes and checks of a request before LiteLLM's own checks and dispatch."""
+"""Checks `previous_response_id`. If LiteLLM does not find the conversation in its spend logs, it
+continues without it (1.106.2, `ResponsesSessionHandler`).
+
+The error for a full context, in the form that clients of the proxy recognise. LiteLLM's proxy
+answers with `code: "400"` (1.106.2 and 1.109.1, `ProxyException.to_dict`). It accepts an exception
+of a callback if it is an `HTTPException`, and raises it unchanged if it is a `ProxyException`.
+
+The answer to a request with a wrong key, or without one, from a proxy without a database.
+LiteLLM looks for the key in its database, and for the reason of a failure in a package that only
+databases need: 400 or 500 and a traceback per request (1.106.2, `auth_exception_handler.py`).
+
+Changes and checks of a request before LiteLLM's own checks and dispatch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import litellm
+from fastapi import HTTPException
+from litellm.exceptions import ContextWindowExceededError
 from litellm.integrations.custom_logger import CustomLogger
+from litellm.proxy._types import ProxyException
 from litellm.types.utils import CallTypes
 
-from ..errors import BadRequest
+from ..errors import BadRequest, ContextTooLong
 from ..wire.openai.prompts import listed
 from .bridged import (
     carry_format,
@@ -19,15 +35,99 @@ from .bridged import (
     fit_messages,
     fit_responses,
 )
-from .call import encoded
-from .carried import carry_prompts, carry_retention, carry_stop
-from .errors import PROVIDER, LiteLLMErrors, is_context_full
-from .heartbeat import alive
-from .history import check_history
-from .logged import keep_warnings, warning_headers, with_ending
-from .routes import deployment_of
-from .shape import check_shape, fit_parts
-from .unserved import check_served
+from .call import (
+    carry_prompts,
+    carry_retention,
+    carry_stop,
+    deployment_of,
+    encoded,
+    keep_warnings,
+    warning_headers,
+    with_ending,
+)
+from .counting import check_shape, fit_parts
+from .errors import PROVIDER, LiteLLMErrors, check_served, is_context_full
+from .streams import alive
+
+PROXY = "litellm.proxy.proxy_server"
+
+
+async def check_history(kwargs: Mapping[str, Any]) -> None:
+    """Raises `BadRequest` if the conversation is not found."""
+    name = kwargs.get("previous_response_id")
+    if name and not await _stored(name):
+        raise BadRequest(
+            "previous_response_id: no messages are stored for this response; send the whole "
+            "conversation as input, or let LiteLLM store responses (a database, and "
+            "store_prompts_in_spend_logs: true under general_settings)",
+            param="previous_response_id",
+        )
+
+
+async def _stored(name: str) -> bool:
+    """Whether LiteLLM will find messages. Only for a proxy with a database."""
+    if getattr(sys.modules.get(PROXY), "prisma_client", None) is None:
+        return False
+    from litellm.responses.litellm_completion_transformation.session_handler import (
+        ResponsesSessionHandler,
+    )
+
+    find = ResponsesSessionHandler.get_chat_completion_message_history_for_previous_response_id
+    return bool((await find(name)).get("messages"))
+
+
+class _Plain(HTTPException):
+    """Fixed status: the next class in the MRO passes only the message."""
+
+    def __init__(self, *args: object) -> None:
+        Exception.__init__(self, *args)
+        self.status_code = ContextTooLong.status
+        self.detail = str(args[0])
+
+
+class ContextFull(ProxyException, _Plain):
+    def __init__(self, error: ContextWindowExceededError) -> None:
+        super().__init__(  # type: ignore[call-arg]  # LiteLLM's, which has no types
+            message=error.message,
+            type="invalid_request_error",
+            param="messages",
+            code=ContextTooLong.status,
+        )
+        self.body = error.body
+        """Streams of responses look for the code here."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "code": ContextTooLong.code}
+
+
+REMEDY = (
+    "send the proxy's key as `Authorization: Bearer KEY` or `x-api-key: KEY`. `mlx-provider up` "
+    "prints it; for `mlx-provider init` it is LITELLM_MASTER_KEY in .env"
+)
+
+
+def refuse_key(proxy: Any, original: Callable[..., Any], *args: Any, **given: Any) -> Any:
+    """Raises LiteLLM's error for the client. Grants nothing that `original` would not grant."""
+    from fastapi import HTTPException
+    from litellm import BudgetExceededError
+    from litellm.proxy._types import ProxyErrorTypes, ProxyException
+
+    error = given.get("e")
+    named = isinstance(error, ProxyException | HTTPException | BudgetExceededError)
+    kind = getattr(error, "type", None)
+    unknown = kind == ProxyErrorTypes.no_db_connection
+    missing = not given.get("api_key") and (not named or kind == ProxyErrorTypes.auth_error)
+    if proxy.prisma_client is not None or (named and not unknown and not missing):
+        return original(*args, **given)
+    status = 401
+    if unknown:
+        message = f"Wrong key: {REMEDY}"
+    elif missing:
+        message = f"No key: {REMEDY}"
+    else:  # a parameter that a client may not set (`is_request_body_safe`)
+        message, status = str(error), 400
+    raise ProxyException(message, ProxyErrorTypes.auth_error, None, status)
+
 
 HIJACKED_WORDS = (
     "replicate",
@@ -85,7 +185,6 @@ class DeploymentHook(CustomLogger):
         """The error for the proxy's client; `None`: the original."""
         if not is_context_full(original_exception):
             return None
-        from .refused import ContextFull
 
         return ContextFull(original_exception)
 

@@ -1,5 +1,8 @@
 """Wrappers of LiteLLM's functions that would lose data and have no hook. For 1.106.2 and 1.109.1.
-`docs/upstream.md` lists them with their tests."""
+`docs/upstream.md` lists them with their tests.
+
+Registers the provider, its hook and the abilities of the shipped model in LiteLLM.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from functools import partial, wraps
 from typing import Any
 
 import litellm
-from litellm import CustomStreamWrapper, main
+from litellm import CustomLLM, CustomStreamWrapper, main
+from litellm.constants import LITELLM_EMBEDDING_PROVIDERS_SUPPORTING_INPUT_ARRAY_OF_TOKENS
 from litellm.main import TextCompletionStreamWrapper
 from litellm.responses.litellm_completion_transformation.streaming_iterator import (
     LiteLLMCompletionStreamingIterator,
@@ -23,10 +27,9 @@ from litellm.types.utils import Logprobs
 from ..client.connection import connect
 from .counting import count_request_tokens
 from .errors import PROVIDER
-from .model_info import describe
-from .refused_key import refuse_key
-from .replies import OurLogprobs
-from .text import TEXT_LISTS
+from .hook import DeploymentHook, refuse_key
+from .messages import TEXT_LISTS, OurLogprobs
+from .model_info import DEMOS, describe, enter
 
 WRAPPED = "mlx_wrapped"
 """Attribute of a wrapped function. By name: LiteLLM may run a handler's module twice, as two
@@ -171,3 +174,28 @@ def _collect_logprobs(original: Original, stream: Any) -> Any:
 def _logprobs(choice: Any) -> list[Any]:
     content = getattr(getattr(choice, "logprobs", None), "content", None) or []
     return [token.model_dump() for token in content]
+
+
+def register(handler: CustomLLM) -> None:
+    """Idempotent. A proxy's YAML later replaces `custom_provider_map`: the map serves scripts, the
+    hook both. Compared by class name, because LiteLLM can import a handler's module twice."""
+    entries = litellm.custom_provider_map
+    if not any(entry["provider"] == PROVIDER for entry in entries):
+        entries.append({"provider": PROVIDER, "custom_handler": handler})
+    litellm.utils.custom_llm_setup()
+    if not any(
+        type(callback).__name__ == DeploymentHook.__name__ for callback in litellm.callbacks
+    ):
+        litellm.logging_callback_manager.add_litellm_callback(DeploymentHook())
+    for model, facts in DEMOS.items():
+        enter(model, facts)
+    _take_token_ids()
+    install()
+
+
+def _take_token_ids() -> None:
+    """Let the proxy pass token ids for embeddings. For providers outside this list it converts them
+    to text by OpenAI's tokenizer (1.106.2 and 1.109.1, `embeddings`)."""
+    known = LITELLM_EMBEDDING_PROVIDERS_SUPPORTING_INPUT_ARRAY_OF_TOKENS
+    if f"{PROVIDER}/" not in known:
+        known.append(f"{PROVIDER}/")

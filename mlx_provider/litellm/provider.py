@@ -1,32 +1,99 @@
-"""The handler that LiteLLM calls for `mlx/<model>`. Every entry point is a plain function, which
+"""A coroutine that need not be awaited. LiteLLM makes the coroutine in an executor thread and
+awaits it in its event loop (1.106.2 `main.py::acompletion`). If the client leaves in between,
+Python would warn, and keep the coroutine and the engine's request alive.
+
+Converts vectors of the engine to LiteLLM's response.
+
+The handler that LiteLLM calls for `mlx/<model>`. Every entry point is a plain function, which
 LiteLLM calls in an executor thread, and returns after the engine has accepted the request:
 rendering and loading do not block the event loop, and errors come before a stream starts, so that
-retries and fallbacks apply."""
+retries and fallbacks apply.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 from litellm import CustomLLM
 from litellm.exceptions import ContextWindowExceededError
-from litellm.types.utils import EmbeddingResponse, ModelResponse
+from litellm.types.utils import Embedding, EmbeddingResponse, ModelResponse
 
 from ..client.connection import connect
 from ..client.generation import EngineClient
 from ..client.multi_prompt import submit_all
-from .call import Call
-from .embeddings import Vectors
-from .errors import LiteLLMErrors
-from .heartbeat import heartbeat
-from .lazy_coroutine import LazyCoroutine
-from .logged import ending_keeper, keep_warnings
+from ..protocol.events import Accepted, Done, Embedded, Event, Failed
+from ..wire.openai.routes import embedding_of
+from .call import (
+    Call,
+    answer_form,
+    client_names,
+    embeddings,
+    ending_keeper,
+    generate_requests,
+    keep_warnings,
+    reads_errors_in_streams,
+)
+from .errors import LiteLLMErrors, unserved
+from .messages import usage_of, with_headers
 from .model_info import model_facts, show
-from .routes import reads_errors_in_streams
-from .streams import AsyncReplyStream, Held, RefusedStream, Reply, ReplyStream
-from .translate import answer_form, client_names, embeddings, generate_requests
-from .unserved import unserved
+from .streams import AsyncReplyStream, Held, RefusedStream, Reply, ReplyStream, heartbeat
+
+T = TypeVar("T")
+
+
+class LazyCoroutine(Coroutine[Any, Any, T]):
+    """`begin` makes the coroutine at the first await."""
+
+    def __init__(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._begin = begin
+
+    @cached_property
+    def _coroutine(self) -> Coroutine[Any, Any, T]:
+        return self._begin()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._coroutine.__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+
+class Vectors:
+    def __init__(self, accepted: Accepted, form: str) -> None:
+        self._accepted = accepted
+        self._form = form
+        self._found: list[Embedding] = []
+        self._done: Done | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self._done is not None
+
+    def feed(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if isinstance(event, Embedded):
+                self._found.append(Embedding(**embedding_of(event, self._form)))
+            elif isinstance(event, Done):
+                self._done = event
+            elif isinstance(event, Failed):
+                raise event.error.exception()
+
+    def fill(self, response: EmbeddingResponse, model: str) -> EmbeddingResponse:
+        assert self._done is not None  # noqa: S101  (a caller's mistake, not an input's)
+        response.data = sorted(self._found, key=lambda each: each.index)
+        response.model = model
+        response.usage = usage_of(self._done)
+        with_headers(response, self._accepted.warnings, {})
+        return response
+
 
 Connect = Callable[[str | None, str | None], EngineClient]
 """(api_base, api_key) -> the engine there; without `api_base` this machine's own."""

@@ -1,10 +1,195 @@
-"""The state of an engine: models, plugins, processes."""
+"""Live statistics of an engine, without text of prompts or replies.
+
+`GET /v1/figures` returns one `Figures`; with `?stream=SECONDS`, a line of JSON at this interval
+until the engine ends. Units: bytes, seconds, tokens. `ago`: seconds before `Figures.at`.
+
+The state of an engine: models, plugins, processes.
+"""
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from .wire_model import PROTOCOL_VERSION, Wire
+
+RequestState = Literal["preparing", "queued", "prefill", "decode"]
+"""`preparing`: its model loads, or its prompt is rendered."""
+
+MissReason = Literal["", "cold", "diverged", "no_state"]
+"""Why the prefix cache had no more of a prompt. Empty: it had all that was ever computed; `cold`:
+nothing stored begins like it; `diverged`: it differs from what is stored; `no_state`: more was
+computed, but a pass cannot continue from there."""
+
+
+class _Figures(BaseModel):
+    model_config = ConfigDict(frozen=True)  # a reader ignores unknown fields
+
+
+class RequestFigures(_Figures):
+    id: str
+    model: str
+    """As in the request that loaded it: a Hub id, a path, `demo`."""
+    state: RequestState
+    choices: int = 1
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prefilled_tokens: int = 0
+    completion_tokens: int = 0
+    tokens_per_second: float = 0.0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    age: float = 0.0
+    queued: float = 0.0
+    """Seconds from arrival to prefill."""
+
+
+class LoadingFigures(_Figures):
+    model: str
+    """The folder's name."""
+    what: str
+    """`weights`, or what is measured."""
+    done: int = 0
+    total: int = 0
+    """0: unknown."""
+    unit: str = ""
+    """`bytes`, or empty for steps."""
+
+    @property
+    def summary(self) -> str:
+        if self.unit:
+            return f"{self.model}: {self.what}, {self.done / 1e9:.1f} of {self.total / 1e9:.1f} GB"
+        steps = f", step {self.done} of {self.total}" if self.total else ""
+        return f"{self.model}: {self.what}{steps}"
+
+
+class StepFigures(_Figures):
+    ago: float
+    seconds: float
+    rows: int
+    tokens: int
+    """Sampled, and accepted drafts."""
+    chunk: int
+    """Prompt tokens of the prefill chunk; 0: none."""
+    mixed: bool
+    """The chunk shared the pass of the rows."""
+
+
+class EngineFigures(_Figures):
+    model: str
+    kind: str = ""
+    layout: str
+    mixes: bool
+    queued: int
+    rows: int
+    steps: list[StepFigures] = Field(default_factory=list)
+    """Of the last seconds, oldest first."""
+    step_median: float = 0.0
+    """Median and (`step_longest`) maximum, seconds."""
+    step_longest: float = 0.0
+    decoded_per_second: float = 0.0
+    prefilled_per_second: float = 0.0
+    drafter: str = ""
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    ahead_tokens: int = 0
+    """Prompt tokens prefilled before their request arrived, while tools ran."""
+
+
+class PrefixNode(_Figures):
+    depth: int
+    start: int
+    tokens: int
+    bytes: int
+    hits: int
+    """Rows restored through it."""
+    resumable: bool
+    """A row can continue from its end."""
+
+
+class Lookup(_Figures):
+    request: str
+    ago: float
+    prompt_tokens: int
+    cached_tokens: int
+    stored_tokens: int
+    """Common to the prompt and the closest stored path."""
+    reason: MissReason
+
+
+class PrefixCacheFigures(_Figures):
+    entries: int = 0
+    nodes: int = 0
+    bytes: int = 0
+    budget: int = 0
+    lookups: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    restored_tokens: int = 0
+    evicted_bytes: int = 0
+    disk_bytes: int = 0
+    """Only files that this engine knows."""
+    disk_limit: int = 0
+    """0: no disk tier."""
+    hit_rate: float = 0.0
+    """Reused share of prompt tokens."""
+    tree: list[PrefixNode] = Field(default_factory=list)
+    """Parents before children, most recently used first; only a part of a large tree."""
+    recent: list[Lookup] = Field(default_factory=list)
+
+
+class ModelMemory(_Figures):
+    model: str
+    weights: int
+    drafters: int = 0
+    rows: int = 0
+    """Reserved for rows and their passes."""
+    features: int = 0
+
+    def owners(self) -> dict[str, int]:
+        return self.model_dump(exclude={"model"})
+
+
+OF_MODELS = tuple(name for name in ModelMemory.model_fields if name != "model")
+
+
+class MemoryFigures(_Figures):
+    limit: int = 0
+    active: int = 0
+    pool: int = 0
+    """Free buffers of MLX."""
+    prefix_cache: int = 0
+    media: int = 0
+    """Images of requests before their prefill."""
+    models: list[ModelMemory] = Field(default_factory=list)
+
+    def owners(self) -> dict[str, int]:
+        found = dict.fromkeys(OF_MODELS, 0)
+        for each in self.models:
+            for owner, nbytes in each.owners().items():
+                found[owner] += nbytes
+        return found | {"prefix_cache": self.prefix_cache, "media": self.media, "pool": self.pool}
+
+
+class Figures(_Figures):
+    """Parts can differ by one step."""
+
+    at: float
+    """Unix time."""
+    version: str
+    device: str
+    pid: int
+    requests: list[RequestFigures] = Field(default_factory=list)
+    engines: list[EngineFigures] = Field(default_factory=list)
+    loading: list[LoadingFigures] = Field(default_factory=list)
+    prefix_cache: PrefixCacheFigures = PrefixCacheFigures()
+    memory: MemoryFigures = MemoryFigures()
+
+    def waiting(self) -> int:
+        """Requests before their prefill."""
+        return sum(each.state in ("preparing", "queued") for each in self.requests)
+
 
 JOINED = " + "
 

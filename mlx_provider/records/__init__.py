@@ -1,8 +1,6 @@
 """The records and types of the plugin interface."""
 
-from .attention import Part, Parts, Run, parts_of
-from .blocks import read_block, scan_block
-from .claims import claimed, through
+from .blocks import claimed, read_block, read_marked, report_call, scan_block, through
 from .client import Client, ClientServer, ClientSettings, Gateway, Profile
 from .drafter import (
     DeviceTokens,
@@ -15,12 +13,17 @@ from .drafter import (
     Scoring,
     Unread,
 )
-from .embedding import Embedding, Pooling
-from .grammar import CallGrammar, MessageGrammar, TaggedArguments
-from .json_reading import read_json
-from .kernels import Function, Kernels, Replacement
-from .marked import read_marked, report_call
+from .json_reading import (
+    listed_parameters,
+    listed_values,
+    read_json,
+    resolved,
+    type_of,
+    value_types,
+)
+from .kernels import Function, Kernels, Part, Parts, Replacement, Run, UpstreamPatch, parts_of
 from .model import (
+    Embedding,
     EmbedsInSlices,
     Features,
     LoadedModel,
@@ -30,19 +33,25 @@ from .model import (
     ModelFamily,
     ModelInfo,
     OnDemand,
+    Pooling,
     PrefillChunk,
     Prompt,
     SamplingDefaults,
     ShowsHidden,
     ShowsLogits,
+    TemplateForm,
     Tokenizer,
 )
-from .parameters import listed_parameters, listed_values, resolved, type_of, value_types
-from .parsing import ReasoningParser, ToolCall, ToolParser, Tools
-from .reading import Emit, NotACall, Reading, Rest, TextEnded, TextReader
-from .template import TemplateForm
-from .turn_ends import read_turn_ends
-from .upstream import UpstreamPatch
+from .parsing import (
+    CallGrammar,
+    MessageGrammar,
+    ReasoningParser,
+    TaggedArguments,
+    ToolCall,
+    ToolParser,
+    Tools,
+)
+from .reading import Emit, NotACall, Reading, Rest, TextEnded, TextReader, read_turn_ends
 
 __all__ = [
     "CallGrammar",

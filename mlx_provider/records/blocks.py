@@ -1,14 +1,39 @@
-"""A block of calls is reported, shown as text, or dropped."""
+"""The text to show if a call that has begun is none.
+
+A block of calls is reported, shown as text, or dropped.
+
+Blocks of calls between two markers that are parsed as a whole.
+"""
 
 from __future__ import annotations
 
 import re
+from typing import TypeVar
 
-from .claims import through
-from .marked import read_marked
-from .parameters import function_of
-from .parsing import ToolParser, Tools
+from .json_reading import function_of
+from .parsing import Parse, ToolCall, ToolParser, Tools
 from .reading import Emit, NotACall, Reading, Rest, TextEnded, TextReader, ends_within
+
+T = TypeVar("T")
+
+
+def through(*ends: str) -> Rest:
+    """Text up to and with the first of `ends`, or to the reply's end."""
+
+    def rest(reader: TextReader, emit: Emit) -> Reading[None]:
+        found = yield from reader.pass_until(ends, emit)
+        emit(reader.skip(len(found)))
+
+    return rest
+
+
+def claimed(reading: Reading[T], rest: Rest | None = None) -> Reading[T]:
+    """Read text that can only be a call. If it is none, it is text, and no call is looked for in
+    it."""
+    try:
+        return (yield from reading)
+    except NotACall as failure:
+        raise NotACall(str(failure), whole=True, rest=failure.rest or rest) from failure
 
 
 def scan_block(parser: ToolParser, reader: TextReader, tools: Tools) -> Reading[None]:
@@ -166,3 +191,61 @@ def read_empty(reader: TextReader, marker: str, closers: tuple[str, ...]) -> Rea
         return False
     reader.release()
     return True
+
+
+_MOST_MARKERS = 16
+"""Maximum number of markers in the arguments of one call."""
+
+
+def read_marked(
+    reader: TextReader, openers: tuple[str, ...], end: str, parse: Parse, tools: Tools
+) -> Reading[None]:
+    """Read one block and report its calls; the reader is at one of `openers`.
+
+    A marker inside an argument is text: the block ends at the first end at which `parse` succeeds.
+    If it succeeds at none, a block with as many ends as openers is text. `end` empty: the end of
+    the reply.
+    """
+    yield from reader.accept(*openers)
+    text, inner, ended = "", 0, 0
+    for _ in range(_MOST_MARKERS):
+        parts: list[str] = []
+        found = yield from reader.pass_until((end, *openers) if end else (), parts.append)
+        text += "".join(parts)
+        if found and found != end:
+            if ended > inner:
+                raise NotACall("no call", whole=True)
+            inner += 1
+        elif _ends(reader, found, parse, text, tools):
+            return
+        elif not found:
+            raise NotACall("a call begins in it") if inner else TextEnded
+        else:
+            ended += 1
+        text += reader.skip(len(found))
+        if 0 < inner < ended:
+            raise NotACall("no call", whole=True)
+    raise NotACall("no call between all these markers")
+
+
+def _ends(reader: TextReader, found: str, parse: Parse, text: str, tools: Tools) -> bool:
+    """Report the calls in `text`, if it is calls; `found` is the end marker after it."""
+    try:
+        calls = parse(text, tools)
+    except (ValueError, RecursionError):  # `json.loads` of a thousand brackets raises the latter
+        return False
+    if not calls:
+        raise NotACall("no call")
+    reader.skip(len(found))
+    for call in calls:
+        report_call(reader, call)
+    return True
+
+
+def report_call(reader: TextReader, call: ToolCall) -> None:
+    """Report a whole call. Raises `TypeError` for the call of a broken parser."""
+    if not isinstance(call.name, str) or not isinstance(call.arguments, str):
+        raise TypeError(f"name and arguments of a call are text, not {call!r}")
+    reader.call(call.name)
+    reader.arguments(call.arguments)
+    reader.end_call()

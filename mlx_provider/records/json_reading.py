@@ -1,11 +1,181 @@
-"""Reads JSON while it is written."""
+"""Functions and parameters in the definitions of tools, for grammars and parsers.
+
+Reads JSON while it is written.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from .reading import Emit, NotACall, Reading, TextReader
+
+_KINDS = {
+    "string": ("str", "text", "char", "varchar", "enum"),
+    "integer": ("int", "uint", "long", "short", "unsigned"),
+    "number": ("num", "float", "double"),
+    "boolean": ("bool",),
+    "object": ("dict", "map"),
+    "array": ("arr", "list", "tuple"),
+}
+_PREFIXES = {prefix: kind for kind, prefixes in _KINDS.items() for prefix in prefixes}
+
+
+def function_of(tool: Any) -> Mapping[str, Any]:
+    """The function of a tool, which may stand alone; empty: there is none."""
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    return function if isinstance(function, Mapping) else {}
+
+
+def listed_parameters(schema: Any) -> tuple[dict[str, Any], set[str]]:
+    """Parameters by name, and the required names; follows references."""
+    properties: dict[str, Any] = {}
+    required: set[str] = set()
+    for part in _parts(schema):
+        found, needed = part.get("properties"), part.get("required")
+        properties.update(found if isinstance(found, Mapping) else {})
+        if isinstance(needed, list):
+            required.update(name for name in needed if isinstance(name, str))
+    return properties, required
+
+
+def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
+    if not isinstance(schema, Mapping):
+        return
+    yield resolved(schema, schema)
+    yield schema
+    whole = schema.get("allOf")
+    for part in whole if isinstance(whole, list) else ():
+        yield resolved(part, schema)
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema at the end of a chain of references within `root`; empty: none."""
+    for _ in range(20):
+        if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
+            break
+        target: Any = root
+        for word in schema["$ref"].split("/")[1:]:
+            key = word.replace("~1", "/").replace("~0", "~")
+            target = target.get(key) if isinstance(target, Mapping) else None
+        schema = target
+    return schema if isinstance(schema, dict) else {}
+
+
+def value_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+    """JSON types that a value may have; empty: its schema does not say.
+
+    A schema without a type, but with keywords of objects or lists alone, means one; a reference to
+    any other counts as an object. Each schema is read once: references may be many, or circular.
+    """
+    found, todo, known, refers = set[str](), [schema], set[int](), False
+    while todo:
+        each = todo.pop()
+        if not isinstance(each, Mapping) or id(each) in known:
+            continue
+        known.add(id(each))
+        kinds = _declared(each)
+        found |= kinds
+        if not kinds and isinstance(each.get("$ref"), str):
+            refers = True
+            todo.append(resolved(each, root))
+        elif not kinds:
+            listed, branches = _listed(each), [*_branches(each)]
+            found |= {type_of(value) for value in listed}
+            todo += branches
+            found |= set() if listed or branches else implied_type(each)
+    return frozenset(found or ({"object"} if refers else ()))
+
+
+def implied_type(schema: Mapping[str, Any]) -> set[str]:
+    """The type of a schema that does not say it, by keywords of this type."""
+    found = {kind for kind, words in _IMPLIED.items() if words & schema.keys()}
+    return found if "type" not in schema and len(found) == 1 else set()
+
+
+_IMPLIED = {
+    "object": {"properties", "patternProperties", "additionalProperties"},
+    "array": {"items", "prefixItems"},
+}
+
+
+MOST_CHOICES = 10_000
+"""Most values of a list of choices. A longer one counts as none."""
+
+
+def listed_values(schema: Any, root: Mapping[str, Any]) -> list[Any] | None:
+    """All values of a schema that lists them. `None`: it does not."""
+    return _choices(resolved(schema, root), root, {})
+
+
+def _choices(
+    schema: dict[str, Any], root: Mapping[str, Any], known: dict[int, list[Any] | None]
+) -> list[Any] | None:
+    """known: results for schemas that were visited before, because schemas may share references or
+    refer to themselves."""
+    if "const" in schema:
+        return [schema["const"]]
+    if isinstance(schema.get("enum"), list):
+        return list(schema["enum"])
+    if schema.get("type") == "null":
+        return [None]
+    if id(schema) not in known:
+        known[id(schema)] = None
+        known[id(schema)] = _joined(schema.get("anyOf", ()), root, known)
+    return known[id(schema)]
+
+
+def _joined(
+    branches: Iterable[Any], root: Mapping[str, Any], known: dict[int, list[Any] | None]
+) -> list[Any] | None:
+    values: list[Any] = []
+    for branch in branches:
+        found = _choices(resolved(branch, root), root, known)
+        if found is None or len(values) + len(found) > MOST_CHOICES:
+            return None
+        values += found
+    return values or None
+
+
+def _declared(schema: Mapping[str, Any]) -> set[str]:
+    declared = schema.get("type")
+    names = declared if isinstance(declared, list) else [declared]
+    return {_json_type(name) for name in names if isinstance(name, str)}
+
+
+def _listed(schema: Mapping[str, Any]) -> list[Any]:
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return values if isinstance(values, list) else []
+
+
+def _branches(schema: Mapping[str, Any]) -> Iterator[Any]:
+    for word in ("anyOf", "oneOf", "allOf"):
+        branches = schema.get(word)
+        yield from branches if isinstance(branches, list) else ()
+
+
+def _json_type(name: str) -> str:
+    """The JSON type for names of other languages, such as `float32` or `List[str]`."""
+    lower = name.strip().lower()
+    return next((kind for p, kind in _PREFIXES.items() if lower.startswith(p)), lower)
+
+
+def type_of(value: Any) -> str:
+    """The JSON type of a value; `integer` for a whole number."""
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, str):
+        return "string"
+    if value is None:
+        return "null"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    return "object" if isinstance(value, Mapping) else "array"
+
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR = re.compile(r"[-+.\w]*")

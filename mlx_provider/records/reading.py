@@ -1,4 +1,6 @@
-"""A cursor over a reply that is still being written.
+"""Ends of turns that a model writes as text after its calls.
+
+A cursor over a reply that is still being written.
 
 A generator over a `TextReader` reads a format. It yields if it needs text that has not arrived, and
 goes on when more has come. It cannot see how the text was cut into pieces, so its result does not
@@ -12,6 +14,26 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeVar
+
+
+def read_turn_ends(
+    reader: TextReader, ends: Sequence[str], openers: Sequence[str], markers: Sequence[str] = ()
+) -> Reading[str]:
+    """Read `ends` of turns directly after a call; elsewhere they are text.
+
+    An opener that begins like one of them stays. If the reply is cut inside one of all these texts,
+    that piece is dropped. Returns the white space before the next text.
+    """
+    while True:
+        space = yield from reader.space()
+        found = yield from reader.at(*ends, *openers, *markers)
+        if ends_within(reader, (*ends, *openers, *markers)):
+            reader.skip(len(reader.ahead()))
+            return ""
+        if found not in ends or found in openers:
+            return space
+        reader.skip(len(found))
+
 
 T = TypeVar("T")
 

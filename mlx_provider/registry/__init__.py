@@ -1,8 +1,6 @@
 """Installed plugins and their records."""
 
-from .discovery import SELECTION, installed
-from .names import canonical
-from .plugin import Plugin
+from .discovery import SELECTION, Plugin, canonical, installed
 from .registry import PluginRegistry
 
 __all__ = ["SELECTION", "Plugin", "PluginRegistry", "canonical", "installed"]

@@ -15,8 +15,7 @@ from ..config import state_folder
 from ..hookspecs import PROJECT
 from ..installed import installed_version
 from ..safe_open import read_own, replace_own
-from .plugin import Plugin
-from .sources import digest
+from .discovery import Plugin, digest
 
 FORMAT = 1
 LONGEST = 4 * 2**20

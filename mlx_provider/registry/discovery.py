@@ -1,12 +1,138 @@
-"""Selects the entry points to load, and their order."""
+"""Names without regard to case, hyphens, underscores and dots.
+
+Data about one installed plugin.
+
+Source files of plugins: their times, which show an edit, and a digest of their content.
+
+Selects the entry points to load, and their order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import importlib.util
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import Distribution, EntryPoint, entry_points
+from itertools import islice
+from pathlib import Path
 
 from ..hookspecs import PROJECT
-from .plugin import FIRST_PARTY, Plugin
+from ..records import UpstreamPatch
+
+_MARKS = re.compile(r"[-_. ]")
+
+
+def canonical(name: str) -> str:
+    """The common form of `My-Format`, `my_format` and `myformat`."""
+    return _MARKS.sub("", name).lower()
+
+
+def near(name: str, known: Iterable[str]) -> list[str]:
+    spelt: dict[str, str] = {}
+    for each in known:
+        spelt.setdefault(canonical(each), each)
+    return [spelt[match] for match in get_close_matches(canonical(name), spelt, n=3)]
+
+
+FIRST_PARTY = "mlx-provider"
+"""The distribution whose plugins a third party may replace."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    name: str
+    distribution: str
+    version: str
+    hooks: tuple[str, ...] = ()
+    records: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By kind (`model family`, `tool parser`, `kernels` ...)."""
+    patches: tuple[UpstreamPatch, ...] = ()
+    error: str | None = None
+    notes: tuple[str, ...] = ()
+    """Later faults and replacements, while the rest of the plugin stays in use."""
+
+    @property
+    def key(self) -> str:
+        """Distinguishes this plugin from one of another distribution with the same name."""
+        return f"{self.distribution}:{self.name}"
+
+    @property
+    def ours(self) -> bool:
+        return self.distribution == FIRST_PARTY
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.distribution} {self.version})"
+
+
+SUFFIXES = (".py", ".jinja", ".jinja2", ".lark", ".metal", ".so", ".dylib")
+"""A plugin may write other files beside these while it runs."""
+MAX_FILES = 2000
+
+
+def times(point: EntryPoint) -> dict[str, tuple[int, int]]:
+    """Modification time in nanoseconds and size in bytes."""
+    found = {}
+    for path in _files(point):
+        try:
+            state = os.stat(path)  # noqa: PTH116 - a `Path` costs more than the call
+        except OSError:
+            continue
+        found[path] = state.st_mtime_ns, state.st_size
+    return found
+
+
+def digest(point: EntryPoint) -> str:
+    """Independent of the files' location."""
+    parts = sorted((Path(path).name, _content(path)) for path in _files(point))
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def _files(point: EntryPoint) -> Iterator[str]:
+    """The module of an entry point, or all files of its package. Imports nothing."""
+    spec = _package(point.module)
+    if spec is None or spec.origin is None:
+        return iter(())
+    folders = spec.submodule_search_locations
+    return islice(_below(folders), MAX_FILES) if folders else iter((spec.origin,))
+
+
+def _package(module: str) -> ModuleSpec | None:
+    first, *rest = module.split(".")
+    try:
+        spec = importlib.util.find_spec(first)
+    except (ImportError, ValueError):
+        return None
+    name = first
+    for part in rest:
+        if spec is None or spec.origin is not None:
+            return spec
+        name = f"{name}.{part}"
+        spec = PathFinder.find_spec(name, spec.submodule_search_locations)
+    return spec
+
+
+def _below(roots: list[str]) -> Iterator[str]:
+    for root in roots:
+        for folder, folders, names in os.walk(root):
+            folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
+            yield from (
+                f"{folder}/{name}"
+                for name in names
+                if name.endswith(SUFFIXES) and not name.startswith(".")
+            )
+
+
+def _content(path: str) -> bytes:
+    try:
+        return hashlib.blake2b(Path(path).read_bytes(), digest_size=16).digest()
+    except OSError:
+        return b""
+
 
 SELECTION = "MLX_PROVIDER_PLUGINS"
 """Unset: every installed plugin. Empty: none. Else a comma-separated list of names."""

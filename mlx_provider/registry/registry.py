@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from .. import hookspecs
 from ..errors import PluginError, UnsupportedModel
-from ..isolation import Fault, Isolation
-from ..log_lines import Trace
+from ..isolation import Fault, Isolation, Trace
 from ..records import (
     Client,
     Drafter,
@@ -24,9 +23,7 @@ from ..records import (
 )
 from .catalog import Catalog, R
 from .contents import Contents, load
-from .discovery import SELECTION, installed, missing, selection
-from .plugin import Plugin
-from .sources import digest
+from .discovery import SELECTION, Plugin, digest, installed, missing, selection
 
 if TYPE_CHECKING:
     import pluggy
@@ -172,7 +169,7 @@ class PluginRegistry:
 
     def register_commands(self, cli: typer.Typer) -> None:
         """A plugin that raises or uses an existing name adds none."""
-        from .commands import adopt
+        from .catalog import adopt
 
         for key, manager in self._managers.items():
             with Isolation() as isolation:

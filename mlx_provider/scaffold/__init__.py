@@ -4,8 +4,6 @@
 kind. All are Jinja2 files; `package` becomes the name of the module.
 """
 
-from .kinds import KINDS, Kind
-from .naming import PluginName, named
-from .writing import write_plugin
+from .writing import KINDS, Kind, PluginName, named, write_plugin
 
 __all__ = ["KINDS", "Kind", "PluginName", "named", "write_plugin"]

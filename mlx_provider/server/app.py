@@ -17,27 +17,20 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Scope
 
-from ..client.identity import identity
+from ..client.runtime_folder import identity
 from ..config import EngineSettings
 from ..errors import MLXProviderError, ModelNotFound
 from ..protocol.health import Health
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
 from ..serving.hub import on_this_machine
 from ..serving.interface import Service
-from ..wire.openai.errors import error_body
+from ..wire.openai.stream import error_body
 from ..wire.routes import AGENTS, GENERATE, ROUTES
-from .access import Gate, OperatorsAlone, error_response, own_names
-from .activity import Activity
-from .body import Bodies
-from .count import Count
-from .door import Door, DoorRequest
-from .figures import FiguresRoute
-from .generate import Generate, Reader, foreign, own
-from .handover import Handover
-from .incoming import Incoming
-from .keys import Key, is_named, key_of
-from .ndjson import NDJSON
-from .out_of_date import OutOfDate
+from .access import Gate, Key, OperatorsAlone, error_response, is_named, key_of, own_names
+from .figures import Door, DoorRequest, FiguresRoute
+from .generate import Count, Generate, Reader, foreign, own
+from .handover import Activity, Handover, OutOfDate
+from .incoming import NDJSON, Bodies, Incoming
 
 HEARTBEAT = 10.0
 """Seconds between empty lines to an attached client, which detect a lost connection."""

@@ -1,4 +1,6 @@
-"""Closes connections that occupy a place without using it.
+"""The limit of open files of the process. Each connection is one.
+
+Closes connections that occupy a place without using it.
 
 uvicorn does not limit the time of a request's head or body, nor that of a reader, and its limit of
 connections only answers 503. This adapter adds these limits to `H11Protocol` and `ServerState` as
@@ -11,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
+import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,10 +23,32 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from ..errors import Overloaded
-from .access import error_response
-from .keys import CONNECTION
-from .open_files import open_files
+from ..errors import EngineUnavailable, Overloaded
+from .access import CONNECTION, error_response
+
+LEAST_FILES = 48
+"""For the engine, a model, and a few connections."""
+WANTED = 2048
+
+
+def open_files() -> int:
+    """The present limit, which the import of mlx-lm (0.32, utils.py) changes."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_file_limit() -> None:
+    """To `WANTED`, or as far as allowed. Raises `EngineUnavailable` below `LEAST_FILES`."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
+    if most < LEAST_FILES:
+        raise EngineUnavailable(
+            f"this process may open {most} files and needs {LEAST_FILES}: start it under "
+            f"`ulimit -n {WANTED}`"
+        )
+    if open_files() < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
 
 log = logging.getLogger(__name__)
 

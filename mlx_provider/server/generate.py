@@ -1,37 +1,66 @@
-"""`POST` of a request to a model: from its body to its last event."""
+"""Routes that render the prompt of a request without running it.
+
+`POST` of a request to a model: from its body to its last event.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ..byte_gate import Ticket
 from ..client.generation import Generation
 from ..client.multi_prompt import submit_all
-from ..errors import EngineUnavailable, MLXProviderError, RequestFailed, for_another
+from ..errors import BadRequest, EngineUnavailable, MLXProviderError, RequestFailed, for_another
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Event, Failed
-from ..protocol.options import ModelOptions
-from ..protocol.requests import ModelRequest
+from ..protocol.requests import GenerateRequest, ModelOptions, ModelRequest
 from ..serving.interface import Service
-from ..upstream.heap import give_back
-from ..wire import sse
-from ..wire.asked import Asked, Read, Reply
-from ..wire.warnings import HEADER, header_text
-from .access import error_response
-from .incoming import Incoming, parse_object
-from .keys import owner_of
-from .ndjson import asked
-from .threads import in_thread
+from ..upstream.runtime import give_back
+from ..wire import replies
+from ..wire.body import Asked, Read, Reply
+from ..wire.replies import HEADER, header_text
+from .access import error_response, owner_of
+from .incoming import Incoming, asked, in_thread, parse_object
+
+
+class Count:
+    """`answer`: makes the JSON of the reply, in a thread."""
+
+    def __init__(
+        self, incoming: Incoming, read: Reader, answer: Callable[[GenerateRequest], dict[str, Any]]
+    ) -> None:
+        self._incoming = incoming
+        self._read = read
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            asked, ticket = await self._read(self._incoming, scope, receive)
+        except ClientDisconnect:
+            return
+        with self._incoming.activity.counting():
+            call = partial(self._answered, asked, ticket)
+            answer = await in_thread(call, self._incoming.threads)
+        await JSONResponse(answer)(scope, receive, send)
+
+    def _answered(self, asked: Asked, ticket: Ticket) -> dict[str, Any]:
+        with ticket, asked.places.naming():
+            requests: Sequence[Any] = asked.requests
+            if len(requests) != 1:
+                raise BadRequest("prompt must be one text or list of token ids", param="prompt")
+            return self._answer(requests[0])
+
 
 LARGE = 4 * 2**20
 """Bytes of a body from which free memory is returned to the system."""
@@ -139,7 +168,7 @@ class _Answer:
     def _refused(self, error: MLXProviderError, path: str) -> Response:
         stream = self._refusal(error) if self._refusal is not None else b""
         if stream:
-            return Response(stream, media_type=sse.MEDIA_TYPE)
+            return Response(stream, media_type=replies.MEDIA_TYPE)
         closing = {"connection": "close"} if self._stopping.is_set() else None
         return error_response(error, closing, path)
 

@@ -1,12 +1,24 @@
-"""Replaces the engine with a newer one without interrupting a request.
+"""Counts attached clients and open requests, and the time since the last one left.
+
+Detects changes on disk since the engine process started.
+
+Replaces the engine with a newer one without interrupting a request.
 
 `POST /v1/stop` asks for it. An engine whose plugins have changed on disk starts it at the next
-request: it refuses that request, and the client sends it to the engine that it then starts."""
+request: it refuses that request, and the client sends it to the engine that it then starts.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -14,11 +26,168 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
-from ..errors import BadRequest, EngineUnavailable
+from ..errors import BadRequest, EngineUnavailable, MLXProviderError
+from ..installed import installed_version
+from ..protocol.event_queue import EventQueue
+from ..protocol.events import Failed
 from ..protocol.requests import STARTS_ENGINES
+from ..registry import Plugin
+from ..registry.discovery import installed, selection, times
 from .access import error_response
-from .activity import Activity
-from .out_of_date import OutOfDate
+
+UNREAD_TOTAL = 2**29
+"""Bytes of unread replies of all requests."""
+
+
+class Activity:
+    """Used only in the event loop."""
+
+    def __init__(self) -> None:
+        self._attached = 0
+        self._open: dict[EventQueue, str] = {}
+        self._counting = 0
+        self._since = time.monotonic()
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        self._attached += 1
+        try:
+            yield
+        finally:
+            self._attached -= 1
+            self._since = time.monotonic()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Count a body while it is read: that may take longer than the idle limit."""
+        with self.attached():
+            yield
+
+    @contextmanager
+    def serving(self, queue: EventQueue, owner: str = "") -> Iterator[None]:
+        self._open[queue] = owner
+        try:
+            yield
+        finally:
+            self._open.pop(queue, None)
+            self._since = time.monotonic()
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        self._counting += 1
+        try:
+            yield
+        finally:
+            self._counting -= 1
+            self._since = time.monotonic()
+
+    @property
+    def requests(self) -> int:
+        return len(self._open) + self._counting
+
+    @property
+    def clients(self) -> int:
+        return self._attached
+
+    def idle(self) -> float:
+        return 0.0 if self._attached or self.requests else time.monotonic() - self._since
+
+    def relieve(self) -> None:
+        """If readers leave too much unread, end the slowest reply of the owner with the most."""
+        unread = Counter[str]()
+        for queue, owner in self._open.items():
+            unread[owner] += queue.unread
+        slowest = sorted(self._open, key=lambda queue: queue.unread)
+        while unread.total() > UNREAD_TOTAL:
+            [(most, _)] = unread.most_common(1)
+            queue = next(each for each in reversed(slowest) if self._open[each] == most)
+            slowest.remove(queue)
+            unread[most] -= queue.unread
+            queue.give_up()
+
+    def fail_open(self, error: MLXProviderError) -> None:
+        for queue in self._open:
+            queue.put([Failed.of(error)])
+
+
+OWN = "mlx-provider"
+PACKAGES = (OWN, "mlx", "mlx-lm", "mlx-vlm", "transformers")
+TOLD = 5
+
+
+class OutOfDate:
+    """Created before the plugins are imported. Used in the event loop: a check costs a `stat` of
+    each watched file and import folder."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._environ = dict(environ)
+        self._folders = _folders()
+        self._began = self._installed({})
+        self._now = self._began
+        self._points = self._in_use()
+        self._times = [times(point) for _, point in self._points]
+
+    def changes(self) -> list[str]:
+        """Empty if a new engine would be the same."""
+        folders = _folders()
+        if folders != self._folders:
+            self._folders, self._now = folders, self._installed(self._began)
+        return [*self._differ(), *self._edited()]
+
+    def replaceable(self, changes: list[str]) -> bool:
+        """Whether a new engine could serve the present clients. Not one of another version: the
+        clients have this version until they restart."""
+        return bool(changes) and self._now.get(OWN) == self._began.get(OWN)
+
+    def _differ(self) -> Iterator[str]:
+        for name in sorted({*self._began, *self._now}):
+            then, now = self._began.get(name), self._now.get(name)
+            if then != now:
+                yield f"{name}: {then or 'none'}, now {now or 'none'}"
+
+    def _edited(self) -> Iterator[str]:
+        for (plugin, point), then in zip(self._points, self._times, strict=True):
+            now = times(point)
+            if now != then:
+                changed = sorted(path for path, _ in now.items() ^ then.items())
+                yield f"plugin {plugin.name}: edited {_files([*dict.fromkeys(changed)])}"
+
+    def _in_use(self) -> list[tuple[Plugin, EntryPoint]]:
+        """Third-party plugins; built-in ones change with the version of this package."""
+        wanted = selection(self._environ)
+        return [
+            (plugin, point)
+            for plugin, point in installed()
+            if not plugin.ours and (wanted is None or plugin.name in wanted)
+        ]
+
+    def _installed(self, before: Mapping[str, str]) -> dict[str, str]:
+        found = {
+            f"plugin {plugin.name}": f"{plugin.distribution} {plugin.version}"
+            for plugin, _ in self._in_use()
+        }
+        for name in PACKAGES:
+            if number := installed_version(name) or before.get(name):  # pip is replacing it
+                found[name] = number
+        return found
+
+
+def _folders() -> dict[str, int]:
+    found = {}
+    for path in sys.path:
+        try:
+            found[path] = os.stat(path).st_mtime_ns  # noqa: PTH116 - for each request
+        except OSError:
+            continue
+    return found
+
+
+def _files(paths: list[str]) -> str:
+    """Names without folders, which only the owner may see."""
+    names = [f"{Path(path).parent.name}/{Path(path).name}" for path in paths]
+    more = len(names) - TOLD
+    return ", ".join(names[:TOLD]) + (f" and {more} more" if more > 0 else "")
+
 
 log = logging.getLogger(__name__)
 

@@ -1,16 +1,62 @@
-"""The listening socket of an engine process."""
+"""A unix socket for processes of its owner alone.
+
+The listening socket of an engine process.
+
+A small server beside the engine on a separate port.
+"""
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 import stat
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import uvicorn
+from starlette.types import ASGIApp
+
 from ..errors import EngineUnavailable
-from .owner_socket import OwnerSocket
+
+log = logging.getLogger(__name__)
+
+# from <sys/un.h> of macOS; Python defines neither
+SOL_LOCAL, LOCAL_PEERCRED = 0, 1
+
+
+class OwnerSocket(socket.socket):
+    """Accepts processes of this user and of root. Does not depend on the modes of socket and
+    folder, because requests over it may run code."""
+
+    def accept(self) -> tuple[socket.socket, object]:
+        """Raises `ConnectionAbortedError` for another user's connection; asyncio then accepts the
+        next one (3.11, `selector_events._accept_connection`)."""
+        connection, address = super().accept()
+        peer = peer_uid(connection)
+        if peer in (0, os.getuid()):
+            return connection, address
+        connection.close()
+        log.warning("a process of user %s was refused at the engine's socket", peer)
+        raise ConnectionAbortedError("the process belongs to another user")
+
+
+def peer_uid(connection: socket.socket) -> int | None:
+    """`None`: unknown."""
+    try:
+        if sys.platform == "darwin":
+            credentials = connection.getsockopt(SOL_LOCAL, LOCAL_PEERCRED, 76)
+            return int(struct.unpack_from("=II", credentials)[1])
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        return int(struct.unpack("3i", credentials)[1])
+    except (OSError, struct.error):
+        return None
+
 
 BACKLOG = 2048
 
@@ -82,3 +128,24 @@ def _why(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"port {port} on {host} is in use: choose another with --port"
     return f"cannot listen on port {port} of {host}: {error.strerror}"
+
+
+@contextmanager
+def run_side_server(app: ASGIApp, host: str, port: int) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yields its address, and a function that serves until SIGINT or SIGTERM. Raises
+    `EngineUnavailable`."""
+    listener = listen_tcp(host, port)
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    try:
+        yield listener.address, lambda: server.run(sockets=[listener.socket])
+    finally:
+        listener.socket.close()

@@ -13,9 +13,8 @@ from starlette.routing import Route
 
 from ..client.http import HttpClient
 from ..errors import EngineUnavailable, MLXProviderError
-from .access import Gate, error_response
+from .access import Gate, Key, error_response
 from .app import PROMETHEUS
-from .keys import Key
 
 UP = """\
 # HELP mlx_provider_up Whether an engine answers; without one there are no other metrics.

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from .. import __version__
-from ..client.lifecycle import READY, limit_log
+from ..client.connection import READY, limit_log
 from ..client.runtime_folder import EngineLock, holder, prepare
 from ..config import (
     EngineSettings,
@@ -25,20 +25,17 @@ from ..config import (
     runtime,
 )
 from ..errors import BadRequest, EngineUnavailable, MLXProviderError
-from ..log_lines import log_to_stderr, printable
+from ..isolation import log_to_stderr, printable
 from ..protocol.events import ErrorBody
 from ..serving.interface import Deliver, Service
-from ..upstream.blas import active, preload
+from ..upstream.blas import active, preload, require_mlx
 from ..upstream.device_variables import set_variables
-from ..upstream.heap import keep_freed
-from ..upstream.installed import require_mlx
-from ..upstream.quiet import quiet_transformers
-from .access import own_names
+from ..upstream.runtime import keep_freed, quiet_transformers
+from .access import engine_keys, own_names
 from .app import EngineApp
-from .engine_key import engine_keys
+from .connections import raise_file_limit
+from .handover import OutOfDate
 from .listen import Listener, listen_tcp, listen_unix
-from .open_files import raise_file_limit
-from .out_of_date import OutOfDate
 from .process import EngineServer, LoopDelivery
 
 SWITCH = 0.0005

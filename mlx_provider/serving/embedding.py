@@ -15,9 +15,8 @@ from ..protocol.events import Accepted, Delta, FinishReason, TokenLogprob
 from ..protocol.requests import EmbedRequest
 from ..records import Embedding, Pooling, ShowsHidden
 from .grants import account
-from .model_view import ModelView
-from .prepared import Prepared
-from .validate import within_vocabulary
+from .prepared import Prepared, within_vocabulary
+from .weights import ModelView
 
 
 @dataclass

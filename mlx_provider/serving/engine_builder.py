@@ -13,27 +13,31 @@ from ..engine.engine import Engine
 from ..engine.execution.calibration import calibrate
 from ..engine.execution.pass_memory import PassBytes, PassMemory, measure
 from ..engine.execution.sharing import UNMEASURED, least_shared
-from ..engine.prefix_cache.policy import PrefixCachePolicy
-from ..engine.prefix_cache.whole_passes import WholePasses
-from ..engine.request_log import Recorder
+from ..engine.prefix_cache.policy import PrefixCachePolicy, WholePasses
 from ..engine.scheduling.chunking import LONGEST_GAP
 from ..engine.scheduling.costs import Costs, Curve
 from ..engine.scheduling.plan import GRID
 from ..engine.scheduling.scheduler import Limits, Scheduler
+from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
 from ..errors import MLXProviderError, wrong_option
 from ..isolation import Isolation
-from ..protocol.options import ModelOptions
+from ..protocol.requests import ModelOptions
 from ..registry import PluginRegistry
-from .decoding_text import batching, beside_a_prompt, fixed_passes
-from .drafting import Drafts, drafts_of
-from .kv_choice import MakeCache, cache_maker, kv_kind, tried
-from .load_errors import load_error
+from .drafting import Drafts, drafts_of, sparse_prefill_of
 from .load_progress import LoadProgress
-from .measurements import Measured, Measurements, circumstances, software
-from .reproducible import Reproducible
-from .row_budget import RowBudgets
-from .sparse_prefill import sparse_prefill_of
+from .loader import load_error
+from .measurements import (
+    Measured,
+    Measurements,
+    batching,
+    beside_a_prompt,
+    circumstances,
+    fixed_passes,
+    software,
+)
+from .prefixes import RowBudgets
+from .reproducible import MakeCache, Reproducible, cache_maker, kv_kind, tried
 from .weights import EngineInstance, Weights
 
 log = logging.getLogger(__name__)

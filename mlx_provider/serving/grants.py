@@ -21,8 +21,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from ..errors import BadRequest, Forbidden, ModelNotFound
-from ..protocol.options import NAMED_KEYS, OWNERS_ALONE, ModelOptions
-from ..protocol.requests import ModelRequest
+from ..protocol.requests import NAMED_KEYS, OWNERS_ALONE, ModelOptions, ModelRequest
 from ..safe_open import read_trusted
 from .hub import DEMOS, cache_root
 

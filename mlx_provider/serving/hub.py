@@ -1,4 +1,9 @@
-"""Finds a model's folder: shipped, on disk, in the local Hub cache, or on the Hub."""
+"""Finds a model's folder: shipped, on disk, in the local Hub cache, or on the Hub.
+
+Data of a model from the small files of its checkpoint, before a load or a download.
+
+Data from a model's folder, before it is loaded.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import from_json
 
-from ..errors import BadRequest, ModelNotFound
+from ..errors import BadRequest, MLXProviderError, ModelNotFound
+from ..families.checkpoint import named_context, named_template, read_json
+from ..registry import PluginRegistry
 
 if TYPE_CHECKING:
     import httpx
+
 
 log = logging.getLogger(__name__)
 
@@ -260,3 +268,51 @@ def cache_root() -> Path:
     from huggingface_hub import constants
 
     return Path(os.environ.get("HF_HUB_CACHE", constants.HF_HUB_CACHE))
+
+
+def checkpoint(model: str) -> Outline:
+    """Raises the errors of `folder_of`, and `BadRequest` for a config that cannot be read."""
+    folder = local_folder(model)
+    if folder is None:
+        return outline(model)
+    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return Outline(
+        read_json(folder / "config.json"), weights, _template_checkpoint(folder), here=True
+    )
+
+
+def _template_checkpoint(folder: Path) -> str:
+    """Empty if it cannot be read: the load reports the file."""
+    try:
+        return named_template(folder)
+    except BadRequest:
+        return ""
+
+
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+"""Without one of these files, a checkpoint cannot accept images."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """`None`: unknown."""
+
+    context_length: int | None = None
+    vision: bool | None = None
+    reasoning: bool | None = None
+
+
+def facts_of(model: str, registry: Callable[[], PluginRegistry]) -> ModelFacts:
+    try:
+        folder = local_folder(model)
+        if folder is None:
+            return ModelFacts()
+        config = read_json(folder / "config.json")
+        template = named_template(folder)
+    except MLXProviderError:
+        return ModelFacts()
+    return ModelFacts(
+        context_length=named_context(config.get("text_config") or config),
+        vision="vision_config" in config and any((folder / name).is_file() for name in PROCESSORS),
+        reasoning=registry().detect_reasoning_parser(template) is not None,
+    )

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Accepted
-from ..protocol.figures import Figures
-from ..protocol.health import Health
+from ..protocol.health import Figures, Health
 from ..protocol.requests import GenerateRequest, ModelRequest
 
 Put = Callable[[], None]

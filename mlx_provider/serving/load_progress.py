@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ..protocol.figures import LoadingFigures
+from ..protocol.health import LoadingFigures
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,10 +18,8 @@ from math import inf
 from typing import Generic, TypeVar
 
 from ..errors import MLXProviderError, RequestFailed, RequestTimedOut, for_another
-from .load_line import Line, LoadPlan, Ticket, in_use, too_large
-from .load_work import LoadWork
-from .memory_ledger import HoldsMemory, MemoryLedger
-from .residents import Hold, Leaving, Resident, Residents
+from .load_work import Line, LoadPlan, LoadWork, Ticket, in_use, too_large
+from .residents import Hold, HoldsMemory, Leaving, MemoryLedger, Resident, Residents
 
 TURN = 3.0
 """Seconds in the queue after which the first request reserves models that must leave."""

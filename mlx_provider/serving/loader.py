@@ -1,4 +1,9 @@
-"""Loads weights from a folder into memory, and unloads them completely."""
+"""Sampling defaults of a model, if neither a request nor the model's files set them.
+
+Errors of models that could not be loaded or started.
+
+Loads weights from a folder into memory, and unloads them completely.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +12,93 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
 
 from ..chat.constraints.compiler import GrammarCompiler
-from ..chat.constraints.literal import spaces_of
+from ..chat.constraints.schema import spaces_of
 from ..engine.feature_cache import FeatureCache
 from ..engine.worker import EngineWorker
-from ..errors import MLXProviderError, PluginError
+from ..errors import (
+    BadRequest,
+    LoadFailed,
+    MLXProviderError,
+    PluginError,
+    for_another,
+    wrong_option,
+)
 from ..families.checkpoint import read_json
 from ..families.estimate import DTYPE_BYTES
-from ..families.tokenizer.template_trial import try_template
-from ..isolation import Isolation
-from ..protocol.options import ModelOptions
-from ..records import LoadedModel, LoadOptions, ModelFamily, ModelInfo
+from ..families.tokenizer.dialect import try_template
+from ..isolation import LOG, Fault, Isolation
+from ..protocol.requests import ModelOptions
+from ..records import LoadedModel, LoadOptions, ModelFamily, ModelInfo, SamplingDefaults
 from ..registry import Plugin, PluginRegistry
-from .folder_check import check_folder
 from .kernels import equip
-from .load_errors import load_error, stranger_of
-from .load_line import LoadPlan
 from .load_progress import LoadProgress
-from .sampling import with_sampling
-from .weight_files import weights_dtype, weights_estimate
-from .weights import Weights
-from .weights_key import WeightsKey
-from .wired_weights import WiredWeights
+from .load_work import LoadPlan
+from .weight_files import WiredWeights, check_folder, weights_dtype, weights_estimate
+from .weights import Weights, WeightsKey
+
+ORDINARY = SamplingDefaults(temperature=0.7, top_p=0.95)
+"""At temperature 1, small models answer nonsense."""
+
+
+def with_sampling(info: ModelInfo, family: ModelFamily) -> ModelInfo:
+    """The family's published values, else `ORDINARY`, with a note about the source."""
+    if info.sampling != SamplingDefaults():
+        return info
+    published = family.sampling.get(info.model_type)
+    found = published or ORDINARY
+    by = f"family {family.name} uses the published" if published else "it uses the default"
+    note = (
+        f"the model's files set no sampling: {by} {_listed(found)}, unless a request sets its own"
+    )
+    return replace(info, sampling=found, notes=(*info.notes, note))
+
+
+def _listed(found: SamplingDefaults) -> str:
+    named = {name: value for name, value in vars(found).items() if value is not None}
+    return ", ".join(f"{name} {value:g}" for name, value in named.items())
+
 
 log = logging.getLogger(__name__)
+
+
+def stranger_of(plugin: Plugin) -> str:
+    """Name and version. Empty for a built-in one."""
+    return "" if plugin.ours else str(plugin)
+
+
+def load_error(
+    fault: Fault | None, name: str, family: str, *, trusted: bool, stranger: str
+) -> MLXProviderError:
+    """Names the option that caused the fault, if any. `stranger`: the third party's plugin that
+    serves the model."""
+    if fault is None:
+        return LoadFailed(f"{name} could not be loaded by family {family!r}")
+    error = fault.error
+    known = error if isinstance(error, MLXProviderError) else None
+    if known is None:
+        log.error("loading %s\n%s", name, fault.trace)
+    named = known is not None and (known.param or "").startswith("model_info.")
+    if "trust_remote_code" in str(error) and not (trusted or named):
+        return wrong_option("trust_remote_code", f"{name} brings code of its own: {error}")
+    if known is not None:
+        return for_another(known)
+    found = fault.origin  # the fault may be in a drafter or kernels of another plugin
+    where = "" if found is None else f", {found.called} failed"
+    message = f"{name} could not be loaded by family {family!r}{where}: {fault.summary}"
+    at_fault = stranger if found is None or found.ours else f"{found.plugin} ({found.distribution})"
+    if at_fault and fault.lasting:
+        return PluginError(f"plugin {at_fault}: {message}; {LOG}")
+    if isinstance(error, RecursionError):  # from a library that reads a deep tokenizer.json
+        return BadRequest(message, param="model")
+    return LoadFailed(message)
+
 
 BACK = 0.9
 """Share of its bytes that an unloaded model must free, else a warning is logged."""

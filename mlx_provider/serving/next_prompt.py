@@ -1,8 +1,11 @@
-"""Prefills the known head of a conversation's next prompt while the tools of its last turn run.
+"""The operator's warm prompts as requests.
+
+Prefills the known head of a conversation's next prompt while the tools of its last turn run.
 
 The computed reply is often not that head: clients drop thoughts, and a template writes calls in its
 own form. So history and reply are rendered with a placeholder for the results, up to the first one,
-and prefilled while no request is here."""
+and prefilled while no request is here.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,49 @@ from ..engine.worker import EngineWorker
 from ..isolation import Fault, Isolation
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Delta, Done, Event, Finish
-from ..protocol.requests import GenerateRequest
+from ..protocol.requests import GenerateRequest, Sampling, WarmPrompt
 from ..records import Prompt, Tokenizer
 from .embedding import NoText
 from .grants import account
-from .model_view import ModelView
 from .prompt import prepare
+from .weights import ModelView
+
+
+def warm_requests(
+    first: GenerateRequest, given: Sequence[str | WarmPrompt]
+) -> list[GenerateRequest]:
+    options = first.options.model_copy(update={"warm": []})
+    prompts = [
+        WarmPrompt(messages=[{"role": "system", "content": each}])
+        if isinstance(each, str)
+        else each
+        for each in given
+    ]
+    return [
+        GenerateRequest(
+            model=first.model,
+            messages=_with_user(prompt.messages),
+            tools=prompt.tools,
+            max_tokens=1,
+            sparse_prefill=False,
+            sampling=Sampling(temperature=0),
+            template=first.template,
+            origin=first.origin,
+            tenant=first.tenant,
+            account=first.account,
+            share=first.share,
+            options=options,
+        )
+        for prompt in prompts
+    ]
+
+
+def _with_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Adds a user message: a template may refuse a conversation without one."""
+    if messages and messages[-1].get("role") == "system":
+        return [*messages, {"role": "user", "content": "."}]
+    return messages
+
 
 log = logging.getLogger(__name__)
 

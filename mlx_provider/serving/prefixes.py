@@ -1,25 +1,66 @@
-"""The prefix cache that all models of the process share."""
+"""The newest answer of the engine thread, for callers that must not wait long.
+
+The prefix cache that all models of the process share.
+
+Memory for the rows of one engine, and the holders that free some of it.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import mlx.core as mx
 
 from ..config import EngineSettings
+from ..engine.execution.deep_cache import Reserve
+from ..engine.memory import MemoryProfile
 from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.prefix_cache.disk import DiskTier
-from ..engine.prefix_cache.disk_limit import disk_limit
-from ..engine.request_log import Recorder
+from ..engine.prefix_cache.disk_index import disk_limit
+from ..engine.scheduling.scheduler import Budget
+from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
-from ..errors import BadRequest
-from ..protocol.figures import PrefixCacheFigures
-from .latest import Latest
-from .memory_ledger import MemoryLedger
+from ..errors import BadRequest, EngineDied
+from ..protocol.health import PrefixCacheFigures
+from .load_queue import LoadQueue
+from .residents import MemoryLedger
+from .weights import Weights
+
+T = TypeVar("T")
+
+
+class Latest(Generic[T]):
+    """One call to the engine thread at a time. Safe from any thread; concurrent callers may cause a
+    second call."""
+
+    def __init__(self, ask: Callable[[], Future[T]], first: T) -> None:
+        self._ask = ask
+        self._told = first
+        self._asked: Future[T] | None = None
+
+    def get(self, patience: float) -> T:
+        """The previous result if the answer takes longer than `patience` seconds."""
+        try:
+            asked = self._asked = self._asked or self._ask()
+        except EngineDied:  # it is shutting down
+            return self._told
+        try:
+            self._told = asked.result(patience)
+        except (NotYet, EngineDied, CancelledError):  # the next call asks a new engine thread
+            return self._told
+        finally:
+            if asked.done():
+                self._asked = None
+        return self._told
+
 
 log = logging.getLogger(__name__)
 
@@ -130,3 +171,65 @@ class Prefixes:
 
     def _figures(self) -> PrefixCacheFigures:
         return NO_FIGURES if self._cache is None else self._cache.figures()
+
+
+@dataclass(frozen=True)
+class RowBudgets:
+    ledger: MemoryLedger
+    queue: LoadQueue[Weights]
+    prefixes: Prefixes
+    unload: Callable[[Weights], None]
+    """Called on the engine thread."""
+
+    def budget(
+        self,
+        weights: Weights,
+        kind: str,
+        memory: MemoryProfile,
+        passing: Callable[[int, int], int],
+    ) -> Budget:
+        """`passing`: see `Budget`."""
+        return Budget(
+            row_bytes=memory.row_bytes,
+            passing=passing,
+            available=partial(self._available, weights, kind),
+            reclaim=partial(self._reclaim, weights, kind),
+            alone=lambda: self.ledger.limit - self.ledger.of(weights.key),
+            others_go_on=partial(self.queue.others_go_on, weights.key),
+            image_bytes=self.ledger.media,
+        )
+
+    @contextmanager
+    def measuring(self, weights: Weights) -> Iterator[Reserve]:
+        """Reserves bytes for measurements until the end of the block."""
+
+        def reserve(nbytes: int) -> bool:
+            free = self.ledger.measure(weights.key, nbytes)
+            if free:
+                self.prefixes.shrink()
+            return free
+
+        try:
+            yield reserve
+        finally:
+            self.ledger.measure(weights.key, 0)
+
+    def _others(self, weights: Weights, kind: str) -> int:
+        same = (each for name, each in list(weights.engines.items()) if name != kind)
+        own = sum(each.engine.scheduler.live_bytes for each in same)
+        return own + self.ledger.live(apart=weights.key)
+
+    def _available(self, weights: Weights, kind: str) -> int:
+        return self.ledger.free - self._others(weights, kind)
+
+    def _reclaim(self, weights: Weights, kind: str, need: int) -> None:
+        """Unload idle models, then shrink the prefix cache, so that rows may use `need` bytes."""
+        live = weights.engines[kind].engine.scheduler.live_bytes
+        stuck = need <= live or not live  # running rows need no more than they have, or no row runs
+        others = self._others(weights, kind)
+        for resident, model in self.queue.make_way(weights.key, need, others, stuck=stuck):
+            self.unload(model)
+            self.queue.left(resident)
+        left = self._available(weights, kind) - need
+        if left >= 0:
+            self.prefixes.evict_to(left + self.ledger.in_use())

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from ..chat.media.load import load_media
-from ..chat.media.policy import MediaPolicy
-from ..chat.media.room import MediaClaim
+from ..chat.media.fetch import MediaPolicy
+from ..chat.media.load import MediaClaim, load_media
 from ..chat.messages.normalise import Normalised, Taken, normalise
 from ..chat.messages.tools_as_text import (
     described_tools,
@@ -22,10 +21,9 @@ from ..chat.messages.tools_as_text import (
 from ..errors import BadRequest, ContextTooLong, MediaError, PluginError
 from ..families.tokenizer.template_fit import fit_messages, fit_tools
 from ..families.tokenizer.template_renderer import TemplateLimit
-from ..protocol.options import ModelOptions
-from ..protocol.requests import GenerateRequest
+from ..protocol.requests import GenerateRequest, ModelOptions
 from ..records import MediaItem, ModelInfo, Prompt
-from .model_view import ModelView
+from .weights import ModelView
 
 log = logging.getLogger(__name__)
 

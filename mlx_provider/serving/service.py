@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..byte_gate import ByteGate
-from ..chat.media.room import MediaRoom
+from ..chat.media.load import MediaRoom
 from ..config import EngineSettings
 from ..engine.request import Request
 from ..engine.step_output import Post
@@ -30,31 +30,24 @@ from ..errors import (
     RequestFailed,
     for_another,
 )
-from ..isolation import Fault, Isolation
-from ..log_lines import Trace
+from ..isolation import Fault, Isolation, Trace
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Accepted, Done, Failed
-from ..protocol.figures import Figures
-from ..protocol.health import Health
-from ..protocol.options import WarmPrompt
-from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
+from ..protocol.health import Figures, Health
+from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest, WarmPrompt
 from ..records import Prompt
 from ..registry import PluginRegistry
 from ..upstream import blas
 from .embedding import make_embedding
-from .figures import take
+from .figures import Active, Entry, InFlight, take
 from .grants import Grants, account, names_repository, read_grants
-from .in_flight import Active, Entry, InFlight
 from .interface import Deliver, PromptTokens, deliver_now
-from .metrics import EngineMetrics
+from .metrics import EngineMetrics, PluginStatuses
 from .model_cache import Lease, ModelCache
-from .model_view import ModelView
-from .next_prompt import NextPrompts, turn_of
-from .plugin_statuses import PluginStatuses
-from .prepared import Prepared, make_prepared
+from .next_prompt import NextPrompts, turn_of, warm_requests
+from .prepared import Prepared, make_prepared, within_vocabulary
 from .prompt import Turn, prepare, prompt_text
-from .validate import within_vocabulary
-from .warm import warm_requests
+from .weights import ModelView
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,18 @@
-"""The dtype of a model's weights in memory, and their bytes from the headers of the files."""
+"""The dtype of a model's weights in memory, and their bytes from the headers of the files.
+
+Checks a model folder before a family or a library reads its files.
+
+Keeps weights resident on Metal.
+
+macOS may move GPU buffers out of memory, and back before each pass. MLX 0.32.4 keeps buffers
+resident up to `set_wired_limit` (backend/metal/resident.cpp), by default 0. Published gains of
+another server: 31 % for prompts on an M3 Ultra. The limit is exactly the weights' bytes: wired
+temporary buffers have caused panics of Macs (mlx #3186).
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -12,6 +23,7 @@ import mlx.core as mx
 from pydantic_core import from_json
 
 from ..families.checkpoint import read_json
+from ..families.estimate import check_sizes
 from ..safe_open import read_bounded
 
 FITS = 0.5
@@ -190,3 +202,74 @@ def _tensor(entry: Mapping[str, Any]) -> _Tensor:
     packed = len(shape) > 1 and dtype in PACKED
     weights = values if "F" in dtype else nbytes * PER_BYTE if packed else None
     return _Tensor(values, nbytes, weights)
+
+
+DESCRIPTIONS = (
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    INDEX,
+)
+"""JSON objects that libraries read."""
+ADAPTER = "adapter_config.json"
+
+
+def check_folder(folder: Path, adapter: Path | None = None) -> None:
+    """Refuse content that would block or break a reader: deep JSON, layers without weights. Raises
+    `BadRequest` that names the file, or `UnsupportedModel` that names the key."""
+    for name in DESCRIPTIONS:
+        read_json(folder / name)
+    check_sizes(read_json(folder / "config.json"), *extent(folder))
+    if adapter is not None:
+        check_sizes(read_json(adapter / ADAPTER), *extent(folder, adapter))
+
+
+log = logging.getLogger(__name__)
+
+SHARE = 0.65
+"""Largest wired share of the machine's memory."""
+LEFT = 8 * 2**30
+"""Bytes."""
+
+
+class WiredWeights:
+    """Every method belongs to the engine thread. No effect without Metal."""
+
+    def __init__(self, *, on: bool = True) -> None:
+        self._most = _most() if on and mx.metal.is_available() else 0
+        self._bytes: dict[int, int] = {}
+        """Bytes by number of the model."""
+
+    def loaded(self, number: int, nbytes: int) -> None:
+        """Called after the weights were evaluated."""
+        if self._most:
+            mx.clear_cache()  # free buffers of the load would count
+            self._bytes[number] = nbytes
+            self._set()
+
+    def leaving(self, number: int) -> None:
+        """Idempotent."""
+        if self._bytes.pop(number, None) is not None:
+            self._set()
+
+    def forget(self) -> None:
+        """Called after the death of the engine thread. Safe from any thread."""
+        self._bytes.clear()
+
+    def _set(self) -> None:
+        limit = min(sum(self._bytes.values()), self._most)
+        mx.set_wired_limit(limit)
+        log.info("%d bytes of weights are wired", limit)
+
+
+def _most() -> int:
+    info = mx.device_info()
+    memory, recommended = (
+        int(info.get(name, 0)) for name in ("memory_size", "max_recommended_working_set_size")
+    )
+    return max(0, min(int(SHARE * memory), memory - LEFT, recommended))

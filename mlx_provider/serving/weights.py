@@ -1,22 +1,106 @@
-"""A model in memory, and the engines on its weights."""
+"""A model as a request sees it: weights with one name and one set of options.
+
+A model in memory, and the engines on its weights.
+
+The options that need separate weights of a folder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from ..chat.constraints.compiler import GrammarCompiler
+from ..chat.output.turn_layout import NO_LAYOUT, TurnLayout
 from ..engine.engine import Engine
 from ..engine.execution.probe import Probe
 from ..engine.feature_cache import FeatureCache
-from ..errors import EngineDied
-from ..records import LoadedModel, ModelInfo
+from ..errors import EngineDied, wrong_option
+from ..protocol.health import ModelStatus
+from ..protocol.requests import ModelOptions
+from ..records import LoadedModel, ModelInfo, ReasoningParser, ToolParser
+from .hub import no_folder
 from .reproducible import Reproducible
 
-if TYPE_CHECKING:
-    from .model_view import ModelView
+WARMED = 4096
+"""Namespaces that have their warm prompts; the oldest gets them again."""
+
+
+@dataclass(eq=False)
+class ModelView:
+    """Does not keep weights alive after they are unloaded."""
+
+    name: str
+    weights: Weights
+    kind: str
+    info: ModelInfo
+    """With the operator's context length."""
+    tool_parser: ToolParser | None
+    reasoning_parser: ReasoningParser | None
+    any_parser: ToolParser | None
+    """Used if the template shows no known format."""
+    forced_parser: ToolParser | None
+    """The format of calls that it is forced to write then."""
+    layout: TurnLayout = NO_LAYOUT
+    _warmed: dict[tuple[str, int], None] = field(default_factory=dict)
+
+    @property
+    def model(self) -> LoadedModel:
+        return self.weights.model
+
+    @property
+    def instance(self) -> EngineInstance:
+        """Raises `EngineDied` if the weights are gone."""
+        instance = self.weights.engines.get(self.kind)
+        if instance is None:
+            raise weights_gone()
+        return instance
+
+    @property
+    def engine(self) -> Engine:
+        return self.instance.engine
+
+    @property
+    def grammar(self) -> GrammarCompiler:
+        return self.weights.grammar
+
+    def to_warm(self, namespace: str, prompts: Iterable[Any]) -> bool:
+        """Whether to send these prompts: only at a namespace's first request."""
+        sent = (namespace, hash(tuple(map(repr, prompts))))
+        if sent in self._warmed:
+            return False
+        self._warmed[sent] = None
+        while len(self._warmed) > WARMED:
+            del self._warmed[next(iter(self._warmed))]
+        return True
+
+    @property
+    def status(self) -> ModelStatus | None:
+        """`None` if the weights are gone."""
+        info, instance = self.info, self.weights.engines.get(self.kind)
+        if instance is None:
+            return None
+        fixed = instance.reproducible
+        return ModelStatus(
+            model=self.name,
+            family=self.weights.family,
+            plugin=self.weights.plugin,
+            model_type=info.model_type,
+            context_length=info.context_length,
+            kv_layout=instance.engine.batch.layout.name,
+            mixed_prefill=instance.engine.mixes,
+            noise_floor=instance.probe.noise_floor,
+            drafter=instance.drafter,
+            reproducible=fixed.summary if fixed else None,
+            vision="image" in info.media,
+            pooling=None if info.embedding.refusal else info.embedding.pooling,
+            weights_bytes=info.weights_bytes,
+            tool_parser=self.tool_parser.name if self.tool_parser else None,
+            reasoning_parser=self.reasoning_parser.name if self.reasoning_parser else None,
+            notes=[*info.notes, *instance.notes],
+        )
 
 
 @dataclass(eq=False)
@@ -88,3 +172,40 @@ class Weights:
 def weights_gone() -> EngineDied:
     """While a request holds a model, only the death of the engine thread removes it."""
     return EngineDied("the engine thread died, and the model with it")
+
+
+@dataclass(frozen=True)
+class WeightsKey:
+    """Names and options that do not appear here share the weights."""
+
+    folder: Path
+    """With links resolved: a Hub id, a path and a link to it are the same."""
+    adapter: Path | None
+    trust_remote_code: bool
+    modality: Literal["auto", "text"]
+    dtype: str
+    extra: str
+    """JSON."""
+    context_length: int | None = None
+    """Only if longer than the model's own, for which a family may have to prepare."""
+
+    @classmethod
+    def of(cls, folder: Path, options: ModelOptions) -> WeightsKey:
+        """Raises `BadRequest` if the adapter is not a folder."""
+        return cls(
+            folder.resolve(),
+            _adapter(options),
+            options.trust_remote_code,
+            options.modality,
+            options.dtype,
+            options.model_dump_json(include={"extra"}),
+        )
+
+
+def _adapter(options: ModelOptions) -> Path | None:
+    if not options.adapter:
+        return None
+    folder = Path(options.adapter).expanduser()
+    if not folder.is_dir():
+        raise wrong_option("adapter", no_folder(options.adapter))
+    return folder.resolve()

@@ -12,12 +12,11 @@ from ..engine.engine import Engine
 from ..engine.fixed_shapes import FixedShapes
 from ..engine.memory import MemoryProfile
 from ..engine.prefix_cache.cache import PrefixCache
-from ..engine.prefix_cache.policy import PrefixCachePolicy
-from ..engine.prefix_cache.whole_passes import WholePasses
+from ..engine.prefix_cache.policy import PrefixCachePolicy, WholePasses
 from ..engine.request import PrefillJob, Request, Row, SamplingParams
-from ..engine.request_log import Recorder
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
+from ..engine.step_output import Recorder
 from ..isolation import Isolation
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Delta, Event, FinishReason, TokenLogprob

@@ -21,8 +21,7 @@ import mlx.core as mx
 
 from ..records import Function, Parts, Run
 from .patching import namespaces, patch
-from .shared_attention import Call, attend_apart, calls_of
-from .shared_kv import Shared
+from .shared_kv import Call, Shared, attend_apart, calls_of
 
 __all__ = ["Parts", "Run", "Watched", "route", "routed"]
 

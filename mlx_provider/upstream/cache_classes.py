@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..records.drafter import MOST_DRAFTS
-from .file_limit import file_limit_kept
+from .runtime import file_limit_kept
 
 with file_limit_kept():
     from mlx_lm.models.cache import (

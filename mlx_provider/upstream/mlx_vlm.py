@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import UnsupportedModel
-from .file_limit import file_limit_kept
+from .runtime import file_limit_kept
 
 REQUEST_STATE = ("_rope_deltas", "_position_ids")
 

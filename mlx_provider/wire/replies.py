@@ -1,22 +1,50 @@
-"""Base classes of replies, streamed or whole. See `asked.Reply`."""
+"""Warnings of a request as a header of its response.
+
+Server-sent events.
+
+Base classes of replies, streamed or whole. See `asked.Reply`.
+
+A result for each input of a request, as one reply.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import MLXProviderError
-from ..protocol.events import Done, Event, Failed
-from . import sse
-from .asked import JSON, json_bytes
+from ..protocol.events import Accepted, Done, Embedded, Event, Failed
+from .body import JSON, json_bytes
+
+HEADER = "x-mlx-warnings"
+LONGEST = 1000
+
+
+def header_text(warnings: Sequence[str]) -> str:
+    """Printable ASCII on one line, cut at `LONGEST`."""
+    text = "; ".join(warnings)
+    return "".join(c if " " <= c <= "~" else "?" for c in text)[:LONGEST]
+
+
+MEDIA_TYPE = "text/event-stream"
+COMMENT = b": the engine is at work\n\n"
+"""Clients ignore comments."""
+
+
+def data(value: object) -> bytes:
+    return b"data: " + json_bytes(value) + b"\n\n"
+
+
+def named(value: Mapping[str, object]) -> bytes:
+    return b"event: " + str(value["type"]).encode() + b"\n" + data(value)
 
 
 class Streamed(ABC):
     """Nothing follows an error."""
 
-    media_type = sse.MEDIA_TYPE
-    heartbeat = sse.COMMENT
+    media_type = MEDIA_TYPE
+    heartbeat = COMMENT
     streamed = True
     _ended = False
 
@@ -64,3 +92,21 @@ class Whole(ABC):
     @abstractmethod
     def _body(self, done: Done) -> dict[str, Any]:
         """The reply, once every event is known."""
+
+
+class Results(Whole):
+    def __init__(
+        self, accepted: Accepted, body: Callable[[Accepted, Sequence[Any], Done], dict[str, Any]]
+    ) -> None:
+        """`body` makes the reply from the results, in the order of the inputs, and the end."""
+        self._accepted = accepted
+        self._made = body
+        self._found: list[Embedded] = []
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Embedded):
+            self._found.append(event)
+
+    def _body(self, done: Done) -> dict[str, Any]:
+        found = sorted(self._found, key=lambda each: each.index)
+        return self._made(self._accepted, found, done)

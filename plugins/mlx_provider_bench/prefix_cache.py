@@ -70,7 +70,7 @@ class Subject:
         return self.warm.prompt(words_of(asked, {"type": "image"}), self.media(asked))
 
     def media(self, asked: Asked) -> list[MediaItem]:
-        from mlx_provider.testing.tiny.media import tiny_image
+        from mlx_provider.testing.tiny.models import tiny_image
 
         if asked.image is None:
             return []

@@ -8,7 +8,13 @@ from collections.abc import Iterator
 
 from mlx_provider import Client, hookimpl
 
-from . import aider, claude, cline, codex, continue_, kilo, opencode, pi, qwen
+from . import claude, codex, opencode
+from . import editors as cline
+from . import editors as continue_
+from . import opencode as kilo
+from . import scripts as aider
+from . import scripts as pi
+from . import scripts as qwen
 
 mlx_provider_api = 1
 

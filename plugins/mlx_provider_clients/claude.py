@@ -8,8 +8,7 @@ from typing import Any
 
 from mlx_provider import Client, ClientServer, ClientSettings, Gateway, Profile
 
-from .limits import REPLY_SECONDS, SUBAGENT, SUBAGENT_PROMPT, SUBAGENT_TASKS
-from .nested import mapping
+from .nested import REPLY_SECONDS, SUBAGENT, SUBAGENT_PROMPT, SUBAGENT_TASKS, mapping
 
 ROLES = ("OPUS", "SONNET", "HAIKU")
 LEAST_WINDOW_TOKENS = 100_000

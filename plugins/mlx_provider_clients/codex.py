@@ -8,8 +8,7 @@ from typing import Any
 
 from mlx_provider import Client, ClientServer, ClientSettings, Gateway, Profile
 
-from .limits import KEY, REPLY_SECONDS
-from .nested import count, mapping
+from .nested import KEY, REPLY_SECONDS, count, mapping
 
 PROVIDER = "mlx"
 TEMPORARY = "tmp"

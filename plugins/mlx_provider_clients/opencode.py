@@ -1,4 +1,7 @@
-"""OpenCode (names as in its binary 1.18.33 and in https://opencode.ai/config.json)."""
+"""OpenCode (names as in its binary 1.18.33 and in https://opencode.ai/config.json).
+
+Kilo Code's CLI, a fork of OpenCode (names as in its binary 7.7.7).
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ from typing import Any
 
 from mlx_provider import Client, ClientServer, ClientSettings, Gateway, Profile
 
-from .limits import KEY, SUBAGENT, SUBAGENT_PROMPT, SUBAGENT_TASKS
-from .nested import each, least, mapping
+from .nested import KEY, SUBAGENT, SUBAGENT_PROMPT, SUBAGENT_TASKS, each, least, mapping
 
 PROVIDER = "mlx"
 FOLDERS = ("CONFIG", "DATA", "STATE", "CACHE")
@@ -106,4 +108,32 @@ CLIENT = Client(
         ("$XDG_CONFIG_HOME/opencode/opencode.json", ".config/opencode/opencode.json"),
         servers,
     ),
+)
+
+
+def profile_kilo(gateway: Gateway) -> Profile:
+    return Profile(
+        {
+            **folders(gateway),
+            "KILO_CONFIG": str(gateway.folder / "kilo.json"),
+            "KILO_DISABLE_AUTOUPDATE": "1",
+            "KILO_DISABLE_MODELS_FETCH": "1",
+            "KILO_DISABLE_SESSION_INGEST": "1",
+            "KILO_TELEMETRY_LEVEL": "off",
+            "KILO_NO_DAEMON": "1",
+            KEY: gateway.key,
+        },
+        files={"kilo.json": config(gateway)},
+        hidden=("KILO_*",),
+    )
+
+
+KILO_CLIENT = Client(
+    "kilo",
+    command="kilo",
+    install="npm install -g @kilocode/cli",
+    profile=profile_kilo,
+    prompt_bytes=50_000,
+    aliases=("kilocode",),
+    serves="Kilo Code",
 )

@@ -1,7 +1,10 @@
-"""Attention in NumPy, because MLX's build computes exponentials slowly. Outside of macOS, MLX's CPU
+"""NumPy's threads beside those of MLX.
+
+Attention in NumPy, because MLX's build computes exponentials slowly. Outside of macOS, MLX's CPU
 build (0.32.4, x86-64) takes some 20 ns per exponential, NumPy 2 ns: with a few hundred tokens of
 context most of the cost of attention. NumPy computes blocks of queries with the keys up to their
-positions, in place, and divides the heads of a large call among the cores."""
+positions, in place, and divides the heads of a large call among the cores.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,19 @@ from numpy.typing import NDArray
 from mlx_provider.records import Part
 
 from . import shares
-from .numpy_threads import numpy_alone
+
+
+@functools.cache
+def numpy_alone() -> None:
+    """From now on, NumPy computes each product in the calling thread only. The threads of its BLAS
+    and of MLX's BLAS spin while they wait, and would take the cores from each other: a chunk of 20
+    ms then sometimes takes 180."""
+    from threadpoolctl import ThreadpoolController
+
+    own = [one.filepath for one in ThreadpoolController().lib_controllers]
+    bundled = [path for path in own if "numpy.libs" in path]
+    ThreadpoolController().select(filepath=bundled).limit(limits=1)
+
 
 BLOCK = 1 << 18
 """Scores of one block: fits into the cache of a core."""

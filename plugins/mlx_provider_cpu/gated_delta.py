@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from .numpy_threads import numpy_alone
+from .attention import numpy_alone
 
 CHUNK = 16
 """Tokens; a power of two."""

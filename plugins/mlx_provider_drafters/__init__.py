@@ -65,6 +65,6 @@ def start_lookup(folder: Path, model: LoadedModel, options: DraftOptions) -> Dra
 
 
 def start_nothing(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
-    from .forced_text import ForcedText
+    from .lookup import ForcedText
 
     return ForcedText()

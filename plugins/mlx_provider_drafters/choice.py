@@ -9,13 +9,11 @@ import mlx.core as mx
 
 from mlx_provider import BadRequest, LoadOptions
 from mlx_provider.errors import MLXProviderError
-from mlx_provider.families.checkpoint import read_json
-from mlx_provider.families.matching import known_to_mlx_lm
+from mlx_provider.families.checkpoint import known_to_mlx_lm, read_json
 from mlx_provider.families.text import load_text
 
-from .draft_model import KV_BYTES, DraftModel
+from .draft_model import KV_BYTES, DraftModel, longest
 from .prompt_scoring import ScoringModel
-from .row_context import longest
 
 AGREED = 0.99
 """Share of all tokens with equal ids in both models: releases of a model line differ in a few added

@@ -1,9 +1,15 @@
-"""A smaller model that drafts for a larger one: greedily, with one pass of all rows per draft. It
+"""Rows of different lengths in one pass, each with its own cache and some tokens.
+
+The tokens of one row that a draft model has read, in a cache that can remove rejected ones.
+
+A smaller model that drafts for a larger one: greedily, with one pass of all rows per draft. It
 reads up to `LONGEST` of a row's last tokens, in pieces between the larger model's steps. Rows that
-exceed `KV_BYTES` are not followed until another row has ended."""
+exceed `KV_BYTES` are not followed until another row has ended.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -12,14 +18,145 @@ from weakref import WeakSet
 import mlx.core as mx
 
 from mlx_provider import PrefillChunk, Prompt
-from mlx_provider.families.caches import KVCache, RotatingKVCache
+from mlx_provider.families.caches import KVCache, RotatingKVCache, append_behind, visible_behind
+from mlx_provider.families.logits import failure
 from mlx_provider.families.text import TextModel
-from mlx_provider.families.trial import failure
-from mlx_provider.records import DeviceTokens, DraftRow
+from mlx_provider.records import DeviceTokens, DraftRow, Parts, Run, Unread
 
-from .packed_rows import Stale, packed_rows
 from .prompt_scoring import ScoringModel, token_bytes
-from .row_context import AHEAD, MOST_ADDED, RowContext, longest
+
+Stale = Sequence[mx.array | None]
+"""Per row: rejected tokens at the end of its cache, (1,) int32, not read by the host. The row's one
+new token overwrites them. `None`: none."""
+
+
+def packed_rows(
+    caches: Sequence[list[Any]], counts: Sequence[int], positions: mx.array, stale: Stale
+) -> list[Any]:
+    """The rows' caches in the form for the model, layer by layer. The model treats each of a row's
+    `counts` tokens as a row. `positions`: (tokens,) int32."""
+    edges = list(itertools.pairwise(itertools.accumulate(counts, initial=0)))
+    places = [slice(*edge) for edge in edges]
+    return [PackedLayer(layer, places, positions, stale) for layer in zip(*caches, strict=True)]
+
+
+class PackedLayer:
+    """One layer. Attention must be patched (`mlx_provider.families.attention`)."""
+
+    def __init__(
+        self, caches: Sequence[Any], places: Sequence[slice], offset: mx.array, stale: Stale
+    ) -> None:
+        self.offset = offset
+        self._stale = stale
+        self._runs = [
+            Run(cache, place, turned=True) for cache, place in zip(caches, places, strict=True)
+        ]
+
+    def make_mask(self, N: int, *args: Any, **kwargs: Any) -> list[Any]:
+        """One mask per row. `N`: tokens per row for the model, always 1."""
+        return [
+            run.cache.make_mask(_count(run), *args, **kwargs)
+            if stale is None
+            else visible_behind(run.cache, run.cache.offset - stale, kwargs.get("window_size"))
+            for run, stale in zip(self._runs, self._stale, strict=True)
+        ]
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
+        """Append (tokens, heads, 1, D): to each row its tokens, as (1, heads, tokens, D)."""
+        pairs = [
+            _append(run, stale, keys[run.rows].swapaxes(0, 2), values[run.rows].swapaxes(0, 2))
+            for run, stale in zip(self._runs, self._stale, strict=True)
+        ]
+        all_keys, all_values = (list(each) for each in zip(*pairs, strict=True))
+        return Parts(all_keys, self._runs), Parts(all_values, self._runs)
+
+
+def _append(
+    run: Run, stale: mx.array | None, keys: mx.array, values: mx.array
+) -> tuple[mx.array, mx.array]:
+    if stale is not None:
+        return append_behind(run.cache, keys, values, stale)
+    found: tuple[mx.array, mx.array] = run.cache.update_and_fetch(keys, values)
+    return found
+
+
+def _count(run: Run) -> int:
+    return int(run.rows.stop - run.rows.start)
+
+
+LONGEST = 4096
+"""Last tokens of a row that are read, so that memory and time to the first draft do not grow with a
+prompt."""
+MIN_WINDOW_TOKENS = 256
+AHEAD = 8
+"""Tokens that one call adds: a row's new one and its drafts."""
+MOST_ADDED = 2 * AHEAD
+"""Includes the tokens of the last pass, accepted or not."""
+
+
+def longest(cache: Sequence[Any]) -> int:
+    """Length up to which the last tokens can be removed from every layer; 0: never. A window can
+    remove tokens until it has wrapped (mlx_lm/models/cache.py 0.32.2)."""
+    kinds = {type(layer) for layer in cache}
+    windows = [layer.max_size for layer in cache if isinstance(layer, RotatingKVCache)]
+    least = min([LONGEST, *windows])
+    return least if kinds <= {KVCache, RotatingKVCache} and least >= MIN_WINDOW_TOKENS else 0
+
+
+class RowContext:
+    def __init__(self, cache: list[Any]) -> None:
+        self.cache = cache
+        self.begin = 0
+        """Index in the row of the cache's first token."""
+        self.known = 0
+        """Tokens of the row, from its first on, that need no reading."""
+        self.guessed: Sequence[int] = ()
+        """Tokens in the cache after the known ones."""
+        self.unread: Unread | None = None
+        """The result whose tokens, accepted or not, follow in the cache."""
+
+    @property
+    def stale(self) -> mx.array | None:
+        """Rejected tokens at the cache's end, (1,) int32; `None`: none."""
+        if self.unread is None or self.unread.tokens.size == 1:
+            return None
+        return self.unread.tokens.size - 1 - self.unread.held
+
+    def settle(self) -> None:
+        """Keep the accepted ones of the unread tokens. Raises `ValueError` if their number is not
+        known yet."""
+        if self.unread is None:
+            return
+        if self.unread.read is None:
+            raise ValueError("a row is asked for again before its result is read")
+        self._take_back(self.unread.tokens.size - 1 - self.unread.read)
+        self.known += self.unread.read + 1
+        self.unread = None
+
+    def follow(self, tokens: Sequence[int], unread: Unread | None) -> None:
+        """Keep the accepted guesses. The row's last token must be read (again), unless `unread`
+        ones follow it."""
+        self.settle()
+        new = tokens[self.known : self.known + len(self.guessed)]
+        pairs = enumerate(zip(new, self.guessed, strict=False))
+        held = next((i for i, (token, guess) in pairs if guess != token), len(new))
+        stay = min(self.known + held, len(tokens) - (unread is None))
+        self._take_back(self.known + len(self.guessed) - stay)
+        self.known, self.guessed = stay, ()
+
+    def guessed_behind(self, known: int, guesses: Sequence[int]) -> None:
+        self.known, self.guessed = known, guesses
+        if self.unread is not None:  # the number of accepted guesses is known too late
+            self._take_back(len(guesses))
+            self.guessed = ()
+
+    def start_again(self, cache: list[Any], begin: int) -> None:
+        self.cache, self.begin, self.known, self.guessed = cache, begin, begin, ()
+
+    def _take_back(self, tokens: int) -> None:
+        for layer in self.cache:
+            layer.trim(tokens)
+
 
 PIECE = 256
 """Prompt tokens per call: about a step of the larger model."""

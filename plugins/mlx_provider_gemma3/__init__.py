@@ -45,7 +45,7 @@ def load(folder: Path, options: LoadOptions) -> LoadedModel:
 
 
 def load_text(folder: Path, options: LoadOptions) -> LoadedModel:
-    from .text import load_gemma_text
+    from .model import load_gemma_text
 
     return load_gemma_text(folder, options)
 

@@ -1,10 +1,22 @@
-"""One loaded Gemma 3 model."""
+"""The operator's sliding window, for both kinds of Gemma 3.
+
+Gemma 3's text model with attention in both directions inside an image. mlx-vlm 0.7.10
+(models/gemma3/language.py) attends causally everywhere. In the reference (transformers 5.23,
+models/gemma3/modeling_gemma3.py, `create_masks_for_vision_model`) tokens of one image see each
+other, in sliding layers within the window.
+
+One loaded Gemma 3 model.
+
+One loaded Gemma 3 model without a vision tower.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +24,200 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_provider import Features, LoadOptions, MediaItem, MediaSpan, OnDemand, PrefillChunk
+from mlx_provider import (
+    BadRequest,
+    Features,
+    LoadOptions,
+    MediaItem,
+    MediaSpan,
+    OnDemand,
+    PrefillChunk,
+)
 from mlx_provider.families.attention import route
+from mlx_provider.families.caches import KVCache, RotatingKVCache, appended
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.logits import rows_at
+from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.families.tokenizer import load_tokenizer
-from mlx_provider.families.vision.images import image_size
-from mlx_provider.families.vision.info import vision_info
-from mlx_provider.families.vision.language import head
-from mlx_provider.families.vision.model import VisionFeatures, VisionModel, embedded
-from mlx_provider.families.vision.prompt import Block, MediaMarks, Placed, no_media
-from mlx_provider.families.vision.slices import in_slices
+from mlx_provider.families.vision.loading import in_slices, load_model, replaced
+from mlx_provider.families.vision.model import (
+    Block,
+    MediaMarks,
+    Placed,
+    VisionFeatures,
+    VisionModel,
+    embedded,
+    head,
+    media_rows,
+    no_media,
+    pieces,
+    vision_info,
+)
+from mlx_provider.families.vision.patches import image_size
 
-from .language import image_rows, load_gemma3, prefill, row_cache, set_window
-from .window import chosen_window
+WINDOW_VARIABLE = "GEMMA3_SLIDING_WINDOW"
+"""Tokens that sliding layers see, instead of the checkpoint's number; 0: all. A larger window costs
+memory and is not what the model was trained with."""
+
+
+@dataclass(frozen=True)
+class Window:
+    tokens: int | None
+
+    @property
+    def variant(self) -> str:
+        """Distinguishes its KV from that of another window."""
+        return "" if self.tokens is None else f":window={self.tokens}"
+
+
+def chosen_window(environ: Mapping[str, str] = os.environ) -> Window:
+    """Raises `BadRequest` for a value that is not a number of tokens."""
+    text = environ.get(WINDOW_VARIABLE, "")
+    if not text:
+        return Window(None)
+    if not text.isdigit():
+        raise BadRequest(f"{WINDOW_VARIABLE}={text!r} is not a number of tokens")
+    return Window(int(text))
+
+
+def load_gemma3(folder: Any, options: LoadOptions) -> Any:
+    """The output matrix is tied to the embedding if the checkpoint has none. Upstream's
+    `LanguageModel.sanitize` looks for it under a name that never occurs, so it overwrites an untied
+    one and cannot tie a quantised one (no `scales`)."""
+    from mlx_vlm.models.gemma3 import language
+
+    def sanitize(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
+        for part in ("weight", "scales", "biases"):
+            source = f"language_model.model.embed_tokens.{part}"
+            target = f"language_model.lm_head.{part}"
+            tied = "language_model.lm_head.weight" not in weights or part != "weight"
+            if source in weights and tied:
+                weights.setdefault(target, weights[source])
+        return {k: v for k, v in weights.items() if "rotary_emb.inv_freq" not in k}
+
+    patch = replaced(language.LanguageModel, "sanitize", sanitize)
+    return load_model(folder, options, patch=patch)
+
+
+def set_window(language_model: Any, window: int) -> None:
+    """Sliding layers see the last `window` tokens; 0: all tokens."""
+    language_model.model.window_size = window or None
+    language_model.config.sliding_window = window
+
+
+def row_cache(language_model: Any) -> list[Any]:
+    """A ring for sliding layers, unless the window is switched off."""
+    window = language_model.config.sliding_window
+    return [
+        RotatingKVCache(max_size=window) if layer.self_attn.is_sliding and window else KVCache()
+        for layer in language_model.layers
+    ]
+
+
+def image_rows(model: Any, pixels: mx.array) -> mx.array:
+    """Projected image tokens (tokens, hidden) of one image (1, 3, H, W)."""
+    dtype = model.vision_tower.vision_model.embeddings.patch_embedding.weight.dtype
+    hidden, _, _ = model.vision_tower(
+        pixels.transpose(0, 2, 3, 1).astype(dtype), output_hidden_states=True
+    )
+    rows: mx.array = model.multi_modal_projector(hidden)[0]
+    return rows
+
+
+class Ahead:
+    """A layer's cache that stores only the first `count` new tokens. The others, the tail of an
+    image that the chunk cuts, are used once and dropped."""
+
+    def __init__(self, cache: Any, count: int) -> None:
+        self.cache = cache
+        self.count = count
+
+    def __getattr__(self, name: str) -> Any:
+        """Attention asks for `offset`, and for `bits` and `group_size`, which only a quantised
+        cache has."""
+        return getattr(self.cache, name)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Cached and passing keys and values in order of position; quantised ones are (values,
+        scales, biases)."""
+        kept = keys[..., : self.count, :], values[..., : self.count, :]
+        found = appended(self.cache, *kept)
+        if keys.shape[2] == self.count:
+            return found[0], found[1]
+        passing = keys[..., self.count :, :], values[..., self.count :, :]
+        return tuple(starmap(self._followed, zip(found, passing, strict=True)))
+
+    def _followed(self, cached: Any, passing: mx.array) -> Any:
+        if isinstance(cached, mx.array):
+            return mx.concatenate([cached, passing], axis=2)
+        bits, group = self.cache.bits, self.cache.group_size
+        more = mx.quantize(passing, group_size=group, bits=bits)
+        return tuple(mx.concatenate([a, b], axis=2) for a, b in zip(cached, more, strict=True))
+
+
+@dataclass(frozen=True)
+class Masks:
+    """(queries, keys) bool."""
+
+    full: mx.array
+    sliding: mx.array
+
+
+def image_masks(spans: Sequence[MediaSpan], start: int, end: int, window: int | None) -> Masks:
+    block = np.full(end, -1, np.int32)
+    for index, span in enumerate(spans):
+        block[span.start : span.end] = index
+    blocks = mx.array(block)
+
+    def mask(first_key: int) -> mx.array:
+        queries, keys = mx.arange(start, end)[:, None], mx.arange(first_key, end)[None]
+        same = blocks[start:end, None] == blocks[None, first_key:end]
+        return (keys <= queries) | (same & (blocks[start:end, None] >= 0))
+
+    full = mask(0)
+    if not window:
+        return Masks(full, full)
+    first = max(0, start - (window - 1))  # what the ring keeps before a chunk is appended
+    queries, keys = mx.arange(start, end)[:, None], mx.arange(first, end)[None]
+    return Masks(full, mask(first) & (keys > queries - window))
+
+
+def prefill(model: Any, chunk: PrefillChunk) -> mx.array:
+    """Append a chunk; logits (vocab,) after its last token."""
+    language = model.language_model
+    if not _touches_image(chunk):
+        tokens = np.asarray(chunk.prompt.tokens[chunk.start : chunk.stop], np.int32)
+        hidden = language.model(mx.array(tokens)[None], cache=chunk.cache)
+        return head(language, hidden[:, -1:])[0, 0]
+    cut = [s.end for s in chunk.prompt.spans if s.start < chunk.stop < s.end]
+    end, count = max([chunk.stop, *cut]), chunk.stop - chunk.start
+    masks = image_masks(chunk.prompt.spans, chunk.start, end, language.model.window_size)
+    hidden = _scaled_embeddings(language.model, chunk, end)
+    for layer, entry in zip(language.layers, chunk.cache, strict=True):
+        mask = masks.sliding if layer.self_attn.is_sliding else masks.full
+        hidden = layer(hidden, mask, Ahead(entry, count))
+    hidden = language.model.norm(hidden[:, count - 1 : count])
+    return head(language, hidden)[0, 0]
+
+
+def _touches_image(chunk: PrefillChunk) -> bool:
+    return any(s.start < chunk.stop and s.end > chunk.start for s in chunk.prompt.spans)
+
+
+def _scaled_embeddings(text_model: Any, chunk: PrefillChunk, end: int) -> mx.array:
+    """Text embeddings times sqrt(hidden size); image tokens are not scaled."""
+    rows = []
+    for part in pieces(chunk, end):
+        if part.features is not None:
+            rows.append(media_rows(part, part.features.rows))
+            continue
+        ids = np.asarray(chunk.prompt.tokens[part.start : part.stop], np.int32)
+        text = text_model.embed_tokens(mx.array(ids))
+        scale = mx.array(text_model.config.hidden_size**0.5, mx.bfloat16)
+        rows.append(text * scale.astype(text.dtype))
+    dtype = text_model.norm.weight.dtype
+    return mx.concatenate([r.astype(dtype) for r in rows])[None]
+
 
 DEFAULT_CONTEXT = 131072
 """Gemma 3's configs leave it out (transformers 5.23, `Gemma3TextConfig`)."""
@@ -141,3 +333,24 @@ def _marks(folder: Path, images: GemmaImages | None) -> MediaMarks:
         reserved=("<start_of_image>", "<image_soft_token>", "<end_of_image>"),
         place=no_media if images is None else images.place,
     )
+
+
+def load_gemma_text(folder: Path, options: LoadOptions) -> TextModel:
+    """Raises `BadRequest` for a window that is not a number."""
+    window = chosen_window()
+
+    def change(model: Any) -> None:
+        if window.tokens is not None:
+            set_window_text(model, window.tokens)
+
+    return load_text(folder, options, change=change, variant=window.variant)
+
+
+def set_window_text(model: Any, window: int) -> None:
+    """Sliding layers see the last `window` tokens; 0: all tokens. Masks and caches follow the
+    model's arguments at every call (models/gemma3_text.py and gemma3.py of mlx-lm 0.32.2)."""
+    text = getattr(model, "language_model", model)
+    if window:
+        text.args.sliding_window = text.model.window_size = window
+    else:
+        text.args.sliding_window_pattern = text.model.sliding_window_pattern = 1

@@ -33,8 +33,7 @@ def load(folder: Path, options: LoadOptions) -> LoadedModel:
     """An MTP head in the folder is ignored."""
     from mlx_provider_qwen3_vl.loading import load_with_patches
 
-    from .padded_attention import attend_padded_rows_at_once
-    from .without_metal import take_smaller_chunks
+    from .patches import attend_padded_rows_at_once, take_smaller_chunks
 
     take_smaller_chunks()
     attend_padded_rows_at_once()

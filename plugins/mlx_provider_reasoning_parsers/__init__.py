@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from mlx_provider import ReasoningParser, hookimpl
 
-from . import phrases, think
+from . import think
+from . import think as phrases
 
 mlx_provider_api = 1
 

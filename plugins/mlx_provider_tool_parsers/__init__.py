@@ -9,21 +9,21 @@ from dataclasses import replace
 from mlx_provider import ReasoningParser, ToolParser, hookimpl
 
 from . import (
-    apertus,
     auto,
     function_tags,
     gemma,
     harmony,
-    invoke_tags,
     json_blocks,
     keyed,
     minicpm,
     minimax_m3,
-    muse,
     pythonic,
     sections,
 )
-from .turn_ends import TURN_ENDS
+from . import auto as muse
+from . import function_tags as invoke_tags
+from . import keyed as apertus
+from .json_text import TURN_ENDS
 
 mlx_provider_api = 1
 

@@ -1,19 +1,33 @@
-"""Reads any format, detected from the text: for models whose template has no known format."""
+"""Reads any format, detected from the text: for models whose template has no known format.
+
+Muse: messages addressed to the model itself or to the user, calls as `atem:` tags.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
-from mlx_provider import ToolParser
-from mlx_provider.records import Reading, TextReader, Tools
+from mlx_provider import ReasoningParser, ToolParser
+from mlx_provider.records import (
+    Emit,
+    Reading,
+    TextReader,
+    Tools,
+    read_block,
+    read_turn_ends,
+    scan_block,
+)
 
-from . import gemma, invoke_tags, json_blocks, keyed, pythonic, sections
+from . import function_tags as invoke_tags
+from . import gemma, json_blocks, keyed, pythonic, sections
 from .blocks import JsonBlock
-from .calling_text import OPENER as CALLING
-from .calling_text import scan_calling
-from .function_tags import QWEN3_CODER
-from .lookahead import behind
+from .function_tags import QWEN3_CODER, invocations, invoke
+from .json_blocks import OPENER as CALLING
+from .json_blocks import scan_calling
+from .json_text import TURN_ENDS
 from .pythonic import scan_list
+from .values import behind
 
 _JSON = JsonBlock(openers=("<tool_call>", "<|tool_call|>", "[", "{"), end="</tool_call>")
 
@@ -88,5 +102,98 @@ PARSERS = (
         aliases=("generic",),
         grammar=json_blocks.HERMES.grammar,
         fallback="read",
+    ),
+)
+
+
+FORM = invoke("atem:function_calls", "atem:", bare=False, lines=False, forgiving=False)
+START, MESSAGE, ENDS = "<|start|>", "<|message|>", ("<|eom|>", "<|eot|>")
+MARKERS = (START, MESSAGE, *ENDS, FORM.call, FORM.call_end, FORM.key, FORM.value_end)
+
+_ADDRESSEE = re.compile(r"[^\s<]*")
+
+
+def _speaks(template: str) -> bool:
+    return "<atem:function_calls>" in template or "to=self" in template
+
+
+def read_muse(reader: TextReader, tools: Tools | None) -> Reading[None]:
+    """` to=self<|message|>thoughts<|eom|><|start|>assistant to=user...`. The prompt can contain the
+    beginning of the first header."""
+    addressee = yield from _header(reader, begun=True)
+    while (yield from reader.peek()):
+        if addressee is None:
+            yield from _body(reader, reader.content, tools, ends=(START,))
+        elif addressee == "self":
+            reader.reason()
+            yield from _body(reader, reader.reasoning, None)
+            reader.answer()
+        else:
+            yield from _body(reader, reader.content, tools)
+        addressee = yield from _header(reader)
+
+
+def _header(reader: TextReader, *, begun: bool = False) -> Reading[str | None]:
+    """The addressee, by default "user"; `None`: no header here. `begun`: the text can be the end of
+    a header."""
+    mark = reader.mark()
+    started = yield from reader.accept(START)
+    yield from reader.space()
+    yield from reader.accept("assistant")
+    yield from reader.space()
+    recipient = yield from reader.accept("to=", *(("=",) if begun else ()))
+    addressee = yield from reader.run(_ADDRESSEE)
+    known = bool(recipient) or (begun and addressee in ("self", "user", ""))
+    if (known or started) and (yield from reader.accept(MESSAGE)):
+        reader.release()
+        return addressee or "user"
+    reader.rewind(mark)
+    return None
+
+
+def _body(
+    reader: TextReader, emit: Emit, tools: Tools | None, ends: tuple[str, ...] = ENDS
+) -> Reading[None]:
+    block = FORM.blocks[0]
+    stops = (*ends, block) if tools is not None else ends
+    if ends is not ENDS:
+        emit((yield from reader.accept(START)))
+    while True:
+        found = yield from reader.pass_until(stops, emit)
+        if found != block:
+            reader.skip(len(found) if ends is ENDS else 0)
+            return
+        scan = scan_block(CALLS, reader, tools or ())
+        called = yield from read_block(reader, scan, CALLS, block, emit, tools or ())
+        reader.forget_marks()
+        if called and ends is not ENDS:
+            space = yield from read_turn_ends(reader, TURN_ENDS, (START, block), CALLS.visible())
+            emit(space if (yield from reader.peek()) else "")
+
+
+CALLS = ToolParser(
+    name="muse",
+    start=FORM.blocks[0],
+    end=FORM.block_end,
+    scan=FORM.scan,
+    atomic=True,
+    whole=read_muse,
+    markers=MARKERS,
+    detect=_speaks,
+    aliases=("muse_glimmer", "muse_spark", "atem"),
+    rank=3,
+    grammar=invocations(FORM),
+)
+MUSE_PARSERS = (CALLS,)
+REASONING_PARSERS = (
+    ReasoningParser(
+        name="muse",
+        start="",
+        end="",
+        whole=read_muse,
+        markers=(*MARKERS, FORM.blocks[0], FORM.block_end),
+        detect=_speaks,
+        aliases=("muse_glimmer",),
+        rank=3,
     ),
 )

@@ -11,7 +11,7 @@ from mlx_provider import ToolParser
 from mlx_provider.records import NotACall, Reading, Rest, TextReader, Tools, through
 
 from .json_text import CALL_KEYS, CallObject, balanced
-from .schema import accepts
+from .values import accepts
 
 _CLOSERS = re.compile(r"[\s}\]]*")
 _BEGUN = re.compile(r'[\[\s]*\{\s*"([^"]*)')

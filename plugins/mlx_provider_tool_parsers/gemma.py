@@ -19,7 +19,7 @@ from mlx_provider.records import (
 )
 
 from .json_text import DEEPEST
-from .schema import as_json, listed, types
+from .values import as_json, listed, types
 
 _NAME = re.compile(r"[\w.:/-]*")
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')

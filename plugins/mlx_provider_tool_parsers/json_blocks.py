@@ -1,4 +1,8 @@
-"""JSON calls between markers: Hermes, Qwen and many more."""
+"""`[Calling tool: NAME({...})]`: the form of calls in histories of some servers, which models
+imitate.
+
+JSON calls between markers: Hermes, Qwen and many more.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,24 @@ from mlx_provider import CallGrammar, ToolParser
 from mlx_provider.records import NotACall, Reading, TextReader, Tools
 
 from .blocks import JsonBlock, json_block
-from .calling_text import OPENER as CALLING
-from .calling_text import scan_calling
-from .lookahead import behind
+from .json_text import read_call
 from .tagged import TagFormat
+from .values import behind
+
+OPENER = "[Calling tool:"
+
+
+def scan_calling(reader: TextReader) -> Reading[None]:
+    yield from reader.expect(OPENER)
+    name = (yield from reader.until("(", "]")).strip()
+    yield from reader.expect("(")
+    if not name:
+        raise NotACall("a call has a name")
+    yield from read_call(reader, name)
+    yield from reader.space()
+    yield from reader.accept(")")
+    yield from reader.accept("]")
+
 
 _HERMES = JsonBlock(openers=("<tool_call>",), end="</tool_call>")
 _BARE = JsonBlock(openers=("{",))
@@ -23,7 +41,7 @@ _IN_TAGS = CallGrammar.json("<tool_call>\n", "\n</tool_call>")
 
 def scan_qwen(reader: TextReader, tools: Tools) -> Reading[None]:
     """A call in another format is dropped if the reply's end cuts it."""
-    if (yield from reader.at(CALLING)):
+    if (yield from reader.at(OPENER)):
         yield from scan_calling(reader)
         return
     if (yield from behind(reader, "<tool_call>", "<function=")):
@@ -41,8 +59,8 @@ def scan_llama(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def scan_hermes(reader: TextReader, tools: Tools) -> Reading[None]:
-    found = yield from reader.at(CALLING, "<tool_call>", "<function=", "{")
-    if found == CALLING:
+    found = yield from reader.at(OPENER, "<tool_call>", "<function=", "{")
+    if found == OPENER:
         yield from scan_calling(reader)
     elif found == "{":
         yield from _BARE.scan(reader, tools)
@@ -55,7 +73,7 @@ def scan_hermes(reader: TextReader, tools: Tools) -> Reading[None]:
 HERMES = ToolParser(
     name="hermes",
     start="<tool_call>",
-    starts=("<function=", CALLING),
+    starts=("<function=", OPENER),
     first=("{",),
     end="</tool_call>",
     scan=scan_hermes,
@@ -72,7 +90,7 @@ PARSERS = (
     ToolParser(
         name="qwen",
         start="<tool_call>",
-        starts=(CALLING,),
+        starts=(OPENER,),
         end="</tool_call>",
         scan=scan_qwen,
         cut="drop",

@@ -1,4 +1,9 @@
-"""Reads calls as JSON objects, and the text around them."""
+"""Removes the white space at the ends of a text that arrives in pieces.
+
+Turn-end markers that models write as text after their calls.
+
+Reads calls as JSON objects, and the text around them.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +22,36 @@ from mlx_provider.records import (
     claimed,
     read_json,
 )
+
+
+@dataclass
+class Edges:
+    emit: Emit
+    begun: bool = False
+    held: str = ""
+
+    def piece(self, text: str) -> None:
+        if not self.begun:
+            text = text.lstrip()
+            self.begun = bool(text)
+        text = self.held + text
+        shown = text.rstrip()
+        self.held = text[len(shown) :]
+        if shown:
+            self.emit(shown)
+
+
+TURN_ENDS = (
+    *("<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "</s>"),
+    *("<|end|>", "<|return|>", "<|call|>", "<|eom|>", "<|eot|>", "<|EOT|>", "<|eos|>", "<eos>"),
+    *("<end_of_turn>", "<turn|>", "<start_function_response>", "<|tool_response>", "<|eoa|>"),
+    *("<|message_sep|>", "<|observation|>", "<|user|>", "<|end_of_sentence|>", "<seed:eos>"),
+    *("<｜end▁of▁sentence｜>", "<｜hy_eos｜>", "<｜hy_eos:opensource｜>", "<|assistant_end|>"),
+    *("<|END_OF_TURN_TOKEN|>", "</longcat_s>", "[e~[", "[EOS]", "[|endofturn|]"),
+    *("<|endofresponse|>", "<|end_of_role|>"),
+)
+"""Of all families: models of one family learn the calls of another."""
+
 
 DEEPEST = 100
 """Levels of nesting; deeper text is no call."""

@@ -1,7 +1,11 @@
-"""`NAME<arg_key>K</arg_key><arg_value>V</arg_value>`: GLM 4.5 to 4.7, Poolside, Hunyuan V3."""
+"""`NAME<arg_key>K</arg_key><arg_value>V</arg_value>`: GLM 4.5 to 4.7, Poolside, Hunyuan V3.
+
+Apertus: a list of objects in which the tool's name is the key of its arguments.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,10 +23,8 @@ from mlx_provider.records import (
 )
 
 from .blocks import JsonBlock
-from .json_text import pass_json
-from .lookahead import ValueTags, behind
-from .schema import Unknown, accepts
-from .values import Arguments, Unreported
+from .json_text import pass_json, read_call, read_whole
+from .values import Arguments, Unknown, Unreported, ValueTags, accept_spaced, accepts, behind
 
 _NAME = re.compile(r"[\w.:/-]*")
 
@@ -241,5 +243,54 @@ PARSERS = (
         name="hy_v3_opensource",
         detect=lambda template: "<tool_sep" in template and OPENSOURCE in template,
         rank=5,
+    ),
+)
+
+
+PREFIX, SUFFIX = "<|tools_prefix|>", "<|tools_suffix|>"
+
+
+def scan_apertus(reader: TextReader, tools: Tools) -> Reading[None]:
+    """`<|tools_prefix|>[{"NAME": {...}}, ...]<|tools_suffix|>`."""
+    yield from reader.expect(PREFIX)
+    yield from reader.space()
+    yield from reader.expect("[")
+    before = reader.calls
+    while True:
+        yield from reader.space()
+        yield from reader.accept(",")
+        yield from reader.space()
+        if (yield from reader.accept("]")):
+            break
+        yield from claimed(_named_call(reader), through(SUFFIX))
+    if reader.calls == before:
+        raise NotACall("an empty list")
+    yield from accept_spaced(reader, SUFFIX)
+
+
+def _named_call(reader: TextReader) -> Reading[None]:
+    """`{"NAME": {...}}`."""
+    yield from reader.expect("{")
+    yield from reader.space()
+    if (yield from reader.at('"')) != '"':
+        raise NotACall("a call is a name and its arguments")
+    name = json.loads((yield from read_whole(reader)))
+    yield from reader.space()
+    yield from reader.expect(":")
+    yield from read_call(reader, name)
+    yield from reader.space()
+    yield from reader.expect("}")
+
+
+APERTUS_PARSERS = (
+    ToolParser(
+        name="apertus",
+        start=PREFIX,
+        end=SUFFIX,
+        scan=scan_apertus,
+        detect=lambda template: PREFIX in template,
+        aliases=("apertus2509",),
+        rank=3,
+        grammar=CallGrammar('{"{name}": ', "}", f"{PREFIX}[", f"]{SUFFIX}", between=", "),
     ),
 )

@@ -19,7 +19,7 @@ from mlx_provider.records import (
 )
 
 from .json_text import pass_json, read_whole
-from .schema import as_json, functions, is_text, listed, properties, types
+from .values import as_json, functions, is_text, listed, properties, types
 
 OPEN, CLOSE = "<function name=", "</function>"
 CDATA, CDATA_END = "<![CDATA[", "]]>"

@@ -25,8 +25,7 @@ from mlx_provider.records import (
 )
 
 from .json_text import ignore
-from .lookahead import behind
-from .schema import as_json, functions
+from .values import as_json, behind, functions
 
 
 def _object(items: Any) -> str:

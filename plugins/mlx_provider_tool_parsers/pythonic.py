@@ -21,8 +21,8 @@ from mlx_provider.records import (
     report_call,
 )
 
-from .calling_text import OPENER as CALLING
-from .calling_text import scan_calling
+from .json_blocks import OPENER as CALLING
+from .json_blocks import scan_calling
 
 _HEAD = re.compile(r"[\w.]*")
 _ESCAPES = frozenset("\\'\"abfnrtvxuUN01234567\n")

@@ -10,9 +10,9 @@ from mlx_provider import CallGrammar, ToolParser
 from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, through
 
 from .blocks import JsonBlock
+from .harmony import kimi_name, read_unnamed
 from .json_text import ignore, read_call
-from .kimi_ids import kimi_name, read_unnamed
-from .lookahead import behind
+from .values import behind
 
 _NAME = re.compile(r"[\w.:/-]+")
 _NAME_CHARACTERS = re.compile(r"[\w.:/-]*")

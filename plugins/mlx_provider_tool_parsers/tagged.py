@@ -18,9 +18,16 @@ from mlx_provider.records import (
 
 from .blocks import JsonBlock
 from .json_text import ignore, pass_json
-from .lookahead import ValueTags, accept_spaced, behind
-from .schema import Unknown, accepts, properties
-from .values import Arguments, Unreported
+from .values import (
+    Arguments,
+    Unknown,
+    Unreported,
+    ValueTags,
+    accept_spaced,
+    accepts,
+    behind,
+    properties,
+)
 
 _NAME = re.compile(r"""\bname\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>"']+))""")
 _STRING = re.compile(r"""\bstring\s*=\s*["']?(true|false)""")

@@ -1,15 +1,266 @@
-"""Arguments between tags: values are bare text, with types from the tool's schema."""
+"""Lookahead: later text of a reply decides how a reader continues.
+
+Names and types from a request's tools, and conversion of values to them.
+
+Arguments between tags: values are bare text, with types from the tool's schema.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
-from mlx_provider.records import Tools
+from mlx_provider.records import (
+    NotACall,
+    Reading,
+    TextReader,
+    Tools,
+    listed_parameters,
+    listed_values,
+    type_of,
+    value_types,
+)
 
-from .lookahead import Repeats
-from .schema import Unknown, as_json, is_text, listed, types
+from .json_text import ignore
+
+
+def behind(reader: TextReader, opener: str, *wanted: str) -> Reading[str]:
+    """The text of `wanted` after `opener` and white space. Reads nothing."""
+    mark = reader.mark()
+    yield from reader.accept(opener)
+    yield from reader.space()
+    found = yield from reader.at(*wanted)
+    reader.rewind(mark)
+    return found
+
+
+def accept_spaced(reader: TextReader, *wanted: str) -> Reading[str]:
+    mark = reader.mark()
+    yield from reader.space()
+    found = yield from reader.accept(*wanted)
+    if found:
+        reader.release()
+    else:
+        reader.rewind(mark)
+    return found
+
+
+def closes(reader: TextReader, closer: str, *following: str) -> Reading[bool]:
+    """Read `closer` if one of `following` or the end of the reply follows it."""
+    mark = reader.mark()
+    reader.skip(len(closer))
+    yield from reader.space()
+    found = yield from reader.at(*following)
+    if found or not (yield from reader.peek()):
+        reader.release()
+        return True
+    reader.rewind(mark)
+    return False
+
+
+Repeats = Literal["mistake", "apart", "text"]
+"""A closing tag directly before another one is the end of the value (the other one is a mistake),
+the same only with white space between them (`apart`), or text of the value."""
+
+
+@dataclass(frozen=True)
+class ValueTags:
+    """Tags around values. All but `value_end` and `key` may be empty."""
+
+    opener: str
+    """Prefix of an opening tag of values, such as `<parameter`."""
+    value_end: str
+    key: str
+    call_end: str
+    block_end: str
+    calls: tuple[str, ...]
+
+    def closes(self, reader: TextReader, depth: int, repeats: Repeats) -> Reading[bool]:
+        """Read the closing tag here if it ends its value. Tags must follow, up to the next call or
+        the end of the reply. If text follows, no later closing tag may be left over. `depth`:
+        opening tags in the value that are not closed. Raises `NotACall` if either of two closing
+        tags can be the end."""
+        start = reader.mark()
+        reader.skip(len(self.value_end))
+        space = yield from reader.space()
+        while repeated := (yield from reader.at(self.value_end)):
+            if depth or repeats == "text":
+                break
+            if repeats == "apart" and not space:
+                raise NotACall("a closing tag stands twice")
+            reader.skip(len(repeated))
+            space = yield from reader.space()
+        end = reader.mark()
+        closed = not repeated and (yield from self._ends(reader, depth))
+        reader.rewind(end)
+        if closed:
+            reader.release()
+        else:
+            reader.rewind(start)
+        return closed
+
+    def _ends(self, reader: TextReader, depth: int) -> Reading[bool]:
+        found = yield from reader.at(*filter(None, (self.key, self.call_end, self.block_end)))
+        if not found:
+            return not (yield from reader.peek())
+        if found != self.key:
+            return (yield from self._clean_end(reader))
+        return not depth or not (yield from self.is_left_over(reader))
+
+    def _clean_end(self, reader: TextReader) -> Reading[bool]:
+        """Read the end of a call. True: only another call can follow, or no closing tag of a value
+        is left over."""
+        for tag in filter(None, (self.call_end, self.block_end)):
+            yield from reader.accept(tag)
+            yield from reader.space()
+        if not (yield from reader.peek()) or (yield from reader.at(*self.calls)):
+            return True
+        return not (yield from self.is_left_over(reader, to_end=True))
+
+    def is_left_over(self, reader: TextReader, *, to_end: bool = False) -> Reading[bool]:
+        """Read up to a closing tag without an opening one. False: there is none before the end of
+        the call, or `to_end` of the reply."""
+        depth = 0
+        wanted = (self.opener, self.value_end, *([] if to_end else [self.call_end]))
+        while found := (yield from reader.pass_until(wanted, ignore)):
+            reader.skip(len(found))
+            if found == self.opener:
+                depth += 1
+            elif found == self.value_end:
+                if not depth:
+                    return True
+                depth -= 1
+            elif (yield from self._calls_end(reader)):
+                return False
+        return False
+
+    def _calls_end(self, reader: TextReader) -> Reading[bool]:
+        yield from reader.space()
+        ends = tuple(filter(None, (self.block_end, *self.calls)))
+        return bool((yield from reader.at(*ends))) or not (yield from reader.peek())
+
+
+Unknown = Literal["string", "json"]
+"""A value of unknown type: `string` is text, unless it is a JSON object or list; `json` is any
+JSON, if it parses."""
+
+
+def functions(tools: Tools) -> dict[str, Mapping[str, Any]]:
+    found = (tool.get("function", tool) for tool in tools)
+    return {x["name"]: x for x in found if isinstance(x, Mapping) and "name" in x}
+
+
+def accepts(tools: Tools) -> Callable[[str], bool]:
+    """Without tools, every name is valid."""
+    names = frozenset(functions(tools))
+    return lambda name: not names or name in names
+
+
+def properties(tools: Tools, name: str) -> Mapping[str, Any]:
+    return listed_parameters(functions(tools).get(name, {}).get("parameters"))[0]
+
+
+def types(tools: Tools, name: str, key: str) -> frozenset[str]:
+    """JSON types of a parameter; empty: unknown."""
+    return value_types(*_parameter(tools, name, key))
+
+
+def listed(tools: Tools, name: str, key: str) -> list[Any]:
+    """Values of an `enum` or similar list; empty: none."""
+    return listed_values(*_parameter(tools, name, key)) or []
+
+
+def _parameter(tools: Tools, name: str, key: str) -> tuple[Any, Mapping[str, Any]]:
+    root = functions(tools).get(name, {}).get("parameters")
+    return properties(tools, name).get(key), root if isinstance(root, Mapping) else {}
+
+
+def is_text(wanted: frozenset[str], unknown: Unknown) -> bool:
+    return wanted == {"string"} if wanted else unknown == "string"
+
+
+def as_json(
+    text: str, wanted: frozenset[str], unknown: Unknown, members: Sequence[Any] = ()
+) -> str:
+    """Bare text as JSON of a type that its schema allows. `members`: the values that the schema
+    lists. A value of no allowed type stays a string, so that the client's validation reports it."""
+    if not wanted and unknown == "string":
+        return _container(text) or json.dumps(text, ensure_ascii=False)
+    converted = _converted(text, wanted)
+    if members and json.loads(converted) not in members and text.strip() in members:
+        return json.dumps(text.strip(), ensure_ascii=False)
+    return converted
+
+
+def _converted(text: str, wanted: frozenset[str]) -> str:
+    if wanted == {"string"}:
+        return json.dumps(text, ensure_ascii=False)
+    bare = text.strip()
+    if bare.lower() in ("null", "none") and ("null" in wanted or "string" not in wanted):
+        return "null"
+    if "string" in wanted and not wanted & _structured:
+        return json.dumps(text, ensure_ascii=False)
+    if bare in ("True", "False") and ("boolean" in wanted or not wanted):
+        return bare.lower()
+    if "boolean" in wanted and bare.lower() in ("true", "false"):
+        return bare.lower()
+    if wanted & {"integer", "number"} and _WHOLE.fullmatch(bare):
+        return str(int(bare))
+    literal = _literal(bare)
+    if literal is None or not _fits(literal, wanted):
+        return json.dumps(text, ensure_ascii=False)
+    return literal
+
+
+_WHOLE = re.compile(r"[-+]?\d{1,300}")
+_structured = frozenset({"object", "array", "integer", "number", "boolean"})
+
+
+def _container(text: str) -> str:
+    bare = text.strip()
+    if bare[:1] not in ("{", "["):
+        return ""
+    try:
+        json.loads(bare, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return ""
+    return bare
+
+
+def _literal(text: str) -> str | None:
+    """JSON text of a JSON or Python literal; `None`: not a literal."""
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        return None
+    except ValueError:
+        pass
+    else:
+        return text
+    try:
+        value = ast.literal_eval(text)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _fits(literal: str, wanted: frozenset[str]) -> bool:
+    if not wanted:
+        return True
+    found = type_of(json.loads(literal))
+    if found == "integer" and "number" in wanted:
+        return True
+    if found == "number" and "integer" in wanted:
+        return float(literal).is_integer()
+    return found in wanted
 
 
 class Report(Protocol):

@@ -9,8 +9,8 @@ from pathlib import Path
 from mlx_provider import LoadOptions
 from mlx_provider.families.checkpoint import DEFAULT_CONTEXT, read_json
 from mlx_provider.families.tokenizer import load_tokenizer
-from mlx_provider.families.vision.calls import load_with_processor
-from mlx_provider.families.vision.info import vision_info
+from mlx_provider.families.vision.loading import load_with_processor
+from mlx_provider.families.vision.model import vision_info
 
 from .model import UNKNOWN_PIXELS, AnyVisionModel, image_text
 from .proof import problem_of

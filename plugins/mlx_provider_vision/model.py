@@ -27,10 +27,9 @@ from mlx_provider import (
 from mlx_provider.families.caches import row_cache
 from mlx_provider.families.logits import Path, find_backbone, last_token, narrowed, rows_at
 from mlx_provider.families.tokenizer import HFTokenizer, Hidden
-from mlx_provider.families.vision.calls import language_logits, model_inputs, prompt_features
-from mlx_provider.families.vision.images import as_image, image_size
-from mlx_provider.families.vision.model import embedded
-from mlx_provider.families.vision.prompt import message_ends, named
+from mlx_provider.families.vision.loading import language_logits, model_inputs, prompt_features
+from mlx_provider.families.vision.model import embedded, message_ends, named
+from mlx_provider.families.vision.patches import as_image, image_size
 
 from . import passes
 

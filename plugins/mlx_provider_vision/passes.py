@@ -11,9 +11,9 @@ import numpy as np
 
 from mlx_provider import MediaSpan, PrefillChunk
 from mlx_provider.families.caches import StateCache, row_cache
-from mlx_provider.families.vision.calls import has_mrope, language_logits, text_rows
+from mlx_provider.families.vision.loading import has_mrope, language_logits, text_rows
 from mlx_provider.families.vision.model import embeddings, pieces
-from mlx_provider.families.vision.positions import chunk_positions, step_positions
+from mlx_provider.families.vision.patches import chunk_positions, step_positions
 
 
 def make_cache(model: Any) -> list[Any]:

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_provider import LoadedModel, MediaItem, PrefillChunk, Prompt
-from mlx_provider.families.trial import failure
+from mlx_provider.families.logits import failure
 
 from .model import AnyVisionModel
 from .separate import SeparateVisionModel

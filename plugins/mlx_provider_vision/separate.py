@@ -23,10 +23,9 @@ from mlx_provider import (
 )
 from mlx_provider.families.caches import row_cache
 from mlx_provider.families.logits import Shown, last_token, narrowed, rows_at
-from mlx_provider.families.vision.calls import has_mrope
-from mlx_provider.families.vision.model import VisionFeatures
-from mlx_provider.families.vision.positions import rotary_positions
-from mlx_provider.families.vision.prompt import message_ends
+from mlx_provider.families.vision.loading import has_mrope
+from mlx_provider.families.vision.model import VisionFeatures, message_ends
+from mlx_provider.families.vision.patches import rotary_positions
 
 from . import passes
 from .model import AnyVisionModel

@@ -20,7 +20,7 @@ import pytest
 
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.gateway.proxy import Proxy, free_port
-from mlx_provider.protocol.figures import Figures, RequestFigures
+from mlx_provider.protocol.health import Figures, RequestFigures
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "agents"
 MODULES = [path.stem for path in EXAMPLE.glob("*.py") if path.stem != "__main__"]

@@ -13,8 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from mlx_provider.gateway.foreground import Ended
-from mlx_provider.gateway.long_command import long_command
+from mlx_provider.gateway.foreground import Ended, long_command
 from mlx_provider_bench.ending import held
 
 pytestmark = pytest.mark.skipif(

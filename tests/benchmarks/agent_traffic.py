@@ -17,8 +17,8 @@ from typing import Any, Literal
 import numpy as np
 
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.prefix_cache.key import CacheKey, Ids, as_ids
-from mlx_provider.engine.prefix_cache.placement import places
+from mlx_provider.engine.prefix_cache.insertion import places
+from mlx_provider.engine.prefix_cache.tree import CacheKey, Ids, as_ids
 from mlx_provider.records import Prompt
 
 STATE_UNITS = 3000

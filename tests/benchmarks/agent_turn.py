@@ -22,16 +22,15 @@ from typing import Any
 
 import mlx_provider
 from device_curves import CHIPS, HOST, MODELS, Estimate
-from mlx_provider.client.in_process import InProcessClient
+from mlx_provider.client.connection import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.speculation.policy import Policy
 from mlx_provider.engine.step.schedule import Schedule
 from mlx_provider.protocol.events import Delta, Done, Event, Failed, Usage
-from mlx_provider.protocol.options import ModelOptions
-from mlx_provider.protocol.requests import GenerateRequest
-from mlx_provider.protocol.sampling import Sampling
-from mlx_provider.serving import engine_builder, sparse_prefill, structure
+from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampling
+from mlx_provider.serving import drafting as sparse_prefill
+from mlx_provider.serving import engine_builder, structure
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny import build
 from mlx_provider.testing.tiny.tokenizers import QWEN

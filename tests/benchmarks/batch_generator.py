@@ -21,7 +21,7 @@ import numpy as np
 
 from batching_subjects import BatchGeneratorSubject, Ours, Run, Subject, run
 from mlx_provider.commands import load_model
-from mlx_provider.families.patching import Unpatched
+from mlx_provider.families.layers import Unpatched
 from mlx_provider.records import LoadedModel
 from mlx_provider_bench.report import Result, surroundings
 from mlx_provider_bench.subjects.batching import Job

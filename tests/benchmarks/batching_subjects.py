@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mlx_provider.engine.execution.probe import probe
-from mlx_provider.families.patching import Unpatched
+from mlx_provider.families.layers import Unpatched
 from mlx_provider.records import LoadedModel
 from mlx_provider.testing.driver import new_request
 from mlx_provider_bench.subjects.batching import Job, TimedOutput, server_engine

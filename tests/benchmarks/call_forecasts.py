@@ -19,7 +19,7 @@ from typing import Any
 from mlx_provider import LoadOptions
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
 from mlx_provider.chat.constraints.forecast import CallForecast, CallMatchers
-from mlx_provider.chat.constraints.written import written_calls
+from mlx_provider.chat.constraints.readable import written_calls
 from mlx_provider.engine.speculation.policy import Policy
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import load_text
@@ -28,8 +28,7 @@ from mlx_provider.records import Drafting, ToolParser
 from mlx_provider.testing.driver import new_engine, new_request, run
 from mlx_provider.testing.tiny import build
 from mlx_provider_bench.report import Result, surroundings
-from mlx_provider_drafters.forced_text import ForcedText
-from mlx_provider_drafters.lookup import Lookup
+from mlx_provider_drafters.lookup import ForcedText, Lookup
 from mlx_provider_eval.scenario import read, shipped
 from reciting import Reciting
 from right_replies import right

@@ -19,8 +19,7 @@ from mlx_lm.models.base import scaled_dot_product_attention
 from kernel_count import fused, nodes
 from mlx_provider.upstream.cache_classes import KVCache
 from mlx_provider.upstream.mlx_lm import quantised
-from mlx_provider.upstream.shared_attention import _partial
-from mlx_provider.upstream.shared_kv import Shared, cut
+from mlx_provider.upstream.shared_kv import Shared, _partial, cut
 from shared_prefix import GROUP, SIZES
 
 BLOCK = 256

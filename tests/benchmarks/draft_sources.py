@@ -15,7 +15,7 @@ from mlx_provider.commands import load_model
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.request import Request
 from mlx_provider.engine.scheduling.costs import Costs
-from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.records import LoadedModel
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.prefix_cache.key import CacheKey, as_ids
+from mlx_provider.engine.prefix_cache.tree import CacheKey, as_ids
 from mlx_provider.testing.driver import Calls
 
 

@@ -20,11 +20,10 @@ from statistics import median
 from typing import Any
 
 from mlx_provider.client.generation import EngineClient
-from mlx_provider.gateway.apart import gateway_apart
 from mlx_provider.gateway.config import proxy_config
 from mlx_provider.gateway.proxy import Proxy
-from mlx_provider.protocol.requests import GenerateRequest
-from mlx_provider.protocol.sampling import Sampling
+from mlx_provider.gateway.start import gateway_apart
+from mlx_provider.protocol.requests import GenerateRequest, Sampling
 from mlx_provider_bench.report import Result, against, print_rows, surroundings
 from mlx_provider_bench.servers.client import Answer, Client, Messages, Run
 from mlx_provider_bench.servers.processes import Kind, Server
@@ -127,7 +126,7 @@ def _alone(
 async def _read(engine: EngineClient, plan: Plan, messages: Messages, again: bool) -> Answer:
     from mlx_provider.litellm.call import Deadline
     from mlx_provider.litellm.streams import AsyncReplyStream, Reply
-    from mlx_provider.protocol.options import OperatorOptions
+    from mlx_provider.protocol.requests import OperatorOptions
 
     request = GenerateRequest(
         model=plan.model,

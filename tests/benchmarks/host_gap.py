@@ -25,7 +25,7 @@ from mlx_provider.engine.execution import draws as drawing
 from mlx_provider.engine.execution.decode_batch import DecodeBatch
 from mlx_provider.engine.execution.grouped_kv import EarlyStart
 from mlx_provider.engine.request import SamplingParams
-from mlx_provider.engine.speculation.asks import Ask, Asks
+from mlx_provider.engine.speculation.costs import Ask, Asks
 from mlx_provider.engine.speculation.policy import Policy
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import load_text

@@ -20,8 +20,7 @@ from pathlib import Path
 import mlx_provider
 from mlx_provider.config import EngineSettings
 from mlx_provider.cores import cores
-from mlx_provider.protocol.options import ModelOptions
-from mlx_provider.protocol.requests import GenerateRequest
+from mlx_provider.protocol.requests import GenerateRequest, ModelOptions
 from mlx_provider.server.run import SWITCH
 from mlx_provider.serving.prompt import prepare
 from mlx_provider.serving.service import ChatService

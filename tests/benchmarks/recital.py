@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_provider.chat.constraints.written import written_calls
+from mlx_provider.chat.constraints.readable import written_calls
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.request import Request
 from mlx_provider.families.vision.patch_model import PatchVisionModel

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlx_provider.wire.anthropic.messages import chat_messages
+from mlx_provider.wire.anthropic.request import chat_messages
 from mlx_provider.wire.responses.conversation import messages_of
 
 RECORDED = Path(__file__).parents[1] / "data" / "requests"

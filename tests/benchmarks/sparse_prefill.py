@@ -21,9 +21,9 @@ from mlx_provider.engine.execution.calibration import calibrate
 from mlx_provider.engine.execution.probe import Probe, probe
 from mlx_provider.engine.request import Request
 from mlx_provider.engine.scheduling.costs import Costs, Curve
-from mlx_provider.engine.sparse_prefill.sparse_prefill import SparsePrefill
+from mlx_provider.engine.sparse_prefill import SparsePrefill
 from mlx_provider.errors import MLXProviderError
-from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.records import LoadedModel, Prompt, ScoresPrompts
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of

@@ -32,13 +32,13 @@ from mlx_provider.engine.scheduling.costs import Costs, Curve
 from mlx_provider.engine.speculation.policy import Policy
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.errors import MLXProviderError
-from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.records import Drafting, LoadedModel
 from mlx_provider.records.drafter import MOST_DRAFTS
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of
 from mlx_provider.testing.driver import new_request
-from mlx_provider.testing.oracle import Oracle
+from mlx_provider.testing.schedules import Oracle
 from mlx_provider_bench.report import Result, against, print_rows, size_of, surroundings
 from mlx_provider_bench.subjects.batching import Job, TimedOutput, server_engine
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlx_provider.chat.constraints.readable import check_readable
-from mlx_provider.chat.constraints.written import written_call
+from mlx_provider.chat.constraints.readable import check_readable, written_call
 from mlx_provider.errors import BadRequest
 from mlx_provider.testing.conformance.calls import (
     ODD_NAME,

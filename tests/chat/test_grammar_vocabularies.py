@@ -11,8 +11,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from mlx_provider.chat.constraints import compiler as compiling
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
+from mlx_provider.chat.constraints.readable import written_call
 from mlx_provider.chat.constraints.vocabulary import grammar_tokenizer
-from mlx_provider.chat.constraints.written import written_call
 from mlx_provider.errors import BadRequest
 from mlx_provider.records import CallGrammar
 from mlx_provider.testing.byte_model import MARKERS, ByteModel, byte_model, byte_tokenizer

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from mlx_provider.chat.media import decode as media_decode
-from mlx_provider.chat.media.load import MediaPolicy, load_media
-from mlx_provider.chat.media.room import MediaRoom
+from mlx_provider.chat.media.load import MediaPolicy, MediaRoom, load_media
 from mlx_provider.chat.messages.normalise import normalise
 from mlx_provider.chat.messages.parts import Detail, MediaRef
 from mlx_provider.errors import MediaError, Overloaded, RequestFailed

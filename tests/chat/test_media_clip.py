@@ -20,8 +20,8 @@ import pytest
 from PIL import Image
 
 from mlx_provider.chat.media.clip import Clip, container
+from mlx_provider.chat.media.fetch import MediaPolicy
 from mlx_provider.chat.media.load import load_media
-from mlx_provider.chat.media.policy import MediaPolicy
 from mlx_provider.chat.messages.normalise import normalise
 from mlx_provider.errors import MediaError
 
@@ -134,7 +134,7 @@ def test_a_killed_engine_leaves_neither_a_process_nor_a_file(tmp_path: Path) -> 
     (tmp_path / "cv2.py").write_text("import time\ntime.sleep(600)\n")  # decoding never ends
     engine = (
         "from mlx_provider.chat.media.clip import Clip; "
-        "from mlx_provider.chat.media.policy import MediaPolicy; "
+        "from mlx_provider.chat.media.fetch import MediaPolicy; "
         "Clip(b'RIFF....AVI ', '').frames(MediaPolicy())"
     )
     kept = tmp_path / "kept"

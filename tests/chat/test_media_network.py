@@ -12,15 +12,15 @@ import httpx
 import pytest
 from PIL import Image
 
-from mlx_provider.chat.media.fetch import Source
-from mlx_provider.chat.media.load import MediaPolicy, load_media
-from mlx_provider.chat.media.network import (
+from mlx_provider.chat.media.fetch import (
     HostRefused,
+    Source,
     _CheckedTransport,
     fetch_remote,
     is_disguised,
     is_public,
 )
+from mlx_provider.chat.media.load import MediaPolicy, load_media
 from mlx_provider.chat.messages.parts import MediaRef
 from mlx_provider.errors import MediaError
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.chat.constraints.one_terminal import escaped_regex
-from mlx_provider.chat.constraints.written import written_call
+from mlx_provider.chat.constraints.readable import written_call
+from mlx_provider.chat.constraints.schema import escaped_regex
 from mlx_provider.errors import BadRequest
 from mlx_provider.records import ToolParser
 from mlx_provider.testing.conformance.calls import read

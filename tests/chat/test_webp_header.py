@@ -8,8 +8,7 @@ import struct
 import pytest
 from PIL import Image
 
-from mlx_provider.chat.media.decode import open_picture, rgb_pixels
-from mlx_provider.chat.media.webp import CHUNKS, read_header
+from mlx_provider.chat.media.decode import CHUNKS, open_picture, read_header, rgb_pixels
 from mlx_provider.errors import MediaError
 
 

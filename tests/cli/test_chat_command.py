@@ -11,8 +11,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from mlx_provider.cli.app import build
-from mlx_provider.cli.chat import Conversation
-from mlx_provider.client.in_process import InProcessClient
+from mlx_provider.cli.demo import Conversation
+from mlx_provider.client.connection import InProcessClient
 from mlx_provider.errors import BadRequest, ContextTooLong, ModelNotFound, RequestFailed
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.events import (
@@ -129,7 +129,7 @@ def test_a_model_that_does_not_exist_is_an_error_before_the_first_line(
 def test_a_chat_in_a_terminal_goes_on_after_an_error_and_reports_it_at_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mlx_provider.cli.chat.is_terminal", lambda: True)
+    monkeypatch.setattr("mlx_provider.cli.demo.is_terminal", lambda: True)
     for scripts, code in (([ContextTooLong("no"), END], None), ([END, ContextTooLong("no")], 1)):
         shown, error = talk(monkeypatch, Scripted(*scripts), "hello\nagain\n")
         assert "error: no" in shown

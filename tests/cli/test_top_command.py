@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mlx_provider.cli.app import build
-from mlx_provider.protocol.figures import (
+from mlx_provider.protocol.health import (
     EngineFigures,
     Figures,
     Lookup,

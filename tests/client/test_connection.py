@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from mlx_provider.client import connection
-from mlx_provider.client.connection import Connections, connect
+from mlx_provider.client.connection import Connections, InProcessClient, connect
 from mlx_provider.client.http import HttpClient
-from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.errors import BadRequest, EngineUnavailable, Unauthorized
 from mlx_provider.protocol.events import Done
 

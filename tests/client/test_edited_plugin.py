@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.client.address import Address
 from mlx_provider.client.http import HttpClient
+from mlx_provider.client.stream_connection import Address
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.protocol.events import Done
 from mlx_provider.protocol.requests import GenerateRequest
@@ -159,7 +159,7 @@ def test_two_gateways_with_other_settings_do_not_fight(
 
 
 def gateway(local: Any, **environment: str) -> HttpClient:
-    from mlx_provider.client.identity import identity
+    from mlx_provider.client.runtime_folder import identity
 
     here = local.runtime(**environment)
     client = HttpClient(
@@ -192,7 +192,7 @@ def test_a_name_that_is_found_anew_is_not_another_plugin(toys: Toys, toy: Path) 
 import sys
 sys.path.insert(0, {str(toys.folder)!r})
 from importlib.metadata import EntryPoint
-from mlx_provider.registry.sources import times
+from mlx_provider.registry.discovery import times
 for module in ("toy", "space.inner", "alone", "toy.part", "nowhere", "nowhere.else"):
     print(sorted(times(EntryPoint("x", module, "mlx_provider"))))
 """

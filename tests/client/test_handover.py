@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from mlx_provider.client import http
-from mlx_provider.client import identity as identity_module
-from mlx_provider.client.address import Address
+from mlx_provider.client import runtime_folder as identity_module
 from mlx_provider.client.http import HttpClient
-from mlx_provider.client.identity import differences, identity, summary
+from mlx_provider.client.runtime_folder import differences, identity, summary
+from mlx_provider.client.stream_connection import Address
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.protocol.requests import GenerateRequest
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.client.address import Address
 from mlx_provider.client.http import HttpClient
+from mlx_provider.client.stream_connection import Address
 from mlx_provider.errors import (
     BadRequest,
     ContextTooLong,

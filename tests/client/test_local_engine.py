@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.client.lifecycle import LocalEngine
+from mlx_provider.client.connection import LocalEngine
 from mlx_provider.client.runtime_folder import EngineLock, prepare
 from mlx_provider.config import Runtime
 from mlx_provider.errors import BadRequest, EngineUnavailable, NotInstalled
@@ -24,9 +24,9 @@ RACER = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from mlx_provider.client.address import Address
+from mlx_provider.client.stream_connection import Address
 from mlx_provider.client.http import HttpClient
-from mlx_provider.client.lifecycle import LocalEngine
+from mlx_provider.client.connection import LocalEngine
 from mlx_provider.config import Runtime
 from mlx_provider.protocol.requests import GenerateRequest
 

@@ -16,11 +16,9 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.client.address import Address
 from mlx_provider.client.control_connection import ControlConnection
 from mlx_provider.client.generation import Generation
-from mlx_provider.client.retry import NotTaken
-from mlx_provider.client.stream_connection import Endpoint
+from mlx_provider.client.stream_connection import Address, Endpoint, NotTaken
 from mlx_provider.errors import EngineDied, EngineUnavailable
 from mlx_provider.protocol.events import EVENT_BATCH, Accepted, Delta, Done, Failed, Timings, Usage
 

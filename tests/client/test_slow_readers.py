@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.client.reply_events import READ_AHEAD
-from mlx_provider.client.wire import EventLines
-from mlx_provider.protocol.compaction import JOINED, size
-from mlx_provider.protocol.event_queue import TAKEN, UNREAD_LIMIT, EventQueue
+from mlx_provider.client.generation import READ_AHEAD
+from mlx_provider.client.stream_connection import EventLines
+from mlx_provider.protocol.event_queue import JOINED, TAKEN, UNREAD_LIMIT, EventQueue, size
 from mlx_provider.protocol.events import EVENT_BATCH, Delta, Done, Failed, Finish, TokenLogprob
 from mlx_provider.protocol.events import ToolCallDelta as Call
 

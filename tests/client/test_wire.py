@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_provider.client.address import Address, parse_address
-from mlx_provider.client.wire import EventLines, error_of, parse_health
+from mlx_provider.client.stream_connection import (
+    Address,
+    EventLines,
+    error_of,
+    parse_address,
+    parse_health,
+)
 from mlx_provider.errors import BadRequest, EngineUnavailable, Unauthorized
 from mlx_provider.protocol.events import EVENT_BATCH, Delta
 

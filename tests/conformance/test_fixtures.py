@@ -12,7 +12,7 @@ import pytest
 from mlx_provider.testing.pytest_plugin import EACH_CACHE
 from mlx_provider.testing.scripted import Call, Step, script
 from mlx_provider.testing.tiny import FAMILIES, family_named
-from mlx_provider.testing.tiny.greedy import greedy
+from mlx_provider.testing.tiny.models import greedy
 
 ASKED = script(Step("Looking.", (Call("bash", {"command": "ls"}),)))
 BASH = {

@@ -17,8 +17,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from mlx_provider.client.http import HttpClient
-from mlx_provider.client.identity import identity
-from mlx_provider.client.runtime_folder import EngineLock
+from mlx_provider.client.runtime_folder import EngineLock, identity
 from mlx_provider.doctor import (
     Finding,
     Subject,

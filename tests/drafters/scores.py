@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.sparse_prefill.sparse_prefill import SparsePrefill
+from mlx_provider.engine.sparse_prefill import SparsePrefill
 from mlx_provider.testing.driver import new_engine
 
 LEAST = 256

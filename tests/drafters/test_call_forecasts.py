@@ -24,9 +24,8 @@ from mlx_provider.records import CallGrammar, Drafting, ReasoningParser, ToolPar
 from mlx_provider.serving.structure import ThinkingBudget
 from mlx_provider.testing.byte_model import ENDS, byte_tokenizer
 from mlx_provider.testing.driver import TokenOutput, new_engine, new_request, output_of, run
-from mlx_provider.testing.oracle import Eager
-from mlx_provider_drafters.forced_text import ForcedText
-from mlx_provider_drafters.lookup import Lookup
+from mlx_provider.testing.schedules import Eager
+from mlx_provider_drafters.lookup import ForcedText, Lookup
 from quantised import quantise
 from reciting import Reciting
 from references import alone

@@ -16,7 +16,7 @@ from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import Drafting
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from mlx_provider.testing.oracle import Eager
+from mlx_provider.testing.schedules import Eager
 from mlx_provider_drafters.draft_model import DraftModel
 from mlx_provider_drafters.lookup import Lookup
 from reciting import Reciting

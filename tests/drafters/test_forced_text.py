@@ -20,9 +20,8 @@ from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import CallGrammar, Drafting, LoadedModel
 from mlx_provider.testing.byte_model import ENDS, byte_tokenizer
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run, steps_of
-from mlx_provider.testing.oracle import Oracle
-from mlx_provider_drafters.forced_text import ForcedText
-from mlx_provider_drafters.lookup import Lookup
+from mlx_provider.testing.schedules import Oracle
+from mlx_provider_drafters.lookup import ForcedText, Lookup
 from quantised import quantise
 
 VOCAB = 384

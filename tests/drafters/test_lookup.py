@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_provider.records import DraftRow
-from mlx_provider_drafters.lookup import PIECE, Lookup
-from mlx_provider_drafters.ngrams import LONGEST, MIN_MATCH_TOKENS, Ngrams
+from mlx_provider_drafters.lookup import LONGEST, MIN_MATCH_TOKENS, PIECE, Lookup, Ngrams
 
 WORDS = st.lists(st.integers(0, 3), max_size=60)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlx_provider.engine.sparse_prefill.selection import CHUNK, FIRST, LAST, Nonsense, kept_places
+from mlx_provider.engine.sparse_prefill import CHUNK, FIRST, LAST, Nonsense, kept_places
 
 ALWAYS = FIRST // CHUNK + LAST // CHUNK
 

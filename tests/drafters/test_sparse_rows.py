@@ -15,14 +15,14 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution.mixed_chunk import MixedChunk
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
-from mlx_provider.engine.sparse_prefill.passes import problem, run_alone
+from mlx_provider.engine.sparse_prefill import problem, run_alone
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import new_request, output_of, run
-from mlx_provider.testing.oracle import Eager, Oracle
+from mlx_provider.testing.schedules import Eager, Oracle
 from mlx_provider.testing.tiny import build
 from mlx_provider.upstream.cache_classes import KVCache
 from mlx_provider.upstream.sparse_cache import SparseKVCache, sparse

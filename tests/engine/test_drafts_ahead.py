@@ -14,13 +14,13 @@ from mlx_provider import LoadOptions
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
-from mlx_provider.engine.speculation.asks import Ask, Asks
+from mlx_provider.engine.speculation.costs import Ask, Asks
 from mlx_provider.engine.speculation.policy import Policy
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import DraftRow, Unread
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from mlx_provider.testing.oracle import Eager, Oracle
+from mlx_provider.testing.schedules import Eager, Oracle
 from mlx_provider.testing.tiny import build
 from references import alone
 

@@ -12,7 +12,7 @@ import pytest
 
 from mlx_provider import PrefillChunk
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.execution.mixed_batch import MixedBatches
+from mlx_provider.engine.execution.mixed_chunk import MixedBatches
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.execution.sampler import draw
 from mlx_provider.engine.prefix_cache.cache import PrefixCache

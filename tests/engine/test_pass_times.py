@@ -12,8 +12,7 @@ import pytest
 
 from mlx_provider import MediaSpan, PrefillChunk
 from mlx_provider.engine.request import Phase
-from mlx_provider.engine.scheduling.costs import Costs, Curve
-from mlx_provider.engine.scheduling.pass_timer import PassTimer
+from mlx_provider.engine.scheduling.costs import Costs, Curve, PassTimer
 from mlx_provider.engine.scheduling.plan import StepPlan
 from mlx_provider.engine.step import prefill
 from mlx_provider.engine.step.decode import Decode, Decoded

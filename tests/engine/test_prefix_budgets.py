@@ -14,8 +14,8 @@ from mlx_lm.models.cache import RotatingKVCache
 
 from agent_traffic import TAIL, Layers, SimRequest, SyntheticModel, Traffic
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.prefix_cache.key import as_ids
-from mlx_provider.engine.prefix_cache.placement import GRID, WORTH_A_PASS
+from mlx_provider.engine.prefix_cache.insertion import GRID, WORTH_A_PASS
+from mlx_provider.engine.prefix_cache.tree import as_ids
 from mlx_provider.testing.driver import new_request
 from small_budgets import Server, replay, sessions
 

@@ -21,7 +21,7 @@ from agent_traffic import SimRequest, SyntheticModel, Traffic, serve
 from from_disk import restored
 from mlx_provider.engine.prefix_cache.cache import CacheKey, Match, PrefixCache
 from mlx_provider.engine.prefix_cache.disk import DiskTier
-from mlx_provider.engine.prefix_cache.key import as_ids, key_tokens, outside_spans
+from mlx_provider.engine.prefix_cache.tree import as_ids, key_tokens, outside_spans
 from mlx_provider.records import MediaSpan, Prompt
 from mlx_provider.testing.driver import Calls
 

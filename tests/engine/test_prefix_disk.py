@@ -25,8 +25,8 @@ from mlx_provider.engine.prefix_cache import files as prefix_files
 from mlx_provider.engine.prefix_cache import writer
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
 from mlx_provider.engine.prefix_cache.disk import STALE, DiskTier
-from mlx_provider.engine.prefix_cache.key import as_ids
-from mlx_provider.engine.prefix_cache.placement import INSIDE, RECENT
+from mlx_provider.engine.prefix_cache.insertion import INSIDE, RECENT
+from mlx_provider.engine.prefix_cache.tree import as_ids
 from mlx_provider.errors import BadRequest
 from mlx_provider.testing.driver import Calls
 
@@ -385,7 +385,7 @@ CRASH = """
     from mlx_provider.engine.prefix_cache import files as prefix_files
     from mlx_provider.engine.prefix_cache.disk import DiskTier
     from mlx_provider.testing.driver import Calls
-    from mlx_provider.engine.prefix_cache.key import as_ids
+    from mlx_provider.engine.prefix_cache.tree import as_ids
     from mlx_provider.engine.prefix_cache.cache import PrefixCache, CacheKey
 
     model = SyntheticModel("kv")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from agent_traffic import SimRequest, SyntheticModel, Traffic, serve
-from mlx_provider.engine.prefix_cache import placement
+from mlx_provider.engine.prefix_cache import insertion as placement
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
-from mlx_provider.engine.prefix_cache.placement import GRID, INSIDE, RECENT, places
+from mlx_provider.engine.prefix_cache.insertion import GRID, INSIDE, RECENT, places
 from mlx_provider.records import MediaSpan, Prompt
 
 KEY = CacheKey("simulated")

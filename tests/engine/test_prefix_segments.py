@@ -17,11 +17,9 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from mlx_provider.engine.prefix_cache.arrays import ArrayPack
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
-from mlx_provider.engine.prefix_cache.layer_kinds import Kind, Unstorable, kind
-from mlx_provider.engine.prefix_cache.snapshots import take_snapshot
-from mlx_provider.engine.prefix_cache.windows import window_attributes
+from mlx_provider.engine.prefix_cache.layer_kinds import ArrayPack, Kind, Unstorable, kind
+from mlx_provider.engine.prefix_cache.snapshots import take_snapshot, window_attributes
 from mlx_provider.testing.tiny import build
 
 KEY = CacheKey("tiny")

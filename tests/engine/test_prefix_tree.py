@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_provider.engine.prefix_cache.key import Ids, as_ids
 from mlx_provider.engine.prefix_cache.tree import (
+    Ids,
     Node,
     add,
+    as_ids,
     check,
     common,
     new_root,

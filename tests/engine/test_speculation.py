@@ -18,15 +18,15 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.memory import arrays
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
-from mlx_provider.engine.speculation.ahead import allows, masks_ahead
-from mlx_provider.engine.speculation.asks import Ask, Asks
+from mlx_provider.engine.speculation.costs import Ask, Asks
 from mlx_provider.engine.speculation.policy import Policy
 from mlx_provider.engine.speculation.speculation import Source, Speculation
+from mlx_provider.engine.speculation.step import allows, masks_ahead
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.protocol.events import Failed
 from mlx_provider.records import DeviceTokens, DraftRow
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run, steps_of
-from mlx_provider.testing.oracle import Eager, Oracle
+from mlx_provider.testing.schedules import Eager, Oracle
 from mlx_provider.testing.tiny import build
 from references import alone
 

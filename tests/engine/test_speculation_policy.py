@@ -8,9 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from mlx_provider.engine.speculation.costs import KNOWN_TEXT, Kind
-from mlx_provider.engine.speculation.odds import LONGEST_REST, MISSED_PASSES, Odds, RowOdds
 from mlx_provider.engine.speculation.policy import Policy
-from mlx_provider.engine.speculation.trials import ALLOWANCE, REFUSED, SAVED, Trials
+from mlx_provider.engine.speculation.trials import (
+    ALLOWANCE,
+    LONGEST_REST,
+    MISSED_PASSES,
+    REFUSED,
+    SAVED,
+    Odds,
+    RowOdds,
+    Trials,
+)
 from speculation_curves import (
     DEVICES,
     DRAFTERS,

@@ -8,8 +8,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-from mlx_provider.engine.execution.mixed_chunk import Turned
-from mlx_provider.engine.execution.unsettled import Unsettled
+from mlx_provider.engine.execution.mixed_chunk import Turned, Unsettled
 from mlx_provider.upstream.cache_classes import append_behind, take_back, visible_behind
 
 

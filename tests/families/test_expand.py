@@ -15,13 +15,13 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
 from mlx_provider import LoadedModel, LoadOptions
 from mlx_provider.families.checkpoint import read_json
-from mlx_provider.families.expand import expand
-from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.families.layers import expand
+from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.weight_files import weights_dtype, weights_estimate
-from mlx_provider.serving.weights_key import WeightsKey
+from mlx_provider.serving.weights import WeightsKey
 from mlx_provider.testing.tiny import build
-from mlx_provider.testing.tiny.greedy import start
+from mlx_provider.testing.tiny.models import start
 from quantised import FILE, GROUP, quantise
 
 FAMILIES = ("qwen3", "deepseek_v3", "gpt_oss", "qwen3_vl", "qwen3_5_moe")

@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 from mlx_vlm.models.qwen3_5 import gated_delta
 
-from mlx_provider_qwen3_5 import without_metal
-from mlx_provider_qwen3_5.without_metal import fitted, take_smaller_chunks
+from mlx_provider_qwen3_5 import patches
+from mlx_provider_qwen3_5.patches import fitted, take_smaller_chunks
 
 
 def upstreams(function: Any) -> Any:
@@ -47,7 +47,7 @@ def test_with_a_mask_too() -> None:
 @pytest.mark.parametrize("metal", [False, True])
 def test_only_without_metal(metal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx.metal, "is_available", lambda: metal)
-    monkeypatch.setattr(gated_delta, without_metal.CHUNKED, CHUNKED)
+    monkeypatch.setattr(gated_delta, patches.CHUNKED, CHUNKED)
     take_smaller_chunks()
     first = gated_delta.gated_delta_chunked
     take_smaller_chunks()

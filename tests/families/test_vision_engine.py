@@ -13,8 +13,7 @@ from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
 from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of
-from mlx_provider.testing.tiny.greedy import greedy
-from mlx_provider.testing.tiny.media import tiny_image
+from mlx_provider.testing.tiny.models import greedy, tiny_image
 from mlx_provider_vision.loading import load_any
 
 ALL = ["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3"]

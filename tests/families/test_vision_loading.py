@@ -17,8 +17,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from mlx_provider import BadRequest, LoadOptions, MediaError
 from mlx_provider.testing.tiny import build
-from mlx_provider.testing.tiny.greedy import features_of, greedy, start
-from mlx_provider.testing.tiny.media import tiny_image
+from mlx_provider.testing.tiny.models import features_of, greedy, start, tiny_image
 
 from .conftest import PLUGINS, family_of
 

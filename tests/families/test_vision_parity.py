@@ -12,14 +12,14 @@ from PIL import Image
 
 from mlx_provider import LoadedModel, MediaItem, Prompt
 from mlx_provider.engine.execution.grouped_kv import joined
-from mlx_provider.testing.tiny.greedy import (
+from mlx_provider.testing.tiny.models import (
     Started,
     continue_greedily,
     features_of,
     greedy,
     start,
+    tiny_image,
 )
-from mlx_provider.testing.tiny.media import tiny_image
 from mlx_provider.upstream.batch_caches import merged, rows_of
 
 QWEN = ["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]

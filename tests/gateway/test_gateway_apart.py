@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.client.lifecycle import LocalEngine
+from mlx_provider.client.connection import LocalEngine
 from mlx_provider.errors import MLXProviderError
-from mlx_provider.gateway import apart
-from mlx_provider.gateway.engine import warm_up
+from mlx_provider.gateway import start as apart
+from mlx_provider.gateway.progress import warm_up
 from mlx_provider.gateway.proxy import Proxy
 
 

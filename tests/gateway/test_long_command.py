@@ -11,14 +11,13 @@ import sys
 
 import pytest
 
-from mlx_provider.gateway.foreground import PASSED_ON, Ended
-from mlx_provider.gateway.long_command import long_command
+from mlx_provider.gateway.foreground import PASSED_ON, Ended, long_command
 from mlx_provider.isolation import Isolation
 
 LIMIT = 60
 DEAF = """
 import ctypes
-from mlx_provider.gateway.long_command import long_command
+from mlx_provider.gateway.foreground import long_command
 with long_command(None):
     ctypes.CDLL(None).system(b"echo deaf; exec cat")
 """

@@ -16,8 +16,7 @@ import pytest
 
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.gateway.progress import THREAD, engine_watched, load_shown, prefill_shown
-from mlx_provider.protocol.figures import Figures, LoadingFigures, RequestFigures
-from mlx_provider.protocol.health import Health
+from mlx_provider.protocol.health import Figures, Health, LoadingFigures, RequestFigures
 
 
 class Engine:

@@ -9,9 +9,8 @@ from datetime import date
 import pytest
 
 from mlx_provider.engine.memory import RECOMMENDED_SHARE
-from mlx_provider.gateway import recommended
-from mlx_provider.gateway.models import MEMORY_SHARE
-from mlx_provider.gateway.recommended import Machine, table, this_machine, two_for
+from mlx_provider.gateway import models as recommended
+from mlx_provider.gateway.models import MEMORY_SHARE, Machine, table, this_machine, two_for
 
 GB = 10**9
 WORKING_SET = 0.75

@@ -24,11 +24,11 @@ from typer.testing import CliRunner
 from mlx_provider.cli.app import build
 from mlx_provider.client.runtime_folder import holder, is_held
 from mlx_provider.errors import EngineUnavailable
-from mlx_provider.gateway import kept as kept_module
 from mlx_provider.gateway import proxy, standing, start
-from mlx_provider.gateway.kept import Kept, Record, Running
+from mlx_provider.gateway import standing as kept_module
 from mlx_provider.gateway.models import candidate
 from mlx_provider.gateway.proxy import Proxy
+from mlx_provider.gateway.standing import Kept, Record, Running
 from mlx_provider.registry import PluginRegistry
 
 OURS = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "qwen3_vl"})
@@ -259,7 +259,7 @@ def test_down_ends_the_engine_of_a_proxy_that_was_killed(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "mlx_provider.gateway.engine.end_idle_engine", lambda *_, **__: "process 7 has ended"
+        "mlx_provider.gateway.progress.end_idle_engine", lambda *_, **__: "process 7 has ended"
     )
     kept.write(Record(SERVED, 4100))
     code, _, told = invoke("down")

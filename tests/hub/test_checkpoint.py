@@ -25,8 +25,7 @@ from mlx_provider.gateway.models import (
     require_fit,
 )
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.checkpoint import checkpoint
-from mlx_provider.serving.hub import Outline
+from mlx_provider.serving.hub import Outline, checkpoint
 
 REGISTRY = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "text,qwen3_5,reasoning_parsers"})
 GB = 10**9

@@ -6,7 +6,7 @@ import litellm
 import pytest
 
 import mlx_provider.litellm as ours
-from mlx_provider.litellm.registration import register
+from mlx_provider.litellm.patches import register
 from mlx_provider.serving.hub import folder_of
 
 HI = [{"role": "user", "content": "hi"}]

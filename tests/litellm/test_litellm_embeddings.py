@@ -9,7 +9,7 @@ import pytest
 
 from mlx_provider.errors import BadRequest, ContextTooLong, EngineDied, Overloaded
 from mlx_provider.protocol.events import Embedded, ErrorBody, Failed
-from mlx_provider.wire.openai.embed import numbers
+from mlx_provider.wire.openai.routes import numbers
 
 VECTORS = [[0.5, -0.25], [1.0, 0.0], [0.1, 3e38]]
 

@@ -16,8 +16,7 @@ import pytest
 from mlx_provider.chat.constraints import forecast
 from mlx_provider.config import EngineSettings
 from mlx_provider.engine.speculation import speculation
-from mlx_provider.engine.speculation.known_text import KnownText
-from mlx_provider.engine.speculation.policy import Policy
+from mlx_provider.engine.speculation.policy import KnownText, Policy
 from mlx_provider.server.app import EngineApp
 from mlx_provider.server.listen import listen_unix
 from mlx_provider.server.process import EngineServer, LoopDelivery

@@ -9,7 +9,7 @@ from litellm.proxy.types_utils.utils import get_instance_fn
 import mlx_provider.litellm as ours
 from mlx_provider.litellm.call import decoded, encoded
 from mlx_provider.litellm.hook import DeploymentHook
-from mlx_provider.litellm.registration import register
+from mlx_provider.litellm.patches import register
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -24,7 +24,7 @@ def test_registering_twice_registers_once():
     assert registered() == (1, 1)
     register(ours.handler)
     assert registered() == (1, 1)
-    importlib.reload(importlib.import_module("mlx_provider.litellm.registration"))
+    importlib.reload(importlib.import_module("mlx_provider.litellm.patches"))
     assert registered() == (1, 1)
 
 

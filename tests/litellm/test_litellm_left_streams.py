@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.litellm.heartbeat import Pings, beating, closing
+from mlx_provider.litellm.streams import Pings, beating, closing
 
 
 class Wrapper:

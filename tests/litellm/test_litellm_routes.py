@@ -7,7 +7,7 @@ import litellm
 import pytest
 
 from mlx_provider.errors import ContextTooLong
-from mlx_provider.litellm.routes import reads_errors_in_streams
+from mlx_provider.litellm.call import reads_errors_in_streams
 
 PROXY = "litellm.proxy.proxy_server"
 

@@ -7,9 +7,8 @@ from copy import deepcopy
 import pytest
 
 from mlx_provider.errors import BadRequest
-from mlx_provider.litellm.call import Call
-from mlx_provider.litellm.operator import Configured
-from mlx_provider.litellm.translate import generate_requests
+from mlx_provider.litellm.call import Call, generate_requests
+from mlx_provider.litellm.model_info import Configured
 
 HI = [{"role": "user", "content": "hi"}]
 

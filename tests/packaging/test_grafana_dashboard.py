@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.protocol.figures import EngineFigures, Figures
+from mlx_provider.protocol.health import EngineFigures, Figures
 from mlx_provider.serving.metrics import EngineMetrics
 
 DASHBOARD: dict[str, Any] = json.loads(

@@ -28,7 +28,7 @@ from mlx_provider.testing.driver import (
     run,
 )
 from mlx_provider.testing.tiny import build, family_named
-from mlx_provider.testing.tiny.media import tiny_image
+from mlx_provider.testing.tiny.models import tiny_image
 from mlx_provider.upstream import mlx_lm
 
 WIDE_ROPE = {"rope_scaling": {"mrope_section": [8, 4, 4], "rope_type": "default", "type": "mrope"}}

@@ -18,7 +18,7 @@ from mlx_provider.upstream import attention
 from mlx_provider.upstream.batch_caches import merged
 from mlx_provider.upstream.patching import patch
 from mlx_provider_qwen3_5 import load
-from mlx_provider_qwen3_5.padded_attention import KERNEL, PADDED, masked
+from mlx_provider_qwen3_5.patches import KERNEL, PADDED, masked
 
 
 @pytest.fixture

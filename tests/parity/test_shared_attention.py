@@ -11,8 +11,7 @@ from mlx_lm.models.base import scaled_dot_product_attention as upstream
 from mlx_provider.records import Parts, Run
 from mlx_provider.upstream.attention import routed
 from mlx_provider.upstream.cache_classes import KVCache, QuantizedKVCache
-from mlx_provider.upstream.shared_attention import FEW
-from mlx_provider.upstream.shared_kv import Shared, divide
+from mlx_provider.upstream.shared_kv import FEW, Shared, divide
 
 HEADS, KV_HEADS, WIDTH, PREFIX = 4, 2, 64, 70
 SCALE = WIDTH**-0.5

@@ -26,8 +26,9 @@ from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of, run
-from mlx_provider.testing.oracle import Eager, Oracle
-from mlx_provider.upstream import mlx_lm, shared_attention
+from mlx_provider.testing.schedules import Eager, Oracle
+from mlx_provider.upstream import mlx_lm
+from mlx_provider.upstream import shared_kv as shared_attention
 from mlx_provider.upstream.cache_classes import KVCache, QuantizedKVCache
 from mlx_provider.upstream.shared_kv import Prefix, SharedBatchKV, prefix_of
 
@@ -169,7 +170,7 @@ def test_a_hit_on_a_shared_prefix_copies_nothing(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counts the tokens that are copied to new buffers."""
-    from mlx_provider.engine.prefix_cache import rebuild
+    from mlx_provider.engine.prefix_cache import restore as rebuild
 
     copied = []
     joined = rebuild._joined

@@ -6,7 +6,7 @@ import pytest
 
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
 from mlx_provider.chat.constraints.forecast import CallForecast, CallMatchers, call_marker
-from mlx_provider.chat.constraints.written import written_call
+from mlx_provider.chat.constraints.readable import written_call
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.testing.byte_model import ENDS, byte_tokenizer
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider_tool_parsers.turn_ends import TURN_ENDS
+from mlx_provider_tool_parsers.json_text import TURN_ENDS
 
 from .conftest import REASONING_PARSERS, TOOL_PARSERS, WholeReply, read_chunks, tool, written
 

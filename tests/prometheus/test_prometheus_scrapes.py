@@ -20,8 +20,8 @@ from typing import Any
 import httpx
 import pytest
 
-from mlx_provider.client.address import parse_address
 from mlx_provider.client.http import HttpClient
+from mlx_provider.client.stream_connection import parse_address
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.testing.tiny import build
 

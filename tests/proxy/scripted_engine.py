@@ -33,8 +33,7 @@ from mlx_provider.protocol.events import (
     ToolCallDelta,
     Usage,
 )
-from mlx_provider.protocol.figures import Figures
-from mlx_provider.protocol.health import Health
+from mlx_provider.protocol.health import Figures, Health
 from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
 from mlx_provider.serving.interface import Deliver
 

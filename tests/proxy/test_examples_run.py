@@ -10,7 +10,7 @@ import yaml
 from litellm.proxy.types_utils.utils import get_instance_fn
 
 import mlx_provider.litellm as ours
-from mlx_provider.litellm.operator import operator_options
+from mlx_provider.litellm.model_info import operator_options
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -11,7 +11,7 @@ import pytest
 from mlx_provider.config import runtime, state_folder
 from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.proxy import start_proxy
-from mlx_provider.serving.decoding_text import decoding
+from mlx_provider.serving.measurements import decoding
 
 # uvicorn ends a worker whose imports take longer than its health check waits.
 OPTIONS = ("--num_workers", "2", "--timeout_worker_healthcheck", "100")

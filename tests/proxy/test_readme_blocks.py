@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from mlx_provider.gateway.proxy import free_port
-from mlx_provider.litellm.operator import operator_options
+from mlx_provider.litellm.model_info import operator_options
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

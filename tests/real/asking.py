@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_provider.client.generation import EngineClient, Generation
 from mlx_provider.protocol.events import Delta, Done, Failed, Finish, TokenLogprob, Usage
-from mlx_provider.protocol.options import ModelOptions
-from mlx_provider.protocol.requests import GenerateRequest
-from mlx_provider.protocol.sampling import Sampling
+from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampling
 
 if TYPE_CHECKING:
     from .numpy_llama import NumpyLlama

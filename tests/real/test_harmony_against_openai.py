@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from mlx_provider import LoadOptions
-from mlx_provider.chat.constraints.written import written_call
+from mlx_provider.chat.constraints.readable import written_call
 from mlx_provider.chat.output.whole_reply import WholeReply, read_chunks
 from mlx_provider.engine.detokenizer import token_bytes
-from mlx_provider.families.tokenizer.loading import load_tokenizer
+from mlx_provider.families.tokenizer.hf_tokenizer import load_tokenizer
 from mlx_provider.testing.conformance.calls import PLAIN, SCHEMA
 from mlx_provider_tool_parsers import harmony
 

@@ -14,12 +14,11 @@ from llguidance import LLTokenizer
 
 from mlx_provider import LoadOptions
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
-from mlx_provider.chat.constraints.literal import INDENTED, ONE_LINE, Spaces
+from mlx_provider.chat.constraints.readable import written_call
+from mlx_provider.chat.constraints.schema import INDENTED, ONE_LINE, Spaces
 from mlx_provider.chat.constraints.thoughts import Thoughts
 from mlx_provider.chat.constraints.vocabulary import grammar_tokenizer
-from mlx_provider.chat.constraints.written import written_call
-from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer
-from mlx_provider.families.tokenizer.loading import load_tokenizer
+from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer, load_tokenizer
 from mlx_provider.testing.byte_model import ByteModel, Holds
 from mlx_provider.testing.conformance.calls import PLAIN, SCHEMA, TOOL, read
 from mlx_provider_tool_parsers import mlx_reasoning_parsers, mlx_tool_parsers

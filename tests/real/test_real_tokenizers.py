@@ -12,8 +12,7 @@ import pytest
 from mlx_provider import LoadOptions
 from mlx_provider.chat.output.reply import Reply
 from mlx_provider.engine.detokenizer import Detokenizer, token_bytes
-from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer
-from mlx_provider.families.tokenizer.loading import load_tokenizer
+from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer, load_tokenizer
 
 pytestmark = pytest.mark.real
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.protocol.requests import ModelOptions
 
 from .asking import Answer, Judge, Messages, Model, user
 

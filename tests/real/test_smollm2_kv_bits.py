@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.protocol.requests import ModelOptions
 
 from .asking import Judge, Model
 

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.protocol.requests import ModelOptions
 
 from .asking import Judge, Model
 

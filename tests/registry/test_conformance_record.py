@@ -23,7 +23,7 @@ from mlx_provider.registry.conformance import (
     software,
     source_digest,
 )
-from mlx_provider.serving.plugin_statuses import PluginStatuses
+from mlx_provider.serving.metrics import PluginStatuses
 from mlx_provider.serving.service import ChatService
 
 TOY = """

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mlx_provider.errors import BadRequest
-from mlx_provider.log_lines import LogLines
-from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.isolation import LogLines
+from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of
 

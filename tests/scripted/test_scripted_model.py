@@ -16,7 +16,7 @@ from mlx_provider.testing.engine_process import EngineProcess, engine_process
 from mlx_provider.testing.scripted import FORMATS, Call, Step, build, environment, script
 from mlx_provider.testing.scripted.family import FAMILY
 from mlx_provider.testing.scripted.model import rest_of
-from mlx_provider.testing.tiny.greedy import greedy, start
+from mlx_provider.testing.tiny.models import greedy, start
 
 TOOLS = [
     {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_provider import memory_limit
+from mlx_provider import bounded_process as memory_limit
 from mlx_provider.bounded_process import BoundedProcesses, ProcessEnded
 
 BOMB = "import time; kept = bytearray(b'1') * (1 << 29); time.sleep(20)"

@@ -18,12 +18,11 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from mlx_provider.config import EngineSettings
-from mlx_provider.protocol.options import ModelOptions
-from mlx_provider.protocol.requests import GenerateRequest
+from mlx_provider.protocol.requests import GenerateRequest, ModelOptions
 from mlx_provider.records import Prompt
-from mlx_provider.serving.model_view import ModelView
 from mlx_provider.serving.prompt import prepare
 from mlx_provider.serving.service import ChatService
+from mlx_provider.serving.weights import ModelView
 from mlx_provider.testing.tiny import build
 from mlx_provider.wire.anthropic.request import message_request
 from mlx_provider.wire.responses.request import question

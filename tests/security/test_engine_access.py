@@ -18,12 +18,9 @@ import pytest
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, Forbidden, ModelNotFound
 from mlx_provider.protocol.event_queue import EventQueue
-from mlx_provider.protocol.options import ModelOptions
-from mlx_provider.protocol.requests import GenerateRequest
-from mlx_provider.server import owner_socket
-from mlx_provider.server.access import host_of
-from mlx_provider.server.engine_key import engine_keys, own_key_file
-from mlx_provider.server.keys import Key, read_key, read_keys
+from mlx_provider.protocol.requests import GenerateRequest, ModelOptions
+from mlx_provider.server import listen as owner_socket
+from mlx_provider.server.access import Key, engine_keys, host_of, own_key_file, read_key, read_keys
 from mlx_provider.server.listen import listen_unix
 from mlx_provider.serving.grants import Grants, read_grants
 from mlx_provider.serving.service import ChatService

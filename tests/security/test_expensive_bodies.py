@@ -16,11 +16,10 @@ from pydantic import ValidationError
 
 from mlx_provider.bounds import MAX_FIELDS
 from mlx_provider.errors import BadRequest
-from mlx_provider.families.tokenizer import sliced
+from mlx_provider.families.tokenizer import long_text as sliced
 from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest
-from mlx_provider.server.activity import Activity
-from mlx_provider.server.body import Bodies
-from mlx_provider.server.incoming import AT_ONCE, Incoming, parse_request
+from mlx_provider.server.handover import Activity
+from mlx_provider.server.incoming import AT_ONCE, Bodies, Incoming, parse_request
 
 MANY = 100_000
 UNKNOWN = {f"f{i}": 1 for i in range(MANY)}

@@ -20,9 +20,8 @@ from mlx_provider.chat.constraints.tagged import whole_text
 from mlx_provider.chat.constraints.trial import Allowance, GrammarTrial
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, GrammarFailed, RequestFailed
-from mlx_provider.litellm.call import Call, Deadline
+from mlx_provider.litellm.call import Call, Deadline, generate_requests
 from mlx_provider.litellm.errors import to_litellm
-from mlx_provider.litellm.translate import generate_requests
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.events import Delta, Done, Event, Failed
 from mlx_provider.protocol.requests import GenerateRequest

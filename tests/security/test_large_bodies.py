@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.client.address import Address
 from mlx_provider.client.http import HttpClient
+from mlx_provider.client.stream_connection import Address
 from mlx_provider.errors import BodyTooLarge
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.testing.engine_process import EngineProcess, engine_process

@@ -13,13 +13,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_provider.client.in_process import InProcessClient
+from mlx_provider.client.connection import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, LoadFailed, MemoryInUse, RequestFailed
 from mlx_provider.protocol.events import Done, Event
-from mlx_provider.protocol.options import ModelOptions
-from mlx_provider.protocol.requests import GenerateRequest
-from mlx_provider.protocol.sampling import Sampling
+from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampling
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny import build
 

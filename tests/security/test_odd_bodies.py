@@ -16,15 +16,12 @@ from mlx_provider.bounds import MAX_MESSAGES, MAX_TOKEN_IDS, MAX_TOOLS
 from mlx_provider.chat.constraints.request import demanded, response_schema
 from mlx_provider.chat.constraints.schema import SchemaReader
 from mlx_provider.errors import LONGEST, BadRequest
-from mlx_provider.litellm.call import Call, Deadline
-from mlx_provider.litellm.shape import check_shape
-from mlx_provider.litellm.translate import generate_requests
-from mlx_provider.protocol.options import ModelOptions
-from mlx_provider.protocol.requests import GenerateRequest
+from mlx_provider.litellm.call import Call, Deadline, generate_requests
+from mlx_provider.litellm.counting import check_shape
+from mlx_provider.protocol.requests import GenerateRequest, ModelOptions
 from mlx_provider.server.incoming import parse_request
 from mlx_provider.wire.anthropic.request import CHATS_OWN, message_request
-from mlx_provider.wire.openai.constraints import constraint
-from mlx_provider.wire.openai.parameters import Parameters
+from mlx_provider.wire.openai.parameters import Parameters, constraint
 from mlx_provider.wire.responses.request import question
 
 HI = {"role": "user", "content": "x"}

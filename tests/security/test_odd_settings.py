@@ -20,9 +20,8 @@ from mlx_provider.config import (
 )
 from mlx_provider.errors import BadRequest
 from mlx_provider.families.checkpoint import sampling_defaults
-from mlx_provider.litellm.operator import operator_options
-from mlx_provider.protocol.options import ModelOptions
-from mlx_provider.protocol.requests import GenerateRequest
+from mlx_provider.litellm.model_info import operator_options
+from mlx_provider.protocol.requests import GenerateRequest, ModelOptions
 from mlx_provider.records import SamplingDefaults
 from mlx_provider.registry import PluginRegistry
 

@@ -14,16 +14,16 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from mlx_provider.client.lifecycle import LocalEngine
+from mlx_provider.client.connection import LocalEngine
 from mlx_provider.client.runtime_folder import EngineLock, holder
 from mlx_provider.config import Runtime
 from mlx_provider.engine.prefix_cache.disk import DiskTier
-from mlx_provider.engine.prefix_cache.disk_limit import disk_limit
+from mlx_provider.engine.prefix_cache.disk_index import disk_limit
 from mlx_provider.engine.prefix_cache.files import Header, write
 from mlx_provider.errors import BadRequest, EngineUnavailable
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.safe_open import open_own, read_bounded, read_trusted
-from mlx_provider.server.keys import read_key
+from mlx_provider.server.access import read_key
 from mlx_provider.serving.grants import read_grants
 from mlx_provider.serving.hub import folder_of
 from mlx_provider.testing.driver import Calls

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_provider.bounds import MAX_STOP_LENGTH, MAX_STOPS
-from mlx_provider.chat.output.stops import StopText
+from mlx_provider.chat.output.reply import StopText
 from mlx_provider.errors import BadRequest
-from mlx_provider.litellm.call import Call, Deadline
-from mlx_provider.litellm.translate import generate_requests
+from mlx_provider.litellm.call import Call, Deadline, generate_requests
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records.reading import partial_at
 from mlx_provider.server.incoming import parse_request

@@ -10,20 +10,17 @@ from typing import Any
 import pytest
 from safetensors.numpy import save_file
 
-from mlx_provider.client.in_process import InProcessClient
+from mlx_provider.client.connection import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.engine.prefix_cache import files
 from mlx_provider.engine.prefix_cache.files import BadFile
 from mlx_provider.errors import BadRequest, UnsupportedModel
-from mlx_provider.families.config_sizes import check_sizes
-from mlx_provider.families.estimate import footprint
-from mlx_provider.protocol.options import ModelOptions
-from mlx_provider.protocol.requests import GenerateRequest
+from mlx_provider.families.estimate import check_sizes, footprint
+from mlx_provider.protocol.requests import GenerateRequest, ModelOptions
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.checkpoint import checkpoint
-from mlx_provider.serving.folder_check import check_folder
+from mlx_provider.serving.hub import checkpoint
 from mlx_provider.serving.service import ChatService
-from mlx_provider.serving.weight_files import broken_files
+from mlx_provider.serving.weight_files import broken_files, check_folder
 from mlx_provider.testing.tiny import build
 
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000

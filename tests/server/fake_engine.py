@@ -34,8 +34,7 @@ from mlx_provider.protocol.events import (
     Timings,
     Usage,
 )
-from mlx_provider.protocol.figures import Figures
-from mlx_provider.protocol.health import Health, ModelStatus
+from mlx_provider.protocol.health import Figures, Health, ModelStatus
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.serving.interface import Deliver, deliver_now
 from mlx_provider.serving.metrics import EngineMetrics
@@ -181,11 +180,11 @@ def last(reason: Any) -> list[Event]:
 
 
 if __name__ == "__main__":
-    from mlx_provider.server import activity
+    from mlx_provider.server import handover
     from mlx_provider.server.__main__ import main
     from mlx_provider.server.run import end_process
 
     if clock := os.environ.get("FAKE_CLOCK"):
         now = SimpleNamespace(monotonic=lambda: Path(clock).stat().st_mtime)
-        activity.time = now  # type: ignore[assignment]
+        handover.time = now  # type: ignore[assignment]
     end_process(main(build=FakeService))

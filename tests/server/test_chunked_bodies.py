@@ -9,8 +9,8 @@ import pytest
 
 from mlx_provider.byte_gate import ByteGate
 from mlx_provider.errors import BodyTooLarge
-from mlx_provider.server.body import SMALL, Bodies
-from mlx_provider.server.keys import FOUND, Key
+from mlx_provider.server.access import FOUND, Key
+from mlx_provider.server.incoming import SMALL, Bodies
 
 LIMIT = 16 * SMALL
 SECONDS = 30

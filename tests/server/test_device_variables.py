@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_provider.client.identity import identity
+from mlx_provider.client.runtime_folder import identity
 from mlx_provider.upstream.device_variables import BUFFERS, CUDA, KERNELS, set_variables
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlx_provider.protocol.figures import EngineFigures, Figures, RequestFigures
+from mlx_provider.protocol.health import EngineFigures, Figures, RequestFigures
 from mlx_provider.serving.metrics import EngineMetrics
 
 

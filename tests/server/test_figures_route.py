@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from mlx_provider.client.address import parse_address
 from mlx_provider.client.http import HttpClient
-from mlx_provider.client.wire import parse_figures
+from mlx_provider.client.stream_connection import parse_address, parse_figures
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.server.figures import STREAMS
 

@@ -9,7 +9,7 @@ import pytest
 
 ARRAYS = """
 import resource, sys
-from mlx_provider.upstream.heap import keep_freed
+from mlx_provider.upstream.runtime import keep_freed
 if sys.argv[1] == "keep":
     assert keep_freed()
 import mlx.core as mx
@@ -43,7 +43,7 @@ def test_arrays_as_large_as_freed_ones_cost_no_new_pages() -> None:
 
 BLOCKS = """
 import ctypes, sys
-from mlx_provider.upstream.heap import keep_freed
+from mlx_provider.upstream.runtime import keep_freed
 if sys.argv[1] == "keep":
     assert keep_freed()
 libc = ctypes.CDLL(None)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.server import macos
-from mlx_provider.server.macos import MemoryPressure, StayAwake, pressure_level
+from mlx_provider.server import process
+from mlx_provider.server.process import MemoryPressure, StayAwake, pressure_level
 
 
 def test_one_program_runs_while_requests_do(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_memory_goes_back_at_intervals_while_it_is_short() -> None:
     assert kept == [None, 0.5, None, 0.5, None, None, 0.0]
 
 
-@pytest.mark.parametrize(("failed", "told"), [(0, 2), (-1, macos.NORMAL)])
+@pytest.mark.parametrize(("failed", "told"), [(0, 2), (-1, process.NORMAL)])
 def test_the_kernel_tells_the_pressure(
     failed: int, told: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,12 +74,12 @@ def test_the_kernel_tells_the_pressure(
         return failed
 
     libc = SimpleNamespace(sysctlbyname=sysctlbyname)
-    monkeypatch.setattr(macos.sys, "platform", "darwin")
-    monkeypatch.setattr(macos.ctypes, "CDLL", {None: libc}.__getitem__)
+    monkeypatch.setattr(process.sys, "platform", "darwin")
+    monkeypatch.setattr(process.ctypes, "CDLL", {None: libc}.__getitem__)
     assert pressure_level() == told
     assert asked == [(b"kern.memorystatus_vm_pressure_level", 4, None, 0)]
 
 
-@pytest.mark.skipif(macos.sys.platform == "darwin", reason="macOS tells the level")
+@pytest.mark.skipif(process.sys.platform == "darwin", reason="macOS tells the level")
 def test_other_systems_tell_no_pressure() -> None:
-    assert pressure_level() == macos.NORMAL
+    assert pressure_level() == process.NORMAL

@@ -18,11 +18,11 @@ from mlx_provider.config import EngineSettings
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.protocol.events import Accepted, Delta, Failed, Finish
 from mlx_provider.server.app import EngineApp
-from mlx_provider.wire.anthropic.reply import PING
-from mlx_provider.wire.anthropic.reply import Stream as MessageStream
-from mlx_provider.wire.openai.form import AnswerForm
+from mlx_provider.wire.anthropic.routes import PING
+from mlx_provider.wire.anthropic.routes import Stream as MessageStream
+from mlx_provider.wire.openai.prompts import AnswerForm
 from mlx_provider.wire.openai.stream import Stream
-from mlx_provider.wire.sse import COMMENT
+from mlx_provider.wire.replies import COMMENT
 
 PATH = "/v1/completions"
 MESSAGES = "/v1/messages"

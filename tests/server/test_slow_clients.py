@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from mlx_provider.config import EngineSettings
+from mlx_provider.server.access import Key
 from mlx_provider.server.app import EngineApp
 from mlx_provider.server.connections import ConnectionLimits
-from mlx_provider.server.keys import Key
 from mlx_provider.server.listen import listen_tcp, listen_unix
 from mlx_provider.server.process import CLOSE_LIMIT, WRITE_LIMIT, EngineServer, LoopDelivery
 
@@ -106,7 +106,7 @@ async def drip(streams: Streams, data: bytes) -> None:
 async def test_memory_pressure_reaches_the_service(
     fake_service: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlx_provider.server.macos.pressure_level", lambda: 2)
+    monkeypatch.setattr("mlx_provider.server.process.pressure_level", lambda: 2)
     async with serving(fake_service) as served, asyncio.timeout(PATIENCE):
         while "kept" not in served.service.seen:
             await asyncio.sleep(0.01)

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from mlx_provider.errors import BadRequest
-from mlx_provider.server.threads import in_thread
+from mlx_provider.server.incoming import in_thread
 
 
 class Prompt:

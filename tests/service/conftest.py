@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from mlx_provider.client.connection import InProcessClient
 from mlx_provider.client.generation import Generation
-from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.engine.step_output import Post
 from mlx_provider.protocol.events import (
@@ -27,14 +27,12 @@ from mlx_provider.protocol.events import (
     TokenLogprob,
     Usage,
 )
-from mlx_provider.protocol.options import ModelOptions
-from mlx_provider.protocol.requests import GenerateRequest
-from mlx_provider.protocol.sampling import Sampling
+from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampling
 from mlx_provider.records.drafter import MOST_DRAFTS
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.model_view import ModelView
 from mlx_provider.serving.service import ChatService
-from mlx_provider.testing.oracle import Eager
+from mlx_provider.serving.weights import ModelView
+from mlx_provider.testing.schedules import Eager
 from mlx_provider.testing.tiny import build
 
 PATIENCE = 120

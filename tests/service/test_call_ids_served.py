@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.protocol.sampling import Sampling
+from mlx_provider.protocol.requests import Sampling
 
 TURNS = """\
 {%%- if tools -%%}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{%%- endif -%%}

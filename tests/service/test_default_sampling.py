@@ -10,9 +10,9 @@ import pytest
 
 from mlx_provider import ModelFamily, ModelInfo, SamplingDefaults
 from mlx_provider.families.checkpoint import sampling_defaults
-from mlx_provider.protocol.sampling import Sampling
+from mlx_provider.protocol.requests import Sampling
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.sampling import ORDINARY, with_sampling
+from mlx_provider.serving.loader import ORDINARY, with_sampling
 
 INFO = ModelInfo("known", 100, 100, frozenset(), "", 1, "low")
 PUBLISHED = SamplingDefaults(temperature=0.6, top_k=20)

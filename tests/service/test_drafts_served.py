@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlx_provider.errors import BadRequest
-from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.protocol.requests import ModelOptions
 
 MTP = {"foreseeable": True, "mtp_num_hidden_layers": 1}
 

@@ -14,9 +14,9 @@ import pytest
 
 from mlx_provider.engine.recent import LookedUp, Ring, Step
 from mlx_provider.errors import EngineDied
-from mlx_provider.protocol.sampling import Sampling
+from mlx_provider.protocol.requests import Sampling
 from mlx_provider.serving import prefixes
-from mlx_provider.serving.latest import Latest
+from mlx_provider.serving.prefixes import Latest
 
 SECRET = "The vault opens at midnight by the eastern door. "
 QUIET = dict.fromkeys(range(8), -100.0)
@@ -32,7 +32,7 @@ def until(condition: Any, limit: float = 300) -> Any:
 
 @pytest.fixture(scope="module")
 def own(tiny_class: Any, build_tiny: Any) -> Any:
-    from mlx_provider.client.in_process import InProcessClient
+    from mlx_provider.client.connection import InProcessClient
     from mlx_provider.config import EngineSettings
     from mlx_provider.serving.service import ChatService
 

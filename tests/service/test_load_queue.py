@@ -19,11 +19,9 @@ from mlx_provider.errors import (
     RequestFailed,
     RequestTimedOut,
 )
-from mlx_provider.serving.keep_alive import PINNED
-from mlx_provider.serving.load_line import LoadPlan
 from mlx_provider.serving.load_queue import LoadQueue
-from mlx_provider.serving.memory_ledger import MemoryLedger
-from mlx_provider.serving.residents import Hold
+from mlx_provider.serving.load_work import LoadPlan
+from mlx_provider.serving.residents import PINNED, Hold, MemoryLedger
 
 PATIENCE = 120.0
 

@@ -18,11 +18,11 @@ from mlx_provider.engine.memory import MemoryProfile
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
 from mlx_provider.engine.scheduling.costs import Load as CacheLoad
 from mlx_provider.protocol.health import ModelStatus
-from mlx_provider.protocol.options import ModelOptions
-from mlx_provider.serving import engine_builder, kv_choice, measurements
-from mlx_provider.serving.decoding_text import decoding
-from mlx_provider.serving.measurements import Measured, Measurements
-from mlx_provider.serving.model_view import ModelView
+from mlx_provider.protocol.requests import ModelOptions
+from mlx_provider.serving import engine_builder, measurements
+from mlx_provider.serving import reproducible as kv_choice
+from mlx_provider.serving.measurements import Measured, Measurements, decoding
+from mlx_provider.serving.weights import ModelView
 
 PROBE = Probe("grouped", MemoryProfile(8, 64, ((24, 16),)), ("a note",), True, 0.031)
 MEASURED = Measured(PROBE, Curve([(1, 0.001), (8, 0.002)], [(1, 1e-9)]))
@@ -137,7 +137,7 @@ def test_a_changed_model_is_measured_again(
         info = {"device_name": "another", "architecture": "another"}
         monkeypatch.setattr(measurements.mx, "device_info", lambda: info)
     elif change == "plugin":
-        from mlx_provider.registry.plugin import Plugin
+        from mlx_provider.registry.discovery import Plugin
 
         monkeypatch.setattr(Plugin, "__str__", lambda plugin: f"{plugin.name} 99")
     else:

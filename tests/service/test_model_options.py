@@ -13,13 +13,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_provider.client.in_process import InProcessClient
+from mlx_provider.client.connection import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, ContextTooLong, LoadFailed
-from mlx_provider.litellm.operator import operator_options
-from mlx_provider.protocol.options import REMOVED, ModelOptions
+from mlx_provider.litellm.model_info import operator_options
+from mlx_provider.protocol.requests import REMOVED, ModelOptions
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.kv_choice import cache_maker
+from mlx_provider.serving.reproducible import cache_maker
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny import build
 

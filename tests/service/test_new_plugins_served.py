@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.scaffold import KINDS, named, write_plugin
 

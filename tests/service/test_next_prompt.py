@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.protocol.figures import EngineFigures
+from mlx_provider.protocol.health import EngineFigures
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import Prompt
 from mlx_provider.serving.next_prompt import Turn, known_head

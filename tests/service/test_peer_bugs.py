@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlx_provider.errors import BadRequest, ModelNotFound
-from mlx_provider.protocol.sampling import Sampling
+from mlx_provider.protocol.requests import Sampling
 
 WARM = Sampling(temperature=1.5, seed=3)
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.client.in_process import InProcessClient
+from mlx_provider.client.connection import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import MLXProviderError, PluginError
 from mlx_provider.isolation import LOG, Isolation
-from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.records import DraftOptions
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.load_errors import load_error
+from mlx_provider.serving.loader import load_error
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.scripted import Step, build, script
 

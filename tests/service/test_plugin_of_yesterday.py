@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from mlx_provider import hookspecs
 from mlx_provider.cli.app import build
-from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.registry import PluginRegistry
 
 FROZEN = Path(__file__).parents[1] / "data" / "plugins"

@@ -10,9 +10,9 @@ import pytest
 
 from mlx_provider.engine.execution.exactness import ALONE
 from mlx_provider.engine.execution.probe_memory import NO_ROOM
-from mlx_provider.litellm.operator import engine_options, operator_options
-from mlx_provider.protocol.options import ModelOptions
-from mlx_provider.serving.decoding_text import decoding
+from mlx_provider.litellm.model_info import engine_options, operator_options
+from mlx_provider.protocol.requests import ModelOptions
+from mlx_provider.serving.measurements import decoding
 
 SAME = ModelOptions(reproducible=True)
 LONG = "The same long beginning of a question. " * 30

@@ -27,10 +27,8 @@ from mlx_provider.errors import (
 )
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.events import ErrorBody, Failed
-from mlx_provider.protocol.options import ModelOptions
-from mlx_provider.protocol.requests import GenerateRequest
-from mlx_provider.protocol.sampling import Sampling
-from mlx_provider.serving.in_flight import Active, Entry
+from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampling
+from mlx_provider.serving.figures import Active, Entry
 from mlx_provider.serving.model_cache import Lease
 
 QUIET = dict.fromkeys(range(8), -100.0)

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mlx_provider.client.in_process import InProcessClient
+from mlx_provider.client.connection import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.protocol.events import Delta, Done, Usage
-from mlx_provider.protocol.requests import GenerateRequest
-from mlx_provider.protocol.sampling import Sampling
+from mlx_provider.protocol.requests import GenerateRequest, Sampling
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny import build
 

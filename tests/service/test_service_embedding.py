@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlx_provider.client.in_process import InProcessClient
+from mlx_provider.client.connection import InProcessClient
 from mlx_provider.errors import BadRequest, ContextTooLong, MLXProviderError, RequestFailed
 from mlx_provider.protocol.events import Done, Embedded, Event, Failed
-from mlx_provider.protocol.options import ModelOptions
-from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest
-from mlx_provider.protocol.sampling import Sampling
+from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest, ModelOptions, Sampling
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny import build
 from tiny_embedding import ENDS, as_embedding, without_head

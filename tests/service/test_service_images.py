@@ -14,7 +14,7 @@ from PIL import Image
 from mlx_provider.errors import BadRequest
 from mlx_provider.protocol.events import Delta
 from mlx_provider.testing.tiny import build
-from mlx_provider.testing.tiny.media import tiny_pixels
+from mlx_provider.testing.tiny.models import tiny_pixels
 
 from .conftest import PATIENCE, Tiny
 

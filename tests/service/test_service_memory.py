@@ -8,8 +8,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_provider.serving.memory_ledger import MemoryLedger
 from mlx_provider.serving.model_cache import ModelCache
+from mlx_provider.serving.residents import MemoryLedger
 
 GIGA = 2**30
 

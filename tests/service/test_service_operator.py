@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from mlx_provider.errors import BadRequest, MediaError
-from mlx_provider.protocol.options import ModelOptions
-from mlx_provider.testing.tiny.media import tiny_pixels
+from mlx_provider.protocol.requests import ModelOptions
+from mlx_provider.testing.tiny.models import tiny_pixels
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from mlx_provider.errors import BadRequest, ContextTooLong
-from mlx_provider.protocol.sampling import Sampling
+from mlx_provider.protocol.requests import Sampling
 
 DATA = Path(__file__).parents[1] / "data" / "requests"
 STRICT = """\

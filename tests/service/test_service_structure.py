@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from mlx_provider.errors import BadRequest
-from mlx_provider.protocol.sampling import Sampling
+from mlx_provider.protocol.requests import Sampling
 
 NODE: dict[str, Any] = {
     "type": "object",

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from mlx_provider.chat.output.turn_layout import TurnLayout
-from mlx_provider.protocol.options import ModelOptions
-from mlx_provider.protocol.sampling import Sampling
+from mlx_provider.protocol.requests import ModelOptions, Sampling
 from mlx_provider.serving.structure import ThinkingBudget
 
 POINT = {

@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from mlx_provider.client.in_process import InProcessClient
+from mlx_provider.client.connection import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.protocol.events import Done
-from mlx_provider.protocol.options import ModelOptions
-from mlx_provider.protocol.requests import GenerateRequest
-from mlx_provider.protocol.sampling import Sampling
-from mlx_provider.serving.model_view import WARMED
+from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampling
 from mlx_provider.serving.service import ChatService
+from mlx_provider.serving.weights import WARMED
 from mlx_provider.testing.tiny import build
 
 SYSTEM = "You are a guide through the old town and you answer in short sentences. " * 3

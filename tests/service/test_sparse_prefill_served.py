@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from mlx_provider.errors import BadRequest
-from mlx_provider.litellm.replies import usage_of
+from mlx_provider.litellm.messages import usage_of
 from mlx_provider.protocol.events import Done, Timings
-from mlx_provider.protocol.options import ModelOptions
-from mlx_provider.serving import sparse_prefill
+from mlx_provider.protocol.requests import ModelOptions
+from mlx_provider.serving import drafting as sparse_prefill
 
 NO_TIMES = Timings(queued=0, prefill=0, first_token=0, total=0, tokens_per_second=0)
 

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from mlx_provider.errors import BadRequest
-from mlx_provider.protocol.sampling import Sampling
+from mlx_provider.protocol.requests import Sampling
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ANGLE = EXAMPLES / "third_party_plugin" / "mlx_provider_angle.py"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.serving import wired_weights
-from mlx_provider.serving.wired_weights import WiredWeights
+from mlx_provider.serving import weight_files as wired_weights
+from mlx_provider.serving.weight_files import WiredWeights
 
 GB = 2**30
 

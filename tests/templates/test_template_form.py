@@ -25,11 +25,7 @@ from mlx_provider.chat.messages.tools_as_text import (
 from mlx_provider.chat.messages.turns import NO_RESULT
 from mlx_provider.families.tokenizer.dialect import has_system_role
 from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer
-from mlx_provider.families.tokenizer.template_fit import (
-    fit_messages,
-    fit_tools,
-    short_id,
-)
+from mlx_provider.families.tokenizer.template_fit import fit_messages, fit_tools, short_id
 from mlx_provider.families.tokenizer.template_probe import template_form
 from mlx_provider.families.tokenizer.template_renderer import TemplateRenderer
 

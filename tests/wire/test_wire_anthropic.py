@@ -21,11 +21,10 @@ from mlx_provider.protocol.events import (
     ToolCallDelta,
     Usage,
 )
-from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.testing.scripted import Call, Step, script
-from mlx_provider.wire.anthropic.messages import chat_messages
-from mlx_provider.wire.anthropic.reply import Whole
-from mlx_provider.wire.anthropic.request import message_request
+from mlx_provider.wire.anthropic.request import chat_messages, message_request
+from mlx_provider.wire.anthropic.routes import Whole
 
 TOOL: dict[str, Any] = {
     "name": "look",

@@ -10,7 +10,7 @@ import pytest
 
 from mlx_provider.chat.messages.normalise import normalise
 from mlx_provider.errors import BadRequest
-from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.wire.routes import ROUTES
 
 from .histories import EACH, NAMES, PARALLEL, histories, said

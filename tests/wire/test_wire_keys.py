@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mlx_provider.server.keys import Key
+from mlx_provider.server.access import Key
 
 
 def cached(client: httpx.Client, model: str, said: str) -> int:

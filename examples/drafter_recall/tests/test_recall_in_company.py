@@ -12,7 +12,7 @@ from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import load_text
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
-from mlx_provider.testing.oracle import Eager
+from mlx_provider.testing.schedules import Eager
 from mlx_provider.testing.tiny import build
 
 VOCAB = 384

@@ -109,7 +109,7 @@ def _heads(x: mx.array, heads: int) -> mx.array:
 class ShortConvolution(nn.Module):
     """A gated convolution over a token and the few before it, which its cache holds.
 
-    Its arguments are what `mlx_provider.families.recurrent` asks for, and what it does with
+    Its arguments are what `mlx_provider.families.caches` asks for, and what it does with
     `lengths` and `advance` is what mlx-lm's `ArraysCache` asks for.
     """
 

@@ -13,7 +13,7 @@ from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
-from mlx_provider.testing.oracle import Eager, Oracle
+from mlx_provider.testing.schedules import Eager, Oracle
 
 REFERENCE = Path(__file__).parent / "reference"
 LENGTHS = (3, 17, 40, 71)

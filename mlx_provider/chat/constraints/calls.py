@@ -10,11 +10,18 @@ from typing import Any
 
 from ...errors import BadRequest
 from ...families.tokenizer.template_fit import SHORT_ID
-from ...records.grammar import CallGrammar, TaggedArguments
-from ...records.parameters import function_of, listed_parameters
-from .literal import ONE_LINE, Function, Spaces, Split, json_rule, literal
-from .one_terminal import one_terminal
-from .schema import SchemaReader
+from ...records.json_reading import function_of, listed_parameters
+from ...records.parsing import CallGrammar, TaggedArguments
+from .schema import (
+    ONE_LINE,
+    Function,
+    SchemaReader,
+    Spaces,
+    Split,
+    json_rule,
+    literal,
+    one_terminal,
+)
 from .tagged import TaggedArgument
 from .trial import MAX_GRAMMAR
 

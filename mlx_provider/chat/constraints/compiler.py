@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from ...errors import BadRequest, GrammarFailed, RequestFailed
 from ...protocol.requests import GenerateRequest
-from ...records.grammar import CallGrammar, MessageGrammar
-from .literal import ONE_LINE, Spaces
+from ...records.parsing import CallGrammar, MessageGrammar
 from .request import Form, after_message, request_form
+from .schema import ONE_LINE, Spaces
 from .thoughts import AfterThoughts, Thoughts
 from .trial import LIMITS, MAX_GRAMMAR, Allowance, GrammarTrial
 from .vocabulary import grammar_tokenizer, is_marker

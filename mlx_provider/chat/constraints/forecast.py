@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ...isolation import Isolation
 from ...protocol.requests import GenerateRequest
 from ...records import ToolParser
-from ...records.grammar import CallGrammar
-from .literal import ONE_LINE, Spaces
+from ...records.parsing import CallGrammar
 from .request import demanded
+from .schema import ONE_LINE, Spaces
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

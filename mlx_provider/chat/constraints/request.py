@@ -9,11 +9,10 @@ from typing import Any
 
 from ...errors import BadRequest
 from ...protocol.requests import GenerateRequest
-from ...records.grammar import CallGrammar, MessageGrammar
-from ...records.parameters import function_of
+from ...records.json_reading import function_of
+from ...records.parsing import CallGrammar, MessageGrammar
 from .calls import CallRules, called_object, tool_functions
-from .literal import ONE_LINE, Function, Spaces, Split, json_rule, literal
-from .schema import SchemaReader
+from .schema import ONE_LINE, Function, SchemaReader, Spaces, Split, json_rule, literal
 from .trial import MAX_GRAMMAR
 
 Compiles = Callable[[str], str]

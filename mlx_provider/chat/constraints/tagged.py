@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...records.grammar import TaggedArguments
-from ...records.parameters import implied_type, listed_values, resolved, value_types
-from .literal import ONE_LINE, Function, Spaces, Split, json_rule, literal
-from .schema import SchemaReader
+from ...records.json_reading import implied_type, listed_values, resolved, value_types
+from ...records.parsing import TaggedArguments
+from .schema import ONE_LINE, Function, SchemaReader, Spaces, Split, json_rule, literal
 
 _MAX_PATTERN = 2000
 """Longest pattern that is analysed. The time grows with its square."""

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...bounded_process import memory_limit
 from ...errors import MediaError
-from ...memory_limit import memory_limit
-from .policy import MediaPolicy
+from .fetch import MediaPolicy
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,16 +1,230 @@
-"""The bytes of a media URL: `data:`, `http(s):`, or a local file if allowed."""
+"""The operator's limits on media in requests.
+
+Fetches media over http and https: limited in time, size and redirects, without access to private
+hosts. Every hop is resolved once and its addresses are checked; the connection goes to a checked
+address, so rebinding of the name has no effect.
+
+The bytes of a media URL: `data:`, `http(s):`, or a local file if allowed.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import binascii
 import re
-from collections.abc import Iterator, Sequence
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from pathlib import Path
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
+import httpx
+
 from ...errors import MediaError
-from .policy import MediaPolicy
+
+
+@dataclass(frozen=True)
+class MediaPolicy:
+    """Limits on the media of one request; the defaults suit untrusted clients."""
+
+    allow_private: bool = False
+    """Allow loopback, private, link-local and other addresses that are not public."""
+    allow_file: bool = False
+    max_bytes: int = 20 * 2**20
+    """Encoded size of one image."""
+    max_total_bytes: int = 128 * 2**20
+    """Encoded size of all media of a request."""
+    max_pixels: int = 64_000_000
+    """Width × height of one image."""
+    max_total_pixels: int = 256_000_000
+    max_frames: int = 256
+    max_clip_pixels: int = 32_000_000
+    """Frames × width × height. Frames are scaled down to it."""
+    clip_timeout: float = 20.0
+    timeout: float = 20.0
+    """Seconds for all fetches of a request together."""
+    max_redirects: int = 3
+    max_parallel: int = 8
+    low_detail_side: int = 512
+    """Longest side in pixels of an image sent with `detail: low`."""
+
+
+Address = IPv4Address | IPv6Address
+Resolve = Callable[[str, int], Sequence[str]]
+"""(host, port) -> addresses. Blocks. Raises `OSError`."""
+
+
+class HostRefused(httpx.TransportError):
+    """The operator does not allow connections to this host."""
+
+
+def system_addresses(host: str, port: int) -> list[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def fetch_remote(
+    sources: Sequence[Source], policy: MediaPolicy, resolve: Resolve = system_addresses
+) -> list[Fetched]:
+    """In the order of `sources`. Raises `MediaError` for the first required one that fails."""
+    return asyncio.run(_fetch_side_by_side(sources, policy, resolve))
+
+
+async def _fetch_side_by_side(
+    sources: Sequence[Source], policy: MediaPolicy, resolve: Resolve
+) -> list[Fetched]:
+    deadline = asyncio.get_running_loop().time() + policy.timeout
+    slots = asyncio.Semaphore(policy.max_parallel)
+    room = _Room(policy.max_total_bytes)
+    transport = _CheckedTransport(policy, resolve)
+    async with httpx.AsyncClient(
+        transport=transport,
+        trust_env=False,  # a proxy would resolve names out of our sight
+        follow_redirects=True,
+        max_redirects=policy.max_redirects,
+        timeout=policy.timeout,
+        headers={"Accept": "image/*", "Accept-Encoding": "identity"},
+    ) as client:
+
+        async def one(source: Source) -> bytes:
+            async with asyncio.timeout_at(deadline), slots:
+                return await _download(client, source, policy.max_bytes, room)
+
+        async def optional(source: Source) -> Fetched:
+            try:
+                return await named(source)
+            except MediaError as error:
+                if source.required:
+                    raise
+                return error
+
+        async def named(source: Source) -> bytes:
+            try:
+                return await one(source)
+            except TimeoutError:
+                raise source.error(
+                    f"{source.shown} did not arrive within {policy.timeout:g} seconds"
+                ) from None
+            except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as failure:
+                reason = str(failure) or type(failure).__name__
+                raise source.error(f"cannot fetch {source.shown} ({reason})") from None
+
+        return await asyncio.gather(*(optional(source) for source in sources))
+
+
+@dataclass
+class _Room:
+    left: int
+
+    def take(self, size: int, source: Source) -> None:
+        self.left -= size
+        if self.left < 0:
+            raise source.error("the media of this request have too many bytes together")
+
+
+async def _download(
+    client: httpx.AsyncClient, source: Source, max_bytes: int, room: _Room
+) -> bytes:
+    async with client.stream("GET", source.url.strip()) as response:
+        if not response.is_success:
+            raise source.error(f"{source.shown} answers {response.status_code}")
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise source.error(f"{source.shown} sends a compressed answer, which was not requested")
+        too_large = source.error(f"{source.shown} has more than {max_bytes} bytes")
+        length = response.headers.get("content-length", "")
+        if length.isdigit() and int(length) > max_bytes:
+            raise too_large
+        data = bytearray()
+        async for piece in response.aiter_raw():
+            data += piece
+            room.take(len(piece), source)
+            if len(data) > max_bytes:
+                raise too_large
+        return bytes(data)
+
+
+class _CheckedTransport(httpx.AsyncBaseTransport):
+    """Connects to a checked address of the host; `Host` and TLS keep the name."""
+
+    def __init__(self, policy: MediaPolicy, resolve: Resolve) -> None:
+        self._policy = policy
+        self._resolve = resolve
+        # A kept connection would be found by its address and could serve another name.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self._inner = httpx.AsyncHTTPTransport(limits=limits, trust_env=False)
+        # A pool of our own: asyncio.run would wait for a stuck resolver in its default pool.
+        self._resolvers = ThreadPoolExecutor(policy.max_parallel, "media-dns")
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        host = request.url.raw_host.decode("ascii")
+        port = request.url.port or (443 if request.url.scheme == "https" else 80)
+        addresses = await self._checked(host, port)
+        for address in addresses[:-1]:
+            try:
+                return await self._send(request, host, address)
+            except httpx.ConnectError:
+                continue
+        return await self._send(request, host, addresses[-1])
+
+    async def _checked(self, host: str, port: int) -> Sequence[str]:
+        if not self._policy.allow_private and is_disguised(host):
+            raise HostRefused(f"{host} is an encoded address; write it in plain form")
+        loop = asyncio.get_running_loop()
+        addresses = await loop.run_in_executor(self._resolvers, self._resolve, host, port)
+        if not addresses:
+            raise httpx.ConnectError(f"{host} has no address")
+        if not self._policy.allow_private and not all(map(is_public, addresses)):
+            raise HostRefused(
+                f"{host} is not a public host; the operator can set allow_media: [private]"
+            )
+        return addresses
+
+    async def _send(self, request: httpx.Request, host: str, address: str) -> httpx.Response:
+        pinned = httpx.Request(
+            request.method,
+            request.url.copy_with(host=address),
+            headers=request.headers,
+            stream=request.stream,
+            extensions={**request.extensions, "sni_hostname": host},
+        )
+        return await self._inner.handle_async_request(pinned)
+
+    async def aclose(self) -> None:
+        self._resolvers.shutdown(wait=False, cancel_futures=True)
+        await self._inner.aclose()
+
+
+_NUMBER = r"(?:0[xX][0-9a-fA-F]*|[0-9]+)"
+_NUMERIC_HOST = re.compile(rf"{_NUMBER}(?:\.{_NUMBER}){{0,3}}\.?\Z")
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+
+def is_disguised(host: str) -> bool:
+    """A number that resolvers read as an address: `2130706433`, `0177.1`."""
+    if not _NUMERIC_HOST.match(host):
+        return False
+    try:
+        ip_address(host)
+    except ValueError:
+        return True
+    return False
+
+
+def is_public(address: str) -> bool:
+    """Also checks addresses inside IPv6 wrappings."""
+    found = _unwrapped(ip_address(address.partition("%")[0]))
+    special = found.is_multicast or found.is_reserved or found.is_unspecified
+    return found.is_global and not special
+
+
+def _unwrapped(address: Address) -> Address:
+    if isinstance(address, IPv4Address):
+        return address
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or address
 
 
 @dataclass(frozen=True)
@@ -36,8 +250,6 @@ def fetch_all(sources: Sequence[Source], policy: MediaPolicy) -> Iterator[Fetche
     remote = [source for source in dict.fromkeys(sources) if _scheme(source.url) in _REMOTE]
     local = {source: _read(source, policy) for source in set(sources).difference(remote)}
     if remote:
-        from .network import fetch_remote
-
         local.update(zip(remote, fetch_remote(remote, policy), strict=True))
     return iter([local[source] for source in sources])
 

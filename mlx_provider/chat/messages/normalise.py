@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import BadRequest, MediaError
-from .calls import canonical_calls, check_arguments
-from .parts import MediaRef, Part, content_parts, reasoning_text
+from .parts import MediaRef, Part, canonical_calls, check_arguments, content_parts, reasoning_text
 from .turns import BLANK_LINE, Turn, join, place_results
 
 ROLES = {

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...records import CallGrammar, TemplateForm, ToolParser, Tools
-from ...records.parameters import function_of
-from ..constraints.written import written_call, written_calls
+from ...records.json_reading import function_of
+from ..constraints.readable import written_call, written_calls
 from .turns import BLANK_LINE
 
 Messages = Sequence[Mapping[str, Any]]

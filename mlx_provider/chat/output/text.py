@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from ...isolation import Isolation
 from ...records.blocks import read_block, scan_block
 from ...records.parsing import ReasoningParser, ToolParser, Tools, Whole
-from ...records.reading import Emit, NotACall, Reading, TextEnded, TextReader
-from ...records.turn_ends import read_turn_ends
+from ...records.reading import Emit, NotACall, Reading, TextEnded, TextReader, read_turn_ends
 from .turn_layout import NO_LAYOUT, TurnLayout, beginning, leading, trailing
 
 

@@ -1,14 +1,81 @@
-"""A whole reply, put together from its deltas as a client does."""
+"""Checks a finished reply against its `response_format`, if no grammar enforced it.
+
+A whole reply, put together from its deltas as a client does.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
+from ...errors import BadRequest
 from ...protocol.events import Delta
+from ..constraints.request import response_schema
 from .reply import Reply
+
+_MAX_OPENINGS = 100
+"""Brackets in prose that are tried; each try may read to the text's end."""
+_FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """`violated`: the schema keyword, or an empty string."""
+
+    parsed: Any
+    is_valid: bool
+    violated: str = ""
+
+
+def extract_json(text: str) -> Any:
+    """The whole text, a fenced block, or the first object or list in prose. `None`: none."""
+    for candidate in _candidates(text):
+        try:
+            return json.loads(candidate)
+        except (ValueError, RecursionError):
+            continue
+    decoder = json.JSONDecoder()
+    for opening in islice(re.finditer(r"[\[{]", text), _MAX_OPENINGS):
+        try:
+            return decoder.raw_decode(text, opening.start())[0]
+        except (ValueError, RecursionError):
+            continue
+    return None
+
+
+def _candidates(text: str) -> Iterator[str]:
+    yield text
+    for fence in _FENCE.finditer(text):
+        yield fence[1]
+
+
+def check_reply(text: str, response_format: Mapping[str, Any] | None) -> Checked:
+    """Raises `BadRequest` for an invalid format."""
+    schema = response_schema(response_format)
+    if schema is None:
+        return Checked(None, is_valid=True)
+    parsed = extract_json(text)
+    if parsed is None and text.strip() != "null":
+        return Checked(None, is_valid=False)
+    violated = violation(parsed, schema)
+    return Checked(parsed, not violated, violated)
+
+
+def violation(instance: Any, schema: Any) -> str:
+    """The first violated keyword; empty: none. Raises `BadRequest` for an invalid schema."""
+    import jsonschema  # type: ignore[import-untyped]
+
+    validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+    try:
+        validator.check_schema(schema)
+    except jsonschema.SchemaError as broken:
+        raise BadRequest(f"the schema is not valid: {broken.message}") from None
+    first = next(iter(validator(schema).iter_errors(instance)), None)
+    return "" if first is None else str(first.validator)
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,8 @@ from ...upstream.shared_kv import prefix_of, unite
 from ..memory import leaves
 from ..request import Row
 from .grouped_kv import joined, split, with_wide_rows
-from .mixed_chunk import MixedChunk, Turned, may_be_stale
+from .mixed_chunk import MixedChunk, Turned, Unsettled, may_be_stale
 from .row_groups import PADDED, Group, Groups
-from .unsettled import Unsettled
 
 log = logging.getLogger(__name__)
 

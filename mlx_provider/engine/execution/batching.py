@@ -9,10 +9,9 @@ from ...isolation import Isolation
 from ...records import LoadedModel
 from ..fixed_shapes import FixedShapes
 from .batch_layout import Layout, make_layout
-from .circuit_breaker import CircuitBreaker
 from .decode_batch import DecodeBatch
 from .fixed_rows import FixedLayout
-from .mixed_batch import MixedBatches
+from .mixed_chunk import CircuitBreaker, MixedBatches
 
 log = logging.getLogger(__name__)
 

@@ -1,12 +1,19 @@
-"""A mixed chunk: tokens of a prompt that share the forward pass of rows that decode.
+"""Disables a feature that keeps failing, and tries it again after growing waits.
+
+A mixed chunk: tokens of a prompt that share the forward pass of rows that decode.
 
 The cost of a pass over few tokens is mostly the cost of reading the weights, which the rows that
 decode pay already. To the model, each token of the chunk is a row. Only attention and recurrent
 layers treat the tokens as one row, because their keys and states belong to one cache.
+
+Passes of a row with drafts, until it is known how many of their tokens stay in its cache.
+
+Decides whether a chunk runs in its own pass or in the pass of the rows that decode.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +32,55 @@ from ...upstream.cache_classes import (
 )
 from ...upstream.recurrent import Prefixes
 from ..memory import leaves
+from ..request import PrefillJob
+from ..scheduling.plan import Chunk
+
+TOLERATED = 1
+"""Failures after which the feature is still used."""
+FIRST_WAIT = 256
+"""Steps without failure after which the feature is tried again, or its failures are forgotten."""
+LONGEST_WAIT = 2**16
+"""About twenty minutes at fifty steps per second."""
+
+
+class CircuitBreaker:
+    """Counts steps and failures of a feature that has a fallback."""
+
+    def __init__(self) -> None:
+        self.closed = True
+        """The feature is in use."""
+        self.failures = 0
+        self._quiet = 0
+        self._wait = FIRST_WAIT
+
+    def failed(self) -> bool:
+        """Count a failure of the feature or of its fallback. Returns whether this failure disables
+        it."""
+        self._quiet = 0
+        if not self.closed:
+            return False
+        self.failures += 1
+        self.closed = self.failures <= TOLERATED
+        return not self.closed
+
+    def passed(self, *, used: bool) -> bool:
+        """Count a step without failure. Returns whether the feature is enabled again.
+
+        `used`: the step used the feature. The first failure of a trial ends it and doubles the next
+        wait, unless as many steps succeeded before.
+        """
+        if self.closed and not used:
+            return False
+        self._quiet += 1
+        if self._quiet < self._wait:
+            return False
+        self._quiet = 0
+        if self.closed:
+            self.failures, self._wait = 0, FIRST_WAIT
+            return False
+        self.closed, self.failures = True, TOLERATED
+        self._wait = min(2 * self._wait, LONGEST_WAIT)
+        return True
 
 
 @dataclass(frozen=True)
@@ -164,3 +220,126 @@ def can_share_a_pass(cache: Sequence[Any]) -> bool:
         else isinstance(layer, ArraysCache)
         for layer in leaves(cache)
     )
+
+
+@dataclass
+class Unsettled:
+    """The last pass of a row, and the pass before if the last one has followed its unread result.
+
+    Results come in the order of the passes: `keep`, `follow`, `keep`, `settle`. `take_back` ends it
+    before `follow`.
+    """
+
+    last: Turned
+    before: Turned | None = None
+    _kept: int | None = None
+    """How many tokens stay of the oldest pass here."""
+
+    @property
+    def known(self) -> bool:
+        """Whether the result of every pass here was told."""
+        return self.before is None and self._kept is not None
+
+    def keep(self, tokens: int) -> None:
+        """The first `tokens` of the oldest pass stay, at least one. The last call counts."""
+        self._kept = tokens
+
+    def follow(self) -> None:
+        """Shorten the cache by the drafts of the pass before that did not hold.
+
+        Raises `RuntimeError` if no pass has followed another, or `keep` was not called.
+        """
+        if self.before is None or self._kept is None:
+            raise RuntimeError("no result that a pass has followed was kept")
+        self.last.take_back(self.before.tokens - self._kept)
+        self.before, self._kept = None, 1 if self.last.tokens == 1 else None  # it had no drafts
+
+    def take_back(self) -> None:
+        """Remove the last pass, which has followed an unread result, and what did not hold before
+        it."""
+        if self.before is not None:
+            self.last.take_back(self.last.tokens)
+            self.before.keep(self._kept or 1)
+
+    def settle(self) -> None:
+        """Remove the drafts that did not hold. Raises `RuntimeError` unless it is `known`."""
+        if self.before is not None or self._kept is None:
+            raise RuntimeError("it is not known how many tokens of the pass stay")
+        self.last.keep(self._kept)
+
+
+log = logging.getLogger(__name__)
+
+
+class MixedBatches:
+    """Belongs to the engine thread."""
+
+    def __init__(self, possible: bool) -> None:
+        """`possible`: result of the probe."""
+        self._possible = possible
+        self._breaker = CircuitBreaker()
+        self._recent: list[PrefillJob | None] = []
+        """Jobs with chunks in the last pass and in this one. An error of either may show now."""
+        self._apart: list[tuple[int, PrefillJob]] = []
+        """Jobs with chunks that ran behind a pass of the rows without waiting, with the number of
+        that pass."""
+        self._passes = 0
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the next pass may include a chunk."""
+        return self._possible and self._breaker.closed
+
+    def take_along(self, chunk: Chunk | None) -> MixedChunk | None:
+        """The part of the next pass that is not rows."""
+        self._recent = [*self._recent[-1:], None if chunk is None else chunk.job]
+        self._passes += 1
+        self._apart = [(at, job) for at, job in self._apart if at >= self._passes - 2]
+        if chunk is None:
+            return None
+        return mixed_chunk(chunk)
+
+    def ran_apart(self, job: PrefillJob) -> None:
+        """A chunk runs in its own pass, behind the last pass of the rows."""
+        self._apart.append((self._passes, job))
+
+    def blame(self) -> bool:
+        """Restart the prompts in a failed pass. Returns whether any prompt was in it."""
+        jobs = [job for job in self._recent if job is not None]
+        for job in [*jobs, *(job for _, job in self._apart)]:
+            job.restart()
+        self._recent, self._apart = [], []
+        if jobs and self._breaker.failed():
+            log.error(
+                "mixed passes failed %d times: chunks run in passes of their own now",
+                self._breaker.failures,
+            )
+        return bool(jobs)
+
+    def passed(self) -> None:
+        """The last pass did not fail."""
+        used = any(job is not None for job in self._recent[-1:])
+        if self._breaker.passed(used=used):
+            log.info("chunks share the passes of rows that decode again")
+
+
+def mixed_chunk(chunk: Chunk) -> MixedChunk:
+    """The chunk in the form that a pass over rows accepts."""
+    job = chunk.job
+    return MixedChunk(
+        job.tokens[chunk.start : chunk.stop],
+        _positions(job, chunk.start, chunk.stop),
+        job.held(),
+        ends_prompt=chunk.stop == len(job.tokens),
+        sparse=job.places is not None,
+    )
+
+
+def _positions(job: PrefillJob, start: int, stop: int) -> Sequence[int]:
+    if job.places is not None:
+        return job.places[start:stop]
+    rotary = job.prompt.positions
+    if rotary is None:
+        return range(start, stop)
+    found: list[int] = rotary[0, start:stop].tolist()
+    return found

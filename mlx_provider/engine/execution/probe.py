@@ -20,8 +20,7 @@ import mlx.core as mx
 from ...isolation import Isolation
 from ...protocol.event_queue import EventQueue
 from ...records import LoadedModel, PrefillChunk, Prompt
-from ...upstream.shared_attention import FEW
-from ...upstream.shared_kv import SHAREABLE, divide
+from ...upstream.shared_kv import FEW, SHAREABLE, divide
 from ..memory import MemoryProfile, arrays, leaves, profile
 from ..request import Request, Row, RowOutput, SamplingParams
 from . import solo_rows

@@ -19,9 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..request import Row
-from .draws import kind, sample
-from .penalties import penalised
-from .truncation import best
+from .draws import best, kind, penalised, sample
 
 
 @dataclass(frozen=True)

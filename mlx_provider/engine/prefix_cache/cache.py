@@ -17,24 +17,22 @@ from dataclasses import replace
 from typing import Any
 
 from ...isolation import Isolation
-from ...protocol.figures import PrefixCacheFigures
+from ...protocol.health import PrefixCacheFigures
 from ..memory import MemoryProfile
 from ..row_cache import grow_by
 from .buffers import Claim, Holding, RowBuffers, own_layers
 from .disk import DiskTier
 from .disk_lookup import DiskLookup
+from .eviction import Sessions, Share
 from .figures import Counters, figures, report
 from .insertion import LivePath
-from .key import CacheKey, Ids, as_ids, key_tokens
 from .layer_kinds import Kind, Unstorable, strictest
-from .match import Match, resume
-from .rebuild import rebuild
-from .reuse import Reuse
+from .match import Match, Reuse, resume
+from .restore import rebuild
 from .segments import row_parts
-from .sessions import Sessions, Share
 from .snapshots import Snapshot, take_snapshot
 from .store import Store
-from .tree import ID_BYTES, Node
+from .tree import ID_BYTES, CacheKey, Ids, Node, as_ids, key_tokens
 
 __all__ = ["CacheKey", "Match", "PrefixCache", "key_tokens"]
 

@@ -21,17 +21,14 @@ from typing import Any
 from ...errors import BadRequest
 from ...safe_open import make_folder, replace_own
 from . import files
-from .disk_index import Chain, Index, Step
-from .disk_limit import FOLDER
-from .encoding import Encoded, encode
-from .files import BadFile, Header
-from .key import CacheKey, Ids
-from .placement import INSIDE, RECENT
-from .reader import Call, Reader
+from .disk_index import FOLDER, Chain, Index, Step
+from .files import BadFile, Encoded, Header, encode
+from .insertion import INSIDE, RECENT
 from .restore import Restore
 from .segments import RowParts
 from .snapshots import Snapshot
-from .writer import Writer
+from .tree import CacheKey, Ids
+from .writer import Call, Reader, Writer
 
 log = logging.getLogger(__name__)
 

@@ -7,13 +7,11 @@ from typing import Any, cast
 
 from .disk import DiskTier, Stored
 from .files import BadFile
-from .key import CacheKey, Ids, outside_spans
 from .match import resume
-from .restore import Part, Plan, Restore, leaves_of
-from .row_filler import RowFiller
+from .restore import Part, Plan, Restore, RowFiller, leaves_of
 from .segments import Segment
 from .store import Store
-from .tree import Walk
+from .tree import CacheKey, Ids, Walk, outside_spans
 
 
 class DiskLookup:

@@ -1,13 +1,109 @@
-"""Chooses what to evict first: the least time to recompute per byte, weighted by use."""
+"""The newest path of each session, evicted later than others, and its share of the cache.
+
+Chooses what to evict first: the least time to recompute per byte, weighted by use.
+
+Computes how much of a path fits the budget. Imports no mlx.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from math import inf
 
-from .tree import Node, Tally, nodes, remove, set_snapshot
+from .tree import ID_BYTES, Node, Tally, nodes, remove, set_snapshot, split
+
+MAX_SESSIONS = 256
+"""The least recently used session loses its pin first."""
+LIVE_TURNS = 16
+"""A session counts as gone this many stored paths after it last returned. A request stores two."""
+
+
+@dataclass(frozen=True)
+class Share:
+    nbytes: int
+    equal: int = 0
+    """Bytes of its head that each path of `siblings` keeps."""
+    siblings: Sequence[Node] = ()
+
+
+class Sessions:
+    def __init__(self) -> None:
+        self._leaves: OrderedDict[str, Node] = OrderedDict()
+        self._turn = 0
+        self._last = ""
+        self._wanted: dict[str, int] = {}
+        self._returned: dict[str, int] = {}
+        """The time at which a session last continued after another session's turn."""
+
+    def __len__(self) -> int:
+        return len(self._leaves)
+
+    def __contains__(self, session: str) -> bool:
+        return session in self._leaves
+
+    def pin(self, session: str, leaf: Node, wanted: int = 0, *, awaited: bool = False) -> None:
+        """Mark the path to `leaf` in place of the session's previous path. `wanted`: bytes of the
+        whole path, of which `leaf` may end only a head."""
+        self._turn += 1
+        if session in self._leaves and session != self._last:
+            self._returned[session] = self._turn
+        self._last = session
+        self._unpin(session)
+        self._leaves[session] = leaf
+        self._wanted[session] = wanted
+        for node in leaf.path():
+            node.sessions[session] = awaited
+        while len(self._leaves) > MAX_SESSIONS:
+            gone = next(iter(self._leaves))
+            self._unpin(gone)
+            self._returned.pop(gone, None)
+            del self._wanted[gone]
+
+    def share(self, session: str | None, budget: int) -> Share:
+        """The part of `budget` bytes that a path of the session may use. Sessions that take turns
+        each keep the head of their path: more than an equal share would be evicted before their
+        next turn. A session that has never returned keeps no share."""
+        others = [] if session is None else self._taking_turns(session)
+        equal = budget // (1 + len(others))
+        left = budget - sum(min(equal, self._wanted[each]) for each in others)
+        return Share(left, equal, [self._leaves[each] for each in others])
+
+    def clear(self) -> None:
+        self._leaves.clear()
+        self._returned.clear()
+        self._wanted.clear()
+
+    def _taking_turns(self, session: str) -> list[str]:
+        since = self._turn - LIVE_TURNS
+        return [each for each, turn in self._returned.items() if turn > since and each != session]
+
+    def _unpin(self, session: str) -> None:
+        leaf = self._leaves.pop(session, None)
+        for node in leaf.path() if leaf is not None else ():
+            node.sessions.pop(session, None)
+
+
+def head(leaf: Node, nbytes: int) -> list[Node]:
+    found: list[Node] = []
+    for node in _kept(leaf):
+        left = nbytes - sum(each.nbytes for each in found)
+        tokens = left * len(node.tokens) // node.token_bytes
+        if node.nbytes > left:
+            found += [split(node, tokens)] if node.complete and tokens else []
+            break
+        found.append(node)
+    while found and not found[-1].complete and found[-1].snapshot is None:
+        found.pop()
+    return found
+
+
+def _kept(leaf: Node) -> list[Node]:
+    return [node for node in leaf.path() if node.segment is not None]
+
 
 Entry = tuple[float, int, bool, Node]
 """Value, order of entry, whether the whole node would go, node."""
@@ -103,3 +199,96 @@ def resumable_before(node: Node) -> int:
             break
         above = above.parent
     return 0 if above is None else above.stop
+
+
+@dataclass(frozen=True)
+class Fit:
+    stop: int
+    states: frozenset[int]
+    new_bytes: int
+
+
+def fit(
+    path: Sequence[Node],
+    length: int,
+    token_bytes: int,
+    states: Mapping[int, int],
+    spare: Mapping[int, int],
+    *,
+    prompted: float,
+    complete: bool,
+    budget: int,
+) -> Fit:
+    """The longest head from which a row can resume, and the snapshots that fit with it.
+
+    The next prompt may tokenize the reply differently, so a head that ends in the reply also keeps
+    the last snapshot of the prompt.
+
+    `path`: stored nodes that match completely. `length`: tokens of the whole path. `token_bytes`:
+    of a token that is not stored. `states`: bytes of new snapshots by token count. `spare`: the
+    same for those kept only as the end of a shorter head. `prompted`: tokens before the reply.
+    """
+    held = {node.stop: node.snapshot.nbytes for node in path if node.snapshot is not None}
+    guessed = {node.stop for node in path if node.guessed}
+    sizes = _Sizes(path, token_bytes + ID_BYTES)
+    new = {at: size for at, size in states.items() if at not in held}
+    needed = sum(size for at, size in held.items() if at not in guessed) + sum(new.values())
+    if sizes.of(max(length, sizes.shared)) + needed <= budget:
+        return Fit(length, frozenset({*held, *new}), sizes.beyond(length) + sum(new.values()))
+    whole = length if complete else max((n.stop for n in path if n.complete), default=0)
+    stop = sizes.reach(budget, whole)
+    every = {**spare, **new, **held}
+    ends = sorted(at for at in every if at > stop and sizes.of(at) + every[at] <= budget)
+    safe = [at for at in ends if at <= prompted][-1:]
+    choices = [{*safe, at} for at in ends]
+    fitting = [ats for ats in choices if sizes.of(max(ats)) + _total(every, ats) <= budget]
+    kept: set[int] = fitting[-1] if fitting else set()
+    if kept:
+        stop = max(kept)
+        left = budget - sizes.of(stop) - _total(every, kept)
+        others = sorted(at for at in {**new, **held} if at < stop and at not in kept)
+        kept |= {*_within(left, [*others[:1], *reversed(others[1:])], every)}
+    added = _total(every, kept - {*held})
+    return Fit(stop, frozenset(kept), sizes.beyond(stop) + added)
+
+
+def _total(sizes: Mapping[int, int], ats: Iterable[int]) -> int:
+    return sum(sizes[at] for at in ats)
+
+
+def _within(left: int, ats: Iterable[int], sizes: Mapping[int, int]) -> Iterable[int]:
+    for at in ats:
+        if sizes[at] <= left:
+            left -= sizes[at]
+            yield at
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    path: Sequence[Node]
+    each: int
+
+    @property
+    def shared(self) -> int:
+        return self.path[-1].stop if self.path else 0
+
+    def of(self, stop: int) -> int:
+        stored = sum(_share(node, stop) for node in self.path if node.start < stop)
+        return stored + self.beyond(stop)
+
+    def beyond(self, stop: int) -> int:
+        """Bytes of the tokens between the stored ones and `stop`."""
+        return max(0, stop - self.shared) * self.each
+
+    def reach(self, budget: int, limit: int) -> int:
+        for node in self.path:
+            size = node.token_bytes
+            if size > budget or node.stop > limit:
+                within = node.start + budget * len(node.tokens) // size
+                return min(within, limit)
+            budget -= size
+        return min(limit, self.shared + budget // self.each)
+
+
+def _share(node: Node, stop: int) -> int:
+    return node.token_bytes * (min(stop, node.stop) - node.start) // len(node.tokens)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ...protocol.figures import PrefixCacheFigures, PrefixNode
+from ...protocol.health import PrefixCacheFigures, PrefixNode
 from .store import Store
 from .tree import Node
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from ..memory import leaves
-from .arrays import ArrayPack
 from .buffers import RowBuffers
-from .layer_kinds import Kind, kind, kv_arrays, unwrapped
+from .layer_kinds import ArrayPack, Kind, kind, kv_arrays, unwrapped
 from .tree import Node
 
 EMPTY = ArrayPack((), ())

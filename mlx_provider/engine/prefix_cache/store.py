@@ -9,8 +9,7 @@ from math import inf
 from typing import Any
 
 from .buffers import RowBuffers
-from .eviction import evict, value
-from .fitting import fit
+from .eviction import Share, evict, fit, head, value
 from .insertion import (
     LivePath,
     attach,
@@ -22,11 +21,11 @@ from .insertion import (
     refers,
     shared_path,
 )
-from .key import CacheKey, Ids
 from .segments import segment_of
-from .sessions import Share, head
 from .snapshots import Snapshot
 from .tree import (
+    CacheKey,
+    Ids,
     Node,
     Tally,
     Walk,

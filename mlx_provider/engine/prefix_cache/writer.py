@@ -1,4 +1,7 @@
-"""The thread that makes all changes in the disk tier's folder."""
+"""The thread that reads and checks the disk tier's files, one restore after another.
+
+The thread that makes all changes in the disk tier's folder.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,101 @@ import queue
 import stat
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
+from ...isolation import Fault, Isolation
 from . import files
-from .disk_limit import used
+from .disk_index import used
 from .files import BadFile, Header, HostArray
+from .restore import Restore
 
 log = logging.getLogger(__name__)
 
-LOOK = 2.0
+T = TypeVar("T")
+LOOK = 1.0
+"""Seconds between checks whether anyone still runs the thread's calls."""
+
+
+class Call(Protocol):
+    """Runs a function on the engine thread, between steps."""
+
+    def __call__(self, function: Callable[[], T], /) -> Future[T]: ...
+
+
+class Closed(Exception):
+    """The engine thread no longer runs calls."""
+
+
+class Reader:
+    """Reads into memory that the engine thread allocated and then takes slice by slice, so that
+    steps of other requests run in between."""
+
+    def __init__(
+        self, folder: Path, versions: str, call: Call, written: Callable[[], None]
+    ) -> None:
+        """`written` waits for files that are being written."""
+        self._folder = folder
+        self._versions = versions
+        self._call = call
+        self._written = written
+        self._closed = False
+        self._jobs: queue.SimpleQueue[Restore | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="prefix-disk-reader", daemon=True).start()
+
+    def read(self, restore: Restore) -> None:
+        self._jobs.put(restore)
+
+    def close(self) -> None:
+        self._closed = True
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (restore := self._jobs.get()) is not None and not self._closed:
+            with Isolation(self._failed):
+                self._restore(restore)
+            with Isolation():
+                self._on_engine_thread(restore.abandon)  # no effect once it has ended
+
+    def _restore(self, restore: Restore) -> None:
+        needed = self._on_engine_thread(restore.begin)
+        self._written()
+        for header in needed:
+            try:
+                self._fill(header, restore)
+            except (BadFile, OSError) as reason:
+                self._on_engine_thread(partial(restore.stop, header.name, reason))
+                return
+            while self._on_engine_thread(restore.take):
+                pass
+            if restore.ended:
+                return
+        self._on_engine_thread(restore.finish)
+
+    def _fill(self, header: Header, restore: Restore) -> None:
+        contents = files.open_file(self._folder / header.name, self._versions)
+        with contents.file:
+            if contents.header.name != header.name:
+                raise BadFile("its name does not fit its content")
+            contents.read_into(self._on_engine_thread(partial(restore.stage, contents)))
+
+    def _on_engine_thread(self, function: Callable[[], T]) -> T:
+        future = self._call(function)
+        while not future.done():
+            wait([future], LOOK)
+            if self._closed and not future.done():
+                raise Closed
+        return future.result()
+
+    def _failed(self, fault: Fault) -> None:
+        if not self._closed:
+            log.error("prefix cache: a prefix could not be read from disk\n%s", fault.trace)
+
+
+WRITER_LOOK = 2.0
 """Seconds between checks for files of other engines."""
 
 
@@ -70,7 +157,7 @@ class Writer:
     def flush(self) -> None:
         done = threading.Event()
         self._jobs.put((done.set,))
-        while not done.wait(LOOK) and self._thread.is_alive():
+        while not done.wait(WRITER_LOOK) and self._thread.is_alive():
             pass
 
     def close(self) -> None:
@@ -95,7 +182,7 @@ class Writer:
 
     def _next(self) -> tuple[Any, ...] | None:
         try:
-            return self._jobs.get(timeout=LOOK)
+            return self._jobs.get(timeout=WRITER_LOOK)
         except queue.Empty:
             return (self._do_look,)
 

@@ -17,12 +17,10 @@ from functools import partial
 from ..fixed_shapes import FixedShapes
 from ..kv_capacity import STEP_TOKENS
 from ..request import Phase, PrefillJob, Request, Row
-from .admission import Admission, Budget, Limits
+from .admission import OUTPUT_TOKEN, Admission, Budget, FairShares, Limits, above_share
 from .chunking import IDLE_SECONDS, Chunking
 from .costs import Costs
-from .fair import OUTPUT_TOKEN, FairShares, above_share
-from .plan import Chunk, StepPlan
-from .shared_prefix import awaits
+from .plan import Chunk, StepPlan, awaits
 
 __all__ = ["Budget", "Limits", "Scheduler"]
 

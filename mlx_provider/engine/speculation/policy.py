@@ -1,4 +1,6 @@
-"""Decides how many drafts pay in a pass, and which drafter gives them. Imports no mlx.
+"""When drafts of predicted text (by a grammar or a forecast) pay. Imports no mlx.
+
+Decides how many drafts pay in a pass, and which drafter gives them. Imports no mlx.
 
 A draft costs the extra time of a wider pass and saves a whole pass if it is accepted. `costs` knows
 the measured times, `odds` each row's acceptance by drafter. A drafter that does not pay for a row
@@ -10,16 +12,74 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import log, log1p
 
 import numpy as np
 
 from ...records.drafter import MOST_DRAFTS
-from .asks import Asks
-from .choice import Floats, Prospects, best_of, fastest
-from .costs import KNOWN_TEXT, DraftCosts, Kind, Passes, Seconds, Step
-from .known_text import KnownText
-from .odds import FIRST_PAUSE, HOPE, SUREST, RowOdds, SourceOdds
-from .trials import Trials
+from .costs import (
+    KNOWN_TEXT,
+    MARGIN,
+    Asks,
+    DraftCosts,
+    Floats,
+    Kind,
+    Passes,
+    Prospects,
+    Seconds,
+    Step,
+    best_of,
+    fastest,
+)
+from .trials import FIRST_PAUSE, HOPE, LASTING, SUREST, Odds, RowOdds, SourceOdds, Trials
+
+SELDOM = 0.1
+"""Initial rate at which predicted text begins after a token that was not predicted."""
+
+
+@dataclass
+class KnownText:
+    most: int = MOST_DRAFTS
+    costs: DraftCosts = field(default_factory=DraftCosts)
+    foretold: Odds = field(default_factory=lambda: Odds(LASTING))
+    """Acceptance of predicted tokens, whether they were drafts or not."""
+    begins: Odds = field(default_factory=lambda: Odds(LASTING))
+    """How often predicted text begins after a token that was not predicted."""
+
+    def worthwhile(self, chances: Sequence[float], rows: int, seconds: Seconds) -> int:
+        """How many drafts of one row gain more than all rows lose. 0: none. `chances`: acceptance
+        of each draft if those before it are accepted; `rows`: rows of the pass; `seconds`: duration
+        of a pass by the number of its extra tokens."""
+        step = self.costs.step(rows, Passes(seconds), self.most)
+        best, most = 0, 0.0
+        held, tokens = 1.0, 1.0
+        for drafts, chance in enumerate(chances[: self.most], 1):
+            held *= chance
+            tokens += held
+            gained = log(tokens) - rows * (log(step.took(drafts, 0) / step.plain) + MARGIN)
+            if gained > most:
+                best, most = drafts, gained
+        return best
+
+    def foresees(self, row: Odds) -> float:
+        return row.share(self.foretold.share(HOPE))
+
+    def reads_first(self, row: Odds, rows: int, seconds: Seconds) -> bool:
+        """Whether reading a row's last token before the next pass gains more than all rows lose,
+        because predicted text may begin after it. That saves one pass. `row`: its own results, see
+        `begins`; rows, `seconds`: see `worthwhile`."""
+        chance = row.share(self.begins.share(SELDOM))
+        aside = self.costs.aside
+        return log1p(chance) > rows * (log1p(aside / seconds(0)) + MARGIN)
+
+    def learn_beginning(self, row: Odds, *, begun: bool) -> None:
+        """Count a token that the forecast did not predict. `begun`: it predicts the next one."""
+        row.learn(int(begun), 1)
+        self.begins.learn(int(begun), 1)
+
+    def learn_forecast(self, row: Odds, *, right: bool) -> None:
+        row.learn(int(right), 1)
+        self.foretold.learn(int(right), 1)
 
 
 @dataclass

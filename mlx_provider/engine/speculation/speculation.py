@@ -23,12 +23,11 @@ from ...records import (
     Unread,
 )
 from ..execution.batch_layout import NO_RESULTS, Results
-from ..execution.circuit_breaker import CircuitBreaker
+from ..execution.mixed_chunk import CircuitBreaker
 from ..request import Row
-from .asks import Ask, Asks, within
-from .costs import KNOWN_TEXT, Kind
-from .odds import Odds, RowOdds
+from .costs import KNOWN_TEXT, Ask, Asks, Kind, within
 from .policy import Policy
+from .trials import Odds, RowOdds
 
 log = logging.getLogger(__name__)
 

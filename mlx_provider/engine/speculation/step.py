@@ -1,13 +1,20 @@
-"""Drafts in a step of the engine: requested, filtered by grammars, judged."""
+"""A row as if its drafts were accepted, for the sampler and the grammar.
+
+Drafts in a step of the engine: requested, filtered by grammars, judged.
+"""
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import overload
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from ...isolation import Fault, Isolation
 from ...records import LoadedModel, PrefillChunk, ShowsHidden
@@ -15,14 +22,69 @@ from ...records.drafter import MOST_DRAFTS
 from ..execution.batch_layout import Results
 from ..execution.decode_batch import NO_DRAFTS, Drafts, Forward, Held
 from ..recent import Recent
-from ..request import PrefillJob, Row
-from ..request_log import Recorder
+from ..request import PrefillJob, Row, RowConstraint
 from ..scheduling.plan import StepPlan
 from ..scheduling.scheduler import Scheduler
-from .ahead import masks_ahead
-from .asks import Asks, within
-from .costs import Kind, Seconds
+from ..step_output import Recorder
+from .costs import Asks, Kind, Seconds, within
 from .speculation import NONE, Guess, Speculation
+
+Mask = NDArray[np.uint32]
+
+
+class TokensAhead(Sequence[int]):
+    """The tokens of a row, then the first `count` of its drafts. Drafts on the device are read only
+    when asked for."""
+
+    def __init__(self, tokens: Sequence[int], drafts: Sequence[int], count: int) -> None:
+        self._tokens = tokens
+        self._drafts = drafts
+        self._count = count
+
+    def __len__(self) -> int:
+        return len(self._tokens) + self._count
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        places = range(len(self))[at]
+        return [*map(self._at, places)] if isinstance(places, range) else self._at(places)
+
+    def _at(self, place: int) -> int:
+        known = len(self._tokens)
+        return self._tokens[place] if place < known else self._drafts[place - known]
+
+
+def ahead(row: Row, drafts: Sequence[int], count: int) -> Row:
+    """For one draw. `row` does not change."""
+    if not count:
+        return row
+    twin = copy.copy(row)
+    twin.tokens = TokensAhead(row.tokens, drafts, count)  # type: ignore[assignment]
+    twin.history = copy.copy(row.history)
+    return twin
+
+
+def masks_ahead(constraint: RowConstraint, drafts: Sequence[int]) -> list[Mask | None]:
+    """Masks before each draft and after the last one, up to the first draft that the grammar
+    rejects. Raises the errors of the constraint."""
+    masks = [constraint.mask()]
+    later = constraint.fork() if drafts else None
+    for token in drafts:
+        if later is None or not allows(masks[-1], token):
+            break
+        later.advance(token)
+        if later.finished:
+            break
+        masks.append(later.mask())
+    return masks
+
+
+def allows(mask: Mask | None, token: int) -> bool:
+    return mask is None or bool(mask[token // 32] >> np.uint32(token % 32) & 1)
+
 
 log = logging.getLogger(__name__)
 

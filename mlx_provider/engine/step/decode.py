@@ -19,11 +19,9 @@ from ..request import Row
 from ..scheduling.plan import Chunk
 from ..speculation.step import Place, places
 from .commit import Commit
-from .draw import Draws, only
-from .join import Join
+from .draw import Draws, Join, Recovery, only
 from .prefill import Prefill
 from .record import StepRecord
-from .recovery import Recovery
 from .state import State
 
 log = logging.getLogger(__name__)

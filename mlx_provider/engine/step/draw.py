@@ -1,17 +1,29 @@
-"""Draws the next tokens of rows, with the masks of their grammars."""
+"""Draws the next tokens of rows, with the masks of their grammars.
+
+Recovers from a device failure: rows start again, each alone until it has decoded once.
+
+Draws the first tokens after a prefill, and lets the rows decode.
+"""
 
 from __future__ import annotations
 
+import copy
+import logging
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import mlx.core as mx
 
-from ..execution.decode_batch import NO_DRAFTS, Drafts
+from ...isolation import Fault, Isolation
+from ...upstream.sparse_cache import whole_windows
+from ..execution.decode_batch import NO_DRAFTS, DecodeBatch, Drafts, read_drawn
 from ..execution.sampler import Drawn, draw
-from ..request import Row
-from ..speculation.ahead import Mask, ahead
-from ..speculation.step import Place
-from .commit import Commit
+from ..request import PrefillJob, Row
+from ..row_cache import grow_by
+from ..speculation.step import Mask, Place, ahead
+from .commit import Commit, not_kept
+from .start import Start
 from .state import State
 
 
@@ -61,3 +73,135 @@ def only(
         return places, logits
     at = [i for i, ok in enumerate(wanted) if ok]
     return [places[i] for i in at], logits[mx.array(at)] if at else logits[:0]
+
+
+log = logging.getLogger(__name__)
+
+
+class Recovery:
+    """Every method belongs to the engine thread."""
+
+    def __init__(self, state: State, commit: Commit, start: Start, draws: Draws) -> None:
+        self._state = state
+        self._commit = commit
+        self._start = start
+        self._draws = draws
+
+    def pass_failed(self, left: list[Row], fault: Fault, *, alone: bool, mixed: bool) -> None:
+        """`left`: rows of the pass that have not ended since. `alone`: it had only one row."""
+        if mixed or (left and not alone):
+            self.retry(left, fault)
+        elif left:
+            self._commit.failed_by(left[0].request, "its decode step", fault)
+
+    def unreadable(self, fault: Fault) -> None:
+        """The tokens of the last pass cannot be read, so the caches of all rows are corrupted."""
+        running = list(self._state.scheduler.running)
+        self._state.corrupted = set(running)
+        self.retry(running, fault)
+
+    def retry(self, rows: Sequence[Row], fault: Fault) -> None:
+        """Restart rows with corrupted caches from their committed tokens, each alone."""
+        state = self._state
+        log.warning(
+            "a decode step of %d rows failed (%s); they are run again", len(rows), fault.summary
+        )
+        state.timer.forget()
+        self._commit.drop(rows)
+        for job in state.scheduler.retry(rows):
+            self._start.look_up(job)
+        state.batching.failed()
+
+    def prove(self, row: Row, cache: list[Any], drawn: Drawn) -> Drawn | None:
+        """Decode a row of a failed step alone once. If that also fails, the row causes the
+        failure."""
+        state = self._state
+        alone = DecodeBatch(state.model, state.batching.layout("solo"))
+        alone.join(row, cache, drawn)
+        with self._commit.isolated(row.request, "its decode step") as work:
+            forward = alone.forward()
+            if forward.logits is None:
+                raise forward.failed[0][1].error
+            mx.eval(forward.logits)
+            read = [read for each in alone.read() for read in each.reads]
+            alone.drop([row])  # its recurrent state is back in `cache`
+        if work.fault is not None or forward.logits is None:
+            return None
+        row.retry_alone = False
+        self._commit.take(read, state.clock())
+        return None if row.finish is not None else self._draws.one(row, forward.logits[0])
+
+
+LONG_PREFILL_TOKENS = 2048
+"""After a longer prefill, in tokens, MLX frees its buffers: decoding uses no buffers of their
+size."""
+
+
+class Join:
+    """Every method belongs to the engine thread."""
+
+    def __init__(self, state: State, commit: Commit, draws: Draws, recovery: Recovery) -> None:
+        self._state = state
+        self._commit = commit
+        self._draws = draws
+        self._recovery = recovery
+
+    def whole_prompt(self, job: PrefillJob, logits: mx.array) -> None:
+        """Draw the first tokens from logits (vocab,) and let the rows of a prompt decode."""
+        state = self._state
+        if not state.scheduler.running:
+            state.advanced = state.clock()
+        job.request.features = {}
+        for span in job.request.prompt.spans:
+            if span.ready is not None:
+                span.ready.drop()
+        if state.prefix_cache is not None:
+            with Isolation(partial(not_kept, job.request)):
+                state.prefix_cache.keep_prefill(job)
+        if job.request.prefilled >= LONG_PREFILL_TOKENS:
+            mx.clear_cache()
+        cache, job.cache = job.held(), None
+        if job.places is not None:
+            cache = whole_windows(cache)
+        grow_by(cache, state.scheduler.admission.kv_growth(job))
+        state.scheduler.join(job)
+        if state.prefix_cache is not None:
+            caches = state.prefix_cache.fork(job.rows, cache)
+        else:
+            caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
+        for row, own in zip(job.rows, caches, strict=True):
+            if row.held > len(job.tokens):
+                state.scheduler.decode(row)
+                state.batch.join_again(row, own)
+            else:
+                self._row(row, own, logits)
+                state.drafting.begin(row, job)
+
+    def again(self, wanted: Sequence[Place], logits: mx.array) -> tuple[Sequence[Place], mx.array]:
+        """Let rows of a failed step join if their committed tokens are in the cache again. Returns
+        the others."""
+        suspect, batch = [row.retry_alone for row, _ in wanted], self._state.batch
+        for (row, _), own in zip(*only(suspect, wanted, logits), strict=True):
+            cache = batch.layout.extract(row)
+            batch.drop([row])
+            self._state.scheduler.leave([row])
+            self._row(row, cache, own)
+        return only([not each for each in suspect], wanted, logits)
+
+    def _row(self, row: Row, cache: list[Any], logits: mx.array) -> None:
+        if row.finish is not None:  # another choice of its request has failed
+            return
+        first = self._draws.one(row, logits)
+        drawn = self._recovery.prove(row, cache, first) if row.retry_alone else first
+        if drawn is not None and self._first_token(row, drawn):
+            self._state.scheduler.decode(row)
+            self._state.batch.join(row, cache, drawn, committed=True)
+
+    def _first_token(self, row: Row, drawn: Drawn) -> bool:
+        """Take a token one step before the row joins. Returns whether the row continues."""
+        with self._commit.isolated(row.request, "its sampling") as work:
+            read = read_drawn(drawn, {row: 0})
+        if work.fault is not None:
+            return False
+        self._commit.take(read, self._state.clock())
+        return row.finish is None

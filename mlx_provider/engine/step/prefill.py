@@ -10,17 +10,16 @@ import mlx.core as mx
 from ...isolation import Fault, Isolation
 from ...protocol.events import Delta
 from ...records import PrefillChunk
-from ..execution.mixed_batch import mixed_chunk
-from ..inputs import Inputs
+from ..execution.mixed_chunk import mixed_chunk
+from ..inputs import Inputs, Tower
 from ..memory import arrays
 from ..prompt_logprobs import prompt_logprobs
 from ..request import PrefillJob, Request
 from ..row_cache import grow_by
 from ..scheduling.plan import Chunk, StepPlan
-from ..sparse_prefill.passes import run_alone
-from ..tower import Tower
+from ..sparse_prefill import run_alone
 from .commit import Commit
-from .join import LONG_PREFILL_TOKENS, Join
+from .draw import LONG_PREFILL_TOKENS, Join
 from .record import StepRecord
 from .start import Start
 from .state import State

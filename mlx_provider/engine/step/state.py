@@ -14,13 +14,11 @@ from ..fixed_shapes import FixedShapes
 from ..prefix_cache.policy import PrefixCachePolicy
 from ..recent import Recent
 from ..request import Request, Row
-from ..request_log import Recorder
-from ..scheduling.pass_timer import PassTimer
+from ..scheduling.costs import PassTimer
 from ..scheduling.scheduler import Scheduler
-from ..sparse_prefill.sparse_prefill import SparsePrefill
+from ..sparse_prefill import SparsePrefill
 from ..speculation.step import DraftStep
-from ..step_output import StepOutput
-from ..token_names import TokenNames
+from ..step_output import Recorder, StepOutput, TokenNames
 
 
 @dataclass(eq=False)

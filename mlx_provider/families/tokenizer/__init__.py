@@ -4,8 +4,7 @@ Clients' text stays text: what looks like a control token is spelled in letters.
 public for authors of families; the modules of this package are not.
 """
 
-from .hf_tokenizer import HFTokenizer, Rendered, common_length
-from .loading import load_tokenizer
+from .hf_tokenizer import HFTokenizer, Rendered, common_length, load_tokenizer
 from .sanitize import Hidden
 
 __all__ = ["HFTokenizer", "Hidden", "Rendered", "common_length", "load_tokenizer"]

@@ -1,4 +1,7 @@
-"""One model's tokenizer and chat template, over a Hugging Face tokenizer (transformers 5)."""
+"""One model's tokenizer and chat template, over a Hugging Face tokenizer (transformers 5).
+
+Loads the tokenizer of a checkpoint folder, with its chat template.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,17 @@ from bisect import bisect_left
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
-from ...errors import BadRequest, ContextTooLong
-from ...records import TemplateForm
-from .long_text import PIECE, LongText
-from .sanitize import (
-    ControlTokens,
-    Encoded,
-    Hidden,
-    Messages,
-    Variables,
-    hide,
-    keeps_marks,
-    spelt,
-)
-from .template_fit import fit_messages
+from ...errors import BadRequest, ContextTooLong, UnsupportedModel
+from ...records import LoadOptions, TemplateForm
+from ..checkpoint import read_json
+from .long_text import PIECE, LongText, characters_per_token
+from .sanitize import ControlTokens, Encoded, Hidden, Messages, Variables, hide, keeps_marks, spelt
+from .template_fit import Turns, fit_messages
 from .template_probe import template_form
 from .template_renderer import Probe, TemplateLimit, TemplateRenderer, accepted
-from .token_bound import characters_per_token
-from .turns import Turns
 
 OTHER_USER = "\N{SOFT HYPHEN}"
 """The beginning of a message that no real message shares."""
@@ -345,3 +339,24 @@ class HFTokenizer:
     def _keeps_marks(self) -> bool:
         text = partial(self._text, probe="fresh")
         return keeps_marks(self.control, self.chat_template or "", text, self.form)
+
+
+def load_tokenizer(folder: Path, options: LoadOptions, nested: Any = None) -> HFTokenizer:
+    """`nested`: the tokenizer of a processor, already loaded. Raises `UnsupportedModel` if there is
+    no fast form."""
+    from transformers import AutoTokenizer
+
+    backend = nested or AutoTokenizer.from_pretrained(
+        folder, trust_remote_code=options.trust_remote_code
+    )
+    if getattr(backend, "backend_tokenizer", None) is None:
+        raise UnsupportedModel(f"{folder.name} has no tokenizer.json and none can be made")
+    backend.chat_template = _chat_template(folder, backend.chat_template)
+    return HFTokenizer(backend)
+
+
+def _chat_template(folder: Path, own: Any) -> str | Mapping[str, str] | None:
+    """The template file next to the weights, else the processor's own, else the tokenizer's."""
+    if not (folder / "chat_template.jinja").is_file():
+        own = read_json(folder / "chat_template.json").get("chat_template") or own
+    return own or None

@@ -1,26 +1,150 @@
-"""Loads weights of a vision model with the classes of mlx-vlm, without its server.
+"""Runs a tower of mlx-vlm a layer at a time.
+
+MLX computes nothing while a model is called: the outputs of its layers are noted during the whole
+call, and then evaluated one after the other. The graph and the results are those of a plain call,
+bit for bit. A layer with NumPy kernels computes at once; it ends the call, and the next slice calls
+the model again with the noted outputs.
+
+Loads weights of a vision model with the classes of mlx-vlm, without its server.
 
 Models are called below `LanguageModel.__call__`, which stores positions of the last request on the
 model object (mlx_vlm/models, 0.7.10, `_rope_deltas`, `_position_ids`).
+
+Any model of mlx-vlm through its public calls: its processor, embeddings and language model.
+
+Nothing of a request is read from the model object or stored there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten
 
 from ...errors import BadRequest, UnsupportedModel, wrong_option
 from ...isolation import Isolation
 from ...records import LoadOptions
-from ...upstream.mlx_vlm import library
+from ...upstream.mlx_vlm import embedded, has_mrope, language_logits, library
+from ..attention import route
 from ..checkpoint import read_json
-from ..expand import expand
+from ..layers import expand
+
+__all__ = [
+    "AT_ONCE",
+    "Slices",
+    "T",
+    "has_mrope",
+    "in_slices",
+    "language_logits",
+    "load_model",
+    "load_with_processor",
+    "model_inputs",
+    "prompt_features",
+    "replaced",
+    "text_rows",
+    "towers",
+]
+
+
+AT_ONCE = 0.02
+"""Seconds: a layer whose call takes longer has computed its output, not only described it."""
+T = TypeVar("T")
+Slices = Generator[tuple[()], None, T]
+"""Yields after each layer, and returns what the call made."""
+
+
+def in_slices(parts: Sequence[Any], call: Callable[[], T]) -> Slices[T]:
+    """Run `call`, whose result is a tree or has attributes, and evaluate the layers of `parts`
+    (modules) one by one."""
+    outputs: list[Any] = []
+    made: list[T] = []
+    while not made:
+        with _noted(parts, _Run(outputs)):
+            made.append(call())
+        if not made:
+            yield ()
+    if outputs:
+        outputs.pop()  # some models do not use the last layer: the result has it where they do
+    while outputs:
+        mx.eval(_arrays(outputs.pop(0)))
+        yield ()
+    (result,) = made
+    mx.eval(_arrays(getattr(result, "__dict__", result)))
+    return result
+
+
+def _arrays(tree: Any) -> list[mx.array]:
+    return [each for _, each in tree_flatten(tree) if isinstance(each, mx.array)]
+
+
+class _Computed(BaseException):
+    """A layer has computed while it was called."""
+
+
+@dataclass
+class _Run:
+    outputs: list[Any]
+    """Outputs of the layers so far, in the order of their calls."""
+    called: int = 0
+
+    def output(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Raises `_Computed`."""
+        at, self.called = self.called, self.called + 1
+        if at < len(self.outputs):
+            return self.outputs[at]
+        began = time.perf_counter()
+        self.outputs.append(layer(*args, **kwargs))
+        if time.perf_counter() - began > AT_ONCE:
+            raise _Computed
+        return self.outputs[at]
+
+
+class _Noted:
+    def __init__(self, layer: nn.Module, run: _Run) -> None:
+        self._layer = layer
+        self._run = run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run.output(self._layer, *args, **kwargs)
+
+
+@contextmanager
+def _noted(parts: Sequence[Any], run: _Run) -> Iterator[None]:
+    """Layers note their outputs inside the block, which a layer may end."""
+    found = [each for part in parts if isinstance(part, nn.Module) for each in _layers(part)]
+    for module, name, layers in found:
+        module[name] = [_Noted(layer, run) for layer in layers]
+    try:
+        yield
+    except _Computed:
+        pass
+    finally:
+        for module, name, layers in found:
+            module[name] = layers
+
+
+def _layers(module: nn.Module) -> Iterator[tuple[nn.Module, str, list[nn.Module]]]:
+    for name, part in module.items():
+        if isinstance(part, nn.Module):
+            yield from _layers(part)
+        elif isinstance(part, list) and part and all(isinstance(p, nn.Module) for p in part):
+            yield module, name, part
+
+
+def towers(model: Any) -> list[Any]:
+    return [part for name, part in model.items() if name != "language_model"]
 
 
 def load_model(
@@ -98,3 +222,42 @@ def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[No
         yield
     finally:
         setattr(owner, name, original)
+
+
+def load_with_processor(folder: Path, options: LoadOptions) -> tuple[Any, Any]:
+    model = load_model(folder, options)
+    if not hasattr(model, "language_model") or not hasattr(model, "get_input_embeddings"):
+        raise UnsupportedModel(f"{type(model).__module__} cannot generate text from a chat")
+    trust = options.trust_remote_code
+    processor = library().load_processor(folder, True, trust_remote_code=trust)
+    images = library().load_image_processor(folder, trust_remote_code=trust)
+    if images is not None:
+        processor.image_processor = images
+    route(model.language_model)
+    return model, processor
+
+
+def model_inputs(
+    processor: Any, text: str, images: list[Any], image_token: int | None
+) -> dict[str, np.ndarray]:
+    """The processor's output for a rendered prompt, as numpy arrays. Raises `ValueError`."""
+    made = library().prepare_inputs(
+        processor,
+        images=images or None,
+        prompts=text,
+        add_special_tokens=False,
+        image_token_index=image_token,
+    )
+    return {key: np.array(value) for key, value in made.items() if isinstance(value, mx.array)}
+
+
+def prompt_features(model: Any, inputs: Mapping[str, np.ndarray]) -> Slices[dict[str, mx.array]]:
+    """Embeddings of a whole prompt, and the other inputs of its prefill, a slice at a time.
+    `inputs`: the processor's arrays. `inputs_embeds` is (1, length, hidden); the others are
+    arguments of `language_logits`."""
+    arrays = {key: mx.array(value) for key, value in inputs.items()}
+    return in_slices(towers(model), partial(embedded, model, arrays))
+
+
+def text_rows(model: Any, tokens: mx.array) -> mx.array:
+    return embedded(model, {"input_ids": tokens[None]})["inputs_embeds"]

@@ -18,19 +18,32 @@ import mlx.core as mx
 import numpy as np
 
 from ...records import Features, LoadOptions, MediaItem, MediaSpan, PrefillChunk, Prompt
-from .. import attention, recurrent
+from .. import attention, caches
 from ..caches import row_cache
 from ..checkpoint import read_json
 from ..logits import rows_at
 from ..tokenizer import load_tokenizer
-from .info import vision_info
-from .language import head
-from .loading import load_model
-from .model import VisionFeatures, VisionModel, embedded, embeddings, media_rows, pieces
-from .patches import PatchMedia, PatchProcessors, PatchTexts
-from .positions import chunk_positions, rotary_positions, step_positions
-from .prompt import MediaMarks, no_media
-from .slices import in_slices
+from .loading import in_slices, load_model
+from .model import (
+    MediaMarks,
+    VisionFeatures,
+    VisionModel,
+    embedded,
+    embeddings,
+    head,
+    media_rows,
+    no_media,
+    pieces,
+    vision_info,
+)
+from .patches import (
+    PatchMedia,
+    PatchProcessors,
+    PatchTexts,
+    chunk_positions,
+    rotary_positions,
+    step_positions,
+)
 
 PATCHES = 4096
 """Patches of several items in one tower pass. They attend within their own image, so more keep no
@@ -195,5 +208,5 @@ def load_patch_model(
     attention.route(model.language_model)
     found = PatchVisionModel(model, info, tokenizer, marks)
     one = mx.array([1])
-    recurrent.route(lambda cache: found.decode(one, cache, one), found.make_cache())
+    caches.route(lambda cache: found.decode(one, cache, one), found.make_cache())
     return found

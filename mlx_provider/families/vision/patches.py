@@ -1,8 +1,14 @@
-"""Converts images and frames of any size to patches, in strips."""
+"""Still images of a request: their size, and their pixels within a limit.
+
+Converts images and frames of any size to patches, in strips.
+
+Explicit rotary positions on three axes: time, height and width (M-RoPE). Upstream stores its own
+on the model object, for one request.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -14,9 +20,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import MediaError
-from ...records import MediaItem, OnDemand
-from .images import image_size
-from .prompt import Block, Placed
+from ...records import MediaItem, MediaSpan, OnDemand, PrefillChunk
+from .model import Block, Placed
+
+
+def image_size(item: MediaItem) -> tuple[int, int]:
+    """Height and width. Raises `MediaError` for other media."""
+    if item.kind != "image":
+        raise MediaError("this model takes images but no video")
+    if len(item.shape) != 3 or item.shape[-1] != 3 or 0 in item.shape:
+        raise MediaError(f"an image must be height, width, 3; this one is {item.shape}")
+    return item.shape[0], item.shape[1]
+
+
+def as_image(item: MediaItem, max_pixels: int) -> NDArray[np.uint8]:
+    """Pixels (H, W, 3) of a still image, scaled down to `max_pixels`. Raises `MediaError` for other
+    media."""
+    height, width = image_size(item)
+    if height * width <= max_pixels:
+        return item.pixels
+    scale = (max_pixels / (height * width)) ** 0.5
+    return item.scaled(max(1, int(height * scale)), max(1, int(width * scale)))
+
 
 LOW_DETAIL_PIXELS = 512 * 512
 """For images sent with OpenAI's `detail: low`."""
@@ -167,3 +192,43 @@ class PatchMedia:
         # size and group are part of the key: one file at two sizes has two sets of features
         key = f"{item.content_hash}:{grid[1]}x{grid[2]}:{group}"
         return Block(made.tokens, key, made, pixels)
+
+
+def rotary_positions(
+    length: int, spans: Sequence[MediaSpan]
+) -> tuple[NDArray[np.int32] | None, int]:
+    """M-RoPE positions (3, length), and the offset to a token's index after the prompt.
+
+    Text advances all three axes by one; a media span advances by its longest side. `None` without
+    media: positions are then 0 .. length - 1. The `inputs` of a span have its `grid`, patches in
+    time, height and width, and `merge`, the patches per side of one token.
+    """
+    if not spans:
+        return None, 0
+    positions = np.empty((3, length), np.int32)
+    at = following = 0
+    for span in spans:
+        text = span.start - at
+        positions[:, at : span.start] = np.arange(following, following + text)
+        following += text
+        t, h, w = span.inputs.grid
+        shape = (t, h // span.inputs.merge, w // span.inputs.merge)
+        axes = np.indices(shape, dtype=np.int32).reshape(3, -1)
+        positions[:, span.start : span.end] = following + axes
+        following += max(shape)
+        at = span.end
+    positions[:, at:] = np.arange(following, following + length - at)
+    return positions, following - at
+
+
+def chunk_positions(chunk: PrefillChunk) -> mx.array:
+    """Positions (3, 1, length) of a chunk's tokens."""
+    length = chunk.stop - chunk.start
+    if chunk.prompt.positions is None:
+        return mx.broadcast_to(mx.arange(chunk.start, chunk.stop)[None, None], (3, 1, length))
+    return mx.array(chunk.prompt.positions[:, None, chunk.start : chunk.stop])
+
+
+def step_positions(positions: mx.array) -> mx.array:
+    """(3, rows, 1), one new token for each row; `positions`: (rows,)."""
+    return mx.broadcast_to(positions[None, :, None], (3, positions.size, 1))

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ...chat.constraints.written import framed
+from ...chat.constraints.readable import framed
 from ...chat.output.whole_reply import read_chunks
 from ...records import ReasoningParser, ToolParser, value_types
 

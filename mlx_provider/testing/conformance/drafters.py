@@ -25,7 +25,7 @@ from ...records import (
 from ...registry import PluginRegistry
 from ...serving.kernels import equip
 from ..driver import alone, new_engine, new_request, output_of, run
-from ..oracle import Eager
+from ..schedules import Eager
 from ..tiny import build
 from .check import Check, NotApplicable, demand, same
 from .specimens import Write

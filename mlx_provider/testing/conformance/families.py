@@ -11,7 +11,7 @@ from ...engine.execution import noise
 from ...errors import MLXProviderError
 from ...isolation import Isolation
 from ...records import LoadOptions, Prompt
-from ..tiny.greedy import start
+from ..tiny.models import start
 from .check import Check, NotApplicable, demand, same
 from .company import cancellation, company, faults, images, layouts, prefix_reuse, reproducible
 from .prompts import LONG, QUESTION, ask, picture, seen

@@ -18,7 +18,7 @@ from ...registry import PluginRegistry
 from ...serving.kernels import device_kind, install, remove
 from ...upstream.patching import Unpatched
 from ..tiny import build
-from ..tiny.greedy import greedy
+from ..tiny.models import greedy
 from .check import Check, NotApplicable, demand, same
 from .specimens import FORMATS, Write, halved
 

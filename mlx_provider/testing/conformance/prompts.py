@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...records import Prompt
-from ..tiny.media import tiny_image
+from ..tiny.models import tiny_image
 from .specimens import Specimen
 
 SYSTEM = "You look up weather. " * 8

@@ -10,8 +10,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 from hypothesis import strategies as st
 
-from ...chat.constraints.readable import check_readable
-from ...chat.constraints.written import written_call
+from ...chat.constraints.readable import check_readable, written_call
 from ...chat.output.whole_reply import WholeReply, read_chunks
 from ...errors import BadRequest
 from ...records import ReasoningParser, ToolParser

@@ -1,4 +1,8 @@
-"""Tiny random-weight model folders, written in well under a second, without torch or network.
+"""Deterministic images and videos for tests.
+
+Plain greedy decoding with a `LoadedModel`: the reference for any engine.
+
+Tiny random-weight model folders, written in well under a second, without torch or network.
 
     from mlx_provider.testing.tiny import build
     folder = build(tmp_path / "model", "qwen3", seed=3)
@@ -10,14 +14,109 @@ never ends by itself. `mlx_lm.load` reads every folder, `mlx_vlm.load` those wit
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ...records import Features, LoadedModel, MediaItem, PrefillChunk, Prompt
 from .configs import FAMILIES, TinyFamily
 from .tokenizers import write_tokenizer
 from .weights import model_parameters
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+
+def tiny_pixels(seed: int, height: int = 96, width: int = 96) -> NDArray[np.uint8]:
+    """(height, width, 3): six by six random patches."""
+    patches = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    rows = np.arange(height) * 6 // height
+    columns = np.arange(width) * 6 // width
+    return np.ascontiguousarray(patches[rows][:, columns])
+
+
+def tiny_image(seed: int, height: int = 96, width: int = 96) -> MediaItem:
+    return _item("image", tiny_pixels(seed, height, width))
+
+
+def tiny_video(seed: int, frames: int = 4, height: int = 64, width: int = 96) -> MediaItem:
+    pixels = [tiny_pixels(seed * 1000 + i, height, width) for i in range(frames)]
+    return _item("video", np.stack(pixels))
+
+
+def _item(kind: str, pixels: NDArray[np.uint8]) -> MediaItem:
+    key = hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()
+    return MediaItem.of("video" if kind == "video" else "image", pixels, key)
+
+
+@dataclass
+class Started:
+    prompt: Prompt
+    cache: list[Any]
+    logits: mx.array
+    """(vocab,) after the last token."""
+    length: int
+
+    @property
+    def position(self) -> int:
+        """Rotary position of the next token."""
+        return self.length + self.prompt.rope_delta
+
+
+def features_of(model: LoadedModel, prompt: Prompt) -> dict[str, Features]:
+    return {span.content_hash: model.embed(span) for span in prompt.spans}
+
+
+def start(
+    model: LoadedModel,
+    prompt: Prompt,
+    *,
+    chunk: int = 0,
+    features: Mapping[str, Features] | None = None,
+) -> Started:
+    """Prefill one row, in chunks of `chunk` tokens (0: at once)."""
+    import mlx.core as mx
+
+    known = features_of(model, prompt) if features is None else features
+    cache, length = model.make_cache(), len(prompt.tokens)
+    logits = mx.zeros(())
+    for at in range(0, length, chunk or length):
+        stop = min(at + (chunk or length), length)
+        logits = model.prefill(PrefillChunk(prompt, at, stop, cache, known))
+        mx.eval(logits)
+    return Started(prompt, cache, logits, length)
+
+
+def continue_greedily(
+    model: LoadedModel, rows: Sequence[Started], cache: list[Any], count: int
+) -> list[list[int]]:
+    import mlx.core as mx
+
+    logits = mx.stack([row.logits for row in rows])
+    out: list[list[int]] = [[] for _ in rows]
+    for _ in range(count):
+        tokens = mx.argmax(logits, axis=-1)
+        for own, token in zip(out, np.array(tokens).tolist(), strict=True):
+            own.append(int(token))
+        positions = mx.array([row.position for row in rows], dtype=mx.int32)
+        logits = model.decode(tokens.astype(mx.int32), cache, positions)
+        mx.eval(logits)
+        for row in rows:
+            row.length += 1
+    for row, last in zip(rows, logits, strict=True):
+        row.logits = last
+    return out
+
+
+def greedy(model: LoadedModel, prompt: Prompt, count: int, *, chunk: int = 0) -> list[int]:
+    row = start(model, prompt, chunk=chunk)
+    return continue_greedily(model, [row], row.cache, count)[0]
 
 
 def family_named(name: str) -> TinyFamily:

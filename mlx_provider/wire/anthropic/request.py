@@ -1,22 +1,241 @@
-"""Parameters of the Messages API to the engine's request."""
+"""Checks the shape of a request of the Messages API. What no model can see is refused in the system
+prompt and in a message that a user has just typed; in an earlier turn it becomes text
+(`chat.messages.foreign`).
+
+Tools of Anthropic's API, and the choice among them, as those of chat.
+
+Messages of Anthropic's API as messages of chat.
+
+Parameters of the Messages API to the engine's request.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...errors import BadRequest
 from ...invalid import shown
 from ...protocol.requests import GenerateRequest
-from ..openai.form import AnswerForm
-from ..openai.names import SCHEMA, names_of
-from ..openai.parameters import Parameters
+from ..body import Places, check_kind, check_known, check_text, objects
+from ..openai.answer import without
+from ..openai.parameters import SCHEMA, Parameters, names_of
+from ..openai.prompts import AnswerForm
 from ..openai.request import generate_requests
-from ..places import Places
-from .messages import chat_messages
-from .shape import check_messages
-from .tools import chat_tools
+
+ROLES = ("user", "assistant", "system")
+BLOCKS: Mapping[str, Collection[str]] = {
+    "user": ("text", "image", "tool_result", "compaction"),
+    "assistant": ("text", "tool_use", "thinking", "redacted_thinking", "compaction"),
+    "system": ("text",),
+}
+RESULT_BLOCKS = ("text", "image", "tool_reference")
+IMAGE_SOURCES = {"base64": "data", "url": "url"}
+"""By the type of an image's source: the field with the image."""
+
+
+def check_messages(given: Mapping[str, Any]) -> None:
+    """Raises `BadRequest` that names the message, block or tool."""
+    _check_blocks(given.get("system"), "system", BLOCKS["system"])
+    messages = given.get("messages")
+    if not messages:
+        raise BadRequest("messages must be a list of at least one message", param="messages")
+    listed = [*objects(messages, "messages")]
+    typed = is_typed([message for _, message in listed[-2:]])
+    for at, (where, message) in enumerate(listed, 1):
+        role = message.get("role")
+        check_known(role, ROLES, f"{where}.role")
+        strict = role == "system" or (typed and at == len(listed))
+        _check_blocks(
+            message.get("content"), f"{where}.content", BLOCKS[str(role)] if strict else None
+        )
+    _check_tools(given.get("tools"), given.get("tool_choice"))
+
+
+def is_typed(last: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last message is a user's, and neither holds results nor follows them."""
+    return last[-1].get("role") == "user" and not any(map(_has_results, last))
+
+
+def _has_results(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
+    blocks = content if isinstance(content, list) else []
+    return any(isinstance(b, Mapping) and b.get("type") == "tool_result" for b in blocks)
+
+
+def _check_tools(tools: Any, choice: Any) -> None:
+    for where, tool in objects(tools or [], "tools"):
+        if not isinstance(tool.get("name"), str):
+            raise BadRequest(f"{where}.name must be a text", param=where)
+    if not isinstance(choice, Mapping | None):
+        raise BadRequest(
+            "tool_choice must be an object, such as {'type': 'any'}", param="tool_choice"
+        )
+
+
+def _check_blocks(content: Any, where: str, known: Collection[str] | None) -> None:
+    """`known`: types that a model can take; `None`: others become text."""
+    if content is None or isinstance(content, str):
+        return
+    for at, block in objects(content, where):
+        kind = block.get("type")
+        if known is None:
+            check_kind(kind, f"{at}.type")
+        else:
+            check_known(kind, known, f"{at}.type")
+        if kind == "text":
+            check_text(block, at)
+        elif kind == "image" and known is not None:
+            check_image(block, at)
+        elif kind == "tool_result":
+            _check_blocks(block.get("content"), f"{at}.content", None)
+
+
+def check_image(block: Mapping[str, Any], where: str) -> None:
+    source, where = block.get("source"), f"{where}.source"
+    if not isinstance(source, Mapping):
+        raise BadRequest(f"{where} must be an object", param=where)
+    kind = source.get("type")
+    check_known(kind, IMAGE_SOURCES, f"{where}.type")
+    place = IMAGE_SOURCES[str(kind)]
+    if not isinstance(source.get(place), str) or not source[place]:
+        raise BadRequest(f"{where}.{place} must be a text", param=where)
+
+
+MEMBERS = ("name", "description", "strict")
+BUILT_IN = ("bash_", "computer_", "memory_", "text_editor_")
+"""Types of tools whose schema Anthropic's models know. All other types run on its servers."""
+CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
+
+
+def chat_tools(params: Parameters) -> dict[str, Any]:
+    """`tools`, `tool_choice` and `parallel_tool_calls`, if given. Raises `BadRequest` that names
+    the tool, or the choice."""
+    tools, choice = params.take("tools"), params.mapping("tool_choice")
+    fields: dict[str, Any] = {}
+    if tools is not None:
+        fields["tools"] = [_tool(tool, where) for where, tool in objects(tools, "tools")]
+    if choice:
+        fields["tool_choice"] = _choice(choice)
+        fields["parallel_tool_calls"] = not _alone(choice)
+    return fields
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    kind, schema = tool.get("type") or "custom", tool.get("input_schema")
+    if kind != "custom":
+        built_in = isinstance(kind, str) and kind.startswith(BUILT_IN)
+        reason = "only Anthropic's models know its schema" if built_in else "no server runs it here"
+        raise BadRequest(
+            f"{where}.type is {shown(kind)}: {reason}; send a tool of the client's own, with a "
+            "name and an input_schema",
+            param=where,
+        )
+    if not isinstance(schema, Mapping):
+        raise BadRequest(f"{where}.input_schema must be an object", param=where)
+    given = {name: tool[name] for name in MEMBERS if name in tool}
+    function = {**given, "parameters": schema}  # models know this order
+    rest = without(tool, (*MEMBERS, "input_schema", "type"))
+    return {**rest, "type": "function", "function": function}
+
+
+def known_members(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tool[name] for name in (*MEMBERS, "input_schema") if name in tool}
+
+
+def _choice(choice: Mapping[str, Any]) -> Any:
+    kind = choice.get("type")
+    check_known(kind, CHOICES, "tool_choice.type")
+    if kind != "tool":
+        return CHOICES[str(kind)]
+    name = choice.get("name")
+    if not isinstance(name, str):
+        raise BadRequest("tool_choice.name must be a text", param="tool_choice.name")
+    return {"type": "function", "function": {"name": name}}
+
+
+def _alone(choice: Mapping[str, Any]) -> bool:
+    alone = choice.get("disable_parallel_tool_use")
+    if alone is not None and not isinstance(alone, bool):
+        raise BadRequest(
+            f"tool_choice.disable_parallel_tool_use must be true or false, got {shown(alone)}",
+            param="tool_choice",
+        )
+    return bool(alone)
+
+
+Message = dict[str, Any]
+FAILED = "Error: "
+
+
+def chat_messages(
+    system: Any, messages: Sequence[Mapping[str, Any]]
+) -> tuple[list[Message], dict[str, str]]:
+    """Messages that `shape.check_messages` has passed, and the places of their parts in the
+    request. Chat itself reads text, images and thoughts in Anthropic's form."""
+    made: list[Message] = [{"role": "system", "content": system}] if system else []
+    places: dict[str, str] = {}
+    if system:
+        places |= {"messages[0]": "system", "messages[0].content": "system"}
+    for at, message in enumerate(messages):
+        for turn, parts in _turns(message, f"messages[{at}]"):
+            own = f"messages[{len(made)}]"
+            places |= {own + part: where for part, where in parts.items()}
+            made.append(turn)
+    return made, places
+
+
+def _turns(message: Mapping[str, Any], where: str) -> Iterator[tuple[Message, dict[str, str]]]:
+    """Each with the places of its parts; the empty name is the whole message."""
+    role, content = message["role"], message.get("content")
+    if not isinstance(content, list):
+        yield {"role": role, "content": content}, {"": where}
+        return
+    blocks = [(block, f"{where}.content[{at}]") for at, block in enumerate(content)]
+    # Templates accept no text between calls and their results.
+    results = [(block, at) for block, at in blocks if block["type"] == "tool_result"]
+    yield from ((_result(block), _of_result(block, at)) for block, at in results)
+    calls = [(block, at) for block, at in blocks if block["type"] == "tool_use"]
+    others = [(b, at) for b, at in blocks if b["type"] not in ("tool_result", "tool_use")]
+    parts = {"": where, **{f".content[{n}]": at for n, (_, at) in enumerate(others)}}
+    said = [_part(block) for block, _ in others]
+    if calls:
+        for n, (_, at) in enumerate(calls):
+            parts |= {f".tool_calls[{n}]": at, f".tool_calls[{n}].function": at}
+        made = [_call(block) for block, _ in calls]
+        yield {"role": role, "content": said or None, "tool_calls": made}, parts
+    elif others or not content:
+        yield {"role": role, "content": said}, parts
+
+
+def _result(block: Mapping[str, Any]) -> Message:
+    """Chat has no mark for an error, so its text begins with one."""
+    content = block.get("content")
+    if block.get("is_error") is True:
+        parts = content if isinstance(content, list) else []
+        first = FAILED + content if isinstance(content, str) else FAILED.rstrip()
+        content = [{"type": "text", "text": first}, *parts] if parts else first
+    return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
+
+
+def _of_result(block: Mapping[str, Any], where: str) -> dict[str, str]:
+    content = block.get("content")
+    parts = content if block.get("is_error") is True and isinstance(content, list) else []
+    behind = {f".content[{at + 1}]": f"{where}.content[{at}]" for at in range(len(parts))}
+    return {"": where, **behind}
+
+
+def _call(block: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": block.get("name"), "arguments": block.get("input")}
+    return {"id": block.get("id"), "type": "function", "function": function}
+
+
+def _part(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    if block["type"] == "compaction":
+        return {"type": "text", "text": block.get("content")}
+    return block
+
 
 CHATS_OWN = (
     "function_call",

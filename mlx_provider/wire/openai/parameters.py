@@ -1,14 +1,25 @@
 """The parameters of one request, taken one by one; those that are left are refused by name. What
 has no meaning here and changes no answer is ignored; what a client could believe to work is ignored
-with a warning."""
+with a warning.
+
+What the answer must look like: `response_format`, or one of the grammar extensions.
+
+Fields of our request by the names of chat and text completions.
+
+The many ways to ask for thoughts, as template variables and a budget.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...errors import BadRequest
 from ...invalid import shown
+from ...protocol.requests import RENDERER_ARGUMENTS
+from ..body import Places
 
 TRANSPORT = frozenset({"stream", "stream_options", "metadata", "prompt_cache_retention"})
 """Parameters that other code handles, or that change no answer."""
@@ -88,3 +99,163 @@ class Parameters:
         if self._left:
             names = ", ".join(sorted(self._left))
             raise BadRequest(f"unknown parameter: {names}", param=min(self._left))
+
+
+EXTENSIONS = ("grammar", "guided_regex", "guided_grammar", "guided_choice", "guided_json")
+
+
+def constraint(params: Parameters) -> dict[str, Any]:
+    """`response_format` and `grammar`, of which at most one is set. Raises `BadRequest` if two
+    constraints contradict or one is malformed."""
+    given = {name: params.take(name) for name in ("response_format", *EXTENSIONS)}
+    given = {name: value for name, value in given.items() if value is not None}
+    if _is_text(given.get("response_format")):
+        del given["response_format"]
+    if len(given) > 1:
+        raise BadRequest(f"only one of {', '.join(given)} can be given", param=min(given))
+    for name, value in given.items():
+        return _field(name, value)
+    return {}
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, dict) and value.get("type") == "text"
+
+
+def _field(name: str, value: Any) -> dict[str, Any]:
+    if name == "response_format":
+        return {"response_format": _object(name, value)}
+    if name == "guided_json":
+        body = {"name": "guided_json", "schema": _object(name, _parsed(value))}
+        return {"response_format": {"type": "json_schema", "json_schema": body}}
+    if name == "guided_choice":
+        return {"grammar": {"type": "regex", "value": _alternatives(value)}}
+    if name == "grammar" and isinstance(value, dict):
+        return {"grammar": _grammar(value)}
+    if not isinstance(value, str):
+        raise BadRequest(f"{name} must be a text, got {shown(value)}", param=name)
+    return {"grammar": {"type": "regex" if name == "guided_regex" else "lark", "value": value}}
+
+
+def _parsed(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"guided_json is not JSON: {error}", param="guided_json") from None
+
+
+def _object(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BadRequest(f"{name} must be an object, got {shown(value)}", param=name)
+    return value
+
+
+def _alternatives(value: Any) -> str:
+    if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
+        raise BadRequest("guided_choice must be a list of texts", param="guided_choice")
+    return "|".join(f"({re.escape(choice)})" for choice in value)
+
+
+def _grammar(value: dict[str, Any]) -> dict[str, Any]:
+    known = value.get("type") in ("regex", "lark") and isinstance(value.get("value"), str)
+    if not known or len(value) != 2:
+        raise BadRequest(
+            'grammar must be a Lark text or {"type": "regex" | "lark", "value": text}',
+            param="grammar",
+        )
+    return value
+
+
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "grammar": (*EXTENSIONS, "response_format", "tools", "functions"),
+    "max_tokens": ("max_completion_tokens",),
+    "n": ("best_of",),
+    "response_format": ("guided_json",),
+    "template": ("chat_template_kwargs",),
+    "tool_choice": ("function_call",),
+    "tools": ("tools", "functions"),
+}
+"""The parameters that set each field, if other than its name; the first that is given counts. A
+constraint of any kind fails as a grammar."""
+SCHEMA = "response_format.json_schema.schema"
+
+
+def names_of(values: Mapping[str, Any], content: str = "messages") -> Places:
+    """`content`: the name of the prompt."""
+    given = {name for name, value in values.items() if value is not None}
+    found = {
+        ours: name
+        for ours, names in NAMES.items()
+        if (name := next(filter(given.__contains__, names), None)) is not None
+    }
+    if content != "messages":
+        found |= {name: content for name in ("messages", "prompt") if name not in given}
+        found["top_logprobs"] = "logprobs"
+    if "guided_json" in given:
+        found[SCHEMA] = "guided_json"
+    if "thinking" in given and "thinking_budget" not in given:
+        found["thinking_budget"] = "thinking.budget_tokens"
+    return Places({**found, **_tools(values.get("tools"), values.get("functions"))})
+
+
+def _tools(tools: Any, functions: Any) -> dict[str, str]:
+    own, older = (given if isinstance(given, list) else [] for given in (tools, functions))
+    custom = [at for at, t in enumerate(own) if isinstance(t, Mapping) and "custom" in t]
+    found = {f"tools[{at}].function": f"tools[{at}].custom" for at in custom}
+    for at in range(len(older)):
+        whole = f"tools[{len(own) + at}]"
+        found |= {whole: f"functions[{at}]", f"{whole}.function": f"functions[{at}]"}
+    return found
+
+
+def template_variables(params: Parameters) -> tuple[dict[str, Any], int | None]:
+    """Variables for the chat template, and the budget of thought tokens. Precedence:
+    `chat_template_kwargs`, `enable_thinking`, `thinking` (Anthropic), `reasoning_effort`
+    (OpenAI)."""
+    variables = _effort(params.take("reasoning_effort"))
+    switches, budget = _thinking(params.mapping("thinking"))
+    variables.update(switches)
+    enabled = params.flag("enable_thinking")
+    if enabled is not None:
+        variables["enable_thinking"] = enabled
+    verbosity = params.take("verbosity")
+    if verbosity is not None:
+        variables["verbosity"] = verbosity
+    own = params.mapping("chat_template_kwargs")
+    if taken := RENDERER_ARGUMENTS & own.keys():
+        raise BadRequest(
+            f"chat_template_kwargs cannot set {', '.join(sorted(taken))}",
+            param="chat_template_kwargs",
+        )
+    asked = params.number("thinking_budget")
+    return variables | own, budget if asked is None else asked
+
+
+def _effort(value: object) -> dict[str, Any]:
+    """OpenAI's word, or the object of the Responses API."""
+    if isinstance(value, dict):
+        value = value.get("effort")
+    if value is None:
+        return {}
+    if not isinstance(value, str):
+        raise BadRequest(
+            f"reasoning_effort must be a word, got {shown(value)}", param="reasoning_effort"
+        )
+    if value in ("none", "disable"):
+        return {"enable_thinking": False}
+    return {"reasoning_effort": value, "enable_thinking": True}
+
+
+def _thinking(value: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+    """Anthropic's object: `enabled` with a budget, `adaptive`, or `disabled`."""
+    if not value:
+        return {}, None
+    kind = value.get("type")
+    if kind not in ("enabled", "adaptive", "disabled"):
+        raise BadRequest(
+            f"thinking.type must be enabled, adaptive or disabled, got {shown(kind)}",
+            param="thinking",
+        )
+    return {"enable_thinking": kind != "disabled"}, value.get("budget_tokens")

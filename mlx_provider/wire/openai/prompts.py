@@ -1,14 +1,48 @@
-"""Parts of `/completions` only: raw prompts, several at once, and their echo."""
+"""The choices with the highest log-probability per token.
+
+Parts of `/completions` only: raw prompts, several at once, and their echo.
+
+The form in which a client wants an answer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from math import fsum
+from typing import Any, Self
 
 from ...errors import BadRequest
 from ...invalid import shown
-from .best_of import BestOf
+from .answer import Answer, names_of
 from .parameters import Parameters
+
+
+@dataclass(frozen=True)
+class BestOf:
+    """`made` choices of each prompt, of which the best `wanted` are returned."""
+
+    made: int
+    wanted: int
+    logprobs: bool
+
+    def chosen(self, answers: Sequence[Answer]) -> list[Answer]:
+        groups = range(0, len(answers), self.made)
+        kept = [each for at in groups for each in self._best(answers[at : at + self.made])]
+        if not self.logprobs:
+            for answer in kept:
+                answer.logprobs.clear()
+        return kept
+
+    def _best(self, answers: Sequence[Answer]) -> list[Answer]:
+        return sorted(answers, key=_per_token, reverse=True)[: self.wanted]
+
+
+def _per_token(answer: Answer) -> float:
+    """The mean; an empty choice counts as certain."""
+    found = [token.logprob or 0.0 for token in answer.logprobs]
+    return fsum(found) / len(found) if found else 0.0
+
 
 COMPLETION_TOKENS = 16
 """Default of `max_tokens` in `/completions`, as in OpenAI's API."""
@@ -88,3 +122,21 @@ def _logprobs(params: Parameters) -> dict[str, Any]:
             param="logprobs",
         )
     return {"logprobs": True, "top_logprobs": count}
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    legacy: bool = False
+    """Sends `functions` in place of `tools`."""
+    text: bool = False
+    """From `/completions`."""
+    timings: bool = False
+    best_of: BestOf | None = None
+    custom: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], *, text: bool) -> Self:
+        """Raises `BadRequest` for a wrong `best_of`."""
+        best = best_of(values) if text else None
+        custom = names_of(values.get("tools"))
+        return cls("functions" in values, text, values.get("timings") is True, best, custom)

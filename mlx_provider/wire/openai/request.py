@@ -1,8 +1,11 @@
-"""Parameters of chat and text completions to the engine's requests."""
+"""Whether the last message of the assistant begins the reply (a prefill) or is a separate turn.
+
+Parameters of chat and text completions to the engine's requests.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -10,16 +13,26 @@ from pydantic import ValidationError
 from ...bounds import MAX_NAME
 from ...errors import BadRequest
 from ...invalid import bad_request, shown
-from ...protocol.options import ModelOptions
-from ...protocol.requests import GenerateRequest
-from ...protocol.sampling import Sampling
-from .constraints import constraint
-from .custom_tools import as_functions, choice_of, with_functions
-from .form import AnswerForm
-from .parameters import Parameters
-from .prefill_message import split_prefill_mark
-from .prompts import completions
-from .thinking import template_variables
+from ...protocol.requests import GenerateRequest, ModelOptions, Sampling
+from .answer import as_functions, choice_of, with_functions
+from .parameters import Parameters, constraint, template_variables
+from .prompts import AnswerForm, completions
+
+PREFIX_KEY = "prefix"
+"""A caller of LiteLLM marks such a message with it (1.106.2,
+`convert_prefix_message_to_non_prefix_messages`)."""
+
+
+def split_prefill_mark(messages: Sequence[Any], *, always: bool = False) -> tuple[list[Any], bool]:
+    """The messages without the mark, and whether the reply continues the last one. `always`: the
+    Messages API, where every last message of the assistant is continued. Clients of other APIs end
+    a history with an answer and expect the next turn."""
+    *before, last = messages
+    if not isinstance(last, Mapping) or PREFIX_KEY not in last:
+        return list(messages), always
+    rest = {name: value for name, value in last.items() if name != PREFIX_KEY}
+    return [*before, rest], bool(last[PREFIX_KEY]) or always
+
 
 SAMPLING = tuple(Sampling.model_fields)
 PLAIN = ("stop_token_ids", "drafts", "sparse_prefill")

@@ -9,13 +9,11 @@ from typing import Any
 from ...errors import BadRequest
 from ...invalid import shown
 from ...protocol.requests import GenerateRequest
-from ..openai.form import AnswerForm
-from ..openai.names import SCHEMA, names_of
-from ..openai.parameters import Parameters
+from ..body import Places
+from ..openai.parameters import SCHEMA, Parameters, names_of
+from ..openai.prompts import AnswerForm
 from ..openai.request import generate_requests
-from ..places import Places
-from .conversation import messages_of
-from .shape import ABSENT, check_input
+from .conversation import ABSENT, check_input, messages_of
 from .tools import ChatTools
 
 STORED = {

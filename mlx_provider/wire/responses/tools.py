@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import BadRequest
-from ..objects import objects
-from ..openai.custom_tools import function_of, grammar_of, without
+from ..body import objects
+from ..openai.answer import function_of, grammar_of, without
 
 HOSTED = (
     "apply_patch",

@@ -53,7 +53,7 @@ def words_of(asked: Asked, image: Mapping[str, Any] | None) -> list[dict[str, An
 def image_part(seed: int, height: int, width: int) -> dict[str, Any]:
     from PIL import Image
 
-    from mlx_provider.testing.tiny.media import tiny_pixels
+    from mlx_provider.testing.tiny.models import tiny_pixels
 
     file = io.BytesIO()
     Image.fromarray(tiny_pixels(seed, height, width)).save(file, "PNG")

@@ -13,7 +13,7 @@ from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.feature_cache import FeatureCache
 from mlx_provider.engine.memory import arrays
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.prefix_cache.key import CacheKey, as_ids, key_tokens
+from mlx_provider.engine.prefix_cache.tree import CacheKey, as_ids, key_tokens
 from mlx_provider.records import LoadedModel, MediaItem, PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_request
 

@@ -9,9 +9,7 @@ renders in this process.
 """
 
 from .control_tokens import ControlTokens
-from .marks import Hidden, Messages, Variables, hide
-from .spelling import Encoded, spelt
-from .template_check import keeps_marks
+from .spelling import Encoded, Hidden, Messages, Variables, hide, keeps_marks, spelt
 
 __all__ = [
     "ControlTokens",

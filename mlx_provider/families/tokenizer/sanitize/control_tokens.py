@@ -1,4 +1,9 @@
-"""Finds the texts that a tokenizer reads as control tokens, and their positions in a client's text.
+"""Control tokens that a client's text and the chat template form together.
+
+A template joins the parts of a message, may put names between signs (`<` name `>`), and may remove
+a mode switch (`/think`), which joins the text around it.
+
+Finds the texts that a tokenizer reads as control tokens, and their positions in a client's text.
 
 Every added token counts, special or not, except plain vocabulary that some tokenizers store there:
 white space, letters, HTML tags.
@@ -8,13 +13,134 @@ from __future__ import annotations
 
 import re
 from array import array
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
-from ..sliced import starts
-from .joins import Edges
+import jinja2
+
+from ..long_text import starts
+
+
+class Edges:
+    """Positions at which strings of a client end or begin within one of the sorted `texts`."""
+
+    def __init__(self, texts: Sequence[str], template: str | None) -> None:
+        self._texts = texts
+        self._mirrored = sorted(text[::-1] for text in texts)
+        self._reach = max(map(len, texts), default=1) - 1
+        self._first = any_of({text[0] for text in texts})
+        self._last = any_of({text[-1] for text in texts})
+        opens: Callable[[str], bool] = _is_sign
+        closes: Callable[[str], bool] = _is_sign
+        written = None if template is None else _written(template)
+        if written is not None:
+            opens = {*self._parts(written.texts, texts, from_end=True)}.__contains__
+            closes = {*self._parts(written.texts, self._mirrored, from_end=False)}.__contains__
+        removed = [] if written is None else sorted(written.removed, key=len, reverse=True)
+        self._cut = re.compile("|".join(map(re.escape, removed)) or "(?!)")
+        self._longest_cut = max(map(len, removed), default=1)
+        self._cut_or_first = re.compile(f"(?:{self._cut.pattern})|({self._first.pattern})")
+        self._opened = any(opens(text[:n]) for text in texts for n in range(1, len(text)))
+        self._completions = {*_completions(texts, opens, closes)}
+        if written is not None:
+            self._completions -= written.names
+
+    def of(self, text: str) -> Iterator[int]:
+        yield from self._around_cuts(text)
+        core = text.rstrip()
+        if core and self._is_begun(core):
+            yield len(core) - 1
+        if core and self._opened:
+            start = len(core) - len(core.lstrip())
+            core = core[start:]
+            if core in self._completions or self._is_ended(core):
+                yield start
+
+    def _around_cuts(self, text: str) -> Iterator[int]:
+        """Beginnings of control tokens in a text from which the template removes something."""
+        if next(starts(self._cut, text, self._longest_cut), None) is not None:
+            found = self._cut_or_first.finditer(text)
+            yield from (match.start() for match in found if match[1])
+
+    def _is_begun(self, core: str) -> bool:
+        window = core[max(0, len(core) - self._reach) :]
+        starts = self._first.finditer(window)
+        return any(_begins(self._texts, window[match.start() :]) for match in starts)
+
+    def _is_ended(self, core: str) -> bool:
+        window = core[: self._reach]
+        ends = self._last.finditer(window)
+        return any(_begins(self._mirrored, window[match.end() - 1 :: -1]) for match in ends)
+
+    def _parts(
+        self, literals: Iterable[str], texts: Sequence[str], *, from_end: bool
+    ) -> Iterator[str]:
+        for literal in literals:
+            for n in range(1, min(self._reach, len(literal)) + 1):
+                part = literal[-n:] if from_end else literal[:n]
+                if _begins(texts, part if from_end else part[::-1]):
+                    yield part
+
+
+def _begins(texts: Sequence[str], part: str) -> bool:
+    at = bisect_right(texts, part)
+    return at < len(texts) and texts[at].startswith(part)
+
+
+def any_of(letters: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(letters))) or "(?!)")
+
+
+def _is_sign(part: str) -> bool:
+    return not any(map(str.isalnum, part))
+
+
+def _completions(
+    texts: Iterable[str], opens: Callable[[str], bool], closes: Callable[[str], bool]
+) -> Iterator[str]:
+    for text in texts:
+        starts = [n for n in range(1, len(text)) if opens(text[:n])]
+        ends = [n for n in range(2, len(text)) if closes(text[n:])] if starts else []
+        yield from (text[start:end] for start in starts for end in ends if start < end)
+
+
+@dataclass(frozen=True)
+class _Written:
+    texts: list[str]
+    """Unchanged and trimmed."""
+    names: frozenset[str]
+    """Names that it looks up or compares. If it writes one of these, it is intended."""
+    removed: frozenset[str]
+    """Texts that it replaces, or at which it splits a text to join it again."""
+
+
+def _written(template: str) -> _Written | None:
+    try:
+        tokens = [(kind, text) for _, kind, text in jinja2.Environment().lex(template)]  # noqa: S701
+    except jinja2.TemplateSyntaxError:
+        return None
+    data = [text for kind, text in tokens if kind == "data"]
+    strings = [text[1:-1] for kind, text in tokens if kind == "string"]
+    after = pairwise(tokens)
+    fields = [text for (_, before), (kind, text) in after if before == "." and kind == "name"]
+    texts = [each for text in (*data, *strings) for each in (text, text.strip())]
+    return _Written(texts, frozenset([*strings, *fields]), frozenset(_removed(tokens)))
+
+
+def _removed(tokens: Sequence[tuple[str, str]]) -> Iterator[str]:
+    code = [(kind, text) for kind, text in tokens if kind != "whitespace"]
+    joins = ("name", "join") in code
+    calls = {"replace", "split"} if joins else {"replace"}
+    for (_, name), (_, bracket), (kind, text) in zip(code, code[1:], code[2:], strict=False):
+        if name in calls and bracket == "(" and kind == "string":
+            value = text[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape")
+            if value:
+                yield value
+
 
 SPACE_SIGN = "▁"
 UNKNOWN = "\U0010fffd"

@@ -1,0 +1,246 @@
+"""Sparse prefill: computes only the important tokens of a long prompt, each at its own position.
+
+After SpecPrefill (arXiv 2502.02789): a small model estimates the attention that tokens get from
+later ones; chunks with little are left out. The model does not see them, so only the operator can
+enable it.
+
+Selects the prompt tokens to keep: the chunks with the highest scores. Imports no mlx.
+
+Passes over prompt tokens that are not consecutive, and a test whether a model supports them.
+
+To the model, each token is a row at its own position; attention and recurrent layers treat the
+tokens as one row.
+
+Decides which prompts are prefilled sparsely, and scores them. Engine thread only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from ..isolation import Isolation
+from ..records import LoadedModel, ScoresPrompts, Scoring
+from ..upstream.sparse_cache import sparse, unsupported, widest_window
+from .execution.grouped_kv import with_wide_rows
+from .execution.mixed_chunk import CircuitBreaker, MixedChunk
+from .execution.solo_rows import decoding, some_tokens
+from .memory import leaves
+from .request import PrefillJob
+
+CHUNK = 32
+"""Tokens kept or left out together: a single token means little without its neighbours."""
+SMOOTHING = 13
+"""Width of the moving average over the scores, in tokens."""
+FIRST = 32
+"""First tokens of the prompt that are always kept, because they get much of the attention."""
+LAST = 128
+"""The same at its end: the question, and the start of the reply."""
+
+
+class Nonsense(ValueError):
+    """Unusable scores."""
+
+
+def kept_places(scores: Any, tokens: int, share: float, window: int = 0) -> list[int]:
+    """Ascending places of the tokens to keep: about `share` of them, including both ends. `scores`:
+    (tokens,); `window`: last tokens to keep in addition, because layers with a window must hold all
+    tokens within it. Raises `Nonsense`."""
+    means = chunk_scores(scores, tokens)
+    starts = np.arange(0, tokens, CHUNK)
+    always = kept_anyway(tokens, window)
+    order = np.lexsort((starts, -means, ~always))
+    whole = window // CHUNK
+    wanted = max(int(always.sum()), whole + round(share * (len(starts) - whole)))
+    keep = np.zeros(len(starts), bool)
+    keep[order[:wanted]] = True
+    places: list[int] = np.flatnonzero(np.repeat(keep, CHUNK)[:tokens]).tolist()
+    return places
+
+
+def chunk_scores(scores: Any, tokens: int) -> NDArray[np.float64]:
+    """Mean of the smoothed scores (tokens,) of each chunk, (chunks,). Raises `Nonsense`."""
+    found = _checked(scores, tokens)
+    smooth = np.convolve(_padded(found, SMOOTHING // 2), np.full(SMOOTHING, 1 / SMOOTHING), "valid")
+    starts = np.arange(0, tokens, CHUNK)
+    means: NDArray[np.float64] = np.add.reduceat(smooth, starts)
+    return means / (np.minimum(starts + CHUNK, tokens) - starts)
+
+
+def kept_anyway(tokens: int, window: int = 0) -> NDArray[np.bool_]:
+    starts = np.arange(0, tokens, CHUNK)
+    ends: NDArray[np.bool_] = (starts < FIRST) | (starts + CHUNK > tokens - max(LAST, window))
+    return ends
+
+
+def _checked(scores: Any, tokens: int) -> NDArray[np.float64]:
+    found = np.asarray(scores, dtype=np.float64)
+    if found.shape != (tokens,):
+        raise Nonsense(f"scores of shape {found.shape} for {tokens} tokens")
+    if not np.isfinite(found).all():
+        raise Nonsense("scores that are not finite numbers")
+    return found
+
+
+def _padded(scores: NDArray[np.float64], each: int) -> NDArray[np.float64]:
+    return np.pad(scores, each, mode="edge")
+
+
+LENGTH = 12
+MOVED = 70
+AT_ONCE = 7
+
+MakeCache = Callable[[], list[Any]]
+
+
+def run_alone(model: LoadedModel, chunk: MixedChunk) -> mx.array:
+    """Append a chunk to its row's cache. Returns logits (vocab,) after its last token."""
+    tokens, places = (mx.array(list(each), mx.int32) for each in (chunk.tokens, chunk.positions))
+    last = mx.array([len(chunk.tokens) - 1])
+    return model.decode(tokens, with_wide_rows(None, [], [], [chunk.turned]), places, last)[0]
+
+
+def problem(model: LoadedModel, make_cache: MakeCache) -> str:
+    """Why no tokens of this model's prompts can be left out. Empty: they can. Engine thread."""
+    kinds = {type(layer).__name__ for layer in leaves(make_cache()) if unsupported(layer)}
+    if kinds:
+        return f"its layers need every token ({', '.join(sorted(kinds))})"
+    with Isolation() as tried:
+        return _trial(model, make_cache)
+    return f"a trial failed: {tried.fault.summary}" if tried.fault else ""
+
+
+def _trial(model: LoadedModel, make_cache: MakeCache) -> str:
+    """A prompt that starts at position `MOVED` must give the same result as one at 0. It does not
+    if a model uses absolute positions or the number of cached tokens."""
+    tokens = some_tokens(model, LENGTH, 1)
+    alone = decoding(model, make_cache, tokens, 0)
+    cache = sparse(make_cache())
+    again = [*tokens, *tokens[: len(alone.logits)]]
+    ends = [0, AT_ONCE, *range(LENGTH, len(again) + 1)]
+    found = [_append(model, cache, again, *each) for each in itertools.pairwise(ends)]
+    return alone.problem(found[2:])
+
+
+def _append(
+    model: LoadedModel, cache: list[Any], tokens: Sequence[int], start: int, stop: int
+) -> mx.array:
+    places = range(start + MOVED, stop + MOVED)
+    logits = run_alone(model, MixedChunk(tokens[start:stop], places, cache, sparse=True))
+    mx.eval(logits)
+    return logits
+
+
+log = logging.getLogger(__name__)
+
+CACHED = 0.1
+"""Above this cached share, the rest is prefilled completely, so that the next turn finds all of it.
+Below, the cached prefix is not used."""
+LEAST_PIECE_TOKENS = 16
+OTHERS = 64
+"""Allowed scoring pieces beyond those of the prompt. More mean that the scorer does not end."""
+
+
+class SparsePrefill:
+    def __init__(
+        self,
+        scorer: ScoresPrompts,
+        *,
+        share: float,
+        least: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`share`: of the tokens to keep, of prompts with at least `least` tokens."""
+        self._scorer = scorer
+        self._share = share
+        self._least = least
+        self._clock = clock
+        self._breaker = CircuitBreaker()
+
+    @property
+    def summary(self) -> str:
+        return f"{self._share:g} of prompts from {self._least} tokens on"
+
+    def begin(self, job: PrefillJob) -> None:
+        """Never raises."""
+        if not job.request.may_skip or len(job.tokens) < self._least:
+            return
+        if any(row.tokens for row in job.rows):
+            return  # a prompt that was prefilled completely before must give the same result
+        if not self._breaker.closed:
+            self._breaker.passed(used=False)
+            self._prefill_whole(job, "the scorer keeps failing")
+            return
+        with Isolation() as tried:
+            self._begin_scoring(job)
+        if tried.fault is not None:
+            self._failed(job, tried.fault.summary)
+
+    def _begin_scoring(self, job: PrefillJob) -> None:
+        if why := self._whole(job, len(job.tokens)):
+            self._prefill_whole(job, why)
+        else:
+            job.scoring = self._scorer.scoring(list(job.tokens))
+
+    def advance(self, job: PrefillJob, seconds: float) -> None:
+        """Score pieces while they fit, at least one. After the last, the job has its tokens.
+        `seconds`: limit for all pieces and for earlier work on the device. Never raises."""
+        end = self._clock() + seconds
+        with Isolation() as tried:
+            while job.scoring is not None:
+                self._advance(job, job.scoring)
+                if self._clock() + job.piece_seconds > end:
+                    break
+        if tried.fault is not None:
+            self._failed(job, tried.fault.summary)
+
+    def _advance(self, job: PrefillJob, scoring: Scoring) -> None:
+        """Score and time a piece. The first piece in a step also waits for the pass of the rows."""
+        began = self._clock()
+        scores = scoring.advance()
+        job.piece_seconds = self._clock() - began
+        job.pieces += 1
+        if scores is None and job.pieces > OTHERS + len(job.tokens) // LEAST_PIECE_TOKENS:
+            raise Nonsense(f"no scores after {job.pieces} pieces")
+        if scores is not None:
+            self._thin_out(job, scores)
+
+    def _whole(self, job: PrefillJob, tokens: int) -> str:
+        """Why all of a long prompt must be computed. Empty: it need not be."""
+        prompt = job.request.prompt
+        if prompt.spans or prompt.positions is not None or prompt.rope_delta:
+            return "it has media"
+        if job.done > CACHED * tokens:
+            return f"{job.done} of its {tokens} tokens were cached"
+        if tokens > self._scorer.longest_scored:
+            return f"of {tokens} tokens, {self._scorer.longest_scored} at most can be scored"
+        return ""
+
+    def _thin_out(self, job: PrefillJob, scores: object) -> None:
+        tokens = len(job.tokens)
+        cache = sparse(job.held())
+        kept = kept_places(scores, tokens, self._share, widest_window(cache))
+        self._breaker.passed(used=True)
+        job.scoring = None
+        if len(kept) == tokens:
+            self._prefill_whole(job, "all of it is kept")
+            return
+        job.request.kept, job.cache = kept, cache
+        job.request.prefilling = f"sparse: {len(kept)} of {tokens} prompt tokens were kept"
+        job.thin_out(kept)
+
+    def _failed(self, job: PrefillJob, told: str) -> None:
+        log.warning("request %s: its prompt is not scored (%s)", job.request.id, told)
+        job.scoring = None
+        self._breaker.failed()
+        self._prefill_whole(job, "the scorer failed")
+
+    def _prefill_whole(self, job: PrefillJob, why: str) -> None:
+        job.request.prefilling = f"prefilled whole: {why}"
