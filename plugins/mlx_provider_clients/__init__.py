@@ -1,4 +1,4 @@
-"""Coding agents for `mlx-provider launch`: one module each, with the source of its names. A profile
+"""Coding agents for `mlx-provider launch`: each with the source of its names. A profile
 keeps a client's settings, sessions and caches in the launch's own folder, states the real context
 of the model, and raises time limits that a long prompt on a slow machine exceeds."""
 
@@ -8,18 +8,15 @@ from collections.abc import Iterator
 
 from mlx_provider import Client, hookimpl
 
-from . import claude, codex, opencode
-from . import editors as cline
-from . import editors as continue_
-from . import opencode as kilo
-from . import scripts as aider
-from . import scripts as pi
-from . import scripts as qwen
+from .claude import CLAUDE
+from .codex import CODEX
+from .editors import CLINE, CONTINUE
+from .opencode import KILO, OPENCODE
+from .terminals import AIDER, PI, QWEN
 
 mlx_provider_api = 1
 
 
 @hookimpl
 def mlx_clients() -> Iterator[Client]:
-    for module in (claude, codex, opencode, qwen, pi, continue_, kilo, cline, aider):
-        yield module.CLIENT
+    yield from (CLAUDE, CODEX, OPENCODE, QWEN, PI, CONTINUE, KILO, CLINE, AIDER)

@@ -77,7 +77,7 @@ def servers(content: Mapping[str, Any]) -> Iterator[ClientServer]:
         yield ClientServer(str(url), int(window) if window.isdigit() else None)
 
 
-CLIENT = Client(
+CLAUDE = Client(
     "claude",
     command="claude",
     install="npm install -g @anthropic-ai/claude-code",

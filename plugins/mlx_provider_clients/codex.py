@@ -55,7 +55,7 @@ def servers(content: Mapping[str, Any]) -> Iterator[ClientServer]:
         yield ClientServer(str(url), count(content.get("model_context_window")))
 
 
-CLIENT = Client(
+CODEX = Client(
     "codex",
     command="codex",
     install="npm install -g @openai/codex",

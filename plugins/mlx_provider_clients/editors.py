@@ -17,7 +17,7 @@ PROVIDER = "openai-compatible"
 SINCE = "2026-01-01T00:00:00.000Z"
 
 
-def profile(gateway: Gateway) -> Profile:
+def _profile_cline(gateway: Gateway) -> Profile:
     settings = {
         "provider": PROVIDER,
         "apiKey": gateway.key,
@@ -42,17 +42,17 @@ def profile(gateway: Gateway) -> Profile:
     )
 
 
-CLIENT = Client(
+CLINE = Client(
     "cline",
     command="cline",
     install="npm install -g cline",
-    profile=profile,
+    profile=_profile_cline,
     prompt_bytes=21_800,
     serves="Cline",
 )
 
 
-def profile_continue_(gateway: Gateway) -> Profile:
+def _profile_continue(gateway: Gateway) -> Profile:
     """A `config.yaml` (JSON is YAML), and a separate home folder."""
     model = {
         "name": gateway.model,
@@ -91,11 +91,11 @@ def servers(content: Mapping[str, Any]) -> Iterator[ClientServer]:
             )
 
 
-CONTINUE__CLIENT = Client(
+CONTINUE = Client(
     "continue",
     command="cn",
     install="npm install -g @continuedev/cli",
-    profile=profile_continue_,
+    profile=_profile_continue,
     prompt_bytes=7_500,
     aliases=("cn",),
     serves="Continue",

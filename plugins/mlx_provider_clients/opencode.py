@@ -61,7 +61,7 @@ def config(gateway: Gateway) -> str:
     )
 
 
-def profile(gateway: Gateway) -> Profile:
+def _profile_opencode(gateway: Gateway) -> Profile:
     """A file that is read in addition to the project's."""
     return Profile(
         {
@@ -95,11 +95,11 @@ def servers(content: Mapping[str, Any]) -> Iterator[ClientServer]:
             yield ClientServer(str(url), least(limit.get("context") for limit in limits))
 
 
-CLIENT = Client(
+OPENCODE = Client(
     "opencode",
     command="opencode",
     install="npm install -g opencode-ai",
-    profile=profile,
+    profile=_profile_opencode,
     prompt_bytes=30_700,
     serves="OpenCode",
     subagent=subagent,
@@ -111,7 +111,7 @@ CLIENT = Client(
 )
 
 
-def profile_kilo(gateway: Gateway) -> Profile:
+def _profile_kilo(gateway: Gateway) -> Profile:
     return Profile(
         {
             **folders(gateway),
@@ -128,11 +128,11 @@ def profile_kilo(gateway: Gateway) -> Profile:
     )
 
 
-KILO_CLIENT = Client(
+KILO = Client(
     "kilo",
     command="kilo",
     install="npm install -g @kilocode/cli",
-    profile=profile_kilo,
+    profile=_profile_kilo,
     prompt_bytes=50_000,
     aliases=("kilocode",),
     serves="Kilo Code",

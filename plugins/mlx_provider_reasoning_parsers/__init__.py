@@ -6,13 +6,11 @@ from collections.abc import Iterable
 
 from mlx_provider import ReasoningParser, hookimpl
 
-from . import think
-from . import think as phrases
+from .think import PARSERS, THINK_PARSERS
 
 mlx_provider_api = 1
 
 
 @hookimpl
 def mlx_reasoning_parsers() -> Iterable[ReasoningParser]:
-    for module in (think, phrases):
-        yield from module.PARSERS
+    yield from (*THINK_PARSERS, *PARSERS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 
 from mlx_provider import ReasoningParser, ToolParser, hookimpl
 
@@ -20,38 +21,34 @@ from . import (
     pythonic,
     sections,
 )
-from . import auto as muse
-from . import function_tags as invoke_tags
-from . import keyed as apertus
 from .json_text import TURN_ENDS
 
 mlx_provider_api = 1
 
-MODULES = (
-    json_blocks,
-    function_tags,
-    invoke_tags,
-    keyed,
-    sections,
-    pythonic,
-    gemma,
-    minicpm,
-    minimax_m3,
-    apertus,
-    harmony,
-    muse,
-    auto,
+FORMATS = (
+    json_blocks.PARSERS,
+    function_tags.PARSERS,
+    function_tags.INVOKE_TAGS_PARSERS,
+    keyed.PARSERS,
+    sections.PARSERS,
+    pythonic.PARSERS,
+    gemma.PARSERS,
+    minicpm.PARSERS,
+    minimax_m3.PARSERS,
+    keyed.APERTUS_PARSERS,
+    harmony.PARSERS,
+    auto.MUSE_PARSERS,
+    auto.PARSERS,
 )
+"""The first that detects a template is chosen."""
 
 
 @hookimpl
 def mlx_tool_parsers() -> Iterable[ToolParser]:
-    for module in MODULES:
-        for parser in module.PARSERS:
-            yield replace(parser, turn_ends=TURN_ENDS)
+    for parser in chain.from_iterable(FORMATS):
+        yield replace(parser, turn_ends=TURN_ENDS)
 
 
 @hookimpl
 def mlx_reasoning_parsers() -> Iterable[ReasoningParser]:
-    for module in (harmony, muse):
-        yield from module.REASONING_PARSERS
+    yield from (*harmony.REASONING_PARSERS, *auto.REASONING_PARSERS)

@@ -19,10 +19,9 @@ from mlx_provider.records import (
     scan_block,
 )
 
-from . import function_tags as invoke_tags
 from . import gemma, json_blocks, keyed, pythonic, sections
 from .blocks import JsonBlock
-from .function_tags import QWEN3_CODER, invocations, invoke
+from .function_tags import INVOKE_TAGS_PARSERS, QWEN3_CODER, invocations, invoke
 from .json_blocks import OPENER as CALLING
 from .json_blocks import scan_calling
 from .json_text import TURN_ENDS
@@ -35,14 +34,16 @@ _JSON = JsonBlock(openers=("<tool_call>", "<|tool_call|>", "[", "{"), end="</too
 Scan = Callable[[TextReader, Tools], Reading[None]]
 
 
+_DISTINCT = (*INVOKE_TAGS_PARSERS, *sections.PARSERS, *gemma.PARSERS, *json_blocks.PARSERS)
+
+
 def _others() -> dict[str, Scan]:
     taken = ("<tool_call>", "<function=", "<|tool_call|>", "[", "{", "<tool_calls>", "```json")
     found: dict[str, Scan] = {}
-    for module in (invoke_tags, sections, gemma, json_blocks):
-        for parser in module.PARSERS:
-            for opener in parser.openers():
-                if opener not in taken and parser.scan is not None:
-                    found.setdefault(opener, parser.scan)
+    for parser in _DISTINCT:
+        for opener in parser.openers():
+            if opener not in taken and parser.scan is not None:
+                found.setdefault(opener, parser.scan)
     return found
 
 
@@ -85,8 +86,8 @@ _SHARED = ("<tool_call>", "<|tool_call|>", "<function=", CALLING, "[", "{")
 
 
 def _markers() -> tuple[str, ...]:
-    modules = (invoke_tags, sections, gemma, json_blocks, keyed, pythonic)
-    found = (marker for module in modules for p in module.PARSERS for marker in p.visible())
+    parsers = (*_DISTINCT, *keyed.PARSERS, *pythonic.PARSERS)
+    found = (marker for parser in parsers for marker in parser.visible())
     return tuple(dict.fromkeys(found))
 
 

@@ -19,7 +19,7 @@ from .nested import KEY, REPLY_SECONDS, count, each, least, mapping
 HISTORIES = ("INPUT_HISTORY_FILE", "CHAT_HISTORY_FILE")
 
 
-def profile(gateway: Gateway) -> Profile:
+def _profile_aider(gateway: Gateway) -> Profile:
     """By variables; no file is written beside the project's. Its folder is always `~/.aider`, so it
     gets another home; git still finds the user's."""
     model = f"openai/{gateway.model}"
@@ -66,11 +66,11 @@ def servers(content: Mapping[str, Any]) -> Iterator[ClientServer]:
         yield ClientServer(str(url))
 
 
-CLIENT = Client(
+AIDER = Client(
     "aider",
     command="aider",
     install="pip install aider-chat",
-    profile=profile,
+    profile=_profile_aider,
     prompt_bytes=2_800,
     serves="aider",
     settings=ClientSettings((), (".aider.conf.yml",), servers),
@@ -82,7 +82,7 @@ RECENT = 20_000
 """Tokens that a compaction keeps by default."""
 
 
-def profile_pi(gateway: Gateway) -> Profile:
+def _profile_pi(gateway: Gateway) -> Profile:
     model = {
         "id": gateway.model,
         "contextWindow": gateway.context,
@@ -114,25 +114,25 @@ def profile_pi(gateway: Gateway) -> Profile:
     )
 
 
-def servers_pi(content: Mapping[str, Any]) -> Iterator[ClientServer]:
+def _servers_pi(content: Mapping[str, Any]) -> Iterator[ClientServer]:
     for provider in each(content.get("providers")):
         if url := provider.get("baseUrl"):
             windows = (model.get("contextWindow") for model in each(provider.get("models")))
             yield ClientServer(str(url), least(windows))
 
 
-PI_CLIENT = Client(
+PI = Client(
     "pi",
     command="pi",
     install="npm install -g @earendil-works/pi-coding-agent",
-    profile=profile_pi,
+    profile=_profile_pi,
     prompt_bytes=5_700,
     serves="pi",
-    settings=ClientSettings((), (".pi/agent/models.json",), servers_pi),
+    settings=ClientSettings((), (".pi/agent/models.json",), _servers_pi),
 )
 
 
-def profile_qwen(gateway: Gateway) -> Profile:
+def _profile_qwen(gateway: Gateway) -> Profile:
     """One `settings.json` in its own home. Only a provider's entry can set the context."""
     model = {
         "id": gateway.model,
@@ -170,20 +170,20 @@ def profile_qwen(gateway: Gateway) -> Profile:
     )
 
 
-def servers_qwen(content: Mapping[str, Any]) -> Iterator[ClientServer]:
+def _servers_qwen(content: Mapping[str, Any]) -> Iterator[ClientServer]:
     named = mapping(content, "security", "auth").get("baseUrl")
     if url := named or mapping(content, "env").get("OPENAI_BASE_URL"):
         window = mapping(content, "model", "generationConfig").get("contextWindowSize")
         yield ClientServer(str(url), count(window))
 
 
-QWEN_CLIENT = Client(
+QWEN = Client(
     "qwen",
     command="qwen",
     install="npm install -g @qwen-code/qwen-code",
-    profile=profile_qwen,
+    profile=_profile_qwen,
     prompt_bytes=76_000,
     aliases=("qwen-code",),
     serves="Qwen Code",
-    settings=ClientSettings((), (".qwen/settings.json",), servers_qwen),
+    settings=ClientSettings((), (".qwen/settings.json",), _servers_qwen),
 )
