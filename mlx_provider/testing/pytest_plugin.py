@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .conformance import items as hooks
+from .conformance import hooks
 
 if TYPE_CHECKING:
     from ..gateway.proxy import Proxy

@@ -1,7 +1,4 @@
-"""The hook with which a plugin's author gives checkpoints to the checks.
-
-The checks as items of pytest, their results in the terminal, and the record.
-"""
+"""The checks as items of pytest, their results in the terminal, and the record."""
 
 from __future__ import annotations
 
@@ -19,19 +16,6 @@ from ...registry import Plugin
 from ...registry.conformance import CheckResult, ConformanceRecord, software, source_digest
 from .cases import Laboratory, UnknownPlugin, cases_of, find
 from .check import Case, Nonconformity, NotApplicable
-
-
-@pytest.hookspec
-def pytest_mlx_conformance_models(  # type: ignore[empty-body]
-    name: str,
-) -> Mapping[str, Callable[[Path], object]]:
-    """Tiny checkpoints for the record `name` of a plugin (a family, a drafter, kernels), by label.
-
-    Each value writes one into an empty folder, in the form that users download: random weights,
-    `config.json`, tokenizer, chat template. For a drafter it may return the `DraftOptions`. Put the
-    hook into the `conftest.py` of the plugin's tests.
-    """
-
 
 PROPERTY = "mlx_conformance"
 TITLE = "mlx conformance"
