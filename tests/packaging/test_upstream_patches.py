@@ -11,6 +11,7 @@ import pytest
 import mlx_provider_cpu
 from mlx_provider.registry import PluginRegistry
 from mlx_provider_cpu.functions import REPLACEMENTS
+from mlx_provider_cuda.products import REPLACEMENTS as CUDA
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 REPLACING = re.compile(r"(?<!def )(?<!\w)(?:patch|replaced)\(")
@@ -33,7 +34,8 @@ def test_families_say_each_function_that_they_replace() -> None:
         if (calls := sum(len(REPLACING.findall(p.read_text())) for p in folder.rglob("*.py")))
     }
     said = {name: len(patches) for name, patches in BROUGHT.items() if patches}
-    assert said == made | {"cpu": len(REPLACEMENTS)}
+    replaced = {"cpu": len(REPLACEMENTS), "cuda": len(CUDA)}
+    assert said == made | replaced
 
 
 def module(folder: str, path: list[str]) -> tuple[str, list[str]] | None:
