@@ -1,23 +1,13 @@
-"""Records of one kind, each with the plugin that yields it.
-
-Adds a plugin's commands to the command line.
-"""
+"""Records of one kind, each with the plugin that yields it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
-
-import typer
-from typer.main import get_command_name, get_group, solve_typer_info_defaults
+from typing import Generic, TypeVar
 
 from ..errors import BadRequest, PluginError
 from ..records import Client, Drafter, Kernels, ModelFamily, ReasoningParser, ToolParser
 from .discovery import Plugin, canonical, near
-
-if TYPE_CHECKING:
-    import pluggy
-
 
 R = TypeVar("R", ModelFamily, ToolParser, ReasoningParser, Kernels, Drafter, Client)
 
@@ -92,35 +82,3 @@ def _spellings(
     record: ModelFamily | ToolParser | ReasoningParser | Kernels | Drafter | Client,
 ) -> set[str]:
     return {canonical(name) for name in (record.name, *getattr(record, "aliases", ()))}
-
-
-def adopt(cli: typer.Typer, hooks: pluggy.HookRelay) -> None:
-    """Add the commands of a plugin's `mlx_register_commands` to `cli`; on any error, none. They are
-    built once on a separate app, so that a signature that typer cannot read fails here, not at
-    `--help`. Raises `PluginError` for a name in use, and any error of the plugin."""
-    scratch = typer.Typer()
-    hooks.mlx_register_commands(cli=scratch)
-    if not scratch.registered_commands and not scratch.registered_groups:
-        return
-    taken = sorted(get_group(scratch).commands.keys() & names(cli))
-    if taken:
-        raise PluginError(f"the command {taken[0]!r} exists already")
-    cli.registered_commands += scratch.registered_commands
-    cli.registered_groups += scratch.registered_groups
-
-
-def names(app: typer.Typer) -> set[str]:
-    """Names of commands and groups, without building them, which takes time. As in
-    `typer.main.get_group_from_info` (typer 0.29)."""
-    found = {
-        command.name or get_command_name(command.callback.__name__)
-        for command in app.registered_commands
-        if command.callback is not None
-    }
-    for group in app.registered_groups:
-        name = solve_typer_info_defaults(group).name
-        if name:
-            found.add(name)
-        elif group.typer_instance is not None:
-            found |= names(group.typer_instance)
-    return found

@@ -169,7 +169,7 @@ class PluginRegistry:
 
     def register_commands(self, cli: typer.Typer) -> None:
         """A plugin that raises or uses an existing name adds none."""
-        from .catalog import adopt
+        from .commands import adopt
 
         for key, manager in self._managers.items():
             with Isolation() as isolation:

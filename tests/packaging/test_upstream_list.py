@@ -24,8 +24,6 @@ PRIVATE = "upstream._"
 NO_PATCH = frozenset(
     {
         "mlx_provider/upstream/__init__.py",
-        "mlx_provider/upstream/blas.py",  # an import and its error
-        "mlx_provider/upstream/patching.py",  # how it is done
         "mlx_provider/families/vision/loading.py",  # likewise, while weights load
         "mlx_provider/serving/kernels.py",  # puts in what a plugin's row is for
     }
