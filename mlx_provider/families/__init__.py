@@ -7,7 +7,8 @@ modules have the parts that families share:
 | module | what for |
 |---|---|
 | `text` | `load_text`: a whole model of mlx-lm, with changes or a class of the family's own |
-| `checkpoint` | what a folder's files say; `fingerprint`; is the class in mlx-lm or mlx-vlm? |
+| `matching` | in `matches`: has mlx-lm, or mlx-vlm, a class for this config? |
+| `checkpoint` | what `config.json` and the other files of a folder say; `fingerprint` |
 | `tokenizer` | `load_tokenizer`: tokens and the chat template; what a client sends stays text |
 | `info` | `describe`: the `ModelInfo` of a model; `embedding_of`: how texts become vectors |
 | `estimate` | `footprint`: bytes of weights, a token and a row, by `config.json`; `check_sizes` |

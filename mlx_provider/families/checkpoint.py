@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from pydantic_core import from_json
 from ..errors import BadRequest
 from ..records import LoadOptions, SamplingDefaults
 from ..safe_open import read_bounded
-from ..upstream import mlx_lm
 
 LARGEST_JSON = 2**25
 DEFAULT_CONTEXT = 4096
@@ -114,16 +112,3 @@ def fingerprint(folder: Path, options: LoadOptions) -> str:
                 stat = path.stat()
                 digest.update(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()
-
-
-def known_to_mlx_lm(config: Mapping[str, Any]) -> bool:
-    """Raises `NotInstalled`."""
-    return mlx_lm.supports(config)
-
-
-def known_to_mlx_vlm(config: Mapping[str, Any]) -> bool:
-    """Whether mlx-vlm has a folder for this `config.json`. It may still fail to load."""
-    kind = str(config.get("model_type", "")).lower().replace("-", "_")
-    spec = PathFinder.find_spec("mlx_vlm") if kind else None
-    places = (spec.submodule_search_locations or []) if spec else []
-    return any((Path(place) / "models" / kind).is_dir() for place in places)

@@ -125,7 +125,7 @@ def test_calls_are_counted_if_an_id_contains_the_tools_name(tiny: Any) -> None:
     last = messages[-1]
     swapped = [*messages[:2], messages[3], messages[2], *messages[4:-1], {**last, "content": "z"}]
     then = model.prompt_of(messages=swapped, tools=TOOLS)
-    returned = [f"functions.look:{i}: {c}" for i, c in ((1, f"x{made[1]}x"), (0, f"x{made[0]}x"))]
+    returned = [f"functions.look:{i}: x{made[i]}x" for i in (0, 1)]  # in the order of the calls
     assert f"## Return of {returned[0]}<|im_end|>## Return of {returned[1]}" in then
     assert "## Return of functions.look:2: z" in then
 

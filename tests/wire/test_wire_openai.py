@@ -209,8 +209,9 @@ def test_a_malformed_custom_tool_is_refused_by_its_place(
     tool = {"type": "custom", "custom": custom}
     answer = engine.http.post("/v1/chat/completions", json={**body, "tools": [tool]})
     error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, "tools[0].custom")
-    assert error["message"].startswith(message)
+    assert answer.status_code == 400
+    assert error["param"].startswith("tools[0]")
+    assert message in error["message"]
 
 
 @pytest.mark.parametrize("case", CASES)
