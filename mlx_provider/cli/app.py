@@ -91,7 +91,7 @@ def _engine() -> str:
 
 def _gateway() -> str:
     """What `mlx-provider up` serves; empty: nothing."""
-    from ..gateway.standing import Kept
+    from ..gateway.kept import Kept
 
     try:
         running = Kept().running()

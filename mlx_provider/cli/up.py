@@ -19,8 +19,8 @@ from ..errors import BadRequest, EngineUnavailable
 from ..registry import PluginRegistry
 
 if TYPE_CHECKING:
+    from ..gateway.kept import Kept, Record
     from ..gateway.login_item import LoginItem
-    from ..gateway.standing import Kept, Record
 
 
 ContextTokens = Annotated[
@@ -84,7 +84,8 @@ def up(
     Starts engine and LiteLLM proxy in the background. Prints what clients need, for the shell.
     """
     from ..gateway.foreground import Ended
-    from ..gateway.standing import Kept, start
+    from ..gateway.kept import Kept
+    from ..gateway.standing import start
     from ..serving.hub import full_name
 
     kept = Kept()
@@ -123,8 +124,9 @@ def down(
     ] = False,
 ) -> None:
     """Stop what `mlx-provider up` has started."""
+    from ..gateway.kept import Kept
     from ..gateway.progress import end_idle_engine
-    from ..gateway.standing import Kept, stop
+    from ..gateway.standing import stop
 
     kept = Kept()
     kept.prepare()
@@ -167,8 +169,8 @@ def _record(
     context: typer.Context, kept: Kept, model: str | None, tokens: int | None, port: int | None
 ) -> Record:
     """Unset values are those of the last time."""
+    from ..gateway.kept import PORT, Record
     from ..gateway.models import chosen, device_memory
-    from ..gateway.standing import PORT, Record
     from ..serving.hub import folder_of
 
     last = kept.record()

@@ -24,8 +24,8 @@ with long_command(None):
 """The main thread stays in one call of C."""
 BENCH = """
 from mlx_provider.cli import main
-from mlx_provider.gateway import long_command
-long_command.EVERY = 0.2
+from mlx_provider.gateway import foreground
+foreground.EVERY = 0.2
 main()
 """
 PART = (

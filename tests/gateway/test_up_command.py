@@ -26,9 +26,9 @@ from mlx_provider.client.runtime_folder import holder, is_held
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.gateway import proxy, standing, start
 from mlx_provider.gateway import standing as kept_module
+from mlx_provider.gateway.kept import Kept, Record, Running
 from mlx_provider.gateway.models import candidate
 from mlx_provider.gateway.proxy import Proxy
-from mlx_provider.gateway.standing import Kept, Record, Running
 from mlx_provider.registry import PluginRegistry
 
 OURS = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "qwen3_vl"})

@@ -110,7 +110,7 @@ def test_04_tool_results_of_many_kinds(strict: Any) -> None:
     for text in texts(asked["messages"], "system", "user", "tool", "assistant"):
         assert text in prompt
     assert '\nfilePath: "a.py"\n' in prompt, "arguments are a mapping"
-    order = [prompt.index(text) for text in ("B = 2", "A = 1", "screenshot:")]
+    order = [prompt.index(text) for text in ("A = 1", "B = 2", "screenshot:")]
     assert order == sorted(order)
     answer = strict.ask(**asked)
     assert answer.only.reason == "length"
@@ -179,7 +179,7 @@ def test_07_a_schema_is_followed(tiny: Any, strict: Any, thinks: bool) -> None:
     assert whole
     as_sent = model.ask(**{**asked, "max_tokens": 40}).only
     assert as_sent.reason in ("length", "stop")
-    assert thinks or as_sent.content.startswith("{")
+    assert thinks or as_sent.content.lstrip().startswith("{")
 
 
 def test_08_a_long_history_is_prefilled_once(tiny: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from mlx_provider.serving import weight_files as wired_weights
@@ -26,6 +27,9 @@ class FakeMetal:
             "memory_size": self.memory,
             "max_recommended_working_set_size": self.memory * 3 // 4,
         }
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(mx, name)
 
     def clear_cache(self) -> None:
         self.calls.append("clear")
