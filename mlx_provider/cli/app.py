@@ -191,7 +191,7 @@ def parse() -> None:
     tool_calls with name and arguments; a line that cannot be read gives id and error.
     """
     # the wire types take a quarter of a second to import
-    from .plugins import parse as run
+    from .parse import parse as run
 
     run()
 

@@ -8,19 +8,16 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console
 from rich.text import Text
 
-from ..chat.output.whole_reply import WholeReply, check_reply, read_chunks
-from ..errors import BadRequest, PluginError
+from ..errors import BadRequest
 from ..installed import installed_version
 from ..records import Kernels, ModelFamily, UpstreamPatch
 from ..registry import Plugin, PluginRegistry
@@ -87,92 +84,6 @@ def _next_steps(name: str, module: str) -> tuple[tuple[str, str], ...]:
         ("python try_it.py", "a served answer"),
         (f"pytest --mlx-conformance {name}", "what every plugin of its kind must do"),
     )
-
-
-class ParseRequest(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    id: str | int | None = None
-    tool_parser: str | None = None
-    reasoning_parser: str | None = None
-    chunks: list[str]
-    tools: list[dict[str, Any]] | None = None
-    prompt_opened_think: bool = False
-    """False: unknown."""
-    stop: list[str] = Field(default_factory=list)
-    response_format: dict[str, Any] | None = None
-
-
-def parse() -> None:
-    """Read JSON lines from standard input and write what the parsers find in each.
-
-    In: id, tool_parser or reasoning_parser (or both), chunks (pieces of one reply), and
-    optionally tools, prompt_opened_think, stop. Out: id, content, reasoning_content,
-    tool_calls with name and arguments; a line that cannot be read gives id and error, and so does
-    a parser that fails.
-    With response_format, also parsed, valid and violated: whether the content matches it.
-    """
-    if sys.stdin.isatty():
-        sys.stderr.write("reading JSON lines from the terminal; Ctrl-D ends\n")
-    registry = PluginRegistry.discover()
-    for answer in answers(sys.stdin, registry):
-        sys.stdout.write(json.dumps(answer, ensure_ascii=False) + "\n")
-        sys.stdout.flush()
-
-
-def answers(lines: Iterable[str], registry: PluginRegistry) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        if line.strip():
-            yield answer(line, registry)
-
-
-def answer(line: str, registry: PluginRegistry) -> dict[str, Any]:
-    """The parsers' result, or the error in the line."""
-    request_id: Any = None
-    try:
-        data = json.loads(line)
-        request_id = data.get("id") if isinstance(data, dict) else None
-        return run(ParseRequest.model_validate(data), registry)
-    except (ValidationError, BadRequest, ValueError) as error:
-        code = error.code if isinstance(error, BadRequest) else "invalid_request"
-        return {"id": request_id, "error": {"code": code, "message": str(error)}}
-
-
-def run(request: ParseRequest, registry: PluginRegistry) -> dict[str, Any]:
-    """Raises `BadRequest`. A parser that fails is named under `error`, beside the rest of the
-    reply."""
-    named = (request.tool_parser, request.reasoning_parser, request.response_format)
-    if all(part is None for part in named):
-        raise BadRequest(
-            "name a tool_parser, a reasoning_parser or a response_format", param="tool_parser"
-        )
-    tools, thoughts = request.tool_parser, request.reasoning_parser
-    reply = read_chunks(
-        request.chunks,
-        stops=request.stop,
-        tools=request.tools or (),
-        tool_parser=None if tools is None else registry.tool_parser(tools),
-        reasoning_parser=None if thoughts is None else registry.reasoning_parser(thoughts),
-        reasoning_open=True if request.prompt_opened_think else None,
-    )
-    found = {"id": request.id} | message(reply)
-    if request.response_format is not None:
-        held = check_reply(found["content"] or "", request.response_format)
-        found |= {"parsed": held.parsed, "valid": held.is_valid, "violated": held.violated}
-    if reply.faults:
-        found["error"] = {"code": PluginError.code, "message": "; ".join(reply.faults)}
-    return found
-
-
-def message(reply: WholeReply) -> dict[str, Any]:
-    """Calls cut by the reply's end are in `unfinished_calls`."""
-    found: dict[str, Any] = {
-        "content": reply.content or None,
-        "reasoning_content": reply.reasoning or None,
-        "tool_calls": [{"name": name, "arguments": value} for name, value in reply.whole_calls],
-    }
-    cut = [{"name": name, "arguments": text} for name, text in reply.cut_calls]
-    return found | ({"unfinished_calls": cut} if cut else {})
 
 
 LABEL_WIDTH = 18

@@ -51,7 +51,7 @@ def test_what_a_benchmark_started_ends_with_it() -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_for(lambda: any("litellm.proxy" in command for command in marked(mark)))
+    wait_for(lambda: any("litellm_process" in command for command in marked(mark)))
     process.send_signal(signal.SIGTERM)
     assert process.stderr is not None
     told = ""

@@ -212,7 +212,7 @@ def _exists(pid: int) -> bool:
 NOISY = """
 import os, sys, time
 from pathlib import Path
-from mlx_provider.client import lifecycle
+from mlx_provider.client import connection as lifecycle
 path = Path(sys.argv[1])
 lifecycle.LARGEST_LOG, lifecycle.LOG_POLL = 1000, 0.01
 lifecycle.limit_log(path)

@@ -7,10 +7,10 @@ from types import ModuleType, SimpleNamespace
 import litellm
 import pytest
 
+from histories import EACH, NAMES, PARALLEL, histories, said
 from mlx_provider.chat.messages.normalise import normalise
 from mlx_provider.protocol.events import Delta, Finish, TokenLogprob
 
-from ..wire.histories import EACH, NAMES, PARALLEL, histories, said
 from .conftest import done
 
 U = {"role": "user", "content": "x"}

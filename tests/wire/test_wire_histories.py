@@ -8,12 +8,11 @@ from typing import Any
 import openai
 import pytest
 
+from histories import EACH, NAMES, PARALLEL, histories, said
 from mlx_provider.chat.messages.normalise import normalise
 from mlx_provider.errors import BadRequest
 from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.wire.routes import ROUTES
-
-from .histories import EACH, NAMES, PARALLEL, histories, said
 
 BODY: dict[str, Any] = {"model": "m", "max_tokens": 1}
 
