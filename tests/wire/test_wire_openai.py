@@ -198,7 +198,7 @@ def test_a_custom_tool_may_be_chosen(engine: Any, client: openai.OpenAI, choice:
 @pytest.mark.parametrize(
     ("custom", "message"),
     [
-        (None, "tools[0].custom.name must be a text"),
+        (None, "tools[0].custom must be an object with a name"),
         ({"name": "x", "format": {"type": "grammar"}}, "tools[0].custom.format must be of type"),
     ],
 )
