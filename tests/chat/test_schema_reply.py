@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlx_provider.chat.output.whole_reply import check_reply, extract_json, violation
-from mlx_provider.cli.plugins import answer
+from mlx_provider.cli.parse import answer
 from mlx_provider.errors import BadRequest
 from mlx_provider.registry import PluginRegistry
 

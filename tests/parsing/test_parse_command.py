@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.cli.plugins import answers
+from mlx_provider.cli.parse import answers
 from mlx_provider.registry import PluginRegistry
 
 from .conftest import TOOL_PARSERS

@@ -10,7 +10,7 @@ import pytest
 
 from mlx_provider.chat.constraints.readable import check_readable, written_call
 from mlx_provider.chat.output.reply import Reply
-from mlx_provider.cli.plugins import answers
+from mlx_provider.cli.parse import answers
 from mlx_provider.errors import BadRequest
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import Reading, ReasoningParser, TextReader, ToolCall, ToolParser, Tools
