@@ -28,6 +28,9 @@ def read_json(path):
 
 def claude():
     env = os.environ
+    if folder := env.get("CLAUDE_CONFIG_DIR"):
+        denied = read_json(Path(folder) / "settings.json")["permissions"]["deny"]
+        assert "WebSearch" in denied, "no engine searches the web"
     return env["ANTHROPIC_BASE_URL"], env["ANTHROPIC_AUTH_TOKEN"], env["ANTHROPIC_MODEL"]
 
 

@@ -49,6 +49,12 @@ CASES: dict[str, tuple[Step, dict[str, Any], list[Any], tuple[str, str | None]]]
         ("end_turn", None),
     ),
     "stop": (Step(WORDS), {"stop_sequences": ["x", " two"]}, ["one"], ("stop_sequence", " two")),
+    "stop in a thought": (
+        Step("Hello", think="The answer is near"),
+        {"stop_sequences": ["answer"], "thinking": {"type": "enabled", "budget_tokens": 1024}},
+        ["The answer is near", "Hello"],
+        ("end_turn", None),
+    ),
     "end": (Step(WORDS), {}, [WORDS], ("end_turn", None)),
     "limit": (Step(WORDS), {"max_tokens": 2}, ["one two"], ("max_tokens", None)),
     "schema": (
