@@ -27,7 +27,17 @@ def count(model: Tiny) -> None:
     model.service.count(GenerateRequest(model=model.model, messages=CHAT, tenant="mallory"))
 
 
-@pytest.mark.parametrize("work", [chat, count])
+def grammar(model: Tiny) -> None:
+    """Refused once its process has been ended for the time that it took."""
+    endless = {
+        "type": "json_schema",
+        "json_schema": {"schema": {"type": "integer", "multipleOf": 999_983}},
+    }
+    with pytest.raises(BadRequest, match="to compile"):
+        model.start(response_format=endless, tenant="mallory")
+
+
+@pytest.mark.parametrize("work", [chat, count, grammar])
 def test_the_work_of_one_account_lets_others_pass(
     shared_service: ChatService, work: Callable[[Tiny], None]
 ) -> None:
@@ -38,8 +48,8 @@ def test_the_work_of_one_account_lets_others_pass(
         ended.put(None)
 
     one()
-    with ThreadPoolExecutor(12) as pool:
-        flood = [pool.submit(one) for _ in range(12)]
+    with ThreadPoolExecutor(8) as pool:
+        flood = [pool.submit(one) for _ in range(8)]
         for _ in range(2):
             ended.get(timeout=PATIENCE)
         model.start(tenant="alice", response_format={"type": "json_object"}).close()
