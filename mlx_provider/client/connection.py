@@ -218,7 +218,8 @@ def connect(api_base: str | None = None, api_key: str | None = None) -> EngineCl
 
 
 class Connections:
-    """One client per address and key. Safe from any thread and across `fork`."""
+    """One client per address and key; the runtime folder of the variables is this user's address.
+    Safe from any thread and across `fork`."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
@@ -233,9 +234,10 @@ class Connections:
             if not api_base and self._transport() == "in_process":
                 return self._in_this_process()
             # Over the unix socket, access depends on the owner alone.
-            key = (api_base, api_key) if api_base else ("", None)
+            local = None if api_base else runtime(self._environ)
+            key = (str(local.socket), None) if local else (str(api_base), api_key)
             if key not in self._clients:
-                self._clients[key] = self._make(api_base, api_key)
+                self._clients[key] = self._make(*key, local)
             return self._clients[key]
 
     def close(self) -> None:
@@ -253,13 +255,12 @@ class Connections:
             raise BadRequest(f"{TRANSPORT}={chosen!r} must be process or in_process")
         return chosen
 
-    def _make(self, api_base: str | None, api_key: str | None) -> EngineClient:
-        if api_base:
-            return HttpClient(parse_address(api_base), api_key)
-        here = runtime(self._environ)
-        address = Address("http://engine", os.fspath(here.socket))
+    def _make(self, base: str, api_key: str | None, local: Runtime | None) -> EngineClient:
+        if local is None:
+            return HttpClient(parse_address(base), api_key)
+        address = Address("http://engine", base)
         mine = partial(identity, self._environ)
-        return HttpClient(address, start=LocalEngine(here).ensure, identity=mine)
+        return HttpClient(address, start=LocalEngine(local).ensure, identity=mine)
 
     def _in_this_process(self) -> InProcessClient:
         if self._in_process is None:

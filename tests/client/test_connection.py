@@ -26,6 +26,14 @@ def test_one_client_per_address_and_key() -> None:
     assert connections.client(None, None) is not here
 
 
+def test_another_runtime_folder_is_another_engine() -> None:
+    environ = {"MLX_PROVIDER_RUNTIME_DIR": "/one"}
+    connections = Connections(environ)
+    one = connections.client(None, None)
+    environ["MLX_PROVIDER_RUNTIME_DIR"] = "/two"
+    assert connections.client(None, None) is not one
+
+
 def test_connect_contacts_nobody() -> None:
     assert connect() is connect()
     with pytest.raises(BadRequest, match="api_base"):
