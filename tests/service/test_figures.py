@@ -85,9 +85,10 @@ def test_rows_steps_and_memory_while_it_works(own: Any) -> None:
     earlier = chunks()
     drawn = Sampling(temperature=1, seed=1, logit_bias=QUIET)
     with own.pausing(after=40):
-        running = own.start(SECRET * 4, max_tokens=400, sampling=drawn)
-        waiting = own.start("Hello", max_tokens=2)
         states = lambda: [each.state for each in own.client.figures().requests]  # noqa: E731
+        running = own.start(SECRET * 4, max_tokens=400, sampling=drawn)
+        until(lambda: states() == ["decode"])  # a brief prompt would be first otherwise
+        waiting = own.start("Hello", max_tokens=2)
         until(lambda: states() == ["decode", "queued"])
         until(lambda: own.client.figures().requests[0].completion_tokens > 4)
         figures = until(lambda: (f := own.client.figures()).engines[0].queued and f)
