@@ -26,19 +26,19 @@ from ..wire.anthropic.request import (
     known_members,
     retains,
 )
-from ..wire.body import Places
-from ..wire.openai.answer import as_functions
+from ..wire.api import ClientNames
 from ..wire.openai.parameters import Parameters
+from ..wire.openai.tools import as_functions
 from ..wire.responses.conversation import (
     ABSENT,
     ITEM_PARTS,
     ITEMS,
+    ChatTools,
     check_input,
     compaction_text,
     known_item,
 )
-from ..wire.responses.request import LOGPROBS
-from ..wire.responses.tools import ChatTools
+from ..wire.responses.routes import LOGPROBS
 from .call import IGNORED
 
 CARRIED: tuple[str, ...] = tuple(kind for kind in ITEMS if kind != "compaction")
@@ -162,7 +162,7 @@ def carry_tools(kwargs: dict[str, Any]) -> None:
     given = [tool for tool in kwargs.get("tools") or [] if not _runs_in_gateway(tool)]
     tools = ChatTools.read(given, lenient=True)
     _, members = as_functions(tools.tools)
-    kwargs[IGNORED] = [*tools.ignored, *map(Places(tools.places).text, members)]
+    kwargs[IGNORED] = [*tools.ignored, *map(ClientNames(tools.places).text, members)]
 
 
 def _runs_in_gateway(tool: Any) -> bool:

@@ -1,16 +1,8 @@
-"""The proxy's route of a request, and whether the router has a fallback for it.
-
-Passes parameters that LiteLLM would drop under names that it does not drop.
-
-Passes what a bridge would lose of a reply: its warnings, and how a message ended. LiteLLM reads
+"""The arguments of LiteLLM's custom handler as a request of the engine, and what LiteLLM would lose
+on the way. Parameters travel under names that it does not drop; warnings and the ending of a
+message travel in the logging object of the call, which handler and hooks share. LiteLLM reads
 headers only from complete chat responses (`_hidden_params`, 1.106.2), and its bridge of the
-Messages API knows no stop sequence (`_translate_openai_finish_reason_to_anthropic`). Handler and
-hooks share the logging object of a call.
-
-The arguments of a custom handler of LiteLLM.
-
-Converts a request of OpenAI's APIs, as LiteLLM passes it, to a request of the engine.
-"""
+Messages API knows no stop sequence (`_translate_openai_finish_reason_to_anthropic`)."""
 
 from __future__ import annotations
 
@@ -28,14 +20,13 @@ from ..errors import BadRequest, RequestTimedOut
 from ..invalid import shown
 from ..protocol.events import Finish
 from ..protocol.requests import EmbedRequest, GenerateRequest
-from ..wire import replies
+from ..wire import api
 from ..wire.anthropic.routes import ending
-from ..wire.body import Places
-from ..wire.openai.parameters import Parameters, names_of
-from ..wire.openai.prompts import AnswerForm, listed
-from ..wire.openai.request import generate_requests as requests_of
+from ..wire.api import HEADER, ClientNames, header_text
+from ..wire.openai import request as openai
+from ..wire.openai.parameters import Parameters, parameter_names
+from ..wire.openai.request import AnswerForm, prompt_list
 from ..wire.openai.routes import embed_request
-from ..wire.replies import HEADER, header_text
 from .errors import PROVIDER
 from .model_info import Caller, chosen_by, engine_options, operator_options, tenant
 
@@ -110,7 +101,7 @@ def carry_retention(kwargs: dict[str, Any]) -> None:
 def carry_prompts(kwargs: dict[str, Any]) -> None:
     """LiteLLM passes only texts here, no lists of token ids. Raises `BadRequest` for an invalid
     prompt, to which LiteLLM would answer with a traceback."""
-    prompts = listed(kwargs.get("prompt"), "prompt")
+    prompts = prompt_list(kwargs.get("prompt"), "prompt")
     if not all(isinstance(each, str) for each in prompts):
         kwargs[PROMPTS], kwargs["prompt"] = prompts, ""
 
@@ -148,7 +139,7 @@ def with_ending(logging: Any, message: Any) -> Any:
         return {**message, **fields}
     if fields and isinstance(message, bytes) and message.startswith(LAST_EVENT):
         event = json.loads(message.partition(b"data: ")[2])
-        return replies.named({**event, "delta": {**event["delta"], **fields}})
+        return api.named({**event, "delta": {**event["delta"], **fields}})
     return message
 
 
@@ -248,11 +239,13 @@ def decoded(model: str) -> str:
     return unquote(found[1]) if found else model
 
 
-SETTLED = (
-    "max_retries",
-    "extra_headers",
-    "allowed_openai_params",
-    "include_server_side_tool_invocations",
+WITHOUT_EFFECT = dict.fromkeys(
+    (
+        "max_retries",
+        "extra_headers",
+        "allowed_openai_params",
+        "include_server_side_tool_invocations",
+    )
 )
 
 
@@ -261,8 +254,8 @@ def answer_form(call: Call) -> AnswerForm:
     return AnswerForm.of(call.params, text=call.text_completion)
 
 
-def client_names(call: Call) -> Places:
-    return names_of(call.params, "prompt" if call.text_completion else "messages")
+def client_names(call: Call) -> ClientNames:
+    return parameter_names(call.params, "prompt" if call.text_completion else "messages")
 
 
 def generate_requests(call: Call) -> list[GenerateRequest]:
@@ -277,8 +270,8 @@ def generate_requests(call: Call) -> list[GenerateRequest]:
     content: Any = call.messages
     if call.text_completion:  # LiteLLM has made a user message of each text
         content = prompts or [message.get("content", "") for message in call.messages]
-    return requests_of(
-        Parameters(values, SETTLED, ignored),
+    return openai.generate_requests(
+        Parameters(values, WITHOUT_EFFECT, ignored),
         # Also from `metadata` and headers.
         {**_sender(call), "session": call.litellm_params.get("litellm_session_id")},
         content,
@@ -302,7 +295,7 @@ def _tools_without_effect(values: dict[str, Any], names: Any) -> list[str]:
 
 
 def embeddings(call: Call, given: Any) -> tuple[EmbedRequest, str]:
-    return embed_request(Parameters(call.params, SETTLED), _sender(call), given)
+    return embed_request(Parameters(call.params, WITHOUT_EFFECT), _sender(call), given)
 
 
 def _sender(call: Call) -> dict[str, Any]:

@@ -29,9 +29,9 @@ from ..errors import BadRequest, EngineUnavailable, MLXProviderError, Overloaded
 from ..invalid import bad_request, shown
 from ..protocol.requests import GenerateRequest
 from ..wire.anthropic.request import chat_tools, known_members
-from ..wire.openai.answer import as_functions
 from ..wire.openai.parameters import Parameters
 from ..wire.openai.request import split_prefill_mark
+from ..wire.openai.tools import as_functions
 from .bridged import fit_messages
 from .errors import PROVIDER
 from .model_info import chosen_by, engine_options, operator_options

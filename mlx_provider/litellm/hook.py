@@ -26,7 +26,7 @@ from litellm.proxy._types import ProxyException
 from litellm.types.utils import CallTypes
 
 from ..errors import BadRequest, ContextTooLong
-from ..wire.openai.prompts import listed
+from ..wire.openai.request import prompt_list
 from .bridged import (
     carry_format,
     carry_message_tools,
@@ -231,7 +231,7 @@ async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
     elif call_type == CallTypes.atext_completion:
         carry_prompts(kwargs)
     elif call_type == CallTypes.aembedding:
-        kwargs["input"] = listed(kwargs.get("input"), "input")
+        kwargs["input"] = prompt_list(kwargs.get("input"), "input")
 
 
 def _check_key(kwargs: dict[str, Any]) -> None:

@@ -28,8 +28,8 @@ from ..client.connection import connect
 from .counting import count_request_tokens
 from .errors import PROVIDER
 from .hook import DeploymentHook, refuse_key
-from .messages import TEXT_LISTS, OurLogprobs
 from .model_info import DEMOS, describe, enter
+from .objects import TEXT_LISTS, OurLogprobs
 
 WRAPPED = "mlx_wrapped"
 """Attribute of a wrapped function. By name: LiteLLM may run a handler's module twice, as two

@@ -1,14 +1,11 @@
-"""Heartbeats in a stream without output, in the form of each route.
+"""Readers of one accepted request: whole or as a stream, blocking or in an event loop. Streams are
+classes, because LiteLLM closes them by `aclose`, and a generator that was never started would not
+run its `finally` (1.106.2). Dropping one frees its request.
 
-Chat: an empty delta, which the stream makes itself. The bridges of the other routes drop it
-(1.106.2 and 1.109.1, `LiteLLMCompletionStreamingIterator`, `AnthropicStreamWrapper`), and the
-router holds the first events of a response until there is output (`_responses_stream_holds_event`),
-so there heartbeats are added after both.
-
-Readers of one accepted request: complete or as a stream, blocking or in an event loop. Streams
-are classes, because LiteLLM closes them by `aclose`, and a generator that was never started would
-not run its `finally` (litellm 1.106.2). Dropping one frees its request.
-"""
+Heartbeats have the form of each route. Chat: an empty delta, which the stream makes itself. The
+bridges of the other routes drop it (1.106.2 and 1.109.1, `LiteLLMCompletionStreamingIterator`,
+`AnthropicStreamWrapper`), and the router holds the first events of a response until there is output
+(`_responses_stream_holds_event`), so there heartbeats are added after both."""
 
 from __future__ import annotations
 
@@ -26,12 +23,21 @@ from litellm.types.utils import ModelResponseStream
 from ..client.generation import Generation
 from ..errors import EngineDied, RequestTimedOut
 from ..protocol.events import Event, Finish
-from ..wire.body import Places
-from ..wire.openai.prompts import AnswerForm
+from ..wire import api
+from ..wire.api import ClientNames
+from ..wire.openai.answer import Whole
+from ..wire.openai.request import AnswerForm
+from ..wire.openai.routes import Embeddings
 from .call import Deadline, with_ending
 from .errors import LiteLLMErrors
-from .messages import ChunkStream, Collector
 from .model_info import operator_options
+from .objects import (
+    ChunkStream,
+    add_headers,
+    fill_completion,
+    fill_embedding,
+    warning_header,
+)
 
 LATER = 0.25
 """Other routes wait these seconds longer, because the first chunk of chat brings the id of the
@@ -145,46 +151,50 @@ async def _let_go(coming: asyncio.Future[Any]) -> None:
         coming.exception()
 
 
-class Collects(Protocol):
-    @property
-    def ended(self) -> bool: ...
-
-    def feed(self, events: Iterable[Event]) -> None:
-        """Add some events. Raises the error of a `Failed` event."""
-
-    def fill(self, response: Any, model: str) -> Any:
-        """LiteLLM's response with the answer. Only after `ended`."""
-
-
-class Held:
-    """A request in the engine. As a context, it cancels the request after an error."""
+class Reply:
+    """An accepted request in the engine. As a context, it cancels the request after an error."""
 
     def __init__(
         self,
         generation: Generation,
         deadline: Deadline,
         model: str,
-        collector: Collects,
-        names: Places | None = None,
+        form: AnswerForm = AnswerForm(),  # noqa: B008  (frozen)
+        names: ClientNames | None = None,
+        finished: Callable[[Finish], None] | None = None,
     ) -> None:
-        """`names`: the client's names of parameters, for a late error."""
+        """`names`: the client's names of parameters, for a late error. `finished` is called when
+        the first choice ends."""
         self.generation = generation
         self.deadline = deadline
         self.model = model
-        self._collector = collector
-        self._names = names or Places()
+        self.form = form
+        self._names = names or ClientNames()
+        self._finished = finished
 
     def collect(self, response: Any) -> Any:
         with LiteLLMErrors(self.model), self:
-            while not self._collector.ended:
-                self._collector.feed(self.events())
-            return self._collector.fill(response, self.model)
+            whole, body = self._whole(), None
+            while body is None:
+                events = self.events()
+                body = whole.body(events)
+            return self._fill(response, body, events[-1])
 
     async def acollect(self, response: Any) -> Any:
         with LiteLLMErrors(self.model), self:
-            while not self._collector.ended:
-                self._collector.feed(await self.aevents())
-            return self._collector.fill(response, self.model)
+            whole, body = self._whole(), None
+            while body is None:
+                events = await self.aevents()
+                body = whole.body(events)
+            return self._fill(response, body, events[-1])
+
+    def _whole(self) -> api.Whole:
+        return Whole(self.generation.accepted, self.form)
+
+    def _fill(self, response: Any, body: Mapping[str, Any], done: Any) -> Any:
+        response.model = self.model
+        add_headers(response, warning_header(self.generation.accepted.warnings))
+        return fill_completion(response, body, done)
 
     def __enter__(self) -> Self:
         return self
@@ -196,57 +206,48 @@ class Held:
     def events(self) -> list[Event]:
         """Raises `RequestTimedOut` at the deadline, `EngineDied` past the end."""
         try:
-            return self._seen(self.generation.get(self.deadline.left()))
+            return self._received(self.generation.get(self.deadline.left()))
         except RequestTimedOut:
             raise self.deadline.passed() from None
 
-    async def aevents(self) -> list[Event]:
-        try:
-            return self._seen(await self.generation.aget(self.deadline.left()))
-        except RequestTimedOut:
-            raise self.deadline.passed() from None
-
-    async def aevents_within(self, seconds: float | None) -> list[Event]:
-        """`aevents`, or an empty list if there is no event within `seconds`."""
+    async def aevents(self, silence: float | None = None) -> list[Event]:
+        """As `events`; an empty list after `silence` seconds without an event."""
         left = self.deadline.left()
-        if seconds is None or (left is not None and left <= seconds):
-            return await self.aevents()
+        within = min((each for each in (left, silence) if each is not None), default=None)
         try:
-            return self._seen(await self.generation.aget(seconds))
+            return self._received(await self.generation.aget(within))
         except RequestTimedOut:
+            if within == left:
+                raise self.deadline.passed() from None
             return []
 
-    def _seen(self, events: list[Event]) -> list[Event]:
+    def _received(self, events: list[Event]) -> list[Event]:
         if not events:
             raise EngineDied("the engine ended the stream early")
+        for event in events:
+            if self._finished is not None and isinstance(event, Finish) and event.index == 0:
+                self._finished(event)
         return self._names.events(events)
 
     def close(self) -> None:
         self.generation.close()
 
 
-class Reply(Held):
+class VectorReply(Reply):
     def __init__(
-        self,
-        generation: Generation,
-        deadline: Deadline,
-        model: str,
-        form: AnswerForm = AnswerForm(),  # noqa: B008  (frozen)
-        names: Places | None = None,
-        finished: Callable[[Finish], None] | None = None,
+        self, generation: Generation, deadline: Deadline, model: str, vectors: str
     ) -> None:
-        """`finished` is called when the first choice ends."""
-        collector = Collector(generation.accepted, form)
-        super().__init__(generation, deadline, model, collector, names)
-        self.form = form
-        self._finished = finished
+        """`vectors`: their `encoding_format`."""
+        super().__init__(generation, deadline, model)
+        self._vectors = vectors
 
-    def _seen(self, events: list[Event]) -> list[Event]:
-        if self._finished is not None:
-            for event in events:
-                if isinstance(event, Finish) and event.index == 0:
-                    self._finished(event)
-        return super()._seen(events)
+    def _whole(self) -> api.Whole:
+        return Embeddings(self.generation.accepted, self._vectors)
+
+    def _fill(self, response: Any, body: Mapping[str, Any], done: Any) -> Any:
+        response.model = self.model
+        add_headers(response, warning_header(self.generation.accepted.warnings))
+        return fill_embedding(response, body)
 
 
 class _Stream:
@@ -304,7 +305,7 @@ class AsyncReplyStream(_Stream):
             while (chunk := next(self._waiting, None)) is None:
                 if self._over:
                     raise StopAsyncIteration
-                events = await self._reply.aevents_within(self._heartbeat)
+                events = await self._reply.aevents(self._heartbeat)
                 if not events:
                     return self._chunks.empty()
                 self._waiting = self._chunks.feed(events)

@@ -1,13 +1,6 @@
-"""Checks the shape of a request of the Messages API. What no model can see is refused in the system
+"""Requests of the Messages API as those of chat. What no model can see is refused in the system
 prompt and in a message that a user has just typed; in an earlier turn it becomes text
-(`chat.messages.foreign`).
-
-Tools of Anthropic's API, and the choice among them, as those of chat.
-
-Messages of Anthropic's API as messages of chat.
-
-Parameters of the Messages API to the engine's request.
-"""
+(`chat.messages.foreign`)."""
 
 from __future__ import annotations
 
@@ -18,11 +11,10 @@ from typing import Any
 from ...errors import BadRequest
 from ...invalid import shown
 from ...protocol.requests import GenerateRequest
-from ..body import Places, check_kind, check_known, check_text, objects
-from ..openai.answer import without
-from ..openai.parameters import SCHEMA, Parameters, names_of
-from ..openai.prompts import AnswerForm
-from ..openai.request import generate_requests
+from ..api import ClientNames, check_kind, check_text, objects, parts_of
+from ..openai.parameters import SCHEMA, Parameters, parameter_names
+from ..openai.request import AnswerForm, generate_requests
+from ..openai.tools import without
 
 ROLES = ("user", "assistant", "system")
 BLOCKS: Mapping[str, Collection[str]] = {
@@ -44,12 +36,9 @@ def check_messages(given: Mapping[str, Any]) -> None:
     listed = [*objects(messages, "messages")]
     typed = is_typed([message for _, message in listed[-2:]])
     for at, (where, message) in enumerate(listed, 1):
-        role = message.get("role")
-        check_known(role, ROLES, f"{where}.role")
+        role = check_kind(message.get("role"), f"{where}.role", ROLES)
         strict = role == "system" or (typed and at == len(listed))
-        _check_blocks(
-            message.get("content"), f"{where}.content", BLOCKS[str(role)] if strict else None
-        )
+        _check_blocks(message.get("content"), f"{where}.content", BLOCKS[role] if strict else None)
     _check_tools(given.get("tools"), given.get("tool_choice"))
 
 
@@ -75,15 +64,7 @@ def _check_tools(tools: Any, choice: Any) -> None:
 
 
 def _check_blocks(content: Any, where: str, known: Collection[str] | None) -> None:
-    """`known`: types that a model can take; `None`: others become text."""
-    if content is None or isinstance(content, str):
-        return
-    for at, block in objects(content, where):
-        kind = block.get("type")
-        if known is None:
-            check_kind(kind, f"{at}.type")
-        else:
-            check_known(kind, known, f"{at}.type")
+    for at, kind, block in parts_of(content, where, known):
         if kind == "text":
             check_text(block, at)
         elif kind == "image" and known is not None:
@@ -96,9 +77,7 @@ def check_image(block: Mapping[str, Any], where: str) -> None:
     source, where = block.get("source"), f"{where}.source"
     if not isinstance(source, Mapping):
         raise BadRequest(f"{where} must be an object", param=where)
-    kind = source.get("type")
-    check_known(kind, IMAGE_SOURCES, f"{where}.type")
-    place = IMAGE_SOURCES[str(kind)]
+    place = IMAGE_SOURCES[check_kind(source.get("type"), f"{where}.type", IMAGE_SOURCES)]
     if not isinstance(source.get(place), str) or not source[place]:
         raise BadRequest(f"{where}.{place} must be a text", param=where)
 
@@ -145,10 +124,9 @@ def known_members(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choice(choice: Mapping[str, Any]) -> Any:
-    kind = choice.get("type")
-    check_known(kind, CHOICES, "tool_choice.type")
+    kind = check_kind(choice.get("type"), "tool_choice.type", CHOICES)
     if kind != "tool":
-        return CHOICES[str(kind)]
+        return CHOICES[kind]
     name = choice.get("name")
     if not isinstance(name, str):
         raise BadRequest("tool_choice.name must be a text", param="tool_choice.name")
@@ -172,7 +150,7 @@ FAILED = "Error: "
 def chat_messages(
     system: Any, messages: Sequence[Mapping[str, Any]]
 ) -> tuple[list[Message], dict[str, str]]:
-    """Messages that `shape.check_messages` has passed, and the places of their parts in the
+    """Messages that `check_messages` has passed, and the places of their parts in the
     request. Chat itself reads text, images and thoughts in Anthropic's form."""
     made: list[Message] = [{"role": "system", "content": system}] if system else []
     places: dict[str, str] = {}
@@ -254,7 +232,7 @@ CHATS_OWN = (
 
 def message_request(
     body: Mapping[str, Any], sender: Mapping[str, Any], *, counted: bool = False
-) -> tuple[GenerateRequest, Places]:
+) -> tuple[GenerateRequest, ClientNames]:
     """The request, with parameters of chat where Anthropic has none, and the names of its parts.
     `counted`: only its prompt is wanted, which needs no `max_tokens`. Raises `BadRequest` that
     names the parameter."""
@@ -276,7 +254,7 @@ def message_request(
     given = {name: value for name, value in values.items() if value is not None}
     model = {**sender, "model": body.get("model")}
     given = params.rest() | given
-    names = Places(_names(body) | places).before(names_of(given))
+    names = ClientNames(_names(body) | places).before(parameter_names(given))
     with names.naming():
         (request,) = generate_requests(
             Parameters(given), model, messages, AnswerForm(), continues=True

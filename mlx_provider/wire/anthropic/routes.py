@@ -1,11 +1,4 @@
-"""Errors in the form of Anthropic.
-
-The engine's events as content blocks, streamed or gathered.
-
-The engine's events as one message, or as the stream of one.
-
-The routes of Anthropic's API: from a body to a request.
-"""
+"""The routes of Anthropic's API, and the engine's events as content blocks, streamed or whole."""
 
 from __future__ import annotations
 
@@ -19,15 +12,14 @@ from typing import Any
 from ...chat.messages.parts import arguments_mapping
 from ...errors import MLXProviderError
 from ...protocol.events import Accepted, Delta, Done, Event, Finish
-from .. import replies
-from ..body import Asked, Read, check_known
-from ..openai import stream
+from .. import api
+from ..api import ParsedRequest, Read, check_kind, named
+from ..openai import answer
 from ..openai.answer import call_pieces, finish_reason, usage_of
 from ..openai.parameters import Parameters
-from ..replies import named
 from .request import cache_marks, message_request
 
-TYPES = {**stream.TYPES, 404: "not_found_error", 413: "request_too_large"}
+TYPES = {**answer.TYPES, 404: "not_found_error", 413: "request_too_large"}
 
 
 def error_body(error: MLXProviderError) -> dict[str, Any]:
@@ -182,7 +174,7 @@ class _Message:
 
 def ending(finish: Finish, *, clipped: bool) -> dict[str, Any]:
     """`clipped`: the context left less room than `max_tokens`."""
-    reason = finish_reason(finish, legacy=False)
+    reason = finish_reason(finish)
     if reason == "length":
         reason = "model_context_window_exceeded" if clipped else "max_tokens"
     elif reason == "tool_calls":
@@ -206,7 +198,7 @@ def _counts(prompt: int, cached: int, stored: int, completion: int) -> dict[str,
     }
 
 
-class Stream(replies.Streamed):
+class Stream(api.Stream):
     heartbeat = PING
 
     def __init__(self, accepted: Accepted, wanted: int | None, shown: Shown = Shown()) -> None:
@@ -220,7 +212,7 @@ class Stream(replies.Streamed):
         yield named(error_body(error))
 
 
-class Whole(replies.Whole):
+class Whole(api.Whole):
     def __init__(self, accepted: Accepted, wanted: int | None, shown: Shown = Shown()) -> None:
         self._message = _Message(accepted, wanted, shown)
         self._content = Content()
@@ -241,19 +233,21 @@ DISPLAYS = ("summarized", "omitted")
 """Of thoughts: a local model's are sent whole in place of a summary."""
 
 
-def _messages(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
+def _messages(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     params = Parameters(body)
     reply, thinking = Stream if params.flag("stream") else Whole, params.mapping("thinking")
     if thinking.get("display") is not None:
-        check_known(thinking["display"], DISPLAYS, "thinking.display")
-    request, places = message_request(body, sender)
+        check_kind(thinking["display"], "thinking.display", DISPLAYS)
+    request, names = message_request(body, sender)
     shown = Shown(thoughts=thinking.get("display") != "omitted", stored=bool(cache_marks(body)))
-    return Asked([request], partial(reply, wanted=body["max_tokens"], shown=shown), places=places)
+    return ParsedRequest(
+        [request], partial(reply, wanted=body["max_tokens"], shown=shown), names=names
+    )
 
 
-def _count(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
-    request, places = message_request(body, sender, counted=True)
-    return Asked([request], partial(Whole, wanted=None), places=places)
+def _count(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
+    request, names = message_request(body, sender, counted=True)
+    return ParsedRequest([request], partial(Whole, wanted=None), names)
 
 
 GENERATE: Mapping[str, Read] = {"/v1/messages": _messages}

@@ -1,13 +1,4 @@
-"""The parameters of one request, taken one by one; those that are left are refused by name. What
-has no meaning here and changes no answer is ignored; what a client could believe to work is ignored
-with a warning.
-
-What the answer must look like: `response_format`, or one of the grammar extensions.
-
-Fields of our request by the names of chat and text completions.
-
-The many ways to ask for thoughts, as template variables and a budget.
-"""
+"""The parameters of one request, taken one by one; those that are left are refused by name."""
 
 from __future__ import annotations
 
@@ -19,12 +10,13 @@ from typing import Any
 from ...errors import BadRequest
 from ...invalid import shown
 from ...protocol.requests import RENDERER_ARGUMENTS
-from ..body import Places
+from ..api import ClientNames
 
-TRANSPORT = frozenset({"stream", "stream_options", "metadata", "prompt_cache_retention"})
-"""Parameters that other code handles, or that change no answer."""
-
-WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
+WithoutEffect = tuple[object, ...] | None
+"""Of a parameter without effect: the values that ask for nothing; others get a warning. `None`: the
+parameter changes no answer, or other code handles it."""
+WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
+    **dict.fromkeys(("stream", "stream_options", "metadata", "prompt_cache_retention")),
     "context_management": (),
     "output_config": (),
     "prediction": (),
@@ -33,19 +25,17 @@ WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
     "store": (False,),
     "web_search_options": (),
 }
-"""Parameters that get a warning, and the values that ask for nothing."""
 
 
 class Parameters:
     def __init__(
         self,
         values: Mapping[str, Any],
-        settled: Iterable[str] = (),
+        without_effect: Mapping[str, WithoutEffect] | None = None,
         ignored: Iterable[str] = (),
     ) -> None:
-        """`settled`: names that other code handles, besides `TRANSPORT`. `ignored`: further names
-        for the warning."""
-        self._settled = (*TRANSPORT, *settled)
+        """`without_effect`: besides `WITHOUT_EFFECT`. `ignored`: further names for the warning."""
+        self._without_effect = {**(without_effect or {}), **WITHOUT_EFFECT}
         self._ignored = [*ignored]
         self._left = {name: value for name, value in values.items() if value is not None}
 
@@ -83,12 +73,11 @@ class Parameters:
 
     def ignored(self) -> list[str]:
         """Take parameters without effect; returns the names for the warning."""
-        for name in self._settled:
-            self.take(name)
+        found = {name: self.take(name) for name in self._without_effect}
         return [*self._ignored] + [
             name
-            for name, nothing in WITHOUT_EFFECT.items()
-            if (value := self.take(name)) is not None and value not in nothing
+            for name, nothing in self._without_effect.items()
+            if nothing is not None and found[name] is not None and found[name] not in nothing
         ]
 
     def rest(self) -> dict[str, Any]:
@@ -182,7 +171,7 @@ constraint of any kind fails as a grammar."""
 SCHEMA = "response_format.json_schema.schema"
 
 
-def names_of(values: Mapping[str, Any], content: str = "messages") -> Places:
+def parameter_names(values: Mapping[str, Any], content: str = "messages") -> ClientNames:
     """`content`: the name of the prompt."""
     given = {name for name, value in values.items() if value is not None}
     found = {
@@ -197,7 +186,7 @@ def names_of(values: Mapping[str, Any], content: str = "messages") -> Places:
         found[SCHEMA] = "guided_json"
     if "thinking" in given and "thinking_budget" not in given:
         found["thinking_budget"] = "thinking.budget_tokens"
-    return Places({**found, **_tools(values.get("tools"), values.get("functions"))})
+    return ClientNames({**found, **_tools(values.get("tools"), values.get("functions"))})
 
 
 def _tools(tools: Any, functions: Any) -> dict[str, str]:

@@ -1,7 +1,4 @@
-"""The engine's events as output items, and as the events of a stream that make them.
-
-The engine's events as a response, whole or streamed.
-"""
+"""The engine's events as the items of a response, whole or streamed."""
 
 from __future__ import annotations
 
@@ -11,11 +8,11 @@ from typing import Any
 
 from ...errors import ContextTooLong, MLXProviderError
 from ...protocol.events import Accepted, Delta, Done, Event, Finish, ToolCallDelta
-from .. import replies
-from ..openai.answer import finish_reason, logprobs_of, unwrapped, usage_of
-from ..openai.stream import DONE, error_body
-from ..replies import named
-from .tools import Called, ChatTools
+from .. import api
+from ..api import named
+from ..openai.answer import DONE, error_body, finish_reason, logprobs_of, usage_of
+from ..openai.tools import unwrapped
+from .conversation import Called, ChatTools
 
 Fields = dict[str, Any]
 
@@ -263,7 +260,7 @@ class _Response:
         elif isinstance(event, Delta):
             yield from self.output.add(event)
         elif isinstance(event, Finish):
-            cut = finish_reason(event, legacy=False) == "length"
+            cut = finish_reason(event) == "length"
             self.fields["status"] = "incomplete" if cut else "completed"
             if cut:
                 self.fields["incomplete_details"] = {"reason": "max_output_tokens"}
@@ -278,7 +275,7 @@ class _Response:
         return {"type": f"response.{what}", "response": self.fields}
 
 
-class Whole(replies.Whole):
+class Whole(api.Whole):
     def __init__(self, accepted: Accepted, tools: ChatTools, echo: Mapping[str, Any]) -> None:
         self._response = _Response(accepted, tools, echo)
 
@@ -290,7 +287,7 @@ class Whole(replies.Whole):
         return self._response.fields
 
 
-class Stream(replies.Streamed):
+class Stream(api.Stream):
     def __init__(self, accepted: Accepted, tools: ChatTools, echo: Mapping[str, Any]) -> None:
         self._response = _Response(accepted, tools, echo)
         self._numbered = _Numbered()
