@@ -117,24 +117,27 @@ def _streaming(choice: Mapping[str, Any]) -> StreamingChoices:
 
 
 def fill_completion(
-    response: ModelResponse, body: Mapping[str, Any], done: Done
+    response: ModelResponse,
+    model: str,
+    body: Mapping[str, Any],
+    done: Done,
+    warnings: Sequence[str],
 ) -> ModelResponse | TextCompletionResponse:
-    """`response` with the answer. LiteLLM's conversion of chat to text drops log-probabilities
-    (1.106.2, `convert_chat_to_text_completion`), but does not change a text completion."""
+    """LiteLLM's conversion of chat to text drops log-probabilities (1.106.2,
+    `convert_chat_to_text_completion`), but does not change a text completion."""
     usage, timings = LiteLLMUsage(**body["usage"]), done.timings.model_dump()
-    hidden = response._hidden_params  # noqa: SLF001  (where LiteLLM takes headers from)
+    rate = {"x-mlx-tokens-per-second": f"{timings['tokens_per_second']:.1f}"}
+    hidden = _add_headers(response, warnings, rate)
     hidden["timings"] = timings
-    add_headers(response, {"x-mlx-tokens-per-second": f"{timings['tokens_per_second']:.1f}"})
-    if body["object"] == "text_completion":
-        choices = [TextChoices(**choice) for choice in body["choices"]]
-        text = TextCompletionResponse(
-            id=response.id, created=response.created, choices=choices, usage=usage
-        )
-        text._hidden_params = hidden  # noqa: SLF001
-        return text
-    response.choices = [_choice(choice) for choice in body["choices"]]
-    response.usage, response.timings = usage, timings
-    return response
+    if body["object"] != "text_completion":
+        response.choices = [_choice(choice) for choice in body["choices"]]
+        response.model, response.usage, response.timings = model, usage, timings
+        return response
+    choices = [TextChoices(**choice) for choice in body["choices"]]
+    head = {"id": response.id, "created": response.created, "model": model}
+    text = TextCompletionResponse(**head, choices=choices, usage=usage)
+    text._hidden_params = hidden  # noqa: SLF001  (where LiteLLM takes headers from)
+    return text
 
 
 def _choice(choice: Mapping[str, Any]) -> Choices:
@@ -147,16 +150,21 @@ def _choice(choice: Mapping[str, Any]) -> Choices:
     )
 
 
-def fill_embedding(response: EmbeddingResponse, body: Mapping[str, Any]) -> EmbeddingResponse:
+def fill_embedding(
+    response: EmbeddingResponse, model: str, body: Mapping[str, Any], warnings: Sequence[str]
+) -> EmbeddingResponse:
     response.data = [Embedding(**each) for each in body["data"]]
-    response.usage = LiteLLMUsage(**body["usage"])
+    response.model, response.usage = model, LiteLLMUsage(**body["usage"])
+    _add_headers(response, warnings, {})
     return response
 
 
-def add_headers(response: ModelResponse | EmbeddingResponse, headers: Mapping[str, str]) -> None:
-    hidden = response._hidden_params  # noqa: SLF001
-    hidden["additional_headers"] = {**(hidden.get("additional_headers") or {}), **headers}
-
-
-def warning_header(warnings: Sequence[str]) -> dict[str, str]:
-    return {HEADER: header_text(warnings)} if warnings else {}
+def _add_headers(
+    response: ModelResponse | EmbeddingResponse, warnings: Sequence[str], headers: Mapping[str, str]
+) -> dict[str, Any]:
+    """Returns the mapping of hidden parameters, where LiteLLM takes headers from."""
+    warned = {HEADER: header_text(warnings)} if warnings else {}
+    hidden: dict[str, Any] = response._hidden_params  # noqa: SLF001
+    known = hidden.get("additional_headers") or {}
+    hidden["additional_headers"] = {**known, **headers, **warned}
+    return hidden

@@ -116,7 +116,7 @@ class Provider(CustomLLM):
             generation = self._connect(call.api_base, call.api_key).submit(request)
             keep_warnings(call.logging, generation.accepted.warnings)
             show(call.model, model_facts(generation.accepted), call.deployment, mode="embedding")
-            return VectorReply(generation, call.deadline, call.model, form)
+            return VectorReply(generation, call.deadline, call.model, encoding=form)
 
 
 def _read(given: dict[str, Any], content: str) -> Call:

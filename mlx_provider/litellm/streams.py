@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, Protocol, Self
+from functools import partial
+from typing import Any, Literal, Self
 
 from litellm.constants import STREAM_SSE_KEEPALIVE_PING_BYTES
 from litellm.responses.litellm_completion_transformation.streaming_iterator import (
@@ -31,13 +32,7 @@ from ..wire.openai.routes import Embeddings
 from .call import Deadline, with_ending
 from .errors import LiteLLMErrors
 from .model_info import operator_options
-from .objects import (
-    ChunkStream,
-    add_headers,
-    fill_completion,
-    fill_embedding,
-    warning_header,
-)
+from .objects import ChunkStream, fill_completion, fill_embedding
 
 LATER = 0.25
 """Other routes wait these seconds longer, because the first chunk of chat brings the id of the
@@ -52,39 +47,21 @@ def heartbeat(litellm_params: Mapping[str, Any]) -> float | None:
     return operator_options(litellm_params).heartbeat or None
 
 
-def alive(
+def with_heartbeats(
     chunks: AsyncIterator[Any], route: str, litellm_params: Mapping[str, Any], logging: Any
 ) -> AsyncIterator[Any]:
     """Adds heartbeats where bridges drop those of chat, and the ending of a message."""
     wanted = operator_options(litellm_params).heartbeat
     seconds = wanted + LATER if wanted else None
     source = getattr(chunks, "_billing_source", chunks)
-    if route.endswith("/messages"):
-        return beating(chunks, seconds, Pings(logging))
+    if route.endswith("/messages"):  # as LiteLLM writes them (1.106.2), but less often
+        ping = (STREAM_SSE_KEEPALIVE_PING_BYTES,)
+        return beating(chunks, seconds, lambda: ping, partial(with_ending, logging))
     if isinstance(source, LiteLLMCompletionStreamingIterator):
-        return closing(beating(chunks, seconds, Announcements(source)), source)
+        first = Announcements(source)
+        wrapper = source.litellm_custom_stream_wrapper
+        return beating(chunks, seconds, first.beat, first.forward, wrapper)
     return chunks
-
-
-class Signs(Protocol):
-    def beat(self) -> Iterable[Any]:
-        """The events of one heartbeat."""
-
-    def forward(self, chunk: Any) -> Any:
-        """The chunk to send; `None`: a heartbeat has replaced it."""
-
-
-class Pings:
-    """As LiteLLM writes them (1.106.2), but less often."""
-
-    def __init__(self, logging: Any = None) -> None:
-        self._logging = logging
-
-    def beat(self) -> Iterable[Any]:
-        return (STREAM_SSE_KEEPALIVE_PING_BYTES,)
-
-    def forward(self, chunk: Any) -> Any:
-        return with_ending(self._logging, chunk)
 
 
 class Announcements:
@@ -108,47 +85,38 @@ class Announcements:
 
 
 async def beating(
-    chunks: AsyncIterator[Any], seconds: float | None, signs: Signs
+    chunks: AsyncIterator[Any],
+    seconds: float | None,
+    beat: Callable[[], Iterable[Any]],
+    forward: Callable[[Any], Any],
+    wrapper: Any = None,
 ) -> AsyncGenerator[Any, None]:
+    """`beat`: the events after `seconds` of silence. `forward`: the chunk to send; `None`: nothing.
+    `wrapper` is closed with this generator. Neither Starlette 1 nor LiteLLM's stream (1.106.2 and
+    1.109.1), which has no `aclose`, closes it if a client leaves while a chunk is sent: the request
+    would run until the next garbage collection."""
     coming = asyncio.ensure_future(anext(chunks))
     try:
         while True:
             await asyncio.wait({coming}, timeout=seconds)
             if not coming.done():
-                for event in signs.beat():
+                for event in beat():
                     yield event
                 continue
             try:
                 chunk = coming.result()
             except StopAsyncIteration:
                 return
-            sent = signs.forward(chunk)
-            if sent is not None:
+            if (sent := forward(chunk)) is not None:
                 yield sent
             coming = asyncio.ensure_future(anext(chunks))
     finally:
-        await _let_go(coming)
-
-
-async def closing(
-    chunks: AsyncGenerator[Any, None], source: LiteLLMCompletionStreamingIterator
-) -> AsyncGenerator[Any, None]:
-    """Closes `source` when this generator is closed. Neither Starlette 1 nor LiteLLM's stream
-    (1.106.2 and 1.109.1), which has no `aclose`, does so if a client leaves while a chunk is sent:
-    the request would run until the next garbage collection."""
-    try:
-        async for chunk in chunks:
-            yield chunk
-    finally:
-        await chunks.aclose()
-        await source.litellm_custom_stream_wrapper.aclose()
-
-
-async def _let_go(coming: asyncio.Future[Any]) -> None:
-    coming.cancel()
-    await asyncio.wait({coming})
-    if not coming.cancelled():
-        coming.exception()
+        coming.cancel()
+        await asyncio.wait({coming})
+        if not coming.cancelled():
+            coming.exception()
+        if wrapper is not None:
+            await wrapper.aclose()
 
 
 class Reply:
@@ -192,9 +160,8 @@ class Reply:
         return Whole(self.generation.accepted, self.form)
 
     def _fill(self, response: Any, body: Mapping[str, Any], done: Any) -> Any:
-        response.model = self.model
-        add_headers(response, warning_header(self.generation.accepted.warnings))
-        return fill_completion(response, body, done)
+        warnings = self.generation.accepted.warnings
+        return fill_completion(response, self.model, body, done, warnings)
 
     def __enter__(self) -> Self:
         return self
@@ -234,20 +201,15 @@ class Reply:
 
 
 class VectorReply(Reply):
-    def __init__(
-        self, generation: Generation, deadline: Deadline, model: str, vectors: str
-    ) -> None:
-        """`vectors`: their `encoding_format`."""
-        super().__init__(generation, deadline, model)
-        self._vectors = vectors
+    def __init__(self, *reply: Any, encoding: str) -> None:
+        super().__init__(*reply)
+        self._encoding = encoding
 
     def _whole(self) -> api.Whole:
-        return Embeddings(self.generation.accepted, self._vectors)
+        return Embeddings(self.generation.accepted, self._encoding)
 
     def _fill(self, response: Any, body: Mapping[str, Any], done: Any) -> Any:
-        response.model = self.model
-        add_headers(response, warning_header(self.generation.accepted.warnings))
-        return fill_embedding(response, body)
+        return fill_embedding(response, self.model, body, self.generation.accepted.warnings)
 
 
 class _Stream:

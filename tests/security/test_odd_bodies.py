@@ -17,7 +17,7 @@ from mlx_provider.chat.constraints.request import demanded, response_schema
 from mlx_provider.chat.constraints.schema import SchemaReader
 from mlx_provider.errors import LONGEST, BadRequest
 from mlx_provider.litellm.call import Call, Deadline, generate_requests
-from mlx_provider.litellm.counting import check_shape
+from mlx_provider.litellm.fit import check_shape
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions
 from mlx_provider.server.incoming import parse_request
 from mlx_provider.wire.anthropic.request import CHATS_OWN, message_request

@@ -237,7 +237,7 @@ def message_request(
     `counted`: only its prompt is wanted, which needs no `max_tokens`. Raises `BadRequest` that
     names the parameter."""
     check_messages(body)
-    params = Parameters({name: value for name, value in body.items() if name != "model"})
+    params = Parameters(body)
     if not counted and body.get("max_tokens") is None:
         raise BadRequest("max_tokens is missing", param="max_tokens")
     for name in CHATS_OWN:

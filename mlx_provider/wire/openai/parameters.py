@@ -16,7 +16,7 @@ WithoutEffect = tuple[object, ...] | None
 """Of a parameter without effect: the values that ask for nothing; others get a warning. `None`: the
 parameter changes no answer, or other code handles it."""
 WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
-    **dict.fromkeys(("stream", "stream_options", "metadata", "prompt_cache_retention")),
+    **dict.fromkeys(("model", "stream", "stream_options", "metadata", "prompt_cache_retention")),
     "context_management": (),
     "output_config": (),
     "prediction": (),

@@ -92,7 +92,7 @@ def _completion(
     streamed, usage = _streamed(body)
     names = parameter_names(body, content)
     with names.naming():
-        requests = generate_requests(_parameters(body), _named(body, sender), given, form)
+        requests = generate_requests(Parameters(body), _named(body, sender), given, form)
     reply = partial(Stream, form=form, usage=usage) if streamed else partial(Whole, form=form)
     return ParsedRequest(requests, reply, names)
 
@@ -112,12 +112,8 @@ def _detokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedReques
 
 def _embeddings(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     given = body.pop("input", None)
-    request, form = embed_request(_parameters(body), _named(body, sender), given)
+    request, form = embed_request(Parameters(body), _named(body, sender), given)
     return ParsedRequest([request], partial(Embeddings, form=form))
-
-
-def _parameters(body: Mapping[str, Any]) -> Parameters:
-    return Parameters({name: value for name, value in body.items() if name != "model"})
 
 
 def _named(body: Mapping[str, Any], sender: Mapping[str, Any]) -> dict[str, Any]:
