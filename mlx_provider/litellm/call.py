@@ -77,25 +77,21 @@ def _names(fallbacks: Any, group: Any) -> bool:
     return any(isinstance(entry, Mapping) and {group, "*"} & entry.keys() for entry in entries)
 
 
+CARRIED = {"stop": "mlx_stop", "prompt_cache_retention": "mlx_retention"}
 STOP_LIMIT = 4
 """LiteLLM cuts longer `stop` lists silently (1.106.2, `validate_openai_optional_params`)."""
-STOP = "mlx_stop"
 PROMPTS = "mlx_prompt"
-RETENTION = "mlx_retention"
 IGNORED = "mlx_ignored"
 """Names of parts of a bridged request's tools without effect."""
 
 
-def carry_stop(kwargs: dict[str, Any]) -> None:
-    stop = kwargs.get("stop")
-    if isinstance(stop, list) and len(stop) > STOP_LIMIT:
-        kwargs[STOP] = kwargs.pop("stop")
-
-
-def carry_retention(kwargs: dict[str, Any]) -> None:
-    """LiteLLM knows this parameter and passes it to no handler (1.106.2, `completion`)."""
-    if kwargs.get("prompt_cache_retention") is not None:
-        kwargs[RETENTION] = kwargs.pop("prompt_cache_retention")
+def carry_params(kwargs: dict[str, Any]) -> None:
+    """LiteLLM passes `prompt_cache_retention` to no handler (1.106.2, `completion`)."""
+    for name, carried in CARRIED.items():
+        value = kwargs.get(name)
+        fits = not isinstance(value, list) or len(value) <= STOP_LIMIT
+        if value is not None and not (name == "stop" and fits):
+            kwargs[carried] = kwargs.pop(name)
 
 
 def carry_prompts(kwargs: dict[str, Any]) -> None:
@@ -262,7 +258,7 @@ def generate_requests(call: Call) -> list[GenerateRequest]:
     """One request, or one for each prompt of a text completion. Raises `BadRequest` that names the
     parameter."""
     values = dict(call.params)
-    for carried, name in ((STOP, "stop"), (RETENTION, "prompt_cache_retention")):
+    for name, carried in CARRIED.items():
         if carried in values:
             values[name] = values.pop(carried)
     prompts = values.pop(PROMPTS, None)

@@ -17,9 +17,8 @@ from litellm.types.utils import CallTypes
 from ..errors import BadRequest, ContextTooLong
 from ..wire.openai.request import prompt_list
 from .call import (
+    carry_params,
     carry_prompts,
-    carry_retention,
-    carry_stop,
     deployment_of,
     encoded,
     keep_warnings,
@@ -135,8 +134,7 @@ class DeploymentHook(CustomLogger):
             bare = model.removeprefix(PROVIDER + "/")
             if hijacked(bare):
                 kwargs["model"] = f"{PROVIDER}/{encoded(bare)}"
-        carry_stop(kwargs)
-        carry_retention(kwargs)
+        carry_params(kwargs)
         return kwargs
 
     async def async_post_call_failure_hook(

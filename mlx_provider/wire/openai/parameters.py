@@ -90,20 +90,28 @@ class Parameters:
             raise BadRequest(f"unknown parameter: {names}", param=min(self._left))
 
 
-EXTENSIONS = ("grammar", "guided_regex", "guided_grammar", "guided_choice", "guided_json")
+CONSTRAINTS = {
+    "response_format": "an object",
+    "grammar": 'a Lark text or {"type": "regex" | "lark", "value": text}',
+    "guided_regex": "a text",
+    "guided_grammar": "a text",
+    "guided_choice": "a list of texts",
+    "guided_json": "an object",
+}
+"""The parameters that say what the answer must look like, and their values."""
 
 
 def constraint(params: Parameters) -> dict[str, Any]:
     """`response_format` and `grammar`, of which at most one is set. Raises `BadRequest` if two
     constraints contradict or one is malformed."""
-    given = {name: params.take(name) for name in ("response_format", *EXTENSIONS)}
+    given = {name: params.take(name) for name in CONSTRAINTS}
     given = {name: value for name, value in given.items() if value is not None}
     if _is_text(given.get("response_format")):
         del given["response_format"]
     if len(given) > 1:
         raise BadRequest(f"only one of {', '.join(given)} can be given", param=min(given))
     for name, value in given.items():
-        return _field(name, value)
+        return _field(name, _parsed(value) if name == "guided_json" else value)
     return {}
 
 
@@ -112,53 +120,33 @@ def _is_text(value: object) -> bool:
 
 
 def _field(name: str, value: Any) -> dict[str, Any]:
-    if name == "response_format":
-        return {"response_format": _object(name, value)}
-    if name == "guided_json":
-        body = {"name": "guided_json", "schema": _object(name, _parsed(value))}
-        return {"response_format": {"type": "json_schema", "json_schema": body}}
-    if name == "guided_choice":
-        return {"grammar": {"type": "regex", "value": _alternatives(value)}}
-    if name == "grammar" and isinstance(value, dict):
-        return {"grammar": _grammar(value)}
-    if not isinstance(value, str):
-        raise BadRequest(f"{name} must be a text, got {shown(value)}", param=name)
-    return {"grammar": {"type": "regex" if name == "guided_regex" else "lark", "value": value}}
+    match name, value:
+        case "response_format", dict():
+            return {"response_format": value}
+        case "guided_json", dict():
+            schema = {"name": "guided_json", "schema": value}
+            return {"response_format": {"type": "json_schema", "json_schema": schema}}
+        case "guided_choice", [_, *_] if all(isinstance(choice, str) for choice in value):
+            choices = "|".join(f"({re.escape(choice)})" for choice in value)
+            return {"grammar": {"type": "regex", "value": choices}}
+        case "grammar", {"type": "regex" | "lark", "value": str()} if len(value) == 2:
+            return {"grammar": value}
+        case "guided_regex", str():
+            return {"grammar": {"type": "regex", "value": value}}
+        case (("grammar" | "guided_grammar"), str()):
+            return {"grammar": {"type": "lark", "value": value}}
+    raise BadRequest(f"{name} must be {CONSTRAINTS[name]}, got {shown(value)}", param=name)
 
 
 def _parsed(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
     try:
-        return json.loads(value)
+        return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"guided_json is not JSON: {error}", param="guided_json") from None
 
 
-def _object(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise BadRequest(f"{name} must be an object, got {shown(value)}", param=name)
-    return value
-
-
-def _alternatives(value: Any) -> str:
-    if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
-        raise BadRequest("guided_choice must be a list of texts", param="guided_choice")
-    return "|".join(f"({re.escape(choice)})" for choice in value)
-
-
-def _grammar(value: dict[str, Any]) -> dict[str, Any]:
-    known = value.get("type") in ("regex", "lark") and isinstance(value.get("value"), str)
-    if not known or len(value) != 2:
-        raise BadRequest(
-            'grammar must be a Lark text or {"type": "regex" | "lark", "value": text}',
-            param="grammar",
-        )
-    return value
-
-
 NAMES: Mapping[str, tuple[str, ...]] = {
-    "grammar": (*EXTENSIONS, "response_format", "tools", "functions"),
+    "grammar": (*reversed(CONSTRAINTS), "tools", "functions"),
     "max_tokens": ("max_completion_tokens",),
     "n": ("best_of",),
     "response_format": ("guided_json",),
