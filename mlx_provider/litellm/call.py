@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from ..wire.openai.parameters import Parameters, parameter_names
 from ..wire.openai.request import AnswerForm, prompt_list
 from ..wire.openai.routes import embed_request
 from .errors import PROVIDER
-from .model_info import Caller, chosen_by, engine_options, operator_options, tenant
+from .model_info import Caller, chosen_by, engine_options, operator_options, proxy_server, tenant
 
 FALLBACKS = ("context_window_fallbacks", "fallbacks")
 
@@ -64,7 +63,7 @@ def _falls_back(litellm_params: Mapping[str, Any]) -> bool:
     before the stream begins."""
     body = (litellm_params.get("proxy_server_request") or {}).get("body") or {}
     group = (litellm_params.get("metadata") or {}).get("model_group")
-    router = getattr(sys.modules.get("litellm.proxy.proxy_server"), "llm_router", None)
+    router = getattr(proxy_server(), "llm_router", None)
     return any(
         body.get(name) or _names(getattr(router, name, None), group or body.get("model"))
         for name in FALLBACKS

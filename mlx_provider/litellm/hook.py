@@ -3,7 +3,6 @@ errors and replies."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -34,9 +33,8 @@ from .fit import (
     fit_parts,
     fit_responses,
 )
-from .streams import with_heartbeats
-
-PROXY = "litellm.proxy.proxy_server"
+from .model_info import proxy_server
+from .streams import complete_stream
 
 
 async def check_history(kwargs: Mapping[str, Any]) -> None:
@@ -54,7 +52,7 @@ async def check_history(kwargs: Mapping[str, Any]) -> None:
 
 async def _stored(name: str) -> bool:
     """Whether LiteLLM will find messages. Only for a proxy with a database."""
-    if getattr(sys.modules.get(PROXY), "prisma_client", None) is None:
+    if getattr(proxy_server(), "prisma_client", None) is None:
         return False
     from litellm.responses.litellm_completion_transformation.session_handler import (
         ResponsesSessionHandler,
@@ -172,7 +170,7 @@ class DeploymentHook(CustomLogger):
         if served is None:
             return response  # type: ignore[no-any-return]
         logging = request_data.get("litellm_logging_obj")
-        return with_heartbeats(response, user_api_key_dict.request_route or "", served, logging)
+        return complete_stream(response, user_api_key_dict.request_route or "", served, logging)
 
 
 async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:

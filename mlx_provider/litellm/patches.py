@@ -36,7 +36,15 @@ from ..wire.openai.tools import as_functions
 from .errors import PROVIDER
 from .fit import check_shape, fit_messages, fit_parts
 from .hook import DeploymentHook
-from .model_info import DEMOS, chosen_by, describe, engine_options, enter, operator_options
+from .model_info import (
+    DEMOS,
+    chosen_by,
+    describe,
+    engine_options,
+    enter,
+    operator_options,
+    proxy_server,
+)
 from .objects import TEXT_LISTS, OurLogprobs
 
 try:
@@ -47,7 +55,6 @@ except ModuleNotFoundError:  # LiteLLM before 1.109
 WRAPPED = "mlx_wrapped"
 """Attribute of a wrapped function. By name: LiteLLM may run a handler's module twice, as two
 modules."""
-PROXY = "litellm.proxy.proxy_server"
 AUTHENTICATION = "litellm.proxy.auth.auth_exception_handler"
 ADMITTED = ("reasoning_effort", "thinking", "user", "verbosity")
 DELIVERED = ("dimensions", "encoding_format", "user")
@@ -69,7 +76,7 @@ def install() -> None:
     wrap(bridge, "_extract_message_output_items", _show_logprobs)
     wrap(stream, "_transform_chat_completion_chunk_to_response_api_chunk", _stream_logprobs)
     wrap(stream, "create_litellm_model_response", _collect_logprobs)
-    proxy = sys.modules.get(PROXY)
+    proxy = proxy_server()
     if hasattr(proxy, "count_request_tokens"):
         wrap(proxy, "count_request_tokens", partial(count_request_tokens, proxy))
     handler = getattr(sys.modules.get(AUTHENTICATION), "UserAPIKeyAuthExceptionHandler", None)

@@ -5,7 +5,7 @@ retries and fallbacks apply."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -28,7 +28,7 @@ from .call import (
 )
 from .errors import LiteLLMErrors, unserved
 from .model_info import model_facts, show
-from .streams import AsyncReplyStream, RefusedStream, Reply, ReplyStream, VectorReply, heartbeat
+from .streams import AsyncReplyStream, Reply, ReplyStream, VectorReply, heartbeat, refuse
 
 T = TypeVar("T")
 
@@ -76,13 +76,13 @@ class Provider(CustomLLM):
     def streaming(self, *args: Any, **given: Any) -> ReplyStream:
         return ReplyStream(self._submit(given))
 
-    def astreaming(self, *args: Any, **given: Any) -> AsyncReplyStream | RefusedStream:
+    def astreaming(self, *args: Any, **given: Any) -> AsyncIterator[Any]:
         try:
             return AsyncReplyStream(self._submit(given), heartbeat(given["litellm_params"]))
         except ContextWindowExceededError as error:
             if not reads_errors_in_streams(given["litellm_params"]):
                 raise
-            return RefusedStream(error)
+            return refuse(error)
 
     def embedding(self, *args: Any, **given: Any) -> EmbeddingResponse:
         return self._embed(given).collect(given["model_response"])

@@ -47,7 +47,7 @@ def heartbeat(litellm_params: Mapping[str, Any]) -> float | None:
     return operator_options(litellm_params).heartbeat or None
 
 
-def with_heartbeats(
+def complete_stream(
     chunks: AsyncIterator[Any], route: str, litellm_params: Mapping[str, Any], logging: Any
 ) -> AsyncIterator[Any]:
     """Adds heartbeats where bridges drop those of chat, and the ending of a message."""
@@ -56,11 +56,11 @@ def with_heartbeats(
     source = getattr(chunks, "_billing_source", chunks)
     if route.endswith("/messages"):  # as LiteLLM writes them (1.106.2), but less often
         ping = (STREAM_SSE_KEEPALIVE_PING_BYTES,)
-        return beating(chunks, seconds, lambda: ping, partial(with_ending, logging))
+        return add_heartbeats(chunks, seconds, lambda: ping, partial(with_ending, logging))
     if isinstance(source, LiteLLMCompletionStreamingIterator):
         first = Announcements(source)
         wrapper = source.litellm_custom_stream_wrapper
-        return beating(chunks, seconds, first.beat, first.forward, wrapper)
+        return add_heartbeats(chunks, seconds, first.beat, first.forward, wrapper)
     return chunks
 
 
@@ -84,7 +84,7 @@ class Announcements:
         return chunk if self._announced == "by the bridge" else None
 
 
-async def beating(
+async def add_heartbeats(
     chunks: AsyncIterator[Any],
     seconds: float | None,
     beat: Callable[[], Iterable[Any]],
@@ -278,17 +278,7 @@ class AsyncReplyStream(_Stream):
         self.close()
 
 
-class RefusedStream:
-    """Its first event is the error."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> ModelResponseStream:
-        raise self._error
-
-    async def aclose(self) -> None:
-        pass
+async def refuse(error: Exception) -> AsyncGenerator[Any, None]:
+    """A stream whose first event is the error."""
+    raise error
+    yield  # makes it a generator

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.litellm.streams import beating
+from mlx_provider.litellm.streams import add_heartbeats
 
 
 class Wrapper:
@@ -27,7 +27,7 @@ async def numbers() -> AsyncIterator[int]:
 
 
 def stream_of(wrapper: Wrapper, seconds: float | None = None) -> Any:
-    return beating(numbers(), seconds, tuple, lambda number: number, wrapper)
+    return add_heartbeats(numbers(), seconds, tuple, lambda number: number, wrapper)
 
 
 @pytest.mark.parametrize("seconds", [None, 5])

@@ -1,7 +1,5 @@
-"""Stop strings in text, independent of its tokens.
-
-One choice's text state machine: tokens in, deltas out.
-"""
+"""One choice's text state machine: tokens in, deltas out, up to a stop string, which may begin and
+end within tokens."""
 
 from __future__ import annotations
 

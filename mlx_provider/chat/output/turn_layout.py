@@ -1,9 +1,6 @@
 """White space that a chat template writes around an assistant's thoughts, answer and calls. The
 texts for the client omit it and keep all other white space, so that the next prompt repeats the
-computed tokens and the prefix cache covers them.
-
-White space at the end of an answer before a possible call.
-"""
+computed tokens and the prefix cache covers them."""
 
 from __future__ import annotations
 
