@@ -45,8 +45,7 @@ from ..wire.responses.conversation import (
 from ..wire.responses.routes import LOGPROBS
 from .call import IGNORED
 
-CARRIED: tuple[str, ...] = tuple(kind for kind in ITEMS if kind != "compaction")
-CARRIED = (*CARRIED, "tool_result", "additional_tools")
+CARRIED = (*(kind for kind in ITEMS if kind != "compaction"), "tool_result", "additional_tools")
 SEARCHES = "litellm.responses.litellm_completion_transformation.client_tool_search"
 """Only newer LiteLLM has this module (1.109.1, not 1.106.2). It carries the searches of tools that
 a client runs, and drops those of a server."""

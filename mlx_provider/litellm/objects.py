@@ -26,7 +26,7 @@ from litellm.types.utils import Usage as LiteLLMUsage
 
 from ..protocol.events import Done, Event, Failed
 from ..wire.api import HEADER, header_text
-from ..wire.openai.answer import UNUSED, ChunkChoices, usage_of
+from ..wire.openai.answer import ALWAYS_EMPTY, ChunkChoices, usage_of
 from ..wire.openai.request import AnswerForm
 
 TEXT_LISTS = "text_lists"
@@ -145,7 +145,7 @@ def _choice(choice: Mapping[str, Any]) -> Choices:
     return Choices(
         index=choice["index"],
         finish_reason=choice["finish_reason"],
-        message=Message(**{name: message[name] for name in message if name not in UNUSED}),
+        message=Message(**{name: message[name] for name in message if name not in ALWAYS_EMPTY}),
         logprobs=logprobs and OurLogprobs(**logprobs),
     )
 

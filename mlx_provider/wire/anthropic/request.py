@@ -85,6 +85,7 @@ def check_image(block: Mapping[str, Any], where: str) -> None:
 MEMBERS = ("name", "description", "strict")
 BUILT_IN = ("bash_", "computer_", "memory_", "text_editor_")
 """Types of tools whose schema Anthropic's models know. All other types run on its servers."""
+ALONE = "tool_choice.disable_parallel_tool_use"
 CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
 
 
@@ -97,7 +98,8 @@ def chat_tools(params: Parameters) -> dict[str, Any]:
         fields["tools"] = [_tool(tool, where) for where, tool in objects(tools, "tools")]
     if choice:
         fields["tool_choice"] = _choice(choice)
-        fields["parallel_tool_calls"] = not _alone(choice)
+        alone = Parameters({ALONE: choice.get("disable_parallel_tool_use")}).flag(ALONE)
+        fields["parallel_tool_calls"] = not alone
     return fields
 
 
@@ -133,16 +135,6 @@ def _choice(choice: Mapping[str, Any]) -> Any:
     return {"type": "function", "function": {"name": name}}
 
 
-def _alone(choice: Mapping[str, Any]) -> bool:
-    alone = choice.get("disable_parallel_tool_use")
-    if alone is not None and not isinstance(alone, bool):
-        raise BadRequest(
-            f"tool_choice.disable_parallel_tool_use must be true or false, got {shown(alone)}",
-            param="tool_choice",
-        )
-    return bool(alone)
-
-
 Message = dict[str, Any]
 FAILED = "Error: "
 
@@ -173,7 +165,7 @@ def _turns(message: Mapping[str, Any], where: str) -> Iterator[tuple[Message, di
     blocks = [(block, f"{where}.content[{at}]") for at, block in enumerate(content)]
     # Templates accept no text between calls and their results.
     results = [(block, at) for block, at in blocks if block["type"] == "tool_result"]
-    yield from ((_result(block), _of_result(block, at)) for block, at in results)
+    yield from (_result(block, at) for block, at in results)
     calls = [(block, at) for block, at in blocks if block["type"] == "tool_use"]
     others = [(b, at) for b, at in blocks if b["type"] not in ("tool_result", "tool_use")]
     parts = {"": where, **{f".content[{n}]": at for n, (_, at) in enumerate(others)}}
@@ -187,21 +179,15 @@ def _turns(message: Mapping[str, Any], where: str) -> Iterator[tuple[Message, di
         yield {"role": role, "content": said}, parts
 
 
-def _result(block: Mapping[str, Any]) -> Message:
+def _result(block: Mapping[str, Any], where: str) -> tuple[Message, dict[str, str]]:
     """Chat has no mark for an error, so its text begins with one."""
-    content = block.get("content")
+    content, places = block.get("content"), {"": where}
     if block.get("is_error") is True:
         parts = content if isinstance(content, list) else []
         first = FAILED + content if isinstance(content, str) else FAILED.rstrip()
         content = [{"type": "text", "text": first}, *parts] if parts else first
-    return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
-
-
-def _of_result(block: Mapping[str, Any], where: str) -> dict[str, str]:
-    content = block.get("content")
-    parts = content if block.get("is_error") is True and isinstance(content, list) else []
-    behind = {f".content[{at + 1}]": f"{where}.content[{at}]" for at in range(len(parts))}
-    return {"": where, **behind}
+        places |= {f".content[{at + 1}]": f"{where}.content[{at}]" for at in range(len(parts))}
+    return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}, places
 
 
 def _call(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -266,7 +252,7 @@ def _names(body: Mapping[str, Any]) -> dict[str, str]:
     config = body.get("output_config") or {}
     form = "output_config.format" if config.get("format") else "output_format"
     names = {
-        "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+        "parallel_tool_calls": ALONE,
         "response_format": form,
         "response_format.json_schema": form,
         SCHEMA: f"{form}.schema",

@@ -27,8 +27,8 @@ CONTEXT = "This model's maximum context length is exceeded: "
 """By these words LiteLLM knows a `ContextWindowExceededError` (1.106.2,
 `is_error_str_context_window_exceeded`)."""
 DONE = b"data: [DONE]\n\n"
-UNUSED: dict[str, Any] = {"refusal": None, "annotations": []}
-"""Fields of a message that are always the same; OpenAI's schema requires the first."""
+ALWAYS_EMPTY: dict[str, Any] = {"refusal": None, "annotations": []}
+"""Fields of a message. OpenAI's schema requires the first."""
 
 
 def error_body(error: MLXProviderError) -> dict[str, Any]:
@@ -266,7 +266,7 @@ class Answer:
             text, lists = "".join(self.content), text_logprobs(self.logprobs)
             return {"index": index, "text": text, "logprobs": lists, "finish_reason": reason}
         logprobs = logprobs_of(self.logprobs)
-        message = self._message(form) | UNUSED
+        message = self._message(form) | ALWAYS_EMPTY
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
     def _message(self, form: AnswerForm) -> dict[str, Any]:

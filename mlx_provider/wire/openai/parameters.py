@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from ...errors import BadRequest
 from ...invalid import shown
 from ...protocol.requests import RENDERER_ARGUMENTS
 from ..api import ClientNames
 
+T = TypeVar("T")
 WithoutEffect = tuple[object, ...] | None
 """Of a parameter without effect: the values that ask for nothing; others get a warning. `None`: the
 parameter changes no answer, or other code handles it."""
@@ -44,10 +45,16 @@ class Parameters:
         return self._left.pop(name, default)
 
     def flag(self, name: str) -> bool | None:
-        value = self.take(name)
-        if value is not None and not isinstance(value, bool):
-            raise BadRequest(f"{name} must be true or false, got {shown(value)}", param=name)
-        return value
+        return self._typed(name, bool, "true or false")
+
+    def text(self, name: str) -> str | None:
+        return self._typed(name, str, "a text")
+
+    def items(self, name: str) -> list[Any] | None:
+        return self._typed(name, list, "a list")
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        return dict(self._typed(name, Mapping, "an object") or {})  # type: ignore[type-abstract]
 
     def number(self, name: str) -> Any:
         """Refuses a truth value, which is a number in Python."""
@@ -56,11 +63,11 @@ class Parameters:
             raise BadRequest(f"{name} must be a number, got {shown(value)}", param=name)
         return value
 
-    def mapping(self, name: str) -> dict[str, Any]:
-        value = self.take(name, {})
-        if not isinstance(value, Mapping):
-            raise BadRequest(f"{name} must be an object, got {shown(value)}", param=name)
-        return dict(value)
+    def _typed(self, name: str, kind: type[T], words: str) -> T | None:
+        value = self.take(name)
+        if value is not None and not isinstance(value, kind):
+            raise BadRequest(f"{name} must be {words}, got {shown(value)}", param=name)
+        return value
 
     def choice(self, name: str, allowed: tuple[object, ...], remedy: str) -> None:
         """Only `allowed` values (all without effect) are served."""

@@ -187,7 +187,7 @@ def _continues(params: Parameters, last: Any) -> bool:
 
 
 def _tools(params: Parameters) -> dict[str, Any]:
-    tools, functions = _listed(params, "tools"), _listed(params, "functions")
+    tools, functions = params.items("tools"), params.items("functions")
     choice, call = choice_of(params.take("tool_choice")), params.take("function_call")
     parallel = params.flag("parallel_tool_calls")
     if functions is not None:
@@ -201,13 +201,6 @@ def _tools(params: Parameters) -> dict[str, Any]:
         choice = call
     fields |= {"tool_choice": choice, "parallel_tool_calls": parallel}
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def _listed(params: Parameters, name: str) -> list[Any] | None:
-    value = params.take(name)
-    if not isinstance(value, list | None):
-        raise BadRequest(f"{name} must be a list, got {shown(value)}", param=name)
-    return value
 
 
 def completions(

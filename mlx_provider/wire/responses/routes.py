@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from ...errors import BadRequest, ContextTooLong, MLXProviderError
-from ...invalid import shown
 from ...protocol.events import Accepted, Delta, Done, Event
 from ...protocol.requests import GenerateRequest
 from .. import api
@@ -51,11 +50,7 @@ def response_request(
 ) -> tuple[GenerateRequest, ClientNames, ChatTools]:
     """Raises `BadRequest` that names the parameter, item or part."""
     check_input(body, STORED)
-    instructions = body.get("instructions")
-    if not isinstance(instructions, str | None):
-        raise BadRequest(
-            f"instructions must be a text, got {shown(instructions)}", param="instructions"
-        )
+    instructions = Parameters(body).text("instructions")
     tools = ChatTools.read(body.get("tools"))
     values = {name: value for name, value in body.items() if name not in OWN}
     own = Parameters(values)
@@ -96,10 +91,8 @@ def _text(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _logprobs(body: Mapping[str, Any]) -> dict[str, Any]:
-    include = body.get("include")
-    if not isinstance(include, list | None):
-        raise BadRequest(f"include must be a list, got {shown(include)}", param="include")
-    return {"logprobs": True} if LOGPROBS in (include or []) or body.get("top_logprobs") else {}
+    include = Parameters(body).items("include") or []
+    return {"logprobs": True} if LOGPROBS in include or body.get("top_logprobs") else {}
 
 
 DEMAND = (
