@@ -66,7 +66,8 @@ class ChunkStream:
         self._head = {"id": f"chatcmpl-{reply_id}", "created": created, "model": model}
         self._form = form
         self._choices = ChunkChoices(form)
-        self._finish = "stop"
+        self._finish: dict[str, Any] | None = None
+        """Of choice 0."""
         self.ended = False
 
     def feed(self, events: Iterable[Event]) -> Iterator[ModelResponseStream]:
@@ -76,43 +77,43 @@ class ChunkStream:
                 yield from self._chunks(choice)
             if isinstance(event, Done):
                 self.ended = True
+                finish = self._finish or self._choices.choice(reason="stop")
                 usage = LiteLLMUsage(**usage_of(event, timings=self._form.timings))
-                yield self._chunk(self._choice(), usage=usage)
-                yield self._chunk(StreamingChoices(index=0, finish_reason=self._finish))
+                yield self._chunk(_streaming(finish), usage=usage)
+                end = StreamingChoices(index=0, finish_reason=finish["finish_reason"])
+                yield self._chunk(end)
             elif isinstance(event, Failed):
                 self.ended = True
                 raise event.error.exception()
 
     def empty(self) -> ModelResponseStream:
-        return self._chunk(self._choice({"content": ""}))
+        return self._chunk(_streaming(self._choices.choice(0, {"content": ""})))
 
-    def _chunks(self, choice: Mapping[str, Any]) -> Iterator[ModelResponseStream]:
+    def _chunks(self, choice: dict[str, Any]) -> Iterator[ModelResponseStream]:
         reason, index = choice["finish_reason"], choice["index"]
         if reason is None:
             yield self._chunk(_streaming(choice))
         elif index == 0:
-            self._finish = reason
+            self._finish = choice
         else:
             kind = TextFinish if self._form.text else ModelResponseStream
-            delta = LiteLLMDelta(content="")
+            first, delta = StreamingChoices(index=0), LiteLLMDelta(content="")
             other = StreamingChoices(index=index, finish_reason=reason, delta=delta)
-            yield kind(choices=[self._choice(), other], **self._head)
-
-    def _choice(self, delta: dict[str, Any] | None = None) -> StreamingChoices:
-        return _streaming(self._choices.choice(0, delta))
+            yield kind(choices=[first, other], **self._head)
 
     def _chunk(self, choice: StreamingChoices, **more: Any) -> ModelResponseStream:
         return ModelResponseStream(choices=[choice], **self._head, **more)
 
 
 def _streaming(choice: Mapping[str, Any]) -> StreamingChoices:
+    """Without its finish reason."""
     logprobs: Any = choice["logprobs"]
-    if "text" in choice:
-        delta = {"content": choice["text"]}
-        logprobs = logprobs and TextLogprobs(text_lists=logprobs)
-    else:
+    if "delta" in choice:
         delta = choice["delta"]
         logprobs = logprobs and OurLogprobs(**logprobs)
+    else:
+        delta = {"content": choice["text"] if choice["finish_reason"] is None else None}
+        logprobs = logprobs and TextLogprobs(text_lists=logprobs)
     return StreamingChoices(index=choice["index"], delta=LiteLLMDelta(**delta), logprobs=logprobs)
 
 
