@@ -132,7 +132,7 @@ def parts_of(
     if content is None or isinstance(content, str):
         return
     for at, part in objects(content, where, texts=texts):
-        kind = part.get("type") or ("text" if texts else None)
+        kind = (part.get("type") or "text") if texts else part.get("type")
         yield at, check_kind(kind, f"{at}.type", known), part
 
 
