@@ -56,7 +56,7 @@ class ChatTools:
     def read(cls, given: Any, *, lenient: bool = False) -> ChatTools:
         """Raises `BadRequest` that names the tool. `lenient`: an unknown type has no effect."""
         made = cls(lenient=lenient)
-        for where, tool in objects(given or [], "tools"):
+        for where, tool in objects([] if given is None else given, "tools"):
             made._add(tool, where)
         return made
 
