@@ -26,33 +26,6 @@ SETTLED = ("type", "cache_control", "eager_input_streaming")
 MOST_NAMES = 32
 
 
-def function_of(name: str, form: Any, description: str) -> dict[str, Any]:
-    syntax = ""
-    if isinstance(form, Mapping) and form.get("type") == "grammar":
-        syntax = f"\n\nFormat:\n```{form.get('syntax')}\n{form.get('definition')}\n```"
-    text = {"type": "string", "description": f"The {name} content following the specified format"}
-    return {
-        "description": description + syntax,
-        "parameters": {"type": "object", "properties": {TEXT: text}, "required": [TEXT]},
-    }
-
-
-def grammar_of(form: Any, where: str) -> dict[str, str] | None:
-    """See `GenerateRequest.tool_grammars`. `None`: any text. `where`: the tool's place. Raises
-    `BadRequest` that names it."""
-    if form is None or (isinstance(form, Mapping) and form.get("type") == "text"):
-        return None
-    known = isinstance(form, Mapping) and form.get("type") == "grammar"
-    syntax, value = (form.get("syntax"), form.get("definition")) if known else (None, None)
-    if syntax not in SYNTAXES or not isinstance(value, str) or not value:
-        raise BadRequest(
-            f"{where}.format must be of type text, or of type grammar with a syntax (lark or "
-            "regex) and a definition",
-            param=where,
-        )
-    return {"type": syntax, "value": value}
-
-
 def wrapped(text: str) -> str:
     return json.dumps({TEXT: text}, ensure_ascii=False)
 
@@ -125,12 +98,34 @@ def _kind(tool: Any, where: str) -> str:
 
 
 def _custom_function(own: Mapping[str, Any], where: str) -> tuple[dict[str, Any], Any]:
-    form, described = own.get("format"), own.get("description")
+    """The function, and its grammar (see `GenerateRequest.tool_grammars`); `None`: any text."""
+    form, described, syntax = own.get("format"), own.get("description"), ""
     if isinstance(form, Mapping) and isinstance(form.get("grammar"), Mapping):
         form = {**form, **form["grammar"]}
-    grammar = grammar_of(form, where)
+    grammar = _grammar(form, where)
+    if grammar is not None:
+        syntax = f"\n\nFormat:\n```{grammar['type']}\n{grammar['value']}\n```"
     name, text = own["name"], described if isinstance(described, str) else ""
-    return {"name": name, **function_of(name, form, text)}, grammar
+    content = {
+        "type": "string",
+        "description": f"The {name} content following the specified format",
+    }
+    parameters = {"type": "object", "properties": {TEXT: content}, "required": [TEXT]}
+    return {"name": name, "description": text + syntax, "parameters": parameters}, grammar
+
+
+def _grammar(form: Any, where: str) -> dict[str, str] | None:
+    if form is None or (isinstance(form, Mapping) and form.get("type") == "text"):
+        return None
+    known = isinstance(form, Mapping) and form.get("type") == "grammar"
+    syntax, value = (form.get("syntax"), form.get("definition")) if known else (None, None)
+    if syntax not in SYNTAXES or not isinstance(value, str) or not value:
+        raise BadRequest(
+            f"{where}.format must be of type text, or of type grammar with a syntax (lark or "
+            "regex) and a definition",
+            param=where,
+        )
+    return {"type": syntax, "value": value}
 
 
 def choice_of(choice: Any) -> Any:

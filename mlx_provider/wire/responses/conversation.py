@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import BadRequest
 from ..api import check_kind, check_text, objects, parts_of
-from ..openai.tools import function_of, grammar_of, without, wrapped
+from ..openai.tools import without, wrapped
 
 HOSTED = (
     "apply_patch",
@@ -46,8 +46,6 @@ class ChatTools:
     tools: list[dict[str, Any]] = field(default_factory=list)
     called: dict[str, Called] = field(default_factory=dict)
     """By the name in chat."""
-    grammars: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By the name in chat; see `GenerateRequest.tool_grammars`."""
     places: dict[str, str] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     lenient: bool = False
@@ -77,41 +75,30 @@ class ChatTools:
             for at, member in objects(tool.get("tools"), f"{where}.tools"):
                 self._add(member, at, tool)
         elif kind in ("function", "custom"):
-            self._add_callable(tool, where, space or {}, custom=kind == "custom")
+            self._add_callable(tool, where, space or {}, kind)
         elif self.lenient or (isinstance(kind, str) and kind.startswith(HOSTED)):
             self.ignored.append(f"{where} ({kind})")
         else:
             raise BadRequest(f"{where}.type is {kind!r}, which is not supported", param=where)
 
     def _add_callable(
-        self, tool: Mapping[str, Any], where: str, space: Mapping[str, Any], *, custom: bool
+        self, tool: Mapping[str, Any], where: str, space: Mapping[str, Any], kind: str
     ) -> None:
         name = tool.get("name")
         if not isinstance(name, str) or not name:
             raise BadRequest(f"{where}.name must be a text", param=where)
-        called = Called(name, space.get("name"), custom)
+        called = Called(name, space.get("name"), kind == "custom")
         if called.chat_name in self.called:
             raise BadRequest(f"{where}: there is another tool {called.chat_name}", param=where)
         self.called[called.chat_name] = called
         texts = [each.get("description") for each in (space, tool)]
-        function: dict[str, Any] = {
-            "name": called.chat_name,
-            "description": "\n\n".join(text for text in texts if isinstance(text, str) and text),
-        }
-        if custom:
-            form = tool.get("format")
-            grammar = grammar_of(form, where)
-            if grammar is not None:
-                self.grammars[called.chat_name] = grammar
-            function |= function_of(name, form, function["description"])
-        else:
-            function |= {
-                key: tool[key] for key in ("parameters", "strict") if tool.get(key) is not None
-            }
-        own = f"tools[{len(self.tools)}]"
-        self.places.update({own: where, f"{own}.function": where})
-        rest = without(tool, MEMBERS)
-        self.tools.append({**rest, "type": "function", "function": function})
+        described = "\n\n".join(text for text in texts if isinstance(text, str) and text)
+        members = ("format",) if called.custom else ("parameters", "strict")
+        given = {key: tool[key] for key in members if tool.get(key) is not None}
+        own = {"name": called.chat_name, "description": described, **given}
+        place = f"tools[{len(self.tools)}]"
+        self.places.update({place: where, f"{place}.function": where, f"{place}.{kind}": where})
+        self.tools.append({**without(tool, MEMBERS), "type": kind, kind: own})
 
 
 def _named(tool: Any) -> Any:

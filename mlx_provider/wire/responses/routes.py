@@ -65,7 +65,7 @@ def response_request(
     messages, places = messages_of(body.get("input"), instructions)
     if not messages:
         raise BadRequest("input must hold at least one item", param="input")
-    fields = {**sender, "model": body.get("model"), "tool_grammars": tools.grammars}
+    fields = {**sender, "model": body.get("model")}
     names = ClientNames(_names(body) | tools.places | places).before(parameter_names(values))
     with names.naming():
         (request,) = generate_requests(params, fields, messages, AnswerForm())
