@@ -134,7 +134,7 @@ def with_ending(logging: Any, message: Any) -> Any:
         return {**message, **fields}
     if fields and isinstance(message, bytes) and message.startswith(LAST_EVENT):
         event = json.loads(message.partition(b"data: ")[2])
-        return api.named({**event, "delta": {**event["delta"], **fields}})
+        return api.event_frame({**event, "delta": {**event["delta"], **fields}})
     return message
 
 
@@ -144,7 +144,7 @@ def _details(logging: Any) -> dict[str, Any]:
 
 
 ENCODED_PREFIX = f"mlx{secrets.token_hex(8)}"
-"""Prefix of ids by `encoded`; a client cannot guess it."""
+"""Prefix of ids by `encode_model`; a client cannot guess it."""
 ENCODED = re.compile(ENCODED_PREFIX + "((%[0-9A-F]{2})+)")
 
 
@@ -201,7 +201,7 @@ class Call:
             raise BadRequest("extra_body must be an object", param="extra_body")
         params.update(extra)
         return cls(
-            model=decoded(given["model"]),
+            model=decode_model(given["model"]),
             messages=given.get("messages") or [],
             params={name: value for name, value in params.items() if value is not None},
             litellm_params=given.get("litellm_params") or {},
@@ -224,12 +224,12 @@ class Call:
         return self.litellm_params.get("text_completion") is True
 
 
-def encoded(model: str) -> str:
+def encode_model(model: str) -> str:
     return ENCODED_PREFIX + "".join(f"%{byte:02X}" for byte in model.encode())
 
 
-def decoded(model: str) -> str:
-    """Ids that `encoded` did not make stay the same."""
+def decode_model(model: str) -> str:
+    """Ids that `encode_model` did not make stay the same."""
     found = ENCODED.fullmatch(model)
     return unquote(found[1]) if found else model
 

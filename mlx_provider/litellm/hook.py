@@ -19,7 +19,7 @@ from .call import (
     carry_params,
     carry_prompts,
     deployment_of,
-    encoded,
+    encode_model,
     keep_warnings,
     warning_headers,
     with_ending,
@@ -131,7 +131,7 @@ class DeploymentHook(CustomLogger):
             kwargs["custom_llm_provider"] = PROVIDER
             bare = model.removeprefix(PROVIDER + "/")
             if hijacked(bare):
-                kwargs["model"] = f"{PROVIDER}/{encoded(bare)}"
+                kwargs["model"] = f"{PROVIDER}/{encode_model(bare)}"
         carry_params(kwargs)
         return kwargs
 

@@ -146,7 +146,7 @@ class _Answer:
         self._refusal, self._names = parsed.refusal, parsed.names
         self._unsent: tuple[list[ModelRequest], Ticket] | None = (list(parsed.requests), ticket)
         self._submitting = anyio.CancelScope()
-        self._written = time.monotonic()
+        self._written = 0.0
         self._submitted = 0
         """Requests that the service prepares or has accepted."""
 
@@ -241,7 +241,7 @@ class _Answer:
             if not started and (out or reply.streamed):
                 warnings = [*map(self._names.text, accepted.warnings)]
                 await send(_start(reply, warnings))
-                started = True
+                started, self._written = True, time.monotonic()
             if out:
                 await self._send(out, send)
             events = await self._next(generation, reply.heartbeat, send)

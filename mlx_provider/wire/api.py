@@ -169,12 +169,12 @@ COMMENT = b": the engine is at work\n\n"
 """Clients ignore comments."""
 
 
-def data(value: object) -> bytes:
+def data_frame(value: object) -> bytes:
     return b"data: " + json_bytes(value) + b"\n\n"
 
 
-def named(value: Mapping[str, object]) -> bytes:
-    return b"event: " + str(value["type"]).encode() + b"\n" + data(value)
+def event_frame(value: Mapping[str, object]) -> bytes:
+    return b"event: " + str(value["type"]).encode() + b"\n" + data_frame(value)
 
 
 class Stream(ABC):

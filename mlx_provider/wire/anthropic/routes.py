@@ -13,7 +13,7 @@ from ...chat.messages.parts import arguments_mapping
 from ...errors import MLXProviderError
 from ...protocol.events import Accepted, Delta, Done, Event, Finish
 from .. import api
-from ..api import ParsedRequest, Read, check_kind, named
+from ..api import ParsedRequest, Read, check_kind, event_frame
 from ..openai import answer
 from ..openai.answer import call_pieces, finish_reason, usage_of
 from ..openai.parameters import Parameters
@@ -33,7 +33,7 @@ def error_body(error: MLXProviderError) -> dict[str, Any]:
 Part = dict[str, Any]
 
 
-PING = named({"type": "ping"})
+PING = event_frame({"type": "ping"})
 NOTHING_ELSE = dict.fromkeys(("cache_creation", "inference_geo", "server_tool_use", "service_tier"))
 
 
@@ -171,10 +171,10 @@ class Stream(api.Stream):
 
     def _frames(self, event: Event) -> Iterator[bytes]:
         parts = self._message.feed(event)
-        return map(named, [self._message.start()] if isinstance(event, Accepted) else parts)
+        return map(event_frame, [self._message.start()] if isinstance(event, Accepted) else parts)
 
     def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
-        yield named(error_body(error))
+        yield event_frame(error_body(error))
 
 
 class Whole(api.Whole):

@@ -15,7 +15,7 @@ from ...protocol.events import Accepted, Delta, Done, Event, Finish, TokenLogpro
 from .. import api
 from ..api import json_bytes
 from .request import AnswerForm, BestOf
-from .tools import WholeCalls, unwrapped, with_custom
+from .tools import WholeCalls, unwrap_text, with_custom
 
 TYPES = {
     401: "authentication_error",
@@ -136,7 +136,7 @@ def call_pieces(
 
 def _custom_pieces(delta: ToolCallDelta) -> list[dict[str, Any]]:
     head = {"id": delta.id, "type": "custom", "custom": {"name": delta.name, "input": ""}}
-    text = {"custom": {"input": unwrapped(delta.arguments)}}
+    text = {"custom": {"input": unwrap_text(delta.arguments)}}
     return [{"index": delta.index, **head}, {"index": delta.index, **text}]
 
 
@@ -232,11 +232,11 @@ class Stream(api.Stream):
         if isinstance(event, Done):
             if self._usage:
                 usage = usage_of(event, timings=self._form.timings)
-                yield api.data(self._head | {"choices": [], "usage": usage})
+                yield api.data_frame(self._head | {"choices": [], "usage": usage})
             yield DONE
 
     def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
-        yield api.data(error_body(error))
+        yield api.data_frame(error_body(error))
 
 
 @dataclass

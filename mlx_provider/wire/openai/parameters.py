@@ -118,7 +118,7 @@ def constraint(params: Parameters) -> dict[str, Any]:
     if len(given) > 1:
         raise BadRequest(f"only one of {', '.join(given)} can be given", param=min(given))
     for name, value in given.items():
-        return _field(name, _parsed(value) if name == "guided_json" else value)
+        return _field(name, _parse_json(value) if name == "guided_json" else value)
     return {}
 
 
@@ -145,7 +145,7 @@ def _field(name: str, value: Any) -> dict[str, Any]:
     raise BadRequest(f"{name} must be {CONSTRAINTS[name]}, got {shown(value)}", param=name)
 
 
-def _parsed(value: Any) -> Any:
+def _parse_json(value: Any) -> Any:
     try:
         return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
@@ -213,8 +213,8 @@ def template_variables(params: Parameters) -> tuple[dict[str, Any], int | None]:
             f"chat_template_kwargs cannot set {', '.join(sorted(taken))}",
             param="chat_template_kwargs",
         )
-    asked = params.number("thinking_budget")
-    return variables | own, budget if asked is None else asked
+    given_budget = params.number("thinking_budget")
+    return variables | own, budget if given_budget is None else given_budget
 
 
 def _effort(value: object) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def generate_requests(
     `continues`: the reply always continues the last message. Raises `BadRequest` that names the
     parameter."""
     template, budget = template_variables(params)
-    numbers = _given(params.number, NUMBERS)
+    numbers = _take_all(params.number, NUMBERS)
     counts = {name: numbers.pop(name) for name in NUMBERS[len(SAMPLING) :] if name in numbers}
     fields: dict[str, Any] = {
         "sampling": numbers,
@@ -94,7 +94,7 @@ def generate_requests(
         "session": _session(params, sender.get("session")),
         "retain": params.take("prompt_cache_retention") == "24h",
         **counts,
-        **_given(params.take, PLAIN),
+        **_take_all(params.take, PLAIN),
         **_max_tokens(params),
         **constraint(params),
     }
@@ -105,19 +105,19 @@ def generate_requests(
     else:
         each = [_chat(params, content, continues=continues)]
     params.flag("timings")
-    fields["ignored"] = _ignored(params, sender["options"])
+    fields["ignored"] = _check_ignored(params, sender["options"])
     params.refuse_rest()
-    return [_validated({**sender, **fields, **more}) for more in each]
+    return [_validate({**sender, **fields, **more}) for more in each]
 
 
-def _validated(fields: dict[str, Any]) -> GenerateRequest:
+def _validate(fields: dict[str, Any]) -> GenerateRequest:
     try:
         return GenerateRequest.model_validate(fields)
     except ValidationError as error:
         raise bad_request(error, flat=True) from None
 
 
-def _given(take: Callable[[str], Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _take_all(take: Callable[[str], Any], names: tuple[str, ...]) -> dict[str, Any]:
     taken = {name: take(name) for name in names}
     return {name: value for name, value in taken.items() if value is not None}
 
@@ -134,7 +134,7 @@ def _stop(params: Parameters) -> Any:
     return [stop] if isinstance(stop, str) else stop
 
 
-def _ignored(params: Parameters, options: ModelOptions) -> list[str]:
+def _check_ignored(params: Parameters, options: ModelOptions) -> list[str]:
     """Names for a warning. Raises `BadRequest` where such parameters are refused."""
     ignored = params.ignored()
     if ignored and options.on_ignored_params == "refuse":

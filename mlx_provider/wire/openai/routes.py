@@ -89,10 +89,10 @@ def _completion(
     if text:
         given = prompt_list(given, content)
     form = AnswerForm.of(body, text=text)
-    streamed, usage = _streamed(body)
+    streamed, usage = _stream_options(body)
     names = parameter_names(body, content)
     with names.naming():
-        requests = generate_requests(Parameters(body), _named(body, sender), given, form)
+        requests = generate_requests(Parameters(body), _with_model(body, sender), given, form)
     reply = partial(Stream, form=form, usage=usage) if streamed else partial(Whole, form=form)
     return ParsedRequest(requests, reply, names)
 
@@ -112,15 +112,15 @@ def _detokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedReques
 
 def _embeddings(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     given = body.pop("input", None)
-    request, form = embed_request(Parameters(body), _named(body, sender), given)
+    request, form = embed_request(Parameters(body), _with_model(body, sender), given)
     return ParsedRequest([request], partial(Embeddings, form=form))
 
 
-def _named(body: Mapping[str, Any], sender: Mapping[str, Any]) -> dict[str, Any]:
+def _with_model(body: Mapping[str, Any], sender: Mapping[str, Any]) -> dict[str, Any]:
     return {**sender, "model": body.get("model")}
 
 
-def _streamed(body: Mapping[str, Any]) -> tuple[bool, bool]:
+def _stream_options(body: Mapping[str, Any]) -> tuple[bool, bool]:
     params = Parameters(body)
     streamed = params.flag("stream") or False
     return streamed, params.mapping("stream_options").get("include_usage") is True

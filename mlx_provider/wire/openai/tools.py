@@ -26,11 +26,11 @@ SETTLED = ("type", "cache_control", "eager_input_streaming")
 MOST_NAMES = 32
 
 
-def wrapped(text: str) -> str:
+def wrap_text(text: str) -> str:
     return json.dumps({TEXT: text}, ensure_ascii=False)
 
 
-def unwrapped(arguments: str) -> str:
+def unwrap_text(arguments: str) -> str:
     try:
         found = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
@@ -152,7 +152,7 @@ def _with_functions(message: Any) -> Any:
 def _as_call(call: Any) -> Any:
     if not _is_custom(call):
         return call
-    arguments = wrapped(str(_of(call).get("input") or ""))
+    arguments = wrap_text(str(_of(call).get("input") or ""))
     function = {"name": _of(call).get("name"), "arguments": arguments}
     return {"id": call.get("id"), "type": "function", "function": function}
 
@@ -161,7 +161,7 @@ def with_custom(call: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
     function = call["function"]
     if function["name"] not in names:
         return call
-    custom = {"name": function["name"], "input": unwrapped(function["arguments"])}
+    custom = {"name": function["name"], "input": unwrap_text(function["arguments"])}
     return {"id": call["id"], "type": "custom", "custom": custom}
 
 

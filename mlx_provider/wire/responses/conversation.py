@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import BadRequest
 from ..api import check_kind, check_text, objects, parts_of
-from ..openai.tools import without, wrapped
+from ..openai.tools import without, wrap_text
 
 HOSTED = (
     "apply_patch",
@@ -62,9 +62,9 @@ class ChatTools:
         if not isinstance(given, Mapping):
             return given
         if given.get("type") in ("function", "custom"):
-            return _named(given)
+            return _chat_choice(given)
         if isinstance(given.get("tools"), list):
-            return {**given, "tools": [_named(tool) for tool in given["tools"]]}
+            return {**given, "tools": [_chat_choice(tool) for tool in given["tools"]]}
         return dict(given)
 
     def _add(
@@ -101,7 +101,7 @@ class ChatTools:
         self.tools.append({**without(tool, MEMBERS), "type": kind, kind: own})
 
 
-def _named(tool: Any) -> Any:
+def _chat_choice(tool: Any) -> Any:
     if not isinstance(tool, Mapping) or not isinstance(tool.get("name"), str):
         return tool
     name = Called(tool["name"], tool.get("namespace")).chat_name
@@ -216,7 +216,7 @@ def messages_of(given: Any, instructions: Any) -> tuple[list[dict[str, Any]], di
     return turns.messages, turns.places
 
 
-def sealed(summary: str) -> str:
+def seal(summary: str) -> str:
     """The `encrypted_content` of a compaction, in a form that only this server reads."""
     return b64encode(summary.encode()).decode()
 
@@ -287,7 +287,7 @@ class _Turns:
 
     def _call(self, item: Mapping[str, Any], where: str, *, custom: bool) -> None:
         name = Called(str(item.get("name") or ""), item.get("namespace")).chat_name
-        arguments = wrapped(str(item.get("input") or "")) if custom else item.get("arguments")
+        arguments = wrap_text(str(item.get("input") or "")) if custom else item.get("arguments")
         call = {
             "id": item.get("call_id") or item.get("id"),
             "type": "function",

@@ -9,9 +9,9 @@ from typing import Any
 from ...errors import ContextTooLong, MLXProviderError
 from ...protocol.events import Accepted, Delta, Done, Event, Finish, ToolCallDelta
 from .. import api
-from ..api import named
+from ..api import event_frame
 from ..openai.answer import DONE, error_body, finish_reason, logprobs_of, usage_of
-from ..openai.tools import unwrapped
+from ..openai.tools import unwrap_text
 from .conversation import Called, ChatTools
 
 Fields = dict[str, Any]
@@ -93,7 +93,7 @@ class _Call:
     def end(self, status: str) -> Iterator[Fields]:
         text = "".join(self._pieces)
         if self._custom:
-            text = unwrapped(text)
+            text = unwrap_text(text)
             yield self._event("delta", delta=text)
         self.fields |= {self._key: text, "status": status}
         name = {} if self._custom else {"name": self.fields["name"]}
@@ -231,15 +231,17 @@ class _Response:
         self._open = item
         self._items.append(item.fields)
         yield self._item("added")
-        yield from map(self._placed, item.begin())
+        yield from map(self._with_place, item.begin())
 
     def _grow(self, text: str, logprobs: Fields | None = None) -> Iterator[Fields]:
         assert self._open is not None  # noqa: S101  (a caller's mistake, not an input's)
-        yield from map(self._placed, self._open.add(text, logprobs["content"] if logprobs else []))
+        yield from map(
+            self._with_place, self._open.add(text, logprobs["content"] if logprobs else [])
+        )
 
     def _end(self, status: str) -> Iterator[Fields]:
         if self._open is not None:
-            yield from map(self._placed, self._open.end(status))
+            yield from map(self._with_place, self._open.end(status))
             yield self._item("done")
             self._open = None
 
@@ -249,7 +251,7 @@ class _Response:
         item = dict(self._items[at])
         return {"type": f"response.output_item.{what}", "output_index": at, "item": item}
 
-    def _placed(self, event: Fields) -> Fields:
+    def _with_place(self, event: Fields) -> Fields:
         at = len(self._items) - 1
         return {**event, "output_index": at, "item_id": self._items[at]["id"]}
 
@@ -272,7 +274,7 @@ class Whole(api.Whole):
 class Stream(api.Stream):
     def __init__(self, accepted: Accepted, tools: ChatTools, echo: Mapping[str, Any]) -> None:
         self._response = _Response(accepted, tools, echo)
-        self._frame = _Numbered()
+        self._frame = _Numbering()
 
     def _frames(self, event: Event) -> Iterator[bytes]:
         yield from map(self._frame, self._response.take(event))
@@ -282,18 +284,18 @@ class Stream(api.Stream):
     def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
         # A failed response has no place for our own code and the parameter.
         reported = {**error_body(error)["error"], "type": "error"}
-        yield from map(self._frame, (reported, _failed(self._response.fields, error)))
+        yield from map(self._frame, (reported, _failure_event(self._response.fields, error)))
         yield DONE
 
 
 def failed_stream(name: str, model: str, error: MLXProviderError, echo: Mapping[str, Any]) -> bytes:
     """The stream of a request that was not accepted."""
-    fields, numbered = _head(name, model, echo), _Numbered()
+    fields, numbered = _head(name, model, echo), _Numbering()
     created = {"type": "response.created", "response": fields}
-    return b"".join(map(numbered, (created, _failed(fields, error)))) + DONE
+    return b"".join(map(numbered, (created, _failure_event(fields, error)))) + DONE
 
 
-def _failed(fields: dict[str, Any], error: MLXProviderError) -> dict[str, Any]:
+def _failure_event(fields: dict[str, Any], error: MLXProviderError) -> dict[str, Any]:
     shown = {"code": _code(error), "message": error_body(error)["error"]["message"]}
     return {"type": "response.failed", "response": {**fields, "status": "failed", "error": shown}}
 
@@ -308,11 +310,11 @@ def _code(error: MLXProviderError) -> str:
     return "rate_limit_exceeded" if error.status == 429 else "invalid_prompt"
 
 
-class _Numbered:
+class _Numbering:
     def __init__(self) -> None:
         self._number = 0
 
     def __call__(self, event: dict[str, Any]) -> bytes:
-        out = named({**event, "sequence_number": self._number})
+        out = event_frame({**event, "sequence_number": self._number})
         self._number += 1
         return out

@@ -15,7 +15,7 @@ from .. import api
 from ..api import ClientNames, ParsedRequest, Read, objects
 from ..openai.parameters import SCHEMA, Parameters, WithoutEffect, parameter_names
 from ..openai.request import AnswerForm, generate_requests
-from .conversation import ABSENT, ChatTools, check_input, messages_of, sealed
+from .conversation import ABSENT, ChatTools, check_input, messages_of, seal
 from .reply import Stream, Whole, echo_of, failed_stream, response_usage
 
 STORED = {
@@ -138,7 +138,7 @@ class Compaction(api.Whole):
             self._summary.append(event.content)
 
     def _body(self, done: Done) -> dict[str, Any]:
-        text = sealed("".join(self._summary))
+        text = seal("".join(self._summary))
         item = {"id": f"cmp_{self._id}", "type": "compaction", "encrypted_content": text}
         return {
             "id": f"resp_{self._id}",
