@@ -1,23 +1,14 @@
-"""The proxy's route of a request, and whether the router has a fallback for it.
-
-Passes parameters that LiteLLM would drop under names that it does not drop.
-
-Passes what a bridge would lose of a reply: its warnings, and how a message ended. LiteLLM reads
+"""The arguments of LiteLLM's custom handler as a request of the engine, and what LiteLLM would lose
+on the way. Parameters travel under names that it does not drop; warnings and the ending of a
+message travel in the logging object of the call, which handler and hooks share. LiteLLM reads
 headers only from complete chat responses (`_hidden_params`, 1.106.2), and its bridge of the
-Messages API knows no stop sequence (`_translate_openai_finish_reason_to_anthropic`). Handler and
-hooks share the logging object of a call.
-
-The arguments of a custom handler of LiteLLM.
-
-Converts a request of OpenAI's APIs, as LiteLLM passes it, to a request of the engine.
-"""
+Messages API knows no stop sequence (`_translate_openai_finish_reason_to_anthropic`)."""
 
 from __future__ import annotations
 
 import json
 import re
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,16 +19,15 @@ from ..errors import BadRequest, RequestTimedOut
 from ..invalid import shown
 from ..protocol.events import Finish
 from ..protocol.requests import EmbedRequest, GenerateRequest
-from ..wire import replies
+from ..wire import api
 from ..wire.anthropic.routes import ending
-from ..wire.body import Places
-from ..wire.openai.parameters import Parameters, names_of
-from ..wire.openai.prompts import AnswerForm, listed
-from ..wire.openai.request import generate_requests as requests_of
+from ..wire.api import HEADER, ClientNames, header_text
+from ..wire.openai import request as openai
+from ..wire.openai.parameters import Parameters, parameter_names
+from ..wire.openai.request import AnswerForm, prompt_list
 from ..wire.openai.routes import embed_request
-from ..wire.replies import HEADER, header_text
 from .errors import PROVIDER
-from .model_info import Caller, chosen_by, engine_options, operator_options, tenant
+from .model_info import Caller, chosen_by, engine_options, operator_options, proxy_server, tenant
 
 FALLBACKS = ("context_window_fallbacks", "fallbacks")
 
@@ -73,7 +63,7 @@ def _falls_back(litellm_params: Mapping[str, Any]) -> bool:
     before the stream begins."""
     body = (litellm_params.get("proxy_server_request") or {}).get("body") or {}
     group = (litellm_params.get("metadata") or {}).get("model_group")
-    router = getattr(sys.modules.get("litellm.proxy.proxy_server"), "llm_router", None)
+    router = getattr(proxy_server(), "llm_router", None)
     return any(
         body.get(name) or _names(getattr(router, name, None), group or body.get("model"))
         for name in FALLBACKS
@@ -86,31 +76,27 @@ def _names(fallbacks: Any, group: Any) -> bool:
     return any(isinstance(entry, Mapping) and {group, "*"} & entry.keys() for entry in entries)
 
 
+CARRIED = {"stop": "mlx_stop", "prompt_cache_retention": "mlx_retention"}
 STOP_LIMIT = 4
 """LiteLLM cuts longer `stop` lists silently (1.106.2, `validate_openai_optional_params`)."""
-STOP = "mlx_stop"
 PROMPTS = "mlx_prompt"
-RETENTION = "mlx_retention"
 IGNORED = "mlx_ignored"
 """Names of parts of a bridged request's tools without effect."""
 
 
-def carry_stop(kwargs: dict[str, Any]) -> None:
-    stop = kwargs.get("stop")
-    if isinstance(stop, list) and len(stop) > STOP_LIMIT:
-        kwargs[STOP] = kwargs.pop("stop")
-
-
-def carry_retention(kwargs: dict[str, Any]) -> None:
-    """LiteLLM knows this parameter and passes it to no handler (1.106.2, `completion`)."""
-    if kwargs.get("prompt_cache_retention") is not None:
-        kwargs[RETENTION] = kwargs.pop("prompt_cache_retention")
+def carry_params(kwargs: dict[str, Any]) -> None:
+    """LiteLLM passes `prompt_cache_retention` to no handler (1.106.2, `completion`)."""
+    for name, carried in CARRIED.items():
+        value = kwargs.get(name)
+        fits = not isinstance(value, list) or len(value) <= STOP_LIMIT
+        if value is not None and not (name == "stop" and fits):
+            kwargs[carried] = kwargs.pop(name)
 
 
 def carry_prompts(kwargs: dict[str, Any]) -> None:
     """LiteLLM passes only texts here, no lists of token ids. Raises `BadRequest` for an invalid
     prompt, to which LiteLLM would answer with a traceback."""
-    prompts = listed(kwargs.get("prompt"), "prompt")
+    prompts = prompt_list(kwargs.get("prompt"), "prompt")
     if not all(isinstance(each, str) for each in prompts):
         kwargs[PROMPTS], kwargs["prompt"] = prompts, ""
 
@@ -148,7 +134,7 @@ def with_ending(logging: Any, message: Any) -> Any:
         return {**message, **fields}
     if fields and isinstance(message, bytes) and message.startswith(LAST_EVENT):
         event = json.loads(message.partition(b"data: ")[2])
-        return replies.named({**event, "delta": {**event["delta"], **fields}})
+        return api.event_frame({**event, "delta": {**event["delta"], **fields}})
     return message
 
 
@@ -158,7 +144,7 @@ def _details(logging: Any) -> dict[str, Any]:
 
 
 ENCODED_PREFIX = f"mlx{secrets.token_hex(8)}"
-"""Prefix of ids by `encoded`; a client cannot guess it."""
+"""Prefix of ids by `encode_model`; a client cannot guess it."""
 ENCODED = re.compile(ENCODED_PREFIX + "((%[0-9A-F]{2})+)")
 
 
@@ -215,7 +201,7 @@ class Call:
             raise BadRequest("extra_body must be an object", param="extra_body")
         params.update(extra)
         return cls(
-            model=decoded(given["model"]),
+            model=decode_model(given["model"]),
             messages=given.get("messages") or [],
             params={name: value for name, value in params.items() if value is not None},
             litellm_params=given.get("litellm_params") or {},
@@ -238,21 +224,23 @@ class Call:
         return self.litellm_params.get("text_completion") is True
 
 
-def encoded(model: str) -> str:
+def encode_model(model: str) -> str:
     return ENCODED_PREFIX + "".join(f"%{byte:02X}" for byte in model.encode())
 
 
-def decoded(model: str) -> str:
-    """Ids that `encoded` did not make stay the same."""
+def decode_model(model: str) -> str:
+    """Ids that `encode_model` did not make stay the same."""
     found = ENCODED.fullmatch(model)
     return unquote(found[1]) if found else model
 
 
-SETTLED = (
-    "max_retries",
-    "extra_headers",
-    "allowed_openai_params",
-    "include_server_side_tool_invocations",
+WITHOUT_EFFECT = dict.fromkeys(
+    (
+        "max_retries",
+        "extra_headers",
+        "allowed_openai_params",
+        "include_server_side_tool_invocations",
+    )
 )
 
 
@@ -261,15 +249,15 @@ def answer_form(call: Call) -> AnswerForm:
     return AnswerForm.of(call.params, text=call.text_completion)
 
 
-def client_names(call: Call) -> Places:
-    return names_of(call.params, "prompt" if call.text_completion else "messages")
+def client_names(call: Call) -> ClientNames:
+    return parameter_names(call.params, "prompt" if call.text_completion else "messages")
 
 
 def generate_requests(call: Call) -> list[GenerateRequest]:
     """One request, or one for each prompt of a text completion. Raises `BadRequest` that names the
     parameter."""
     values = dict(call.params)
-    for carried, name in ((STOP, "stop"), (RETENTION, "prompt_cache_retention")):
+    for name, carried in CARRIED.items():
         if carried in values:
             values[name] = values.pop(carried)
     prompts = values.pop(PROMPTS, None)
@@ -277,8 +265,8 @@ def generate_requests(call: Call) -> list[GenerateRequest]:
     content: Any = call.messages
     if call.text_completion:  # LiteLLM has made a user message of each text
         content = prompts or [message.get("content", "") for message in call.messages]
-    return requests_of(
-        Parameters(values, SETTLED, ignored),
+    return openai.generate_requests(
+        Parameters(values, WITHOUT_EFFECT, ignored),
         # Also from `metadata` and headers.
         {**_sender(call), "session": call.litellm_params.get("litellm_session_id")},
         content,
@@ -302,7 +290,7 @@ def _tools_without_effect(values: dict[str, Any], names: Any) -> list[str]:
 
 
 def embeddings(call: Call, given: Any) -> tuple[EmbedRequest, str]:
-    return embed_request(Parameters(call.params, SETTLED), _sender(call), given)
+    return embed_request(Parameters(call.params, WITHOUT_EFFECT), _sender(call), given)
 
 
 def _sender(call: Call) -> dict[str, Any]:

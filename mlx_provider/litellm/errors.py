@@ -1,28 +1,15 @@
-"""Converts errors to LiteLLM's classes, which decide status, retries, fallbacks and cooldowns.
+"""Our errors as LiteLLM's classes, which decide status, retries, fallbacks and cooldowns. Other
+exceptions reach streaming clients as a Python traceback (1.106.2,
+`proxy_server.async_data_generator`), so the handler raises only LiteLLM's.
 
-    ContextTooLong        ContextWindowExceededError  400  `context_window_fallbacks`
-    BodyTooLarge          BadRequestError             413  never retried
-    BadRequest            BadRequestError             400  never retried
-    ModelNotFound         NotFoundError               404  never retried, never cooled down
-    RequestTimedOut       Timeout                     408
-    Overloaded            RateLimitError              429  retried; traffic moves to siblings
-    EngineUnavailable     ServiceUnavailableError     503  retried, fallbacks; after `retry_after`
-                                                           seconds, if it is set
-    Unauthorized          ServiceUnavailableError     503  401 would mean the client's own key
-    PluginError           UnprocessableEntityError    422  never retried, never cooled down
-    other errors          InternalServerError         500  retried
-
-An exception that is not LiteLLM's reaches streaming clients as a Python traceback
-(litellm 1.106.2, `proxy_server.async_data_generator`), so the handler raises only LiteLLM's.
-
-Refuses calls that mlx models do not serve, with an error of one line. LiteLLM would answer with
+Calls that mlx models do not serve are refused with an error of one line. LiteLLM would answer with
 a traceback (`'mlx' is not a valid LlmProviders`), or send the text to another server, whose 404
-would disable the chat model for seconds (1.106.2, `amoderation`).
-"""
+would disable the chat model for seconds (1.106.2, `amoderation`)."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from math import ceil
 from typing import Any, NoReturn
 
@@ -69,46 +56,57 @@ class LiteLLMErrors:
 
     def __exit__(self, kind: object, error: BaseException | None, frames: object) -> None:
         passes = (StopIteration, StopAsyncIteration, *LITELLM_EXCEPTION_TYPES)
-        if not isinstance(error, Exception) or isinstance(error, passes):
-            return
-        raise to_litellm(error, self.model) from error
+        if isinstance(error, Exception) and not isinstance(error, passes):
+            raise to_litellm(error, self.model) from error
+
+
+CLASSES: tuple[tuple[type[MLXProviderError], type[Exception]], ...] = (
+    (ContextTooLong, ContextWindowExceededError),  # 400; `context_window_fallbacks`
+    (ModelNotFound, NotFoundError),
+    (PluginError, UnprocessableEntityError),
+    (BadRequest, BadRequestError),  # 400 or 413; never retried
+    (RequestTimedOut, Timeout),  # 408
+    (Overloaded, RateLimitError),  # 429; retried, and traffic moves to siblings
+    (EngineUnavailable, ServiceUnavailableError),  # 503; retried, and fallbacks
+    (Unauthorized, ServiceUnavailableError),  # 401 would mean the client's own key
+    (MLXProviderError, InternalServerError),  # 500; retried
+)
+"""The first class that fits counts."""
+HEADERS: Mapping[type[Exception], Mapping[str, str]] = {
+    # Otherwise one 404, such as for a wrong name under a wildcard entry, disables a model group for
+    # five seconds (1.106.2, `Router.deployment_callback_on_failure`).
+    NotFoundError: {"retry-after": "0"},
+    # Status and header both forbid a retry (openai 2.54, anthropic 2.12, `_should_retry`).
+    UnprocessableEntityError: {"x-should-retry": "false"},
+}
+"""Of the response that an exception of the class must have."""
 
 
 def to_litellm(error: Exception, model: str) -> Exception:
     """An unexpected error is logged and becomes a 500."""
-    names = {"model": model, "llm_provider": PROVIDER}
+    names: dict[str, Any] = {"model": model, "llm_provider": PROVIDER}
     if not isinstance(error, MLXProviderError):
         log.error("unforeseen error", exc_info=error)
-        return InternalServerError(f"{type(error).__name__} in the provider", **names)  # type: ignore[no-any-return]
-    if isinstance(error, ContextTooLong):
-        return _context_too_long(error, names)
-    if isinstance(error, ModelNotFound):
-        return NotFoundError(error.message, response=_never_cool_down(404), **names)  # type: ignore[no-any-return]
-    if isinstance(error, BodyTooLarge):
-        return _body_too_large(error, names)
-    if isinstance(error, PluginError):
-        return _plugin_at_fault(error, names)
-    for ours, theirs in _CLASSES:
-        if isinstance(error, ours):
-            return _later(theirs(error.message, **names), error.retry_after)
-    return InternalServerError(error.message, **names)  # type: ignore[no-any-return]
-
-
-_CLASSES: tuple[tuple[type[MLXProviderError], type[Exception]], ...] = (
-    (BadRequest, BadRequestError),
-    (RequestTimedOut, Timeout),
-    (Overloaded, RateLimitError),
-    (EngineUnavailable, ServiceUnavailableError),
-    (Unauthorized, ServiceUnavailableError),
-)
-
-
-def _context_too_long(error: ContextTooLong, names: dict[str, str]) -> Exception:
-    """Its `code` makes Codex compact its history instead of a retry."""
-    theirs = ContextWindowExceededError(error.message, **names)
-    theirs.code = error.code
-    theirs.body = {"code": error.code, "message": error.message, "type": "invalid_request_error"}
-    return theirs  # type: ignore[no-any-return]
+        message = f"{type(error).__name__} in the provider"
+        return InternalServerError(message, **names)  # type: ignore[no-any-return]
+    kind = next(theirs for ours, theirs in CLASSES if isinstance(error, ours))
+    if kind in HEADERS:
+        request = httpx.Request("POST", "http://mlx-provider.invalid/")
+        names["response"] = httpx.Response(error.status, headers=HEADERS[kind], request=request)
+    made: Any = kind(error.message, **names)
+    if isinstance(error, ContextTooLong):  # its code makes Codex compact its history
+        body = {"message": error.message, "type": "invalid_request_error"}
+        made.code, made.body = error.code, {"code": error.code, **body}
+    elif isinstance(error, BodyTooLarge):  # the proxy answers with the status of the exception
+        made.status_code = error.status
+    elif isinstance(error, PluginError):
+        made.code, made.headers = error.code, dict(names["response"].headers)
+    elif error.retry_after is not None and kind is not NotFoundError:
+        # For the router and for clients: the proxy sends an exception's own headers, but renames
+        # those of its response (1.106.2, `handle_llm_api_exception`).
+        made.headers = {"retry-after": str(ceil(error.retry_after))}
+        made.litellm_response_headers = httpx.Headers(made.headers)
+    return made  # type: ignore[no-any-return]
 
 
 def is_context_full(error: Exception) -> bool:
@@ -117,62 +115,13 @@ def is_context_full(error: Exception) -> bool:
     return ours and isinstance(error, ContextWindowExceededError)
 
 
-def _body_too_large(error: BodyTooLarge, names: dict[str, str]) -> Exception:
-    """LiteLLM has no class of status 413; its proxy answers with the status of the exception."""
-    theirs = BadRequestError(error.message, **names)
-    theirs.status_code = error.status
-    return theirs  # type: ignore[no-any-return]
-
-
-def _plugin_at_fault(error: PluginError, names: dict[str, str]) -> Exception:
-    """Status and header both forbid a retry (openai 2.54, anthropic 2.12, `_should_retry`)."""
-    response = _response(error.status, {"x-should-retry": "false"})
-    theirs = UnprocessableEntityError(error.message, response=response, **names)
-    theirs.headers = dict(response.headers)
-    theirs.code = error.code
-    return theirs  # type: ignore[no-any-return]
-
-
-def _later(theirs: Exception, seconds: float | None) -> Exception:
-    """Sets the time until a retry, for the router and for clients.
-
-    The proxy sends an exception's own `headers`, but renames those of its response (litellm
-    1.106.2, `ProxyBaseLLMRequestProcessing.handle_llm_api_exception`).
-    """
-    if seconds is not None:
-        wait = {"retry-after": str(ceil(seconds))}
-        theirs.headers = wait  # type: ignore[attr-defined]
-        theirs.litellm_response_headers = httpx.Headers(wait)  # type: ignore[attr-defined]
-    return theirs
-
-
-def _never_cool_down(status: int) -> httpx.Response:
-    """`retry-after: 0` keeps the deployment in the router.
-
-    Otherwise one 404, such as for a wrong name under a wildcard entry, disables a model group for
-    five seconds (litellm 1.106.2, `Router.deployment_callback_on_failure`).
-    """
-    return _response(status, {"retry-after": "0"})
-
-
-def _response(status: int, headers: dict[str, str]) -> httpx.Response:
-    request = httpx.Request("POST", "http://mlx-provider.invalid/")
-    return httpx.Response(status, headers=headers, request=request)
-
-
+_CALLS = ("completion", "text_completion", "responses", "embedding")
 SERVED = frozenset(
     {
-        CallTypes.completion,
-        CallTypes.acompletion,
-        CallTypes.text_completion,
-        CallTypes.atext_completion,
-        CallTypes.responses,
-        CallTypes.aresponses,
+        *(CallTypes(prefix + name) for name in _CALLS for prefix in ("", "a")),
         CallTypes.aresponses_websocket,
         CallTypes.anthropic_messages,
         CallTypes.aanthropic_messages,
-        CallTypes.embedding,
-        CallTypes.aembedding,
     }
 )
 

@@ -1,21 +1,9 @@
-"""Checks `previous_response_id`. If LiteLLM does not find the conversation in its spend logs, it
-continues without it (1.106.2, `ResponsesSessionHandler`).
-
-The error for a full context, in the form that clients of the proxy recognise. LiteLLM's proxy
-answers with `code: "400"` (1.106.2 and 1.109.1, `ProxyException.to_dict`). It accepts an exception
-of a callback if it is an `HTTPException`, and raises it unchanged if it is a `ProxyException`.
-
-The answer to a request with a wrong key, or without one, from a proxy without a database.
-LiteLLM looks for the key in its database, and for the reason of a failure in a package that only
-databases need: 400 or 500 and a traceback per request (1.106.2, `auth_exception_handler.py`).
-
-Changes and checks of a request before LiteLLM's own checks and dispatch.
-"""
+"""Changes and checks of a request before LiteLLM's own checks and dispatch, and changes of its
+errors and replies."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import litellm
@@ -26,34 +14,32 @@ from litellm.proxy._types import ProxyException
 from litellm.types.utils import CallTypes
 
 from ..errors import BadRequest, ContextTooLong
-from ..wire.openai.prompts import listed
-from .bridged import (
-    carry_format,
-    carry_message_tools,
-    carry_schema,
-    carry_tools,
-    fit_messages,
-    fit_responses,
-)
+from ..wire.openai.request import prompt_list
 from .call import (
+    carry_params,
     carry_prompts,
-    carry_retention,
-    carry_stop,
     deployment_of,
-    encoded,
+    encode_model,
     keep_warnings,
     warning_headers,
     with_ending,
 )
-from .counting import check_shape, fit_parts
 from .errors import PROVIDER, LiteLLMErrors, check_served, is_context_full
-from .streams import alive
-
-PROXY = "litellm.proxy.proxy_server"
+from .fit import (
+    carry_format,
+    carry_message_tools,
+    check_shape,
+    fit_messages,
+    fit_parts,
+    fit_responses,
+)
+from .model_info import proxy_server
+from .streams import complete_stream
 
 
 async def check_history(kwargs: Mapping[str, Any]) -> None:
-    """Raises `BadRequest` if the conversation is not found."""
+    """Raises `BadRequest` if the conversation of `previous_response_id` is not found. LiteLLM would
+    continue without it (1.106.2, `ResponsesSessionHandler`)."""
     name = kwargs.get("previous_response_id")
     if name and not await _stored(name):
         raise BadRequest(
@@ -66,7 +52,7 @@ async def check_history(kwargs: Mapping[str, Any]) -> None:
 
 async def _stored(name: str) -> bool:
     """Whether LiteLLM will find messages. Only for a proxy with a database."""
-    if getattr(sys.modules.get(PROXY), "prisma_client", None) is None:
+    if getattr(proxy_server(), "prisma_client", None) is None:
         return False
     from litellm.responses.litellm_completion_transformation.session_handler import (
         ResponsesSessionHandler,
@@ -86,6 +72,10 @@ class _Plain(HTTPException):
 
 
 class ContextFull(ProxyException, _Plain):
+    """The error in the form that clients of the proxy recognise. LiteLLM's proxy answers with
+    `code: "400"` (1.106.2 and 1.109.1, `ProxyException.to_dict`). It accepts an exception of a
+    callback if it is an `HTTPException`, and raises it unchanged if it is a `ProxyException`."""
+
     def __init__(self, error: ContextWindowExceededError) -> None:
         super().__init__(  # type: ignore[call-arg]  # LiteLLM's, which has no types
             message=error.message,
@@ -98,35 +88,6 @@ class ContextFull(ProxyException, _Plain):
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "code": ContextTooLong.code}
-
-
-REMEDY = (
-    "send the proxy's key as `Authorization: Bearer KEY` or `x-api-key: KEY`. `mlx-provider up` "
-    "prints it; for `mlx-provider init` it is LITELLM_MASTER_KEY in .env"
-)
-
-
-def refuse_key(proxy: Any, original: Callable[..., Any], *args: Any, **given: Any) -> Any:
-    """Raises LiteLLM's error for the client. Grants nothing that `original` would not grant."""
-    from fastapi import HTTPException
-    from litellm import BudgetExceededError
-    from litellm.proxy._types import ProxyErrorTypes, ProxyException
-
-    error = given.get("e")
-    named = isinstance(error, ProxyException | HTTPException | BudgetExceededError)
-    kind = getattr(error, "type", None)
-    unknown = kind == ProxyErrorTypes.no_db_connection
-    missing = not given.get("api_key") and (not named or kind == ProxyErrorTypes.auth_error)
-    if proxy.prisma_client is not None or (named and not unknown and not missing):
-        return original(*args, **given)
-    status = 401
-    if unknown:
-        message = f"Wrong key: {REMEDY}"
-    elif missing:
-        message = f"No key: {REMEDY}"
-    else:  # a parameter that a client may not set (`is_request_body_safe`)
-        message, status = str(error), 400
-    raise ProxyException(message, ProxyErrorTypes.auth_error, None, status)
 
 
 HIJACKED_WORDS = (
@@ -170,9 +131,8 @@ class DeploymentHook(CustomLogger):
             kwargs["custom_llm_provider"] = PROVIDER
             bare = model.removeprefix(PROVIDER + "/")
             if hijacked(bare):
-                kwargs["model"] = f"{PROVIDER}/{encoded(bare)}"
-        carry_stop(kwargs)
-        carry_retention(kwargs)
+                kwargs["model"] = f"{PROVIDER}/{encode_model(bare)}"
+        carry_params(kwargs)
         return kwargs
 
     async def async_post_call_failure_hook(
@@ -210,7 +170,7 @@ class DeploymentHook(CustomLogger):
         if served is None:
             return response  # type: ignore[no-any-return]
         logging = request_data.get("litellm_logging_obj")
-        return alive(response, user_api_key_dict.request_route or "", served, logging)
+        return complete_stream(response, user_api_key_dict.request_route or "", served, logging)
 
 
 async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
@@ -221,8 +181,6 @@ async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
         check_shape(kwargs)
     elif call_type == CallTypes.aresponses:
         keep_warnings(kwargs.get("litellm_logging_obj"), fit_responses(kwargs))
-        carry_schema(kwargs)
-        carry_tools(kwargs)
         await check_history(kwargs)
     elif call_type == CallTypes.anthropic_messages:
         keep_warnings(kwargs.get("litellm_logging_obj"), fit_messages(kwargs))
@@ -231,7 +189,7 @@ async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
     elif call_type == CallTypes.atext_completion:
         carry_prompts(kwargs)
     elif call_type == CallTypes.aembedding:
-        kwargs["input"] = listed(kwargs.get("input"), "input")
+        kwargs["input"] = prompt_list(kwargs.get("input"), "input")
 
 
 def _check_key(kwargs: dict[str, Any]) -> None:

@@ -1,11 +1,7 @@
-"""Options of the gateway's operator, from the config entry's `model_info`: `mlx: {kv_bits: 8}` or
-`mlx_kv_bits: 8`. Not from `optional_params`, which a client's body overrides.
-
-Facts about our models for LiteLLM: its map of models, and `model_info` of config entries.
-LiteLLM's `supports_*`, `get_model_info` and `completion_cost` read the map, and so do `/v1/models`
-and `/model/info` for fields that a config entry lacks. Prices are the operator's; without them
-LiteLLM counts 0.
-"""
+"""Options of the gateway's operator, and facts about our models for LiteLLM: its map of models,
+which `supports_*`, `get_model_info` and `completion_cost` read, and `model_info` of config entries.
+`/v1/models` and `/model/info` read the map for fields that an entry lacks. Prices are the
+operator's; without them LiteLLM counts 0."""
 
 from __future__ import annotations
 
@@ -29,8 +25,6 @@ from .errors import PROVIDER
 FLAT = "mlx_"
 SHARED = "all"
 CONFIGURED = "configured_model"
-
-
 KEY = secrets.token_bytes(32)
 
 
@@ -51,12 +45,15 @@ class Configured(str):
         return isinstance(text, str) and text == cls(text.rpartition("#")[0])
 
 
-GATEWAYS = frozenset(OperatorOptions.model_fields) - frozenset(ModelOptions.model_fields)
+def proxy_server() -> Any:
+    """The module of LiteLLM's proxy; `None` in a script."""
+    return sys.modules.get("litellm.proxy.proxy_server")
 
 
 def operator_options(litellm_params: Mapping[str, Any]) -> OperatorOptions:
-    """Without options, the safe defaults. Raises `BadRequest` that names the option and its
-    range."""
+    """From the config entry's `model_info`: `mlx: {kv_bits: 8}` or `mlx_kv_bits: 8`. Not from
+    `optional_params`, which a client's body overrides. Raises `BadRequest` that names the option
+    and its range."""
     info = litellm_params.get("model_info") or {}
     nested = info.get("mlx") or {}
     if not isinstance(nested, Mapping):
@@ -71,7 +68,7 @@ def operator_options(litellm_params: Mapping[str, Any]) -> OperatorOptions:
 
 
 def engine_options(options: OperatorOptions) -> ModelOptions:
-    return ModelOptions(**options.model_dump(exclude=set(GATEWAYS)))
+    return ModelOptions(**options.model_dump(include=set(ModelOptions.model_fields)))
 
 
 TIERS = {"flex": 0.25, "priority": 4.0}
@@ -96,15 +93,12 @@ class Caller:
         slots = [litellm_params.get(name) for name in ("metadata", "litellm_metadata")]
         both = [slot for slot in slots if isinstance(slot, Mapping)]
 
-        def found(name: str) -> list[str]:
-            return [value for slot in both if isinstance(value := slot.get(name), str)]
+        def found(name: str) -> str | None:
+            values = (slot.get(f"user_api_key_{name}") for slot in both)
+            return next((value for value in values if isinstance(value, str)), None)
 
-        return cls(
-            key=next(iter(found("user_api_key_hash")), None),
-            user=next(iter(found("user_api_key_user_id")), None),
-            team=next(iter(found("user_api_key_team_id")), None),
-            tier=next(filter(None, map(_tier, both)), None),
-        )
+        tier = next(filter(None, map(_tier, both)), None)
+        return cls(found("hash"), found("user_id"), found("team_id"), tier)
 
     @property
     def account(self) -> str | None:
@@ -151,20 +145,16 @@ def chosen_by(litellm_params: Mapping[str, Any], model: str) -> Literal["owner",
     return "owner" if info.get(CONFIGURED) == Configured(model) else "client"
 
 
-EVERY_MODEL = {
-    "litellm_provider": PROVIDER,
-    "mode": "chat",
-    "supports_function_calling": True,
-    "supports_parallel_function_calling": True,
-    "supports_tool_choice": True,
-    "supports_response_schema": True,
-    "supports_system_messages": True,
-    "supports_prompt_caching": True,
-}
-"""Calls and schemas are enforced token by token, whatever the model was trained for."""
-_OTHER: Mapping[str, Mapping[str, Any]] = {
-    "embedding": {name: False for name in EVERY_MODEL if name.startswith("supports_")}
-}
+ENFORCED = (
+    "supports_function_calling",
+    "supports_parallel_function_calling",
+    "supports_tool_choice",
+    "supports_response_schema",
+    "supports_system_messages",
+    "supports_prompt_caching",
+)
+"""Abilities of all models of chat: calls and schemas are enforced token by token, whatever a model
+was trained for."""
 OWN_CONTEXT = "mlx_context_length"
 """The model's own context in an entry: the router overwrites limits by those of the last config
 entry."""
@@ -190,7 +180,9 @@ def known(model: str) -> Mapping[str, Any]:
 def enter(model: str, facts: ModelFacts, mode: str = "chat") -> None:
     """Add a model, or new facts about it. The widest of several contexts counts."""
     before = known(model)
-    fields: dict[str, Any] = {} if before else {**EVERY_MODEL, "mode": mode, **_OTHER.get(mode, {})}
+    fields: dict[str, Any] = {}
+    if not before:
+        fields = {"mode": mode, **dict.fromkeys(ENFORCED, mode == "chat")}
     if (facts.context_length or 0) > (before.get("max_input_tokens") or 0):
         fields |= dict.fromkeys((*LIMITS, OWN_CONTEXT), facts.context_length)
     for name, value in (("vision", facts.vision), ("reasoning", facts.reasoning)):
@@ -214,11 +206,11 @@ def describe(entry: Any) -> None:
     if "*" in model or not missing:  # LiteLLM makes a new deployment of the entry for each request
         return
     if not known(model):
-        # The folder is on another machine.
-        local = not entry.litellm_params.api_base
+        local = not entry.litellm_params.api_base  # else its folder is on another machine
         enter(model, facts_of(model, PluginRegistry.discover) if local else ModelFacts())
     length = _chosen_context(info) or known(model).get(OWN_CONTEXT)
-    _fill(info, missing, None if length is None else EngineLimit(length))
+    if length is not None:
+        _fill(info, missing, EngineLimit(length))
 
 
 def show(
@@ -256,7 +248,7 @@ def _entry(deployment: str | None) -> dict[str, Any] | None:
     """`model_info` of the running proxy's config entry of this id, unless it is a wildcard. The
     router's own object: LiteLLM does not list its copy for a request (1.106.2, router.py
     `get_model_listing_info`)."""
-    router = getattr(sys.modules.get("litellm.proxy.proxy_server"), "llm_router", None)
+    router = getattr(proxy_server(), "llm_router", None)
     found = router.get_model_info(deployment) if router is not None and deployment else None
     info = found.get("model_info") if found and "*" not in found["model_name"] else None
     return info if isinstance(info, dict) else None

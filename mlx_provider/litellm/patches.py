@@ -1,13 +1,13 @@
-"""Wrappers of LiteLLM's functions that would lose data and have no hook. For 1.106.2 and 1.109.1.
-`docs/upstream.md` lists them with their tests.
-
-Registers the provider, its hook and the abilities of the shipped model in LiteLLM.
-"""
+"""Wrappers of LiteLLM's functions that would lose data and have no hook, and the registration of
+provider, hook and models. For 1.106.2 and 1.109.1. `docs/upstream.md` lists them with their
+tests."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial, wraps
 from typing import Any
 
@@ -22,19 +22,39 @@ from litellm.responses.litellm_completion_transformation.transformation import (
     LiteLLMCompletionResponsesConfig,
 )
 from litellm.types.router import Deployment
-from litellm.types.utils import Logprobs
+from litellm.types.utils import Logprobs, TokenCountResponse
+from pydantic import ValidationError
 
 from ..client.connection import connect
-from .counting import count_request_tokens
+from ..errors import EngineUnavailable, MLXProviderError, Overloaded
+from ..invalid import bad_request
+from ..protocol.requests import GenerateRequest
+from ..wire.anthropic.request import chat_tools, known_members
+from ..wire.openai.parameters import Parameters
+from ..wire.openai.request import split_prefill_mark
+from ..wire.openai.tools import as_functions
 from .errors import PROVIDER
-from .hook import DeploymentHook, refuse_key
-from .messages import TEXT_LISTS, OurLogprobs
-from .model_info import DEMOS, describe, enter
+from .fit import check_shape, fit_messages, fit_parts
+from .hook import DeploymentHook
+from .model_info import (
+    DEMOS,
+    chosen_by,
+    describe,
+    engine_options,
+    enter,
+    operator_options,
+    proxy_server,
+)
+from .objects import TEXT_LISTS, OurLogprobs
+
+try:
+    from litellm.llms.anthropic.messages.adapters.transformation import AnthropicAdapter
+except ModuleNotFoundError:  # LiteLLM before 1.109
+    from litellm.llms.anthropic.pass_through.adapters.transformation import AnthropicAdapter
 
 WRAPPED = "mlx_wrapped"
 """Attribute of a wrapped function. By name: LiteLLM may run a handler's module twice, as two
 modules."""
-PROXY = "litellm.proxy.proxy_server"
 AUTHENTICATION = "litellm.proxy.auth.auth_exception_handler"
 ADMITTED = ("reasoning_effort", "thinking", "user", "verbosity")
 DELIVERED = ("dimensions", "encoding_format", "user")
@@ -56,9 +76,9 @@ def install() -> None:
     wrap(bridge, "_extract_message_output_items", _show_logprobs)
     wrap(stream, "_transform_chat_completion_chunk_to_response_api_chunk", _stream_logprobs)
     wrap(stream, "create_litellm_model_response", _collect_logprobs)
-    proxy = sys.modules.get(PROXY)
+    proxy = proxy_server()
     if hasattr(proxy, "count_request_tokens"):
-        wrap(proxy, "count_request_tokens", partial(count_request_tokens, proxy, connect))
+        wrap(proxy, "count_request_tokens", partial(count_request_tokens, proxy))
     handler = getattr(sys.modules.get(AUTHENTICATION), "UserAPIKeyAuthExceptionHandler", None)
     if handler is not None:
         wrap(handler, "handle_authentication_error", partial(refuse_key, proxy))
@@ -174,6 +194,137 @@ def _collect_logprobs(original: Original, stream: Any) -> Any:
 def _logprobs(choice: Any) -> list[Any]:
     content = getattr(getattr(choice, "logprobs", None), "content", None) or []
     return [token.model_dump() for token in content]
+
+
+async def count_request_tokens(
+    proxy: Any, original: Original, request: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """By the model's own template and tokenizer. LiteLLM asks only built-in providers, and
+    estimates for all others (`proxy_server._get_provider_token_counter`).
+    `/v1/messages/count_tokens`, `/v1/responses/input_tokens` and `/utils/token_counter` call this
+    function, which has no hook."""
+    entry = None if request.contents else await _entry(proxy, request.model)
+    if entry is None:
+        return await original(request, *args, **kwargs)
+    form = kwargs.get("messages_format", "openai")
+    try:
+        return await asyncio.to_thread(_count, entry, request, form)
+    except (EngineUnavailable, Overloaded):  # LiteLLM's estimate, which is marked as such
+        return await original(request, *args, **kwargs)
+    except MLXProviderError as error:
+        raise _refusal(error) from None
+
+
+async def _entry(proxy: Any, model: str) -> Mapping[str, Any] | None:
+    """`None`: the model is another provider's."""
+    router, entry = proxy.llm_router, None
+    with suppress(Exception):  # LiteLLM reports a model that its router does not find
+        if hasattr(router, "select"):  # 1.109
+            entry = await router.select(model, {})
+        else:
+            entry = await router.async_get_available_deployment(model=model, request_kwargs={})
+    named = (entry or {}).get("litellm_params", {}).get("model", "")
+    return entry if named.startswith(PROVIDER + "/") else None
+
+
+def _count(entry: Mapping[str, Any], request: Any, form: str) -> TokenCountResponse:
+    params = entry["litellm_params"]
+    counted = _request(entry, request, form)
+    count = connect(params.get("api_base"), params.get("api_key")).count(counted)
+    return TokenCountResponse(
+        total_tokens=count,
+        request_model=request.model,
+        model_used=counted.model,
+        tokenizer_type=PROVIDER,
+        count_source="provider",
+    )
+
+
+def _refusal(error: MLXProviderError) -> Exception:
+    """These routes convert no errors of providers: the error must be the proxy's own class."""
+    from litellm.proxy._types import ProxyException
+
+    kind = "invalid_request_error" if error.status < 500 else "internal_server_error"
+    made: Exception = ProxyException(
+        message=error.message, type=kind, param=error.param, code=error.status
+    )
+    return made
+
+
+def _request(entry: Mapping[str, Any], request: Any, form: str) -> GenerateRequest:
+    """As the engine would run it. Raises `BadRequest`."""
+    model = entry["litellm_params"]["model"].removeprefix(PROVIDER + "/")
+    given: Mapping[str, Any] = {"prompt": request.prompt}
+    if request.messages is not None:
+        given = _of_messages(request, model) if form == "anthropic" else _of_chat(request)
+    sent = {name: value for name, value in given.items() if value or name == "continues"}
+    try:
+        return GenerateRequest(
+            model=model,
+            origin=chosen_by(entry, model),
+            options=engine_options(operator_options({"model_info": entry.get("model_info")})),
+            **sent,
+        )
+    except ValidationError as error:
+        raise bad_request(error, flat=True) from None
+
+
+def _of_messages(request: Any, model: str) -> Mapping[str, Any]:
+    given = {"messages": request.messages, "system": request.system, "tools": request.tools}
+    fit_messages(given)
+    chat_tools(Parameters({"tools": request.tools}))
+    given["tools"] = [known_members(tool) for tool in request.tools or []]
+    counted = {name: value for name, value in given.items() if value} | {"max_tokens": 1}
+    made, _ = AnthropicAdapter().translate_completion_input_params_with_tool_mapping(
+        {"model": model, **counted}, custom_llm_provider=PROVIDER
+    )
+    return {name: made.get(name) for name in ("messages", "tools")}
+
+
+def _of_chat(request: Any) -> Mapping[str, Any]:
+    """Tools can have the form of the Responses API."""
+    messages, continues = split_prefill_mark(fit_parts(request.messages)[0])
+    check_shape({"messages": messages, "tools": request.tools})
+    if request.system:
+        messages = [{"role": "system", "content": request.system}, *messages]
+    tools = request.tools or []
+    if not all({"function", "custom"} & tool.keys() for tool in tools):
+        bridge = LiteLLMCompletionResponsesConfig
+        tools, _ = bridge.transform_responses_api_tools_to_chat_completion_tools(tools)
+        tools = [tool for tool in tools if tool["type"] == "function"]
+    fields, _ = as_functions(tools)
+    return {"messages": messages, **fields, "continues": continues}
+
+
+REMEDY = (
+    "send the proxy's key as `Authorization: Bearer KEY` or `x-api-key: KEY`. `mlx-provider up` "
+    "prints it; for `mlx-provider init` it is LITELLM_MASTER_KEY in .env"
+)
+
+
+def refuse_key(proxy: Any, original: Original, *args: Any, **given: Any) -> Any:
+    """The answer to a request with a wrong key, or without one, from a proxy without a database.
+    LiteLLM looks for the key in its database, and for the reason of a failure in a package that
+    only databases need: 400 or 500 and a traceback per request (1.106.2,
+    `auth_exception_handler.py`). Grants nothing that `original` would not grant."""
+    from fastapi import HTTPException
+    from litellm.proxy._types import ProxyErrorTypes, ProxyException
+
+    error = given.get("e")
+    named = isinstance(error, ProxyException | HTTPException | litellm.BudgetExceededError)
+    kind = getattr(error, "type", None)
+    unknown = kind == ProxyErrorTypes.no_db_connection
+    missing = not given.get("api_key") and (not named or kind == ProxyErrorTypes.auth_error)
+    if proxy.prisma_client is not None or (named and not unknown and not missing):
+        return original(*args, **given)
+    status = 401
+    if unknown:
+        message = f"Wrong key: {REMEDY}"
+    elif missing:
+        message = f"No key: {REMEDY}"
+    else:  # a parameter that a client may not set (`is_request_body_safe`)
+        message, status = str(error), 400
+    raise ProxyException(message, ProxyErrorTypes.auth_error, None, status)
 
 
 def register(handler: CustomLLM) -> None:

@@ -1,30 +1,21 @@
-"""A coroutine that need not be awaited. LiteLLM makes the coroutine in an executor thread and
-awaits it in its event loop (1.106.2 `main.py::acompletion`). If the client leaves in between,
-Python would warn, and keep the coroutine and the engine's request alive.
-
-Converts vectors of the engine to LiteLLM's response.
-
-The handler that LiteLLM calls for `mlx/<model>`. Every entry point is a plain function, which
+"""The handler that LiteLLM calls for `mlx/<model>`. Every entry point is a plain function, which
 LiteLLM calls in an executor thread, and returns after the engine has accepted the request:
 rendering and loading do not block the event loop, and errors come before a stream starts, so that
-retries and fallbacks apply.
-"""
+retries and fallbacks apply."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from litellm import CustomLLM
 from litellm.exceptions import ContextWindowExceededError
-from litellm.types.utils import Embedding, EmbeddingResponse, ModelResponse
+from litellm.types.utils import EmbeddingResponse, ModelResponse
 
 from ..client.connection import connect
 from ..client.generation import EngineClient
 from ..client.multi_prompt import submit_all
-from ..protocol.events import Accepted, Done, Embedded, Event, Failed
-from ..wire.openai.routes import embedding_of
 from .call import (
     Call,
     answer_form,
@@ -36,15 +27,16 @@ from .call import (
     reads_errors_in_streams,
 )
 from .errors import LiteLLMErrors, unserved
-from .messages import usage_of, with_headers
 from .model_info import model_facts, show
-from .streams import AsyncReplyStream, Held, RefusedStream, Reply, ReplyStream, heartbeat
+from .streams import AsyncReplyStream, Reply, ReplyStream, VectorReply, heartbeat, refuse
 
 T = TypeVar("T")
 
 
 class LazyCoroutine(Coroutine[Any, Any, T]):
-    """`begin` makes the coroutine at the first await."""
+    """`begin` makes the coroutine at the first await. LiteLLM makes a coroutine in an executor
+    thread and awaits it in its event loop (1.106.2, `main.acompletion`). If the client leaves in
+    between, Python would warn, and keep the coroutine and the engine's request alive."""
 
     def __init__(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._begin = begin
@@ -66,35 +58,6 @@ class LazyCoroutine(Coroutine[Any, Any, T]):
         self._coroutine.close()
 
 
-class Vectors:
-    def __init__(self, accepted: Accepted, form: str) -> None:
-        self._accepted = accepted
-        self._form = form
-        self._found: list[Embedding] = []
-        self._done: Done | None = None
-
-    @property
-    def ended(self) -> bool:
-        return self._done is not None
-
-    def feed(self, events: Iterable[Event]) -> None:
-        for event in events:
-            if isinstance(event, Embedded):
-                self._found.append(Embedding(**embedding_of(event, self._form)))
-            elif isinstance(event, Done):
-                self._done = event
-            elif isinstance(event, Failed):
-                raise event.error.exception()
-
-    def fill(self, response: EmbeddingResponse, model: str) -> EmbeddingResponse:
-        assert self._done is not None  # noqa: S101  (a caller's mistake, not an input's)
-        response.data = sorted(self._found, key=lambda each: each.index)
-        response.model = model
-        response.usage = usage_of(self._done)
-        with_headers(response, self._accepted.warnings, {})
-        return response
-
-
 Connect = Callable[[str | None, str | None], EngineClient]
 """(api_base, api_key) -> the engine there; without `api_base` this machine's own."""
 
@@ -113,13 +76,13 @@ class Provider(CustomLLM):
     def streaming(self, *args: Any, **given: Any) -> ReplyStream:
         return ReplyStream(self._submit(given))
 
-    def astreaming(self, *args: Any, **given: Any) -> AsyncReplyStream | RefusedStream:
+    def astreaming(self, *args: Any, **given: Any) -> AsyncIterator[Any]:
         try:
             return AsyncReplyStream(self._submit(given), heartbeat(given["litellm_params"]))
         except ContextWindowExceededError as error:
             if not reads_errors_in_streams(given["litellm_params"]):
                 raise
-            return RefusedStream(error)
+            return refuse(error)
 
     def embedding(self, *args: Any, **given: Any) -> EmbeddingResponse:
         return self._embed(given).collect(given["model_response"])
@@ -133,7 +96,7 @@ class Provider(CustomLLM):
     def _submit(self, given: dict[str, Any]) -> Reply:
         """Raises LiteLLM's exceptions."""
         with LiteLLMErrors(given["model"]):
-            call = _begun(given, "messages")
+            call = _read(given, "messages")
             names = client_names(call)
             with names.naming():
                 requests = generate_requests(call)
@@ -145,23 +108,22 @@ class Provider(CustomLLM):
             keep = ending_keeper(call.logging, clipped=clipped)
             return Reply(generation, call.deadline, call.model, form, names, keep)
 
-    def _embed(self, given: dict[str, Any]) -> Held:
+    def _embed(self, given: dict[str, Any]) -> VectorReply:
         """Raises LiteLLM's exceptions."""
         with LiteLLMErrors(given["model"]):
-            call = _begun(given, "input")
+            call = _read(given, "input")
             request, form = embeddings(call, given["input"])
             generation = self._connect(call.api_base, call.api_key).submit(request)
             keep_warnings(call.logging, generation.accepted.warnings)
             show(call.model, model_facts(generation.accepted), call.deployment, mode="embedding")
-            vectors = Vectors(generation.accepted, form)
-            return Held(generation, call.deadline, call.model, vectors)
+            return VectorReply(generation, call.deadline, call.model, encoding=form)
 
 
-def _begun(given: dict[str, Any], asked: str) -> Call:
+def _read(given: dict[str, Any], content: str) -> Call:
     """Reports the start: without it, least-busy routing sends all requests to the first node."""
     call = Call.read(given)
     call.logging.pre_call(
-        input=given[asked],
+        input=given[content],
         api_key="",
         additional_args={"complete_input_dict": {}, "api_base": call.api_base},
     )

@@ -1,21 +1,19 @@
-"""Heartbeats in a stream without output, in the form of each route.
+"""Readers of one accepted request: whole or as a stream, blocking or in an event loop. Streams are
+classes, because LiteLLM closes them by `aclose`, and a generator that was never started would not
+run its `finally` (1.106.2). Dropping one frees its request.
 
-Chat: an empty delta, which the stream makes itself. The bridges of the other routes drop it
-(1.106.2 and 1.109.1, `LiteLLMCompletionStreamingIterator`, `AnthropicStreamWrapper`), and the
-router holds the first events of a response until there is output (`_responses_stream_holds_event`),
-so there heartbeats are added after both.
-
-Readers of one accepted request: complete or as a stream, blocking or in an event loop. Streams
-are classes, because LiteLLM closes them by `aclose`, and a generator that was never started would
-not run its `finally` (litellm 1.106.2). Dropping one frees its request.
-"""
+Heartbeats have the form of each route. Chat: an empty delta, which the stream makes itself. The
+bridges of the other routes drop it (1.106.2 and 1.109.1, `LiteLLMCompletionStreamingIterator`,
+`AnthropicStreamWrapper`), and the router holds the first events of a response until there is output
+(`_responses_stream_holds_event`), so there heartbeats are added after both."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, Protocol, Self
+from functools import partial
+from typing import Any, Literal, Self
 
 from litellm.constants import STREAM_SSE_KEEPALIVE_PING_BYTES
 from litellm.responses.litellm_completion_transformation.streaming_iterator import (
@@ -26,12 +24,15 @@ from litellm.types.utils import ModelResponseStream
 from ..client.generation import Generation
 from ..errors import EngineDied, RequestTimedOut
 from ..protocol.events import Event, Finish
-from ..wire.body import Places
-from ..wire.openai.prompts import AnswerForm
+from ..wire import api
+from ..wire.api import ClientNames
+from ..wire.openai.answer import Whole
+from ..wire.openai.request import AnswerForm
+from ..wire.openai.routes import Embeddings
 from .call import Deadline, with_ending
 from .errors import LiteLLMErrors
-from .messages import ChunkStream, Collector
 from .model_info import operator_options
+from .objects import ChunkStream, fill_completion, fill_embedding
 
 LATER = 0.25
 """Other routes wait these seconds longer, because the first chunk of chat brings the id of the
@@ -46,39 +47,21 @@ def heartbeat(litellm_params: Mapping[str, Any]) -> float | None:
     return operator_options(litellm_params).heartbeat or None
 
 
-def alive(
+def complete_stream(
     chunks: AsyncIterator[Any], route: str, litellm_params: Mapping[str, Any], logging: Any
 ) -> AsyncIterator[Any]:
     """Adds heartbeats where bridges drop those of chat, and the ending of a message."""
     wanted = operator_options(litellm_params).heartbeat
     seconds = wanted + LATER if wanted else None
     source = getattr(chunks, "_billing_source", chunks)
-    if route.endswith("/messages"):
-        return beating(chunks, seconds, Pings(logging))
+    if route.endswith("/messages"):  # as LiteLLM writes them (1.106.2), but less often
+        ping = (STREAM_SSE_KEEPALIVE_PING_BYTES,)
+        return add_heartbeats(chunks, seconds, lambda: ping, partial(with_ending, logging))
     if isinstance(source, LiteLLMCompletionStreamingIterator):
-        return closing(beating(chunks, seconds, Announcements(source)), source)
+        first = Announcements(source)
+        wrapper = source.litellm_custom_stream_wrapper
+        return add_heartbeats(chunks, seconds, first.beat, first.forward, wrapper)
     return chunks
-
-
-class Signs(Protocol):
-    def beat(self) -> Iterable[Any]:
-        """The events of one heartbeat."""
-
-    def forward(self, chunk: Any) -> Any:
-        """The chunk to send; `None`: a heartbeat has replaced it."""
-
-
-class Pings:
-    """As LiteLLM writes them (1.106.2), but less often."""
-
-    def __init__(self, logging: Any = None) -> None:
-        self._logging = logging
-
-    def beat(self) -> Iterable[Any]:
-        return (STREAM_SSE_KEEPALIVE_PING_BYTES,)
-
-    def forward(self, chunk: Any) -> Any:
-        return with_ending(self._logging, chunk)
 
 
 class Announcements:
@@ -101,90 +84,84 @@ class Announcements:
         return chunk if self._announced == "by the bridge" else None
 
 
-async def beating(
-    chunks: AsyncIterator[Any], seconds: float | None, signs: Signs
+async def add_heartbeats(
+    chunks: AsyncIterator[Any],
+    seconds: float | None,
+    beat: Callable[[], Iterable[Any]],
+    forward: Callable[[Any], Any],
+    wrapper: Any = None,
 ) -> AsyncGenerator[Any, None]:
+    """`beat`: the events after `seconds` of silence. `forward`: the chunk to send; `None`: nothing.
+    `wrapper` is closed with this generator. Neither Starlette 1 nor LiteLLM's stream (1.106.2 and
+    1.109.1), which has no `aclose`, closes it if a client leaves while a chunk is sent: the request
+    would run until the next garbage collection."""
     coming = asyncio.ensure_future(anext(chunks))
     try:
         while True:
             await asyncio.wait({coming}, timeout=seconds)
             if not coming.done():
-                for event in signs.beat():
+                for event in beat():
                     yield event
                 continue
             try:
                 chunk = coming.result()
             except StopAsyncIteration:
                 return
-            sent = signs.forward(chunk)
-            if sent is not None:
+            if (sent := forward(chunk)) is not None:
                 yield sent
             coming = asyncio.ensure_future(anext(chunks))
     finally:
-        await _let_go(coming)
+        coming.cancel()
+        await asyncio.wait({coming})
+        if not coming.cancelled():
+            coming.exception()
+        if wrapper is not None:
+            await wrapper.aclose()
 
 
-async def closing(
-    chunks: AsyncGenerator[Any, None], source: LiteLLMCompletionStreamingIterator
-) -> AsyncGenerator[Any, None]:
-    """Closes `source` when this generator is closed. Neither Starlette 1 nor LiteLLM's stream
-    (1.106.2 and 1.109.1), which has no `aclose`, does so if a client leaves while a chunk is sent:
-    the request would run until the next garbage collection."""
-    try:
-        async for chunk in chunks:
-            yield chunk
-    finally:
-        await chunks.aclose()
-        await source.litellm_custom_stream_wrapper.aclose()
-
-
-async def _let_go(coming: asyncio.Future[Any]) -> None:
-    coming.cancel()
-    await asyncio.wait({coming})
-    if not coming.cancelled():
-        coming.exception()
-
-
-class Collects(Protocol):
-    @property
-    def ended(self) -> bool: ...
-
-    def feed(self, events: Iterable[Event]) -> None:
-        """Add some events. Raises the error of a `Failed` event."""
-
-    def fill(self, response: Any, model: str) -> Any:
-        """LiteLLM's response with the answer. Only after `ended`."""
-
-
-class Held:
-    """A request in the engine. As a context, it cancels the request after an error."""
+class Reply:
+    """An accepted request in the engine. As a context, it cancels the request after an error."""
 
     def __init__(
         self,
         generation: Generation,
         deadline: Deadline,
         model: str,
-        collector: Collects,
-        names: Places | None = None,
+        form: AnswerForm = AnswerForm(),  # noqa: B008  (frozen)
+        names: ClientNames | None = None,
+        finished: Callable[[Finish], None] | None = None,
     ) -> None:
-        """`names`: the client's names of parameters, for a late error."""
+        """`names`: the client's names of parameters, for a late error. `finished` is called when
+        the first choice ends."""
         self.generation = generation
         self.deadline = deadline
         self.model = model
-        self._collector = collector
-        self._names = names or Places()
+        self.form = form
+        self._names = names or ClientNames()
+        self._finished = finished
 
     def collect(self, response: Any) -> Any:
         with LiteLLMErrors(self.model), self:
-            while not self._collector.ended:
-                self._collector.feed(self.events())
-            return self._collector.fill(response, self.model)
+            whole, body = self._whole(), None
+            while body is None:
+                events = self.events()
+                body = whole.body(events)
+            return self._fill(response, body, events[-1])
 
     async def acollect(self, response: Any) -> Any:
         with LiteLLMErrors(self.model), self:
-            while not self._collector.ended:
-                self._collector.feed(await self.aevents())
-            return self._collector.fill(response, self.model)
+            whole, body = self._whole(), None
+            while body is None:
+                events = await self.aevents()
+                body = whole.body(events)
+            return self._fill(response, body, events[-1])
+
+    def _whole(self) -> api.Whole:
+        return Whole(self.generation.accepted, self.form)
+
+    def _fill(self, response: Any, body: Mapping[str, Any], done: Any) -> Any:
+        warnings = self.generation.accepted.warnings
+        return fill_completion(response, self.model, body, done, warnings)
 
     def __enter__(self) -> Self:
         return self
@@ -196,57 +173,43 @@ class Held:
     def events(self) -> list[Event]:
         """Raises `RequestTimedOut` at the deadline, `EngineDied` past the end."""
         try:
-            return self._seen(self.generation.get(self.deadline.left()))
+            return self._received(self.generation.get(self.deadline.left()))
         except RequestTimedOut:
             raise self.deadline.passed() from None
 
-    async def aevents(self) -> list[Event]:
-        try:
-            return self._seen(await self.generation.aget(self.deadline.left()))
-        except RequestTimedOut:
-            raise self.deadline.passed() from None
-
-    async def aevents_within(self, seconds: float | None) -> list[Event]:
-        """`aevents`, or an empty list if there is no event within `seconds`."""
+    async def aevents(self, silence: float | None = None) -> list[Event]:
+        """As `events`; an empty list after `silence` seconds without an event."""
         left = self.deadline.left()
-        if seconds is None or (left is not None and left <= seconds):
-            return await self.aevents()
+        within = min((each for each in (left, silence) if each is not None), default=None)
         try:
-            return self._seen(await self.generation.aget(seconds))
+            return self._received(await self.generation.aget(within))
         except RequestTimedOut:
+            if within == left:
+                raise self.deadline.passed() from None
             return []
 
-    def _seen(self, events: list[Event]) -> list[Event]:
+    def _received(self, events: list[Event]) -> list[Event]:
         if not events:
             raise EngineDied("the engine ended the stream early")
+        for event in events:
+            if self._finished is not None and isinstance(event, Finish) and event.index == 0:
+                self._finished(event)
         return self._names.events(events)
 
     def close(self) -> None:
         self.generation.close()
 
 
-class Reply(Held):
-    def __init__(
-        self,
-        generation: Generation,
-        deadline: Deadline,
-        model: str,
-        form: AnswerForm = AnswerForm(),  # noqa: B008  (frozen)
-        names: Places | None = None,
-        finished: Callable[[Finish], None] | None = None,
-    ) -> None:
-        """`finished` is called when the first choice ends."""
-        collector = Collector(generation.accepted, form)
-        super().__init__(generation, deadline, model, collector, names)
-        self.form = form
-        self._finished = finished
+class VectorReply(Reply):
+    def __init__(self, *reply: Any, encoding: str) -> None:
+        super().__init__(*reply)
+        self._encoding = encoding
 
-    def _seen(self, events: list[Event]) -> list[Event]:
-        if self._finished is not None:
-            for event in events:
-                if isinstance(event, Finish) and event.index == 0:
-                    self._finished(event)
-        return super()._seen(events)
+    def _whole(self) -> api.Whole:
+        return Embeddings(self.generation.accepted, self._encoding)
+
+    def _fill(self, response: Any, body: Mapping[str, Any], done: Any) -> Any:
+        return fill_embedding(response, self.model, body, self.generation.accepted.warnings)
 
 
 class _Stream:
@@ -304,7 +267,7 @@ class AsyncReplyStream(_Stream):
             while (chunk := next(self._waiting, None)) is None:
                 if self._over:
                     raise StopAsyncIteration
-                events = await self._reply.aevents_within(self._heartbeat)
+                events = await self._reply.aevents(self._heartbeat)
                 if not events:
                     return self._chunks.empty()
                 self._waiting = self._chunks.feed(events)
@@ -315,17 +278,7 @@ class AsyncReplyStream(_Stream):
         self.close()
 
 
-class RefusedStream:
-    """Its first event is the error."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> ModelResponseStream:
-        raise self._error
-
-    async def aclose(self) -> None:
-        pass
+async def refuse(error: Exception) -> AsyncGenerator[Any, None]:
+    """A stream whose first event is the error."""
+    raise error
+    yield  # makes it a generator

@@ -9,7 +9,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterable
-from contextlib import nullcontext
 
 from ..errors import RequestFailed, RequestTimedOut
 from .events import Delta, Done, Embedded, Event, Failed, Finish, ToolCallDelta
@@ -174,17 +173,16 @@ class EventQueue:
         with self._lock:
             if self._readable:
                 return self._take()
-            self._reader = reader = _Sleeper()
+            self._reader = reader = _Sleeper(timeout)
         try:
-            # `wait_for` would lose a cancellation at the arrival of an event (Python 3.11)
-            async with nullcontext() if timeout is None else asyncio.timeout(timeout):
-                while not self._readable:
-                    await reader.sleep()
-        except TimeoutError:
-            raise nothing_within(timeout) from None
+            while not self._readable and not reader.timed_out:
+                await reader.sleep()
         finally:
             self._reader = None
+            reader.close()
         with self._lock:
+            if not self._readable:
+                raise nothing_within(timeout)
             return self._take()
 
     # -- waiting events (the caller holds the lock)
@@ -222,10 +220,14 @@ class EventQueue:
 
 
 class _Sleeper:
-    """A task that sleeps in its event loop until any thread wakes it."""
+    """A task that sleeps in its event loop until any thread wakes it, or some seconds have passed.
+    With a timer, because `asyncio.timeout` takes as long as all other work for an event, and
+    `wait_for` would lose a cancellation at the arrival of an event (Python 3.11)."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float | None) -> None:
+        self.timed_out = False
         self._loop = asyncio.get_running_loop()
+        self._timer = None if seconds is None else self._loop.call_later(seconds, self._time_out)
         self._thread = threading.get_ident()
         self._woken: asyncio.Future[None] | None = None
 
@@ -233,6 +235,10 @@ class _Sleeper:
         """Call it in the loop iteration that has checked the condition."""
         self._woken = self._loop.create_future()
         await self._woken
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     def wake(self) -> None:
         """Without a system call in the loop's own thread. Ignored if the loop has ended."""
@@ -243,6 +249,10 @@ class _Sleeper:
                 self._loop.call_soon_threadsafe(self._wake)
         except RuntimeError:  # the loop is closed
             return
+
+    def _time_out(self) -> None:
+        self.timed_out = True
+        self._wake()
 
     def _wake(self) -> None:
         if self._woken is not None and not self._woken.done():

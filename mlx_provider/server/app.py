@@ -24,7 +24,7 @@ from ..protocol.health import Health
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
 from ..serving.hub import on_this_machine
 from ..serving.interface import Service
-from ..wire.openai.stream import error_body
+from ..wire.openai.answer import error_body
 from ..wire.routes import AGENTS, GENERATE, ROUTES
 from .access import Gate, Key, OperatorsAlone, error_response, is_named, key_of, own_names
 from .figures import Door, DoorRequest, FiguresRoute

@@ -1,7 +1,4 @@
-"""Routes that render the prompt of a request without running it.
-
-`POST` of a request to a model: from its body to its last event.
-"""
+"""`POST` of a request to a model: from its body to its last event, or to its number of tokens."""
 
 from __future__ import annotations
 
@@ -21,17 +18,23 @@ from starlette.types import Receive, Scope, Send
 from ..byte_gate import Ticket
 from ..client.generation import Generation
 from ..client.multi_prompt import submit_all
-from ..errors import BadRequest, EngineUnavailable, MLXProviderError, RequestFailed, for_another
+from ..errors import (
+    BadRequest,
+    EngineUnavailable,
+    MLXProviderError,
+    RequestFailed,
+    RequestTimedOut,
+    for_another,
+)
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Event, Failed
 from ..protocol.requests import GenerateRequest, ModelOptions, ModelRequest
 from ..serving.interface import Service
 from ..upstream.runtime import give_back
-from ..wire import replies
-from ..wire.body import Asked, Read, Reply
-from ..wire.replies import HEADER, header_text
+from ..wire import api
+from ..wire.api import HEADER, ParsedRequest, Read, Reply, header_text
 from .access import error_response, owner_of
-from .incoming import Incoming, asked, in_thread, parse_object
+from .incoming import Incoming, in_thread, own_request, parse_object
 
 
 class Count:
@@ -46,17 +49,17 @@ class Count:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            asked, ticket = await self._read(self._incoming, scope, receive)
+            parsed, ticket = await self._read(self._incoming, scope, receive)
         except ClientDisconnect:
             return
         with self._incoming.activity.counting():
-            call = partial(self._answered, asked, ticket)
+            call = partial(self._answered, parsed, ticket)
             answer = await in_thread(call, self._incoming.threads)
         await JSONResponse(answer)(scope, receive, send)
 
-    def _answered(self, asked: Asked, ticket: Ticket) -> dict[str, Any]:
-        with ticket, asked.places.naming():
-            requests: Sequence[Any] = asked.requests
+    def _answered(self, parsed: ParsedRequest, ticket: Ticket) -> dict[str, Any]:
+        with ticket, parsed.names.naming():
+            requests: Sequence[Any] = parsed.requests
             if len(requests) != 1:
                 raise BadRequest("prompt must be one text or list of token ids", param="prompt")
             return self._answer(requests[0])
@@ -66,19 +69,24 @@ LARGE = 4 * 2**20
 """Bytes of a body from which free memory is returned to the system."""
 HEARTBEAT = 5.0
 
-Reader = Callable[[Incoming, Scope, Receive], Awaitable[tuple[Asked, Ticket]]]
+Admitted = tuple[ParsedRequest, Ticket]
+Reader = Callable[[Incoming, Scope, Receive], Awaitable[Admitted]]
 
 
 def own(kind: type[ModelRequest]) -> Reader:
-    async def read(incoming: Incoming, scope: Scope, receive: Receive) -> tuple[Asked, Ticket]:
+    async def read(
+        incoming: Incoming, scope: Scope, receive: Receive
+    ) -> tuple[ParsedRequest, Ticket]:
         request, ticket = await incoming.read(scope, receive, kind)
-        return asked(request), ticket
+        return own_request(request), ticket
 
     return read
 
 
 def foreign(read_body: Read) -> Reader:
-    async def read(incoming: Incoming, scope: Scope, receive: Receive) -> tuple[Asked, Ticket]:
+    async def read(
+        incoming: Incoming, scope: Scope, receive: Receive
+    ) -> tuple[ParsedRequest, Ticket]:
         marks = incoming.marks(scope, None)
         model = {"model": marks["model"]} if "model" in marks else {}
         sender = {"options": ModelOptions(), **marks}
@@ -105,13 +113,13 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            asked, ticket = await self._read(self._incoming, scope, receive)
+            parsed, ticket = await self._read(self._incoming, scope, receive)
         except ClientDisconnect:
             return
         large = ticket.size > LARGE
         threads = self._incoming.threads
-        answer = _Answer(self._service, threads, self._stopping, asked, ticket)
-        del asked  # frees its images and texts as soon as they are prepared
+        answer = _Answer(self._service, threads, self._stopping, parsed, ticket)
+        del parsed  # frees its images and texts as soon as they are prepared
         with ExitStack() as serving:
             for queue in answer.queues:
                 serving.enter_context(self._incoming.activity.serving(queue, owner_of(scope)))
@@ -126,19 +134,18 @@ class _Answer:
         service: Service,
         limiter: anyio.CapacityLimiter,
         stopping: anyio.Event,
-        asked: Asked,
+        parsed: ParsedRequest,
         ticket: Ticket,
     ) -> None:
-        self.queues = [EventQueue() for _ in asked.requests]
+        self.queues = [EventQueue() for _ in parsed.requests]
         self._service = service
         self._limiter = limiter
         self._stopping = stopping
-        self._ids = [request.id for request in asked.requests]
-        self._reply, self._joined = asked.reply, asked.joined
-        self._refusal, self._places = asked.refusal, asked.places
-        self._unsent: tuple[list[ModelRequest], Ticket] | None = (list(asked.requests), ticket)
+        self._ids = [request.id for request in parsed.requests]
+        self._reply, self._joined = parsed.reply, parsed.joined
+        self._refusal, self._names = parsed.refusal, parsed.names
+        self._unsent: tuple[list[ModelRequest], Ticket] | None = (list(parsed.requests), ticket)
         self._submitting = anyio.CancelScope()
-        self._beating, self._beaten = anyio.CancelScope(), anyio.Event()
         self._written = 0.0
         self._submitted = 0
         """Requests that the service prepares or has accepted."""
@@ -153,7 +160,7 @@ class _Answer:
                 watchers.start_soon(self._watch_stop)
                 try:
                     generation = await self._accept()
-                    await self._write(generation, send, watchers)
+                    await self._write(generation, send)
                 except MLXProviderError as error:
                     # its frames hold the whole request, and this frame would hold them
                     failure = for_another(error)
@@ -168,7 +175,7 @@ class _Answer:
     def _refused(self, error: MLXProviderError, path: str) -> Response:
         stream = self._refusal(error) if self._refusal is not None else b""
         if stream:
-            return Response(stream, media_type=replies.MEDIA_TYPE)
+            return Response(stream, media_type=api.MEDIA_TYPE)
         closing = {"connection": "close"} if self._stopping.is_set() else None
         return error_response(error, closing, path)
 
@@ -183,7 +190,7 @@ class _Answer:
 
     async def _accept(self) -> Generation:
         """Submits in a thread. Abandoned when the engine stops; the thread then cleans up."""
-        with self._places.naming(), self._submitting:
+        with self._names.naming(), self._submitting:
             return await in_thread(self._submit_all, self._limiter, abandon_on_cancel=True)
         raise EngineUnavailable("the engine is stopping")
 
@@ -222,7 +229,7 @@ class _Answer:
                 if index < self._submitted:
                     self._service.cancel(self._ids[index])
 
-    async def _write(self, generation: Generation, send: Send, group: TaskGroup) -> None:
+    async def _write(self, generation: Generation, send: Send) -> None:
         """Write the bytes of each wake-up. Events are joined while `send` waits for a slow
         reader."""
         accepted = generation.accepted
@@ -232,35 +239,27 @@ class _Answer:
         while events:
             out = reply.feed(events)
             if not started and (out or reply.streamed):
-                warnings = [*map(self._places.text, accepted.warnings)]
+                warnings = [*map(self._names.text, accepted.warnings)]
                 await send(_start(reply, warnings))
-                started = True
-                self._written = time.monotonic()
-                if reply.heartbeat:
-                    group.start_soon(self._beat, reply.heartbeat, send)
+                started, self._written = True, time.monotonic()
             if out:
-                await send({"type": "http.response.body", "body": out, "more_body": True})
-                self._written = time.monotonic()
-            events = self._places.events(await generation.aget())
-        self._beating.cancel()
-        if reply.heartbeat:
-            await self._beaten.wait()  # it may be on its way out of `send`, which nothing cancels
+                await self._send(out, send)
+            events = await self._next(generation, reply.heartbeat, send)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _beat(self, heartbeat: bytes, send: Send) -> None:
-        """Writes heartbeats after silence. One task per reply: a timer per event costs more than
-        writing the event."""
-        beat = {"type": "http.response.body", "body": heartbeat, "more_body": True}
-        try:
-            with self._beating:
-                while True:
-                    silent = time.monotonic() - self._written
-                    if silent >= HEARTBEAT:
-                        await send(beat)
-                        self._written, silent = time.monotonic(), 0.0
-                    await anyio.sleep(HEARTBEAT - silent)
-        finally:
-            self._beaten.set()
+    async def _next(self, generation: Generation, heartbeat: bytes, send: Send) -> list[Event]:
+        """The next events. Writes heartbeats after silence."""
+        while True:
+            silent = time.monotonic() - self._written
+            wait = max(0.0, HEARTBEAT - silent) if heartbeat else None
+            try:
+                return self._names.events(await generation.aget(wait))
+            except RequestTimedOut:
+                await self._send(heartbeat, send)
+
+    async def _send(self, body: bytes, send: Send) -> None:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        self._written = time.monotonic()
 
 
 def _start(reply: Reply, warnings: list[str]) -> dict[str, object]:

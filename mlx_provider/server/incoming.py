@@ -37,7 +37,7 @@ from ..errors import (
 from ..invalid import bad_request, shown
 from ..protocol.events import EVENT_BATCH, Accepted, Event
 from ..protocol.requests import ModelRequest
-from ..wire.body import Asked
+from ..wire.api import ParsedRequest
 from .access import owner_of
 from .handover import Activity
 
@@ -72,7 +72,7 @@ NDJSON = "application/x-ndjson"
 
 
 class Lines:
-    """One line per wake-up of the reader. See `asked.Reply`."""
+    """One line per wake-up of the reader. See `api.Reply`."""
 
     media_type = NDJSON
     heartbeat = b""
@@ -82,8 +82,8 @@ class Lines:
         return EVENT_BATCH.dump_json(list(events)) + b"\n"
 
 
-def asked(request: ModelRequest) -> Asked:
-    return Asked([request], _lines, joined=False)
+def own_request(request: ModelRequest) -> ParsedRequest:
+    return ParsedRequest([request], _lines, joined=False)
 
 
 def _lines(accepted: Accepted) -> Lines:

@@ -1,4 +1,4 @@
-"""The routes of all APIs of others, and the form of their errors."""
+"""The routes of all APIs of other servers, and the form of their errors."""
 
 from __future__ import annotations
 
@@ -6,25 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import MLXProviderError
-from .anthropic import routes
-from .body import Read
+from .anthropic import routes as anthropic
+from .api import Read
 from .openai import routes as openai
-from .openai import stream
+from .openai.answer import error_body
 from .responses import routes as responses
 
-GENERATE: Mapping[str, Read] = {
-    **openai.GENERATE,
-    **responses.GENERATE,
-    **routes.GENERATE,
-}
-ROUTES: Mapping[str, Read] = {
-    **openai.ROUTES,
-    **responses.ROUTES,
-    **routes.ROUTES,
-}
+GENERATE: Mapping[str, Read] = {**openai.GENERATE, **responses.GENERATE, **anthropic.GENERATE}
+ROUTES: Mapping[str, Read] = {**openai.ROUTES, **responses.ROUTES, **anthropic.ROUTES}
 AGENTS = frozenset(GENERATE) - {"/v1/embeddings"}
 """Routes that answer with text."""
 ERRORS: Mapping[str, Callable[[MLXProviderError], dict[str, Any]]] = {
-    **dict.fromkeys((*openai.ROUTES, *responses.ROUTES), stream.error_body),
-    **dict.fromkeys(routes.ROUTES, routes.error_body),
+    **dict.fromkeys(ROUTES, error_body),
+    **dict.fromkeys(anthropic.ROUTES, anthropic.error_body),
 }

@@ -341,12 +341,12 @@ def load_gemma_text(folder: Path, options: LoadOptions) -> TextModel:
 
     def change(model: Any) -> None:
         if window.tokens is not None:
-            set_window_text(model, window.tokens)
+            set_text_window(model, window.tokens)
 
     return load_text(folder, options, change=change, variant=window.variant)
 
 
-def set_window_text(model: Any, window: int) -> None:
+def set_text_window(model: Any, window: int) -> None:
     """Sliding layers see the last `window` tokens; 0: all tokens. Masks and caches follow the
     model's arguments at every call (models/gemma3_text.py and gemma3.py of mlx-lm 0.32.2)."""
     text = getattr(model, "language_model", model)

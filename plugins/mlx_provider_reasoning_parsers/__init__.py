@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from mlx_provider import ReasoningParser, hookimpl
 
-from .think import PARSERS, THINK_PARSERS
+from .think import PARSERS
 
 mlx_provider_api = 1
 
 
 @hookimpl
 def mlx_reasoning_parsers() -> Iterable[ReasoningParser]:
-    yield from (*THINK_PARSERS, *PARSERS)
+    yield from PARSERS

@@ -40,7 +40,6 @@ NORTH = ReasoningParser(
     aliases=("cohere", "command_a", "cohere_command3", "cohere_command4"),
     rank=2,
 )
-PARSERS = (GEMMA4, GRANITE, NORTH)
 
 
 CALL = ("<minimax:tool_call>", "")
@@ -82,7 +81,7 @@ HY_V3 = replace(
 grammar and the prompt use the marker that is one token."""
 
 
-THINK_PARSERS = (
+PARSERS = (
     QWEN3,
     replace(
         ALWAYS,
@@ -204,4 +203,7 @@ THINK_PARSERS = (
         aliases=("magistral",),
         rank=1,
     ),
+    GEMMA4,
+    GRANITE,
+    NORTH,
 )

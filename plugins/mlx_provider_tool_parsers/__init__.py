@@ -28,7 +28,7 @@ mlx_provider_api = 1
 FORMATS = (
     json_blocks.PARSERS,
     function_tags.PARSERS,
-    function_tags.INVOKE_TAGS_PARSERS,
+    function_tags.INVOKE_PARSERS,
     keyed.PARSERS,
     sections.PARSERS,
     pythonic.PARSERS,

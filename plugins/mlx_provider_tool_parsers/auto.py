@@ -21,7 +21,7 @@ from mlx_provider.records import (
 
 from . import gemma, json_blocks, keyed, pythonic, sections
 from .blocks import JsonBlock
-from .function_tags import INVOKE_TAGS_PARSERS, QWEN3_CODER, invocations, invoke
+from .function_tags import INVOKE_PARSERS, QWEN3_CODER, invocations, invoke
 from .json_blocks import OPENER as CALLING
 from .json_blocks import scan_calling
 from .json_text import TURN_ENDS
@@ -34,7 +34,7 @@ _JSON = JsonBlock(openers=("<tool_call>", "<|tool_call|>", "[", "{"), end="</too
 Scan = Callable[[TextReader, Tools], Reading[None]]
 
 
-_DISTINCT = (*INVOKE_TAGS_PARSERS, *sections.PARSERS, *gemma.PARSERS, *json_blocks.PARSERS)
+_DISTINCT = (*INVOKE_PARSERS, *sections.PARSERS, *gemma.PARSERS, *json_blocks.PARSERS)
 
 
 def _others() -> dict[str, Scan]:

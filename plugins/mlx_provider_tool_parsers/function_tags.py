@@ -136,7 +136,7 @@ def _parser(name: str, form: TagFormat, *, marked: bool = False, **fields: objec
     )
 
 
-INVOKE_TAGS_PARSERS = (
+INVOKE_PARSERS = (
     _parser(
         "minimax_m2",
         MINIMAX_M2,

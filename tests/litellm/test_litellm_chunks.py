@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_provider.errors import EngineUnavailable, RequestFailed
-from mlx_provider.litellm.messages import ChunkStream
+from mlx_provider.litellm.objects import ChunkStream
 from mlx_provider.protocol.events import (
     Delta,
     ErrorBody,
@@ -12,7 +12,7 @@ from mlx_provider.protocol.events import (
     TokenLogprob,
     ToolCallDelta,
 )
-from mlx_provider.wire.openai.prompts import AnswerForm
+from mlx_provider.wire.openai.request import AnswerForm
 
 
 def chunks(events, *, legacy=False):

@@ -7,7 +7,7 @@ import pytest
 from litellm.proxy.types_utils.utils import get_instance_fn
 
 import mlx_provider.litellm as ours
-from mlx_provider.litellm.call import decoded, encoded
+from mlx_provider.litellm.call import decode_model, encode_model
 from mlx_provider.litellm.hook import DeploymentHook
 from mlx_provider.litellm.patches import register
 
@@ -75,15 +75,15 @@ async def test_a_body_cannot_choose_another_provider(engine):
 
 def test_encoding_is_reversible_and_leaves_plain_names_alone():
     for model in ("org/ä%20replicate", "x"):
-        assert decoded(encoded(model)) == model
-    assert decoded("a%20b") == "a%20b"
+        assert decode_model(encode_model(model)) == model
+    assert decode_model("a%20b") == "a%20b"
 
 
 IN_LETTERS = "".join(f"%{byte:02X}" for byte in b"/models/a")
 
 
 def test_only_what_the_hook_encoded_is_decoded():
-    assert decoded(IN_LETTERS) == IN_LETTERS
+    assert decode_model(IN_LETTERS) == IN_LETTERS
 
 
 def entry(name, model):

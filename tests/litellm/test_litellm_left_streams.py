@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mlx_provider.litellm.streams import Pings, beating, closing
+from mlx_provider.litellm.streams import add_heartbeats
 
 
 class Wrapper:
@@ -28,8 +27,7 @@ async def numbers() -> AsyncIterator[int]:
 
 
 def stream_of(wrapper: Wrapper, seconds: float | None = None) -> Any:
-    source: Any = SimpleNamespace(litellm_custom_stream_wrapper=wrapper)
-    return closing(beating(numbers(), seconds, Pings()), source)
+    return add_heartbeats(numbers(), seconds, tuple, lambda number: number, wrapper)
 
 
 @pytest.mark.parametrize("seconds", [None, 5])

@@ -25,7 +25,7 @@ from mlx_provider.serving.service import ChatService
 from mlx_provider.serving.weights import ModelView
 from mlx_provider.testing.tiny import build
 from mlx_provider.wire.anthropic.request import message_request
-from mlx_provider.wire.responses.request import question
+from mlx_provider.wire.responses.routes import response_request
 
 TEXT = ("qwen3", "llama", "gemma3_text")
 VISION = ("qwen3_vl", "gemma3", "qwen2_vl", "demo")
@@ -205,7 +205,7 @@ def as_response(asked: dict[str, Any]) -> dict[str, Any]:
     ("form", "read"),
     [
         (as_message, lambda body, sender: message_request(body, sender)[0]),
-        (as_response, lambda body, sender: question(body, sender).request),
+        (as_response, lambda body, sender: response_request(body, sender)[0]),
     ],
     ids=["messages", "responses"],
 )

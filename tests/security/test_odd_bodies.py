@@ -17,12 +17,12 @@ from mlx_provider.chat.constraints.request import demanded, response_schema
 from mlx_provider.chat.constraints.schema import SchemaReader
 from mlx_provider.errors import LONGEST, BadRequest
 from mlx_provider.litellm.call import Call, Deadline, generate_requests
-from mlx_provider.litellm.counting import check_shape
+from mlx_provider.litellm.fit import check_shape
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions
 from mlx_provider.server.incoming import parse_request
 from mlx_provider.wire.anthropic.request import CHATS_OWN, message_request
 from mlx_provider.wire.openai.parameters import Parameters, constraint
-from mlx_provider.wire.responses.request import question
+from mlx_provider.wire.responses.routes import response_request
 
 HI = {"role": "user", "content": "x"}
 PART = {"type": "text", "text": "x"}
@@ -74,7 +74,7 @@ def responded(messages: Any = None, **params: Any) -> GenerateRequest:
         ]
     if "max_tokens" in given:
         given["max_output_tokens"] = given.pop("max_tokens")
-    return question({"model": "m", **given}, {"options": ModelOptions()}).request
+    return response_request({"model": "m", **given}, {"options": ModelOptions()})[0]
 
 
 NOT_OF_RESPONSES = {"response_format", "n"}

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from mlx_provider.errors import BadRequest
-from mlx_provider.litellm.messages import usage_of
 from mlx_provider.protocol.events import Done, Timings
 from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.serving import drafting as sparse_prefill
+from mlx_provider.wire.openai.answer import usage_of
 
 NO_TIMES = Timings(queued=0, prefill=0, first_token=0, total=0, tokens_per_second=0)
 
@@ -45,7 +45,7 @@ def test_a_long_prompt_is_prefilled_in_part_unless_the_client_refuses(
     part = model.ask(prompt=PROMPT, options=options)
     assert 300 < part.usage.skipped_tokens < 400
     assert part.usage.prompt_tokens == 600
-    told = usage_of(Done(usage=part.usage, timings=NO_TIMES)).model_dump()
+    told = usage_of(Done(usage=part.usage, timings=NO_TIMES))
     details = told["prompt_tokens_details"]
     assert details["skipped_tokens"] == part.usage.skipped_tokens
     told = model.service.metrics().decode()
@@ -55,12 +55,8 @@ def test_a_long_prompt_is_prefilled_in_part_unless_the_client_refuses(
     plain = model.ask(prompt=PROMPT, options=ModelOptions(drafter="off"))
     assert (whole.usage.skipped_tokens, plain.usage.skipped_tokens) == (0, 0)
     assert whole.only.content == plain.only.content != part.only.content
-    assert (
-        "skipped_tokens"
-        not in usage_of(Done(usage=whole.usage, timings=NO_TIMES)).model_dump()[
-            "prompt_tokens_details"
-        ]
-    )
+    told = usage_of(Done(usage=whole.usage, timings=NO_TIMES))
+    assert "skipped_tokens" not in told["prompt_tokens_details"]
 
     short = model.ask(prompt=PROMPT[:511], options=options, sparse_prefill=True)
     assert short.usage.skipped_tokens == 0

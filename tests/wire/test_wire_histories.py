@@ -26,7 +26,7 @@ def read(path: str, turns: list[Any]) -> tuple[str, list[str]]:
     asked = ROUTES[path](body, {"options": ModelOptions()})
     (request,) = asked.requests
     done = normalise(request.messages, hoist_system=False)  # type: ignore[attr-defined]
-    return json.dumps(done.messages, ensure_ascii=False), [*map(asked.places.text, done.warnings)]
+    return json.dumps(done.messages, ensure_ascii=False), [*map(asked.names.text, done.warnings)]
 
 
 @pytest.mark.parametrize(("path", "case"), EACH, ids=NAMES)

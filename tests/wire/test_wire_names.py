@@ -112,6 +112,7 @@ WRONG: dict[str, dict[str, dict[str, Any]]] = {
         "text.format": {"text": {"format": {"type": "json_schema", "schema": NOT}}},
         "text.format.type": {"text": {"format": {"type": "x"}}},
         "parallel_tool_calls": {"parallel_tool_calls": "no"},
+        "tools": {"tools": False},
         "tools[0]": {"tools": [{"type": "x"}]},
         "tools[1].parameters": {"tools": [{"type": "web_search"}, {"type": "function", **STRICT,
             "parameters": NOT}], "tool_choice": "required"},

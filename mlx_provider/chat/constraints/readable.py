@@ -13,7 +13,6 @@ from ...errors import BadRequest
 from ...families.tokenizer.template_fit import short_id
 from ...protocol.requests import GenerateRequest
 from ...records import ToolParser
-from ...records import listed_parameters as records_listed_parameters
 from ...records.json_reading import function_of, listed_parameters, resolved
 from ...records.parsing import CallGrammar, TaggedArguments
 from ..output.whole_reply import WholeReply, read_chunks
@@ -92,7 +91,7 @@ def check_readable(request: GenerateRequest, parser: ToolParser) -> None:
             continue
         parameters = function.get("parameters")
         schema = parameters if isinstance(parameters, dict) else {}
-        keys = tuple(records_listed_parameters(schema)[0])
+        keys = tuple(listed_parameters(schema)[0])
         text = written_call(parser.call_grammar(), name, dict.fromkeys(keys, "x"), schema)
         found = read_chunks([text], tool_parser=parser, tools=request.tools)
         if [(called, _keys(given)) for called, given in found.calls] != [(name, keys)]:

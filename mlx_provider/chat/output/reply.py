@@ -1,7 +1,5 @@
-"""Stop strings in text, independent of its tokens.
-
-One choice's text state machine: tokens in, deltas out.
-"""
+"""One choice's text state machine: tokens in, deltas out, up to a stop string, which may begin and
+end within tokens."""
 
 from __future__ import annotations
 
@@ -109,7 +107,7 @@ _OWN_ID = re.compile(r"[A-Za-z0-9_-]{9,40}")
 (LiteLLM's Responses API bridge looks up calls of all clients by id)."""
 
 
-class _Draft:
+class _Part:
     def __init__(self) -> None:
         self.content = ""
         self.reasoning = ""
@@ -157,7 +155,7 @@ class Reply:
         self._reading = read_reply(self._reader, spec, self._note)
         self.faults: list[str] = []
         """Failures of the parsers; the text concerned is sent as text."""
-        self._drafts: list[_Draft] = [_Draft()]
+        self._parts: list[_Part] = [_Part()]
         self._logprobs: deque[tuple[int, TokenLogprob]] = deque()
         self._fed = self._cut = self._calls = self._whole_calls = 0
         self._ended = False
@@ -266,7 +264,7 @@ class Reply:
             return
         self._flush()
         if text:
-            self._draft(channel).reasoning += text
+            self._part(channel).reasoning += text
 
     def _take_call(self, event: TextEvent) -> None:
         if event.kind == "call":
@@ -277,17 +275,17 @@ class Reply:
         if event.kind == "close":
             self._whole_calls += 1
             return
-        draft = self._draft("call")
+        part = self._part("call")
         if event.kind == "call":
             own = self._call_id(number, event.id)
-            draft.calls.append(ToolCallDelta(index=number, id=own, name=event.text))
+            part.calls.append(ToolCallDelta(index=number, id=own, name=event.text))
             return
-        last = draft.calls[-1] if draft.calls else None
+        last = part.calls[-1] if part.calls else None
         if last is not None and last.index == number and last.id is None:
             joined = last.arguments + event.text
-            draft.calls[-1] = ToolCallDelta(index=number, arguments=joined)
+            part.calls[-1] = ToolCallDelta(index=number, arguments=joined)
         else:
-            draft.calls.append(ToolCallDelta(index=number, arguments=event.text))
+            part.calls.append(ToolCallDelta(index=number, arguments=event.text))
 
     def _call_id(self, number: int, written: str) -> str:
         """The model's own id, unless it is taken: the next prompt then repeats what the model
@@ -314,34 +312,34 @@ class Reply:
 
     def _add_content(self, text: str) -> None:
         if text:
-            self._draft("content").content += text
+            self._part("content").content += text
 
-    def _draft(self, kind: str) -> _Draft:
-        if not self._drafts[-1].takes(kind):
-            self._drafts.append(_Draft())
-        return self._drafts[-1]
+    def _part(self, kind: str) -> _Part:
+        if not self._parts[-1].takes(kind):
+            self._parts.append(_Part())
+        return self._parts[-1]
 
     def _resolved(self) -> int:
         edge = self._edge.held if self._edge is not None else 0
         return self._reader.position - self._stops.held - edge - self._cut
 
     def _deltas(self, last: bool = False) -> list[Delta]:
-        found = [draft for draft in self._drafts if not draft.empty()]
+        found = [part for part in self._parts if not part.empty()]
         if not found and not (last and self._logprobs):
             return []
-        self._drafts = [_Draft()]
-        deltas = [self._delta(draft) for draft in found or self._drafts]
+        self._parts = [_Part()]
+        deltas = [self._delta(part) for part in found or self._parts]
         if self._logprobs:
             logprobs = self._known_logprobs(last)
             deltas[-1] = deltas[-1].model_copy(update={"logprobs": logprobs})
         return deltas if found or deltas[-1].logprobs else []
 
-    def _delta(self, draft: _Draft) -> Delta:
+    def _delta(self, part: _Part) -> Delta:
         return Delta(
             index=self._index,
-            content=draft.content,
-            reasoning=draft.reasoning,
-            tool_calls=draft.calls,
+            content=part.content,
+            reasoning=part.reasoning,
+            tool_calls=part.calls,
         )
 
     def _known_logprobs(self, last: bool) -> list[TokenLogprob]:

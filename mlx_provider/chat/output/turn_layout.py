@@ -1,9 +1,6 @@
 """White space that a chat template writes around an assistant's thoughts, answer and calls. The
 texts for the client omit it and keep all other white space, so that the next prompt repeats the
-computed tokens and the prefix cache covers them.
-
-White space at the end of an answer before a possible call.
-"""
+computed tokens and the prefix cache covers them."""
 
 from __future__ import annotations
 
@@ -68,12 +65,12 @@ def layout_of(
     render: Render, thoughts: ReasoningParser | None, calls: ToolParser | None
 ) -> TurnLayout:
     """Measured by rendering a turn with a thought and a call."""
-    around = _measured(lambda pad: _joints(render(_turns(pad)), thoughts, calls))
-    before = _measured(lambda pad: TurnLayout(turn_open=_turn_open(render, pad)))
+    around = _measure(lambda pad: _joints(render(_turns(pad)), thoughts, calls))
+    before = _measure(lambda pad: TurnLayout(turn_open=_turn_open(render, pad)))
     return replace(around, turn_open=before.turn_open)
 
 
-def _measured(show: Callable[[str], TurnLayout]) -> TurnLayout:
+def _measure(show: Callable[[str], TurnLayout]) -> TurnLayout:
     """`show` takes the white space around each text. Its errors are ignored."""
     shown: list[TurnLayout] = []
     for pad in ("", PAD):

@@ -1,7 +1,5 @@
-"""Checks a finished reply against its `response_format`, if no grammar enforced it.
-
-A whole reply, put together from its deltas as a client does.
-"""
+"""A whole reply, put together from its deltas as a client does, and its check against a
+`response_format` that no grammar enforced."""
 
 from __future__ import annotations
 

@@ -1,13 +1,6 @@
-"""Checks the shape of a request of the Messages API. What no model can see is refused in the system
+"""Requests of the Messages API as those of chat. What no model can see is refused in the system
 prompt and in a message that a user has just typed; in an earlier turn it becomes text
-(`chat.messages.foreign`).
-
-Tools of Anthropic's API, and the choice among them, as those of chat.
-
-Messages of Anthropic's API as messages of chat.
-
-Parameters of the Messages API to the engine's request.
-"""
+(`chat.messages.foreign`)."""
 
 from __future__ import annotations
 
@@ -18,11 +11,10 @@ from typing import Any
 from ...errors import BadRequest
 from ...invalid import shown
 from ...protocol.requests import GenerateRequest
-from ..body import Places, check_kind, check_known, check_text, objects
-from ..openai.answer import without
-from ..openai.parameters import SCHEMA, Parameters, names_of
-from ..openai.prompts import AnswerForm
-from ..openai.request import generate_requests
+from ..api import ClientNames, check_kind, check_text, objects, parts_of
+from ..openai.parameters import SCHEMA, Parameters, parameter_names
+from ..openai.request import AnswerForm, generate_requests
+from ..openai.tools import without
 
 ROLES = ("user", "assistant", "system")
 BLOCKS: Mapping[str, Collection[str]] = {
@@ -44,12 +36,9 @@ def check_messages(given: Mapping[str, Any]) -> None:
     listed = [*objects(messages, "messages")]
     typed = is_typed([message for _, message in listed[-2:]])
     for at, (where, message) in enumerate(listed, 1):
-        role = message.get("role")
-        check_known(role, ROLES, f"{where}.role")
+        role = check_kind(message.get("role"), f"{where}.role", ROLES)
         strict = role == "system" or (typed and at == len(listed))
-        _check_blocks(
-            message.get("content"), f"{where}.content", BLOCKS[str(role)] if strict else None
-        )
+        _check_blocks(message.get("content"), f"{where}.content", BLOCKS[role] if strict else None)
     _check_tools(given.get("tools"), given.get("tool_choice"))
 
 
@@ -75,15 +64,7 @@ def _check_tools(tools: Any, choice: Any) -> None:
 
 
 def _check_blocks(content: Any, where: str, known: Collection[str] | None) -> None:
-    """`known`: types that a model can take; `None`: others become text."""
-    if content is None or isinstance(content, str):
-        return
-    for at, block in objects(content, where):
-        kind = block.get("type")
-        if known is None:
-            check_kind(kind, f"{at}.type")
-        else:
-            check_known(kind, known, f"{at}.type")
+    for at, kind, block in parts_of(content, where, known):
         if kind == "text":
             check_text(block, at)
         elif kind == "image" and known is not None:
@@ -96,9 +77,7 @@ def check_image(block: Mapping[str, Any], where: str) -> None:
     source, where = block.get("source"), f"{where}.source"
     if not isinstance(source, Mapping):
         raise BadRequest(f"{where} must be an object", param=where)
-    kind = source.get("type")
-    check_known(kind, IMAGE_SOURCES, f"{where}.type")
-    place = IMAGE_SOURCES[str(kind)]
+    place = IMAGE_SOURCES[check_kind(source.get("type"), f"{where}.type", IMAGE_SOURCES)]
     if not isinstance(source.get(place), str) or not source[place]:
         raise BadRequest(f"{where}.{place} must be a text", param=where)
 
@@ -106,6 +85,7 @@ def check_image(block: Mapping[str, Any], where: str) -> None:
 MEMBERS = ("name", "description", "strict")
 BUILT_IN = ("bash_", "computer_", "memory_", "text_editor_")
 """Types of tools whose schema Anthropic's models know. All other types run on its servers."""
+ALONE = "tool_choice.disable_parallel_tool_use"
 CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
 
 
@@ -118,7 +98,8 @@ def chat_tools(params: Parameters) -> dict[str, Any]:
         fields["tools"] = [_tool(tool, where) for where, tool in objects(tools, "tools")]
     if choice:
         fields["tool_choice"] = _choice(choice)
-        fields["parallel_tool_calls"] = not _alone(choice)
+        alone = Parameters({ALONE: choice.get("disable_parallel_tool_use")}).flag(ALONE)
+        fields["parallel_tool_calls"] = not alone
     return fields
 
 
@@ -145,24 +126,13 @@ def known_members(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choice(choice: Mapping[str, Any]) -> Any:
-    kind = choice.get("type")
-    check_known(kind, CHOICES, "tool_choice.type")
+    kind = check_kind(choice.get("type"), "tool_choice.type", CHOICES)
     if kind != "tool":
-        return CHOICES[str(kind)]
+        return CHOICES[kind]
     name = choice.get("name")
     if not isinstance(name, str):
         raise BadRequest("tool_choice.name must be a text", param="tool_choice.name")
     return {"type": "function", "function": {"name": name}}
-
-
-def _alone(choice: Mapping[str, Any]) -> bool:
-    alone = choice.get("disable_parallel_tool_use")
-    if alone is not None and not isinstance(alone, bool):
-        raise BadRequest(
-            f"tool_choice.disable_parallel_tool_use must be true or false, got {shown(alone)}",
-            param="tool_choice",
-        )
-    return bool(alone)
 
 
 Message = dict[str, Any]
@@ -172,7 +142,7 @@ FAILED = "Error: "
 def chat_messages(
     system: Any, messages: Sequence[Mapping[str, Any]]
 ) -> tuple[list[Message], dict[str, str]]:
-    """Messages that `shape.check_messages` has passed, and the places of their parts in the
+    """Messages that `check_messages` has passed, and the places of their parts in the
     request. Chat itself reads text, images and thoughts in Anthropic's form."""
     made: list[Message] = [{"role": "system", "content": system}] if system else []
     places: dict[str, str] = {}
@@ -195,7 +165,7 @@ def _turns(message: Mapping[str, Any], where: str) -> Iterator[tuple[Message, di
     blocks = [(block, f"{where}.content[{at}]") for at, block in enumerate(content)]
     # Templates accept no text between calls and their results.
     results = [(block, at) for block, at in blocks if block["type"] == "tool_result"]
-    yield from ((_result(block), _of_result(block, at)) for block, at in results)
+    yield from (_result(block, at) for block, at in results)
     calls = [(block, at) for block, at in blocks if block["type"] == "tool_use"]
     others = [(b, at) for b, at in blocks if b["type"] not in ("tool_result", "tool_use")]
     parts = {"": where, **{f".content[{n}]": at for n, (_, at) in enumerate(others)}}
@@ -209,21 +179,15 @@ def _turns(message: Mapping[str, Any], where: str) -> Iterator[tuple[Message, di
         yield {"role": role, "content": said}, parts
 
 
-def _result(block: Mapping[str, Any]) -> Message:
+def _result(block: Mapping[str, Any], where: str) -> tuple[Message, dict[str, str]]:
     """Chat has no mark for an error, so its text begins with one."""
-    content = block.get("content")
+    content, places = block.get("content"), {"": where}
     if block.get("is_error") is True:
         parts = content if isinstance(content, list) else []
         first = FAILED + content if isinstance(content, str) else FAILED.rstrip()
         content = [{"type": "text", "text": first}, *parts] if parts else first
-    return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
-
-
-def _of_result(block: Mapping[str, Any], where: str) -> dict[str, str]:
-    content = block.get("content")
-    parts = content if block.get("is_error") is True and isinstance(content, list) else []
-    behind = {f".content[{at + 1}]": f"{where}.content[{at}]" for at in range(len(parts))}
-    return {"": where, **behind}
+        places |= {f".content[{at + 1}]": f"{where}.content[{at}]" for at in range(len(parts))}
+    return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}, places
 
 
 def _call(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,12 +218,12 @@ CHATS_OWN = (
 
 def message_request(
     body: Mapping[str, Any], sender: Mapping[str, Any], *, counted: bool = False
-) -> tuple[GenerateRequest, Places]:
+) -> tuple[GenerateRequest, ClientNames]:
     """The request, with parameters of chat where Anthropic has none, and the names of its parts.
     `counted`: only its prompt is wanted, which needs no `max_tokens`. Raises `BadRequest` that
     names the parameter."""
     check_messages(body)
-    params = Parameters({name: value for name, value in body.items() if name != "model"})
+    params = Parameters(body)
     if not counted and body.get("max_tokens") is None:
         raise BadRequest("max_tokens is missing", param="max_tokens")
     for name in CHATS_OWN:
@@ -276,7 +240,7 @@ def message_request(
     given = {name: value for name, value in values.items() if value is not None}
     model = {**sender, "model": body.get("model")}
     given = params.rest() | given
-    names = Places(_names(body) | places).before(names_of(given))
+    names = ClientNames(_names(body) | places).before(parameter_names(given))
     with names.naming():
         (request,) = generate_requests(
             Parameters(given), model, messages, AnswerForm(), continues=True
@@ -288,7 +252,7 @@ def _names(body: Mapping[str, Any]) -> dict[str, str]:
     config = body.get("output_config") or {}
     form = "output_config.format" if config.get("format") else "output_format"
     names = {
-        "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+        "parallel_tool_calls": ALONE,
         "response_format": form,
         "response_format.json_schema": form,
         SCHEMA: f"{form}.schema",

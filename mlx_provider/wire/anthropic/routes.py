@@ -1,11 +1,4 @@
-"""Errors in the form of Anthropic.
-
-The engine's events as content blocks, streamed or gathered.
-
-The engine's events as one message, or as the stream of one.
-
-The routes of Anthropic's API: from a body to a request.
-"""
+"""The routes of Anthropic's API, and the engine's events as content blocks, streamed or whole."""
 
 from __future__ import annotations
 
@@ -19,15 +12,14 @@ from typing import Any
 from ...chat.messages.parts import arguments_mapping
 from ...errors import MLXProviderError
 from ...protocol.events import Accepted, Delta, Done, Event, Finish
-from .. import replies
-from ..body import Asked, Read, check_known
-from ..openai import stream
+from .. import api
+from ..api import ParsedRequest, Read, check_kind, event_frame
+from ..openai import answer
 from ..openai.answer import call_pieces, finish_reason, usage_of
 from ..openai.parameters import Parameters
-from ..replies import named
 from .request import cache_marks, message_request
 
-TYPES = {**stream.TYPES, 404: "not_found_error", 413: "request_too_large"}
+TYPES = {**answer.TYPES, 404: "not_found_error", 413: "request_too_large"}
 
 
 def error_body(error: MLXProviderError) -> dict[str, Any]:
@@ -41,105 +33,33 @@ def error_body(error: MLXProviderError) -> dict[str, Any]:
 Part = dict[str, Any]
 
 
-class Blocks:
-    """One block is open at a time."""
-
-    def __init__(self, *, thoughts: bool = True) -> None:
-        """`thoughts`: whether their text is sent, or only a block for each."""
-        self._thoughts = thoughts
-        self._kind: object = None
-        """Type of the open block, or the number of its call."""
-        self._index = -1
-        self._signature = sha256()
-
-    def feed(self, delta: Delta) -> Iterator[Part]:
-        if delta.reasoning:
-            yield from self._begin(
-                "thinking", {"type": "thinking", "thinking": "", "signature": ""}
-            )
-            self._signature.update(delta.reasoning.encode())
-            if self._thoughts:
-                yield self._delta({"type": "thinking_delta", "thinking": delta.reasoning})
-        if delta.content:
-            yield from self._begin("text", {"type": "text", "text": "", "citations": None})
-            yield self._delta({"type": "text_delta", "text": delta.content})
-        for piece in call_pieces(delta.tool_calls):
-            function = piece["function"]
-            call = {"type": "tool_use", "id": piece["id"], "name": function["name"]}
-            block = {**call, "input": {}, "caller": {"type": "direct"}}
-            yield from self._begin(piece["index"], block)
-            if function["arguments"]:
-                part = {"type": "input_json_delta", "partial_json": function["arguments"]}
-                yield self._delta(part)
-
-    def end(self) -> Iterator[Part]:
-        if self._kind is None:
-            return
-        if self._kind == "thinking":  # clients drop thoughts without a signature
-            yield self._delta({"type": "signature_delta", "signature": self._signed()})
-        yield {"type": "content_block_stop", "index": self._index}
-        self._kind = None
-
-    def _begin(self, kind: object, block: Part) -> Iterator[Part]:
-        if kind != self._kind:
-            yield from self.end()
-            self._kind, self._signature = kind, sha256()
-            self._index += 1
-            yield {"type": "content_block_start", "index": self._index, "content_block": block}
-
-    def _delta(self, part: Part) -> Part:
-        return {"type": "content_block_delta", "index": self._index, "delta": part}
-
-    def _signed(self) -> str:
-        return b64encode(self._signature.digest()).decode()
-
-
-class Content:
-    def __init__(self) -> None:
-        self._blocks: list[Part] = []
-        self._texts: list[dict[str, list[str]]] = []
-
-    def add(self, event: Part) -> None:
-        if event["type"] == "content_block_start":
-            self._blocks.append(event["content_block"])
-            self._texts.append({})
-        elif event["type"] == "content_block_delta":
-            ((name, text),) = ((k, v) for k, v in event["delta"].items() if k != "type")
-            self._texts[-1].setdefault(name, []).append(text)
-
-    def whole(self) -> list[Part]:
-        return [
-            _whole(block, {name: "".join(texts) for name, texts in pieces.items()})
-            for block, pieces in zip(self._blocks, self._texts, strict=True)
-        ]
-
-
-def _whole(block: Part, texts: dict[str, str]) -> Part:
-    if block["type"] == "tool_use":
-        return block | {"input": arguments_mapping(texts.get("partial_json"))}
-    return block | texts
-
-
-PING = named({"type": "ping"})
+PING = event_frame({"type": "ping"})
+NOTHING_ELSE = dict.fromkeys(("cache_creation", "inference_geo", "server_tool_use", "service_tier"))
 
 
 @dataclass(frozen=True)
-class Shown:
+class Options:
     thoughts: bool = True
+    """Send the text of thoughts, not only a block for each."""
     stored: bool = False
     """Count tokens stored in the prefix cache separately from other input."""
 
 
 class _Message:
-    def __init__(self, accepted: Accepted, wanted: int | None, shown: Shown) -> None:
-        """`wanted`: `max_tokens` of the request, of which the context may leave less; -1: all."""
-        self._blocks = Blocks(thoughts=shown.thoughts)
-        self._shown = shown
-        self._accepted = accepted
-        self._clipped = wanted is not None and not 0 < wanted <= accepted.max_tokens
-        self._end: dict[str, Any] = {}
+    """Each method yields the events of a stream. One block is open at a time."""
 
-    def start(self) -> dict[str, Any]:
+    def __init__(self, accepted: Accepted, wanted: int | None, options: Options) -> None:
+        """`wanted`: `max_tokens` of the request, of which the context may leave less; -1: all."""
+        self._accepted = accepted
+        self._options = options
+        self._clipped = wanted is not None and not 0 < wanted <= accepted.max_tokens
+        self._ending: Part = {}
+        self._open: object = None
+        """Type of the open block, or the number of its call."""
+        self._index = -1
+        self._signature = sha256()
+
+    def start(self) -> Part:
         return {
             "type": "message_start",
             "message": {
@@ -156,33 +76,71 @@ class _Message:
             },
         }
 
-    def feed(self, event: Event) -> Iterator[dict[str, Any]]:
+    def feed(self, event: Event) -> Iterator[Part]:
         """Raises the error of a cancelled request."""
         if isinstance(event, Delta):
-            yield from self._blocks.feed(event)
+            yield from self._blocks(event)
         elif isinstance(event, Finish):
-            self._end = ending(event, clipped=self._clipped)
-            yield from self._blocks.end()
+            self._ending = ending(event, clipped=self._clipped)
+            yield from self._end()
         elif isinstance(event, Done):
-            end = {**self._end, "stop_details": None, "container": None}
+            end = {**self._ending, "stop_details": None, "container": None}
             yield {"type": "message_delta", "delta": end, "usage": self._usage(event)}
             yield {"type": "message_stop"}
 
-    def _usage(self, done: Done) -> dict[str, Any]:
+    def _blocks(self, delta: Delta) -> Iterator[Part]:
+        if delta.reasoning:
+            yield from self._begin(
+                "thinking", {"type": "thinking", "thinking": "", "signature": ""}
+            )
+            self._signature.update(delta.reasoning.encode())
+            if self._options.thoughts:
+                yield self._delta({"type": "thinking_delta", "thinking": delta.reasoning})
+        if delta.content:
+            yield from self._begin("text", {"type": "text", "text": "", "citations": None})
+            yield self._delta({"type": "text_delta", "text": delta.content})
+        for piece in call_pieces(delta.tool_calls):
+            function = piece["function"]
+            call = {"type": "tool_use", "id": piece["id"], "name": function["name"]}
+            block = {**call, "input": {}, "caller": {"type": "direct"}}
+            yield from self._begin(piece["index"], block)
+            if function["arguments"]:
+                part = {"type": "input_json_delta", "partial_json": function["arguments"]}
+                yield self._delta(part)
+
+    def _begin(self, kind: object, block: Part) -> Iterator[Part]:
+        if kind != self._open:
+            yield from self._end()
+            self._open, self._signature = kind, sha256()
+            self._index += 1
+            yield {"type": "content_block_start", "index": self._index, "content_block": block}
+
+    def _end(self) -> Iterator[Part]:
+        if self._open is None:
+            return
+        if self._open == "thinking":  # clients drop thoughts without a signature
+            signature = b64encode(self._signature.digest()).decode()
+            yield self._delta({"type": "signature_delta", "signature": signature})
+        yield {"type": "content_block_stop", "index": self._index}
+        self._open = None
+
+    def _delta(self, part: Part) -> Part:
+        return {"type": "content_block_delta", "index": self._index, "delta": part}
+
+    def _usage(self, done: Done) -> Part:
         """The last token of a prompt is always computed, so neither count of the cache has it."""
         usage = usage_of(done)
         prompt, cached = usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
         new = max(0, min(done.usage.stored_tokens, prompt - cached - 1))
-        stored = new if self._shown.stored else 0
+        stored = new if self._options.stored else 0
         counts = _counts(prompt, cached, stored, usage["completion_tokens"])
-        thought = usage["completion_tokens_details"]["reasoning_tokens"]
-        details = {"thinking_tokens": thought}
+        details = {"thinking_tokens": usage["completion_tokens_details"]["reasoning_tokens"]}
         return counts | {"output_tokens_details": details, "server_tool_use": None}
 
 
-def ending(finish: Finish, *, clipped: bool) -> dict[str, Any]:
+def ending(finish: Finish, *, clipped: bool) -> Part:
     """`clipped`: the context left less room than `max_tokens`."""
-    reason = finish_reason(finish, legacy=False)
+    reason = finish_reason(finish)
     if reason == "length":
         reason = "model_context_window_exceeded" if clipped else "max_tokens"
     elif reason == "tool_calls":
@@ -192,10 +150,7 @@ def ending(finish: Finish, *, clipped: bool) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": finish.stop}
 
 
-NOTHING_ELSE = dict.fromkeys(("cache_creation", "inference_geo", "server_tool_use", "service_tier"))
-
-
-def _counts(prompt: int, cached: int, stored: int, completion: int) -> dict[str, Any]:
+def _counts(prompt: int, cached: int, stored: int, completion: int) -> Part:
     """Anthropic's input count excludes tokens read from the cache and stored in it."""
     return {
         "input_tokens": prompt - cached - stored,
@@ -206,54 +161,74 @@ def _counts(prompt: int, cached: int, stored: int, completion: int) -> dict[str,
     }
 
 
-class Stream(replies.Streamed):
+class Stream(api.Stream):
     heartbeat = PING
 
-    def __init__(self, accepted: Accepted, wanted: int | None, shown: Shown = Shown()) -> None:
-        self._message = _Message(accepted, wanted, shown)
+    def __init__(
+        self, accepted: Accepted, wanted: int | None, options: Options = Options()
+    ) -> None:
+        self._message = _Message(accepted, wanted, options)
 
     def _frames(self, event: Event) -> Iterator[bytes]:
         parts = self._message.feed(event)
-        return map(named, [self._message.start()] if isinstance(event, Accepted) else parts)
+        return map(event_frame, [self._message.start()] if isinstance(event, Accepted) else parts)
 
     def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
-        yield named(error_body(error))
+        yield event_frame(error_body(error))
 
 
-class Whole(replies.Whole):
-    def __init__(self, accepted: Accepted, wanted: int | None, shown: Shown = Shown()) -> None:
-        self._message = _Message(accepted, wanted, shown)
-        self._content = Content()
+class Whole(api.Whole):
+    def __init__(
+        self, accepted: Accepted, wanted: int | None, options: Options = Options()
+    ) -> None:
+        self._message = _Message(accepted, wanted, options)
+        self._blocks: list[tuple[Part, dict[str, list[str]]]] = []
+        """Each with the pieces of its texts, by name."""
 
     def _take(self, event: Event) -> None:
-        if not isinstance(event, Done):
-            for part in self._message.feed(event):
-                self._content.add(part)
+        if isinstance(event, Done):
+            return
+        for part in self._message.feed(event):
+            if part["type"] == "content_block_start":
+                self._blocks.append((part["content_block"], {}))
+            elif part["type"] == "content_block_delta":
+                ((name, text),) = ((k, v) for k, v in part["delta"].items() if k != "type")
+                self._blocks[-1][1].setdefault(name, []).append(text)
 
-    def _body(self, done: Done) -> dict[str, Any]:
+    def _body(self, done: Done) -> Part:
         message, end = self._message.start()["message"], next(self._message.feed(done))
+        content = [_whole_block(*block) for block in self._blocks]
         usage = message["usage"] | end["usage"]
-        more = {"content": self._content.whole(), "usage": usage}
-        return {**message, **end["delta"], **more}
+        return {**message, **end["delta"], "content": content, "usage": usage}
+
+
+def _whole_block(block: Part, pieces: dict[str, list[str]]) -> Part:
+    texts = {name: "".join(parts) for name, parts in pieces.items()}
+    if block["type"] == "tool_use":
+        return block | {"input": arguments_mapping(texts.get("partial_json"))}
+    return block | texts
 
 
 DISPLAYS = ("summarized", "omitted")
 """Of thoughts: a local model's are sent whole in place of a summary."""
 
 
-def _messages(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
+def _messages(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     params = Parameters(body)
     reply, thinking = Stream if params.flag("stream") else Whole, params.mapping("thinking")
     if thinking.get("display") is not None:
-        check_known(thinking["display"], DISPLAYS, "thinking.display")
-    request, places = message_request(body, sender)
-    shown = Shown(thoughts=thinking.get("display") != "omitted", stored=bool(cache_marks(body)))
-    return Asked([request], partial(reply, wanted=body["max_tokens"], shown=shown), places=places)
+        check_kind(thinking["display"], "thinking.display", DISPLAYS)
+    request, names = message_request(body, sender)
+    thoughts = thinking.get("display") != "omitted"
+    options = Options(thoughts=thoughts, stored=bool(cache_marks(body)))
+    return ParsedRequest(
+        [request], partial(reply, wanted=body["max_tokens"], options=options), names
+    )
 
 
-def _count(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
-    request, places = message_request(body, sender, counted=True)
-    return Asked([request], partial(Whole, wanted=None), places=places)
+def _count(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
+    request, names = message_request(body, sender, counted=True)
+    return ParsedRequest([request], partial(Whole, wanted=None), names)
 
 
 GENERATE: Mapping[str, Read] = {"/v1/messages": _messages}

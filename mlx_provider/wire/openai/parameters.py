@@ -1,30 +1,23 @@
-"""The parameters of one request, taken one by one; those that are left are refused by name. What
-has no meaning here and changes no answer is ignored; what a client could believe to work is ignored
-with a warning.
-
-What the answer must look like: `response_format`, or one of the grammar extensions.
-
-Fields of our request by the names of chat and text completions.
-
-The many ways to ask for thoughts, as template variables and a budget.
-"""
+"""The parameters of one request, taken one by one; those that are left are refused by name."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from ...errors import BadRequest
 from ...invalid import shown
 from ...protocol.requests import RENDERER_ARGUMENTS
-from ..body import Places
+from ..api import ClientNames
 
-TRANSPORT = frozenset({"stream", "stream_options", "metadata", "prompt_cache_retention"})
-"""Parameters that other code handles, or that change no answer."""
-
-WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
+T = TypeVar("T")
+WithoutEffect = tuple[object, ...] | None
+"""Of a parameter without effect: the values that ask for nothing; others get a warning. `None`: the
+parameter changes no answer, or other code handles it."""
+WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
+    **dict.fromkeys(("model", "stream", "stream_options", "metadata", "prompt_cache_retention")),
     "context_management": (),
     "output_config": (),
     "prediction": (),
@@ -33,19 +26,17 @@ WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
     "store": (False,),
     "web_search_options": (),
 }
-"""Parameters that get a warning, and the values that ask for nothing."""
 
 
 class Parameters:
     def __init__(
         self,
         values: Mapping[str, Any],
-        settled: Iterable[str] = (),
+        without_effect: Mapping[str, WithoutEffect] | None = None,
         ignored: Iterable[str] = (),
     ) -> None:
-        """`settled`: names that other code handles, besides `TRANSPORT`. `ignored`: further names
-        for the warning."""
-        self._settled = (*TRANSPORT, *settled)
+        """`without_effect`: besides `WITHOUT_EFFECT`. `ignored`: further names for the warning."""
+        self._without_effect = {**(without_effect or {}), **WITHOUT_EFFECT}
         self._ignored = [*ignored]
         self._left = {name: value for name, value in values.items() if value is not None}
 
@@ -54,10 +45,16 @@ class Parameters:
         return self._left.pop(name, default)
 
     def flag(self, name: str) -> bool | None:
-        value = self.take(name)
-        if value is not None and not isinstance(value, bool):
-            raise BadRequest(f"{name} must be true or false, got {shown(value)}", param=name)
-        return value
+        return self._typed(name, bool, "true or false")
+
+    def text(self, name: str) -> str | None:
+        return self._typed(name, str, "a text")
+
+    def items(self, name: str) -> list[Any] | None:
+        return self._typed(name, list, "a list")
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        return dict(self._typed(name, Mapping, "an object") or {})  # type: ignore[type-abstract]
 
     def number(self, name: str) -> Any:
         """Refuses a truth value, which is a number in Python."""
@@ -66,11 +63,11 @@ class Parameters:
             raise BadRequest(f"{name} must be a number, got {shown(value)}", param=name)
         return value
 
-    def mapping(self, name: str) -> dict[str, Any]:
-        value = self.take(name, {})
-        if not isinstance(value, Mapping):
-            raise BadRequest(f"{name} must be an object, got {shown(value)}", param=name)
-        return dict(value)
+    def _typed(self, name: str, kind: type[T], words: str) -> T | None:
+        value = self.take(name)
+        if value is not None and not isinstance(value, kind):
+            raise BadRequest(f"{name} must be {words}, got {shown(value)}", param=name)
+        return value
 
     def choice(self, name: str, allowed: tuple[object, ...], remedy: str) -> None:
         """Only `allowed` values (all without effect) are served."""
@@ -83,12 +80,11 @@ class Parameters:
 
     def ignored(self) -> list[str]:
         """Take parameters without effect; returns the names for the warning."""
-        for name in self._settled:
-            self.take(name)
+        found = {name: self.take(name) for name in self._without_effect}
         return [*self._ignored] + [
             name
-            for name, nothing in WITHOUT_EFFECT.items()
-            if (value := self.take(name)) is not None and value not in nothing
+            for name, nothing in self._without_effect.items()
+            if nothing is not None and found[name] is not None and found[name] not in nothing
         ]
 
     def rest(self) -> dict[str, Any]:
@@ -101,20 +97,28 @@ class Parameters:
             raise BadRequest(f"unknown parameter: {names}", param=min(self._left))
 
 
-EXTENSIONS = ("grammar", "guided_regex", "guided_grammar", "guided_choice", "guided_json")
+CONSTRAINTS = {
+    "response_format": "an object",
+    "grammar": 'a Lark text or {"type": "regex" | "lark", "value": text}',
+    "guided_regex": "a text",
+    "guided_grammar": "a text",
+    "guided_choice": "a list of texts",
+    "guided_json": "an object",
+}
+"""The parameters that say what the answer must look like, and their values."""
 
 
 def constraint(params: Parameters) -> dict[str, Any]:
     """`response_format` and `grammar`, of which at most one is set. Raises `BadRequest` if two
     constraints contradict or one is malformed."""
-    given = {name: params.take(name) for name in ("response_format", *EXTENSIONS)}
+    given = {name: params.take(name) for name in CONSTRAINTS}
     given = {name: value for name, value in given.items() if value is not None}
     if _is_text(given.get("response_format")):
         del given["response_format"]
     if len(given) > 1:
         raise BadRequest(f"only one of {', '.join(given)} can be given", param=min(given))
     for name, value in given.items():
-        return _field(name, value)
+        return _field(name, _parse_json(value) if name == "guided_json" else value)
     return {}
 
 
@@ -123,53 +127,33 @@ def _is_text(value: object) -> bool:
 
 
 def _field(name: str, value: Any) -> dict[str, Any]:
-    if name == "response_format":
-        return {"response_format": _object(name, value)}
-    if name == "guided_json":
-        body = {"name": "guided_json", "schema": _object(name, _parsed(value))}
-        return {"response_format": {"type": "json_schema", "json_schema": body}}
-    if name == "guided_choice":
-        return {"grammar": {"type": "regex", "value": _alternatives(value)}}
-    if name == "grammar" and isinstance(value, dict):
-        return {"grammar": _grammar(value)}
-    if not isinstance(value, str):
-        raise BadRequest(f"{name} must be a text, got {shown(value)}", param=name)
-    return {"grammar": {"type": "regex" if name == "guided_regex" else "lark", "value": value}}
+    match name, value:
+        case "response_format", dict():
+            return {"response_format": value}
+        case "guided_json", dict():
+            schema = {"name": "guided_json", "schema": value}
+            return {"response_format": {"type": "json_schema", "json_schema": schema}}
+        case "guided_choice", [_, *_] if all(isinstance(choice, str) for choice in value):
+            choices = "|".join(f"({re.escape(choice)})" for choice in value)
+            return {"grammar": {"type": "regex", "value": choices}}
+        case "grammar", {"type": "regex" | "lark", "value": str()} if len(value) == 2:
+            return {"grammar": value}
+        case "guided_regex", str():
+            return {"grammar": {"type": "regex", "value": value}}
+        case (("grammar" | "guided_grammar"), str()):
+            return {"grammar": {"type": "lark", "value": value}}
+    raise BadRequest(f"{name} must be {CONSTRAINTS[name]}, got {shown(value)}", param=name)
 
 
-def _parsed(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
+def _parse_json(value: Any) -> Any:
     try:
-        return json.loads(value)
+        return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"guided_json is not JSON: {error}", param="guided_json") from None
 
 
-def _object(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise BadRequest(f"{name} must be an object, got {shown(value)}", param=name)
-    return value
-
-
-def _alternatives(value: Any) -> str:
-    if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
-        raise BadRequest("guided_choice must be a list of texts", param="guided_choice")
-    return "|".join(f"({re.escape(choice)})" for choice in value)
-
-
-def _grammar(value: dict[str, Any]) -> dict[str, Any]:
-    known = value.get("type") in ("regex", "lark") and isinstance(value.get("value"), str)
-    if not known or len(value) != 2:
-        raise BadRequest(
-            'grammar must be a Lark text or {"type": "regex" | "lark", "value": text}',
-            param="grammar",
-        )
-    return value
-
-
 NAMES: Mapping[str, tuple[str, ...]] = {
-    "grammar": (*EXTENSIONS, "response_format", "tools", "functions"),
+    "grammar": (*reversed(CONSTRAINTS), "tools", "functions"),
     "max_tokens": ("max_completion_tokens",),
     "n": ("best_of",),
     "response_format": ("guided_json",),
@@ -182,7 +166,7 @@ constraint of any kind fails as a grammar."""
 SCHEMA = "response_format.json_schema.schema"
 
 
-def names_of(values: Mapping[str, Any], content: str = "messages") -> Places:
+def parameter_names(values: Mapping[str, Any], content: str = "messages") -> ClientNames:
     """`content`: the name of the prompt."""
     given = {name for name, value in values.items() if value is not None}
     found = {
@@ -197,7 +181,7 @@ def names_of(values: Mapping[str, Any], content: str = "messages") -> Places:
         found[SCHEMA] = "guided_json"
     if "thinking" in given and "thinking_budget" not in given:
         found["thinking_budget"] = "thinking.budget_tokens"
-    return Places({**found, **_tools(values.get("tools"), values.get("functions"))})
+    return ClientNames({**found, **_tools(values.get("tools"), values.get("functions"))})
 
 
 def _tools(tools: Any, functions: Any) -> dict[str, str]:
@@ -229,8 +213,8 @@ def template_variables(params: Parameters) -> tuple[dict[str, Any], int | None]:
             f"chat_template_kwargs cannot set {', '.join(sorted(taken))}",
             param="chat_template_kwargs",
         )
-    asked = params.number("thinking_budget")
-    return variables | own, budget if asked is None else asked
+    given_budget = params.number("thinking_budget")
+    return variables | own, budget if given_budget is None else given_budget
 
 
 def _effort(value: object) -> dict[str, Any]:

@@ -1,12 +1,11 @@
-"""Whether the last message of the assistant begins the reply (a prefill) or is a separate turn.
-
-Parameters of chat and text completions to the engine's requests.
-"""
+"""Parameters of chat and text completions to the engine's requests, and the form in which the
+client wants the answer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from pydantic import ValidationError
 
@@ -14,9 +13,42 @@ from ...bounds import MAX_NAME
 from ...errors import BadRequest
 from ...invalid import bad_request, shown
 from ...protocol.requests import GenerateRequest, ModelOptions, Sampling
-from .answer import as_functions, choice_of, with_functions
 from .parameters import Parameters, constraint, template_variables
-from .prompts import AnswerForm, completions
+from .tools import as_functions, choice_of, custom_names, with_functions
+
+COMPLETION_TOKENS = 16
+"""Default of `max_tokens` in `/completions`, as in OpenAI's API."""
+MAX_CHOICES = 128
+"""Prompts times `n` in one request, as for a single prompt."""
+MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True)
+class BestOf:
+    """`made` choices of each prompt, of which the best `wanted` are returned."""
+
+    made: int
+    wanted: int
+    logprobs: bool
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    legacy: bool = False
+    """Sends `functions` in place of `tools`."""
+    text: bool = False
+    """From `/completions`."""
+    timings: bool = False
+    best_of: BestOf | None = None
+    custom: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], *, text: bool) -> Self:
+        """Raises `BadRequest` for a wrong `best_of`."""
+        best = best_of(values) if text else None
+        custom = custom_names(values.get("tools"))
+        return cls("functions" in values, text, values.get("timings") is True, best, custom)
+
 
 PREFIX_KEY = "prefix"
 """A caller of LiteLLM marks such a message with it (1.106.2,
@@ -52,7 +84,7 @@ def generate_requests(
     `continues`: the reply always continues the last message. Raises `BadRequest` that names the
     parameter."""
     template, budget = template_variables(params)
-    numbers = _given(params.number, NUMBERS)
+    numbers = _take_all(params.number, NUMBERS)
     counts = {name: numbers.pop(name) for name in NUMBERS[len(SAMPLING) :] if name in numbers}
     fields: dict[str, Any] = {
         "sampling": numbers,
@@ -62,7 +94,7 @@ def generate_requests(
         "session": _session(params, sender.get("session")),
         "retain": params.take("prompt_cache_retention") == "24h",
         **counts,
-        **_given(params.take, PLAIN),
+        **_take_all(params.take, PLAIN),
         **_max_tokens(params),
         **constraint(params),
     }
@@ -73,19 +105,19 @@ def generate_requests(
     else:
         each = [_chat(params, content, continues=continues)]
     params.flag("timings")
-    fields["ignored"] = _ignored(params, sender["options"])
+    fields["ignored"] = _check_ignored(params, sender["options"])
     params.refuse_rest()
-    return [_validated({**sender, **fields, **more}) for more in each]
+    return [_validate({**sender, **fields, **more}) for more in each]
 
 
-def _validated(fields: dict[str, Any]) -> GenerateRequest:
+def _validate(fields: dict[str, Any]) -> GenerateRequest:
     try:
         return GenerateRequest.model_validate(fields)
     except ValidationError as error:
         raise bad_request(error, flat=True) from None
 
 
-def _given(take: Callable[[str], Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _take_all(take: Callable[[str], Any], names: tuple[str, ...]) -> dict[str, Any]:
     taken = {name: take(name) for name in names}
     return {name: value for name, value in taken.items() if value is not None}
 
@@ -102,7 +134,7 @@ def _stop(params: Parameters) -> Any:
     return [stop] if isinstance(stop, str) else stop
 
 
-def _ignored(params: Parameters, options: ModelOptions) -> list[str]:
+def _check_ignored(params: Parameters, options: ModelOptions) -> list[str]:
     """Names for a warning. Raises `BadRequest` where such parameters are refused."""
     ignored = params.ignored()
     if ignored and options.on_ignored_params == "refuse":
@@ -155,7 +187,7 @@ def _continues(params: Parameters, last: Any) -> bool:
 
 
 def _tools(params: Parameters) -> dict[str, Any]:
-    tools, functions = _listed(params, "tools"), _listed(params, "functions")
+    tools, functions = params.items("tools"), params.items("functions")
     choice, call = choice_of(params.take("tool_choice")), params.take("function_call")
     parallel = params.flag("parallel_tool_calls")
     if functions is not None:
@@ -171,8 +203,74 @@ def _tools(params: Parameters) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _listed(params: Parameters, name: str) -> list[Any] | None:
-    value = params.take(name)
-    if not isinstance(value, list | None):
-        raise BadRequest(f"{name} must be a list, got {shown(value)}", param=name)
-    return value
+def completions(
+    params: Parameters, prompts: Sequence[Any], best: BestOf | None, shared: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The fields of each prompt's request, beside those that are `shared`. Raises `BadRequest` that
+    names the parameter."""
+    params.choice("suffix", ("",), "write the model's own fill-in-the-middle tokens into prompt")
+    params.take("best_of")
+    fields: dict[str, Any] = {"echo": params.flag("echo") or False, **_logprobs(params)}
+    if best is not None and fields["echo"]:
+        raise BadRequest("best_of with echo is not supported: leave out echo", param="best_of")
+    if best is not None:
+        fields |= {"n": best.made, "logprobs": True}
+    if "max_tokens" not in shared:
+        fields["max_tokens"] = COMPLETION_TOKENS
+    n = {**shared, **fields}.get("n", 1)
+    if isinstance(n, int) and n * len(prompts) > MAX_CHOICES:
+        raise BadRequest(
+            f"prompt: {len(prompts)} prompts with n={n} make more than {MAX_CHOICES} choices: "
+            "send them in several requests",
+            param="prompt",
+        )
+    return [{"prompt": prompt, **fields} for prompt in prompts]
+
+
+def prompt_list(given: Any, name: str) -> list[Any]:
+    """A text, token ids, or a list of these, as a list. Raises `BadRequest` that names the item."""
+    items = [given] if isinstance(given, str) or _is_tokens(given) else given
+    if not isinstance(items, list) or not items:
+        raise BadRequest(f"{name} {_SHAPES}, got {type(items).__name__}", param=name)
+    for index, each in enumerate(items):
+        if not isinstance(each, str) and not _is_tokens(each):
+            at = f"{name}[{index}]"
+            raise BadRequest(f"{at}: each {name} {_SHAPES}", param=at)
+    return items
+
+
+_SHAPES = "must be a text, a list of token ids, or a list of these, and not empty"
+
+
+def _is_tokens(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
+
+
+def best_of(values: Mapping[str, Any]) -> BestOf | None:
+    """`None`: no more choices than wanted. Raises `BadRequest` for an invalid number."""
+    made, wanted = values.get("best_of"), values.get("n", 1)
+    if made is None or made == wanted:
+        return None
+    if type(made) is not int or type(wanted) is not int or not wanted < made <= MAX_CHOICES:
+        raise BadRequest(
+            f"best_of must be a whole number from n ({shown(wanted)}) to {MAX_CHOICES}, got "
+            f"{shown(made)}",
+            param="best_of",
+        )
+    if values.get("stream"):
+        raise BadRequest(
+            "best_of is known when all choices have ended: leave out stream", param="best_of"
+        )
+    return BestOf(made, wanted, logprobs=values.get("logprobs") is not None)
+
+
+def _logprobs(params: Parameters) -> dict[str, Any]:
+    count = params.take("logprobs")
+    if count is None:
+        return {}
+    if type(count) is not int or not 0 <= count <= MAX_LOGPROBS:
+        raise BadRequest(
+            f"logprobs must be a whole number from 0 to {MAX_LOGPROBS}, got {count!r}",
+            param="logprobs",
+        )
+    return {"logprobs": True, "top_logprobs": count}

@@ -1,14 +1,11 @@
-"""Parameters of embeddings to the engine's request, and vectors in the form of the client.
-
-The routes of OpenAI's API: from a body to a request.
-"""
+"""The routes of OpenAI's API: from a body to a request, and vectors in the client's form."""
 
 from __future__ import annotations
 
 import sys
 from array import array
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -16,15 +13,13 @@ from pydantic import ValidationError
 
 from ...errors import BadRequest
 from ...invalid import bad_request
-from ...protocol.events import Accepted, Done, Embedded
+from ...protocol.events import Accepted, Done, Embedded, Event
 from ...protocol.requests import EmbedRequest
-from ..body import Asked, Read
-from ..replies import Results
-from .answer import usage_of
-from .parameters import Parameters, names_of
-from .prompts import AnswerForm, listed
-from .request import generate_requests
-from .stream import Stream, Whole
+from .. import api
+from ..api import ParsedRequest, Read
+from .answer import Stream, Whole, usage_of
+from .parameters import Parameters, parameter_names
+from .request import AnswerForm, generate_requests, prompt_list
 
 FORMATS = ("float", "base64")
 
@@ -41,7 +36,7 @@ def embed_request(
     params.take("user")  # nothing is kept for anybody
     fields: dict[str, Any] = {
         **sender,
-        "input": listed(given, "input"),
+        "input": prompt_list(given, "input"),
         "dimensions": params.take("dimensions"),
         "prompt_name": params.take("prompt_name"),
         "ignored": params.ignored(),
@@ -53,21 +48,27 @@ def embed_request(
         raise bad_request(error, EmbedRequest) from None
 
 
-def embeddings(
-    accepted: Accepted, found: Sequence[Any], done: Done, *, form: str
-) -> dict[str, Any]:
-    usage = usage_of(done)
-    return {
-        "object": "list",
-        "model": accepted.model,
-        "data": [embedding_of(each, form) for each in found],
-        "usage": {name: usage[name] for name in ("prompt_tokens", "total_tokens")},
-    }
+class Embeddings(api.Whole):
+    def __init__(self, accepted: Accepted, form: str) -> None:
+        self._model = accepted.model
+        self._form = form
+        self._vectors: dict[int, str] = {}
 
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Embedded):
+            self._vectors[event.index] = event.vector
 
-def embedding_of(event: Embedded, form: str) -> dict[str, Any]:
-    vector = event.vector if form == "base64" else numbers(event.vector)
-    return {"object": "embedding", "index": event.index, "embedding": vector}
+    def _body(self, done: Done) -> dict[str, Any]:
+        read, usage = str if self._form == "base64" else numbers, usage_of(done)
+        return {
+            "object": "list",
+            "model": self._model,
+            "data": [
+                {"object": "embedding", "index": index, "embedding": read(self._vectors[index])}
+                for index in sorted(self._vectors)
+            ],
+            "usage": {name: usage[name] for name in ("prompt_tokens", "total_tokens")},
+        }
 
 
 def numbers(vector: str) -> list[float]:
@@ -83,20 +84,20 @@ ALWAYS = ("add_special_tokens", "add_generation_prompt")
 
 def _completion(
     body: dict[str, Any], sender: Mapping[str, Any], *, text: bool, content: str
-) -> Asked:
+) -> ParsedRequest:
     given = body.pop(content, None)
     if text:
-        given = listed(given, content)
+        given = prompt_list(given, content)
     form = AnswerForm.of(body, text=text)
-    streamed, usage = _streamed(body)
-    places = names_of(body, content)
-    with places.naming():
-        requests = generate_requests(_parameters(body), _named(body, sender), given, form)
+    streamed, usage = _stream_options(body)
+    names = parameter_names(body, content)
+    with names.naming():
+        requests = generate_requests(Parameters(body), _with_model(body, sender), given, form)
     reply = partial(Stream, form=form, usage=usage) if streamed else partial(Whole, form=form)
-    return Asked(requests, reply, places=places)
+    return ParsedRequest(requests, reply, names)
 
 
-def _tokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
+def _tokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     """With the parameters of the request whose prompt is meant, as in vLLM."""
     own = Parameters({name: body.pop(name, None) for name in ALWAYS})
     for name in ALWAYS:
@@ -105,25 +106,21 @@ def _tokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
     return _completion(body, sender, text=text, content="prompt" if text else "messages")
 
 
-def _detokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
+def _detokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     return _completion(body, sender, text=True, content="tokens")
 
 
-def _embeddings(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
+def _embeddings(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     given = body.pop("input", None)
-    request, form = embed_request(_parameters(body), _named(body, sender), given)
-    return Asked([request], partial(Results, body=partial(embeddings, form=form)))
+    request, form = embed_request(Parameters(body), _with_model(body, sender), given)
+    return ParsedRequest([request], partial(Embeddings, form=form))
 
 
-def _parameters(body: Mapping[str, Any]) -> Parameters:
-    return Parameters({name: value for name, value in body.items() if name != "model"})
-
-
-def _named(body: Mapping[str, Any], sender: Mapping[str, Any]) -> dict[str, Any]:
+def _with_model(body: Mapping[str, Any], sender: Mapping[str, Any]) -> dict[str, Any]:
     return {**sender, "model": body.get("model")}
 
 
-def _streamed(body: Mapping[str, Any]) -> tuple[bool, bool]:
+def _stream_options(body: Mapping[str, Any]) -> tuple[bool, bool]:
     params = Parameters(body)
     streamed = params.flag("stream") or False
     return streamed, params.mapping("stream_options").get("include_usage") is True

@@ -1,20 +1,112 @@
-"""Checks of the input of the Responses API. Items of other servers are earlier turns and become
-text (`chat.messages.foreign`).
-
-Items of the Responses API as messages of chat.
-"""
+"""Items and tools of the Responses API as messages and tools of chat. Items of other servers are
+earlier turns and become text (`chat.messages.foreign`)."""
 
 from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import BadRequest
-from ..body import check_kind, check_known, check_text, objects
-from ..openai.answer import wrapped
-from .tools import Called
+from ..api import check_kind, check_text, objects, parts_of
+from ..openai.tools import without, wrap_text
+
+HOSTED = (
+    "apply_patch",
+    "code_interpreter",
+    "computer",
+    "file_search",
+    "image_generation",
+    "local_shell",
+    "mcp",
+    "programmatic_tool_calling",
+    "shell",
+    "tool_search",
+    "web_search",
+)
+"""Prefixes of the types of tools that a server runs itself; they have no effect here."""
+MEMBERS = ("name", "description", "parameters", "strict", "format", "type")
+
+
+@dataclass(frozen=True)
+class Called:
+    name: str
+    namespace: str | None = None
+    custom: bool = False
+
+    @property
+    def chat_name(self) -> str:
+        return self.name if self.namespace is None else f"{self.namespace}__{self.name}"
+
+
+@dataclass(frozen=True)
+class ChatTools:
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    called: dict[str, Called] = field(default_factory=dict)
+    """By the name in chat."""
+    places: dict[str, str] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list)
+    lenient: bool = False
+
+    @classmethod
+    def read(cls, given: Any, *, lenient: bool = False) -> ChatTools:
+        """Raises `BadRequest` that names the tool. `lenient`: an unknown type has no effect."""
+        made = cls(lenient=lenient)
+        for where, tool in objects([] if given is None else given, "tools"):
+            made._add(tool, where)
+        return made
+
+    def choice(self, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        if given.get("type") in ("function", "custom"):
+            return _chat_choice(given)
+        if isinstance(given.get("tools"), list):
+            return {**given, "tools": [_chat_choice(tool) for tool in given["tools"]]}
+        return dict(given)
+
+    def _add(
+        self, tool: Mapping[str, Any], where: str, space: Mapping[str, Any] | None = None
+    ) -> None:
+        kind = tool.get("type")
+        if kind == "namespace" and space is None:
+            for at, member in objects(tool.get("tools"), f"{where}.tools"):
+                self._add(member, at, tool)
+        elif kind in ("function", "custom"):
+            self._add_callable(tool, where, space or {}, kind)
+        elif self.lenient or (isinstance(kind, str) and kind.startswith(HOSTED)):
+            self.ignored.append(f"{where} ({kind})")
+        else:
+            raise BadRequest(f"{where}.type is {kind!r}, which is not supported", param=where)
+
+    def _add_callable(
+        self, tool: Mapping[str, Any], where: str, space: Mapping[str, Any], kind: str
+    ) -> None:
+        name = tool.get("name")
+        if not isinstance(name, str) or not name:
+            raise BadRequest(f"{where}.name must be a text", param=where)
+        called = Called(name, space.get("name"), kind == "custom")
+        if called.chat_name in self.called:
+            raise BadRequest(f"{where}: there is another tool {called.chat_name}", param=where)
+        self.called[called.chat_name] = called
+        texts = [each.get("description") for each in (space, tool)]
+        described = "\n\n".join(text for text in texts if isinstance(text, str) and text)
+        members = ("format",) if called.custom else ("parameters", "strict")
+        given = {key: tool[key] for key in members if tool.get(key) is not None}
+        own = {"name": called.chat_name, "description": described, **given}
+        place = f"tools[{len(self.tools)}]"
+        self.places.update({place: where, f"{place}.function": where, f"{place}.{kind}": where})
+        self.tools.append({**without(tool, MEMBERS), "type": kind, kind: own})
+
+
+def _chat_choice(tool: Any) -> Any:
+    if not isinstance(tool, Mapping) or not isinstance(tool.get("name"), str):
+        return tool
+    name = Called(tool["name"], tool.get("namespace")).chat_name
+    return {"type": "function", "function": {"name": name}}
+
 
 ROLES = ("user", "assistant", "system", "developer")
 ITEMS = (
@@ -48,7 +140,7 @@ def check_input(values: Mapping[str, Any], absent: Mapping[str, str]) -> None:
     text = values.get("text")
     form = text.get("format") if isinstance(text, Mapping) else None
     if isinstance(form, Mapping):
-        check_known(form.get("type"), FORMATS, "text.format.type")
+        check_kind(form.get("type"), "text.format.type", FORMATS)
     items = values.get("input")
     if not isinstance(items, str):
         listed = [*objects(items, "input")]
@@ -82,13 +174,11 @@ def is_typed(last: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _check_item(item: Mapping[str, Any], where: str, *, typed: bool) -> None:
-    kind = item.get("type") or "message"
-    check_kind(kind, f"{where}.type")
+    kind = check_kind(item.get("type") or "message", f"{where}.type")
     if kind in ITEM_PARTS:
-        check_known(kind, ITEMS, f"{where}.type")
+        check_kind(kind, f"{where}.type", ITEMS)
     elif kind == "message":
-        role = item.get("role") or "user"
-        check_known(role, ROLES, f"{where}.role")
+        role = check_kind(item.get("role") or "user", f"{where}.role", ROLES)
         strict = typed or role in ("system", "developer")
         _check_parts(item.get("content"), f"{where}.content", ITEM_PARTS if strict else None)
     elif kind == "reasoning":
@@ -103,15 +193,7 @@ def _check_item(item: Mapping[str, Any], where: str, *, typed: bool) -> None:
 
 
 def _check_parts(content: Any, where: str, known: Collection[str] | None) -> None:
-    """`known`: types that a model can take; `None`: others become text."""
-    if content is None or isinstance(content, str):
-        return
-    for at, part in objects(content, where, texts=True):
-        kind = part.get("type") or "text"
-        if known is None:
-            check_kind(kind, f"{at}.type")
-        else:
-            check_known(kind, known, f"{at}.type")
+    for at, kind, part in parts_of(content, where, known, texts=True):
         if kind in TEXTS:
             check_text(part, at)
         if kind == "input_image" and known is not None and not part.get("image_url"):
@@ -134,7 +216,7 @@ def messages_of(given: Any, instructions: Any) -> tuple[list[dict[str, Any]], di
     return turns.messages, turns.places
 
 
-def sealed(summary: str) -> str:
+def seal(summary: str) -> str:
     """The `encrypted_content` of a compaction, in a form that only this server reads."""
     return b64encode(summary.encode()).decode()
 
@@ -205,7 +287,7 @@ class _Turns:
 
     def _call(self, item: Mapping[str, Any], where: str, *, custom: bool) -> None:
         name = Called(str(item.get("name") or ""), item.get("namespace")).chat_name
-        arguments = wrapped(str(item.get("input") or "")) if custom else item.get("arguments")
+        arguments = wrap_text(str(item.get("input") or "")) if custom else item.get("arguments")
         call = {
             "id": item.get("call_id") or item.get("id"),
             "type": "function",

@@ -1,7 +1,4 @@
-"""The engine's events as output items, and as the events of a stream that make them.
-
-The engine's events as a response, whole or streamed.
-"""
+"""The engine's events as the items of a response, whole or streamed."""
 
 from __future__ import annotations
 
@@ -11,145 +8,72 @@ from typing import Any
 
 from ...errors import ContextTooLong, MLXProviderError
 from ...protocol.events import Accepted, Delta, Done, Event, Finish, ToolCallDelta
-from .. import replies
-from ..openai.answer import finish_reason, logprobs_of, unwrapped, usage_of
-from ..openai.stream import DONE, error_body
-from ..replies import named
-from .tools import Called, ChatTools
+from .. import api
+from ..api import event_frame
+from ..openai.answer import DONE, error_body, finish_reason, logprobs_of, usage_of
+from ..openai.tools import unwrap_text
+from .conversation import Called, ChatTools
 
 Fields = dict[str, Any]
 
 
-class Output:
-    """The items of one reply. Each method yields the stream's events for its input."""
+class _Text:
+    """A thought, or a message. Each method yields the events of a stream, without their place."""
 
-    def __init__(self, reply_id: str, tools: ChatTools) -> None:
-        self.items: list[Fields] = []
-        self._id = reply_id
-        self._tools = tools
-        self._open: _Thought | _Message | _Call | None = None
-
-    def add(self, delta: Delta) -> Iterator[Fields]:
-        if delta.reasoning:
-            if not isinstance(self._open, _Thought):
-                yield from self._begin(_Thought(self._next("rs")))
-            yield from self._grown(delta.reasoning)
-        if delta.content:
-            if not isinstance(self._open, _Message):
-                yield from self._begin(_Message(self._next("msg")))
-            yield from self._grown(delta.content, logprobs_of(delta.logprobs))
-        for piece in delta.tool_calls:
-            if not (isinstance(self._open, _Call) and self._open.index == piece.index):
-                yield from self._begin(self._call(piece))
-            if piece.arguments:
-                yield from self._grown(piece.arguments)
-
-    def end(self, status: str = "completed") -> Iterator[Fields]:
-        """`status`: `incomplete` for an item that was cut."""
-        if self._open is not None:
-            for event in self._open.end(status):
-                yield self._placed(event)
-            yield self._whole("done")
-            self._open = None
-
-    def _begin(self, item: _Thought | _Message | _Call) -> Iterator[Fields]:
-        yield from self.end()
-        self._open = item
-        self.items.append(item.fields)
-        yield self._whole("added")
-        for event in item.begin():
-            yield self._placed(event)
-
-    def _grown(self, text: str, logprobs: Fields | None = None) -> Iterator[Fields]:
-        assert self._open is not None  # noqa: S101  (a caller's mistake, not an input's)
-        for event in self._open.add(text, logprobs["content"] if logprobs else []):
-            yield self._placed(event)
-
-    def _whole(self, what: str) -> Fields:
-        """A copy, because the item still changes."""
-        at = len(self.items) - 1
-        item = self.items[at]
-        return {"type": f"response.output_item.{what}", "output_index": at, "item": dict(item)}
-
-    def _placed(self, event: Fields) -> Fields:
-        at = len(self.items) - 1
-        return {**event, "output_index": at, "item_id": self.items[at]["id"]}
-
-    def _call(self, piece: ToolCallDelta) -> _Call:
-        name = piece.name or ""
-        called = self._tools.called.get(name, Called(name))
-        return _Call(self._next("ctc" if called.custom else "fc"), piece, called)
-
-    def _next(self, kind: str) -> str:
-        return f"{kind}_{self._id}_{len(self.items)}"
-
-
-class _Thought:
-    def __init__(self, item_id: str) -> None:
+    def __init__(self, item_id: str, *, thought: bool) -> None:
+        self.thought = thought
         self._texts: list[str] = []
-        self.fields: Fields = {"id": item_id, "type": "reasoning", "summary": []}
+        self._logprobs: list[Fields] = []
+        head = {"id": item_id, "type": "message", "role": "assistant", "status": "in_progress"}
+        if thought:
+            head = {"id": item_id, "type": "reasoning"}
+        self._list = "summary" if thought else "content"
+        self.fields: Fields = {**head, self._list: []}
 
     def begin(self) -> Iterator[Fields]:
         yield self._event("part.added", part=self._part(""))
 
     def add(self, text: str, logprobs: list[Fields]) -> Iterator[Fields]:
         self._texts.append(text)
-        yield self._event("text.delta", delta=text)
+        self._logprobs += logprobs
+        yield self._event("text.delta", delta=text, **self._more(logprobs))
 
     def end(self, status: str) -> Iterator[Fields]:
         part = self._part("".join(self._texts))
-        self.fields |= {"summary": [part], "status": status}
-        yield self._event("text.done", text=part["text"])
+        self.fields |= {self._list: [part], "status": status}
+        yield self._event("text.done", text=part["text"], **self._more(self._logprobs))
         yield self._event("part.done", part=part)
 
     def _event(self, what: str, **more: Any) -> Fields:
-        return {"type": f"response.reasoning_summary_{what}", "summary_index": 0, **more}
+        kind = "reasoning_summary_" if self.thought else KINDS[what.partition(".")[0]]
+        return {"type": f"response.{kind}{what}", f"{self._list}_index": 0, **more}
 
     def _part(self, text: str) -> Fields:
-        return {"type": "summary_text", "text": text}
+        if self.thought:
+            return {"type": "summary_text", "text": text}
+        more = self._more(list(self._logprobs))
+        return {"type": "output_text", "text": text, "annotations": [], **more}
+
+    def _more(self, logprobs: list[Fields]) -> Fields:
+        return {} if self.thought else {"logprobs": logprobs}
 
 
-class _Message:
-    def __init__(self, item_id: str) -> None:
-        self._texts: list[str] = []
-        self._logprobs: list[Fields] = []
-        head = {"id": item_id, "type": "message", "role": "assistant"}
-        self.fields: Fields = {**head, "status": "in_progress", "content": []}
-
-    def begin(self) -> Iterator[Fields]:
-        yield self._event("content_part.added", part=self._part(""))
-
-    def add(self, text: str, logprobs: list[Fields]) -> Iterator[Fields]:
-        self._texts.append(text)
-        self._logprobs += logprobs
-        yield self._event("output_text.delta", delta=text, logprobs=logprobs)
-
-    def end(self, status: str) -> Iterator[Fields]:
-        part = self._part("".join(self._texts))
-        self.fields |= {"content": [part], "status": status}
-        yield self._event("output_text.done", text=part["text"], logprobs=self._logprobs)
-        yield self._event("content_part.done", part=part)
-
-    def _event(self, what: str, **more: Any) -> Fields:
-        return {"type": f"response.{what}", "content_index": 0, **more}
-
-    def _part(self, text: str) -> Fields:
-        logprobs = list(self._logprobs)
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+KINDS = {"part": "content_", "text": "output_"}
 
 
 class _Call:
     """A call of a function, or of a custom tool, whose text is sent when it is complete."""
+
+    thought = None
 
     def __init__(self, item_id: str, piece: ToolCallDelta, called: Called) -> None:
         self.index = piece.index
         self._custom = called.custom
         self._key = "input" if called.custom else "arguments"
         self._pieces: list[str] = []
-        kind = "custom_tool_call" if called.custom else "function_call"
         self.fields: Fields = {
             "id": item_id,
-            "type": kind,
+            "type": "custom_tool_call" if called.custom else "function_call",
             "call_id": piece.id or item_id,
             "name": called.name,
             self._key: "",
@@ -169,11 +93,11 @@ class _Call:
     def end(self, status: str) -> Iterator[Fields]:
         text = "".join(self._pieces)
         if self._custom:
-            text = unwrapped(text)
+            text = unwrap_text(text)
             yield self._event("delta", delta=text)
         self.fields |= {self._key: text, "status": status}
-        named = {} if self._custom else {"name": self.fields["name"]}
-        yield self._event("done", **{self._key: text}, **named)
+        name = {} if self._custom else {"name": self.fields["name"]}
+        yield self._event("done", **{self._key: text}, **name)
 
     def _event(self, what: str, **more: Any) -> Fields:
         kind = "custom_tool_call_input" if self._custom else "function_call_arguments"
@@ -248,37 +172,94 @@ def _head(name: str, model: str, echo: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Response:
+    """Each method yields the events of a stream."""
+
     def __init__(self, accepted: Accepted, tools: ChatTools, echo: Mapping[str, Any]) -> None:
-        self.output = Output(accepted.id, tools)
-        self.fields = _head(accepted.id, accepted.model, echo)
-        self.fields["output"] = self.output.items
+        self._id = accepted.id
+        self._tools = tools
+        self._items: list[Fields] = []
+        self._open: _Text | _Call | None = None
+        self.fields = _head(accepted.id, accepted.model, echo) | {"output": self._items}
         for name in ("temperature", "top_p"):
             if self.fields[name] is None:
                 self.fields[name] = getattr(accepted, name)
 
-    def take(self, event: Event) -> Iterator[dict[str, Any]]:
+    def take(self, event: Event) -> Iterator[Fields]:
         if isinstance(event, Accepted):
-            yield self.whole("created")
-            yield self.whole("in_progress")
+            yield self._event("created")
+            yield self._event("in_progress")
         elif isinstance(event, Delta):
-            yield from self.output.add(event)
+            yield from self._add(event)
         elif isinstance(event, Finish):
-            cut = finish_reason(event, legacy=False) == "length"
-            self.fields["status"] = "incomplete" if cut else "completed"
-            if cut:
-                self.fields["incomplete_details"] = {"reason": "max_output_tokens"}
-            else:
-                self.fields["completed_at"] = int(time.time())
-            yield from self.output.end(self.fields["status"])
+            yield from self._finish(event)
         elif isinstance(event, Done):
             self.fields["usage"] = response_usage(event)
-            yield self.whole(self.fields["status"])
+            yield self._event(self.fields["status"])
 
-    def whole(self, what: str) -> dict[str, Any]:
+    def _event(self, what: str) -> Fields:
         return {"type": f"response.{what}", "response": self.fields}
 
+    def _finish(self, finish: Finish) -> Iterator[Fields]:
+        cut = finish_reason(finish) == "length"
+        self.fields["status"] = "incomplete" if cut else "completed"
+        if cut:
+            self.fields["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            self.fields["completed_at"] = int(time.time())
+        yield from self._end(self.fields["status"])
 
-class Whole(replies.Whole):
+    def _add(self, delta: Delta) -> Iterator[Fields]:
+        for thought, text in ((True, delta.reasoning), (False, delta.content)):
+            if text:
+                if self._open is None or self._open.thought is not thought:
+                    yield from self._begin(
+                        _Text(self._next_id("rs" if thought else "msg"), thought=thought)
+                    )
+                logprobs = None if thought else logprobs_of(delta.logprobs)
+                yield from self._grow(text, logprobs)
+        for piece in delta.tool_calls:
+            if not (isinstance(self._open, _Call) and self._open.index == piece.index):
+                name = piece.name or ""
+                called = self._tools.called.get(name, Called(name))
+                item_id = self._next_id("ctc" if called.custom else "fc")
+                yield from self._begin(_Call(item_id, piece, called))
+            if piece.arguments:
+                yield from self._grow(piece.arguments)
+
+    def _begin(self, item: _Text | _Call) -> Iterator[Fields]:
+        yield from self._end("completed")
+        self._open = item
+        self._items.append(item.fields)
+        yield self._item("added")
+        yield from map(self._with_place, item.begin())
+
+    def _grow(self, text: str, logprobs: Fields | None = None) -> Iterator[Fields]:
+        assert self._open is not None  # noqa: S101  (a caller's mistake, not an input's)
+        yield from map(
+            self._with_place, self._open.add(text, logprobs["content"] if logprobs else [])
+        )
+
+    def _end(self, status: str) -> Iterator[Fields]:
+        if self._open is not None:
+            yield from map(self._with_place, self._open.end(status))
+            yield self._item("done")
+            self._open = None
+
+    def _item(self, what: str) -> Fields:
+        """With a copy, because the item still changes."""
+        at = len(self._items) - 1
+        item = dict(self._items[at])
+        return {"type": f"response.output_item.{what}", "output_index": at, "item": item}
+
+    def _with_place(self, event: Fields) -> Fields:
+        at = len(self._items) - 1
+        return {**event, "output_index": at, "item_id": self._items[at]["id"]}
+
+    def _next_id(self, kind: str) -> str:
+        return f"{kind}_{self._id}_{len(self._items)}"
+
+
+class Whole(api.Whole):
     def __init__(self, accepted: Accepted, tools: ChatTools, echo: Mapping[str, Any]) -> None:
         self._response = _Response(accepted, tools, echo)
 
@@ -290,31 +271,31 @@ class Whole(replies.Whole):
         return self._response.fields
 
 
-class Stream(replies.Streamed):
+class Stream(api.Stream):
     def __init__(self, accepted: Accepted, tools: ChatTools, echo: Mapping[str, Any]) -> None:
         self._response = _Response(accepted, tools, echo)
-        self._numbered = _Numbered()
+        self._frame = _Numbering()
 
     def _frames(self, event: Event) -> Iterator[bytes]:
-        yield from map(self._numbered, self._response.take(event))
+        yield from map(self._frame, self._response.take(event))
         if isinstance(event, Done):
             yield DONE
 
     def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
         # A failed response has no place for our own code and the parameter.
-        told = {**error_body(error)["error"], "type": "error"}
-        yield from map(self._numbered, (told, _failed(self._response.fields, error)))
+        reported = {**error_body(error)["error"], "type": "error"}
+        yield from map(self._frame, (reported, _failure_event(self._response.fields, error)))
         yield DONE
 
 
 def failed_stream(name: str, model: str, error: MLXProviderError, echo: Mapping[str, Any]) -> bytes:
     """The stream of a request that was not accepted."""
-    fields, numbered = _head(name, model, echo), _Numbered()
+    fields, numbered = _head(name, model, echo), _Numbering()
     created = {"type": "response.created", "response": fields}
-    return b"".join(map(numbered, (created, _failed(fields, error)))) + DONE
+    return b"".join(map(numbered, (created, _failure_event(fields, error)))) + DONE
 
 
-def _failed(fields: dict[str, Any], error: MLXProviderError) -> dict[str, Any]:
+def _failure_event(fields: dict[str, Any], error: MLXProviderError) -> dict[str, Any]:
     shown = {"code": _code(error), "message": error_body(error)["error"]["message"]}
     return {"type": "response.failed", "response": {**fields, "status": "failed", "error": shown}}
 
@@ -329,11 +310,11 @@ def _code(error: MLXProviderError) -> str:
     return "rate_limit_exceeded" if error.status == 429 else "invalid_prompt"
 
 
-class _Numbered:
+class _Numbering:
     def __init__(self) -> None:
         self._number = 0
 
     def __call__(self, event: dict[str, Any]) -> bytes:
-        out = named({**event, "sequence_number": self._number})
+        out = event_frame({**event, "sequence_number": self._number})
         self._number += 1
         return out

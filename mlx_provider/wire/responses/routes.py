@@ -1,7 +1,5 @@
-"""`/v1/responses/compact`: a conversation as its user messages and a summary by the model.
-
-The routes of the Responses API.
-"""
+"""The routes of the Responses API: its parameters as those of chat, and the compaction of a
+conversation."""
 
 from __future__ import annotations
 
@@ -10,17 +8,92 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ...errors import ContextTooLong, MLXProviderError
-from ...protocol.events import Accepted, Done, Event
-from ..body import Asked, Read, objects
-from ..openai.parameters import Parameters
-from ..openai.prompts import AnswerForm
-from ..openai.stream import Collected
-from ..replies import Whole
-from .conversation import sealed
-from .reply import Stream, echo_of, failed_stream, response_usage
-from .reply import Whole as ReplyWhole
-from .request import question
+from ...errors import BadRequest, ContextTooLong, MLXProviderError
+from ...protocol.events import Accepted, Delta, Done, Event
+from ...protocol.requests import GenerateRequest
+from .. import api
+from ..api import ClientNames, ParsedRequest, Read, objects
+from ..openai.parameters import SCHEMA, Parameters, WithoutEffect, parameter_names
+from ..openai.request import AnswerForm, generate_requests
+from .conversation import ABSENT, ChatTools, check_input, messages_of, seal
+from .reply import Stream, Whole, echo_of, failed_stream, response_usage
+
+STORED = {
+    **ABSENT,
+    "previous_response_id": "answers are not stored: send the whole conversation as input",
+    "conversation": "conversations are not stored: send the whole conversation as input",
+}
+OWN = ("model", "input", "instructions", "text", "reasoning", "include", "tools", "tool_choice")
+NAMES = {
+    "logprobs": "top_logprobs",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "verbosity": "text.verbosity",
+}
+WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
+    **dict.fromkeys(("client_metadata", "prompt_cache_options", *STORED)),
+    "access_programs": (),
+    "background_options": (),
+    "image": (),
+    "max_tool_calls": (),
+    "moderation": (),
+    "truncation": ("disabled",),
+}
+LOGPROBS = "message.output_text.logprobs"
+
+
+def response_request(
+    body: Mapping[str, Any], sender: Mapping[str, Any]
+) -> tuple[GenerateRequest, ClientNames, ChatTools]:
+    """Raises `BadRequest` that names the parameter, item or part."""
+    check_input(body, STORED)
+    instructions = Parameters(body).text("instructions")
+    tools = ChatTools.read(body.get("tools"))
+    values = {name: value for name, value in body.items() if name not in OWN}
+    own = Parameters(values)
+    for name, here in NAMES.items():
+        own.choice(name, (), f"the Responses API has {here} in its place")
+    values |= _text(body) | _logprobs(body)
+    values |= {"reasoning_effort": body.get("reasoning"), "tools": tools.tools}
+    values["tool_choice"] = tools.choice(body.get("tool_choice"))
+    values["max_tokens"] = values.pop("max_output_tokens", None)
+    params = Parameters(values, WITHOUT_EFFECT, tools.ignored)
+    params.choice("n", (1,), "send the request again for another answer")
+    messages, places = messages_of(body.get("input"), instructions)
+    if not messages:
+        raise BadRequest("input must hold at least one item", param="input")
+    fields = {**sender, "model": body.get("model")}
+    names = ClientNames(_names(body) | tools.places | places).before(parameter_names(values))
+    with names.naming():
+        (request,) = generate_requests(params, fields, messages, AnswerForm())
+    return request, names, tools
+
+
+def _names(body: Mapping[str, Any]) -> dict[str, str]:
+    names = {**NAMES, "response_format.json_schema": "text.format", SCHEMA: "text.format.schema"}
+    if not isinstance(body.get("reasoning"), Mapping):
+        names["reasoning_effort"] = "reasoning"
+    return names
+
+
+def _text(body: Mapping[str, Any]) -> dict[str, Any]:
+    text = Parameters(body).mapping("text")
+    form = text.get("format")
+    wanted = {"verbosity": text.get("verbosity")}
+    if isinstance(form, dict) and form.get("type") == "json_schema":
+        wanted["response_format"] = {"type": "json_schema", "json_schema": form}
+    elif form is not None:
+        wanted["response_format"] = form
+    return wanted
+
+
+def _logprobs(body: Mapping[str, Any]) -> dict[str, Any]:
+    include = Parameters(body).items("include") or []
+    return {"logprobs": True} if LOGPROBS in include or body.get("top_logprobs") else {}
+
 
 DEMAND = (
     "Summarise this conversation for an assistant that continues it without having seen it: the "
@@ -29,14 +102,14 @@ DEMAND = (
 )
 
 
-def with_demand(given: Any) -> Any:
+def _with_demand(given: Any) -> Any:
     turn = {"role": "user", "content": DEMAND}
     if isinstance(given, str):
         return [{"role": "user", "content": given}, turn]
     return [*given, turn] if isinstance(given, list) else given
 
 
-def kept(given: Any) -> list[dict[str, Any]]:
+def _user_messages(given: Any) -> list[dict[str, Any]]:
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     messages = [item for _, item in objects(given, "input") if _is_users(item)]
@@ -54,22 +127,19 @@ def _as_output(item: Any, index: int) -> dict[str, Any]:
     return {**head, "status": "completed", "content": parts or []}
 
 
-class Compacted(Whole):
+class Compaction(api.Whole):
     def __init__(self, accepted: Accepted, items: list[dict[str, Any]]) -> None:
         self._id = accepted.id
         self._items = items
-        self._collected = Collected(AnswerForm())
+        self._summary: list[str] = []
 
     def _take(self, event: Event) -> None:
-        self._collected.take(event)
+        if isinstance(event, Delta):
+            self._summary.append(event.content)
 
     def _body(self, done: Done) -> dict[str, Any]:
-        texts = [text for answer in self._collected.answers() for text in answer.content]
-        item = {
-            "id": f"cmp_{self._id}",
-            "type": "compaction",
-            "encrypted_content": sealed("".join(texts)),
-        }
+        text = seal("".join(self._summary))
+        item = {"id": f"cmp_{self._id}", "type": "compaction", "encrypted_content": text}
         return {
             "id": f"resp_{self._id}",
             "object": "response.compaction",
@@ -79,13 +149,11 @@ class Compacted(Whole):
         }
 
 
-def _respond(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
+def _respond(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     streamed = Parameters(body).flag("stream")
-    asked, echo = question(body, sender), echo_of(body)
-    request = asked.request
-    reply = partial(Stream if streamed else ReplyWhole, tools=asked.tools, echo=echo)
-    if not streamed:
-        return Asked([request], reply, places=asked.places)
+    request, names, tools = response_request(body, sender)
+    echo = echo_of(body)
+    reply = partial(Stream if streamed else Whole, tools=tools, echo=echo)
 
     def refusal(error: MLXProviderError) -> bytes:
         # Codex shortens a conversation only if a stream says that it is too long.
@@ -93,14 +161,13 @@ def _respond(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
             return b""
         return failed_stream(request.id, request.model, error, echo)
 
-    return Asked([request], reply, refusal=refusal, places=asked.places)
+    return ParsedRequest([request], reply, names, refusal=refusal if streamed else None)
 
 
-def _compact(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
+def _compact(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     given = body.get("input")
-    asked = question({**body, "input": with_demand(given)}, sender)
-    reply = partial(Compacted, items=kept(given))
-    return Asked([asked.request], reply, places=asked.places)
+    request, names, _ = response_request({**body, "input": _with_demand(given)}, sender)
+    return ParsedRequest([request], partial(Compaction, items=_user_messages(given)), names)
 
 
 GENERATE: Mapping[str, Read] = {"/v1/responses": _respond, "/v1/responses/compact": _compact}

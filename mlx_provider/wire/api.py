@@ -1,15 +1,11 @@
-"""The client's names for the parts of a request. The engine's errors and warnings name fields of
-its own request: `max_tokens`, `messages[3].content[1]`; other APIs have other names.
-
-A request in the form of one API, and how its reply is written.
-
-Checks of the objects in a request that another API reads before it is chat.
-"""
+"""What the APIs of other servers share: a parsed request with the client's names of its parts,
+checks of the objects in it, and replies, streamed as server-sent events or whole."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -18,7 +14,7 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from ..errors import BadRequest, MLXProviderError, for_another
-from ..protocol.events import Accepted, Event, Failed
+from ..protocol.events import Accepted, Done, Event, Failed
 from ..protocol.requests import ModelRequest
 
 NAME = re.compile(r"(?<![\w.\]'\"])[a-z]\w*(?:\[\d+\]|\.\w+)*")
@@ -26,13 +22,15 @@ NAME = re.compile(r"(?<![\w.\]'\"])[a-z]\w*(?:\[\d+\]|\.\w+)*")
 
 
 @dataclass(frozen=True)
-class Places:
+class ClientNames:
     of: dict[str, str] = field(default_factory=dict)
     """By our name. Parts of a part follow it."""
 
-    def before(self, inner: Places) -> Places:
+    def before(self, inner: ClientNames) -> ClientNames:
         """For a request translated twice: first by these names, then by `inner`."""
-        return Places({**self.of, **{ours: self.text(name) for ours, name in inner.of.items()}})
+        return ClientNames(
+            {**self.of, **{ours: self.text(name) for ours, name in inner.of.items()}}
+        )
 
     def text(self, text: str) -> str:
         """A text with the client's names. A plain word counts as a name only at its beginning."""
@@ -88,20 +86,20 @@ class Reply(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
     requests: Sequence[ModelRequest]
     """One, or one for each prompt of a text completion."""
     reply: Callable[[Accepted], Reply]
+    names: ClientNames = field(default_factory=ClientNames)
     refusal: Callable[[MLXProviderError], bytes] | None = None
     """A stream with an error before acceptance, for clients that read errors only there; empty: the
     error gets its HTTP status."""
-    places: Places = field(default_factory=Places)
     joined: bool = True
     """Whether all requests make one reply, with the echo of its prompts; else our own client joins
     them."""
 
 
-Read = Callable[[dict[str, Any], Mapping[str, Any]], Asked]
+Read = Callable[[dict[str, Any], Mapping[str, Any]], ParsedRequest]
 
 
 def json_bytes(value: Any) -> bytes:
@@ -126,20 +124,113 @@ def objects(
             raise BadRequest(f"{at} must be an object, got {type(item).__name__}", param=at)
 
 
-def check_known(value: Any, known: Collection[str], where: str) -> None:
-    if not isinstance(value, str) or value not in known:
+def parts_of(
+    content: Any, where: str, known: Collection[str] | None, *, texts: bool = False
+) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Place, type and object of each part. `known`: types that a model can take; `None`: others
+    become text. `texts`: plain texts are allowed, and parts without a type are text."""
+    if content is None or isinstance(content, str):
+        return
+    for at, part in objects(content, where, texts=texts):
+        kind = (part.get("type") or "text") if texts else part.get("type")
+        yield at, check_kind(kind, f"{at}.type", known), part
+
+
+def check_kind(value: Any, where: str, known: Collection[str] | None = None) -> str:
+    """The type of a part. `known`: `None` for an earlier turn, where types of other servers are
+    allowed."""
+    if known is None and not (isinstance(value, str) and value):
+        raise BadRequest(f"{where} is {value!r}: it must be a text", param=where)
+    if known is not None and not (isinstance(value, str) and value in known):
         raise BadRequest(
             f"{where} is {value!r}, which is not supported: it must be one of {', '.join(known)}",
             param=where,
         )
-
-
-def check_kind(value: Any, where: str) -> None:
-    """The type of a part of an earlier turn; another server's types are allowed."""
-    if not isinstance(value, str) or not value:
-        raise BadRequest(f"{where} is {value!r}: it must be a text", param=where)
+    return str(value)
 
 
 def check_text(part: Mapping[str, Any], where: str) -> None:
     if not isinstance(part.get("text"), str):
         raise BadRequest(f"{where}.text must be a text", param=where)
+
+
+HEADER = "x-mlx-warnings"
+LONGEST = 1000
+
+
+def header_text(warnings: Sequence[str]) -> str:
+    """Printable ASCII on one line, cut at `LONGEST`."""
+    text = "; ".join(warnings)
+    return "".join(c if " " <= c <= "~" else "?" for c in text)[:LONGEST]
+
+
+MEDIA_TYPE = "text/event-stream"
+COMMENT = b": the engine is at work\n\n"
+"""Clients ignore comments."""
+
+
+def data_frame(value: object) -> bytes:
+    return b"data: " + json_bytes(value) + b"\n\n"
+
+
+def event_frame(value: Mapping[str, object]) -> bytes:
+    return b"event: " + str(value["type"]).encode() + b"\n" + data_frame(value)
+
+
+class Stream(ABC):
+    """Nothing follows an error."""
+
+    media_type = MEDIA_TYPE
+    heartbeat = COMMENT
+    streamed = True
+    _ended = False
+
+    def feed(self, events: Sequence[Event]) -> bytes:
+        out: list[bytes] = []
+        try:
+            for event in events:
+                if self._ended:
+                    break
+                if isinstance(event, Failed):
+                    raise event.error.exception()
+                out.extend(self._frames(event))
+        except MLXProviderError as error:
+            self._ended = True
+            out.extend(self._failure(error))
+        return b"".join(out)
+
+    @abstractmethod
+    def _frames(self, event: Event) -> Iterable[bytes]:
+        """Server-sent events. Raises the error of a choice that was cancelled."""
+
+    @abstractmethod
+    def _failure(self, error: MLXProviderError) -> Iterable[bytes]:
+        """The end of a stream that failed."""
+
+
+class Whole(ABC):
+    media_type = JSON
+    heartbeat = b""
+    streamed = False
+
+    def feed(self, events: Sequence[Event]) -> bytes:
+        body = self.body(events)
+        return b"" if body is None else json_bytes(body)
+
+    def body(self, events: Sequence[Event]) -> dict[str, Any] | None:
+        """The reply once `events` has the last one."""
+        for event in events:
+            if isinstance(event, Failed):
+                raise event.error.exception()
+            self._take(event)
+            if isinstance(event, Done):
+                return self._body(event)
+        return None
+
+    @abstractmethod
+    def _take(self, event: Event) -> None:
+        """Keep what the body needs of it."""
+
+    @abstractmethod
+    def _body(self, done: Done) -> dict[str, Any]:
+        """The reply, once every event is known."""

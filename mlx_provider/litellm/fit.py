@@ -1,0 +1,288 @@
+"""Requests of all routes, before LiteLLM reads them. In a chat it fails on a wrong type, or drops
+what has one (1.106.2, `validate_and_fix_openai_messages`). Its bridges of the Responses and
+Messages APIs drop the kinds that they do not know (1.106.2, `responses/
+litellm_completion_transformation/transformation.py`, `llms/anthropic/pass_through/adapters/
+transformation.py`). In a message that a user has just typed such parts are refused, elsewhere they
+become text, as on the engine's own routes.
+
+Every function raises `BadRequest` that names the part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from litellm.types.llms.openai import ValidUserMessageContentTypes
+from pydantic import BaseModel
+
+from ..chat.messages.foreign import foreign_text
+from ..chat.messages.normalise import typed_index
+from ..errors import BadRequest
+from ..invalid import shown
+from ..wire.anthropic.request import (
+    BLOCKS,
+    RESULT_BLOCKS,
+    answer_format,
+    chat_tools,
+    check_image,
+    check_messages,
+    known_members,
+    retains,
+)
+from ..wire.api import ClientNames
+from ..wire.openai.parameters import Parameters
+from ..wire.openai.tools import as_functions
+from ..wire.responses.conversation import (
+    ABSENT,
+    ITEM_PARTS,
+    ITEMS,
+    ChatTools,
+    check_input,
+    compaction_text,
+    known_item,
+)
+from ..wire.responses.routes import LOGPROBS
+from .call import IGNORED
+
+CARRIED = (*(kind for kind in ITEMS if kind != "compaction"), "tool_result", "additional_tools")
+SEARCHES = "litellm.responses.litellm_completion_transformation.client_tool_search"
+"""Only newer LiteLLM has this module (1.109.1, not 1.106.2). It carries the searches of tools that
+a client runs, and drops those of a server."""
+SEARCH_ITEMS = ("tool_search_call", "tool_search_output") if find_spec(SEARCHES) else ()
+Warnings = list[str]
+
+
+def _as_text(part: Mapping[str, Any], where: str, warnings: Warnings, kind: str = "text") -> Any:
+    warnings.append(f"{where} is of type {part.get('type')!r}: a text takes its place")
+    return {"type": kind, "text": foreign_text(part)}
+
+
+# -- chat
+
+
+def fit_parts(messages: Any) -> tuple[Any, Warnings]:
+    """Messages with parts that LiteLLM accepts (1.106.2, `validate_chat_completion_user_messages`),
+    and warnings. `video` is renamed."""
+    if not isinstance(messages, list) or not messages:
+        return messages, []
+    typed, warnings = typed_index(messages), Warnings()
+    fitted = [
+        _with_parts(message, f"messages[{index}].content", None if index == typed else warnings)
+        for index, message in enumerate(messages)
+    ]
+    return fitted, warnings
+
+
+def _with_parts(message: Any, where: str, warnings: Warnings | None) -> Any:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list):
+        return message
+    warnings = warnings if message.get("role") == "user" else None
+    parts = [_chat_part(part, f"{where}[{at}]", warnings) for at, part in enumerate(content)]
+    return message if parts == content else {**message, "content": parts}
+
+
+def _chat_part(part: Any, where: str, warnings: Warnings | None) -> Any:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "video":
+        return {"type": "video_url", "video_url": part.get("video")}
+    if warnings is None or not isinstance(kind, str) or kind in ValidUserMessageContentTypes:
+        return part
+    return _as_text(part, where, warnings)
+
+
+def check_shape(kwargs: Mapping[str, Any]) -> None:
+    _check_list(kwargs.get("messages"), "messages")
+    for index, message in enumerate(kwargs.get("messages") or []):
+        if isinstance(message, Mapping):
+            _check_message(message, f"messages.{index}")
+    _check_list(kwargs.get("tools"), "tools")
+    for name in ("allowed_openai_params", "additional_drop_params"):
+        _check(kwargs.get(name), name, "a list of texts", _is_names)
+    _check(kwargs.get("timeout"), "timeout", "a number of seconds", _is_timeout)
+    form = kwargs.get("response_format")  # a script can pass a class
+    _check(form, "response_format", "an object", lambda value: isinstance(value, Mapping | type))
+
+
+def _check(value: Any, name: str, demand: str, fits: Callable[[Any], bool]) -> None:
+    if value is not None and not fits(value):
+        raise BadRequest(f"{name} must be {demand}, got {shown(value)}", param=name)
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+
+
+def _is_timeout(value: Any) -> bool:
+    try:
+        float(value if isinstance(value, str | list | dict) else 0)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _check_list(items: Any, name: str) -> None:
+    if items is None:
+        return
+    if not isinstance(items, list):
+        raise BadRequest(f"{name} must be a list, got {type(items).__name__}", param=name)
+    for index, item in enumerate(items):
+        if not isinstance(item, Mapping | BaseModel):
+            kind = type(item).__name__
+            raise BadRequest(f"{name}.{index} must be an object, got {kind}", param=name)
+
+
+def _check_message(message: Mapping[str, Any], where: str) -> None:
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        raise BadRequest(f"{where}.role must be a text, got {shown(role)}", param="messages")
+    if not isinstance(content, str | list | None):
+        kind = type(content).__name__
+        raise BadRequest(f"{where}.content must be a text or a list, got {kind}", param="messages")
+    _check_list(message.get("tool_calls"), f"{where}.tool_calls")
+    for index, part in enumerate(content if isinstance(content, list) else []):
+        if not isinstance(part, Mapping):
+            raise BadRequest(f"{where}.content.{index} must be an object", param="messages")
+        if role == "user" and part.get("type") not in ValidUserMessageContentTypes:
+            raise BadRequest(
+                f"{where}.content.{index}: unknown type {shown(part.get('type'))}, "
+                f"known are {', '.join(ValidUserMessageContentTypes)}",
+                param="messages",
+            )
+
+
+# -- /v1/responses
+
+
+def fit_responses(kwargs: dict[str, Any]) -> Warnings:
+    check_input(kwargs, ABSENT)
+    if LOGPROBS in (kwargs.get("include") or ()) or kwargs.get("top_logprobs"):
+        kwargs["logprobs"] = True  # under chat's name, which the bridge passes on
+    items, warnings = kwargs.get("input"), Warnings()
+    if isinstance(items, list):
+        kwargs["input"] = [_item(i, f"input[{at}]", warnings) for at, i in enumerate(items)]
+    _carry_schema(kwargs)
+    _carry_tools(kwargs)
+    return warnings
+
+
+def _item(given: Any, where: str, warnings: Warnings) -> Any:
+    item = given.model_dump() if isinstance(given, BaseModel) else given
+    searches = SEARCH_ITEMS if item.get("execution") == "client" else ()
+    known = known_item(item, (*CARRIED, *searches))
+    if item.get("type") == "compaction" and known is not item and (text := compaction_text(item)):
+        return {"role": "user", "content": text}
+    changed = dict(known)
+    for name in ("content", "output"):
+        parts = known.get(name)
+        if isinstance(parts, list) and known.get("type") != "reasoning":
+            kind = "output_text" if known.get("role") == "assistant" else "input_text"
+            place = f"{where}.{name}[{{}}]" if known is item else where
+            changed[name] = [
+                _item_part(part, kind, place.format(at), warnings) for at, part in enumerate(parts)
+            ]
+    return given if changed == item else changed
+
+
+def _item_part(part: Any, kind: str, where: str, warnings: Warnings) -> Any:
+    if not isinstance(part, Mapping):
+        return part
+    if part.get("type") == "refusal":  # which the bridge of 1.106.2 drops
+        return {"type": "output_text", "text": str(part.get("refusal") or "")}
+    image = part.get("type") == "input_image"
+    if part.get("image_url") if image else (part.get("type") or "text") in ITEM_PARTS:
+        return part
+    return _as_text(part, where, warnings, kind)
+
+
+def _carry_schema(kwargs: dict[str, Any]) -> None:
+    """The schema in a `json_object`, which the bridge drops."""
+    text = kwargs.get("text")
+    if not isinstance(text, Mapping):
+        return
+    form = text.get("format")
+    if isinstance(form, Mapping) and form.get("type") == "json_object" and form.get("schema"):
+        schema = form["schema"]
+        if isinstance(schema, Mapping):
+            schema = {"type": "object", **schema}
+        made = {"type": "json_schema", "name": "json_object", "schema": schema}
+        kwargs["text"] = {**text, "format": made}
+
+
+def _carry_tools(kwargs: dict[str, Any]) -> None:
+    """Names of what has no effect in the tools: the bridge shows unknown tools to the model."""
+    given = [tool for tool in kwargs.get("tools") or [] if not _runs_in_gateway(tool)]
+    tools = ChatTools.read(given, lenient=True)
+    _, members = as_functions(tools.tools)
+    kwargs[IGNORED] = [*tools.ignored, *map(ClientNames(tools.places).text, members)]
+
+
+def _runs_in_gateway(tool: Any) -> bool:
+    """Whether LiteLLM may run a tool itself: one of an MCP server."""
+    url = tool.get("server_url") if isinstance(tool, Mapping) else None
+    return isinstance(url, str) and (url.startswith("litellm_proxy") or "/mcp" in url)
+
+
+# -- /v1/messages
+
+
+def fit_messages(kwargs: dict[str, Any]) -> Warnings:
+    check_messages(kwargs)
+    warnings = Warnings()
+    kwargs["messages"] = [
+        _with_blocks(message, BLOCKS[message["role"]], f"messages[{at}]", warnings)
+        for at, message in enumerate(kwargs["messages"])
+    ]
+    return warnings
+
+
+def _with_blocks(holder: Any, known: Any, where: str, warnings: Warnings) -> Any:
+    content = holder.get("content")
+    if not isinstance(content, list):
+        return holder
+    blocks = [_block(b, known, f"{where}.content[{at}]", warnings) for at, b in enumerate(content)]
+    return {**holder, "content": blocks}
+
+
+def _block(block: Mapping[str, Any], known: Any, where: str, warnings: Warnings) -> Any:
+    kind = block.get("type")
+    if kind == "tool_result":
+        return _with_blocks(block, RESULT_BLOCKS, where, warnings)
+    if kind in known and not (kind == "image" and _is_broken(block, where)):
+        return block
+    return _as_text(block, where, warnings)
+
+
+def _is_broken(image: Mapping[str, Any], where: str) -> bool:
+    try:
+        check_image(image, where)
+    except BadRequest:
+        return True
+    return False
+
+
+def carry_format(kwargs: dict[str, Any]) -> None:
+    """Schema and effort. The bridge drops unknown types and an effort without adaptive thoughts,
+    and demands every property of an object."""
+    given = {name: kwargs.get(name) for name in ("output_config", "output_format")}
+    made = answer_format(Parameters(given))
+    kwargs.update({name: value for name, value in made.items() if value is not None})
+    if "response_format" in made:
+        kwargs.pop("output_format", None)
+        config: Mapping[str, Any] = given["output_config"] or {}
+        kwargs["output_config"] = {key: config[key] for key in config if key != "format"}
+
+
+def carry_message_tools(kwargs: dict[str, Any]) -> None:
+    """Tools and marks of a checked call. The bridge loses `disable_parallel_tool_use` and writes
+    unknown members of a tool into its schema."""
+    made = chat_tools(Parameters({name: kwargs.get(name) for name in ("tools", "tool_choice")}))
+    _, kwargs[IGNORED] = as_functions(made.get("tools", []))
+    if kwargs.get("tools"):
+        kwargs["tools"] = [known_members(tool) for tool in kwargs["tools"]]
+    if made.get("parallel_tool_calls") is False:
+        kwargs["parallel_tool_calls"] = False
+    if retains(kwargs):
+        kwargs["prompt_cache_retention"] = "24h"
+    kwargs.pop("cache_control", None)  # every prompt is cached, as far as there is room

@@ -1,0 +1,171 @@
+"""LiteLLM's objects of the replies that `wire.openai` makes.
+
+Rules of streams (1.106.2, `CustomStreamWrapper`): usage comes before a finish chunk, which contains
+nothing else. The finish of choice 0 ends the stream, so it is held until every choice has ended.
+The finish of another choice is the second entry beside an empty choice 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from litellm.types.utils import (
+    ChoiceLogprobs,
+    Choices,
+    Embedding,
+    EmbeddingResponse,
+    Message,
+    ModelResponse,
+    ModelResponseStream,
+    StreamingChoices,
+    TextChoices,
+    TextCompletionResponse,
+)
+from litellm.types.utils import Delta as LiteLLMDelta
+from litellm.types.utils import Usage as LiteLLMUsage
+
+from ..protocol.events import Done, Event, Failed
+from ..wire.api import HEADER, header_text
+from ..wire.openai.answer import ALWAYS_EMPTY, ChunkChoices, usage_of
+from ..wire.openai.request import AnswerForm
+
+TEXT_LISTS = "text_lists"
+"""Attribute of our log-probabilities. By name: a module may run twice."""
+
+
+class TextLogprobs(ChoiceLogprobs):
+    """LiteLLM's chunks of chat become those of text without log-probabilities; see `patches`."""
+
+    text_lists: dict[str, Any]
+
+
+class OurLogprobs(ChoiceLogprobs):
+    """See `patches`."""
+
+    ours: ClassVar[bool] = True
+
+
+class TextFinish(ModelResponseStream):
+    """The finish of a choice beside an empty choice 0, in a text stream. LiteLLM's text stream
+    reads the first choice by item (1.106.2 and 1.109.1, `TextCompletionStreamWrapper`), its chat
+    stream by attribute, where a finish would end the stream. So the finished choice comes first
+    only by item."""
+
+    def __getitem__(self, key: str) -> Any:
+        return self.choices[1:] if key == "choices" else getattr(self, key)
+
+
+class ChunkStream:
+    def __init__(
+        self,
+        reply_id: str,
+        model: str,
+        created: int,
+        form: AnswerForm = AnswerForm(),  # noqa: B008  (frozen)
+    ) -> None:
+        self._head = {"id": f"chatcmpl-{reply_id}", "created": created, "model": model}
+        self._form = form
+        self._choices = ChunkChoices(form)
+        self._finish: dict[str, Any] | None = None
+        """Of choice 0."""
+        self.ended = False
+
+    def feed(self, events: Iterable[Event]) -> Iterator[ModelResponseStream]:
+        """Raises the error of a `Failed` event."""
+        for event in events:
+            for choice in self._choices.of(event):
+                yield from self._chunks(choice)
+            if isinstance(event, Done):
+                self.ended = True
+                finish = self._finish or self._choices.choice(reason="stop")
+                usage = LiteLLMUsage(**usage_of(event, timings=self._form.timings))
+                yield self._chunk(_streaming(finish), usage=usage)
+                end = StreamingChoices(index=0, finish_reason=finish["finish_reason"])
+                yield self._chunk(end)
+            elif isinstance(event, Failed):
+                self.ended = True
+                raise event.error.exception()
+
+    def empty(self) -> ModelResponseStream:
+        return self._chunk(_streaming(self._choices.choice(0, {"content": ""})))
+
+    def _chunks(self, choice: dict[str, Any]) -> Iterator[ModelResponseStream]:
+        reason, index = choice["finish_reason"], choice["index"]
+        if reason is None:
+            yield self._chunk(_streaming(choice))
+        elif index == 0:
+            self._finish = choice
+        else:
+            kind = TextFinish if self._form.text else ModelResponseStream
+            first, delta = StreamingChoices(index=0), LiteLLMDelta(content="")
+            other = StreamingChoices(index=index, finish_reason=reason, delta=delta)
+            yield kind(choices=[first, other], **self._head)
+
+    def _chunk(self, choice: StreamingChoices, **more: Any) -> ModelResponseStream:
+        return ModelResponseStream(choices=[choice], **self._head, **more)
+
+
+def _streaming(choice: Mapping[str, Any]) -> StreamingChoices:
+    """Without its finish reason."""
+    logprobs: Any = choice["logprobs"]
+    if "delta" in choice:
+        delta = choice["delta"]
+        logprobs = logprobs and OurLogprobs(**logprobs)
+    else:
+        delta = {"content": choice["text"] if choice["finish_reason"] is None else None}
+        logprobs = logprobs and TextLogprobs(text_lists=logprobs)
+    return StreamingChoices(index=choice["index"], delta=LiteLLMDelta(**delta), logprobs=logprobs)
+
+
+def fill_completion(
+    response: ModelResponse,
+    model: str,
+    body: Mapping[str, Any],
+    done: Done,
+    warnings: Sequence[str],
+) -> ModelResponse | TextCompletionResponse:
+    """LiteLLM's conversion of chat to text drops log-probabilities (1.106.2,
+    `convert_chat_to_text_completion`), but does not change a text completion."""
+    usage, timings = LiteLLMUsage(**body["usage"]), done.timings.model_dump()
+    rate = {"x-mlx-tokens-per-second": f"{timings['tokens_per_second']:.1f}"}
+    hidden = _add_headers(response, warnings, rate)
+    hidden["timings"] = timings
+    if body["object"] != "text_completion":
+        response.choices = [_choice(choice) for choice in body["choices"]]
+        response.model, response.usage, response.timings = model, usage, timings
+        return response
+    choices = [TextChoices(**choice) for choice in body["choices"]]
+    head = {"id": response.id, "created": response.created, "model": model}
+    text = TextCompletionResponse(**head, choices=choices, usage=usage)
+    text._hidden_params = hidden  # noqa: SLF001  (where LiteLLM takes headers from)
+    return text
+
+
+def _choice(choice: Mapping[str, Any]) -> Choices:
+    message, logprobs = choice["message"], choice["logprobs"]
+    return Choices(
+        index=choice["index"],
+        finish_reason=choice["finish_reason"],
+        message=Message(**{name: message[name] for name in message if name not in ALWAYS_EMPTY}),
+        logprobs=logprobs and OurLogprobs(**logprobs),
+    )
+
+
+def fill_embedding(
+    response: EmbeddingResponse, model: str, body: Mapping[str, Any], warnings: Sequence[str]
+) -> EmbeddingResponse:
+    response.data = [Embedding(**each) for each in body["data"]]
+    response.model, response.usage = model, LiteLLMUsage(**body["usage"])
+    _add_headers(response, warnings, {})
+    return response
+
+
+def _add_headers(
+    response: ModelResponse | EmbeddingResponse, warnings: Sequence[str], headers: Mapping[str, str]
+) -> dict[str, Any]:
+    """Returns the mapping of hidden parameters, where LiteLLM takes headers from."""
+    warned = {HEADER: header_text(warnings)} if warnings else {}
+    hidden: dict[str, Any] = response._hidden_params  # noqa: SLF001
+    known = hidden.get("additional_headers") or {}
+    hidden["additional_headers"] = {**known, **headers, **warned}
+    return hidden

@@ -1,0 +1,209 @@
+"""Tools of chat: functions, and custom tools, which take a text in place of arguments. The engine
+sees a custom tool as a function with one text, whose format is a grammar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic_core import from_json
+
+from ...errors import BadRequest
+from ...invalid import shown
+from ...protocol.events import Delta, Event, Finish, ToolCallDelta
+
+TEXT = "content"
+"""The parameter of a custom tool, as LiteLLM's bridge names it (1.106.2, `custom_tools.py`)."""
+SYNTAXES = ("lark", "regex")
+RESULT = ("return", "returns", "response")
+"""Members of a function that describe its result; some chat templates read them."""
+MEMBERS = {
+    "function": ("name", "description", "parameters", "strict", *RESULT),
+    "custom": ("name", "description", "format"),
+}
+SETTLED = ("type", "cache_control", "eager_input_streaming")
+MOST_NAMES = 32
+
+
+def wrap_text(text: str) -> str:
+    return json.dumps({TEXT: text}, ensure_ascii=False)
+
+
+def unwrap_text(arguments: str) -> str:
+    try:
+        found = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        return arguments
+    text = found.get(TEXT, "") if isinstance(found, dict) else arguments
+    return text if isinstance(text, str) else json.dumps(text)
+
+
+def custom_names(tools: Any) -> frozenset[str]:
+    own = [_of(tool).get("name") for tool in _listed(tools)]
+    return frozenset(name for name in own if isinstance(name, str))
+
+
+def as_functions(tools: Sequence[Any]) -> tuple[dict[str, Any], list[str]]:
+    """The fields `tools` and `tool_grammars` of a request, and the members of tools without effect:
+    each once, with its first place. Raises `BadRequest` that names the tool."""
+    functions: list[dict[str, Any]] = []
+    grammars: dict[str, Any] = {}
+    ignored: dict[str, str] = {}
+    for at, tool in enumerate(tools):
+        kind = _kind(tool, f"tools[{at}]")
+        where, own = f"tools[{at}].{kind}", tool[kind]
+        unknown = [f".{name}" for name in without(tool, (*SETTLED, kind))]
+        unknown += [f".{kind}.{name}" for name in without(own, MEMBERS[kind])]
+        ignored = {name: f"tools[{at}]{name}" for name in unknown} | ignored
+        if kind == "function":
+            function = {name: value for name, value in own.items() if name in MEMBERS[kind]}
+        else:
+            function, grammar = _custom_function(own, where)
+            grammars |= {own["name"]: grammar} if grammar else {}
+        functions.append({"type": "function", "function": function})
+    fields = {"tools": functions, "tool_grammars": grammars}
+    return {name: value for name, value in fields.items() if value}, [*ignored.values()][
+        :MOST_NAMES
+    ]
+
+
+def without(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in given.items()
+        if name not in known and value not in (None, False)
+    }
+
+
+def _kind(tool: Any, where: str) -> str:
+    """`function` or `custom`, which is also the member that describes the tool. Raises `BadRequest`
+    for other types."""
+    if not isinstance(tool, Mapping):
+        raise BadRequest(f"{where} must be an object, got {shown(tool)}", param=where)
+    kind = tool.get("type") or "function"
+    if not isinstance(kind, str) or kind not in MEMBERS:
+        raise BadRequest(
+            f"{where}.type is {shown(kind)}: only tools of type function or custom can be called, "
+            "and no server runs others here",
+            param=where,
+        )
+    own = tool.get(kind)
+    if not isinstance(own, Mapping):
+        raise BadRequest(f"{where}.{kind} must be an object with a name", param=where)
+    name = own.get("name")
+    if not isinstance(name, str) or not name.strip():
+        raise BadRequest(f"{where}.{kind}.name must be a text", param=f"{where}.{kind}.name")
+    return kind
+
+
+def _custom_function(own: Mapping[str, Any], where: str) -> tuple[dict[str, Any], Any]:
+    """The function, and its grammar (see `GenerateRequest.tool_grammars`); `None`: any text."""
+    form, described, syntax = own.get("format"), own.get("description"), ""
+    if isinstance(form, Mapping) and isinstance(form.get("grammar"), Mapping):
+        form = {**form, **form["grammar"]}
+    grammar = _grammar(form, where)
+    if grammar is not None:
+        syntax = f"\n\nFormat:\n```{grammar['type']}\n{grammar['value']}\n```"
+    name, text = own["name"], described if isinstance(described, str) else ""
+    content = {
+        "type": "string",
+        "description": f"The {name} content following the specified format",
+    }
+    parameters = {"type": "object", "properties": {TEXT: content}, "required": [TEXT]}
+    return {"name": name, "description": text + syntax, "parameters": parameters}, grammar
+
+
+def _grammar(form: Any, where: str) -> dict[str, str] | None:
+    if form is None or (isinstance(form, Mapping) and form.get("type") == "text"):
+        return None
+    known = isinstance(form, Mapping) and form.get("type") == "grammar"
+    syntax, value = (form.get("syntax"), form.get("definition")) if known else (None, None)
+    if syntax not in SYNTAXES or not isinstance(value, str) or not value:
+        raise BadRequest(
+            f"{where}.format must be of type text, or of type grammar with a syntax (lark or "
+            "regex) and a definition",
+            param=where,
+        )
+    return {"type": syntax, "value": value}
+
+
+def choice_of(choice: Any) -> Any:
+    if _is_custom(choice):
+        return {"type": "function", "function": {"name": _of(choice).get("name")}}
+    allowed = choice.get("allowed_tools") if isinstance(choice, Mapping) else None
+    if not isinstance(allowed, Mapping):
+        return choice
+    tools = [choice_of(tool) for tool in _listed(allowed.get("tools"))]
+    return {**choice, "allowed_tools": {**allowed, "tools": tools}}
+
+
+def with_functions(messages: Sequence[Any]) -> list[Any]:
+    return [_with_functions(message) for message in messages]
+
+
+def _with_functions(message: Any) -> Any:
+    calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+    if not any(map(_is_custom, _listed(calls))):
+        return message
+    return {**message, "tool_calls": [_as_call(call) for call in _listed(calls)]}
+
+
+def _as_call(call: Any) -> Any:
+    if not _is_custom(call):
+        return call
+    arguments = wrap_text(str(_of(call).get("input") or ""))
+    function = {"name": _of(call).get("name"), "arguments": arguments}
+    return {"id": call.get("id"), "type": "function", "function": function}
+
+
+def with_custom(call: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    function = call["function"]
+    if function["name"] not in names:
+        return call
+    custom = {"name": function["name"], "input": unwrap_text(function["arguments"])}
+    return {"id": call["id"], "type": "custom", "custom": custom}
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _is_custom(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.get("type") == "custom"
+
+
+def _of(value: Any) -> Mapping[str, Any]:
+    own = value.get("custom") if _is_custom(value) else None
+    return own if isinstance(own, Mapping) else {}
+
+
+class WholeCalls:
+    """Holds the calls of custom tools in a stream back until they are complete."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._held: dict[int, ToolCallDelta] = {}
+        """The last call of each choice."""
+
+    def of(self, event: Event) -> Iterator[Event]:
+        if isinstance(event, Delta) and self._names and event.tool_calls:
+            pieces = [each for piece in event.tool_calls for each in self._of(event.index, piece)]
+            yield event.model_copy(update={"tool_calls": pieces})
+            return
+        if isinstance(event, Finish) and event.index in self._held:
+            yield Delta(index=event.index, tool_calls=[self._held.pop(event.index)])
+        yield event
+
+    def _of(self, choice: int, piece: ToolCallDelta) -> Iterator[ToolCallDelta]:
+        held = self._held.get(choice)
+        if held is not None and held.index == piece.index:
+            whole = held.arguments + piece.arguments
+            self._held[choice] = held.model_copy(update={"arguments": whole})
+            return
+        if held is not None:
+            yield self._held.pop(choice)
+        if piece.name in self._names:
+            self._held[choice] = piece
+        else:
+            yield piece
