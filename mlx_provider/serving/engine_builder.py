@@ -10,13 +10,11 @@ from functools import partial
 
 from ..config import EngineSettings
 from ..engine.engine import Engine
-from ..engine.execution.calibration import calibrate
+from ..engine.execution.calibration import SHARED_UNMEASURED, calibrate, least_shared
 from ..engine.execution.pass_memory import PassBytes, PassMemory, measure
-from ..engine.execution.sharing import UNMEASURED, least_shared
 from ..engine.prefix_cache.policy import PrefixCachePolicy, WholePasses
-from ..engine.scheduling.chunking import LONGEST_GAP
+from ..engine.scheduling.chunking import GRID, LONGEST_GAP
 from ..engine.scheduling.costs import Costs, Curve
-from ..engine.scheduling.plan import GRID
 from ..engine.scheduling.scheduler import Limits, Scheduler
 from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
@@ -206,7 +204,7 @@ class EngineBuilder:
         known = self._measurements.find(kv.key)
         if known is not None:
             return known
-        model, make_cache, shared = weights.model, kv.make_cache, UNMEASURED
+        model, make_cache, shared = weights.model, kv.make_cache, SHARED_UNMEASURED
         measuring = partial(self._measuring, weights.name)
         with self._budgets.measuring(weights) as reserve:
             with measuring(1, "how rows decode together"):

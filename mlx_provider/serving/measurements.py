@@ -20,9 +20,9 @@ from pydantic import TypeAdapter, ValidationError
 from .. import __version__
 from ..config import PREFIX, state_folder
 from ..engine.execution.batch_layout import LAYOUTS
+from ..engine.execution.calibration import SHARED_UNMEASURED
 from ..engine.execution.pass_memory import PassBytes
 from ..engine.execution.probe import Probe
-from ..engine.execution.sharing import UNMEASURED as UNMEASURED_SHARING
 from ..engine.scheduling.chunking import Chunking
 from ..engine.scheduling.costs import UNMEASURED, Curve
 from ..installed import installed_version
@@ -91,7 +91,7 @@ class Measured:
     kind: str = ""
     """Kind of the KV cache. Empty: not quantised."""
     software: str = ""
-    least_shared: int = UNMEASURED_SHARING
+    least_shared: int = SHARED_UNMEASURED
 
     @property
     def lasts(self) -> bool:

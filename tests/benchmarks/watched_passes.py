@@ -13,7 +13,7 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.speculation.speculation import Speculation
 from mlx_provider.engine.speculation.step import DraftStep, Origin
 from mlx_provider.engine.step.decode import Decode
-from mlx_provider.engine.step.record import StepRecord
+from mlx_provider.engine.step.state import StepRecord
 from mlx_provider.protocol.events import Delta
 from mlx_provider.records import ScoresPrompts
 from replaced import Replaced, wrap

@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_provider.engine.request import Phase, Request, Row, SamplingParams
-from mlx_provider.engine.scheduling.chunking import LONGEST_GAP
-from mlx_provider.engine.scheduling.costs import Costs, Curve, Load
-from mlx_provider.engine.scheduling.plan import (
+from mlx_provider.engine.scheduling.chunking import (
     GRID,
     LITTLE_MORE,
+    LONGEST_GAP,
     TAIL,
     Chunk,
     StepPlan,
     fixed_sizes,
 )
+from mlx_provider.engine.scheduling.costs import Costs, Curve, Load
 from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
 from mlx_provider.errors import BadRequest, Overloaded
 from mlx_provider.protocol.event_queue import EventQueue

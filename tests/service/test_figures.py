@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.engine.recent import LookedUp, Ring, Step
+from mlx_provider.engine.step_output import LookedUp, Ring, Step
 from mlx_provider.errors import EngineDied
 from mlx_provider.protocol.requests import Sampling
 from mlx_provider.serving import prefixes

@@ -1,25 +1,29 @@
-"""Times the passes that will run on this device at load: chunks, decode passes, mixed passes."""
+"""Times at load the passes that will run on this device: chunks, decode passes, mixed passes, and
+decode passes of rows that share a prefix."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from copy import deepcopy
+from time import perf_counter
+from typing import Any
 
 import mlx.core as mx
 
 from ...isolation import Isolation
 from ...records import LoadedModel, PrefillChunk, Prompt
+from ...upstream.batch_caches import RowCache
 from ...upstream.cache_classes import take_back
+from ...upstream.shared_kv import SHAREABLE, divide
 from ..memory import MemoryProfile, arrays, leaves, profile
 from ..row_cache import grow_by
 from ..scheduling.chunking import LONGEST_GAP, WIDE
 from ..scheduling.costs import UNMEASURED, Curve
-from .batch_layout import make_layout
+from .batch_layout import GroupedLayout, make_layout
 from .decode_batch import run_pass
-from .deep_cache import MakeCache, Reserve, copied_bytes, deep_cache, spread, unlimited
-from .mixed_chunk import MixedChunk
+from .grouped_kv import MixedChunk
+from .pass_memory import MakeCache, Reserve, copied_bytes, deep_cache, spread, unlimited
 from .probe import Probe, stand_in
 
 log = logging.getLogger(__name__)
@@ -64,27 +68,11 @@ Took = Sequence[float]
 is free."""
 
 
-class Passes(Protocol):
-    """Runs passes of a model, `REPEATS` of each shape."""
-
-    def chunk(self, tokens: int) -> Took:
-        """A chunk at the beginning of a prompt."""
-
-    def deepen(self, depth: int) -> bool:
-        """Make the deep cache. Returns whether there is memory for it."""
-
-    def deep(self, tokens: int) -> Took:
-        """A chunk over the deep cache."""
-
-    def rows(self, lengths: Sequence[int], layout: str, chunk: int = 0) -> Took:
-        """A decode pass of rows of these lengths, and of a chunk at the beginning of a prompt."""
-
-
 class Times:
     """What passes take, as a curve."""
 
     def __init__(
-        self, passes: Passes, context: int, depths: Sequence[int], longest_row: int
+        self, passes: OnDevice, context: int, depths: Sequence[int], longest_row: int
     ) -> None:
         """`context`: most tokens of a row. `depths`: of the deep cache, the best first."""
         self._passes = passes
@@ -228,7 +216,7 @@ def calibrate(
 
 
 class OnDevice:
-    """Passes of a model on this device."""
+    """Passes of a model, `REPEATS` of each shape."""
 
     def __init__(self, model: LoadedModel, make: MakeCache, reserve: Reserve) -> None:
         self._model = model
@@ -246,6 +234,7 @@ class OnDevice:
         that they released at their peak."""
 
     def chunk(self, tokens: int) -> Took:
+        """A chunk at the beginning of a prompt."""
         if tokens == 1:
             cache = self._make()
             self._timed(cache, 0, 1)
@@ -262,6 +251,7 @@ class OnDevice:
         return took
 
     def deepen(self, depth: int) -> bool:
+        """Make the deep cache. Returns whether there is memory for it."""
         more = depth // SHALLOW + REPEATS
         held = self._memory.row_bytes(depth + more) + (depth + more) * self._copied
         if not self._reserve(held + self._pass_bytes(1)):
@@ -271,6 +261,7 @@ class OnDevice:
         return True
 
     def deep(self, tokens: int) -> Took:
+        """A chunk over the deep cache."""
         if not self._reserve(self._held + self._pass_bytes(tokens)):
             return ()
         took, released = [], 0
@@ -287,6 +278,7 @@ class OnDevice:
         return took
 
     def rows(self, lengths: Sequence[int], layout: str, chunk: int = 0) -> Took:
+        """A decode pass of rows of these lengths, and of a chunk at the beginning of a prompt."""
         self._deep, self._held, self._over_deep = [], 0, (1, 0)
         held = 2 * len(lengths) * self._memory.row_bytes(max(lengths) + REPEATS)
         if not self._reserve(held + self._pass_bytes(chunk + len(lengths))):
@@ -303,10 +295,10 @@ class OnDevice:
                 grow_by(cache, chunk)
             (each,) = rows.passes(along)
             at = [row.length for row in each.rows]
-            began = time.perf_counter()
+            began = perf_counter()
             first = mx.array(tokens[: len(at)], dtype=mx.int32)
             mx.eval(run_pass(self._model, each, first, at).logits)
-            took.append(time.perf_counter() - began)
+            took.append(perf_counter() - began)
             for row in each.rows:
                 row.tokens.append(1)
         return took
@@ -315,10 +307,10 @@ class OnDevice:
         """Seconds of a pass over `width` tokens, and the bytes that it released."""
         prompt = Prompt(spread(self._model, start + width))
         mx.reset_peak_memory()
-        began = time.perf_counter()
+        began = perf_counter()
         logits = self._model.prefill(PrefillChunk(prompt, start, start + width, cache))
         mx.eval(logits, arrays(cache))
-        took = time.perf_counter() - began
+        took = perf_counter() - began
         return took, mx.get_peak_memory() - mx.get_active_memory()
 
     def _pass_bytes(self, width: int) -> int:
@@ -330,3 +322,78 @@ class OnDevice:
             over_empty * max(times, times**2), over_deep * width / deep * (1 + 1 / SHALLOW)
         )
         return self._memory.row_bytes(width) + int(released)
+
+
+# -- shared prefixes
+
+SHARED_UNMEASURED = 2048
+"""Tokens from which on rows share without a measurement: reading so many keys of an 8B model takes
+as long as the additional kernels (by arithmetic for 400 GB/s)."""
+FEWEST_TOKENS, MOST_TOKENS = 256, 32_768
+"""Limits of what a measurement may choose. Below, a copy is nothing; above, memory counts more: a
+copy of so many tokens of an 8B model has 4.8 GB."""
+SHARED_GAIN = 1.2
+"""Rows share a prefix where a step with copies takes this many times as long. On an H100, copies of
+10,000 tokens were faster (36 against 41 ms)."""
+SHARED_DEPTH, SLOW_SHARED_DEPTH = 4096, 1024
+"""Tokens of the prefix in the timed passes, on a GPU and on a CPU."""
+TAIL = 16
+"""Own tokens of each of the two rows in them."""
+SHARED_PASSES = 2
+"""Passes of each kind. The fastest counts."""
+
+
+def least_shared(model: LoadedModel, make_cache: MakeCache, curve: Curve, reserve: Reserve) -> int:
+    """Tokens from which on two rows decode faster with a shared prefix than with copies, on the
+    engine thread. Never raises. A shared prefix is read once, but attention in two parts launches
+    more kernels in each layer."""
+    depth = SHARED_DEPTH if mx.default_device() == mx.gpu else SLOW_SHARED_DEPTH
+    if not curve.depths or model.info.context_length < depth + TAIL + SHARED_PASSES:
+        return SHARED_UNMEASURED
+    with Isolation() as tried:
+        short = deep_cache(model, make_cache, 2 * TAIL, SHARED_PASSES)
+        # the row, a divided layer, and the tails
+        if not reserve(2 * profile(short, 2 * TAIL).row_bytes(depth + 2 * TAIL)):
+            return SHARED_UNMEASURED
+        apart = _step(model, short, 0)
+        divided = _step(model, short, TAIL)
+        cache = deep_cache(model, make_cache, depth + TAIL, SHARED_PASSES)
+        deep = _step(model, cache, depth)
+        each = (deep - divided) / depth, 2 * curve.per_key(1)
+        return least_tokens(apart, divided - apart, *each)
+    if tried.fault is not None:
+        log.info("a shared prefix could not be timed: %s", tried.fault.summary)
+    return SHARED_UNMEASURED
+
+
+def least_tokens(step: float, overhead: float, shared: float, copied: float) -> int:
+    """The length from which on a step with a shared prefix is clearly faster.
+
+    step: seconds of one without a prefix. overhead: additional ones of a shared prefix. shared,
+    copied: seconds for each token of the prefix.
+    """
+    gained = copied - SHARED_GAIN * shared
+    if gained <= 0:
+        return MOST_TOKENS
+    least = ((SHARED_GAIN - 1) * step + SHARED_GAIN * overhead) / gained
+    return round(min(MOST_TOKENS, max(FEWEST_TOKENS, least)))
+
+
+def _step(model: LoadedModel, cache: RowCache, prefix: int) -> float:
+    """Seconds of the fastest pass of two rows that share so many tokens."""
+    layout = GroupedLayout()
+    layers = [layer for layer in leaves(cache) if type(layer) in SHAREABLE]
+    held = layers[0].offset
+    for layer in layers if prefix else ():
+        divide(layer, prefix)
+    rows = [stand_in([1] * held, 0) for _ in range(2)]
+    for row in rows:
+        layout.add(row, deepcopy(cache))
+    took = []
+    for at in range(held, held + SHARED_PASSES):
+        (each,) = layout.passes()
+        began = perf_counter()
+        logits = run_pass(model, each, mx.ones(2, mx.int32), [at] * 2).logits
+        mx.eval(logits, [arrays(group.cache) for group in layout.rows.groups])
+        took.append(perf_counter() - began)
+    return min(took)

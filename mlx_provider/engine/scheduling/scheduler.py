@@ -16,11 +16,11 @@ from functools import partial
 
 from ..fixed_shapes import FixedShapes
 from ..kv_capacity import STEP_TOKENS
+from ..prefix_cache.tree import common
 from ..request import Phase, PrefillJob, Request, Row
 from .admission import OUTPUT_TOKEN, Admission, Budget, FairShares, Limits, above_share
-from .chunking import IDLE_SECONDS, Chunking
+from .chunking import IDLE_SECONDS, Chunk, Chunking, StepPlan
 from .costs import Costs
-from .plan import Chunk, StepPlan, awaits
 
 __all__ = ["Budget", "Limits", "Scheduler"]
 
@@ -30,6 +30,10 @@ PATIENCE_SECONDS = 30.0
 """After this time, a prompt that does not fit stops later prompts from overtaking it."""
 CLAIMS_PER_STEP = 4
 """Prompts whose use of the prefix cache is looked up again in a step that admits one of them."""
+
+
+WORTH_WAITING = 256
+"""Least tokens that a started prompt must be about to store of another one, which waits for it."""
 
 
 class Scheduler:
@@ -387,3 +391,18 @@ class Scheduler:
         found = dict.fromkeys([job.request for job in self.waiting])
         found |= dict.fromkeys([row.request for row in self.running])
         return sorted(found, key=lambda request: request.arrived)
+
+
+def awaits(job: PrefillJob, others: Iterable[PrefillJob]) -> bool:
+    """Whether `job` should wait, because a started prompt will store its prefix soon."""
+    return any(provides(leader, job) for leader in others if leader.admitted)
+
+
+def provides(leader: PrefillJob, job: PrefillJob) -> bool:
+    """Whether `leader` will soon provide much of `job`'s prompt."""
+    if leader is job or not leader.uses_prefix_cache or leader.request.salt != job.request.salt:
+        return False
+    if leader.ids is None or job.ids is None:
+        return False
+    shared = min(common(leader.ids, job.ids), len(leader.tokens), len(job.tokens) - 1)
+    return shared - job.estimated_cached > WORTH_WAITING

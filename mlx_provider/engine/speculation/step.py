@@ -19,14 +19,12 @@ from numpy.typing import NDArray
 from ...isolation import Fault, Isolation
 from ...records import LoadedModel, PrefillChunk, ShowsHidden
 from ...records.drafter import MOST_DRAFTS
-from ..execution.batch_layout import Results
 from ..execution.decode_batch import NO_DRAFTS, Drafts, Forward, Held
-from ..recent import Recent
 from ..request import PrefillJob, Row, RowConstraint
-from ..scheduling.plan import StepPlan
+from ..scheduling.chunking import StepPlan
 from ..scheduling.scheduler import Scheduler
-from ..step_output import Recorder
-from .costs import Asks, Kind, Seconds, within
+from ..step_output import Recent, Recorder
+from .costs import Asks, Kind, Seconds
 from .speculation import NONE, Guess, Speculation
 
 Mask = NDArray[np.uint32]
@@ -128,8 +126,8 @@ class DraftStep:
         self._scheduler = scheduler
         self._recorder = recorder
         self._recent = recent
-        self._origins: dict[Row, list[Origin]] = {}
-        """Origins of the drafts in unread passes, the oldest first."""
+        self._origins: dict[Row, Origin] = {}
+        """Origins of the drafts in the last pass."""
         self._possible = True
         """Whether passes of the batch can check drafts."""
 
@@ -160,9 +158,6 @@ class DraftStep:
             return False
         return plan.chunk is None or self._speculation.policy.beside_prompts
 
-    def drafts_ahead(self, wanted: Wanted) -> bool:
-        return self._speculation is not None and self._speculation.drafts_ahead(wanted.asked)
-
     def wanted(self, plan: StepPlan) -> Wanted:
         if self._speculation is None:
             return Wanted()
@@ -188,23 +183,12 @@ class DraftStep:
         drafts = {row: own for row, own in let_through.items() if own}
         refused = {row for row, own in guessed.items() if len(let_through[row]) < len(own)}
         self._origins = {
-            row: [_origin(known.get(row, ()), guesses.get(row), refused=row in refused)]
+            row: _origin(known.get(row, ()), guesses.get(row), refused=row in refused)
             for row in drafts
         }
         for row in refused - drafts.keys() & guesses.keys():
             self._speculation.refused(row, guesses[row].source)
         return drafts
-
-    def guessed_ahead(self, asked: Mapping[Row, Asks], unread: Results) -> Drafts:
-        """Guesses after the `unread` results of the last pass, for rows without a grammar."""
-        if self._speculation is None:
-            return NO_DRAFTS
-        left = {row: _left(row) - unread[row].tokens.size for row in asked}
-        fitting = {row: within(asks, left[row]) for row, asks in asked.items() if left[row] > 0}
-        guesses = self._speculation.propose(fitting, unread)
-        for row, guess in guesses.items():
-            self._origins.setdefault(row, []).append(_origin((), guess))
-        return {row: guess.tokens for row, guess in guesses.items()}
 
     def follow(self, row: Row, token: int) -> None:
         """The forecast of a row sees its next token. An error in it costs only the forecast."""
@@ -252,11 +236,11 @@ class DraftStep:
             return plan.pass_seconds
         return self._seconds(plan)(sum(map(len, drafts.values())))
 
-    def waited(self, drafts: Drafts, seconds: float | None) -> None:
-        """The device idled for this long before a pass. `None`: it had another pass to run."""
+    def waited(self, drafts: Drafts, seconds: float) -> None:
+        """The device idled for this long before a pass."""
         if self._speculation is None:
             return
-        origins = [self._origins[row][-1] for row, own in drafts.items() if own]
+        origins = [self._origins[row] for row in drafts]
         if not origins:
             return
         known = any(origin.known for origin in origins)
@@ -268,9 +252,9 @@ class DraftStep:
         """A pass took `times` its expected duration. `results`: of its rows."""
         drafts = sum(each.drafts for each in results)
         kinds = [
-            self._origins[each.row][0].kind
+            self._origins[each.row].kind
             for each in results
-            if each.drafts and self._origins.get(each.row)
+            if each.drafts and each.row in self._origins
         ]
         if kinds and times and self._speculation is not None:
             self._speculation.policy.costs[kinds[0]].passed(drafts, times)
@@ -285,8 +269,7 @@ class DraftStep:
 
     def held(self, row: Row, drafts: int, held: int) -> None:
         if drafts and self._speculation is not None:
-            origins = self._origins.get(row) or [Origin()]
-            origin = origins.pop(0)
+            origin = self._origins.pop(row, Origin())
             self._speculation.held(
                 row, drafts, held, known=origin.known, source=origin.source, refused=origin.refused
             )
