@@ -138,16 +138,13 @@ class Engine:
             request.drop_rows()
 
     def end_ahead(self) -> None:
-        """End the background prefill. Its tokens so far stay in the prefix cache."""
         for job in [job for job in self.scheduler.waiting if job.request.ahead]:
             self._commit.abandon(job.request)
 
     def cancel(self, request: Request) -> None:
-        """End a request in any phase, and free its resources at once."""
         self._commit.cancel(request)
 
     def fail(self, request: Request, error: MLXProviderError) -> None:
-        """Its reader sees the error."""
         self._commit.fail(request, error)
 
     # -- the step

@@ -315,10 +315,6 @@ class PrefillJob:
         return self.request.inputs is not None or self.wants_prompt_logprobs
 
     @property
-    def remaining(self) -> int:
-        return len(self.tokens) - self.done
-
-    @property
     def cost(self) -> int:
         return len(self.tokens) - max(self.done, self.estimated_cached)
 

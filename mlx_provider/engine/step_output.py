@@ -113,7 +113,6 @@ class StepOutput:
         self._decoded = 0
 
     def post(self, request: Request, events: Sequence[Event]) -> None:
-        """Events are delivered after the step."""
         self._events.setdefault(request, []).extend(events)
 
     @property
@@ -133,7 +132,6 @@ class StepOutput:
         return list(events.items())
 
     def started(self, request: Request) -> None:
-        """Its first chunk is about to run."""
         if request.started is None and not request.ahead:
             request.started = self.clock()
             self.recorder.request_started()
@@ -148,7 +146,6 @@ class StepOutput:
         self._decoded += 1
 
     def ended(self, request: Request, reason: str) -> None:
-        """Its last row has ended."""
         now = self.clock()
         usage = Usage(
             prompt_tokens=request.prompt_tokens,

@@ -77,7 +77,7 @@ LARGEST = 2**20
 ENTRIES = 64
 """Entries (model and KV cache); the oldest is dropped first."""
 UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm")
-FORMAT = 9
+FORMAT = 10
 """Version of the measurements and their method. Entries of other versions are not used."""
 
 
@@ -101,7 +101,12 @@ class Measured:
     @property
     def sound(self) -> bool:
         """Whether this version can have written it."""
-        points = (*self.curve.widths, *self.curve.depths, *self.curve.rows)
+        points = (
+            *self.curve.widths,
+            *self.curve.depths,
+            *self.curve.rows,
+            *self.curve.drafts,
+        )
         numbers = [self.probe.noise_floor, self.curve.first]
         numbers += [number for point in points for number in point]
         numbers += vars(self.passes).values() if self.passes is not None else ()

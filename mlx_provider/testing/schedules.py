@@ -16,9 +16,8 @@ from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.request import Phase, Request, SamplingParams
 from ..engine.scheduling.scheduler import Scheduler
 from ..engine.speculation.costs import Ask, Asks
-from ..engine.speculation.policy import Policy
+from ..engine.speculation.policy import Policy, RowOdds
 from ..engine.speculation.speculation import Source, Speculation
-from ..engine.speculation.trials import RowOdds
 from ..records import DraftRow, LoadedModel
 from .driver import Alternating, alone, new_engine, new_request, output_of
 

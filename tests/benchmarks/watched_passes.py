@@ -103,7 +103,7 @@ def watched(engine: Engine) -> Iterator[Passes]:
 def _pass(record: StepRecord, drafting: DraftStep, speculation: Speculation | None) -> Pass:
     (row,) = record.plan.rows
     drafts = record.drafts.get(row, ())
-    origin = drafting._origins[row][-1] if drafts else Origin()
+    origin = drafting._origins[row] if drafts else Origin()
     if origin.source is None or speculation is None:
         return Pass(1 + len(drafts), record.caught_up)
     source = speculation.sources[origin.source]

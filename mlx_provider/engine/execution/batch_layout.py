@@ -50,8 +50,6 @@ NO_DRAFTS: Widths = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Pass:
-    """Rows that one forward pass decodes, and the cache to call the model with."""
-
     rows: list[Row]
     """One token each."""
     cache: RowCache
@@ -66,6 +64,8 @@ class Pass:
 
 class Layout(ABC):
     name: str
+    one_pass = False
+    """Whether all rows share one pass, which may have drafts and a chunk."""
 
     @abstractmethod
     def add(self, row: Row, cache: RowCache) -> None:
@@ -131,8 +131,6 @@ class SoloLayout(Layout):
 
 
 class GroupLayout(Layout):
-    """Rows of similar length share a cache."""
-
     rows: Groups
 
     def cache_of(self, row: Row) -> RowCache | None:
@@ -163,12 +161,11 @@ class MergedLayout(GroupLayout):
 
 
 class GroupedLayout(GroupLayout):
-    name = "grouped"
+    one_pass = True
 
     def __init__(self, *, padded: bool = False) -> None:
-        self.rows = Groups(MERGED_BYTES)
-        if padded:
-            self.rows = Groups(PASS_BYTES, short=PADDED)
+        self.name = "padded" if padded else "grouped"
+        self.rows = Groups(PASS_BYTES, short=PADDED) if padded else Groups(MERGED_BYTES)
         self._joined: RowCache | None = None
         """The joint cache of several groups. `None`: it must be rebuilt."""
         self._members: list[Group] = []
@@ -224,7 +221,6 @@ class GroupedLayout(GroupLayout):
         return self.rows.cache_of(row)
 
     def _settle(self) -> None:
-        """Remove rejected drafts from the caches."""
         for row in [row for row, wide in self._unverified.items() if wide.kept is not None]:
             self._unverified.pop(row).settle()
 
@@ -255,7 +251,6 @@ class GroupedLayout(GroupLayout):
             self.rows.reunite([row for row in due if not self.rows.shared(row)], self._since)
 
     def _part(self, widths: Widths) -> None:
-        """Split groups above their bound, and give each row with drafts a group of its own."""
         shared = [row for row in widths if self.rows.shared(row)]
         if self.rows.outgrown or shared:
             self._split()
@@ -280,7 +275,6 @@ class GroupedLayout(GroupLayout):
 
 
 def _caches(groups: Sequence[Group]) -> list[RowCache]:
-    """The caches of the groups, for a pass over all of them."""
     for group in groups:
         group.share_offsets()
     return [group.cache for group in groups]
@@ -313,8 +307,6 @@ def fillers(layer: Any) -> Any:
 
 
 class Tile:
-    """The rows of one pass, padded to its size."""
-
     def __init__(self, rows: list[Row], caches: Sequence[RowCache], size: int) -> None:
         self.rows = rows
         self.missing = size - len(rows)
@@ -333,7 +325,6 @@ class Tile:
         return Pass(self.rows, self._together or self._caches[0], fillers=self.missing)
 
     def part(self) -> None:
-        """Give every row its recurrent state back."""
         if self._together is not None:
             split(self._together, self._caches, self._sizes)
 
@@ -382,14 +373,12 @@ class FixedLayout(Layout):
         return self._caches[row]
 
     def _arranged(self) -> list[list[Row]]:
-        """Rows by pass."""
         apart = [[row] for row in self._caches if row.retry_alone]
         others = [row for row in self._caches if not row.retry_alone]
         starts = range(0, len(others), self._size)
         return [*apart, *(others[at : at + self._size] for at in starts)]
 
     def _part(self, rows: Sequence[Row]) -> None:
-        """Take apart the tiles that contain any of these rows."""
         touched = set(rows)
         for tile in [tile for tile in self._tiles if touched & {*tile.rows}]:
             tile.part()

@@ -26,8 +26,6 @@ LONGEST_WAIT = 2**16
 
 
 class CircuitBreaker:
-    """Counts steps and failures of a feature that has a fallback."""
-
     def __init__(self) -> None:
         self.closed = True
         """The feature is in use."""
@@ -81,11 +79,9 @@ class MixedBatches:
 
     @property
     def allowed(self) -> bool:
-        """Whether the next pass may include a chunk."""
         return self._possible and self._breaker.closed
 
     def take_along(self, chunk: Chunk | None) -> MixedChunk | None:
-        """The part of the next pass that is not rows."""
         self._recent = [*self._recent[-1:], None if chunk is None else chunk.job]
         self._passes += 1
         self._apart = [(at, job) for at, job in self._apart if at >= self._passes - 2]
@@ -94,7 +90,6 @@ class MixedBatches:
         return mixed_chunk(chunk)
 
     def ran_apart(self, job: PrefillJob) -> None:
-        """A chunk runs in its own pass, behind the last pass of the rows."""
         self._apart.append((self._passes, job))
 
     def blame(self) -> bool:
@@ -111,14 +106,12 @@ class MixedBatches:
         return bool(jobs)
 
     def passed(self) -> None:
-        """The last pass did not fail."""
         used = any(job is not None for job in self._recent[-1:])
         if self._breaker.passed(used=used):
             log.info("chunks share the passes of rows that decode again")
 
 
 def mixed_chunk(chunk: Chunk) -> MixedChunk:
-    """The chunk in the form that a pass over rows accepts."""
     job = chunk.job
     return MixedChunk(
         job.tokens[chunk.start : chunk.stop],
@@ -140,8 +133,6 @@ def _positions(job: PrefillJob, start: int, stop: int) -> Sequence[int]:
 
 
 class Batching:
-    """The batch of decoding rows and its layout. Belongs to the engine thread."""
-
     def __init__(
         self,
         model: LoadedModel,
@@ -161,12 +152,10 @@ class Batching:
 
     @property
     def drafts(self) -> bool:
-        """Whether rows may have several tokens in one pass."""
-        return self._together.closed and self.rows.layout.name == "grouped"
+        return self._together.closed and self.rows.layout.one_pass
 
     @property
     def mixes(self) -> bool:
-        """Whether a prompt chunk may share a pass with the rows that decode."""
         return self._together.closed and self.mixed.allowed
 
     def layout(self, name: str) -> Layout:
@@ -176,7 +165,6 @@ class Batching:
         return make_layout(name)
 
     def passed(self, rows: int) -> None:
-        """Count a pass of this many rows that did not fail."""
         self.mixed.passed()
         if self._together.passed(used=rows > 1):
             self._go_together()
@@ -189,7 +177,6 @@ class Batching:
             self._go_solo()
 
     def _go_solo(self) -> None:
-        """Decode each row alone until batching is tried again."""
         failures = self._together.failures
         log.error("batched decoding failed %d times: rows decode alone now", failures)
         self._go_on_in("solo")
@@ -204,7 +191,6 @@ class Batching:
             log.warning("rows cannot decode together yet: %s", tried.fault.summary)
 
     def _go_on_in(self, name: str) -> None:
-        """Move the rows to another layout."""
         layout = self.layout(name)
         for each in self.rows.layout.passes():
             for row in each.rows:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +14,7 @@ import mlx.core as mx
 
 from ...isolation import Isolation
 from ...records import LoadedModel, PrefillChunk, Prompt
+from ...records.drafter import MOST_DRAFTS
 from ...upstream.batch_caches import RowCache
 from ...upstream.cache_classes import take_back
 from ...upstream.shared_kv import SHAREABLE, divide
@@ -20,7 +22,7 @@ from ..memory import MemoryProfile, arrays, leaves, profile
 from ..row_cache import grow_by
 from ..scheduling.chunking import LONGEST_GAP, WIDE
 from ..scheduling.costs import UNMEASURED, Curve
-from .batch_layout import GroupedLayout, make_layout
+from .batch_layout import NO_DRAFTS, GroupedLayout, make_layout
 from .decode_batch import run_pass
 from .grouped_kv import MixedChunk
 from .pass_memory import MakeCache, Reserve, copied_bytes, deep_cache, spread, unlimited
@@ -39,6 +41,11 @@ LONGEST_ROW, SLOW_ROW = 1920, 240
 """and tokens of the longest of them on a GPU and on a CPU. No two have the same length."""
 MIXED, BRIEF = 4, 0.2
 """Rows of the timed mixed pass, and the most seconds of its chunk."""
+DRAFTS = (1, 3, 7)
+"""Drafts of the row in the timed passes with drafts."""
+COMPILED = (1, 8, 16, 32, 64, 256)
+"""Tokens of passes for which a GPU may have to compile kernels: a product has others for few rows,
+for each size of a tile, and where weights are dequantised."""
 FLAT = 64
 """Widest pass, in tokens, with this flat cost."""
 DEPTHS = (8192, 4096, 2048, 1024)
@@ -69,8 +76,6 @@ is free."""
 
 
 class Times:
-    """What passes take, as a curve."""
-
     def __init__(
         self, passes: OnDevice, context: int, depths: Sequence[int], longest_row: int
     ) -> None:
@@ -78,7 +83,7 @@ class Times:
         self._passes = passes
         self._context = context
         self._depths = [n for n in depths if n + FLAT + REPEATS <= context]
-        self._longest_row = min(longest_row, context - REPEATS)
+        self._longest_row = min(longest_row, context - REPEATS - MOST_DRAFTS)
         self.short: dict[int, float] = {}
         self.deep: dict[int, float] = {}
         self.depth = 1
@@ -87,7 +92,6 @@ class Times:
         self._spent = 0.0
 
     def chunks(self) -> None:
-        """Time chunks at the beginning of a prompt."""
         self._spent = 0.0
         for width in (n for n in WIDTHS if n <= self._context):
             if width > FLAT and self._known(width):
@@ -132,7 +136,6 @@ class Times:
         return attends or self.deep[widest] * width / widest > LONGEST_GAP
 
     def rows(self, layout: str) -> dict[int, float]:
-        """Time decode passes of rows of unlike lengths."""
         found: dict[int, float] = {}
         self._spent = 0.0
         for count in ROWS:
@@ -151,11 +154,20 @@ class Times:
         took = self._took(self._passes.rows, self.unlike(MIXED), layout, width)
         return rows[MIXED] + self.short[width] - self._later(took) if took else None
 
+    def drafts(self, layout: str, rows: dict[int, float]) -> dict[int, float]:
+        found: dict[int, float] = {}
+        self._spent = 0.0
+        for count in DRAFTS if 1 in rows else ():
+            took = self._took(self._passes.rows, self.unlike(1), layout, 0, count)
+            if not took:
+                break
+            found[count] = self._later(took) - rows[1]
+        return found
+
     def unlike(self, count: int) -> list[int]:
-        """Lengths of so many rows."""
         return [max(1, self._longest_row * (i + 1) // count) for i in range(count)]
 
-    def curve(self, rows: dict[int, float], saved: float | None) -> Curve:
+    def curve(self, rows: dict[int, float], saved: float | None, drafts: dict[int, float]) -> Curve:
         if len(self.short) < 2:
             return UNMEASURED
         first = min(self._first, default=0.0)
@@ -168,7 +180,13 @@ class Times:
         ]
         if first < LITTLE:
             first = 0.0
-        return Curve.through(short, deep, self.depth, alone, saved, first)
+        found = Curve.through(short, deep, self.depth, alone, saved, first)
+        keys = sum(self.unlike(1))
+        own = [
+            (n, max(0.0, longer - found.with_drafts(n, 1, 1, keys)))
+            for n, longer in sorted(drafts.items())
+        ]
+        return replace(found, drafts=own)
 
     def _took(self, run: Callable[..., Took], *given: object) -> Took:
         """What passes take. Empty: too little memory or time is left, or they fail."""
@@ -190,7 +208,7 @@ def choose(times: Times, probe: Probe) -> tuple[Curve, bool]:
     times.chunks()
     times.over_deep_cache()
     if probe.layout != "grouped" or not times.short:
-        return times.curve({}, None), False
+        return times.curve({}, None, {}), False
     layout, rows = "grouped", times.rows("grouped")
     if probe.padded:
         padded = times.rows("padded")
@@ -198,7 +216,18 @@ def choose(times: Times, probe: Probe) -> tuple[Curve, bool]:
         if both and sum(padded[n] for n in both) < CLEARLY * sum(rows[n] for n in both):
             layout, rows = "padded", padded
     saved = times.saved(layout, rows) if probe.mixes else None
-    return times.curve(rows, saved), layout == "padded"
+    drafts = times.drafts(layout, rows) if probe.drafts else {}
+    return times.curve(rows, saved, drafts), layout == "padded"
+
+
+def compile_kernels(model: LoadedModel, make_cache: MakeCache, reserve: Reserve) -> None:
+    """Run passes of each kind, so that no request waits until their kernels are compiled: on CUDA
+    up to 40 s each. Never raises: the probe reports what fails."""
+    passes = OnDevice(model, make_cache, reserve)
+    with Isolation():
+        for width in COMPILED:
+            if width <= model.info.context_length:
+                passes.chunk(width)
 
 
 def calibrate(
@@ -234,7 +263,6 @@ class OnDevice:
         that they released at their peak."""
 
     def chunk(self, tokens: int) -> Took:
-        """A chunk at the beginning of a prompt."""
         if tokens == 1:
             cache = self._make()
             self._timed(cache, 0, 1)
@@ -261,7 +289,6 @@ class OnDevice:
         return True
 
     def deep(self, tokens: int) -> Took:
-        """A chunk over the deep cache."""
         if not self._reserve(self._held + self._pass_bytes(tokens)):
             return ()
         took, released = [], 0
@@ -277,29 +304,33 @@ class OnDevice:
         self._over_deep = tokens, released
         return took
 
-    def rows(self, lengths: Sequence[int], layout: str, chunk: int = 0) -> Took:
-        """A decode pass of rows of these lengths, and of a chunk at the beginning of a prompt."""
+    def rows(self, lengths: Sequence[int], layout: str, chunk: int = 0, drafts: int = 0) -> Took:
         self._deep, self._held, self._over_deep = [], 0, (1, 0)
-        held = 2 * len(lengths) * self._memory.row_bytes(max(lengths) + REPEATS)
-        if not self._reserve(held + self._pass_bytes(chunk + len(lengths))):
+        more, width = REPEATS + drafts, len(lengths) * (1 + drafts)
+        held = 2 * len(lengths) * self._memory.row_bytes(max(lengths) + more)
+        if not self._reserve(held + self._pass_bytes(chunk + width)):
             return ()
         rows, took = make_layout(layout), []
+        widths = {}
         for length in lengths:
-            cache = deep_cache(self._model, self._make, length, REPEATS)
-            rows.add(stand_in([1] * length, 0), cache)
-        tokens = list(spread(self._model, max(chunk, len(lengths))))
+            row = stand_in([1] * length, 0)
+            rows.add(row, deep_cache(self._model, self._make, length, more))
+            widths[row] = 1 + drafts
+        tokens = list(spread(self._model, max(chunk, width)))
         for _ in range(REPEATS):
             along = None
             if chunk:
                 along = MixedChunk(tokens[:chunk], range(chunk), cache := self._make())
                 grow_by(cache, chunk)
-            (each,) = rows.passes(along)
-            at = [row.length for row in each.rows]
+            (each,) = rows.passes(along, widths if drafts else NO_DRAFTS)
+            order = (*each.rows, *each.drafting)
+            at = [n for row in order for n in range(row.length, row.length + widths[row])]
             began = perf_counter()
-            first = mx.array(tokens[: len(at)], dtype=mx.int32)
+            first = mx.array(tokens[:width], dtype=mx.int32)
             mx.eval(run_pass(self._model, each, first, at).logits)
             took.append(perf_counter() - began)
-            for row in each.rows:
+            for row in order:
+                rows.keep(row, 1)
                 row.tokens.append(1)
         return took
 
@@ -380,7 +411,6 @@ def least_tokens(step: float, overhead: float, shared: float, copied: float) -> 
 
 
 def _step(model: LoadedModel, cache: RowCache, prefix: int) -> float:
-    """Seconds of the fastest pass of two rows that share so many tokens."""
     layout = GroupedLayout()
     layers = [layer for layer in leaves(cache) if type(layer) in SHAREABLE]
     held = layers[0].offset

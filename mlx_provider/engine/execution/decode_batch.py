@@ -33,8 +33,6 @@ Read = tuple[Row, int, Logprob | None]
 
 @dataclass(frozen=True)
 class Held:
-    """The result of a row's pass."""
-
     row: Row
     drafts: int
     """Drafts in the pass."""
@@ -70,8 +68,6 @@ class Forward:
 
 @dataclass(frozen=True)
 class Pending:
-    """The next input token of a row."""
-
     drawn: Drawn
     index: int
     """Index among the drawn tokens."""
@@ -102,10 +98,9 @@ class DecodeBatch:
     @property
     def passes(self) -> int:
         """Forward passes that one token of every row needs."""
-        return 1 if self.layout.name == "grouped" else max(1, len(self.layout.passes()))
+        return 1 if self.layout.one_pass else max(1, len(self.layout.passes()))
 
     def join(self, row: Row, cache: list[Any], drawn: Drawn, *, committed: bool = False) -> None:
-        """Add a row with its own cache and first drawn token."""
         self.layout.add(row, cache)
         self._pending[row] = Pending(drawn, 0, committed)
 
@@ -115,11 +110,9 @@ class DecodeBatch:
         self._pending[row] = Pending.again(row, len(row.tokens) - 1)
 
     def replays(self, row: Row) -> bool:
-        """Whether the next token of a row is already committed. Ask after `read`."""
         return row in self._pending
 
     def drop(self, rows: Sequence[Row]) -> None:
-        """Remove rows and discard their pending tokens."""
         if rows:
             self.layout.drop(rows)
         for row in rows:
@@ -186,7 +179,7 @@ class DecodeBatch:
 
         Raises any error of the device. The tokens then stay pending.
         """
-        found = self._held()
+        found = self.catch_up()
         again = {row: pending.behind for row, pending in self._pending.items() if pending.behind}
         self._pending = {row: Pending.again(row, behind - 1) for row, behind in again.items()}
         return found
@@ -194,11 +187,8 @@ class DecodeBatch:
     def catch_up(self) -> list[Held]:
         """Like `read`, before the tokens go to the model.
 
-        The caller must then call `keep` for each row with drafts.
+        The caller must then call the layout's `keep` for each row with drafts.
         """
-        return self._held()
-
-    def _held(self) -> list[Held]:
         found = []
         for row, reads in self._read():
             before = self._pending[row]
@@ -206,10 +196,6 @@ class DecodeBatch:
             self._pending[row] = replace(before, index=at, committed=True, drafts=())
             found.append(Held(row, len(before.drafts), reads))
         return found
-
-    def keep(self, row: Row, tokens: int) -> None:
-        """Keep only the first tokens in the row's cache: of the pass that was read last."""
-        self.layout.keep(row, tokens)
 
     def extract(self, row: Row) -> RowCache:
         """A cache of that row alone, see `Layout`. Unread drafts are removed."""
@@ -232,7 +218,6 @@ class DecodeBatch:
         return [each for drawn, rows in due.items() for each in _that_hold(drawn, rows)]
 
     def drawn(self, rows: Sequence[Row], drawn: Drawn, drafts: Drafts = NO_DRAFTS) -> None:
-        """Set the next tokens of rows in the batch, and launch their computation."""
         for i, row in reversed(list(enumerate(rows))):
             self._pending[row] = Pending(drawn, i, False, drafts.get(row, ()))
         mx.async_eval(drawn.arrays)  # type: ignore[no-untyped-call]
@@ -247,8 +232,6 @@ class DecodeBatch:
 
 @dataclass(frozen=True)
 class Output:
-    """Results of a pass at the tokens whose logits are wanted."""
-
     logits: mx.array
     """(B, vocab)"""
     hidden: mx.array | None = None
@@ -285,7 +268,6 @@ def run_pass(
 
 
 def positions(each: Pass, widths: Mapping[Row, int]) -> list[Row]:
-    """The row of each line of the logits, without the chunk."""
     return [*each.rows, *(row for row in each.drafting for _ in range(widths[row]))]
 
 
@@ -300,7 +282,6 @@ def read_drawn(drawn: Drawn, rows: dict[Row, int]) -> list[Read]:
 
 
 def _that_hold(drawn: Drawn, rows: dict[Row, Pending]) -> list[tuple[Row, list[Read]]]:
-    """For each row, the next token and the tokens after accepted drafts."""
     logprobs = read_logprobs(drawn)
     tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
     found = []

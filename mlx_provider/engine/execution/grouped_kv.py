@@ -63,7 +63,6 @@ class WideRow:
     """How many tokens stay in the cache, at least one. `None`: not known yet."""
 
     def settle(self) -> None:
-        """Remove the rejected tokens from the cache."""
         kept = self.kept or 1
         for layer in leaves(self.cache):
             if hasattr(layer, "update_and_fetch"):
@@ -89,7 +88,6 @@ class ChunkKV:
         return range(self.inner.offset, self.inner.offset + self.tokens)
 
     def make_mask(self, N: int, *args: Any, **kwargs: Any) -> Any:
-        """The causal mask of the tokens as one chunk. `N`: the one token that each row has."""
         if self._positions is not None:
             return self.inner.mask_at(self._positions, *args, **kwargs)
         return self.inner.make_mask(self.tokens, *args, **kwargs)
@@ -143,7 +141,6 @@ def with_wide_rows(
 
 
 def split(together: RowCache, caches: Sequence[RowCache], sizes: Sequence[int]) -> None:
-    """Return to the groups what `joined` took."""
     for layer, *parts in zip(together, *caches, strict=True):
         _split(layer, parts, sizes)
 
@@ -208,7 +205,6 @@ class Offsets:
 
 
 def _alike(some: Sequence[Count], others: Sequence[Count]) -> bool:
-    """Whether the counts are known to be equal."""
     return all(
         a is b if isinstance(a, mx.array) or isinstance(b, mx.array) else a == b
         for a, b in zip(some, others, strict=True)
@@ -248,7 +244,6 @@ class GroupedKV:
         return max(columns(run.cache) for run in self.runs)
 
     def make_mask(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """One mask per group."""
         return [part.make_mask(*args, **kwargs) for part in self.parts]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
@@ -270,7 +265,6 @@ class GroupedKV:
 
 
 def runs(parts: Sequence[Any], sizes: Sequence[int]) -> list[Run]:
-    """The rows of a layer that belong to each of its caches."""
     edges = itertools.accumulate(sizes, initial=0)
     return [
         Run(part.inner, slice(*rows), turned=True)
@@ -281,7 +275,6 @@ def runs(parts: Sequence[Any], sizes: Sequence[int]) -> list[Run]:
 
 
 def _joined(parts: Sequence[Any], sizes: Sequence[int], counted: Offsets) -> Any:
-    """The caches of one layer for all groups."""
     first = parts[0]
     if hasattr(first, "caches"):
         inner = zip(*(part.caches for part in parts), strict=True)
@@ -300,7 +293,6 @@ def _wide_layer(
     wide: Sequence[WideRow],
     counted: Offsets,
 ) -> Any:
-    """The caches of one layer for all groups, with the states of `layer`, and of wide rows."""
     last = parts[-1]
     if hasattr(last, "caches"):
         states = layer.caches if layer is not None else [None] * len(last.caches)

@@ -28,7 +28,6 @@ free."""
 
 
 def unlimited(nbytes: int) -> bool:
-    """The reservation of a process without a memory limit."""
     return True
 
 
@@ -47,8 +46,6 @@ used."""
 
 @dataclass(frozen=True)
 class PassBytes:
-    """Measured bytes of passes."""
-
     row: float = 0.0
     """Per row that decodes."""
     token: float = 0.0
@@ -74,7 +71,6 @@ class PassMemory:
 
     @classmethod
     def of(cls, each: PassBytes, curve: Curve, seconds: float, most: int) -> PassMemory:
-        """For chunks of at most `seconds` and at most `most` tokens."""
         sizes = fixed_sizes(most)
         least = worthwhile(sizes, curve.seconds)
         if curve.depths:  # deep in a prompt, attention is most of a pass
@@ -154,7 +150,6 @@ def _roomy(make_cache: MakeCache, tokens: int) -> list[Any]:
 
 
 def taken(model: LoadedModel, cache: list[Any], start: int, width: int) -> int:
-    """Bytes that a pass over `width` tokens used at its peak and released."""
     prompt = Prompt(spread(model, start + width))
     mx.reset_peak_memory()
     mx.eval(model.prefill(PrefillChunk(prompt, start, start + width, cache)), arrays(cache))
@@ -192,7 +187,6 @@ def copied_bytes(cache: Sequence[Any]) -> int:
 
 
 def _copied(layer: Any) -> int:
-    """Bytes of one token's keys and values if they were not quantised."""
     found = 0
     for packed, scales, _ in (layer.keys, layer.values):
         values = packed.shape[-1] * 8 * packed.itemsize // layer.bits
@@ -201,7 +195,6 @@ def _copied(layer: Any) -> int:
 
 
 def _quantised(layer: Any) -> bool:
-    """Whether a layer keeps (packed, scales, biases), as mlx-lm's `QuantizedKVCache` does."""
     return isinstance(getattr(layer, "keys", None), (tuple, list)) and hasattr(layer, "bits")
 
 

@@ -76,14 +76,11 @@ class Probe:
 
     @property
     def decoding(self) -> str:
-        """The layout in which rows decode."""
         return "padded" if self.padded else self.layout
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Result of rows that ran together."""
-
     passed: bool = False
     problem: str = ""
     """Why they may not run together. Empty: they may, or were not tried."""
@@ -92,7 +89,6 @@ class Judgement:
     failed: bool = False
 
 
-UNTRIED = Judgement()
 NOT_USED = {
     "mixed": "chunks run in forward passes of their own",
     "drafted": "nothing is drafted",
@@ -159,7 +155,6 @@ def has_room(model: LoadedModel, make_cache: MakeCache, tokens: int, reserve: Re
 def _grouped_passes(
     model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]
 ) -> Iterator[tuple[str, Judgement]]:
-    """Try the passes that only the grouped layout has."""
     yield "mixed", _mixing(model, make_cache, rows)
     yield "drafted", _judged(rows, partial(_drafted, model, rows))
     if any(type(each) in SHAREABLE for each in leaves(rows[-1].cache)):
@@ -255,7 +250,6 @@ def _drafted(model: LoadedModel, rows: Sequence[SoloRow]) -> list[ByStep]:
 
 
 def _joined(layout: Layout, rows: Sequence[SoloRow]) -> dict[Row, list[mx.array]]:
-    """Add the rows to a layout. Returns each row with its logits so far."""
     found: dict[Row, list[mx.array]] = {}
     for each, delta in zip(rows, ROPE_DELTAS, strict=True):
         row = stand_in(each.tokens, delta)
@@ -305,7 +299,6 @@ def one_step(
 
 
 def stand_in(tokens: list[int], delta: int) -> Row:
-    """A row of a synthetic request."""
     prompt = Prompt(tokens, rope_delta=delta)
     request = Request("probe", prompt, SamplingParams(), STEPS + 1, EventQueue())
     row = Row(request, 0, _NO_TEXT)
@@ -338,8 +331,6 @@ ROWS_ALONE = "each row decodes in a pass of its own"
 
 @dataclass(frozen=True)
 class Exact:
-    """How the rows of a model must run to give the same bits in any batch."""
-
     rows: int
     """Rows of every pass."""
     cost: float = 1.0
@@ -395,7 +386,6 @@ def _inexact(model: LoadedModel, rows: Sequence[SoloRow], size: int) -> str:
 def _fixed(
     model: LoadedModel, which: Sequence[int], rows: Sequence[SoloRow], size: int
 ) -> list[ByStep]:
-    """Logits by step of some of the rows, in passes of `size`."""
     layout, found = FixedLayout(size), dict[Row, list[mx.array]]()
     for i in which:
         row = stand_in(rows[i].tokens, KINDS[i][1])

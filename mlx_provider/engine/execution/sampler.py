@@ -43,8 +43,6 @@ class Logprobs:
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """The next token of every row, not read back yet."""
-
     tokens: mx.array
     """(B,) int32."""
     logprobs: Logprobs | None
@@ -190,8 +188,6 @@ def _logprobs(raw: mx.array, tokens: mx.array, rows: Sequence[Row]) -> Logprobs 
 
 @dataclass
 class History:
-    """Token counts of a row, updated by one token per step."""
-
     in_prompt: mx.array
     """(vocab,) bool."""
     counts: mx.array
@@ -336,7 +332,8 @@ def sample(
 
 
 def compiles() -> bool:
-    """Whether draws are compiled. A CPU would start a C++ compiler in the middle of a step."""
+    """Whether this device compiles kernels. For draws, a CPU would start a C++ compiler in the
+    middle of a step."""
     return bool(mx.default_device() == mx.gpu)
 
 

@@ -48,8 +48,6 @@ ByStep = Sequence[mx.array]
 
 @dataclass(frozen=True)
 class SoloRow:
-    """A row that runs alone."""
-
     tokens: list[int]
     """The prompt."""
     cache: list[Any]
@@ -117,7 +115,6 @@ def _in_chunks(
 
 
 def prefilled(model: LoadedModel, make_cache: MakeCache, tokens: list[int]) -> list[Any]:
-    """A row cache after a prompt."""
     cache = make_cache()
     model.prefill(PrefillChunk(Prompt(tokens), 0, len(tokens), cache))
     mx.eval(arrays(cache))

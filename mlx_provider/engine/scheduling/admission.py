@@ -30,17 +30,14 @@ class FairShares:
 
     @property
     def several(self) -> bool:
-        """Whether more than one account may have requests."""
         return len(self._served) > 1
 
     def join(self, request: Request, present: Iterable[Request]) -> None:
-        """A request comes. `present`: the other requests that have not ended."""
         served = {each.account: self._served.get(each.account, 0.0) for each in present}
         served.setdefault(request.account, min(served.values(), default=0.0))
         self._served = served
 
     def charge(self, request: Request, tokens: float) -> None:
-        """Tokens of a request have run."""
         account = request.account
         self._served[account] = self._served.get(account, 0.0) + tokens / request.share
 
@@ -150,7 +147,6 @@ class Admission:
         return held + self.budget.passing(max(map(self._tokens_to_run, rows)), len(rows))
 
     def fits(self, need: int, images: int) -> bool:
-        """Whether live rows may use `need` bytes now, next to `images` bytes of images."""
         return need + images <= self.budget.available()
 
     def may_wait(self, row: Row, active_rows: int) -> bool:
@@ -165,7 +161,6 @@ class Admission:
         return max(map(self._own_capacity, job.rows))
 
     def kv_growth(self, job: PrefillJob) -> int:
-        """Growth in tokens of a row beyond that capacity."""
         return kv_growth(*self._first_capacity(job.request))
 
     def spare(self, row: Row) -> int:

@@ -73,8 +73,6 @@ class Chunk:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The rows that decode in a step, the chunk, and whether they share a forward pass."""
-
     rows: tuple[Row, ...] = ()
     """Rows that decode one token each. Empty: none decodes, or all wait for a brief prompt."""
     chunk: Chunk | None = None
@@ -96,9 +94,6 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class ExpectedPace:
-    """Expected rates of streams and of a prompt on a device, by its curve, in seconds per token of
-    a stream."""
-
     alone: float
     """Without the prompt."""
     average: float
@@ -145,7 +140,6 @@ class Chunking:
 
     @property
     def longest_gap(self) -> float:
-        """Longest wait of decoding rows for a chunk, seconds."""
         return max(self.limits.stall_target, LONGEST_GAP)
 
     def _wide(self, sizes: Sequence[int], gap: Callable[[int], float]) -> Sequence[int]:
@@ -206,57 +200,46 @@ class Chunking:
         return _next(job, size)
 
     def brief(self, job: PrefillJob) -> bool:
-        """Whether decoding rows could wait for the whole prompt in one pass."""
         most = min(BRIEF, self.limits.max_chunk)
         brief = len(job.tokens) - job.estimated_cached <= most and job.cost <= most
         return brief and self.own_pass(job, job.cost) <= self.longest_gap
 
     @property
     def mixes(self) -> bool:
-        """Whether a chunk costs less in the pass of the rows than in its own pass."""
         return self.costs.curve.mixing > 0
 
     def rest(self, job: PrefillJob) -> float:
-        """Seconds of prefill that a prompt still needs, at half of the remaining depth."""
         depth = len(job.tokens) - job.cost // 2
         return job.work * self.costs.pass_of(0, 0, REST, depth) / REST
 
     def own_pass(self, job: PrefillJob, tokens: int) -> float:
-        """Seconds of a pass over only the next tokens of a prompt."""
         return self.costs.pass_of(0, 0, tokens, max(job.done, len(job.tokens) - job.cost))
 
     def seconds(self, rows: Sequence[Row], chunk: Chunk | None = None, passes: int = 1) -> float:
-        """Seconds of the passes of the decoding rows, and of a mixed chunk."""
         load = self.load(rows, chunk)
         width = self.fixed.rows if self.fixed else -(-len(rows) // passes)
         return passes * self.costs.pass_of(width, load.keys // passes, load.chunk, load.depth)
 
     def load(self, rows: Sequence[Row], chunk: Chunk | None = None) -> Load:
-        """Cached tokens that a pass of the decoding rows, and of a mixed chunk, reads."""
         size, depth = (0, 0) if chunk is None else (chunk.size, chunk.start)
         return Load(sum(row.held for row in rows), size, depth)
 
     def wider(self, plan: StepPlan) -> Callable[[int], float]:
-        """Extra seconds of a step's pass with so many tokens more, spread over its rows. Tokens of
-        one row attend to its cache together."""
+        """Extra seconds of a step's pass with so many drafts, spread over its rows."""
         chunk = plan.chunk.size if plan.chunk is not None and plan.mixed else 0
-        width, count, curve = len(plan.rows) + chunk, max(1, len(plan.rows)), self.costs.curve
-        pace, keys = self.costs.pace["rows"], self.load(plan.rows).keys
-        # what rows take beyond a chunk of as many tokens is the host's, and no longer with drafts
-        scale = min(1.0, curve.of_rows(width) / curve.seconds(width))
+        rows, curve, pace = len(plan.rows), self.costs.curve, self.costs.pace["rows"]
+        keys = self.load(plan.rows).keys
 
         @cache
-        def longer(tokens: int) -> float:
-            if not tokens:
+        def longer(drafts: int) -> float:
+            if not drafts:
                 return 0.0
-            deeper = keys * max(0.0, curve.per_key(1 + tokens / count) - curve.per_key(1))
-            wider = scale * (curve.seconds(width + tokens) - curve.seconds(width))
-            return pace * (wider + deeper) + curve.first  # no pass before had as many cached tokens
+            more = pace * curve.with_drafts(drafts, rows + chunk, rows, keys)
+            return more + curve.first  # no pass before had as many cached tokens
 
         return longer
 
     def _sizes(self, job: PrefillJob) -> list[int]:
-        """Allowed sizes of the next chunk, ascending."""
         if self.fixed:
             return [self.fixed.size(job.done, len(job.tokens))]
         cut, total = bisect_right(job.cuts, job.done), len(job.tokens)
@@ -288,7 +271,6 @@ def chunk_sizes(start: int, end: int, total: int, most: int, grid: int = 1) -> l
 
 
 def fixed_sizes(most: int) -> list[int]:
-    """The fixed sizes up to `most`, ascending."""
     return chunk_sizes(0, 2 * most, 4 * most, most)
 
 
@@ -313,12 +295,10 @@ def worthwhile(sizes: Sequence[int], seconds: Callable[[int], float]) -> int:
 
 
 def largest_size(sizes: Sequence[int], seconds: Callable[[int], float], longest: float) -> int:
-    """The largest size with nearly the best rate among those within `longest` seconds."""
     return _nearly_best([n for n in sizes if seconds(n) <= longest], seconds)[-1]
 
 
 def _nearly_best(sizes: Sequence[int], seconds: Callable[[int], float]) -> list[int]:
-    """Sizes with nearly the best rate, ascending."""
     rates = {n: n / seconds(n) for n in sizes}
     enough = NEARLY * max(rates.values())
     return [n for n, rate in rates.items() if rate >= enough]

@@ -58,10 +58,13 @@ class Curve:
     `None`: as long as one token takes, because the weights are read once."""
     first: float = 0.0
     """Seconds by which a chunk is slower whose numbers of tokens and of cached tokens are new."""
+    drafts: Points = ()
+    """Seconds that so many drafts of one row take beyond what the other points let expect: such a
+    row has operations of its own. Empty: none."""
 
     def __post_init__(self) -> None:
         """Curves from JSON, which has lists, equal others."""
-        for name in ("widths", "depths", "rows"):
+        for name in ("widths", "depths", "rows", "drafts"):
             object.__setattr__(self, name, tuple((n, s) for n, s in getattr(self, name)))
 
     def seconds(self, tokens: int) -> float:
@@ -69,7 +72,6 @@ class Curve:
         return _on(self.widths, tokens)
 
     def of_rows(self, rows: int) -> float:
-        """Of a decode pass of rows."""
         return _on(self.rows or self.widths, rows)
 
     @property
@@ -91,6 +93,18 @@ class Curve:
             return slope * tokens / n
         m, next_slope = self.depths[at]
         return slope + (tokens - n) * (next_slope - slope) / (m - n)
+
+    def with_drafts(self, drafts: int, width: int, rows: int, keys: int) -> float:
+        """Seconds that a decode pass takes longer with drafts, spread over its rows. Those of one
+        row attend to its cache together. `width`: tokens of the pass without them; `keys`: cached
+        tokens of the rows."""
+        each = drafts / max(1, rows)
+        # what rows take beyond a chunk of as many tokens is the host's, and no longer with drafts
+        scale = min(1.0, self.of_rows(width) / self.seconds(width))
+        wider = scale * (self.seconds(width + drafts) - self.seconds(width))
+        deeper = keys * max(0.0, self.per_key(1 + each) - self.per_key(1))
+        own = min(drafts, rows) * _on(self.drafts, max(1.0, each)) if self.drafts else 0.0
+        return wider + deeper + own
 
     def times(self, factor: float, kind: str) -> Curve:
         """The curve if passes of a kind take `factor` times as long."""
@@ -121,11 +135,10 @@ class Curve:
 
 
 def _flat(points: Points) -> Points:
-    """Points that do not decrease."""
     return [(n, max(s for m, s in points if m <= n)) for n, _ in points]
 
 
-def _on(points: Points, at: int) -> float:
+def _on(points: Points, at: float) -> float:
     """The seconds at a place of a line through points. Beyond the last point, the line through the
     last two goes on; with only one, it starts at zero."""
     i = bisect_left(points, (at, 0.0))
@@ -141,8 +154,6 @@ UNMEASURED = Curve(((1, 0.01), (2048, 1.0)))
 
 
 class Costs:
-    """Expected seconds of passes at the present pace of the device."""
-
     def __init__(self, curve: Curve = UNMEASURED) -> None:
         self.curve = curve
         self.pace = dict.fromkeys(KINDS, 1.0)
@@ -214,7 +225,6 @@ class PassTimer:
         self._since = 0.0
 
     def launched(self, expected: float, now: float, load: Load = NO_LOAD) -> None:
-        """A pass was launched."""
         if now - self._since > sum(seconds for seconds, _ in self._launched):
             # unknown end: the engine was idle, another one ran, or an image was embedded
             self._launched.clear()
@@ -238,5 +248,4 @@ class PassTimer:
         return seconds / expected if expected > 0 else 0.0
 
     def forget(self) -> None:
-        """Ignore the times of the passes on the device."""
         self._launched.clear()

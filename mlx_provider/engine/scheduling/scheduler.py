@@ -86,7 +86,6 @@ class Scheduler:
         self.admission.check(request, len(queued), first=request.account not in queued)
 
     def submit(self, request: Request, now: float) -> PrefillJob:
-        """Queue a request that passed `check`."""
         if not request.arrived:
             request.arrived = now
         self._shares.join(request, self.requests())
@@ -122,7 +121,6 @@ class Scheduler:
         return None
 
     def passed(self, chunk: Chunk) -> None:
-        """A chunk has run. The other prompts in prefill have waited for it."""
         if not chunk.job.request.ahead:
             self._shares.charge(chunk.job.request, chunk.size)
         self._waited_for(chunk.job, self.costs.pass_of(0, 0, chunk.size, chunk.start))
@@ -139,16 +137,13 @@ class Scheduler:
         self._owed += max(0.0, seconds - plan.embedding_seconds) if self.running else 0.0
 
     def join(self, job: PrefillJob) -> None:
-        """The prompt is in the cache. Each row may decode once it has its first token."""
         self.waiting.remove(job)
         job.request.phase = Phase.DECODE
 
     def decode(self, row: Row) -> None:
-        """The row decodes from now on."""
         self.running[row] = None
 
     def leave(self, rows: Iterable[Row]) -> None:
-        """The rows no longer decode."""
         for row in rows:
             del self.running[row]
 
@@ -161,7 +156,6 @@ class Scheduler:
         return gone
 
     def retry(self, rows: Iterable[Row]) -> list[PrefillJob]:
-        """Queue rows again whose caches a device failure has corrupted."""
         rows = list(rows)
         for row in rows:
             row.retry_alone = True
@@ -300,7 +294,6 @@ class Scheduler:
         return ()
 
     def _reclaim(self, need: int) -> None:
-        """Reclaim memory, so that live rows may use this many bytes."""
         self.reclaimed = need
         self.admission.budget.reclaim(need)
 
@@ -312,7 +305,6 @@ class Scheduler:
         return bool(spare)
 
     def reservation(self, rows: Iterable[Row]) -> int:
-        """See `Admission.reservation`."""
         return self.admission.reservation(rows)
 
     def _make_room(
@@ -348,7 +340,6 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        """Requests that are not admitted yet."""
         return len(self._queued())
 
     def _queued(self) -> list[PrefillJob]:
@@ -356,25 +347,21 @@ class Scheduler:
 
     @property
     def active_rows(self) -> int:
-        """Rows that decode, or will after their prefill."""
         return len(self.running) + len(self._prefilling())
 
     @property
     def live_bytes(self) -> int:
-        """Reserved bytes of rows that decode or prefill."""
         return self.reservation(self._live())
 
     def _live(self) -> list[Row]:
         return [*self._prefilling(), *self.running]
 
     def _prefilling(self) -> list[Row]:
-        """Rows of admitted requests that do not decode yet."""
         jobs = (job for job in self.waiting if job.admitted and not job.request.ahead)
         return [row for job in jobs for row in job.rows]
 
     @property
     def busy(self) -> bool:
-        """Whether a request waits or runs."""
         return bool(self.running) or any(not job.request.ahead for job in self.waiting)
 
     def fits_ahead(self, request: Request, stored: int) -> bool:
@@ -387,7 +374,6 @@ class Scheduler:
         return not self.waiting and not self.running
 
     def requests(self) -> list[Request]:
-        """All requests that have not ended, oldest first."""
         found = dict.fromkeys([job.request for job in self.waiting])
         found |= dict.fromkeys([row.request for row in self.running])
         return sorted(found, key=lambda request: request.arrived)

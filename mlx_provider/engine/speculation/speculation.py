@@ -23,8 +23,7 @@ from ...records import (
 from ..execution.batching import CircuitBreaker
 from ..request import Row
 from .costs import KNOWN_TEXT, Ask, Asks, Kind, within
-from .policy import Policy
-from .trials import Odds, RowOdds
+from .policy import Odds, Policy, RowOdds
 
 log = logging.getLogger(__name__)
 
@@ -46,16 +45,12 @@ class Source:
 
 @dataclass
 class Own:
-    """A row as one drafter knows it."""
-
     odds: RowOdds = field(default_factory=RowOdds)
     seen: DraftRow | None = None
 
 
 @dataclass
 class Followed:
-    """A row that may have drafts."""
-
     own: Sequence[Own]
     foretold: Odds = field(default_factory=Odds)
     """Acceptance of its predicted tokens."""
@@ -184,7 +179,6 @@ class Speculation:
         return max(media, len(prompt.tokens) - KEPT)
 
     def begin(self, row: Row, hidden: Sequence[mx.array]) -> None:
-        """A row has drawn its first token. `hidden`: states of its prompt, each (n, hidden)."""
         if not _may(row):
             return
         before = sum(_count(own.shown) for own in self._rows.values())
@@ -238,7 +232,6 @@ class Speculation:
         return self.policy.known_text.foresees(self._rows[row].foretold)
 
     def foretold(self, row: Row, *, right: bool) -> None:
-        """The row's forecast has predicted its next token."""
         if row in self._rows:
             self.policy.known_text.learn_forecast(self._rows[row].foretold, right=right)
 

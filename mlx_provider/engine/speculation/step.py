@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ...isolation import Fault, Isolation
 from ...records import LoadedModel, PrefillChunk, ShowsHidden
 from ...records.drafter import MOST_DRAFTS
-from ..execution.decode_batch import NO_DRAFTS, Drafts, Forward, Held
+from ..execution.decode_batch import Drafts, Forward, Held
 from ..request import PrefillJob, Row, RowConstraint
 from ..scheduling.chunking import StepPlan
 from ..scheduling.scheduler import Scheduler
@@ -122,7 +122,7 @@ class DraftStep:
         recorder: Recorder,
         recent: Recent,
     ) -> None:
-        self._speculation = speculation
+        self._speculation = speculation or Speculation(vocab=0)
         self._scheduler = scheduler
         self._recorder = recorder
         self._recent = recent
@@ -133,13 +133,11 @@ class DraftStep:
 
     @property
     def shows(self) -> ShowsHidden | None:
-        return None if self._speculation is None else self._speculation.shows
+        return self._speculation.shows
 
     def prefilled(self, model: LoadedModel, job: PrefillJob, chunk: PrefillChunk) -> mx.array:
         """Logits (vocab,) after a chunk. The job keeps the hidden states for the drafter."""
-        shown = 0
-        if self._speculation is not None:
-            shown = chunk.stop - max(chunk.start, self._speculation.first_of(chunk.prompt))
+        shown = chunk.stop - max(chunk.start, self._speculation.first_of(chunk.prompt))
         if shown <= 0 or self.shows is None:
             return model.prefill(chunk)
         logits, hidden = self.shows.prefill_hidden(chunk, shown)
@@ -147,20 +145,17 @@ class DraftStep:
         return logits
 
     def begin(self, row: Row, job: PrefillJob) -> None:
-        """A row has drawn its first token, unless it ended."""
         follows = row.finish is None and row.held == len(job.tokens) + 1
-        if self._speculation is not None and job.hidden and follows:
+        if job.hidden and follows:
             self._speculation.begin(row, job.hidden)
 
     def allowed(self, plan: StepPlan, *, possible: bool) -> bool:
         self._possible = possible
-        if self._speculation is None or not plan.rows or not possible:
+        if not (self._speculation.sources and plan.rows and possible):
             return False
         return plan.chunk is None or self._speculation.policy.beside_prompts
 
     def wanted(self, plan: StepPlan) -> Wanted:
-        if self._speculation is None:
-            return Wanted()
         seconds, count = self._seconds(plan), len(plan.rows)
         asked = self._speculation.wanted(plan.rows, seconds)
         # the first token of a run is drawn already
@@ -171,8 +166,6 @@ class DraftStep:
     def guessed(self, plan: StepPlan, asked: Mapping[Row, Asks], isolated: Isolated) -> Drafts:
         """Drafts as far as the rows' grammars allow them, once all tokens are read. `isolated`:
         wraps a row's own work, so that an error in it ends only its request."""
-        if self._speculation is None:
-            return NO_DRAFTS
         seconds, count = self._seconds(plan), len(plan.rows)
         left = [row for row in plan.rows if row.finish is None]
         known = {row: self._worthwhile(row, count, seconds) for row in left}
@@ -192,7 +185,7 @@ class DraftStep:
 
     def follow(self, row: Row, token: int) -> None:
         """The forecast of a row sees its next token. An error in it costs only the forecast."""
-        if self._speculation is None or row.forecast is None or not self._possible:
+        if row.forecast is None or not (self._possible and self._speculation.sources):
             return
         with Isolation(partial(_no_more_forecasts, row)):
             foretold, followed = row.forecast.likely(), row.forecast.follows
@@ -209,7 +202,7 @@ class DraftStep:
         tokens that are no drafts any more."""
         if row.constraint is None and row.forecast is None:
             return ()
-        if self._speculation is None or not self._speculation.drafts_for(row):
+        if not self._speculation.drafts_for(row):
             return ()
         run, certain = _known_run(row)
         if len(run) <= drawn:
@@ -222,7 +215,7 @@ class DraftStep:
     def _reads_first(self, row: Row, rows: int, seconds: Seconds) -> bool:
         """Whether the last token of a row should be read before the pass, because predicted text
         may begin after it."""
-        if self._speculation is None or row.forecast is None:
+        if row.forecast is None:
             return False
         with Isolation(partial(_no_more_forecasts, row)):
             if not row.forecast.follows or row.forecast.likely():
@@ -237,12 +230,7 @@ class DraftStep:
         return self._seconds(plan)(sum(map(len, drafts.values())))
 
     def waited(self, drafts: Drafts, seconds: float) -> None:
-        """The device idled for this long before a pass."""
-        if self._speculation is None:
-            return
         origins = [self._origins[row] for row in drafts]
-        if not origins:
-            return
         known = any(origin.known for origin in origins)
         kind = self._speculation.waited(seconds, known=known)
         for origin in origins:
@@ -256,11 +244,11 @@ class DraftStep:
             for each in results
             if each.drafts and each.row in self._origins
         ]
-        if kinds and times and self._speculation is not None:
+        if kinds and times:
             self._speculation.policy.costs[kinds[0]].passed(drafts, times)
 
     def show(self, forward: Forward) -> None:
-        if forward.hidden is None or self._speculation is None:
+        if forward.hidden is None:
             return
         for at, (row, place) in enumerate(places(forward.rows)):
             if not place:
@@ -268,7 +256,7 @@ class DraftStep:
                 self._speculation.show(row, forward.hidden[at:end])
 
     def held(self, row: Row, drafts: int, held: int) -> None:
-        if drafts and self._speculation is not None:
+        if drafts:
             origin = self._origins.pop(row, Origin())
             self._speculation.held(
                 row, drafts, held, known=origin.known, source=origin.source, refused=origin.refused
@@ -278,8 +266,7 @@ class DraftStep:
             self._recent.accepted += held
 
     def forget(self, rows: Sequence[Row]) -> None:
-        if self._speculation is not None:
-            self._speculation.forget(rows)
+        self._speculation.forget(rows)
         for row in rows:
             self._origins.pop(row, None)
 

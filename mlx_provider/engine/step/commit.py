@@ -47,7 +47,6 @@ class Commit:
     # -- prompts
 
     def look_up(self, job: PrefillJob) -> None:
-        """Find the longest stored prefix of a queued prompt."""
         if self._state.prefix_cache is not None and job.uses_prefix_cache:
             with Isolation(partial(_not_cached, job.request)):
                 self._state.prefix_cache.look_up(job)
@@ -87,12 +86,10 @@ class Commit:
     # -- requests
 
     def cancel(self, request: Request) -> None:
-        """End a request in any phase, and free its resources at once."""
         if self.abandon(request):
             self._state.output.ended(request, "cancelled")
 
     def fail(self, request: Request, error: MLXProviderError) -> None:
-        """End a request with an error that its reader sees."""
         if self.abandon(request):
             self._state.output.failed(request, error)
 
@@ -123,7 +120,6 @@ class Commit:
     # -- tokens
 
     def take(self, reads: Sequence[Read], now: float) -> None:
-        """Take drawn tokens: post their text, and end complete rows."""
         live = [read for read in reads if read[0].finish is None]
         for row, token, _ in live:
             self._state.output.token(row.request, now)
@@ -173,14 +169,12 @@ class Commit:
     # -- endings
 
     def cut(self, row: Row) -> None:
-        """End a row because memory is full."""
         outcome = None
         with self.fails_next(row, "its text"):
             outcome = _last(row, "length")
         self.settle(row, outcome or Outcome(error=row.error))
 
     def settle(self, row: Row, outcome: Outcome) -> None:
-        """Apply the outcome of a row's token. A request ends with its last row."""
         request = row.request
         if row.finish is not None:  # another choice made its request fail
             return
@@ -216,7 +210,6 @@ class Commit:
             request.features = {}
 
     def drop(self, rows: Sequence[Row]) -> None:
-        """Remove rows from the batch, for good or until they have started again."""
         self._state.batch.drop(rows)
         self._state.drafting.forget(rows)
         self._state.charge_merged()
@@ -251,7 +244,6 @@ def _not_cached(request: Request, fault: Fault) -> None:
 
 
 def _last(row: Row, reason: FinishReason, deltas: Sequence[Delta] = ()) -> Outcome:
-    """The end of a row's text after `deltas`, with the final reason."""
     last, reason = row.output.finish(reason)
     end = Finish(index=row.index, reason=reason, stop=row.output.stopped or None)
     return Outcome([*deltas, *last, end], reason)
@@ -262,12 +254,10 @@ def _fails(row: Row, part: str, fault: Fault) -> None:
 
 
 def _error(request: Request, part: str, fault: Fault) -> MLXProviderError:
-    """The error for the reader of a request after a part of its work failed."""
     if not fault.ours:
         log.error("request %s: %s failed\n%s", request.id, part, fault.trace)
     return fault.of_request(part)
 
 
 def not_kept(request: Request, fault: Fault) -> None:
-    """The prefix cache failed to store what a request computed."""
     log.error("request %s could not be kept in the prefix cache\n%s", request.id, fault.trace)

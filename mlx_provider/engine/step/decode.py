@@ -131,7 +131,7 @@ class Decode:
         state.drafting.held(row, result.drafts, len(result.reads) - 1)
         for stay, read in enumerate(result.reads, 1):
             if row.finish is None:
-                state.batch.keep(row, stay)
+                state.batch.layout.keep(row, stay)
                 self._commit.take([read], now)
 
     def _draw_next(self, forward: Forward, logits: mx.array) -> None:
@@ -149,5 +149,4 @@ class Decode:
                 self._rows.launch(wanted, logits, forward.drafts)
 
     def _replays(self, row: Row) -> bool:
-        """Whether the next token of a row is already committed and runs again."""
         return self._state.fixed is not None and self._state.batch.replays(row)

@@ -38,7 +38,6 @@ class Rows:
     # -- draws
 
     def launch(self, places: Sequence[Place], logits: mx.array, drafts: Drafts) -> None:
-        """Draw after every place from logits (B, vocab), and give the rows their tokens."""
         rows, batch = [row for row, _ in places], self._state.batch
         masks = [self._mask(row, at, drafts) for row, at in places]
         if self._state.fixed is None:
@@ -70,7 +69,6 @@ class Rows:
     # -- after a prefill
 
     def whole_prompt(self, job: PrefillJob, logits: mx.array) -> None:
-        """Draw the first tokens from logits (vocab,) and let the rows of a prompt decode."""
         state = self._state
         if not state.scheduler.running:
             state.advanced = state.clock()
@@ -145,7 +143,6 @@ class Rows:
         self.retry(running, fault)
 
     def retry(self, rows: Sequence[Row], fault: Fault) -> None:
-        """Restart rows with corrupted caches from their committed tokens, each alone."""
         state = self._state
         log.warning(
             "a decode step of %d rows failed (%s); they are run again", len(rows), fault.summary

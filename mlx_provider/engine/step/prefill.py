@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Prefilled:
-    """Result of a chunk's own pass."""
-
     job: PrefillJob
     logits: mx.array | None
     """(vocab,) after the last chunk of a prompt."""
@@ -106,7 +104,6 @@ class Prefill:
             state.recorder.skipped(job.request.skipped)
 
     def _embed(self, job: PrefillJob, plan: StepPlan) -> Prefilled | None:
-        """Run a part of the vision tower over the media of a prompt."""
         state = self._state
         if job not in state.scheduler.waiting:
             return None
@@ -180,7 +177,6 @@ class Prefill:
             self._next_input(job, inputs)
 
     def _next_input(self, job: PrefillJob, inputs: Inputs) -> None:
-        """Continue with the next input, or end the request."""
         request = job.request
         if inputs.left:
             job.go_on_with(inputs.tokens[inputs.at])

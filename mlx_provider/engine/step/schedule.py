@@ -32,12 +32,10 @@ class Schedule:
         """No request can expire before this time."""
 
     def queued(self, request: Request) -> None:
-        """A request was queued. It may have a deadline."""
         if request.deadline is not None:
             self._next_deadline = min(self._next_deadline, request.deadline)
 
     def record(self) -> StepRecord:
-        """Decide the next step."""
         state = self._state
         now = state.clock()
         self._expire(now)
@@ -86,13 +84,11 @@ class Schedule:
         return tuple(preempted), tuple(cut)
 
     def _preempt(self, row: Row) -> None:
-        """Free the memory of a row, which waits for its turn."""
         self._commit.keep(row.request, [row])
         self._commit.drop([row])
         self._commit.look_up(self._state.scheduler.preempt(row))
 
     def _admit(self, now: float) -> PrefillJob | None:
-        """Admit one more prompt."""
         admitted = self._state.scheduler.admit(now)
         self._begin()
         return admitted
