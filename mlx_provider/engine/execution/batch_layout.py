@@ -77,11 +77,9 @@ class Layout(ABC):
 
     @abstractmethod
     def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
-        """The passes for one token of every row. Only `grouped` includes the chunk.
-
-        `widths`: token counts of the rows with drafts, only for `grouped`. Call `keep` for these
-        rows before any other use.
-        """
+        """The passes for one token of every row. Only `grouped` includes the chunk. `widths`: token
+        counts of the rows with drafts, only for `grouped`. Call `keep` for these rows before any
+        other use."""
 
     @abstractmethod
     def cache_of(self, row: Row) -> RowCache | None:
@@ -330,12 +328,10 @@ class Tile:
 
 
 class FixedLayout(Layout):
-    """Passes of one size, for reproducible models. A row whose step failed has its own pass.
-
-    Each row is its own group and attends only to its own keys, in arrays that it shares with no
-    other row. All other computation runs for `size` rows at once; filler rows replace missing ones.
-    The place of a row and the other rows do not change its result (`probe.exact_rows` checks it).
-    """
+    """Passes of one size, for reproducible models. A row whose step failed has its own pass. Each
+    row is its own group and attends only to its own keys, in arrays that it shares with no other
+    row. All other computation runs for `size` rows at once; filler rows replace missing ones. The
+    place of a row and the other rows do not change its result (`probe.exact_rows` checks it)."""
 
     name = "fixed"
 

@@ -44,11 +44,9 @@ class CircuitBreaker:
         return not self.closed
 
     def passed(self, *, used: bool) -> bool:
-        """Count a step without failure. Returns whether the feature is enabled again.
-
-        `used`: the step used the feature. The first failure of a trial ends it and doubles the next
-        wait, unless as many steps succeeded before.
-        """
+        """Count a step without failure. Returns whether the feature is enabled again. `used`: the
+        step used the feature. The first failure of a trial ends it and doubles the next wait,
+        unless as many steps succeeded before."""
         if self.closed and not used:
             return False
         self._quiet += 1

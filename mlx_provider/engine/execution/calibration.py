@@ -136,33 +136,21 @@ class Times:
         return attends or self.deep[widest] * width / widest > LONGEST_GAP
 
     def rows(self, layout: str) -> dict[int, float]:
-        found: dict[int, float] = {}
-        self._spent = 0.0
-        for count in ROWS:
-            took = self._took(self._passes.rows, self.unlike(count), layout)
-            if not took:
-                break
-            found[count] = self._later(took)
-        return found
+        return self._each(ROWS, lambda count: self._passes.rows(self.unlike(count), layout))
 
     def saved(self, layout: str, rows: dict[int, float]) -> float | None:
         """By how many seconds a mixed pass is faster than two passes. `None`: not measured."""
         width = max((n for n, s in self.short.items() if n <= WIDE and s <= BRIEF), default=0)
         if MIXED not in rows or width < 2:
             return None
-        self._spent = 0.0
-        took = self._took(self._passes.rows, self.unlike(MIXED), layout, width)
-        return rows[MIXED] + self.short[width] - self._later(took) if took else None
+        took = self._each([width], lambda n: self._passes.rows(self.unlike(MIXED), layout, n))
+        return rows[MIXED] + self.short[width] - took[width] if took else None
 
     def drafts(self, layout: str, rows: dict[int, float]) -> dict[int, float]:
-        found: dict[int, float] = {}
-        self._spent = 0.0
-        for count in DRAFTS if 1 in rows else ():
-            took = self._took(self._passes.rows, self.unlike(1), layout, 0, count)
-            if not took:
-                break
-            found[count] = self._later(took) - rows[1]
-        return found
+        """By how many seconds passes of one row with drafts are longer than one without."""
+        counts = DRAFTS if 1 in rows else ()
+        took = self._each(counts, lambda n: self._passes.rows(self.unlike(1), layout, 0, n))
+        return {n: seconds - rows[1] for n, seconds in took.items()}
 
     def unlike(self, count: int) -> list[int]:
         return [max(1, self._longest_row * (i + 1) // count) for i in range(count)]
@@ -188,12 +176,21 @@ class Times:
         ]
         return replace(found, drafts=own)
 
-    def _took(self, run: Callable[..., Took], *given: object) -> Took:
+    def _each(self, sizes: Sequence[int], run: Callable[[int], Took]) -> dict[int, float]:
+        self._spent, found = 0.0, {}
+        for size in sizes:
+            took = self._took(run, size)
+            if not took:
+                break
+            found[size] = self._later(took)
+        return found
+
+    def _took(self, run: Callable[[int], Took], size: int) -> Took:
         """What passes take. Empty: too little memory or time is left, or they fail."""
         if self._spent > ENOUGH:
             return ()
         with Isolation() as tried:
-            return run(*given)
+            return run(size)
         if tried.fault is not None:
             log.warning("passes could not be timed: %s", tried.fault.summary)
         return ()
@@ -234,9 +231,7 @@ def calibrate(
     model: LoadedModel, make_cache: MakeCache, probe: Probe, reserve: Reserve = unlimited
 ) -> tuple[Curve, bool]:
     """Time passes of `model` on the engine thread. Never raises; a pass that fails is not measured.
-
-    `reserve`: a pass for whose memory it returns `False` is not run. Returns what `choose` does.
-    """
+    `reserve`: a pass for whose memory it returns `False` is not run. Returns what `choose` does."""
     gpu = mx.default_device() == mx.gpu
     depths, longest = (DEPTHS, LONGEST_ROW) if gpu else (SLOW_DEPTHS, SLOW_ROW)
     passes = OnDevice(model, make_cache, reserve)
@@ -398,11 +393,9 @@ def least_shared(model: LoadedModel, make_cache: MakeCache, curve: Curve, reserv
 
 
 def least_tokens(step: float, overhead: float, shared: float, copied: float) -> int:
-    """The length from which on a step with a shared prefix is clearly faster.
-
-    step: seconds of one without a prefix. overhead: additional ones of a shared prefix. shared,
-    copied: seconds for each token of the prefix.
-    """
+    """The length from which on a step with a shared prefix is clearly faster. step: seconds of one
+    without a prefix. overhead: additional ones of a shared prefix. shared, copied: seconds for each
+    token of the prefix."""
     gained = copied - SHARED_GAIN * shared
     if gained <= 0:
         return MOST_TOKENS

@@ -175,20 +175,16 @@ class DecodeBatch:
         return mx.clip(drafts.array.astype(mx.int32), 0, self.model.info.vocab_size - 1)
 
     def read(self) -> list[Held]:
-        """Wait for the pending tokens, which are in the last pass already.
-
-        Raises any error of the device. The tokens then stay pending.
-        """
+        """Wait for the pending tokens, which are in the last pass already. Raises any error of the
+        device. The tokens then stay pending."""
         found = self.catch_up()
         again = {row: pending.behind for row, pending in self._pending.items() if pending.behind}
         self._pending = {row: Pending.again(row, behind - 1) for row, behind in again.items()}
         return found
 
     def catch_up(self) -> list[Held]:
-        """Like `read`, before the tokens go to the model.
-
-        The caller must then call the layout's `keep` for each row with drafts.
-        """
+        """Like `read`, before the tokens go to the model. The caller must then call the layout's
+        `keep` for each row with drafts."""
         found = []
         for row, reads in self._read():
             before = self._pending[row]
@@ -272,10 +268,8 @@ def positions(each: Pass, widths: Mapping[Row, int]) -> list[Row]:
 
 
 def read_drawn(drawn: Drawn, rows: dict[Row, int]) -> list[Read]:
-    """Wait for drawn tokens and return those of `rows`, by their index.
-
-    Raises any error of the device.
-    """
+    """Wait for drawn tokens and return those of `rows`, by their index. Raises any error of the
+    device."""
     logprobs = read_logprobs(drawn)
     tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
     return [(row, tokens[i], logprobs.get(i)) for row, i in rows.items()]

@@ -25,12 +25,10 @@ Count = int | Sequence[int] | mx.array
 
 @dataclass(frozen=True)
 class MixedChunk:
-    """Text tokens of one prompt, to append to its row cache in the pass of rows that decode.
-
-    The cost of a pass over few tokens is mostly the cost of reading the weights, which the rows pay
+    """Text tokens of one prompt, to append to its row cache in the pass of rows that decode. The
+    cost of a pass over few tokens is mostly the cost of reading the weights, which the rows pay
     already. To the model, each token is a row. Only attention and recurrent layers treat the tokens
-    as one row, because their keys and states belong to one cache.
-    """
+    as one row, because their keys and states belong to one cache."""
 
     tokens: Sequence[int]
     positions: Sequence[int]
@@ -114,10 +112,8 @@ def can_share_a_pass(cache: Sequence[Any]) -> bool:
 
 
 def joined(caches: Sequence[RowCache], sizes: Sequence[int]) -> RowCache:
-    """Join the groups' caches layer by layer. `sizes`: rows of each group.
-
-    Attention caches are shared with the groups. Recurrent state moves until `split` returns it.
-    """
+    """Join the groups' caches layer by layer. `sizes`: rows of each group. Attention caches are
+    shared with the groups. Recurrent state moves until `split` returns it."""
     counted = Offsets()
     return [_joined(parts, sizes, counted) for parts in zip(*caches, strict=True)]
 
@@ -155,11 +151,9 @@ def offsets(cache: RowCache) -> list[mx.array]:
 
 
 class EarlyStart:
-    """Lets the device begin a pass while the host still builds it.
-
-    A pass with drafts is built while the device has nothing else to do. It begins with each layer
-    whose number is a power of two, so that it has as many layers to run as the host has built.
-    """
+    """Lets the device begin a pass while the host still builds it. A pass with drafts is built
+    while the device has nothing else to do. It begins with each layer whose number is a power of
+    two, so that it has as many layers to run as the host has built."""
 
     def __init__(self) -> None:
         self._layers = 0
@@ -172,11 +166,9 @@ class EarlyStart:
 
 
 class Offsets:
-    """Rotary offsets of all rows, computed once per step for all layers with equal counts.
-
-    Counts are equal if they are the same numbers or the same arrays. `merged` creates them so, and
-    the arrays of one layer are reused for the next. The sum of each part is then never computed.
-    """
+    """Rotary offsets of all rows, computed once per step for all layers with equal counts. Counts
+    are equal if they are the same numbers or the same arrays. `merged` creates them so, and the
+    arrays of one layer are reused for the next. The sum of each part is then never computed."""
 
     def __init__(self, early: EarlyStart | None = None) -> None:
         self.early = early
@@ -236,11 +228,8 @@ class GroupedKV:
 
     @property
     def _offset(self) -> int:
-        """Tokens of the longest row, padding included.
-
-        mlx-vlm reads this name and reads `offset` back from the device if it is missing
-        (`cache_position_offset`, models/base.py 0.7.10).
-        """
+        """Tokens of the longest row, padding included. mlx-vlm reads this name and reads `offset`
+        back from the device if it is missing (`cache_position_offset`, models/base.py 0.7.10)."""
         return max(columns(run.cache) for run in self.runs)
 
     def make_mask(self, *args: Any, **kwargs: Any) -> list[Any]:

@@ -101,9 +101,7 @@ def measure(
     model: LoadedModel, make_cache: MakeCache, curve: Curve, reserve: Reserve = unlimited
 ) -> PassBytes | None:
     """Measure the memory peaks of passes of `model` on the engine thread. `None`: they failed.
-
-    `reserve`: a pass for whose memory it returns `False` is not run.
-    """
+    `reserve`: a pass for whose memory it returns `False` is not run."""
     context = model.info.context_length
     brief = [n for n in WIDTHS if curve.seconds(n) <= BRIEF and n <= context]
     width = min(WIDTHS[-1], context)

@@ -102,10 +102,8 @@ def probe(
     layouts: Sequence[str],
     reserve: Reserve = unlimited,
 ) -> Probe:
-    """Test `layouts`, best first, on the engine thread. `solo` needs no test.
-
-    `reserve`: if it returns `False` for the memory of the passes, none is run.
-    """
+    """Test `layouts`, best first, on the engine thread. `solo` needs no test. `reserve`: if it
+    returns `False` for the memory of the passes, none is run."""
     prompts = [solo_rows.some_tokens(model, length, i) for i, length in enumerate(LENGTHS)]
     together = list(itertools.takewhile(lambda name: name != "solo", layouts))
     room = has_room(model, make_cache, LENGTHS[-1] + STEPS, reserve)
@@ -271,10 +269,8 @@ def one_step(
     chunk: MixedChunk | None = None,
     kept: Widths = NO_DRAFTS,
 ) -> mx.array:
-    """One token for each row of the layout. Returns logits (B, vocab) of the last pass.
-
-    `kept`: rows with so many correct tokens, which stay, and `WRONG` wrong ones behind them.
-    """
+    """One token for each row of the layout. Returns logits (B, vocab) of the last pass. `kept`:
+    rows with so many correct tokens, which stay, and `WRONG` wrong ones behind them."""
     logits = mx.array([])
     widths = {row: max(2, count + WRONG) for row, count in kept.items()}
     for each in layout.passes(chunk, widths):
@@ -342,13 +338,11 @@ class Exact:
 def exact_rows(
     model: LoadedModel, make_cache: MakeCache, wanted: int, reserve: Reserve = unlimited
 ) -> Exact:
-    """`wanted` rows, or one. Runs on the engine thread. Never raises.
-
-    The rounding of the matrix products of a pass depends only on its shape, and the attention of
-    each row is separate. If kernels of the device treat places differently, or the model does not
-    accept rows with separate caches, each row has its own pass. `reserve`: if it returns `False`
-    for the memory of the passes, none is run.
-    """
+    """`wanted` rows, or one. Runs on the engine thread. Never raises. The rounding of the matrix
+    products of a pass depends only on its shape, and the attention of each row is separate. If
+    kernels of the device treat places differently, or the model does not accept rows with separate
+    caches, each row has its own pass. `reserve`: if it returns `False` for the memory of the
+    passes, none is run."""
     if wanted == 1:
         return Exact(1)
     with Isolation() as tried:

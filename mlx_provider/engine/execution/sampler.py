@@ -56,10 +56,8 @@ class Drawn:
 def draw(
     logits: mx.array, rows: Sequence[Row], masks: Sequence[NDArray[np.uint32] | None]
 ) -> Drawn:
-    """Draw the next token of each row.
-
-    logits: (B, vocab), any float dtype; `masks[i]`: bits of allowed tokens, (ceil(vocab/32),).
-    """
+    """Draw the next token of each row. logits: (B, vocab), any float dtype; `masks[i]`: bits of
+    allowed tokens, (ceil(vocab/32),)."""
     raw = logits.astype(mx.float32)
     if all(map(_plain, rows)) and all(mask is None for mask in masks):
         tokens = mx.argmax(raw, axis=-1).astype(mx.int32)
@@ -81,10 +79,8 @@ def _sampled(logits: mx.array, rows: Sequence[Row], method: str) -> mx.array:
 
 
 def scored(logits: mx.array, tokens: mx.array, row: Row) -> Drawn:
-    """Tokens (T,) of the row's prompt in the form of drawn tokens, with log-probabilities.
-
-    logits: (T, vocab), before each of them.
-    """
+    """Tokens (T,) of the row's prompt in the form of drawn tokens, with log-probabilities. logits:
+    (T, vocab), before each of them."""
     return Drawn(tokens, _logprobs(logits.astype(mx.float32), tokens, [row] * tokens.size))
 
 
@@ -264,10 +260,8 @@ def best(values: mx.array, count: int) -> mx.array:
 
 def threshold(values: mx.array, weights: mx.array, wanted: mx.array) -> mx.array:
     """The highest value at and above which the weights sum up to `wanted`, a (R, 1): (R, vocab) ->
-    (R, 1). Weights and sums are uint32.
-
-    Nothing is read back. If there is no such value: the lowest value that counts.
-    """
+    (R, 1). Weights and sums are uint32. Nothing is read back. If there is no such value: the lowest
+    value that counts."""
     high = mx.max(values, axis=-1, keepdims=True)
     low = mx.maximum(mx.min(values, axis=-1, keepdims=True), high - RANGE)
     step = mx.maximum(high - low, LEAST_SPAN) / BINS**2

@@ -57,10 +57,8 @@ class SoloRow:
     """See `bound`."""
 
     def problem(self, found: ByStep) -> str:
-        """What is wrong with the logits of its first or all steps in a batch. Empty: nothing.
-
-        Needs two steps.
-        """
+        """What is wrong with the logits of its first or all steps in a batch. Empty: nothing. Needs
+        two steps."""
         differs = lasting([spread(*pair) for pair in self._pairs(found)])
         if differs <= self.bound and math.isfinite(differs):
             return ""
@@ -92,9 +90,7 @@ def decoding(
 
 def chunked(model: LoadedModel, make_cache: MakeCache, tokens: list[int]) -> SoloRow:
     """A row with its prompt in `CHUNKS`. A step is the end of a chunk, then each decoded token.
-
-    Alone it runs token by token. Its noise is the difference of chunks that run alone.
-    """
+    Alone it runs token by token. Its noise is the difference of chunks that run alone."""
     cache = prefilled(model, make_cache, tokens[:CHUNK_START])
     ends = [CHUNK_START, *CHUNK_ENDS]
     by_token = decoded(model, copy.deepcopy(cache), tokens[CHUNK_START:], CHUNK_START)
@@ -173,10 +169,8 @@ UNMEASURED = 0.05
 
 
 def spread(expected: mx.array, found: mx.array) -> float:
-    """Root mean square difference of log-probabilities over the tokens likely by `expected`.
-
-    Both are logits (vocab,). Infinite if any of them is not a number.
-    """
+    """Root mean square difference of log-probabilities over the tokens likely by `expected`. Both
+    are logits (vocab,). Infinite if any of them is not a number."""
     return _number(mx.sqrt(mx.mean(mx.square(_differences(expected, found)))))
 
 
@@ -191,11 +185,9 @@ def lasting(spreads: Sequence[float]) -> float:
 
 
 def bound(precision: str, noise: Sequence[float], contexts: Sequence[float]) -> float:
-    """The largest `lasting` difference at which a row still counts as the same as alone.
-
-    `noise`: spreads of equal rows; empty if they could not run. `contexts`: spreads between
-    different contexts.
-    """
+    """The largest `lasting` difference at which a row still counts as the same as alone. `noise`:
+    spreads of equal rows; empty if they could not run. `contexts`: spreads between different
+    contexts."""
     reach = sum(contexts) / len(contexts)
     if not noise:
         return max(HARMLESS[precision], UNMEASURED * reach)
@@ -204,11 +196,9 @@ def bound(precision: str, noise: Sequence[float], contexts: Sequence[float]) -> 
 
 
 def copies(cache: Sequence[Any], count: int, seed: int = 0) -> list[Any]:
-    """A row cache repeated for `count` equal rows, with a few values rounded the other way.
-
-    Padding alone may change the order of a sum even if the batch width does not. So the effect of
-    one rounding difference is part of the noise of a model. `seed` chooses the values.
-    """
+    """A row cache repeated for `count` equal rows, with a few values rounded the other way. Padding
+    alone may change the order of a sum even if the batch width does not. So the effect of one
+    rounding difference is part of the noise of a model. `seed` chooses the values."""
     copied, seeds = copy.deepcopy(list(cache)), itertools.count(SEEDS * seed)
     for layer in leaves(copied):
         layer.state = tree_map(lambda each: _repeated(each, count, next(seeds)), layer.state)

@@ -114,12 +114,9 @@ class Admission:
         self.budget = budget
 
     def check(self, request: Request, queued: int, *, first: bool = False) -> None:
-        """Check whether a request may queue behind `queued` others.
-
-        `first`: none of these is of its account, for which the queue has more places.
-
-        Raises `Overloaded` if the queue is full, and `BadRequest` if the request can never fit.
-        """
+        """Check whether a request may queue behind `queued` others. `first`: none of these is of
+        its account, for which the queue has more places. Raises `Overloaded` if the queue is full,
+        and `BadRequest` if the request can never fit."""
         if not 0 < len(request.rows) <= self.limits.max_rows:
             raise BadRequest(
                 f"n={len(request.rows)} is not within 1 .. {self.limits.max_rows} rows", param="n"
@@ -136,10 +133,8 @@ class Admission:
             )
 
     def reservation(self, rows: Iterable[Row]) -> int:
-        """Bytes to reserve for rows: their caches, an output reserve, and their passes.
-
-        What they use of the prefix cache is counted there, once for all rows.
-        """
+        """Bytes to reserve for rows: their caches, an output reserve, and their passes. What they
+        use of the prefix cache is counted there, once for all rows."""
         rows = list(rows)
         if not rows:
             return 0

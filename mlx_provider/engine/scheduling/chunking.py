@@ -200,6 +200,7 @@ class Chunking:
         return _next(job, size)
 
     def brief(self, job: PrefillJob) -> bool:
+        """Whether decoding rows could wait for the whole prompt in one pass."""
         most = min(BRIEF, self.limits.max_chunk)
         brief = len(job.tokens) - job.estimated_cached <= most and job.cost <= most
         return brief and self.own_pass(job, job.cost) <= self.longest_gap
@@ -253,12 +254,9 @@ def _next(job: PrefillJob, tokens: int) -> Chunk:
 
 def chunk_sizes(start: int, end: int, total: int, most: int, grid: int = 1) -> list[int]:
     """Sizes of a chunk from `start`, ascending: to the next multiple of each of the fixed sizes up
-    to `most`, or to `end`.
-
-    `end`: the latest end of the next chunk; `total`: tokens of the prompt; `grid`: the smallest of
-    the fixed sizes, if it matters to the model. The first size may exceed `most` if no smaller
-    chunk ends on the grid.
-    """
+    to `most`, or to `end`. `end`: the latest end of the next chunk; `total`: tokens of the prompt;
+    `grid`: the smallest of the fixed sizes, if it matters to the model. The first size may exceed
+    `most` if no smaller chunk ends on the grid."""
     found, size = set(), grid if grid > 1 else min(SMALLEST, most)
     while size <= most:
         stop = (start // size + 1) * size
@@ -275,11 +273,9 @@ def fixed_sizes(most: int) -> list[int]:
 
 
 def best_size(sizes: Sequence[int], seconds: Callable[[int], float], target: float) -> int:
-    """The smallest size with nearly the best rate among those within `target` seconds.
-
-    If almost no size is within the target, it chooses among those that take little more than the
-    smallest, because decoding rows wait that long anyway.
-    """
+    """The smallest size with nearly the best rate among those within `target` seconds. If almost no
+    size is within the target, it chooses among those that take little more than the smallest,
+    because decoding rows wait that long anyway."""
     return _nearly_best(within(sizes, seconds, target), seconds)[0]
 
 

@@ -40,11 +40,9 @@ KINDS = {"rows": "decode passes", "chunk": "passes of prompts"}
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds of one pass, measured on this device with this model.
-
-    A chunk of `tokens` takes `seconds(tokens)`, plus `per_key(tokens)` for each cached token that
-    they attend to. Attention has separate kernels for few tokens, so it has separate points.
-    """
+    """Seconds of one pass, measured on this device with this model. A chunk of `tokens` takes
+    `seconds(tokens)`, plus `per_key(tokens)` for each cached token that they attend to. Attention
+    has separate kernels for few tokens, so it has separate points."""
 
     widths: Points
     """Over short caches. The seconds do not decrease."""
@@ -177,10 +175,8 @@ class Costs:
         return found
 
     def measured(self, expected: float, seconds: float, loads: Sequence[Load] = (NO_LOAD,)) -> None:
-        """Update the costs with the measured and the expected seconds of passes.
-
-        The paces of rows and of chunks change by their parts of the expected seconds.
-        """
+        """Update the costs with the measured and the expected seconds of passes. The paces of rows
+        and of chunks change by their parts of the expected seconds."""
         if expected <= 0 or seconds <= 0:
             return
         ratio = min(seconds / expected, SPIKE)
@@ -214,9 +210,7 @@ class Costs:
 
 class PassTimer:
     """The device runs one pass after the other; the next one is launched before the last one ends.
-
-    So the time between two ends is the time of one pass, or of several that ended together.
-    """
+    So the time between two ends is the time of one pass, or of several that ended together."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
@@ -234,10 +228,8 @@ class PassTimer:
 
     def ended(self, now: float, *, left: int = 0, usual: bool = True) -> float:
         """All passes except the `left` newest have ended. Returns their time relative to the
-        expectation; 0: unknown.
-
-        `usual`: the passes are representative of the pace of the device.
-        """
+        expectation; 0: unknown. `usual`: the passes are representative of the pace of the
+        device."""
         done = len(self._launched) - left
         ended, seconds = self._launched[:done], now - self._since
         expected = sum(each for each, _ in ended)

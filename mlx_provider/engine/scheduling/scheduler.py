@@ -77,11 +77,9 @@ class Scheduler:
     # -- coming and going
 
     def check(self, request: Request, arriving: Sequence[str] = ()) -> None:
-        """Check whether a request may queue. Read-only, so any thread may call it.
-
-        `arriving`: the accounts of accepted requests that are not queued yet. Raises the errors
-        of `Admission.check`.
-        """
+        """Check whether a request may queue. Read-only, so any thread may call it. `arriving`: the
+        accounts of accepted requests that are not queued yet. Raises the errors of
+        `Admission.check`."""
         queued = [*(job.request.account for job in self._queued()), *arriving]
         self.admission.check(request, len(queued), first=request.account not in queued)
 
@@ -96,10 +94,8 @@ class Scheduler:
         return job
 
     def admit(self, now: float) -> PrefillJob | None:
-        """Admit the most urgent prompt that fits, unless a prompt in prefill goes first.
-
-        Reclaims memory for it and reserves it. `None`: no prompt is admitted.
-        """
+        """Admit the most urgent prompt that fits, unless a prompt in prefill goes first. Reclaims
+        memory for it and reserves it. `None`: no prompt is admitted."""
         invited, self._invited, tried = self._invited, None, 0
         for job in (*filter(None, (invited,)), *self._in_order(now)):
             if job.restoring:
@@ -182,11 +178,9 @@ class Scheduler:
     def plan(
         self, now: float, *, mixes: bool = False, stalled: float = 0.0, passes: int = 1
     ) -> StepPlan:
-        """The plan of the next step. Read-only.
-
-        `mixes`: chunks may share the pass of the decoding rows; `stalled`: seconds that these rows
-        have waited for their token; `passes`: forward passes per token of each row.
-        """
+        """The plan of the next step. Read-only. `mixes`: chunks may share the pass of the decoding
+        rows; `stalled`: seconds that these rows have waited for their token; `passes`: forward
+        passes per token of each row."""
         sizes, rows = self.chunking, tuple(self.running)
         target = sizes.limits.stall_target
         alone = sizes.seconds(rows, passes=passes) if rows else 0.0
@@ -239,21 +233,16 @@ class Scheduler:
         return self.chunking.rest(job) - AGING * waited
 
     def _precedes(self, job: PrefillJob) -> bool:
-        """Whether a prompt runs before the rows decode, within the time that these may wait.
-
-        Brief prompts that arrive together are prefilled together. Their rows then decode in the
-        same steps instead of twice as many.
-        """
+        """Whether a prompt runs before the rows decode, within the time that these may wait. Brief
+        prompts that arrive together are prefilled together. Their rows then decode in the same
+        steps instead of twice as many."""
         return self.chunking.brief(job)
 
     # -- memory
 
     def overflowing(self) -> tuple[Row, bool] | None:
         """The row to preempt, and whether it can continue later. It is the youngest row, if the
-        rows have outgrown the memory.
-
-        Reclaims memory first. `None`: all rows fit.
-        """
+        rows have outgrown the memory. Reclaims memory first. `None`: all rows fit."""
         budget = self.admission.budget
         limit = budget.available()
         if limit == self._fitting and not any(map(self.admission.exceeds, self.running)):
@@ -273,9 +262,8 @@ class Scheduler:
 
     def displaced(self, now: float) -> Sequence[Row]:
         """Rows to preempt so that the first prompt of an account without rows can be admitted.
-
-        Empty: no account has only prompts that wait, there is room, or this would not make enough.
-        """
+        Empty: no account has only prompts that wait, there is room, or this would not make
+        enough."""
         if not self._shares.several:
             return ()
         present = {row.request.account for row in self._live()}
@@ -312,10 +300,8 @@ class Scheduler:
     ) -> bool:
         """Reclaim memory for a prompt beside the live rows, `without` some. Returns whether it
         fits. `claims`: what it will use of the prefix cache is no part of its need, and stays.
-
         Images are temporary, and may belong to the prompt itself, so they do not block a prompt
-        that would run alone.
-        """
+        that would run alone."""
         rows = [row for row in self._live() if row not in without]
         if len(rows) + len(job.rows) > self.admission.limits.max_rows:
             return False
