@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from ..engine.scheduling.admission import Limits
 from ..engine.scheduling.chunking import Chunking
 from ..engine.scheduling.costs import Costs
-from ..engine.speculation.policy import Policy
-from ..engine.speculation.trials import HOPE
+from ..engine.speculation.policy import HOPE, Policy
 from ..families.estimate import text_fields
 from ..serving.measurements import Measured, Measurements, beside_a_prompt, software
 from ..serving.weight_files import stored_tensors
@@ -52,7 +51,7 @@ def decoding(subject: Subject) -> Iterator[Finding]:
     summary = (
         "each request decodes in passes of its own"
         if probe.layout == "solo"
-        else f"requests decode together (layout {probe.layout}), prompts are computed {prompts}"
+        else f"requests decode together (layout {probe.decoding}), prompts are computed {prompts}"
     )
     if probe.noise_floor:
         summary += (

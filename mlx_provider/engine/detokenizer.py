@@ -57,12 +57,10 @@ def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
 
 
 class Detokenizer:
-    """Text of a growing token list. No piece ends inside a character.
-
-    `visible`: special tokens to show; all others are hidden. `context`: tokens before the first
-    one, for vocabularies that drop the space at the beginning of a text. `tokenizers.DecodeStream`
-    (0.22) raises on an invalid byte after valid ones, so this class joins bytes itself.
-    """
+    """Text of a growing token list. No piece ends inside a character. `visible`: special tokens to
+    show; all others are hidden. `context`: tokens before the first one, for vocabularies that drop
+    the space at the beginning of a text. `tokenizers.DecodeStream` (0.22) raises on an invalid byte
+    after valid ones, so this class joins bytes itself."""
 
     def __init__(
         self,

@@ -14,7 +14,6 @@ from .execution.decode_batch import DecodeBatch
 from .feature_cache import FeatureCache
 from .fixed_shapes import FixedShapes
 from .prefix_cache.policy import PrefixCachePolicy
-from .recent import Recent, Step
 from .request import Phase, Request
 from .scheduling.costs import PassTimer
 from .scheduling.scheduler import Scheduler
@@ -23,13 +22,11 @@ from .speculation.speculation import Speculation
 from .speculation.step import DraftStep
 from .step.commit import Commit
 from .step.decode import Decode
-from .step.draw import Draws, Join, Recovery
+from .step.draw import Rows
 from .step.prefill import Prefill
-from .step.record import StepRecord
 from .step.schedule import Schedule
-from .step.start import Start
-from .step.state import State
-from .step_output import Post, Recorder, StepOutput, TokenNames
+from .step.state import State, StepRecord
+from .step_output import Post, Recent, Recorder, Step, StepOutput, TokenNames
 
 RESTORING_REST = 0.05
 """Longest seconds between checks of deadlines while the engine waits only for the disk."""
@@ -77,17 +74,11 @@ class Engine:
         )
         state.batch.shows = state.drafting.shows
         self._waits_for_disk = False
-        self._make_step(state)
-
-    def _make_step(self, state: State) -> None:
-        self._start = Start(state)
         self._commit = Commit(state)
-        draws = Draws(state, self._commit)
-        recovery = Recovery(state, self._commit, self._start, draws)
-        join = Join(state, self._commit, draws, recovery)
-        self._prefill = Prefill(state, self._commit, self._start, join)
-        self._decode = Decode(state, self._commit, draws, join, self._prefill, recovery)
-        self._schedule = Schedule(state, self._commit, self._start, self._decode)
+        rows = Rows(state, self._commit)
+        self._prefill = Prefill(state, self._commit, rows)
+        self._decode = Decode(state, self._commit, rows, self._prefill)
+        self._schedule = Schedule(state, self._commit, self._decode)
 
     @property
     def batch(self) -> DecodeBatch:
@@ -128,7 +119,7 @@ class Engine:
             return  # cancelled before it arrived
         self.end_ahead()
         job = self.scheduler.submit(request, self.state.clock())
-        self._start.look_up(job)
+        self._commit.look_up(job)
         if request.ahead:
             prefixes = self.state.prefix_cache
             if prefixes is None or not prefixes.pays_ahead(job):
@@ -147,16 +138,13 @@ class Engine:
             request.drop_rows()
 
     def end_ahead(self) -> None:
-        """End the background prefill. Its tokens so far stay in the prefix cache."""
         for job in [job for job in self.scheduler.waiting if job.request.ahead]:
             self._commit.abandon(job.request)
 
     def cancel(self, request: Request) -> None:
-        """End a request in any phase, and free its resources at once."""
         self._commit.cancel(request)
 
     def fail(self, request: Request, error: MLXProviderError) -> None:
-        """Its reader sees the error."""
         self._commit.fail(request, error)
 
     # -- the step

@@ -77,11 +77,8 @@ def leaves(cache: Sequence[Any]) -> list[Any]:
 
 
 def memory_limit(chosen: int | None) -> int:
-    """Bytes that this process may use on the device.
-
-    Metal recommends a working set. CUDA reports its own memory, and how much of it no process uses
-    (mlx 0.32, `device_info`).
-    """
+    """Bytes that this process may use on the device. Metal recommends a working set. CUDA reports
+    its own memory, and how much of it no process uses (mlx 0.32, `device_info`)."""
     if chosen is not None:
         return chosen
     info = mx.device_info()

@@ -260,11 +260,9 @@ class Request:
 
 @dataclass(eq=False)
 class PrefillJob:
-    """Tokens to prefill before `rows` can decode.
-
-    A new request has one job for all its rows, or for all its inputs in turn. After a device
-    failure, each row has its own job, with its committed tokens.
-    """
+    """Tokens to prefill before `rows` can decode. A new request has one job for all its rows, or
+    for all its inputs in turn. After a device failure, each row has its own job, with its committed
+    tokens."""
 
     request: Request
     rows: list[Row]

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from ..isolation import Isolation
 from ..records import LoadedModel, ScoresPrompts, Scoring
 from ..upstream.sparse_cache import sparse, unsupported, widest_window
-from .execution.grouped_kv import with_wide_rows
-from .execution.mixed_chunk import CircuitBreaker, MixedChunk
+from .execution.batching import CircuitBreaker
+from .execution.grouped_kv import MixedChunk, with_wide_rows
 from .execution.solo_rows import decoding, some_tokens
 from .memory import leaves
 from .request import PrefillJob
@@ -104,7 +104,7 @@ def run_alone(model: LoadedModel, chunk: MixedChunk) -> mx.array:
     """Append a chunk to its row's cache. Returns logits (vocab,) after its last token."""
     tokens, places = (mx.array(list(each), mx.int32) for each in (chunk.tokens, chunk.positions))
     last = mx.array([len(chunk.tokens) - 1])
-    return model.decode(tokens, with_wide_rows(None, [], [], [chunk.turned]), places, last)[0]
+    return model.decode(tokens, with_wide_rows(None, [], [], [chunk.wide]), places, last)[0]
 
 
 def problem(model: LoadedModel, make_cache: MakeCache) -> str:

@@ -1,14 +1,11 @@
-"""Reports about a request to the operator: metrics, timings, a log line.
-
-Tokens as clients see them in logprobs.
-
-Output of a step for readers and for the operator: events, counts, one log line per request.
-"""
+"""Output of a step for readers and for the operator: events, logprobs, counts, recent steps, one
+log line per request."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 from ..errors import MLXProviderError
 from ..protocol.events import Done, Event, Failed, Timings, TokenLogprob, Usage
@@ -16,6 +13,8 @@ from ..records import Tokenizer
 from .detokenizer import token_bytes
 from .execution.decode_batch import Logprob
 from .request import Request
+
+log = logging.getLogger(__name__)
 
 
 class Recorder:
@@ -102,8 +101,6 @@ class TokenNames:
         )
 
 
-log = logging.getLogger(__name__)
-
 Post = tuple[Request, list[Event]]
 """Events of one step for one request. Its reader waits at `Request.events`."""
 
@@ -116,7 +113,6 @@ class StepOutput:
         self._decoded = 0
 
     def post(self, request: Request, events: Sequence[Event]) -> None:
-        """Events are delivered after the step."""
         self._events.setdefault(request, []).extend(events)
 
     @property
@@ -136,7 +132,6 @@ class StepOutput:
         return list(events.items())
 
     def started(self, request: Request) -> None:
-        """Its first chunk is about to run."""
         if request.started is None and not request.ahead:
             request.started = self.clock()
             self.recorder.request_started()
@@ -151,7 +146,6 @@ class StepOutput:
         self._decoded += 1
 
     def ended(self, request: Request, reason: str) -> None:
-        """Its last row has ended."""
         now = self.clock()
         usage = Usage(
             prompt_tokens=request.prompt_tokens,
@@ -171,3 +165,71 @@ class StepOutput:
         self.post(request, [Failed.of(error)])
         self.recorder.request_failed(error.code)
         log.warning("request %s failed: %s", request.id, error.message)
+
+
+# -- statistics
+
+STEPS = 512
+LOOKUPS = 32
+
+
+class Step(NamedTuple):
+    """One step that ran something. Times are monotonic seconds."""
+
+    ended: float
+    seconds: float
+    rows: int
+    tokens: int
+    chunk: int
+    mixed: bool
+
+
+class LookedUp(NamedTuple):
+    at: float
+    request: str
+    asked: int
+    shared: int
+    reused: int
+    diverged: bool
+
+    @property
+    def lost(self) -> dict[str, int]:
+        """The prompt's tokens by the reason why they were computed or reused."""
+        rest = "cold" if not self.shared else "diverged" if self.diverged else "new"
+        return {
+            "hit": self.reused,
+            "no_state": self.shared - self.reused,
+            rest: self.asked - self.shared,
+        }
+
+
+T = TypeVar("T", bound=NamedTuple)
+
+
+class Ring(Generic[T]):
+    """One thread adds; any thread may read, without a lock."""
+
+    def __init__(self, size: int) -> None:
+        self._kept: list[T | None] = [None] * size
+        self._added = 0
+
+    def add(self, item: T) -> None:
+        self._kept[self._added % len(self._kept)] = item
+        self._added += 1
+
+    def items(self) -> list[T]:
+        """Sorted by their first field, which is a time."""
+        # a slice is one operation that no thread can interrupt
+        return sorted(item for item in self._kept[:] if item is not None)
+
+
+class Recent:
+    """Recent steps and look-ups of an engine, for statistics."""
+
+    def __init__(self) -> None:
+        self.steps: Ring[Step] = Ring(STEPS)
+        self.lookups: Ring[LookedUp] = Ring(LOOKUPS)
+        self.drafted = 0
+        self.accepted = 0
+        self.ahead = 0
+        """Prompt tokens that were computed before their request came."""

@@ -20,11 +20,8 @@ from ..upstream.cache_classes import (
     KVCache,
     RotatingKVCache,
     StateCache,
-    append_behind,
     appended,
     make_prompt_cache,
-    visible,
-    visible_behind,
 )
 from .logits import failure
 
@@ -32,13 +29,10 @@ __all__ = [
     "KVCache",
     "RotatingKVCache",
     "StateCache",
-    "append_behind",
     "appended",
     "route",
     "row_cache",
     "text_cache",
-    "visible",
-    "visible_behind",
 ]
 
 

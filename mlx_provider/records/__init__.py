@@ -8,10 +8,8 @@ from .drafter import (
     Drafting,
     DraftOptions,
     DraftRow,
-    DraftsAhead,
     ScoresPrompts,
     Scoring,
-    Unread,
 )
 from .json_reading import (
     listed_parameters,
@@ -63,7 +61,6 @@ __all__ = [
     "DraftRow",
     "Drafter",
     "Drafting",
-    "DraftsAhead",
     "Embedding",
     "EmbedsInSlices",
     "Emit",
@@ -104,7 +101,6 @@ __all__ = [
     "ToolCall",
     "ToolParser",
     "Tools",
-    "Unread",
     "UpstreamPatch",
     "claimed",
     "listed_parameters",

@@ -48,19 +48,6 @@ class DeviceTokens(Sequence[int]):
 
 
 @dataclass(eq=False)
-class Unread:
-    """The result of a row's last pass, on the device."""
-
-    tokens: mx.array
-    """(n,) int32: drawn after the row's last token and after each of its drafts. The first `held` +
-    1 are the row's next tokens."""
-    held: mx.array
-    """(1,) int32: how many drafts held, 0 to n - 1."""
-    read: int | None = None
-    """`held`, once it is read: before the drafter's next call for the row."""
-
-
-@dataclass(eq=False)
 class DraftRow:
     """A row for which drafts are wanted."""
 
@@ -75,9 +62,6 @@ class DraftRow:
     """(fresh, hidden size), if the drafter asks for them: the states from which the model drew
     those tokens. A token between two calls is missing if no row had a draft then. Gone after
     the call."""
-    unread: Unread | None = None
-    """Only for `DraftsAhead`: the row has more tokens, which are not read yet. `hidden` then has n
-    more rows, from which the n unread tokens were drawn."""
     state: Any = None
     """Kept for the drafter from one call to the next."""
     salt: str = ""
@@ -97,16 +81,6 @@ class Drafting(Protocol):
         than a step takes: read a long prompt in pieces. A wrong guess costs only time, and a fault
         costs only the drafts.
         """
-
-
-@runtime_checkable
-class DraftsAhead(Protocol):
-    """A `Drafting` whose guesses may follow unread tokens (`DraftRow.unread`).
-
-    The next pass is then launched before the result of the last one is read.
-    """
-
-    drafts_ahead: bool
 
 
 class Scoring(Protocol):

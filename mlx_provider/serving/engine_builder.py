@@ -10,13 +10,17 @@ from functools import partial
 
 from ..config import EngineSettings
 from ..engine.engine import Engine
-from ..engine.execution.calibration import calibrate
+from ..engine.execution.calibration import (
+    SHARED_UNMEASURED,
+    calibrate,
+    compile_kernels,
+    least_shared,
+)
 from ..engine.execution.pass_memory import PassBytes, PassMemory, measure
-from ..engine.execution.sharing import UNMEASURED, least_shared
+from ..engine.execution.sampler import compiles
 from ..engine.prefix_cache.policy import PrefixCachePolicy, WholePasses
-from ..engine.scheduling.chunking import LONGEST_GAP
+from ..engine.scheduling.chunking import GRID, LONGEST_GAP
 from ..engine.scheduling.costs import Costs, Curve
-from ..engine.scheduling.plan import GRID
 from ..engine.scheduling.scheduler import Limits, Scheduler
 from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
@@ -203,10 +207,14 @@ class EngineBuilder:
         return drafts_of(self._registry, weights.folder, weights.model, options, room)
 
     def _measured(self, weights: Weights, kv: _KVCache, options: ModelOptions) -> Measured:
+        model, make_cache, shared = weights.model, kv.make_cache, SHARED_UNMEASURED
+        if compiles():
+            compiling = self._progress.stage(weights.name, "compiling kernels")
+            with compiling, self._budgets.measuring(weights) as reserve:
+                compile_kernels(model, make_cache, reserve)
         known = self._measurements.find(kv.key)
         if known is not None:
             return known
-        model, make_cache, shared = weights.model, kv.make_cache, UNMEASURED
         measuring = partial(self._measuring, weights.name)
         with self._budgets.measuring(weights) as reserve:
             with measuring(1, "how rows decode together"):

@@ -18,8 +18,8 @@ import mlx.core as mx
 
 from ..chat.media.load import MediaClaim
 from ..engine.memory import memory_limit
-from ..engine.recent import LookedUp, Step
 from ..engine.request import Phase, Request
+from ..engine.step_output import LookedUp, Step
 from ..errors import BadRequest, MLXProviderError, RequestFailed
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Failed

@@ -20,9 +20,9 @@ from pydantic import TypeAdapter, ValidationError
 from .. import __version__
 from ..config import PREFIX, state_folder
 from ..engine.execution.batch_layout import LAYOUTS
+from ..engine.execution.calibration import SHARED_UNMEASURED
 from ..engine.execution.pass_memory import PassBytes
 from ..engine.execution.probe import Probe
-from ..engine.execution.sharing import UNMEASURED as UNMEASURED_SHARING
 from ..engine.scheduling.chunking import Chunking
 from ..engine.scheduling.costs import UNMEASURED, Curve
 from ..installed import installed_version
@@ -77,7 +77,7 @@ LARGEST = 2**20
 ENTRIES = 64
 """Entries (model and KV cache); the oldest is dropped first."""
 UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm")
-FORMAT = 9
+FORMAT = 10
 """Version of the measurements and their method. Entries of other versions are not used."""
 
 
@@ -91,7 +91,7 @@ class Measured:
     kind: str = ""
     """Kind of the KV cache. Empty: not quantised."""
     software: str = ""
-    least_shared: int = UNMEASURED_SHARING
+    least_shared: int = SHARED_UNMEASURED
 
     @property
     def lasts(self) -> bool:
@@ -101,7 +101,12 @@ class Measured:
     @property
     def sound(self) -> bool:
         """Whether this version can have written it."""
-        points = (*self.curve.widths, *self.curve.depths, *self.curve.rows)
+        points = (
+            *self.curve.widths,
+            *self.curve.depths,
+            *self.curve.rows,
+            *self.curve.drafts,
+        )
         numbers = [self.probe.noise_floor, self.curve.first]
         numbers += [number for point in points for number in point]
         numbers += vars(self.passes).values() if self.passes is not None else ()

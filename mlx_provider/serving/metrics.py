@@ -144,8 +144,8 @@ INTER_TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.
 CHUNK_BUCKETS = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Tokens."""
 OUTCOMES = ("hit", "new", "cold", "diverged", "no_state")
-"""Outcome of a prompt's tokens in the prefix cache (`engine.recent.LookedUp.lost`). `new`: after
-the end of the stored path."""
+"""Outcome of a prompt's tokens in the prefix cache (`LookedUp.lost`). `new`: after the end of the
+stored path."""
 
 
 class EngineMetrics(Recorder):

@@ -12,9 +12,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..engine.execution.deep_cache import Reserve, unlimited
-from ..engine.execution.exactness import exact_rows
-from ..engine.execution.probe import Probe, probe
+from ..engine.execution.pass_memory import Reserve, unlimited
+from ..engine.execution.probe import Probe, exact_rows, probe
 from ..engine.fixed_shapes import FixedShapes
 from ..engine.memory import arrays
 from ..engine.scheduling.scheduler import Limits

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 from hypothesis import strategies as st
 
@@ -17,20 +16,16 @@ from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.request import Phase, Request, SamplingParams
 from ..engine.scheduling.scheduler import Scheduler
 from ..engine.speculation.costs import Ask, Asks
-from ..engine.speculation.policy import Policy
+from ..engine.speculation.policy import Policy, RowOdds
 from ..engine.speculation.speculation import Source, Speculation
-from ..engine.speculation.trials import RowOdds
-from ..records import DeviceTokens, DraftRow, LoadedModel, Unread
+from ..records import DraftRow, LoadedModel
 from .driver import Alternating, alone, new_engine, new_request, output_of
 
 
 class Oracle:
-    def __init__(
-        self, share: float, vocab: int = 256, seed: int = 0, *, ahead: bool = False
-    ) -> None:
-        """Wrong guesses are below `vocab`. `ahead`: it drafts before the last pass is read."""
+    def __init__(self, share: float, vocab: int = 256, seed: int = 0) -> None:
+        """Wrong guesses are below `vocab`."""
         self.share = share
-        self.drafts_ahead = ahead
         self._vocab = vocab
         self._known: list[list[int]] = []
         self._random = np.random.default_rng(seed)
@@ -39,20 +34,12 @@ class Oracle:
         self._known.append(list(tokens))
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
-        return [self._behind(row, row.unread) for row in rows]
+        return [[self._guess(token) for token in self._next(row)] for row in rows]
 
-    def _behind(self, row: DraftRow, unread: Unread | None) -> Sequence[int]:
-        more = 0 if unread is None else unread.tokens.size
-        guesses = [self._guess(token) for token in self._next(row, more + row.wanted)]
-        if unread is None or not guesses:
-            return guesses
-        padded = mx.array(guesses + guesses[-1:] * (more + row.wanted - len(guesses)))
-        return DeviceTokens(mx.take(padded, unread.held + 1 + mx.arange(row.wanted)))
-
-    def _next(self, row: DraftRow, count: int) -> list[int]:
+    def _next(self, row: DraftRow) -> list[int]:
         size = len(row.tokens)
         found = (text for text in self._known if text[:size] == row.tokens)
-        return next(found, [])[size : size + count]
+        return next(found, [])[size : size + row.wanted]
 
     def _guess(self, token: int) -> int:
         return token if self._random.random() < self.share else (token + 1) % self._vocab
@@ -157,18 +144,16 @@ def run_schedule(
     scheduler: type[Scheduler] = Alternating,
     mixes: bool = False,
     guessed: float | None = None,
-    ahead: bool = False,
     tokens_of: Callable[[Arrival], Sequence[int]] = tiny_tokens,
     answered: Answered = alone,
     **more: Any,
 ) -> list[Request]:
     """Submit every request at its step, and run until all end. `guessed`: share of right drafts,
-    from the tokens that each request gets `answered` alone; unset: no drafts. `ahead`: drafts are
-    made before the last pass is read."""
+    from the tokens that each request gets `answered` alone; unset: no drafts."""
     requests = [request_of(each, tokens_of(each)) for each in arrivals]
     speculation = None
     if guessed is not None:
-        speculation = guessing(model, requests, guessed, answered, ahead=ahead)
+        speculation = guessing(model, requests, guessed, answered)
     engine = new_engine(
         model,
         layout=layout,
@@ -199,10 +184,8 @@ def guessing(
     requests: Sequence[Request],
     share: float,
     answered: Answered = alone,
-    *,
-    ahead: bool = False,
 ) -> Speculation:
-    oracle = Oracle(share, ahead=ahead)
+    oracle = Oracle(share)
     for request in requests:
         for row, answer in zip(request.rows, answered(model, request).rows, strict=True):
             oracle.learn([*row.request.prompt.tokens, *answer.tokens])

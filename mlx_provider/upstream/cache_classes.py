@@ -7,7 +7,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..records.drafter import MOST_DRAFTS
 from .runtime import file_limit_kept
 
 with file_limit_kept():
@@ -30,12 +29,9 @@ __all__ = [
     "RotatingKVCache",
     "StateCache",
     "StateHistory",
-    "append_behind",
     "appended",
     "make_prompt_cache",
     "take_back",
-    "visible",
-    "visible_behind",
 ]
 
 
@@ -95,16 +91,6 @@ class StateHistory(StateCache):
                 found[index] = mx.contiguous(earlier[:, tokens - 1])
         return found
 
-    def after_unread(self, held: mx.array) -> list[Any]:
-        """The states after the first `held` + 1 tokens, without a host read. `held`: (1,) int32."""
-        found = list(self.cache)
-        for index, (source, width) in self._windows.items():
-            found[index] = mx.take(source, held + 1 + mx.arange(width), axis=1)
-        for index, earlier in self._earlier.items():
-            states = mx.concatenate([earlier, self.cache[index][:, None]], axis=1)
-            found[index] = mx.take(states, held, axis=1)[:, 0]
-        return found
-
 
 def appended(cache: Any, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
     """Append to a layer's cache. Returns all its keys and values in order of position; for one
@@ -115,55 +101,6 @@ def appended(cache: Any, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         return ring
     found: tuple[Any, Any] = cache.update_and_fetch(keys, values)
     return found
-
-
-def append_behind(
-    cache: KVCache | RotatingKVCache, keys: mx.array, values: mx.array, stale: mx.array
-) -> tuple[mx.array, mx.array]:
-    """Append (1, heads, T, D) over the last `stale` tokens of a layer's cache, which are rejected.
-
-    stale: (1,) int32, at most `MOST_DRAFTS`, not read by the host. The last `stale` columns then
-    contain no token, and `visible_behind` masks them. A window keeps `MOST_DRAFTS` more old tokens.
-    """
-    before = _columns_before(cache)
-    columns = before + keys.shape[2]
-    if isinstance(cache, RotatingKVCache):
-        old = (cache._temporal_order(each)[..., -before:, :] for each in (cache.keys, cache.values))
-        pairs = zip(old, (keys, values), strict=True)
-        cache.keys, cache.values = (mx.concatenate([*pair], axis=2) for pair in pairs)
-        cache.offset += keys.shape[2]
-        cache._idx = columns
-    else:
-        cache.update_and_fetch(keys, values)
-    start = before - stale
-    cache.keys = mx.slice_update(cache.keys, keys, start, axes=(2,))
-    cache.values = mx.slice_update(cache.values, values, start, axes=(2,))
-    return cache.keys[..., :columns, :], cache.values[..., :columns, :]
-
-
-def visible_behind(
-    cache: KVCache | RotatingKVCache, places: mx.array, window: int | None = None
-) -> mx.array:
-    """The mask (T, columns) for tokens at the positions `places`, (T,) int32, that `append_behind`
-    will append. `window`: the window of the layer, if its cache has none."""
-    before = _columns_before(cache)
-    if isinstance(cache, RotatingKVCache):
-        window = window or cache.max_size
-    return visible(places - (cache.offset - before), before + places.size, window)
-
-
-def _columns_before(cache: KVCache | RotatingKVCache) -> int:
-    if not isinstance(cache, RotatingKVCache):
-        return int(cache.offset)
-    columns: int = min(cache.offset, cache.keys.shape[2], cache.max_size - 1 + MOST_DRAFTS)
-    return columns
-
-
-def visible(places: mx.array, columns: int, window: int | None = None) -> mx.array:
-    """(T, columns), for tokens of one row at the positions `places`, (T,) int32."""
-    at = mx.arange(columns)
-    mask = at[None] <= places[:, None]
-    return mask if window is None else mask & (at[None] > places[:, None] - window)
 
 
 def take_back(cache: Any, tokens: int) -> None:

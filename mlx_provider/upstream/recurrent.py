@@ -87,17 +87,6 @@ class StateSteps(ArraysCache):
             for at, state in enumerate(self.cache)
         ]
 
-    def after_unread(self, held: mx.array) -> list[Any]:
-        """The states after the first `held` + 1 tokens, without a host read. `held`: (1,) int32."""
-        return [
-            mx.take(mx.concatenate(self._after[at]), held, axis=0)
-            if at in self._after
-            else None
-            if state is None
-            else mx.take(state, held, axis=0)
-            for at, state in enumerate(self.cache)
-        ]
-
     def _stepped(self, rule: Function, names: tuple[str, ...]) -> Function:
         signature = inspect.signature(rule)
 
@@ -189,17 +178,6 @@ class Prefixes:
         if self._after is not None:
             self.cache.cache = [
                 None if state is None else state[tokens - 1 : tokens] for state in self._after.cache
-            ]
-
-    def keep_unread(self, held: mx.array) -> None:
-        """`keep` for `held` + 1 tokens without a host read; `held`: (1,) int32. `keep` may
-        follow."""
-        if self._history is not None:
-            self.cache.cache = self._history.after_unread(held)
-        if self._after is not None:
-            self.cache.cache = [
-                None if state is None else mx.take(state, held, axis=0)
-                for state in self._after.cache
             ]
 
 

@@ -1,7 +1,7 @@
 """Measures the acceptance rate of first guesses, to detect a useless drafter.
 
-Drafts of a head for all rows at once: it reads the new tokens, then its own guesses. Never waits
-for the device: the head reads unread tokens, and its guesses stay unread.
+Drafts of a head for all rows at once: it reads the new tokens, then its own guesses, which stay on
+the device.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 import mlx.core as mx
 
-from mlx_provider.records import DeviceTokens, DraftRow, Unread
+from mlx_provider.records import DeviceTokens, DraftRow
 
 from .head import BoundHead
 from .row_states import MOST_TOKENS, RowStates, States
@@ -29,19 +29,8 @@ CHANCE = 0.02
 @dataclass(frozen=True, eq=False)
 class Guess:
     place: int
-    unread: Unread | None
+    """Index in the row of the first guess."""
     tokens: DeviceTokens
-
-    @classmethod
-    def of(cls, row: DraftRow, tokens: DeviceTokens) -> Guess:
-        return cls(len(row.tokens), row.unread, tokens)
-
-    def answered(self, tokens: Sequence[int]) -> int | None:
-        """The real token at the position of the first guess. `None`: not yet known."""
-        place = self.place
-        if self.unread is not None and self.unread.read is not None:
-            place += self.unread.read + 1
-        return tokens[place] if place < len(tokens) else None
 
 
 @dataclass
@@ -53,12 +42,12 @@ class Judged:
 
     def look(self, guess: Guess | None, tokens: Sequence[int]) -> None:
         """Count a row's last guesses, if the real tokens are known. Warns once."""
-        if guess is None or (token := guess.answered(tokens)) is None:
+        if guess is None or guess.place >= len(tokens):
             return
         self.tried += 1
         if self.tried > TRIED:
             return
-        self.guesses.append((guess.tokens.first(1), token))
+        self.guesses.append((guess.tokens.first(1), tokens[guess.place]))
         if self.tried < TRIED:
             return
         held = sum(first[0] == came for first, came in self.guesses)
@@ -88,8 +77,6 @@ class Known:
 
 
 class HeadDrafting:
-    drafts_ahead = True
-
     def __init__(self, head: BoundHead, name: str, *, kv_bytes: int = KV_BYTES) -> None:
         """`name`: kind and checkpoint of the drafter; `kv_bytes`: limit for keys and values of all
         rows."""
@@ -109,7 +96,7 @@ class HeadDrafting:
             return [[] for _ in rows]
         found = self._guesses(able, [self._seen(row) for row in able])
         for row, tokens in zip(able, found, strict=True):
-            row.state.guess = Guess.of(row, tokens)
+            row.state.guess = Guess(len(row.tokens), tokens)
         by_row = dict(zip(map(id, able), found, strict=True))
         return [by_row.get(id(row), ()) for row in rows]
 
@@ -121,14 +108,12 @@ class HeadDrafting:
 
     def _seen(self, row: DraftRow) -> RowStates:
         known: Known = row.state
-        known.states.settle()
-        unread = 0 if row.unread is None else row.unread.tokens.size
-        known.states.make_room(row.fresh + unread + row.wanted)
+        known.states.make_room(row.fresh + row.wanted)
         self.judged.look(known.guess, row.tokens)
         return known.states
 
     def _guesses(self, rows: Sequence[DraftRow], seen: Sequence[RowStates]) -> list[DeviceTokens]:
-        """Unread guesses, per row at most as many as it wants. `seen`: what the head has read."""
+        """Guesses, per row at most as many as it wants. `seen`: what the head has read."""
         hidden = self._take_in(rows, seen)
         at, drawn = list(range(len(rows))), []
         for step in range(1, 1 + max(row.wanted for row in rows)):
@@ -143,9 +128,7 @@ class HeadDrafting:
                 tokens, hidden = tokens[keep], hidden[keep]
             going = [seen[which] for which in at]
             places = mx.array([len(rows[which].tokens) + step - 2 for which in at], mx.int32)
-            places = places + _accepted(going)
-            states = States(going, [1] * len(at), places, behind=True)
-            hidden = self.head.after(tokens, hidden, states)
+            hidden = self.head.after(tokens, hidden, States(going, [1] * len(at), places))
         for row, own in zip(rows, seen, strict=True):
             own.forget(row.wanted - 1)
         return _by_row(len(rows), drawn)
@@ -153,31 +136,20 @@ class HeadDrafting:
     def _take_in(self, rows: Sequence[DraftRow], seen: Sequence[RowStates]) -> mx.array:
         """The head reads new tokens, each with the state from which it was drawn. Returns the
         states (rows, width) after each row's last token."""
-        sizes, places, tokens = list[int](), list[int](), list[mx.array]()
-        for row, own in zip(rows, seen, strict=True):
-            own.unread = row.unread
-            tokens.append(mx.array(row.tokens[len(row.tokens) - row.fresh :], mx.int32))
-            if row.unread is not None:
-                tokens.append(row.unread.tokens)
-            sizes.append(row.fresh + own.unread_tokens)
-            first = len(row.tokens) - row.fresh - 1  # a pair stands where its state does
-            places += range(first, first + sizes[-1])
+        sizes, places, tokens = list[int](), list[int](), list[int]()
+        for row in rows:
+            first = len(row.tokens) - row.fresh
+            tokens += row.tokens[first:]
+            sizes.append(row.fresh)
+            places += range(first - 1, len(row.tokens) - 1)  # a pair stands where its state does
         hidden = mx.concatenate([row.hidden for row in rows if row.hidden is not None])
         states = States(seen, sizes, mx.array(places, mx.int32))
-        after = self.head.after(mx.concatenate(tokens), hidden, states)
-        ends = zip(accumulate(sizes), seen, strict=True)
-        last = mx.array([end - 1 - own.unread_tokens for end, own in ends], mx.int32)
-        return after[last + _accepted(seen)]
+        after = self.head.after(mx.array(tokens, mx.int32), hidden, states)
+        return after[mx.array([end - 1 for end in accumulate(sizes)], mx.int32)]
 
 
 def kv_bytes(room: int | None) -> int:
     return KV_BYTES if room is None else min(KV_BYTES, room // KV_SHARE)
-
-
-def _accepted(rows: Sequence[RowStates]) -> mx.array:
-    """Accepted unread tokens of each row, (rows,) int32."""
-    none = mx.zeros(1, mx.int32)
-    return mx.concatenate([none if row.unread is None else row.unread.held + 1 for row in rows])
 
 
 def _token_bytes(head: BoundHead) -> int:

@@ -93,14 +93,14 @@ class Head(nn.Module):  # type: ignore[misc]
 
     def __call__(self, embedded: mx.array, hidden: mx.array, states: States) -> mx.array:
         """`embedded`, `hidden`, result: (T, hidden), for T tokens of some rows. Only the result of
-        each row's last accepted token is valid."""
+        each row's last token is valid."""
         pair = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
         joined = self.fc(mx.concatenate(pair, axis=-1))[:, None]
         (layer,) = self.layers
         more = {}
         if "position_ids" in inspect.signature(type(layer).__call__).parameters:  # of mlx-vlm
             more["position_ids"] = step_positions(states.offset)
-        found: mx.array = self.norm(layer(joined, mask=states.mask(), cache=states, **more))
+        found: mx.array = self.norm(layer(joined, mask=None, cache=states, **more))
         return found[:, 0]
 
 

@@ -26,7 +26,6 @@ from mlx_provider.client.connection import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.speculation.policy import Policy
-from mlx_provider.engine.step.schedule import Schedule
 from mlx_provider.protocol.events import Delta, Done, Event, Failed, Usage
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampling
 from mlx_provider.serving import drafting as sparse_prefill
@@ -67,8 +66,6 @@ class Setting:
     drafter: str = "auto"
     choice: str = "auto"
     forecasts: bool = True
-    reads_late: bool = True
-    """Drafts are launched before the last result is read, where their drafter can."""
     early_prefill: bool = True
     keeps_prefix: bool = True
     """Else it is evicted while the tool runs."""
@@ -88,8 +85,6 @@ SETTINGS = (
     Setting("drafter grammar", drafter="grammar"),
     Setting("drafter lookup", drafter="lookup"),
     Setting("drafter mtp", drafter="mtp"),
-    Setting("drafter mtp, each result read first", drafter="mtp", reads_late=False),
-    Setting("each result read first", reads_late=False),
     Setting("no early prefill", early_prefill=False),
     Setting("prefix evicted", keeps_prefix=False),
     Setting("prefix evicted, sparse prefill", keeps_prefix=False, sparse=True),
@@ -238,8 +233,6 @@ def _switch(patch: Replaced, service: ChatService, setting: Setting) -> None:
         patch.setattr(service._next_prompts, "await_results", lambda turn: None)
     if not setting.forecasts:
         patch.setattr(structure, "CallMatchers", lambda *_: None)
-    if not setting.reads_late:
-        patch.setattr(Schedule, "_may_look_ahead", lambda *_: False)
 
 
 def _played(

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
 
-from mlx_provider.engine.scheduling.chunking import LONGEST_GAP
+from mlx_provider.engine.scheduling.chunking import GRID, LONGEST_GAP
 from mlx_provider.engine.scheduling.costs import Curve
-from mlx_provider.engine.scheduling.plan import GRID
 
 PROMPT = 16_000
 STREAM = 8_000

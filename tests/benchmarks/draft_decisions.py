@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from mlx_provider.engine.scheduling.costs import Curve
-from mlx_provider.engine.speculation.policy import Policy
-from mlx_provider.engine.speculation.trials import RowOdds
+from mlx_provider.engine.speculation.policy import Policy, RowOdds
 from speculation_curves import DEVICES
 
 DEVICE = "M3 Max, dense 8B"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mlx_provider.engine.execution import calibration, sharing
+from mlx_provider.engine.execution import calibration
 
-FEW = {"DEEP_WIDTHS": (1, 8, 16), "WIDTHS": (1, 4, 8, 16, 64), "ROWS": (1, 2)}
-UNTIMED = (sharing, "SLOW_DEPTH", 2**40)
+FEW = {"DEEP_WIDTHS": (1, 8, 16), "WIDTHS": (1, 4, 8, 16, 64), "ROWS": (1, 2), "DRAFTS": ()}
+UNTIMED = (calibration, "SLOW_SHARED_DEPTH", 2**40)
 """A shared prefix longer than any context, which is not timed."""
 OF_THE_PRODUCT = {name: getattr(calibration, name) for name in FEW}

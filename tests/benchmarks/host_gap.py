@@ -21,7 +21,7 @@ from draft_decisions import decisions
 from kernel_count import LAYERS, deep_model
 from mlx_provider.cores import cores
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.execution import draws as drawing
+from mlx_provider.engine.execution import sampler as drawing
 from mlx_provider.engine.execution.decode_batch import DecodeBatch
 from mlx_provider.engine.execution.grouped_kv import EarlyStart
 from mlx_provider.engine.request import SamplingParams

@@ -12,8 +12,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, BatchRotatingKVCache, RotatingKVCache
 
 from mlx_provider.engine.execution import batch_layout, grouped_kv, row_groups
-from mlx_provider.engine.execution.grouped_kv import GroupedKV
-from mlx_provider.engine.execution.mixed_chunk import ChunkKV
+from mlx_provider.engine.execution.grouped_kv import ChunkKV, GroupedKV
 from mlx_provider.upstream.recurrent import StateRun
 from replaced import Patch, wrap
 

@@ -13,12 +13,11 @@ from functools import partial
 
 from device_curves import CHIPS, MODELS, WIDE, Chip, Estimate, Model
 from mlx_provider.engine.request import Request, Row, SamplingParams
+from mlx_provider.engine.scheduling.chunking import StepPlan
 from mlx_provider.engine.scheduling.costs import Costs, PassTimer
-from mlx_provider.engine.scheduling.plan import StepPlan
 from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
 from mlx_provider.engine.speculation.costs import Kind
-from mlx_provider.engine.speculation.policy import Policy
-from mlx_provider.engine.speculation.trials import RowOdds
+from mlx_provider.engine.speculation.policy import Policy, RowOdds
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import Prompt
 from mlx_provider.testing.driver import TokenOutput

@@ -13,7 +13,7 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.speculation.speculation import Speculation
 from mlx_provider.engine.speculation.step import DraftStep, Origin
 from mlx_provider.engine.step.decode import Decode
-from mlx_provider.engine.step.record import StepRecord
+from mlx_provider.engine.step.state import StepRecord
 from mlx_provider.protocol.events import Delta
 from mlx_provider.records import ScoresPrompts
 from replaced import Replaced, wrap
@@ -103,7 +103,7 @@ def watched(engine: Engine) -> Iterator[Passes]:
 def _pass(record: StepRecord, drafting: DraftStep, speculation: Speculation | None) -> Pass:
     (row,) = record.plan.rows
     drafts = record.drafts.get(row, ())
-    origin = drafting._origins[row][-1] if drafts else Origin()
+    origin = drafting._origins[row] if drafts else Origin()
     if origin.source is None or speculation is None:
         return Pass(1 + len(drafts), record.caught_up)
     source = speculation.sources[origin.source]

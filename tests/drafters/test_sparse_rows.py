@@ -12,7 +12,7 @@ import pytest
 from equipped import equipped
 from mlx_provider import LoadOptions
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.execution.mixed_chunk import MixedChunk
+from mlx_provider.engine.execution.grouped_kv import MixedChunk
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.sparse_prefill import problem, run_alone

@@ -10,7 +10,7 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.request import Phase
 from mlx_provider.engine.scheduling.costs import Costs, Curve
 from mlx_provider.engine.step.decode import Decode, Decoded
-from mlx_provider.engine.step.record import StepRecord
+from mlx_provider.engine.step.state import StepRecord
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import new_engine, new_request, run
 

@@ -25,7 +25,7 @@ def _passes_of_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(calibration, name, value)
 
 
-FOUND = Probe("grouped", MemoryProfile(0, 0), (), mixes=True, padded=True)
+FOUND = Probe("grouped", MemoryProfile(0, 0), (), mixes=True, drafts=True, padded=True)
 
 
 @dataclass
@@ -54,6 +54,21 @@ def test_no_pass_reaches_beyond_the_context(qwen3: TextModel, context: int) -> N
     assert max(model.reached, default=0) <= context
     assert bool(curve.depths) == (context > DEPTHS[-1])
     assert (curve is UNMEASURED) == (context == 2)
+
+
+def test_passes_with_drafts_are_timed(qwen3: TextModel) -> None:
+    """As they will run: each token of the row in the place of a row."""
+    widths: list[int] = []
+
+    class Counted(Timed):
+        def decode(self, tokens: mx.array, *args: Any) -> mx.array:
+            widths.append(tokens.size)
+            return self.inner.decode(tokens, *args)
+
+    curve, _ = calibrate(Counted(qwen3, qwen3.info), qwen3.make_cache, FOUND)  # type: ignore[arg-type]
+    assert [n for n, _ in curve.drafts] == [1, 3, 7]
+    assert all(seconds >= 0 for _, seconds in curve.drafts)
+    assert widths[-9:] == [2, 2, 2, 4, 4, 4, 8, 8, 8]
 
 
 def test_a_failed_pass_is_not_measured(qwen3: TextModel) -> None:

@@ -11,9 +11,9 @@ import mlx.core as mx
 import pytest
 
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.execution import mixed_chunk as circuit_breaker
+from mlx_provider.engine.execution import batching as circuit_breaker
 from mlx_provider.engine.execution.batch_layout import GroupedLayout
-from mlx_provider.engine.execution.mixed_chunk import CircuitBreaker
+from mlx_provider.engine.execution.batching import CircuitBreaker
 from mlx_provider.engine.request import Request
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run

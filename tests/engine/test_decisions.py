@@ -20,10 +20,10 @@ import pytest
 from mlx_provider import LoadOptions, MediaSpan, PrefillChunk
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import PrefillJob, Request, Row
-from mlx_provider.engine.scheduling.plan import StepPlan
+from mlx_provider.engine.scheduling.chunking import StepPlan
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.engine.speculation.costs import Asks
-from mlx_provider.engine.step.record import StepRecord
+from mlx_provider.engine.step.state import StepRecord
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.testing.driver import Alternating, new_engine, output_of
 from mlx_provider.testing.schedules import Arrival, guessing, request_of, tiny_tokens

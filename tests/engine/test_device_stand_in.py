@@ -30,9 +30,8 @@ from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.execution.row_groups import MAX_RATIO, PADDED, SHORT
 from mlx_provider.engine.memory import MemoryProfile
 from mlx_provider.engine.request import PrefillJob, Request, Row, SamplingParams
-from mlx_provider.engine.scheduling.chunking import LONGEST_GAP
+from mlx_provider.engine.scheduling.chunking import LONGEST_GAP, Chunk
 from mlx_provider.engine.scheduling.costs import Costs
-from mlx_provider.engine.scheduling.plan import Chunk
 from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import Prompt

@@ -22,7 +22,7 @@ from mlx_provider import PrefillChunk
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, Request
-from mlx_provider.engine.scheduling.plan import StepPlan
+from mlx_provider.engine.scheduling.chunking import StepPlan
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.families.text import TextModel
 from mlx_provider.isolation import Isolation

@@ -12,12 +12,12 @@ import pytest
 
 from mlx_provider import PrefillChunk
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.execution.mixed_chunk import MixedBatches
+from mlx_provider.engine.execution.batching import MixedBatches
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.execution.sampler import draw
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, PrefillJob, Request
-from mlx_provider.engine.scheduling.plan import Chunk
+from mlx_provider.engine.scheduling.chunking import Chunk
 from mlx_provider.families.text import TextModel
 from mlx_provider.protocol.events import Failed
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run

@@ -14,8 +14,13 @@ import pytest
 
 from mlx_provider import LoadOptions, PrefillChunk, Prompt
 from mlx_provider.engine import memory
-from mlx_provider.engine.execution.deep_cache import copied_bytes, deep_cache
-from mlx_provider.engine.execution.pass_memory import PassBytes, PassMemory, measure
+from mlx_provider.engine.execution.pass_memory import (
+    PassBytes,
+    PassMemory,
+    copied_bytes,
+    deep_cache,
+    measure,
+)
 from mlx_provider.engine.memory import arrays
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
 from mlx_provider.families.text import TextModel, load_text

@@ -12,11 +12,11 @@ import pytest
 
 from mlx_provider import MediaSpan, PrefillChunk
 from mlx_provider.engine.request import Phase
+from mlx_provider.engine.scheduling.chunking import StepPlan
 from mlx_provider.engine.scheduling.costs import Costs, Curve, PassTimer
-from mlx_provider.engine.scheduling.plan import StepPlan
 from mlx_provider.engine.step import prefill
 from mlx_provider.engine.step.decode import Decode, Decoded
-from mlx_provider.engine.step.record import StepRecord
+from mlx_provider.engine.step.state import StepRecord
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of, run
 from references import alone

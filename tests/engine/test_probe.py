@@ -182,7 +182,7 @@ def test_a_cache_that_cannot_hold_equal_rows_is_judged_too(
     def refuse(*args: Any) -> Any:
         raise TypeError("no batch")
 
-    monkeypatch.setattr(solo_rows.noise, "copies", refuse)
+    monkeypatch.setattr(solo_rows, "copies", refuse)
     found = probe.probe(qwen3, qwen3.make_cache, ("grouped", "merged", "solo"))
     assert (found.layout, found.mixes) == ("grouped", False)
     no_mask(monkeypatch)

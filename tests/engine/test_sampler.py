@@ -11,9 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_count import nodes
-from mlx_provider.engine.execution import draws
-from mlx_provider.engine.execution.draws import BINS, BLOCK, MANY, RANGE, best, threshold, units
-from mlx_provider.engine.execution.sampler import draw
+from mlx_provider.engine.execution import sampler as draws
+from mlx_provider.engine.execution.sampler import (
+    BINS,
+    BLOCK,
+    MANY,
+    RANGE,
+    best,
+    draw,
+    threshold,
+    units,
+)
 from mlx_provider.engine.request import Row, SamplingParams
 from mlx_provider.testing.driver import new_request
 

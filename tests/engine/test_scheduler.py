@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_provider.engine.request import Phase, Request, Row, SamplingParams
-from mlx_provider.engine.scheduling.chunking import LONGEST_GAP
-from mlx_provider.engine.scheduling.costs import Costs, Curve, Load
-from mlx_provider.engine.scheduling.plan import (
+from mlx_provider.engine.scheduling.chunking import (
     GRID,
     LITTLE_MORE,
+    LONGEST_GAP,
     TAIL,
     Chunk,
     StepPlan,
     fixed_sizes,
 )
+from mlx_provider.engine.scheduling.costs import Costs, Curve, Load
 from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
 from mlx_provider.errors import BadRequest, Overloaded
 from mlx_provider.protocol.event_queue import EventQueue
@@ -677,3 +677,14 @@ def test_drafts_are_priced_at_the_depth_of_their_rows() -> None:
     assert much - little == pytest.approx(59_900 * 4e-7)
     assert chunking.wider(StepPlan(tuple(deep)))(0) == 0
     assert chunking.wider(StepPlan((*deep, *short)))(7) < much, "there are fewer for each row"
+
+
+def test_what_drafts_of_a_row_took_at_load_is_part_of_their_price() -> None:
+    curve = Curve([(1, 0.01), (32, 0.012)])
+    rows = [*make(100).rows, *make(100).rows]
+    measured = scheduler(curve=dataclasses.replace(curve, drafts=[(1, 0.001), (3, 0.002)])).chunking
+    plain = scheduler(curve=curve).chunking
+    for drafting, drafts, seconds in ((1, 3, 0.002), (2, 2, 0.002), (2, 6, 0.004), (2, 1, 0.001)):
+        plan = StepPlan(tuple(rows[:drafting]))
+        more = measured.wider(plan)(drafts) - plain.wider(plan)(drafts)
+        assert more == pytest.approx(seconds)

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from mlx_provider.engine.speculation.costs import KNOWN_TEXT, Kind
-from mlx_provider.engine.speculation.policy import Policy
-from mlx_provider.engine.speculation.trials import (
+from mlx_provider.engine.speculation.policy import (
     ALLOWANCE,
     LONGEST_REST,
     MISSED_PASSES,
     REFUSED,
     SAVED,
     Odds,
+    Policy,
     RowOdds,
     Trials,
 )

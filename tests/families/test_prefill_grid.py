@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlx_provider import LoadedModel, LoadOptions, PrefillChunk, Prompt
-from mlx_provider.engine.scheduling.plan import GRID, chunk_sizes
+from mlx_provider.engine.scheduling.chunking import GRID, chunk_sizes
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.tiny import build

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 
 from mlx_provider import LoadedModel, MediaItem
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.speculation.speculation import Speculation, source_of, speculation_of
-from mlx_provider.records import Drafter, Drafting, DraftOptions, DraftRow, Unread
+from mlx_provider.records import Drafter, DraftOptions
 from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of
 from mlx_provider.testing.schedules import Eager
 
@@ -142,31 +141,3 @@ def check_steady(
     assert steady
     assert [found[i] for i in steady] == [plain[i] for i in steady]
     return requests
-
-
-def check_unread(
-    ahead: Drafting, told: Drafting, made: Callable[[np.random.Generator, int, int], DraftRow]
-) -> None:
-    """Guesses behind an unread result are those behind its tokens, whatever the drafts were that
-    did not hold. `made`: a row of so many tokens, and states of so many."""
-    rng = np.random.default_rng(6)
-    rows = [made(rng, 30 + 7 * i, 1 + 3 * i) for i in range(3)]
-    others = [DraftRow(r.tokens, 3, r.fresh, r.hidden) for r in rows]
-    for turn in range(4):
-        for at, (one, other) in enumerate(zip(rows, others, strict=True)):
-            one.wanted = other.wanted = 1 + (at + turn) % 4
-            if not turn:
-                continue
-            if one.unread is not None:
-                one.unread.read = int(one.unread.held.item())
-                one.tokens = list(other.tokens)
-            drafts, held = at, (at + turn) % (at + 1)
-            result = made(rng, 1 + drafts, 1 + drafts)
-            assert result.hidden is not None
-            one.unread = Unread(mx.array(result.tokens), mx.array([held]))
-            one.fresh, one.hidden = 0, result.hidden
-            other.tokens = [*other.tokens, *result.tokens[: held + 1]]
-            other.fresh, other.hidden = held + 1, result.hidden[: held + 1]
-        guesses = [list(own or ()) for own in ahead.propose(rows)]
-        assert guesses == [list(own or ()) for own in told.propose(others)]
-        assert [len(own) for own in guesses] == [one.wanted for one in rows]

@@ -27,8 +27,6 @@ from mlx_provider_mtp.drafting import HeadDrafting
 from mlx_provider_mtp.head import load_head
 from mlx_provider_mtp.row_states import WINDOW
 
-from .company import check_unread
-
 TinyModels = Callable[..., Any]
 FAMILIES = ("qwen3_5_text", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 FILE = "model.safetensors"
@@ -120,16 +118,6 @@ def test_rows_together_get_what_each_gets_alone(tiny: TinyModels, family: str, b
             one.tokens = other.tokens = one.tokens + more.tokens
             one.hidden = other.hidden = more.hidden
             one.fresh = other.fresh = 2
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_guesses_behind_an_unread_result_are_those_behind_its_tokens(
-    tiny: TinyModels, family: str
-) -> None:
-    """Whatever the drafts were that did not hold."""
-    found = tiny(family)
-    ahead, told = (start(found.folder, found.model, NONE) for _ in range(2))
-    check_unread(ahead, told, row)
 
 
 def test_a_row_without_states_gets_no_guess(tiny: TinyModels) -> None:

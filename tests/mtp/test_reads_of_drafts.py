@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from device_reads import check_no_reads, drafted_rows
+from device_reads import check_no_other_reads, drafted_rows
 from host_gap import SAMPLING
 from mlx_provider.engine.speculation.speculation import source_of
 from mlx_provider.records import DraftOptions
@@ -18,11 +18,11 @@ from mlx_provider_mtp import mlx_drafters
 @pytest.mark.parametrize(
     "sampling", [pytest.param("greedy", marks=pytest.mark.sweep), "temperature, top-p"]
 )
-def test_a_pass_with_drafts_is_launched_before_the_last_one_is_read(
+def test_guesses_go_to_the_pass_that_checks_them_unread(
     tiny: Callable[..., Any], rows: int, sampling: str
 ) -> None:
     found = tiny("qwen3_5_text")
     (drafter,) = mlx_drafters()
     drafting = drafter.start(found.folder, found.model, DraftOptions())
     source = source_of(drafter, drafting, found.model)
-    check_no_reads(drafted_rows(found.model, source, rows, SAMPLING[sampling]), rows)
+    check_no_other_reads(drafted_rows(found.model, source, rows, SAMPLING[sampling]), rows)

@@ -73,7 +73,6 @@ def test_in_any_schedule_each_request_gets_its_solo_result(
         stored=st.booleans(),
         scheduler=st.sampled_from([Scheduler, Alternating]),
         guessed=st.sampled_from([None, 0.4, 0.9] if found.drafts else [None]),
-        ahead=st.booleans(),
     )
     def check(
         arrivals: list[Arrival],
@@ -81,7 +80,6 @@ def test_in_any_schedule_each_request_gets_its_solo_result(
         stored: bool,
         scheduler: type[Scheduler],
         guessed: float | None,
-        ahead: bool,
     ) -> None:
         kept = prefix_cache if stored else None
         requests = run_schedule(
@@ -93,7 +91,6 @@ def test_in_any_schedule_each_request_gets_its_solo_result(
             scheduler=scheduler,
             mixes=found.mixes,
             guessed=guessed,
-            ahead=ahead,
             answered=alone,
             least=16 if found.shares else None,
         )
@@ -161,7 +158,7 @@ def test_drafts_change_no_tokens(tiny: Tiny, family: str, share: float) -> None:
         Arrival(9, 40, 0, 9, 1, 5, None, 4),
     ]
     kept = PrefixCache(budget=lambda: 2**20)
-    for prefix_cache, ahead in [(None, True), (kept, False), (kept, True)]:
+    for prefix_cache in (None, kept):
         requests = run_schedule(
             model,
             arrivals,
@@ -170,7 +167,6 @@ def test_drafts_change_no_tokens(tiny: Tiny, family: str, share: float) -> None:
             prefix_cache,
             mixes=True,
             guessed=share,
-            ahead=ahead,
             answered=alone,
         )
         check_against_solo(model, arrivals, requests)

@@ -21,7 +21,7 @@ from mlx_provider.engine.kv_capacity import STEP_TOKENS, whole_steps
 from mlx_provider.engine.memory import arrays, leaves, profile
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
-from mlx_provider.engine.scheduling.plan import StepPlan
+from mlx_provider.engine.scheduling.chunking import StepPlan
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt

@@ -10,8 +10,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_provider import LoadedModel, LoadOptions
-from mlx_provider.engine.execution.exactness import exact_rows
-from mlx_provider.engine.execution.probe_memory import NO_ROOM
+from mlx_provider.engine.execution.probe import NO_ROOM, exact_rows
 from mlx_provider.engine.fixed_shapes import ROWS
 from mlx_provider.families.text import load_text
 from mlx_provider.testing.tiny import build

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.engine.recent import LookedUp, Ring, Step
+from mlx_provider.engine.step_output import LookedUp, Ring, Step
 from mlx_provider.errors import EngineDied
 from mlx_provider.protocol.requests import Sampling
-from mlx_provider.serving import prefixes
+from mlx_provider.serving import engine_builder, prefixes
 from mlx_provider.serving.prefixes import Latest
 
 SECRET = "The vault opens at midnight by the eastern door. "
@@ -58,6 +58,7 @@ def test_what_is_loaded_and_measured(
     make_service: Any, build_tiny: Any, tiny_class: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefixes, "FIGURES_WAIT", 0)  # the engine thread is busy
+    monkeypatch.setattr(engine_builder, "compiles", lambda: True)
     service, client = make_service(measurements="off")
     model = tiny_class(client, service, str(build_tiny("qwen3")))
     seen: dict[str, str] = {}
@@ -75,6 +76,7 @@ def test_what_is_loaded_and_measured(
         loaded.set()
         looking.join()
     assert "qwen3: weights, 0.0 of 0.0 GB" in seen["weights"]
+    assert seen["compiling kernels"].endswith("qwen3: compiling kernels")
     how = "measuring how rows decode together"
     assert seen[how].endswith(f"qwen3: {how}, step 1 of 4")
     assert client.figures().loading == []

@@ -25,7 +25,7 @@ from mlx_provider.serving.measurements import Measured, Measurements, decoding
 from mlx_provider.serving.weights import ModelView
 
 PROBE = Probe("grouped", MemoryProfile(8, 64, ((24, 16),)), ("a note",), True, 0.031)
-MEASURED = Measured(PROBE, Curve([(1, 0.001), (8, 0.002)], [(1, 1e-9)]))
+MEASURED = Measured(PROBE, Curve([(1, 0.001), (8, 0.002)], [(1, 1e-9)], drafts=[(3, 0.001)]))
 
 
 @pytest.fixture
@@ -175,6 +175,17 @@ def test_the_status_says_how_rows_decode(load: Any, folder: Path) -> None:
         assert decoding(status).startswith(begins)
         assert status.mixed_prefill is (layout == "auto")
         assert status.noise_floor == served.instance.probe.noise_floor < 1e-3
+
+
+def test_the_status_names_the_padded_layout(
+    load: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_builder, "calibrate", lambda *_: (MEASURED.curve, True))
+    served = load(folder)
+    assert served.status.kv_layout == "padded"
+    assert decoding(served.status).startswith("rows decode together (padded)")
+    assert served.engine.state.batching.drafts
+    assert served.engine.mixes
 
 
 def test_the_log_says_at_load_how_rows_decode(

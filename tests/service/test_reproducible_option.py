@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.engine.execution.exactness import ALONE
-from mlx_provider.engine.execution.probe_memory import NO_ROOM
+from mlx_provider.engine.execution.probe import NO_ROOM, ROWS_ALONE
 from mlx_provider.litellm.model_info import engine_options, operator_options
 from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.serving.measurements import decoding
@@ -100,4 +99,4 @@ def test_a_note_says_that_memory_for_the_trial_is_missing(
         rows.append(status.reproducible.rows)
         service.close()
     assert rows == [8, 1]
-    assert status.notes[1:] == [f"{ALONE}: {NO_ROOM}"]
+    assert status.notes[1:] == [f"{ROWS_ALONE}: {NO_ROOM}"]

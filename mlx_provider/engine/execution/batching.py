@@ -1,24 +1,136 @@
-"""Decides whether rows share passes, and whether chunks share the passes of rows. Both stop after
-failures and are tried again later."""
+"""Decides whether rows share passes, and whether chunks share the passes of rows. A feature that
+keeps failing is disabled, and tried again after growing waits."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from ...isolation import Isolation
 from ...records import LoadedModel
 from ..fixed_shapes import FixedShapes
-from .batch_layout import Layout, make_layout
+from ..request import PrefillJob
+from ..scheduling.chunking import Chunk
+from .batch_layout import FixedLayout, Layout, make_layout
 from .decode_batch import DecodeBatch
-from .fixed_rows import FixedLayout
-from .mixed_chunk import CircuitBreaker, MixedBatches
+from .grouped_kv import MixedChunk
 
 log = logging.getLogger(__name__)
 
+TOLERATED = 1
+"""Failures after which the feature is still used."""
+FIRST_WAIT = 256
+"""Steps without failure after which the feature is tried again, or its failures are forgotten."""
+LONGEST_WAIT = 2**16
+"""About twenty minutes at fifty steps per second."""
+
+
+class CircuitBreaker:
+    def __init__(self) -> None:
+        self.closed = True
+        """The feature is in use."""
+        self.failures = 0
+        self._quiet = 0
+        self._wait = FIRST_WAIT
+
+    def failed(self) -> bool:
+        """Count a failure of the feature or of its fallback. Returns whether this failure disables
+        it."""
+        self._quiet = 0
+        if not self.closed:
+            return False
+        self.failures += 1
+        self.closed = self.failures <= TOLERATED
+        return not self.closed
+
+    def passed(self, *, used: bool) -> bool:
+        """Count a step without failure. Returns whether the feature is enabled again. `used`: the
+        step used the feature. The first failure of a trial ends it and doubles the next wait,
+        unless as many steps succeeded before."""
+        if self.closed and not used:
+            return False
+        self._quiet += 1
+        if self._quiet < self._wait:
+            return False
+        self._quiet = 0
+        if self.closed:
+            self.failures, self._wait = 0, FIRST_WAIT
+            return False
+        self.closed, self.failures = True, TOLERATED
+        self._wait = min(2 * self._wait, LONGEST_WAIT)
+        return True
+
+
+class MixedBatches:
+    """Chunks in the passes of rows that decode."""
+
+    def __init__(self, possible: bool) -> None:
+        """`possible`: result of the probe."""
+        self._possible = possible
+        self._breaker = CircuitBreaker()
+        self._recent: list[PrefillJob | None] = []
+        """Jobs with chunks in the last pass and in this one. An error of either may show now."""
+        self._apart: list[tuple[int, PrefillJob]] = []
+        """Jobs with chunks that ran behind a pass of the rows without waiting, with the number of
+        that pass."""
+        self._passes = 0
+
+    @property
+    def allowed(self) -> bool:
+        return self._possible and self._breaker.closed
+
+    def take_along(self, chunk: Chunk | None) -> MixedChunk | None:
+        self._recent = [*self._recent[-1:], None if chunk is None else chunk.job]
+        self._passes += 1
+        self._apart = [(at, job) for at, job in self._apart if at >= self._passes - 2]
+        if chunk is None:
+            return None
+        return mixed_chunk(chunk)
+
+    def ran_apart(self, job: PrefillJob) -> None:
+        self._apart.append((self._passes, job))
+
+    def blame(self) -> bool:
+        """Restart the prompts in a failed pass. Returns whether any prompt was in it."""
+        jobs = [job for job in self._recent if job is not None]
+        for job in [*jobs, *(job for _, job in self._apart)]:
+            job.restart()
+        self._recent, self._apart = [], []
+        if jobs and self._breaker.failed():
+            log.error(
+                "mixed passes failed %d times: chunks run in passes of their own now",
+                self._breaker.failures,
+            )
+        return bool(jobs)
+
+    def passed(self) -> None:
+        used = any(job is not None for job in self._recent[-1:])
+        if self._breaker.passed(used=used):
+            log.info("chunks share the passes of rows that decode again")
+
+
+def mixed_chunk(chunk: Chunk) -> MixedChunk:
+    job = chunk.job
+    return MixedChunk(
+        job.tokens[chunk.start : chunk.stop],
+        _positions(job, chunk.start, chunk.stop),
+        job.held(),
+        ends_prompt=chunk.stop == len(job.tokens),
+        sparse=job.places is not None,
+    )
+
+
+def _positions(job: PrefillJob, start: int, stop: int) -> Sequence[int]:
+    if job.places is not None:
+        return job.places[start:stop]
+    rotary = job.prompt.positions
+    if rotary is None:
+        return range(start, stop)
+    found: list[int] = rotary[0, start:stop].tolist()
+    return found
+
 
 class Batching:
-    """The batch of decoding rows and its layout. Belongs to the engine thread."""
-
     def __init__(
         self,
         model: LoadedModel,
@@ -38,12 +150,10 @@ class Batching:
 
     @property
     def drafts(self) -> bool:
-        """Whether rows may have several tokens in one pass."""
-        return self._together.closed and self.rows.layout.name == "grouped"
+        return self._together.closed and self.rows.layout.one_pass
 
     @property
     def mixes(self) -> bool:
-        """Whether a prompt chunk may share a pass with the rows that decode."""
         return self._together.closed and self.mixed.allowed
 
     def layout(self, name: str) -> Layout:
@@ -53,7 +163,6 @@ class Batching:
         return make_layout(name)
 
     def passed(self, rows: int) -> None:
-        """Count a pass of this many rows that did not fail."""
         self.mixed.passed()
         if self._together.passed(used=rows > 1):
             self._go_together()
@@ -66,7 +175,6 @@ class Batching:
             self._go_solo()
 
     def _go_solo(self) -> None:
-        """Decode each row alone until batching is tried again."""
         failures = self._together.failures
         log.error("batched decoding failed %d times: rows decode alone now", failures)
         self._go_on_in("solo")
@@ -81,7 +189,6 @@ class Batching:
             log.warning("rows cannot decode together yet: %s", tried.fault.summary)
 
     def _go_on_in(self, name: str) -> None:
-        """Move the rows to another layout."""
         layout = self.layout(name)
         for each in self.rows.layout.passes():
             for row in each.rows:

@@ -10,12 +10,11 @@ from typing import Any
 import mlx.core as mx
 
 from ...isolation import Fault, Isolation
-from ...records import DeviceTokens, LoadedModel, ShowsHidden, Unread
+from ...records import DeviceTokens, LoadedModel, ShowsHidden
 from ...upstream.batch_caches import RowCache
 from ..request import Row
-from .batch_layout import NO_RESULTS, Layout, Pass, Results
-from .grouped_kv import offsets
-from .mixed_chunk import MixedChunk
+from .batch_layout import Layout, Pass
+from .grouped_kv import MixedChunk, offsets
 from .sampler import Drawn
 
 
@@ -34,15 +33,11 @@ Read = tuple[Row, int, Logprob | None]
 
 @dataclass(frozen=True)
 class Held:
-    """The result of a row's pass."""
-
     row: Row
     drafts: int
     """Drafts in the pass."""
     reads: Sequence[Read]
     """The next token, then one more for each draft that held."""
-    ahead: bool = False
-    """The row's next pass has followed the result already."""
 
 
 Drafts = Mapping[Row, Sequence[int]]
@@ -73,8 +68,6 @@ class Forward:
 
 @dataclass(frozen=True)
 class Pending:
-    """The next input token of a row."""
-
     drawn: Drawn
     index: int
     """Index among the drawn tokens."""
@@ -101,16 +94,13 @@ class DecodeBatch:
         self.shows: ShowsHidden | None = None
         """The model, if passes return hidden states: those behind their logits, or others."""
         self._pending: dict[Row, Pending] = {}
-        self._ahead: set[Row] = set()
-        """Rows whose last pass has followed results that were not read."""
 
     @property
     def passes(self) -> int:
         """Forward passes that one token of every row needs."""
-        return 1 if self.layout.name == "grouped" else max(1, len(self.layout.passes()))
+        return 1 if self.layout.one_pass else max(1, len(self.layout.passes()))
 
     def join(self, row: Row, cache: list[Any], drawn: Drawn, *, committed: bool = False) -> None:
-        """Add a row with its own cache and first drawn token."""
         self.layout.add(row, cache)
         self._pending[row] = Pending(drawn, 0, committed)
 
@@ -120,45 +110,24 @@ class DecodeBatch:
         self._pending[row] = Pending.again(row, len(row.tokens) - 1)
 
     def replays(self, row: Row) -> bool:
-        """Whether the next token of a row is already committed. Ask after `read`."""
         return row in self._pending
 
     def drop(self, rows: Sequence[Row]) -> None:
-        """Remove rows and discard their pending tokens."""
         if rows:
             self.layout.drop(rows)
         for row in rows:
             self._pending.pop(row, None)
-            self._ahead.discard(row)
 
-    def may_look_ahead(self, row: Row) -> bool:
-        """Whether the row's next pass with drafts may be launched before the last one is read."""
-        known = row not in self._pending or self._pending[row].committed
-        return not (known or row.retry_alone) and self.layout.may_look_ahead(row)
-
-    def results(self) -> Results:
-        """The results of the last pass, unread."""
-        return {row: _result(each) for row, each in self._pending.items() if not each.committed}
-
-    def forward(
-        self,
-        chunk: MixedChunk | None = None,
-        drafts: Drafts = NO_DRAFTS,
-        unread: Results = NO_RESULTS,
-    ) -> Forward:
+    def forward(self, chunk: MixedChunk | None = None, drafts: Drafts = NO_DRAFTS) -> Forward:
         """Launch the model on the pending token of every row, and on a chunk. Does not wait.
-
-        drafts: behind the pending tokens of rows whose tokens are all read. Or they follow the
-        `unread` results of these rows; call `read`, then `keep` and `follow` for each of them.
-        """
+        `drafts`: behind the pending tokens of rows whose tokens are all read."""
         rows: list[Row] = []
         logits, hidden, failed, took_chunk, after_chunk = [], [], [], False, None
         chunk_hidden = None
         widths = {row: 1 + len(own) for row, own in drafts.items()}
-        self._ahead = {*unread}
-        for each in self.layout.passes(chunk, widths, unread):
+        for each in self.layout.passes(chunk, widths):
             with Isolation() as tried:
-                out = self._run(each, drafts, unread)
+                out = self._run(each, drafts)
                 mx.async_eval(out.logits, offsets(each.cache))  # type: ignore[no-untyped-call]
                 if any(row.retry_alone for row in each.rows[:1]):
                     mx.eval(out.logits)  # a fault here belongs to this pass
@@ -185,7 +154,7 @@ class DecodeBatch:
             chunk_hidden,
         )
 
-    def _run(self, each: Pass, drafts: Drafts, unread: Results) -> Output:
+    def _run(self, each: Pass, drafts: Drafts) -> Output:
         pending = [self._pending[row] for row in each.rows]
         # the token to cache is usually not committed yet, so its position is the row's length
         at = [
@@ -193,19 +162,11 @@ class DecodeBatch:
             for row, next_one in zip(each.rows, pending, strict=True)
         ]
         tokens = [_tokens(pending)] if pending else []
-        behind: list[tuple[slice, mx.array]] = []
         for row in each.drafting:
-            result, first = unread.get(row), row.length - 1 + row.request.prompt.rope_delta
-            if result is None:
-                tokens.append(mx.array(row.tokens[-1:], dtype=mx.int32))
-            else:
-                tokens.append(result.tokens[result.held])
-                first += 1
-                behind.append((slice(len(at), len(at) + 1 + len(drafts[row])), result.held))
-            if drafts[row]:
-                tokens.append(self._array(drafts[row]))
+            first = row.length - 1 + row.request.prompt.rope_delta
+            tokens += [mx.array(row.tokens[-1:], dtype=mx.int32), self._array(drafts[row])]
             at += range(first, first + 1 + len(drafts[row]))
-        return run_pass(self.model, each, _joined(tokens), at, shifts=behind, shows=self.shows)
+        return run_pass(self.model, each, _joined(tokens), at, shows=self.shows)
 
     def _array(self, drafts: Sequence[int]) -> mx.array:
         """(n,) int32. Drafts on the device are not read."""
@@ -214,41 +175,23 @@ class DecodeBatch:
         return mx.clip(drafts.array.astype(mx.int32), 0, self.model.info.vocab_size - 1)
 
     def read(self) -> list[Held]:
-        """Wait for the pending tokens, which are in the last pass already.
-
-        Raises any error of the device. The tokens then stay pending.
-        """
-        found = self._held()
+        """Wait for the pending tokens, which are in the last pass already. Raises any error of the
+        device. The tokens then stay pending."""
+        found = self.catch_up()
         again = {row: pending.behind for row, pending in self._pending.items() if pending.behind}
-        ahead = {row: pending for row, pending in self._pending.items() if row in self._ahead}
         self._pending = {row: Pending.again(row, behind - 1) for row, behind in again.items()}
-        self._pending |= ahead
-        self._ahead = set()
         return found
 
     def catch_up(self) -> list[Held]:
-        """Like `read`, before the tokens go to the model.
-
-        The caller must then call `keep` for each row with drafts.
-        """
-        return self._held()
-
-    def _held(self) -> list[Held]:
+        """Like `read`, before the tokens go to the model. The caller must then call the layout's
+        `keep` for each row with drafts."""
         found = []
         for row, reads in self._read():
             before = self._pending[row]
             at = before.index + len(reads) - 1
             self._pending[row] = replace(before, index=at, committed=True, drafts=())
-            found.append(Held(row, len(before.drafts), reads, ahead=row in self._ahead))
+            found.append(Held(row, len(before.drafts), reads))
         return found
-
-    def keep(self, row: Row, tokens: int) -> None:
-        """Keep only the first tokens in the row's cache: of the pass that was read last."""
-        self.layout.keep(row, tokens)
-
-    def follow(self, row: Row) -> None:
-        """The last call of `keep` told the result that the row's last pass has followed."""
-        self.layout.follow(row)
 
     def extract(self, row: Row) -> RowCache:
         """A cache of that row alone, see `Layout`. Unread drafts are removed."""
@@ -260,8 +203,7 @@ class DecodeBatch:
 
     @property
     def drafted(self) -> list[Row]:
-        """Rows with drafts in a pass that is not read yet. Call `catch_up` first, or `forward`
-        with their results."""
+        """Rows with drafts in a pass that is not read yet. Call `catch_up` first."""
         return [row for row, pending in self._pending.items() if pending.drafts]
 
     def _read(self) -> list[tuple[Row, list[Read]]]:
@@ -272,7 +214,6 @@ class DecodeBatch:
         return [each for drawn, rows in due.items() for each in _that_hold(drawn, rows)]
 
     def drawn(self, rows: Sequence[Row], drawn: Drawn, drafts: Drafts = NO_DRAFTS) -> None:
-        """Set the next tokens of rows in the batch, and launch their computation."""
         for i, row in reversed(list(enumerate(rows))):
             self._pending[row] = Pending(drawn, i, False, drafts.get(row, ()))
         mx.async_eval(drawn.arrays)  # type: ignore[no-untyped-call]
@@ -287,8 +228,6 @@ class DecodeBatch:
 
 @dataclass(frozen=True)
 class Output:
-    """Results of a pass at the tokens whose logits are wanted."""
-
     logits: mx.array
     """(B, vocab)"""
     hidden: mx.array | None = None
@@ -301,12 +240,10 @@ def run_pass(
     tokens: mx.array,
     positions: Iterable[int],
     *,
-    shifts: Sequence[tuple[slice, mx.array]] = (),
     shows: ShowsHidden | None = None,
 ) -> Output:
     """Run a pass. Logits follow the rows' tokens and drafts, then the chunk if it ends its
-    prompt. `shifts`: what is added to the positions of some tokens, (1,) int32. `shows`: the same
-    model, if hidden states are wanted."""
+    prompt. `shows`: the same model, if hidden states are wanted."""
     at, chunk, wanted = list(positions), each.chunk, None
     if each.fillers:
         first = [0] * each.fillers
@@ -319,8 +256,6 @@ def run_pass(
         at += chunk.positions
         wanted = mx.array([*range(rows), *([len(at) - 1] if chunk.ends_prompt else [])])
     places = mx.array(at, dtype=mx.int32)
-    for tokens_of_row, shift in shifts:
-        places[tokens_of_row] += shift
     if shows is not None:
         return Output(*shows.decode_hidden(tokens, each.cache, places, wanted))
     if wanted is None:
@@ -329,34 +264,18 @@ def run_pass(
 
 
 def positions(each: Pass, widths: Mapping[Row, int]) -> list[Row]:
-    """The row of each line of the logits, without the chunk."""
     return [*each.rows, *(row for row in each.drafting for _ in range(widths[row]))]
 
 
 def read_drawn(drawn: Drawn, rows: dict[Row, int]) -> list[Read]:
-    """Wait for drawn tokens and return those of `rows`, by their index.
-
-    Raises any error of the device.
-    """
+    """Wait for drawn tokens and return those of `rows`, by their index. Raises any error of the
+    device."""
     logprobs = read_logprobs(drawn)
     tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
     return [(row, tokens[i], logprobs.get(i)) for row, i in rows.items()]
 
 
-def _result(pending: Pending) -> Unread:
-    """The result of a pass, as `_that_hold` would read it."""
-    count = len(pending.drafts)
-    tokens = pending.drawn.tokens[pending.index : pending.index + 1 + count]
-    if not count:
-        return Unread(tokens, mx.zeros(1, mx.int32), read=0)
-    own = pending.drafts
-    drafts = own.array if isinstance(own, DeviceTokens) else mx.array([*own], dtype=mx.int32)
-    held = mx.cumprod((drafts == tokens[:-1]).astype(mx.int32))
-    return Unread(tokens, mx.sum(held, keepdims=True).astype(mx.int32))
-
-
 def _that_hold(drawn: Drawn, rows: dict[Row, Pending]) -> list[tuple[Row, list[Read]]]:
-    """For each row, the next token and the tokens after accepted drafts."""
     logprobs = read_logprobs(drawn)
     tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
     found = []

@@ -8,25 +8,112 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
 from ...upstream.attention import Parts, Run
 from ...upstream.batch_caches import RowCache, columns
+from ...upstream.cache_classes import ArraysCache, take_back
 from ...upstream.recurrent import Prefixes, StateParts, StateRun
 from ..memory import leaves
-from .mixed_chunk import ChunkKV, Turned
 
 Count = int | Sequence[int] | mx.array
 """Rotary offset of a part's rows: of its one row, of each token of a chunk, or (rows,) int32."""
 
 
-def joined(caches: Sequence[RowCache], sizes: Sequence[int]) -> RowCache:
-    """Join the groups' caches layer by layer. `sizes`: rows of each group.
+@dataclass(frozen=True)
+class MixedChunk:
+    """Text tokens of one prompt, to append to its row cache in the pass of rows that decode. The
+    cost of a pass over few tokens is mostly the cost of reading the weights, which the rows pay
+    already. To the model, each token is a row. Only attention and recurrent layers treat the tokens
+    as one row, because their keys and states belong to one cache."""
 
-    Attention caches are shared with the groups. Recurrent state moves until `split` returns it.
-    """
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    """Rotary position of each token."""
+    cache: list[Any]
+    ends_prompt: bool = True
+    """Whether logits are wanted after its last token."""
+    sparse: bool = False
+    """Whether tokens between them were left out. The cache is then one of `sparse`."""
+
+    @property
+    def wide(self) -> WideRow:
+        places = self.positions if self.sparse else None
+        return WideRow(self.cache, len(self.tokens), positions=places)
+
+
+@dataclass
+class WideRow:
+    """Several tokens of one row, each in the place of a row."""
+
+    cache: list[Any]
+    tokens: int
+    drafts: bool = False
+    """Whether the last tokens may be rejected, see `settle`."""
+    states: list[Prefixes] = field(default_factory=list)
+    """Prefix states of recurrent layers. The pass fills them."""
+    positions: Sequence[int] | None = None
+    """Positions of the tokens, if they are not consecutive."""
+    kept: int | None = None
+    """How many tokens stay in the cache, at least one. `None`: not known yet."""
+
+    def settle(self) -> None:
+        kept = self.kept or 1
+        for layer in leaves(self.cache):
+            if hasattr(layer, "update_and_fetch"):
+                take_back(layer, self.tokens - kept)
+        for each in self.states:
+            each.keep(kept)
+        self.states = []
+
+
+class ChunkKV:
+    """Attention cache of one row and layer, which the model sees as one cache per token."""
+
+    def __init__(self, inner: Any, row: WideRow) -> None:
+        self.inner = inner
+        self.tokens = row.tokens
+        self._positions = row.positions
+
+    @property
+    def offset(self) -> Sequence[int]:
+        """Rotary offset of every token, until they are appended."""
+        if self._positions is not None:
+            return self._positions
+        return range(self.inner.offset, self.inner.offset + self.tokens)
+
+    def make_mask(self, N: int, *args: Any, **kwargs: Any) -> Any:
+        if self._positions is not None:
+            return self.inner.mask_at(self._positions, *args, **kwargs)
+        return self.inner.make_mask(self.tokens, *args, **kwargs)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Append (tokens, heads, 1, D) as (1, heads, tokens, D)."""
+        own = keys.swapaxes(0, 2), values.swapaxes(0, 2)
+        fetched: tuple[Any, Any] = (
+            self.inner.update_and_fetch(*own)
+            if self._positions is None
+            else self.inner.append_at(*own, self._positions)
+        )
+        return fetched
+
+
+def can_share_a_pass(cache: Sequence[Any]) -> bool:
+    """Whether every layer of a row cache is attention with a token count, or recurrent."""
+    return all(
+        isinstance(layer.offset, int)
+        if hasattr(layer, "update_and_fetch")
+        else isinstance(layer, ArraysCache)
+        for layer in leaves(cache)
+    )
+
+
+def joined(caches: Sequence[RowCache], sizes: Sequence[int]) -> RowCache:
+    """Join the groups' caches layer by layer. `sizes`: rows of each group. Attention caches are
+    shared with the groups. Recurrent state moves until `split` returns it."""
     counted = Offsets()
     return [_joined(parts, sizes, counted) for parts in zip(*caches, strict=True)]
 
@@ -35,22 +122,21 @@ def with_wide_rows(
     together: RowCache | None,
     caches: Sequence[RowCache],
     sizes: Sequence[int],
-    turned: Sequence[Turned],
+    wide: Sequence[WideRow],
 ) -> RowCache:
     """The joint cache `together`, if any, and the caches of rows with several tokens in this
     pass."""
-    layers = zip(*caches, *(each.cache for each in turned), strict=True)
-    first = together if together is not None else [None] * len(turned[0].cache)
-    early = EarlyStart() if any(each.drafts for each in turned) else None
+    layers = zip(*caches, *(each.cache for each in wide), strict=True)
+    first = together if together is not None else [None] * len(wide[0].cache)
+    early = EarlyStart() if any(each.drafts for each in wide) else None
     counted = Offsets(early)
     return [
-        _wide_layer(layer, parts, sizes, turned, counted)
+        _wide_layer(layer, parts, sizes, wide, counted)
         for layer, parts in zip(first, layers, strict=True)
     ]
 
 
 def split(together: RowCache, caches: Sequence[RowCache], sizes: Sequence[int]) -> None:
-    """Return to the groups what `joined` took."""
     for layer, *parts in zip(together, *caches, strict=True):
         _split(layer, parts, sizes)
 
@@ -65,11 +151,9 @@ def offsets(cache: RowCache) -> list[mx.array]:
 
 
 class EarlyStart:
-    """Lets the device begin a pass while the host still builds it.
-
-    A pass with drafts is built while the device has nothing else to do. It begins with each layer
-    whose number is a power of two, so that it has as many layers to run as the host has built.
-    """
+    """Lets the device begin a pass while the host still builds it. A pass with drafts is built
+    while the device has nothing else to do. It begins with each layer whose number is a power of
+    two, so that it has as many layers to run as the host has built."""
 
     def __init__(self) -> None:
         self._layers = 0
@@ -82,11 +166,9 @@ class EarlyStart:
 
 
 class Offsets:
-    """Rotary offsets of all rows, computed once per step for all layers with equal counts.
-
-    Counts are equal if they are the same numbers or the same arrays. `merged` creates them so, and
-    the arrays of one layer are reused for the next. The sum of each part is then never computed.
-    """
+    """Rotary offsets of all rows, computed once per step for all layers with equal counts. Counts
+    are equal if they are the same numbers or the same arrays. `merged` creates them so, and the
+    arrays of one layer are reused for the next. The sum of each part is then never computed."""
 
     def __init__(self, early: EarlyStart | None = None) -> None:
         self.early = early
@@ -115,7 +197,6 @@ class Offsets:
 
 
 def _alike(some: Sequence[Count], others: Sequence[Count]) -> bool:
-    """Whether the counts are known to be equal."""
     return all(
         a is b if isinstance(a, mx.array) or isinstance(b, mx.array) else a == b
         for a, b in zip(some, others, strict=True)
@@ -147,15 +228,11 @@ class GroupedKV:
 
     @property
     def _offset(self) -> int:
-        """Tokens of the longest row, padding included.
-
-        mlx-vlm reads this name and reads `offset` back from the device if it is missing
-        (`cache_position_offset`, models/base.py 0.7.10).
-        """
+        """Tokens of the longest row, padding included. mlx-vlm reads this name and reads `offset`
+        back from the device if it is missing (`cache_position_offset`, models/base.py 0.7.10)."""
         return max(columns(run.cache) for run in self.runs)
 
     def make_mask(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """One mask per group."""
         return [part.make_mask(*args, **kwargs) for part in self.parts]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
@@ -177,7 +254,6 @@ class GroupedKV:
 
 
 def runs(parts: Sequence[Any], sizes: Sequence[int]) -> list[Run]:
-    """The rows of a layer that belong to each of its caches."""
     edges = itertools.accumulate(sizes, initial=0)
     return [
         Run(part.inner, slice(*rows), turned=True)
@@ -188,7 +264,6 @@ def runs(parts: Sequence[Any], sizes: Sequence[int]) -> list[Run]:
 
 
 def _joined(parts: Sequence[Any], sizes: Sequence[int], counted: Offsets) -> Any:
-    """The caches of one layer for all groups."""
     first = parts[0]
     if hasattr(first, "caches"):
         inner = zip(*(part.caches for part in parts), strict=True)
@@ -204,32 +279,31 @@ def _wide_layer(
     layer: Any,
     parts: Sequence[Any],
     sizes: Sequence[int],
-    turned: Sequence[Turned],
+    wide: Sequence[WideRow],
     counted: Offsets,
 ) -> Any:
-    """The caches of one layer for all groups, with the states of `layer`, and of turned rows."""
     last = parts[-1]
     if hasattr(last, "caches"):
         states = layer.caches if layer is not None else [None] * len(last.caches)
         inner = zip(states, *(part.caches for part in parts), strict=True)
         both = type(last)()
-        both.caches = tuple(_wide_layer(one, more, sizes, turned, counted) for one, *more in inner)
+        both.caches = tuple(_wide_layer(one, more, sizes, wide, counted) for one, *more in inner)
         return both
     groups, own = parts[: len(sizes)], parts[len(sizes) :]
-    tokens = [each.tokens for each in turned]
+    tokens = [each.tokens for each in wide]
     if hasattr(last, "update_and_fetch"):
-        chunks = [ChunkKV(cache, each) for cache, each in zip(own, turned, strict=True)]
+        chunks = [ChunkKV(cache, each) for cache, each in zip(own, wide, strict=True)]
         return GroupedKV([*groups, *chunks], [*sizes, *tokens], counted)
     edges = itertools.pairwise(itertools.accumulate(tokens, initial=sum(sizes)))
-    runs_of_turned = [
-        _turned_state(each, cache, slice(*at))
-        for each, cache, at in zip(turned, own, edges, strict=True)
+    more = [
+        _wide_state(each, cache, slice(*at))
+        for each, cache, at in zip(wide, own, edges, strict=True)
     ]
     rows = [StateRun(layer, slice(0, sum(sizes)))] if sizes else []
-    return StateParts([*rows, *runs_of_turned])
+    return StateParts([*rows, *more])
 
 
-def _turned_state(row: Turned, cache: Any, at: slice) -> StateRun:
+def _wide_state(row: WideRow, cache: Any, at: slice) -> StateRun:
     prefixes = None
     if row.drafts:
         prefixes = Prefixes(cache, row.tokens)

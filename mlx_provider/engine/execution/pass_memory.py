@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -14,13 +14,22 @@ import mlx.core as mx
 
 from ...isolation import Isolation
 from ...records import LoadedModel, PrefillChunk, Prompt
-from ..memory import arrays, profile
+from ..memory import arrays, leaves, profile
 from ..row_cache import grow_by
+from ..scheduling.chunking import fixed_sizes, worthwhile
 from ..scheduling.costs import Curve
-from ..scheduling.plan import fixed_sizes, worthwhile
-from .deep_cache import MakeCache, Reserve, copied_bytes, deep_cache, spread, unlimited
 
 log = logging.getLogger(__name__)
+
+MakeCache = Callable[[], list[Any]]
+Reserve = Callable[[int], bool]
+"""Reserves bytes for measurements, in place of those reserved before. Returns whether they are
+free."""
+
+
+def unlimited(nbytes: int) -> bool:
+    return True
+
 
 WIDTHS = (256, 64, 16)
 """Tokens of the wide pass that is measured: the most that run within `BRIEF`."""
@@ -37,8 +46,6 @@ used."""
 
 @dataclass(frozen=True)
 class PassBytes:
-    """Measured bytes of passes."""
-
     row: float = 0.0
     """Per row that decodes."""
     token: float = 0.0
@@ -64,7 +71,6 @@ class PassMemory:
 
     @classmethod
     def of(cls, each: PassBytes, curve: Curve, seconds: float, most: int) -> PassMemory:
-        """For chunks of at most `seconds` and at most `most` tokens."""
         sizes = fixed_sizes(most)
         least = worthwhile(sizes, curve.seconds)
         if curve.depths:  # deep in a prompt, attention is most of a pass
@@ -92,15 +98,10 @@ def _depth(curve: Curve, tokens: int, longest: float) -> float:
 
 
 def measure(
-    model: LoadedModel,
-    make_cache: MakeCache,
-    curve: Curve,
-    reserve: Reserve = unlimited,
+    model: LoadedModel, make_cache: MakeCache, curve: Curve, reserve: Reserve = unlimited
 ) -> PassBytes | None:
     """Measure the memory peaks of passes of `model` on the engine thread. `None`: they failed.
-
-    `reserve`: a pass for whose memory it returns `False` is not run.
-    """
+    `reserve`: a pass for whose memory it returns `False` is not run."""
     context = model.info.context_length
     brief = [n for n in WIDTHS if curve.seconds(n) <= BRIEF and n <= context]
     width = min(WIDTHS[-1], context)
@@ -147,8 +148,69 @@ def _roomy(make_cache: MakeCache, tokens: int) -> list[Any]:
 
 
 def taken(model: LoadedModel, cache: list[Any], start: int, width: int) -> int:
-    """Bytes that a pass over `width` tokens used at its peak and released."""
     prompt = Prompt(spread(model, start + width))
     mx.reset_peak_memory()
     mx.eval(model.prefill(PrefillChunk(prompt, start, start + width, cache)), arrays(cache))
     return max(0, mx.get_peak_memory() - mx.get_active_memory())
+
+
+# -- row caches that appear to hold a long prompt
+
+
+def deep_cache(model: LoadedModel, make_cache: MakeCache, depth: int, more: int) -> list[Any]:
+    """A row cache that appears to hold `depth` tokens, with capacity for `more` tokens. Only its
+    first token is computed."""
+    cache = make_cache()
+    grow_by(cache, depth + more)
+    model.prefill(PrefillChunk(Prompt(spread(model, 1)), 0, 1, cache))
+    for layer in leaves(cache):
+        if _quantised(layer):
+            _repeat_quantised(layer, depth)
+        elif all(isinstance(getattr(layer, name, None), mx.array) for name in ("keys", "values")):
+            layer.update_and_fetch(*(_longer(each, depth - 1) for each in _first_token(layer)))
+    mx.eval(arrays(cache))
+    return cache
+
+
+def spread(model: LoadedModel, count: int) -> Sequence[int]:
+    """Ids spread over the vocabulary, so that a pass reads experts and embeddings as for a real
+    prompt."""
+    return [(7919 * (i + 1)) % max(2, model.info.vocab_size) for i in range(count)]
+
+
+def copied_bytes(cache: Sequence[Any]) -> int:
+    """Bytes per token of the copy that attention makes of a quantised layer, see
+    `upstream.attention`. 0 if no layer of `cache`, which holds a token, is quantised."""
+    return max(map(_copied, filter(_quantised, leaves(cache))), default=0)
+
+
+def _copied(layer: Any) -> int:
+    found = 0
+    for packed, scales, _ in (layer.keys, layer.values):
+        values = packed.shape[-1] * 8 * packed.itemsize // layer.bits
+        found += packed.shape[1] * values * scales.itemsize
+    return found
+
+
+def _quantised(layer: Any) -> bool:
+    return isinstance(getattr(layer, "keys", None), (tuple, list)) and hasattr(layer, "bits")
+
+
+def _repeat_quantised(layer: Any, depth: int) -> None:
+    """Write the first token to the places of all others, in the buffers of the layer."""
+    for stored in (layer.keys, layer.values):
+        for each in stored:
+            each[:, :, 1:depth] = _longer(mx.contiguous(each[:, :, :1]), depth - 1)
+    layer.offset = depth
+
+
+def _first_token(layer: Any) -> list[mx.array]:
+    """Copies of its keys and values, so that the buffers of the layer are filled in place."""
+    found = [mx.contiguous(each[:, :, :1]) for each in (layer.keys, layer.values)]
+    mx.eval(found)
+    return found
+
+
+def _longer(array: mx.array, tokens: int) -> mx.array:
+    """(1, heads, 1, D) repeated to (1, heads, tokens, D), without a copy."""
+    return mx.broadcast_to(array, (1, array.shape[1], tokens, array.shape[3]))

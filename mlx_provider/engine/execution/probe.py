@@ -1,18 +1,21 @@
-"""Tests at load which layout gives a row the same logits as alone, and what a row costs.
+"""Chooses at load the layout in which rows decode: the best one that gives a row the same logits as
+alone.
 
 Padding, merging and masks are where upstream's batching is silently wrong (10 of 64 mlx-lm families
 under padded prefill). A layout that does not reproduce solo logits on four short prompts is not
-used, and the reason is reported. The same applies to chunks in the pass of rows that decode. The
-tolerance is measured, see `noise`.
+used, and the reason is reported. The same applies to chunks in the pass of rows that decode, to
+drafts and to shared prefixes. The tolerance is measured, see `solo_rows`.
 """
 
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any
 
 import mlx.core as mx
@@ -24,34 +27,35 @@ from ...upstream.shared_kv import FEW, SHAREABLE, divide
 from ..memory import MemoryProfile, arrays, leaves, profile
 from ..request import Request, Row, RowOutput, SamplingParams
 from . import solo_rows
-from .batch_layout import Layout, make_layout
+from .batch_layout import NO_DRAFTS, FixedLayout, Layout, Widths, make_layout
 from .decode_batch import run_pass
-from .deep_cache import Reserve, unlimited
-from .mixed_chunk import MixedChunk, can_share_a_pass
-from .probe_memory import NO_ROOM, has_room
-from .solo_rows import CHUNK_ENDS, CHUNK_START, CHUNKED_LENGTH, STEPS, ByStep, MakeCache, SoloRow
+from .grouped_kv import MixedChunk, can_share_a_pass
+from .pass_memory import MakeCache, Reserve, taken, unlimited
+from .solo_rows import CHUNK_ENDS, CHUNK_START, CHUNKED_LENGTH, STEPS, ByStep, SoloRow
 
 LENGTHS = (5, 11, 270, 283)
 """Lengths of the test prompts: two groups with two rows each, all of different lengths."""
 ROPE_DELTAS = (0, 4, 9, 2)
 """Rotary deltas of the rows, as images would cause them: each row must have its own position."""
 DRAFTED = ((1, 2, 0, 1), (3, 1), (0, 1, 2))
-"""For the first rows: the number of correct tokens in each pass, followed by wrong ones. 0: the row
-has one token, like others."""
+"""For the first rows: the number of correct tokens in each pass, followed by `WRONG` wrong ones.
+0: the row has one token, like others."""
 WRONG = 2
 CHUNK = FEW + 1
 """Tokens of a chunk after a shared prefix, which sees that and its own tokens in one product."""
 SHARING_STEPS = 2
 """Tokens that rows with a shared prefix decode."""
-ALONE = f"rows decode alone: {NO_ROOM}"
 APART = 1
 """The step before which one row of each group leaves. It rejoins after the step."""
+ROWS = 15
+"""Caches of the longest row that are in memory together, at most: of every row, its copies, and
+copies that share a pass. A pass of fixed size has fewer rows."""
+NO_ROOM = "too little memory is free to try them together"
+ALONE = f"rows decode alone: {NO_ROOM}"
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Result of the probe."""
-
     layout: str
     memory: MemoryProfile
     notes: tuple[str, ...]
@@ -72,8 +76,24 @@ class Probe:
 
     @property
     def decoding(self) -> str:
-        """The layout in which rows decode."""
         return "padded" if self.padded else self.layout
+
+
+@dataclass(frozen=True)
+class Judgement:
+    passed: bool = False
+    problem: str = ""
+    """Why they may not run together. Empty: they may, or were not tried."""
+    widest: float = 0.0
+    """Largest difference of a likely token's log-probability from the row alone, if they may."""
+    failed: bool = False
+
+
+NOT_USED = {
+    "mixed": "chunks run in forward passes of their own",
+    "drafted": "nothing is drafted",
+    "shared": "rows share no prefix",
+}
 
 
 def probe(
@@ -82,10 +102,8 @@ def probe(
     layouts: Sequence[str],
     reserve: Reserve = unlimited,
 ) -> Probe:
-    """Test `layouts`, best first, on the engine thread. `solo` needs no test.
-
-    `reserve`: if it returns `False` for the memory of the passes, none is run.
-    """
+    """Test `layouts`, best first, on the engine thread. `solo` needs no test. `reserve`: if it
+    returns `False` for the memory of the passes, none is run."""
     prompts = [solo_rows.some_tokens(model, length, i) for i, length in enumerate(LENGTHS)]
     together = list(itertools.takewhile(lambda name: name != "solo", layouts))
     room = has_room(model, make_cache, LENGTHS[-1] + STEPS, reserve)
@@ -97,8 +115,7 @@ def probe(
         solo_rows.decoding(model, make_cache, tokens, delta)
         for tokens, delta in zip(prompts, ROPE_DELTAS, strict=True)
     ]
-    longest = rows[-1].cache
-    memory = profile(longest, LENGTHS[-1])
+    memory = profile(rows[-1].cache, LENGTHS[-1])
     notes, failed = [], False
     for name in together:
         found = _judged(rows, partial(_together, model, rows, name))
@@ -106,76 +123,43 @@ def probe(
         if found.problem:
             notes.append(f"layout {name!r} is not used: {found.problem}")
             continue
-        more = GroupedPasses()
-        if name == "grouped" and can_share_a_pass(longest):
-            more = _grouped_passes(model, make_cache, rows)
+        more: dict[str, Judgement] = {}
+        if name == "grouped" and can_share_a_pass(rows[-1].cache):
+            more = dict(_grouped_passes(model, make_cache, rows))
+        reasons = {NOT_USED[kind]: more[kind].problem for kind in NOT_USED if kind in more}
+        notes += [f"{what}: {why}" for what, why in reasons.items() if why]
+        failed |= any(more[kind].failed for kind in ("mixed", "drafted") if kind in more)
+        passed = {kind for kind, each in more.items() if each.passed}
         return Probe(
             name,
             memory,
-            (*notes, *more.notes),
-            more.mixed.passed,
-            max(each.widest for each in (found, *more.all)),
-            conclusive=not (failed or more.mixed.failed or more.drafted.failed),
-            drafts=more.drafted.passed,
-            shares=more.shared.passed,
-            padded=more.padded.passed,
+            tuple(notes),
+            mixes="mixed" in passed,
+            noise_floor=max(each.widest for each in (found, *more.values())),
+            conclusive=not failed,
+            drafts="drafted" in passed,
+            shares="shared" in passed,
+            padded="padded" in passed,
         )
     return Probe("solo", memory, tuple(notes), conclusive=not failed)
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """Result of rows that ran together."""
-
-    passed: bool
-    problem: str = ""
-    """Why they may not run together. Empty: they may."""
-    widest: float = 0.0
-    """Largest difference of a likely token's log-probability from the row alone, if they may."""
-    failed: bool = False
-    """The run failed."""
-
-
-UNTRIED = Judgement(False)
-
-
-@dataclass(frozen=True)
-class GroupedPasses:
-    """Results of the passes that only the grouped layout has."""
-
-    mixed: Judgement = UNTRIED
-    drafted: Judgement = UNTRIED
-    shared: Judgement = UNTRIED
-    padded: Judgement = UNTRIED
-
-    @property
-    def all(self) -> Sequence[Judgement]:
-        return self.mixed, self.drafted, self.shared, self.padded
-
-    @property
-    def notes(self) -> Iterator[str]:
-        """The passes that are not used, with the reason."""
-        if self.mixed.problem:
-            yield f"chunks run in forward passes of their own: {self.mixed.problem}"
-        if self.drafted.problem:
-            yield f"nothing is drafted: {self.drafted.problem}"
-        if self.shared.problem:
-            yield f"rows share no prefix: {self.shared.problem}"
+def has_room(model: LoadedModel, make_cache: MakeCache, tokens: int, reserve: Reserve) -> bool:
+    """Reserve the memory of a trial, if it is free. `tokens`: of its longest row."""
+    one = taken(model, first := make_cache(), 0, 1)
+    return reserve(ROWS * profile(first, 1).row_bytes(tokens) + one * tokens)
 
 
 def _grouped_passes(
     model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]
-) -> GroupedPasses:
-    mixed = _mixing(model, make_cache, rows)
-    drafted = _judged(rows, partial(_drafted, model, rows))
-    padded = UNTRIED
+) -> Iterator[tuple[str, Judgement]]:
+    yield "mixed", _mixing(model, make_cache, rows)
+    yield "drafted", _judged(rows, partial(_drafted, model, rows))
+    if any(type(each) in SHAREABLE for each in leaves(rows[-1].cache)):
+        twins = [rows[0], rows[-1], rows[-1]]
+        yield "shared", _judged(twins, partial(_shared, model, make_cache, twins))
     if mx.default_device() == mx.gpu:  # a CPU has no launches that it could save
-        padded = _judged(rows, partial(_together, model, rows, "padded"))
-    if not any(type(each) in SHAREABLE for each in leaves(rows[-1].cache)):
-        return GroupedPasses(mixed, drafted, padded=padded)
-    twins = [rows[0], rows[-1], rows[-1]]
-    run = partial(_shared, model, make_cache, twins)
-    return GroupedPasses(mixed, drafted, _judged(twins, run), padded)
+        yield "padded", _judged(rows, partial(_together, model, rows, "padded"))
 
 
 def _judged(rows: Sequence[SoloRow], run: Callable[[], Sequence[ByStep]]) -> Judgement:
@@ -185,8 +169,8 @@ def _judged(rows: Sequence[SoloRow], run: Callable[[], Sequence[ByStep]]) -> Jud
         problems = [problem for row, found in pairs if (problem := row.problem(found))]
         widest = max(row.widest(found) for row, found in pairs)
     if tried.fault is not None:
-        return Judgement(False, tried.fault.summary, failed=True)
-    return Judgement(False, problems[0]) if problems else Judgement(True, widest=widest)
+        return Judgement(problem=tried.fault.summary, failed=True)
+    return Judgement(problem=problems[0]) if problems else Judgement(True, widest=widest)
 
 
 def _mixing(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> Judgement:
@@ -195,7 +179,7 @@ def _mixing(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) 
         tokens = solo_rows.some_tokens(model, CHUNKED_LENGTH, len(rows))
         chunked = solo_rows.chunked(model, make_cache, tokens)
     if tried.fault is not None:
-        return Judgement(False, tried.fault.summary, failed=True)
+        return Judgement(problem=tried.fault.summary, failed=True)
     return _judged([*rows, chunked], partial(_mixed, model, rows, chunked))
 
 
@@ -220,8 +204,7 @@ def _mixed(model: LoadedModel, rows: Sequence[SoloRow], chunked: SoloRow) -> lis
     found = _joined(layout, rows)
     cache, after, start = deepcopy(chunked.cache), [], CHUNK_START
     for stop in CHUNK_ENDS:
-        tokens = chunked.tokens[start:stop]
-        chunk = MixedChunk(tokens, range(start, stop), cache)
+        chunk = MixedChunk(chunked.tokens[start:stop], range(start, stop), cache)
         after.append(one_step(model, layout, found, chunk)[-1])
         start = stop
     after += solo_rows.decoded(model, cache, chunked.tokens[start:], start)
@@ -260,40 +243,11 @@ def _drafted(model: LoadedModel, rows: Sequence[SoloRow]) -> list[ByStep]:
             for row, own in zip(drafting, DRAFTED, strict=True)
             if step < len(own) and own[step]
         }
-        _draft(model, layout, found, kept)
+        one_step(model, layout, found, kept=kept)
     return [each[:STEPS] for each in found.values()]
 
 
-def _draft(
-    model: LoadedModel,
-    layout: Layout,
-    found: Mapping[Row, list[mx.array]],
-    kept: Mapping[Row, int],
-) -> None:
-    """One pass. The first tokens of the drafting rows are correct, and stay."""
-    widths = {row: max(2, count + WRONG) for row, count in kept.items()}
-    (each,) = layout.passes(widths=widths)
-    tokens: list[int] = []
-    at: list[int] = []
-    for row in [*each.rows, *each.drafting]:
-        count = widths.get(row, 1)
-        right = list(row.request.prompt.tokens[len(row.tokens) :][: kept.get(row, 1)])
-        tokens += [*right, *(right[-1:] * (count - len(right)))]
-        first = row.length + row.request.prompt.rope_delta
-        at += range(first, first + count)
-    logits = run_pass(model, each, mx.array(tokens, dtype=mx.int32), at).logits
-    mx.eval(logits)
-    start = 0
-    for row in [*each.rows, *each.drafting]:
-        stay = kept.get(row, 1)
-        found[row] += [logits[start + i] for i in range(stay)]
-        row.tokens += row.request.prompt.tokens[len(row.tokens) :][:stay]
-        layout.keep(row, stay)
-        start += widths.get(row, 1)
-
-
 def _joined(layout: Layout, rows: Sequence[SoloRow]) -> dict[Row, list[mx.array]]:
-    """Add the rows to a layout. Returns each row with its logits so far."""
     found: dict[Row, list[mx.array]] = {}
     for each, delta in zip(rows, ROPE_DELTAS, strict=True):
         row = stand_in(each.tokens, delta)
@@ -303,7 +257,6 @@ def _joined(layout: Layout, rows: Sequence[SoloRow]) -> dict[Row, list[mx.array]
 
 
 def _move(rows: Sequence[Row], layout: Layout, other: Layout) -> None:
-    """Move rows to another layout."""
     for row in rows:
         other.add(row, layout.extract(row))
     layout.drop(rows)
@@ -314,22 +267,34 @@ def one_step(
     layout: Layout,
     found: Mapping[Row, list[mx.array]],
     chunk: MixedChunk | None = None,
+    kept: Widths = NO_DRAFTS,
 ) -> mx.array:
-    """One token for each row of the layout. Returns logits (B, vocab) of the last pass."""
+    """One token for each row of the layout. Returns logits (B, vocab) of the last pass. `kept`:
+    rows with so many correct tokens, which stay, and `WRONG` wrong ones behind them."""
     logits = mx.array([])
-    for each in layout.passes(chunk):
-        tokens = [row.request.prompt.tokens[len(row.tokens)] for row in each.rows]
-        at = [row.length + row.request.prompt.rope_delta for row in each.rows]
+    widths = {row: max(2, count + WRONG) for row, count in kept.items()}
+    for each in layout.passes(chunk, widths):
+        tokens: list[int] = []
+        at: list[int] = []
+        starts: dict[Row, int] = {}
+        for row in (*each.rows, *each.drafting):
+            starts[row] = len(tokens)
+            right = row.request.prompt.tokens[len(row.tokens) :][: kept.get(row, 1)]
+            tokens += [*right, *([right[-1]] * (widths.get(row, 1) - len(right)))]
+            first = row.length + row.request.prompt.rope_delta
+            at += range(first, first + widths.get(row, 1))
         logits = run_pass(model, each, mx.array(tokens, dtype=mx.int32), at).logits
         mx.eval(logits)
-        for i, (row, token) in enumerate(zip(each.rows, tokens, strict=True)):
-            found[row].append(logits[i])
-            row.tokens.append(token)
+        for row, start in starts.items():
+            stay = kept.get(row, 1)
+            found[row].extend(logits[start + i] for i in range(stay))
+            row.tokens += row.request.prompt.tokens[len(row.tokens) :][:stay]
+            if row in widths:
+                layout.keep(row, stay)
     return logits
 
 
 def stand_in(tokens: list[int], delta: int) -> Row:
-    """A row of a synthetic request."""
     prompt = Prompt(tokens, rope_delta=delta)
     request = Request("probe", prompt, SamplingParams(), STEPS + 1, EventQueue())
     row = Row(request, 0, _NO_TEXT)
@@ -338,8 +303,6 @@ def stand_in(tokens: list[int], delta: int) -> Row:
 
 
 class _NoText:
-    """Output for rows whose text is not needed."""
-
     stopped = ""
     reasoning_tokens = 0
 
@@ -351,3 +314,88 @@ class _NoText:
 
 
 _NO_TEXT: RowOutput = _NoText()
+
+
+# -- passes of a reproducible model
+
+KINDS = ((11, 0), (270, 9))
+"""Prompt lengths of the tested rows, with their rotary deltas."""
+LONGEST = KINDS[-1][0] + STEPS
+"""Tokens of the longest of them at the end."""
+ROWS_ALONE = "each row decodes in a pass of its own"
+
+
+@dataclass(frozen=True)
+class Exact:
+    rows: int
+    """Rows of every pass."""
+    cost: float = 1.0
+    """Time of such a pass, as a multiple of a pass with a single row."""
+    note: str = ""
+    """Why there are fewer rows than requested."""
+
+
+def exact_rows(
+    model: LoadedModel, make_cache: MakeCache, wanted: int, reserve: Reserve = unlimited
+) -> Exact:
+    """`wanted` rows, or one. Runs on the engine thread. Never raises. The rounding of the matrix
+    products of a pass depends only on its shape, and the attention of each row is separate. If
+    kernels of the device treat places differently, or the model does not accept rows with separate
+    caches, each row has its own pass. `reserve`: if it returns `False` for the memory of the
+    passes, none is run."""
+    if wanted == 1:
+        return Exact(1)
+    with Isolation() as tried:
+        if not has_room(model, make_cache, LONGEST, reserve):
+            return Exact(1, note=f"{ROWS_ALONE}: {NO_ROOM}")
+        rows = [
+            solo_rows.decoding(model, make_cache, solo_rows.some_tokens(model, *kind), kind[1])
+            for kind in KINDS
+        ]
+        problem = _inexact(model, rows, wanted)
+        if problem:
+            return Exact(1, note=f"{ROWS_ALONE}: {problem}")
+        single, filled = (_pass_seconds(model, rows[0], size) for size in (1, wanted))
+        return Exact(wanted, max(1.0, filled / single))
+    return Exact(
+        1, note=ROWS_ALONE if tried.fault is None else f"{ROWS_ALONE}: {tried.fault.summary}"
+    )
+
+
+def _inexact(model: LoadedModel, rows: Sequence[SoloRow], size: int) -> str:
+    """Why rows must not share passes of this size. Empty: they may."""
+    filled = [_fixed(model, [i], rows, size)[0] for i in range(len(rows))]
+    wrong = next((p for row, own in zip(rows, filled, strict=True) if (p := row.problem(own))), "")
+    if wrong:
+        return wrong
+    order = [i % len(rows) for i in range(size)]
+    for several in (order, order[::-1]):
+        found = _fixed(model, several, rows, size)
+        for place, (i, own) in enumerate(zip(several, found, strict=True)):
+            if not all(map(partial(mx.array_equal, equal_nan=True), filled[i], own)):
+                return f"at place {place} of {size} its logits differ from those alone"
+    return ""
+
+
+def _fixed(
+    model: LoadedModel, which: Sequence[int], rows: Sequence[SoloRow], size: int
+) -> list[ByStep]:
+    layout, found = FixedLayout(size), dict[Row, list[mx.array]]()
+    for i in which:
+        row = stand_in(rows[i].tokens, KINDS[i][1])
+        layout.add(row, deepcopy(rows[i].cache))
+        found[row] = []
+    for _ in range(STEPS):
+        one_step(model, layout, found)
+    return list(found.values())
+
+
+def _pass_seconds(model: LoadedModel, one: SoloRow, size: int) -> float:
+    """Seconds of the fastest pass of one row, padded to `size`."""
+    layout, row, best = FixedLayout(size), stand_in(one.tokens, KINDS[0][1]), inf
+    layout.add(row, deepcopy(one.cache))
+    for _ in range(STEPS):
+        began = time.perf_counter()
+        one_step(model, layout, {row: []})
+        best = min(best, time.perf_counter() - began)
+    return best

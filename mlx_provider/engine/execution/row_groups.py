@@ -77,11 +77,9 @@ class Group:
         return rows_of(self.cache, [self.rows.index(row) for row in rows])
 
     def joined_by(self, row: Row, cache: RowCache) -> Group:
-        """The group with one more row."""
         return group_of([*self.rows, row], [*self.caches(self.rows), cache], self.memory)
 
     def part(self, rows: list[Row]) -> Group:
-        """A group of some of its rows."""
         if len(rows) == len(self.rows):
             return self
         return group_of(rows, self.caches(rows), self.memory)
@@ -95,7 +93,6 @@ class Group:
 
 
 def group_of(rows: list[Row], caches: Sequence[RowCache], memory: MemoryProfile) -> Group:
-    """A group of the rows. Several caches are merged."""
     together = merged(caches) if len(caches) > 1 else caches[0]
     return Group(rows, together, memory, counting_alike(leaves(together)))
 
@@ -108,8 +105,6 @@ def shared_prefix(cache: RowCache) -> Prefix | None:
 
 @dataclass
 class Groups:
-    """All groups of a layout."""
-
     bound: int
     """Largest merged cache in bytes."""
     groups: list[Group] = field(default_factory=list)
@@ -151,7 +146,6 @@ class Groups:
         return any(row in g.rows and len(g.rows) > 1 for g in self.groups)
 
     def part(self, rows: Sequence[Row]) -> None:
-        """Give each of these rows a group of its own."""
         if rows:
             own = [group_of([row], [self.cache_of(row)], self.of(row).memory) for row in rows]
             self.drop(rows)
@@ -165,7 +159,6 @@ class Groups:
             self.add(row, cache, apart)
 
     def of(self, row: Row) -> Group:
-        """The group of a row."""
         return next(g for g in self.groups if row in g.rows)
 
     def cache_of(self, row: Row) -> RowCache:
@@ -182,7 +175,6 @@ class Groups:
 
     @property
     def outgrown(self) -> Group | None:
-        """A group to split."""
         limit = GROWN * self.bound
         return next((g for g in self.groups if len(g.rows) > 1 and g.nbytes() > limit), None)
 

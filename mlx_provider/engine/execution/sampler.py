@@ -6,20 +6,23 @@ runs. The noise is Gumbel noise from a counter-based key (seed, position), so dr
 
 Order of changes to the logits: penalties, bias, grammar mask, temperature, top-k, top-p, min-p (the
 order of the logits processors of transformers 5). Logprobs are those of the raw logits.
+
+The vocabulary is never sorted: a sort dominates the time on a GPU, where upstream's `argpartition`
+is a full sort, too (mlx 0.32.4, backend/metal/sort.cpp).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial, reduce
+from math import inf, log
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..request import Row
-from .draws import best, kind, penalised, sample
+from ..request import Row, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,6 @@ class Logprobs:
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """The next token of every row, not read back yet."""
-
     tokens: mx.array
     """(B,) int32."""
     logprobs: Logprobs | None
@@ -55,10 +56,8 @@ class Drawn:
 def draw(
     logits: mx.array, rows: Sequence[Row], masks: Sequence[NDArray[np.uint32] | None]
 ) -> Drawn:
-    """Draw the next token of each row.
-
-    logits: (B, vocab), any float dtype; `masks[i]`: bits of allowed tokens, (ceil(vocab/32),).
-    """
+    """Draw the next token of each row. logits: (B, vocab), any float dtype; `masks[i]`: bits of
+    allowed tokens, (ceil(vocab/32),)."""
     raw = logits.astype(mx.float32)
     if all(map(_plain, rows)) and all(mask is None for mask in masks):
         tokens = mx.argmax(raw, axis=-1).astype(mx.int32)
@@ -76,15 +75,12 @@ def draw(
 
 
 def _sampled(logits: mx.array, rows: Sequence[Row], method: str) -> mx.array:
-    """Tokens (R,) of rows with one drawing method."""
     return sample(method, logits, [row.request.params for row in rows], _keys(rows))
 
 
 def scored(logits: mx.array, tokens: mx.array, row: Row) -> Drawn:
-    """Tokens (T,) of the row's prompt in the form of drawn tokens, with log-probabilities.
-
-    logits: (T, vocab), before each of them.
-    """
+    """Tokens (T,) of the row's prompt in the form of drawn tokens, with log-probabilities. logits:
+    (T, vocab), before each of them."""
     return Drawn(tokens, _logprobs(logits.astype(mx.float32), tokens, [row] * tokens.size))
 
 
@@ -120,7 +116,6 @@ def _biased(logits: mx.array, rows: Sequence[Row]) -> mx.array:
 
 
 def _offsets(row: Row) -> dict[int, float]:
-    """Values to add to the logits of single tokens."""
     offsets: dict[int, float] = dict(row.request.params.logit_bias)
     if len(row.tokens) < row.request.min_tokens:
         offsets |= dict.fromkeys(row.request.stop_tokens, -np.inf)
@@ -182,3 +177,228 @@ def _logprobs(raw: mx.array, tokens: mx.array, rows: Sequence[Row]) -> Logprobs 
         top_ids=top_ids,
         top=mx.take_along_axis(own, top_ids, axis=-1),
     )
+
+
+# -- penalties
+
+
+@dataclass
+class History:
+    in_prompt: mx.array
+    """(vocab,) bool."""
+    counts: mx.array
+    """(vocab,) int32: the number of times that each token is in the reply."""
+    taken: int = 0
+    """Tokens of the reply that are counted."""
+
+    @classmethod
+    def of(cls, row: Row, vocab: int) -> History:
+        seen = np.bincount(np.asarray(row.request.prompt.tokens, np.int64), minlength=vocab) > 0
+        return cls(mx.array(seen[:vocab]), mx.zeros(vocab, mx.int32))
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        if new := list(tokens[self.taken :]):
+            self.counts = self.counts.at[mx.array(new)].add(1)
+            self.taken = len(tokens)
+
+
+def penalised(logits: mx.array, rows: Sequence[Row]) -> mx.array:
+    """(B, vocab) with the penalties of the rows that have any."""
+    wanted = [i for i, row in enumerate(rows) if row.request.params.penalised]
+    if not wanted:
+        return logits
+    histories = [_followed(rows[i], logits.shape[-1]) for i in wanted]
+    params = [rows[i].request.params for i in wanted]
+    index, counts = mx.array(wanted), mx.stack([h.counts for h in histories])
+    own, written = logits[index], counts > 0
+    repeated = mx.stack([h.in_prompt for h in histories]) | written
+    divisor = _column([p.repetition_penalty for p in params])
+    own = mx.where(repeated, mx.where(own > 0, own / divisor, own * divisor), own)
+    own = own - _column([p.presence_penalty for p in params]) * written
+    own = own - _column([p.frequency_penalty for p in params]) * counts
+    changed = logits + 0  # the input must not change
+    changed[index] = own
+    return changed
+
+
+def _followed(row: Row, vocab: int) -> History:
+    if row.history is None:
+        row.history = History.of(row, vocab)
+    history: History = row.history
+    history.follow(row.tokens)
+    return history
+
+
+BLOCK = 64
+"""Tokens of one block. The best tokens are in the blocks with the highest maxima."""
+BINS = 1024
+"""Intervals of the range of logits, and of the interval that is looked at again. Values within one
+of those count as equal."""
+UNIT = 2.0**31
+"""Sum of the weights for shares. Metal adds 32-bit integers in any order, with one result."""
+MARGIN = 0.25
+"""Share of an interval by which rounding may move a value. Those that are so near count, too."""
+LEAST_SPAN = 1e-6
+RANGE = 30.0
+"""Logit distance from the maximum beyond which probabilities do not matter."""
+
+
+def best(values: mx.array, count: int) -> mx.array:
+    """Ids of the highest values of each row, best first: (R, vocab) -> (R, at most `count`)."""
+    rows, size = values.shape
+    count = min(count, size)
+    if size <= 2 * BLOCK * count:
+        return _sorted(values, mx.argpartition(-values, count - 1, axis=-1)[:, :count])
+    spare = -size % BLOCK
+    padded = mx.pad(values, [(0, 0), (0, spare)], constant_values=-mx.inf) if spare else values
+    highest = mx.max(padded.reshape(rows, -1, BLOCK), axis=-1)
+    blocks = mx.argpartition(-highest, count - 1, axis=-1)[:, :count]
+    ids = (blocks[..., None] * BLOCK + mx.arange(BLOCK)).reshape(rows, -1)
+    among = mx.argpartition(-mx.take_along_axis(padded, ids, axis=-1), count - 1, axis=-1)
+    return _sorted(padded, mx.take_along_axis(ids, among[:, :count], axis=-1))
+
+
+def threshold(values: mx.array, weights: mx.array, wanted: mx.array) -> mx.array:
+    """The highest value at and above which the weights sum up to `wanted`, a (R, 1): (R, vocab) ->
+    (R, 1). Weights and sums are uint32. Nothing is read back. If there is no such value: the lowest
+    value that counts."""
+    high = mx.max(values, axis=-1, keepdims=True)
+    low = mx.maximum(mx.min(values, axis=-1, keepdims=True), high - RANGE)
+    step = mx.maximum(high - low, LEAST_SPAN) / BINS**2
+    at = mx.minimum((high - values) / step, BINS**2).astype(mx.int32)
+    coarse = at // BINS
+    above, weight = _before(coarse, weights, wanted)
+    # the bin that reaches `wanted`, in finer ones; values of other bins do not count
+    fine = mx.where(coarse == above, at - above * BINS, BINS)
+    finer, _ = _before(fine, weights, wanted - weight)
+    return high - step * (above * BINS + finer + (1 + MARGIN))
+
+
+def units(shares: mx.array) -> mx.array:
+    """Shares of a sum of 1 as weights. Sums of them are exact, so their order does not matter."""
+    return (shares * UNIT + 0.5).astype(mx.uint32)
+
+
+def _before(bins: mx.array, weights: mx.array, wanted: mx.array) -> tuple[mx.array, mx.array]:
+    """How many bins from 0 on do not reach `wanted` together, and their weight: (R, vocab) ->
+    (R, 1). The last bin counts as empty."""
+    rows = bins.shape[0]
+    first = mx.arange(0, rows * (BINS + 1), BINS + 1)[:, None]
+    at = (bins + first).reshape(-1)
+    empty = mx.zeros((rows * (BINS + 1),), mx.uint32)
+    found = empty.at[at].add(weights.reshape(-1)).reshape(rows, -1)[:, :BINS]
+    short = mx.cumsum(found, axis=-1) < wanted
+    weight = mx.sum(mx.where(short, found, 0), axis=-1, keepdims=True)
+    return mx.sum(short, axis=-1, keepdims=True), weight
+
+
+def _sorted(values: mx.array, ids: mx.array) -> mx.array:
+    order = mx.argsort(-mx.take_along_axis(values, ids, axis=-1), axis=-1)
+    return mx.take_along_axis(ids, order, axis=-1)
+
+
+FEW, MANY = 64, 256
+"""For top-k up to these values, this many best tokens are examined. Above, a threshold is
+searched."""
+
+Columns = Mapping[str, mx.array]
+"""Parameters of the rows, each (R, 1). A row without a parameter has a value that changes nothing,
+so that it draws the same beside others."""
+Draw = Callable[[mx.array, Columns, mx.array], mx.array]
+"""(logits (R, vocab), parameters, keys (R, 2)) -> tokens (R,) int32."""
+
+
+def kind(params: SamplingParams) -> str:
+    """The method for these parameters, a key of `DRAWS`."""
+    if not params.truncated:
+        return "all"
+    if 0 < params.top_k <= MANY:
+        return "few" if params.top_k <= FEW else "many"
+    return "above"
+
+
+def sample(
+    method: str, logits: mx.array, params: Sequence[SamplingParams], keys: mx.array
+) -> mx.array:
+    """Tokens (R,) int32 of rows that have one method. Nothing is read back."""
+    draws = COMPILED if compiles() else DRAWS
+    return draws[method](logits, _columns(params), keys)
+
+
+def compiles() -> bool:
+    """Whether this device compiles kernels. For draws, a CPU would start a C++ compiler in the
+    middle of a step."""
+    return bool(mx.default_device() == mx.gpu)
+
+
+def _columns(params: Sequence[SamplingParams]) -> dict[str, mx.array]:
+    found = {"temperature": _column([p.temperature for p in params])}
+    if any(p.top_k > 0 for p in params):
+        found["top_k"] = mx.array([[p.top_k] for p in params], mx.uint32)
+    if any(p.top_p < 1 for p in params):
+        found["top_p"] = _column([p.top_p if p.top_p < 1 else inf for p in params])
+    if any(p.min_p > 0 for p in params):  # as a distance from the highest logit
+        found["min_p"] = _column([log(p.min_p) if p.min_p > 0 else -inf for p in params])
+    return found
+
+
+def _column(values: list[float]) -> mx.array:
+    return mx.array(values, dtype=mx.float32)[:, None]
+
+
+def _all(logits: mx.array, columns: Columns, keys: mx.array) -> mx.array:
+    scaled = logits / columns["temperature"]
+    return mx.argmax(scaled + _noise(keys, scaled.shape[-1]), axis=-1).astype(mx.int32)
+
+
+def _best(logits: mx.array, columns: Columns, keys: mx.array, *, count: int) -> mx.array:
+    """Among the best `count` tokens that top-k, top-p and min-p allow."""
+    scaled = logits / columns["temperature"]
+    ids = best(scaled, count)
+    values = mx.take_along_axis(scaled, ids, axis=-1)
+    place = mx.arange(ids.shape[-1])[None]
+    kept = place < columns["top_k"]
+    if "top_p" in columns:  # of the probability mass that top-k leaves
+        probs = mx.softmax(mx.where(kept, values, -inf), axis=-1)
+        kept = kept & (mx.cumsum(probs, axis=-1) - probs < columns["top_p"])
+    if "min_p" in columns:
+        kept = kept & (values - values[:, :1] >= columns["min_p"])
+    kept = kept | (place == 0)
+    noisy = mx.where(kept, values + _noise(keys, count)[:, : ids.shape[-1]], -inf)
+    drawn = mx.take_along_axis(ids, mx.argmax(noisy, axis=-1, keepdims=True), axis=-1)
+    return drawn[:, 0].astype(mx.int32)
+
+
+def _above(logits: mx.array, columns: Columns, keys: mx.array) -> mx.array:
+    """Among the tokens above the logit threshold of top-k, top-p and min-p."""
+    scaled = logits / columns["temperature"]
+    highest = mx.max(scaled, axis=-1, keepdims=True)
+    bounds, kept = [], scaled
+    if "min_p" in columns:
+        bounds.append(highest + columns["min_p"])
+    if "top_k" in columns:
+        count = columns["top_k"]
+        found = threshold(scaled, mx.ones(scaled.shape, mx.uint32), count)
+        bounds.append(mx.where(count > 0, found, -inf))
+        kept = mx.where(scaled >= bounds[-1], scaled, -inf)
+    if "top_p" in columns:
+        share = columns["top_p"]
+        found = threshold(scaled, units(mx.softmax(kept, axis=-1)), units(mx.minimum(share, 1)))
+        bounds.append(mx.where(share <= 1, found, -inf))
+    kept = (scaled >= reduce(mx.maximum, bounds)) | (scaled == highest)
+    noisy = mx.where(kept, scaled + _noise(keys, scaled.shape[-1]), -inf)
+    return mx.argmax(noisy, axis=-1).astype(mx.int32)
+
+
+def _noise(keys: mx.array, count: int) -> mx.array:
+    """Gumbel noise (R, count). Row i depends only on key i."""
+    return mx.vmap(lambda key: mx.random.gumbel(shape=(count,), key=key))(keys)
+
+
+DRAWS: Mapping[str, Draw] = {
+    "all": _all,
+    "few": partial(_best, count=FEW),
+    "many": partial(_best, count=MANY),
+    "above": _above,
+}
+COMPILED: Mapping[str, Draw] = {name: mx.compile(each) for name, each in DRAWS.items()}

@@ -30,17 +30,14 @@ class FairShares:
 
     @property
     def several(self) -> bool:
-        """Whether more than one account may have requests."""
         return len(self._served) > 1
 
     def join(self, request: Request, present: Iterable[Request]) -> None:
-        """A request comes. `present`: the other requests that have not ended."""
         served = {each.account: self._served.get(each.account, 0.0) for each in present}
         served.setdefault(request.account, min(served.values(), default=0.0))
         self._served = served
 
     def charge(self, request: Request, tokens: float) -> None:
-        """Tokens of a request have run."""
         account = request.account
         self._served[account] = self._served.get(account, 0.0) + tokens / request.share
 
@@ -117,12 +114,9 @@ class Admission:
         self.budget = budget
 
     def check(self, request: Request, queued: int, *, first: bool = False) -> None:
-        """Check whether a request may queue behind `queued` others.
-
-        `first`: none of these is of its account, for which the queue has more places.
-
-        Raises `Overloaded` if the queue is full, and `BadRequest` if the request can never fit.
-        """
+        """Check whether a request may queue behind `queued` others. `first`: none of these is of
+        its account, for which the queue has more places. Raises `Overloaded` if the queue is full,
+        and `BadRequest` if the request can never fit."""
         if not 0 < len(request.rows) <= self.limits.max_rows:
             raise BadRequest(
                 f"n={len(request.rows)} is not within 1 .. {self.limits.max_rows} rows", param="n"
@@ -139,10 +133,8 @@ class Admission:
             )
 
     def reservation(self, rows: Iterable[Row]) -> int:
-        """Bytes to reserve for rows: their caches, an output reserve, and their passes.
-
-        What they use of the prefix cache is counted there, once for all rows.
-        """
+        """Bytes to reserve for rows: their caches, an output reserve, and their passes. What they
+        use of the prefix cache is counted there, once for all rows."""
         rows = list(rows)
         if not rows:
             return 0
@@ -150,7 +142,6 @@ class Admission:
         return held + self.budget.passing(max(map(self._tokens_to_run, rows)), len(rows))
 
     def fits(self, need: int, images: int) -> bool:
-        """Whether live rows may use `need` bytes now, next to `images` bytes of images."""
         return need + images <= self.budget.available()
 
     def may_wait(self, row: Row, active_rows: int) -> bool:
@@ -165,7 +156,6 @@ class Admission:
         return max(map(self._own_capacity, job.rows))
 
     def kv_growth(self, job: PrefillJob) -> int:
-        """Growth in tokens of a row beyond that capacity."""
         return kv_growth(*self._first_capacity(job.request))
 
     def spare(self, row: Row) -> int:

@@ -11,16 +11,6 @@ from ..fixed_shapes import FixedShapes
 from ..request import PrefillJob, Row
 from .admission import Limits
 from .costs import Costs, Load
-from .plan import (
-    Chunk,
-    StepPlan,
-    best_size,
-    chunk_sizes,
-    fixed_sizes,
-    largest_size,
-    within,
-    worthwhile,
-)
 
 LONGEST_GAP = 0.75
 """Longest wait of decoding rows in seconds, used if smaller chunks lose much of the rate."""
@@ -44,13 +34,66 @@ REST = 1024
 SCORED_TOKENS = 32
 """Most tokens of a pass that returns the logits of each token, because these need the most
 memory."""
+SMALLEST = 16
+"""Passes of a prompt end at multiples of this, of twice as many tokens, and so on. So there are few
+shapes, of which a GPU may have to plan or compile each."""
+NEARLY = 0.9
+"""A smaller chunk with this share of the best rate is good enough."""
+LITTLE_MORE = 1.5
+"""A larger chunk may take this multiple of the time of the smallest, whatever the target. With one
+token per reading of the weights, a long prompt would take hours."""
+
+GRID = 32
+"""Passes of a prompt with recurrent state end at multiples of this, counted from its beginning, so
+that the state does not depend on the time of passes. Recurrent rules compute tokens in chunks of
+their own, and round differently if these chunks start elsewhere. This is a multiple of their
+size."""
+TAIL = 32
+"""Least tokens of the last pass of such a prompt, because kernels for fewer round differently,
+too."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Prefill tokens `start .. stop` of `job`."""
+
+    job: PrefillJob
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def due(self) -> bool:
+        """Whether its prompt is still at `start`: it has neither ended nor started again."""
+        return self.job.cache is not None and self.job.done == self.start
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    rows: tuple[Row, ...] = ()
+    """Rows that decode one token each. Empty: none decodes, or all wait for a brief prompt."""
+    chunk: Chunk | None = None
+    mixed: bool = False
+    """Whether the chunk is in the pass of the rows, not in its own pass."""
+    pass_seconds: float = 0.0
+    """Expected seconds of the rows' pass, including a mixed chunk."""
+    chunk_seconds: float = 0.0
+    """Expected seconds of the chunk's own pass."""
+    scored: PrefillJob | None = None
+    """The prompt to score behind the rows' pass, before any of it is prefilled."""
+    scoring_seconds: float = 0.0
+    """Time limit for the scoring in this step. At least one piece runs."""
+    embedded: PrefillJob | None = None
+    """The prompt whose media run through the vision tower behind the rows' pass."""
+    embedding_seconds: float = 0.0
+    """Time limit for the tower in this step. At least one slice of it runs."""
 
 
 @dataclass(frozen=True)
 class ExpectedPace:
-    """Expected rates of streams and of a prompt on a device, by its curve, in seconds per token of
-    a stream."""
-
     alone: float
     """Without the prompt."""
     average: float
@@ -97,7 +140,6 @@ class Chunking:
 
     @property
     def longest_gap(self) -> float:
-        """Longest wait of decoding rows for a chunk, seconds."""
         return max(self.limits.stall_target, LONGEST_GAP)
 
     def _wide(self, sizes: Sequence[int], gap: Callable[[int], float]) -> Sequence[int]:
@@ -165,50 +207,40 @@ class Chunking:
 
     @property
     def mixes(self) -> bool:
-        """Whether a chunk costs less in the pass of the rows than in its own pass."""
         return self.costs.curve.mixing > 0
 
     def rest(self, job: PrefillJob) -> float:
-        """Seconds of prefill that a prompt still needs, at half of the remaining depth."""
         depth = len(job.tokens) - job.cost // 2
         return job.work * self.costs.pass_of(0, 0, REST, depth) / REST
 
     def own_pass(self, job: PrefillJob, tokens: int) -> float:
-        """Seconds of a pass over only the next tokens of a prompt."""
         return self.costs.pass_of(0, 0, tokens, max(job.done, len(job.tokens) - job.cost))
 
     def seconds(self, rows: Sequence[Row], chunk: Chunk | None = None, passes: int = 1) -> float:
-        """Seconds of the passes of the decoding rows, and of a mixed chunk."""
         load = self.load(rows, chunk)
         width = self.fixed.rows if self.fixed else -(-len(rows) // passes)
         return passes * self.costs.pass_of(width, load.keys // passes, load.chunk, load.depth)
 
     def load(self, rows: Sequence[Row], chunk: Chunk | None = None) -> Load:
-        """Cached tokens that a pass of the decoding rows, and of a mixed chunk, reads."""
         size, depth = (0, 0) if chunk is None else (chunk.size, chunk.start)
         return Load(sum(row.held for row in rows), size, depth)
 
     def wider(self, plan: StepPlan) -> Callable[[int], float]:
-        """Extra seconds of a step's pass with so many tokens more, spread over its rows. Tokens of
-        one row attend to its cache together."""
+        """Extra seconds of a step's pass with so many drafts, spread over its rows."""
         chunk = plan.chunk.size if plan.chunk is not None and plan.mixed else 0
-        width, count, curve = len(plan.rows) + chunk, max(1, len(plan.rows)), self.costs.curve
-        pace, keys = self.costs.pace["rows"], self.load(plan.rows).keys
-        # what rows take beyond a chunk of as many tokens is the host's, and no longer with drafts
-        scale = min(1.0, curve.of_rows(width) / curve.seconds(width))
+        rows, curve, pace = len(plan.rows), self.costs.curve, self.costs.pace["rows"]
+        keys = self.load(plan.rows).keys
 
         @cache
-        def longer(tokens: int) -> float:
-            if not tokens:
+        def longer(drafts: int) -> float:
+            if not drafts:
                 return 0.0
-            deeper = keys * max(0.0, curve.per_key(1 + tokens / count) - curve.per_key(1))
-            wider = scale * (curve.seconds(width + tokens) - curve.seconds(width))
-            return pace * (wider + deeper) + curve.first  # no pass before had as many cached tokens
+            more = pace * curve.with_drafts(drafts, rows + chunk, rows, keys)
+            return more + curve.first  # no pass before had as many cached tokens
 
         return longer
 
     def _sizes(self, job: PrefillJob) -> list[int]:
-        """Allowed sizes of the next chunk, ascending."""
         if self.fixed:
             return [self.fixed.size(job.done, len(job.tokens))]
         cut, total = bisect_right(job.cuts, job.done), len(job.tokens)
@@ -218,3 +250,51 @@ class Chunking:
 
 def _next(job: PrefillJob, tokens: int) -> Chunk:
     return Chunk(job, job.done, job.done + tokens)
+
+
+def chunk_sizes(start: int, end: int, total: int, most: int, grid: int = 1) -> list[int]:
+    """Sizes of a chunk from `start`, ascending: to the next multiple of each of the fixed sizes up
+    to `most`, or to `end`. `end`: the latest end of the next chunk; `total`: tokens of the prompt;
+    `grid`: the smallest of the fixed sizes, if it matters to the model. The first size may exceed
+    `most` if no smaller chunk ends on the grid."""
+    found, size = set(), grid if grid > 1 else min(SMALLEST, most)
+    while size <= most:
+        stop = (start // size + 1) * size
+        if stop < end and total - stop >= min(TAIL, grid):
+            found.add(stop - start)
+        size *= 2
+    if end - start <= most or not found:
+        found.add(end - start)
+    return sorted(found)
+
+
+def fixed_sizes(most: int) -> list[int]:
+    return chunk_sizes(0, 2 * most, 4 * most, most)
+
+
+def best_size(sizes: Sequence[int], seconds: Callable[[int], float], target: float) -> int:
+    """The smallest size with nearly the best rate among those within `target` seconds. If almost no
+    size is within the target, it chooses among those that take little more than the smallest,
+    because decoding rows wait that long anyway."""
+    return _nearly_best(within(sizes, seconds, target), seconds)[0]
+
+
+def within(sizes: Sequence[int], seconds: Callable[[int], float], target: float) -> list[int]:
+    """Sizes within `target` seconds, or that take little more time than the smallest."""
+    longest = max(target, LITTLE_MORE * seconds(sizes[0]))
+    return [n for n in sizes if seconds(n) <= longest]
+
+
+def worthwhile(sizes: Sequence[int], seconds: Callable[[int], float]) -> int:
+    """The smallest size with nearly the best rate of all. Larger sizes gain almost nothing."""
+    return _nearly_best(sizes, seconds)[0]
+
+
+def largest_size(sizes: Sequence[int], seconds: Callable[[int], float], longest: float) -> int:
+    return _nearly_best([n for n in sizes if seconds(n) <= longest], seconds)[-1]
+
+
+def _nearly_best(sizes: Sequence[int], seconds: Callable[[int], float]) -> list[int]:
+    rates = {n: n / seconds(n) for n in sizes}
+    enough = NEARLY * max(rates.values())
+    return [n for n, rate in rates.items() if rate >= enough]

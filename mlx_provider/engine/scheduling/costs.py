@@ -40,11 +40,9 @@ KINDS = {"rows": "decode passes", "chunk": "passes of prompts"}
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds of one pass, measured on this device with this model.
-
-    A chunk of `tokens` takes `seconds(tokens)`, plus `per_key(tokens)` for each cached token that
-    they attend to. Attention has separate kernels for few tokens, so it has separate points.
-    """
+    """Seconds of one pass, measured on this device with this model. A chunk of `tokens` takes
+    `seconds(tokens)`, plus `per_key(tokens)` for each cached token that they attend to. Attention
+    has separate kernels for few tokens, so it has separate points."""
 
     widths: Points
     """Over short caches. The seconds do not decrease."""
@@ -58,10 +56,13 @@ class Curve:
     `None`: as long as one token takes, because the weights are read once."""
     first: float = 0.0
     """Seconds by which a chunk is slower whose numbers of tokens and of cached tokens are new."""
+    drafts: Points = ()
+    """Seconds that so many drafts of one row take beyond what the other points let expect: such a
+    row has operations of its own. Empty: none."""
 
     def __post_init__(self) -> None:
         """Curves from JSON, which has lists, equal others."""
-        for name in ("widths", "depths", "rows"):
+        for name in ("widths", "depths", "rows", "drafts"):
             object.__setattr__(self, name, tuple((n, s) for n, s in getattr(self, name)))
 
     def seconds(self, tokens: int) -> float:
@@ -69,7 +70,6 @@ class Curve:
         return _on(self.widths, tokens)
 
     def of_rows(self, rows: int) -> float:
-        """Of a decode pass of rows."""
         return _on(self.rows or self.widths, rows)
 
     @property
@@ -91,6 +91,18 @@ class Curve:
             return slope * tokens / n
         m, next_slope = self.depths[at]
         return slope + (tokens - n) * (next_slope - slope) / (m - n)
+
+    def with_drafts(self, drafts: int, width: int, rows: int, keys: int) -> float:
+        """Seconds that a decode pass takes longer with drafts, spread over its rows. Those of one
+        row attend to its cache together. `width`: tokens of the pass without them; `keys`: cached
+        tokens of the rows."""
+        each = drafts / max(1, rows)
+        # what rows take beyond a chunk of as many tokens is the host's, and no longer with drafts
+        scale = min(1.0, self.of_rows(width) / self.seconds(width))
+        wider = scale * (self.seconds(width + drafts) - self.seconds(width))
+        deeper = keys * max(0.0, self.per_key(1 + each) - self.per_key(1))
+        own = min(drafts, rows) * _on(self.drafts, max(1.0, each)) if self.drafts else 0.0
+        return wider + deeper + own
 
     def times(self, factor: float, kind: str) -> Curve:
         """The curve if passes of a kind take `factor` times as long."""
@@ -121,11 +133,10 @@ class Curve:
 
 
 def _flat(points: Points) -> Points:
-    """Points that do not decrease."""
     return [(n, max(s for m, s in points if m <= n)) for n, _ in points]
 
 
-def _on(points: Points, at: int) -> float:
+def _on(points: Points, at: float) -> float:
     """The seconds at a place of a line through points. Beyond the last point, the line through the
     last two goes on; with only one, it starts at zero."""
     i = bisect_left(points, (at, 0.0))
@@ -141,8 +152,6 @@ UNMEASURED = Curve(((1, 0.01), (2048, 1.0)))
 
 
 class Costs:
-    """Expected seconds of passes at the present pace of the device."""
-
     def __init__(self, curve: Curve = UNMEASURED) -> None:
         self.curve = curve
         self.pace = dict.fromkeys(KINDS, 1.0)
@@ -166,10 +175,8 @@ class Costs:
         return found
 
     def measured(self, expected: float, seconds: float, loads: Sequence[Load] = (NO_LOAD,)) -> None:
-        """Update the costs with the measured and the expected seconds of passes.
-
-        The paces of rows and of chunks change by their parts of the expected seconds.
-        """
+        """Update the costs with the measured and the expected seconds of passes. The paces of rows
+        and of chunks change by their parts of the expected seconds."""
         if expected <= 0 or seconds <= 0:
             return
         ratio = min(seconds / expected, SPIKE)
@@ -203,9 +210,7 @@ class Costs:
 
 class PassTimer:
     """The device runs one pass after the other; the next one is launched before the last one ends.
-
-    So the time between two ends is the time of one pass, or of several that ended together.
-    """
+    So the time between two ends is the time of one pass, or of several that ended together."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
@@ -214,7 +219,6 @@ class PassTimer:
         self._since = 0.0
 
     def launched(self, expected: float, now: float, load: Load = NO_LOAD) -> None:
-        """A pass was launched."""
         if now - self._since > sum(seconds for seconds, _ in self._launched):
             # unknown end: the engine was idle, another one ran, or an image was embedded
             self._launched.clear()
@@ -224,10 +228,8 @@ class PassTimer:
 
     def ended(self, now: float, *, left: int = 0, usual: bool = True) -> float:
         """All passes except the `left` newest have ended. Returns their time relative to the
-        expectation; 0: unknown.
-
-        `usual`: the passes are representative of the pace of the device.
-        """
+        expectation; 0: unknown. `usual`: the passes are representative of the pace of the
+        device."""
         done = len(self._launched) - left
         ended, seconds = self._launched[:done], now - self._since
         expected = sum(each for each, _ in ended)
@@ -238,5 +240,4 @@ class PassTimer:
         return seconds / expected if expected > 0 else 0.0
 
     def forget(self) -> None:
-        """Ignore the times of the passes on the device."""
         self._launched.clear()

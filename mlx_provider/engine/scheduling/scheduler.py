@@ -16,11 +16,11 @@ from functools import partial
 
 from ..fixed_shapes import FixedShapes
 from ..kv_capacity import STEP_TOKENS
+from ..prefix_cache.tree import common
 from ..request import Phase, PrefillJob, Request, Row
 from .admission import OUTPUT_TOKEN, Admission, Budget, FairShares, Limits, above_share
-from .chunking import IDLE_SECONDS, Chunking
+from .chunking import IDLE_SECONDS, Chunk, Chunking, StepPlan
 from .costs import Costs
-from .plan import Chunk, StepPlan, awaits
 
 __all__ = ["Budget", "Limits", "Scheduler"]
 
@@ -30,6 +30,10 @@ PATIENCE_SECONDS = 30.0
 """After this time, a prompt that does not fit stops later prompts from overtaking it."""
 CLAIMS_PER_STEP = 4
 """Prompts whose use of the prefix cache is looked up again in a step that admits one of them."""
+
+
+WORTH_WAITING = 256
+"""Least tokens that a started prompt must be about to store of another one, which waits for it."""
 
 
 class Scheduler:
@@ -73,16 +77,13 @@ class Scheduler:
     # -- coming and going
 
     def check(self, request: Request, arriving: Sequence[str] = ()) -> None:
-        """Check whether a request may queue. Read-only, so any thread may call it.
-
-        `arriving`: the accounts of accepted requests that are not queued yet. Raises the errors
-        of `Admission.check`.
-        """
+        """Check whether a request may queue. Read-only, so any thread may call it. `arriving`: the
+        accounts of accepted requests that are not queued yet. Raises the errors of
+        `Admission.check`."""
         queued = [*(job.request.account for job in self._queued()), *arriving]
         self.admission.check(request, len(queued), first=request.account not in queued)
 
     def submit(self, request: Request, now: float) -> PrefillJob:
-        """Queue a request that passed `check`."""
         if not request.arrived:
             request.arrived = now
         self._shares.join(request, self.requests())
@@ -93,10 +94,8 @@ class Scheduler:
         return job
 
     def admit(self, now: float) -> PrefillJob | None:
-        """Admit the most urgent prompt that fits, unless a prompt in prefill goes first.
-
-        Reclaims memory for it and reserves it. `None`: no prompt is admitted.
-        """
+        """Admit the most urgent prompt that fits, unless a prompt in prefill goes first. Reclaims
+        memory for it and reserves it. `None`: no prompt is admitted."""
         invited, self._invited, tried = self._invited, None, 0
         for job in (*filter(None, (invited,)), *self._in_order(now)):
             if job.restoring:
@@ -118,7 +117,6 @@ class Scheduler:
         return None
 
     def passed(self, chunk: Chunk) -> None:
-        """A chunk has run. The other prompts in prefill have waited for it."""
         if not chunk.job.request.ahead:
             self._shares.charge(chunk.job.request, chunk.size)
         self._waited_for(chunk.job, self.costs.pass_of(0, 0, chunk.size, chunk.start))
@@ -135,16 +133,13 @@ class Scheduler:
         self._owed += max(0.0, seconds - plan.embedding_seconds) if self.running else 0.0
 
     def join(self, job: PrefillJob) -> None:
-        """The prompt is in the cache. Each row may decode once it has its first token."""
         self.waiting.remove(job)
         job.request.phase = Phase.DECODE
 
     def decode(self, row: Row) -> None:
-        """The row decodes from now on."""
         self.running[row] = None
 
     def leave(self, rows: Iterable[Row]) -> None:
-        """The rows no longer decode."""
         for row in rows:
             del self.running[row]
 
@@ -157,7 +152,6 @@ class Scheduler:
         return gone
 
     def retry(self, rows: Iterable[Row]) -> list[PrefillJob]:
-        """Queue rows again whose caches a device failure has corrupted."""
         rows = list(rows)
         for row in rows:
             row.retry_alone = True
@@ -184,11 +178,9 @@ class Scheduler:
     def plan(
         self, now: float, *, mixes: bool = False, stalled: float = 0.0, passes: int = 1
     ) -> StepPlan:
-        """The plan of the next step. Read-only.
-
-        `mixes`: chunks may share the pass of the decoding rows; `stalled`: seconds that these rows
-        have waited for their token; `passes`: forward passes per token of each row.
-        """
+        """The plan of the next step. Read-only. `mixes`: chunks may share the pass of the decoding
+        rows; `stalled`: seconds that these rows have waited for their token; `passes`: forward
+        passes per token of each row."""
         sizes, rows = self.chunking, tuple(self.running)
         target = sizes.limits.stall_target
         alone = sizes.seconds(rows, passes=passes) if rows else 0.0
@@ -241,21 +233,16 @@ class Scheduler:
         return self.chunking.rest(job) - AGING * waited
 
     def _precedes(self, job: PrefillJob) -> bool:
-        """Whether a prompt runs before the rows decode, within the time that these may wait.
-
-        Brief prompts that arrive together are prefilled together. Their rows then decode in the
-        same steps instead of twice as many.
-        """
+        """Whether a prompt runs before the rows decode, within the time that these may wait. Brief
+        prompts that arrive together are prefilled together. Their rows then decode in the same
+        steps instead of twice as many."""
         return self.chunking.brief(job)
 
     # -- memory
 
     def overflowing(self) -> tuple[Row, bool] | None:
         """The row to preempt, and whether it can continue later. It is the youngest row, if the
-        rows have outgrown the memory.
-
-        Reclaims memory first. `None`: all rows fit.
-        """
+        rows have outgrown the memory. Reclaims memory first. `None`: all rows fit."""
         budget = self.admission.budget
         limit = budget.available()
         if limit == self._fitting and not any(map(self.admission.exceeds, self.running)):
@@ -275,9 +262,8 @@ class Scheduler:
 
     def displaced(self, now: float) -> Sequence[Row]:
         """Rows to preempt so that the first prompt of an account without rows can be admitted.
-
-        Empty: no account has only prompts that wait, there is room, or this would not make enough.
-        """
+        Empty: no account has only prompts that wait, there is room, or this would not make
+        enough."""
         if not self._shares.several:
             return ()
         present = {row.request.account for row in self._live()}
@@ -296,7 +282,6 @@ class Scheduler:
         return ()
 
     def _reclaim(self, need: int) -> None:
-        """Reclaim memory, so that live rows may use this many bytes."""
         self.reclaimed = need
         self.admission.budget.reclaim(need)
 
@@ -308,7 +293,6 @@ class Scheduler:
         return bool(spare)
 
     def reservation(self, rows: Iterable[Row]) -> int:
-        """See `Admission.reservation`."""
         return self.admission.reservation(rows)
 
     def _make_room(
@@ -316,10 +300,8 @@ class Scheduler:
     ) -> bool:
         """Reclaim memory for a prompt beside the live rows, `without` some. Returns whether it
         fits. `claims`: what it will use of the prefix cache is no part of its need, and stays.
-
         Images are temporary, and may belong to the prompt itself, so they do not block a prompt
-        that would run alone.
-        """
+        that would run alone."""
         rows = [row for row in self._live() if row not in without]
         if len(rows) + len(job.rows) > self.admission.limits.max_rows:
             return False
@@ -344,7 +326,6 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        """Requests that are not admitted yet."""
         return len(self._queued())
 
     def _queued(self) -> list[PrefillJob]:
@@ -352,25 +333,21 @@ class Scheduler:
 
     @property
     def active_rows(self) -> int:
-        """Rows that decode, or will after their prefill."""
         return len(self.running) + len(self._prefilling())
 
     @property
     def live_bytes(self) -> int:
-        """Reserved bytes of rows that decode or prefill."""
         return self.reservation(self._live())
 
     def _live(self) -> list[Row]:
         return [*self._prefilling(), *self.running]
 
     def _prefilling(self) -> list[Row]:
-        """Rows of admitted requests that do not decode yet."""
         jobs = (job for job in self.waiting if job.admitted and not job.request.ahead)
         return [row for job in jobs for row in job.rows]
 
     @property
     def busy(self) -> bool:
-        """Whether a request waits or runs."""
         return bool(self.running) or any(not job.request.ahead for job in self.waiting)
 
     def fits_ahead(self, request: Request, stored: int) -> bool:
@@ -383,7 +360,21 @@ class Scheduler:
         return not self.waiting and not self.running
 
     def requests(self) -> list[Request]:
-        """All requests that have not ended, oldest first."""
         found = dict.fromkeys([job.request for job in self.waiting])
         found |= dict.fromkeys([row.request for row in self.running])
         return sorted(found, key=lambda request: request.arrived)
+
+
+def awaits(job: PrefillJob, others: Iterable[PrefillJob]) -> bool:
+    """Whether `job` should wait, because a started prompt will store its prefix soon."""
+    return any(provides(leader, job) for leader in others if leader.admitted)
+
+
+def provides(leader: PrefillJob, job: PrefillJob) -> bool:
+    """Whether `leader` will soon provide much of `job`'s prompt."""
+    if leader is job or not leader.uses_prefix_cache or leader.request.salt != job.request.salt:
+        return False
+    if leader.ids is None or job.ids is None:
+        return False
+    shared = min(common(leader.ids, job.ids), len(leader.tokens), len(job.tokens) - 1)
+    return shared - job.estimated_cached > WORTH_WAITING

@@ -100,7 +100,6 @@ class DraftCosts:
         self.slower[bits] = known
 
     def forget(self) -> None:
-        """Count a step."""
         self.aside *= FORGOTTEN
         self.per_draft *= FORGOTTEN
         for bits, times in self.slower.items():
@@ -148,8 +147,6 @@ Floats = NDArray[np.float64]
 
 
 class Prospects:
-    """The expected gain of each row from each drafter."""
-
     def __init__(self, chances: Floats) -> None:
         """`chances`: (rows, drafters, drafts), that a draft and all before it are accepted. 0: the
         drafter is not asked."""

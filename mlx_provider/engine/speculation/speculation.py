@@ -16,18 +16,14 @@ from ...records import (
     Drafter,
     Drafting,
     DraftRow,
-    DraftsAhead,
     LoadedModel,
     Prompt,
     ShowsHidden,
-    Unread,
 )
-from ..execution.batch_layout import NO_RESULTS, Results
-from ..execution.mixed_chunk import CircuitBreaker
+from ..execution.batching import CircuitBreaker
 from ..request import Row
 from .costs import KNOWN_TEXT, Ask, Asks, Kind, within
-from .policy import Policy
-from .trials import Odds, RowOdds
+from .policy import Odds, Policy, RowOdds
 
 log = logging.getLogger(__name__)
 
@@ -46,24 +42,15 @@ class Source:
     """The model, if the drafter needs its hidden states. At most one drafter of an engine may."""
     media: bool = True
 
-    @property
-    def drafts_ahead(self) -> bool:
-        """Whether it can guess before the last pass is read."""
-        return isinstance(self.drafting, DraftsAhead) and self.drafting.drafts_ahead
-
 
 @dataclass
 class Own:
-    """A row as one drafter knows it."""
-
     odds: RowOdds = field(default_factory=RowOdds)
     seen: DraftRow | None = None
 
 
 @dataclass
 class Followed:
-    """A row that may have drafts."""
-
     own: Sequence[Own]
     foretold: Odds = field(default_factory=Odds)
     """Acceptance of its predicted tokens."""
@@ -73,8 +60,6 @@ class Followed:
     """Hidden states, (n, hidden), that the drafter has not received yet."""
     drawn_from: mx.array | None = None
     """States of its last pass with drafts, until the result is known or the drafter has them."""
-    unread: Unread | None = None
-    """The result that its last guesses follow, until it is read."""
 
 
 @dataclass(frozen=True)
@@ -122,13 +107,8 @@ class Speculation:
         }
         return {row: asks for row, asks in found.items() if asks}
 
-    def drafts_ahead(self, asked: Mapping[Row, Asks]) -> bool:
-        places = {ask.source for asks in asked.values() for ask in asks} or {0}
-        return all(self.sources[place].drafts_ahead for place in places)
-
-    def propose(self, wanted: Mapping[Row, Asks], unread: Results = NO_RESULTS) -> dict[Row, Guess]:
-        """Guesses of the drafters. Rows without a guess are left out. Never raises. `unread`:
-        results of the last pass that guesses follow, if all asked drafters can draft ahead."""
+    def propose(self, wanted: Mapping[Row, Asks]) -> dict[Row, Guess]:
+        """Guesses of the drafters. Rows without a guess are left out. Never raises."""
         self._guessing, self._asked = (0.0, 0), set()
         if not wanted:
             return {}
@@ -141,7 +121,7 @@ class Speculation:
             # asked for together
             source = max(asks[0].source for asks in left.values())
             asked = {row: asks[0] for row, asks in left.items() if asks[0].source == source}
-            found = self._guesses(source, asked, unread)
+            found = self._guesses(source, asked)
             all_ready = all_ready and found.keys() == asked.keys()
             guesses |= {row: Guess(own, source) for row, own in found.items() if own}
             rest = {row: asks[1:] if row in asked else asks for row, asks in left.items()}
@@ -150,12 +130,10 @@ class Speculation:
         self._guessing = self.clock() - began, rounds if all_ready else 0
         return guesses
 
-    def _guesses(
-        self, source: int, asked: Mapping[Row, Ask], unread: Results
-    ) -> dict[Row, Sequence[int]]:
+    def _guesses(self, source: int, asked: Mapping[Row, Ask]) -> dict[Row, Sequence[int]]:
         """The guesses of one drafter for rows for which it is ready. A guess may be empty."""
         self._asked.add(source)
-        views = [self._view(row, ask, unread.get(row)) for row, ask in asked.items()]
+        views = [self._view(row, ask) for row, ask in asked.items()]
         with Isolation() as tried:
             guesses = self.sources[source].drafting.propose(views)
             drafts = {
@@ -169,7 +147,7 @@ class Speculation:
             self._drop(source)
             return {}
         for each in views:
-            each.hidden = each.unread = None
+            each.hidden = None
         self._breakers[source].passed(used=True)
         for row, own in drafts.items():
             if not own:
@@ -180,16 +158,13 @@ class Speculation:
         for row in self._rows.values():
             row.own[source].seen = None
             if self.sources[source].shows is not None:
-                row.shown, row.drawn_from, row.unread = [], None, None
+                row.shown, row.drawn_from = [], None
 
-    def waited(self, seconds: float | None, *, known: bool) -> Kind:
-        """The device idled for this long before a pass with drafts. `None`: it had another pass to
-        run. `known`: it has drafts of predicted text. Returns the kind of the pass."""
+    def waited(self, seconds: float, *, known: bool) -> Kind:
+        """The device idled for this long before a pass with drafts. `known`: it has drafts of
+        predicted text. Returns the kind of the pass."""
         guessing, rounds = self._guessing
         kind = KNOWN_TEXT.union(self._asked) if known else frozenset(self._asked)
-        if seconds is None:
-            self.policy.costs[kind].timed(0.0, 0.0, rounds)
-            return kind
         idle = max(0.0, seconds - guessing)
         self.policy.costs[kind].timed(idle, guessing, rounds)
         if known and self._asked:
@@ -204,7 +179,6 @@ class Speculation:
         return max(media, len(prompt.tokens) - KEPT)
 
     def begin(self, row: Row, hidden: Sequence[mx.array]) -> None:
-        """A row has drawn its first token. `hidden`: states of its prompt, each (n, hidden)."""
         if not _may(row):
             return
         before = sum(_count(own.shown) for own in self._rows.values())
@@ -239,8 +213,6 @@ class Speculation:
         own = self._rows.get(row)
         if own is None:
             return
-        if own.unread is not None:
-            own.unread.read, own.unread = held, None
         guessed = drafts - known + refused
         if source is not None and guessed > 0 and held >= known:
             self.policy.learn(source, own.own[source].odds, guessed, held - known)
@@ -260,7 +232,6 @@ class Speculation:
         return self.policy.known_text.foresees(self._rows[row].foretold)
 
     def foretold(self, row: Row, *, right: bool) -> None:
-        """The row's forecast has predicted its next token."""
         if row in self._rows:
             self.policy.known_text.learn_forecast(self._rows[row].foretold, right=right)
 
@@ -305,24 +276,18 @@ class Speculation:
     def _known(self, token: int) -> bool:
         return 0 <= token < self._vocab
 
-    def _view(self, row: Row, ask: Ask, unread: Unread | None) -> DraftRow:
+    def _view(self, row: Row, ask: Ask) -> DraftRow:
         followed = self._rows[row]
         own = followed.own[ask.source]
         if own.seen is None:
             own.seen = DraftRow(row.all_tokens, salt=row.request.salt)
         seen = own.seen
         seen.tokens.extend(row.tokens[len(seen.tokens) - len(row.request.prompt.tokens) :])
-        seen.wanted, seen.unread = ask.drafts, unread
+        seen.wanted = ask.drafts
         if self.sources[ask.source].shows is not None:
-            shown = followed.shown
-            if unread is not None and followed.drawn_from is not None:
-                shown = [*shown, followed.drawn_from]
-            seen.hidden = mx.concatenate(shown) if shown else None
-            more = 0 if unread is None else unread.tokens.size
-            seen.fresh = 0 if seen.hidden is None else seen.hidden.shape[0] - more
+            seen.hidden = mx.concatenate(followed.shown) if followed.shown else None
+            seen.fresh = 0 if seen.hidden is None else seen.hidden.shape[0]
             followed.shown, followed.drawn_from = [], None
-        # a pass without drafts reports no result
-        followed.unread = unread if unread is not None and unread.read is None else None
         return seen
 
 

@@ -19,14 +19,12 @@ from numpy.typing import NDArray
 from ...isolation import Fault, Isolation
 from ...records import LoadedModel, PrefillChunk, ShowsHidden
 from ...records.drafter import MOST_DRAFTS
-from ..execution.batch_layout import Results
-from ..execution.decode_batch import NO_DRAFTS, Drafts, Forward, Held
-from ..recent import Recent
+from ..execution.decode_batch import Drafts, Forward, Held
 from ..request import PrefillJob, Row, RowConstraint
-from ..scheduling.plan import StepPlan
+from ..scheduling.chunking import StepPlan
 from ..scheduling.scheduler import Scheduler
-from ..step_output import Recorder
-from .costs import Asks, Kind, Seconds, within
+from ..step_output import Recent, Recorder
+from .costs import Asks, Kind, Seconds
 from .speculation import NONE, Guess, Speculation
 
 Mask = NDArray[np.uint32]
@@ -124,24 +122,22 @@ class DraftStep:
         recorder: Recorder,
         recent: Recent,
     ) -> None:
-        self._speculation = speculation
+        self._speculation = speculation or Speculation(vocab=0)
         self._scheduler = scheduler
         self._recorder = recorder
         self._recent = recent
-        self._origins: dict[Row, list[Origin]] = {}
-        """Origins of the drafts in unread passes, the oldest first."""
+        self._origins: dict[Row, Origin] = {}
+        """Origins of the drafts in the last pass."""
         self._possible = True
         """Whether passes of the batch can check drafts."""
 
     @property
     def shows(self) -> ShowsHidden | None:
-        return None if self._speculation is None else self._speculation.shows
+        return self._speculation.shows
 
     def prefilled(self, model: LoadedModel, job: PrefillJob, chunk: PrefillChunk) -> mx.array:
         """Logits (vocab,) after a chunk. The job keeps the hidden states for the drafter."""
-        shown = 0
-        if self._speculation is not None:
-            shown = chunk.stop - max(chunk.start, self._speculation.first_of(chunk.prompt))
+        shown = chunk.stop - max(chunk.start, self._speculation.first_of(chunk.prompt))
         if shown <= 0 or self.shows is None:
             return model.prefill(chunk)
         logits, hidden = self.shows.prefill_hidden(chunk, shown)
@@ -149,23 +145,17 @@ class DraftStep:
         return logits
 
     def begin(self, row: Row, job: PrefillJob) -> None:
-        """A row has drawn its first token, unless it ended."""
         follows = row.finish is None and row.held == len(job.tokens) + 1
-        if self._speculation is not None and job.hidden and follows:
+        if job.hidden and follows:
             self._speculation.begin(row, job.hidden)
 
     def allowed(self, plan: StepPlan, *, possible: bool) -> bool:
         self._possible = possible
-        if self._speculation is None or not plan.rows or not possible:
+        if not (self._speculation.sources and plan.rows and possible):
             return False
         return plan.chunk is None or self._speculation.policy.beside_prompts
 
-    def drafts_ahead(self, wanted: Wanted) -> bool:
-        return self._speculation is not None and self._speculation.drafts_ahead(wanted.asked)
-
     def wanted(self, plan: StepPlan) -> Wanted:
-        if self._speculation is None:
-            return Wanted()
         seconds, count = self._seconds(plan), len(plan.rows)
         asked = self._speculation.wanted(plan.rows, seconds)
         # the first token of a run is drawn already
@@ -176,8 +166,6 @@ class DraftStep:
     def guessed(self, plan: StepPlan, asked: Mapping[Row, Asks], isolated: Isolated) -> Drafts:
         """Drafts as far as the rows' grammars allow them, once all tokens are read. `isolated`:
         wraps a row's own work, so that an error in it ends only its request."""
-        if self._speculation is None:
-            return NO_DRAFTS
         seconds, count = self._seconds(plan), len(plan.rows)
         left = [row for row in plan.rows if row.finish is None]
         known = {row: self._worthwhile(row, count, seconds) for row in left}
@@ -188,27 +176,16 @@ class DraftStep:
         drafts = {row: own for row, own in let_through.items() if own}
         refused = {row for row, own in guessed.items() if len(let_through[row]) < len(own)}
         self._origins = {
-            row: [_origin(known.get(row, ()), guesses.get(row), refused=row in refused)]
+            row: _origin(known.get(row, ()), guesses.get(row), refused=row in refused)
             for row in drafts
         }
         for row in refused - drafts.keys() & guesses.keys():
             self._speculation.refused(row, guesses[row].source)
         return drafts
 
-    def guessed_ahead(self, asked: Mapping[Row, Asks], unread: Results) -> Drafts:
-        """Guesses after the `unread` results of the last pass, for rows without a grammar."""
-        if self._speculation is None:
-            return NO_DRAFTS
-        left = {row: _left(row) - unread[row].tokens.size for row in asked}
-        fitting = {row: within(asks, left[row]) for row, asks in asked.items() if left[row] > 0}
-        guesses = self._speculation.propose(fitting, unread)
-        for row, guess in guesses.items():
-            self._origins.setdefault(row, []).append(_origin((), guess))
-        return {row: guess.tokens for row, guess in guesses.items()}
-
     def follow(self, row: Row, token: int) -> None:
         """The forecast of a row sees its next token. An error in it costs only the forecast."""
-        if self._speculation is None or row.forecast is None or not self._possible:
+        if row.forecast is None or not (self._possible and self._speculation.sources):
             return
         with Isolation(partial(_no_more_forecasts, row)):
             foretold, followed = row.forecast.likely(), row.forecast.follows
@@ -225,7 +202,7 @@ class DraftStep:
         tokens that are no drafts any more."""
         if row.constraint is None and row.forecast is None:
             return ()
-        if self._speculation is None or not self._speculation.drafts_for(row):
+        if not self._speculation.drafts_for(row):
             return ()
         run, certain = _known_run(row)
         if len(run) <= drawn:
@@ -238,7 +215,7 @@ class DraftStep:
     def _reads_first(self, row: Row, rows: int, seconds: Seconds) -> bool:
         """Whether the last token of a row should be read before the pass, because predicted text
         may begin after it."""
-        if self._speculation is None or row.forecast is None:
+        if row.forecast is None:
             return False
         with Isolation(partial(_no_more_forecasts, row)):
             if not row.forecast.follows or row.forecast.likely():
@@ -252,13 +229,8 @@ class DraftStep:
             return plan.pass_seconds
         return self._seconds(plan)(sum(map(len, drafts.values())))
 
-    def waited(self, drafts: Drafts, seconds: float | None) -> None:
-        """The device idled for this long before a pass. `None`: it had another pass to run."""
-        if self._speculation is None:
-            return
-        origins = [self._origins[row][-1] for row, own in drafts.items() if own]
-        if not origins:
-            return
+    def waited(self, drafts: Drafts, seconds: float) -> None:
+        origins = [self._origins[row] for row in drafts]
         known = any(origin.known for origin in origins)
         kind = self._speculation.waited(seconds, known=known)
         for origin in origins:
@@ -268,15 +240,15 @@ class DraftStep:
         """A pass took `times` its expected duration. `results`: of its rows."""
         drafts = sum(each.drafts for each in results)
         kinds = [
-            self._origins[each.row][0].kind
+            self._origins[each.row].kind
             for each in results
-            if each.drafts and self._origins.get(each.row)
+            if each.drafts and each.row in self._origins
         ]
-        if kinds and times and self._speculation is not None:
+        if kinds and times:
             self._speculation.policy.costs[kinds[0]].passed(drafts, times)
 
     def show(self, forward: Forward) -> None:
-        if forward.hidden is None or self._speculation is None:
+        if forward.hidden is None:
             return
         for at, (row, place) in enumerate(places(forward.rows)):
             if not place:
@@ -284,9 +256,8 @@ class DraftStep:
                 self._speculation.show(row, forward.hidden[at:end])
 
     def held(self, row: Row, drafts: int, held: int) -> None:
-        if drafts and self._speculation is not None:
-            origins = self._origins.get(row) or [Origin()]
-            origin = origins.pop(0)
+        if drafts:
+            origin = self._origins.pop(row, Origin())
             self._speculation.held(
                 row, drafts, held, known=origin.known, source=origin.source, refused=origin.refused
             )
@@ -295,8 +266,7 @@ class DraftStep:
             self._recent.accepted += held
 
     def forget(self, rows: Sequence[Row]) -> None:
-        if self._speculation is not None:
-            self._speculation.forget(rows)
+        self._speculation.forget(rows)
         for row in rows:
             self._origins.pop(row, None)
 

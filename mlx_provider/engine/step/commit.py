@@ -1,4 +1,4 @@
-"""Commits the result of a pass: tokens become text, rows and requests end, computed KV is kept."""
+"""Begins and ends requests: prompts get a row cache, tokens become text, computed KV is kept."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from functools import partial
 from ...errors import MLXProviderError
 from ...isolation import Fault, Isolation
 from ...protocol.events import Delta, Event, Finish, FinishReason
+from ...upstream.sparse_cache import sparse
 from ..execution.decode_batch import Logprob, Read
+from ..prefix_cache.cache import Match
 from ..prefix_cache.policy import PrefixCachePolicy
 from ..request import Phase, PrefillJob, Request, Row
+from ..row_cache import grow_by
+from ..step_output import LookedUp
 from .state import State
 
 log = logging.getLogger(__name__)
@@ -35,20 +39,57 @@ GOES_ON = Outcome()
 
 
 class Commit:
-    """Every method belongs to the engine thread."""
+    """Engine thread only."""
 
     def __init__(self, state: State) -> None:
         self._state = state
 
+    # -- prompts
+
+    def look_up(self, job: PrefillJob) -> None:
+        if self._state.prefix_cache is not None and job.uses_prefix_cache:
+            with Isolation(partial(_not_cached, job.request)):
+                self._state.prefix_cache.look_up(job)
+
+    def begin(self, job: PrefillJob) -> None:
+        """Give an admitted prompt its row cache, or start a restore from disk."""
+        state = self._state
+        inputs = job.request.inputs
+        capacity = len(job.tokens) if inputs else state.scheduler.admission.kv_capacity(job)
+        if state.prefix_cache is not None and job.uses_prefix_cache:
+            with Isolation(partial(_not_cached, job.request)):
+                self._looked_up(job.request, state.prefix_cache.begin(job, capacity))
+        if job.restoring:
+            return
+        if state.sparse_prefill is not None and job.uses_prefix_cache:
+            state.sparse_prefill.begin(job)
+        if not job.uses_prefix_cache:
+            job.leave_prefix()
+        if job.cache is None:
+            job.cache = state.make_cache()
+            grow_by(job.cache, capacity)
+        if job.places is not None:
+            job.cache = sparse(job.cache)
+        if not job.request.ahead:
+            state.recorder.tokens(prefilled=0, cached=job.done, decoded=0)
+
+    def _looked_up(self, request: Request, found: Match | None) -> None:
+        if found is None or request.ahead:
+            return
+        diverged = found.diverged_at is not None
+        seen = LookedUp(
+            self._state.clock(), request.id, found.asked, found.shared, found.length, diverged
+        )
+        self._state.recent.lookups.add(seen)
+        self._state.recorder.looked_up(seen.lost)
+
     # -- requests
 
     def cancel(self, request: Request) -> None:
-        """End a request in any phase, and free its resources at once."""
         if self.abandon(request):
             self._state.output.ended(request, "cancelled")
 
     def fail(self, request: Request, error: MLXProviderError) -> None:
-        """End a request with an error that its reader sees."""
         if self.abandon(request):
             self._state.output.failed(request, error)
 
@@ -79,7 +120,6 @@ class Commit:
     # -- tokens
 
     def take(self, reads: Sequence[Read], now: float) -> None:
-        """Take drawn tokens: post their text, and end complete rows."""
         live = [read for read in reads if read[0].finish is None]
         for row, token, _ in live:
             self._state.output.token(row.request, now)
@@ -129,14 +169,12 @@ class Commit:
     # -- endings
 
     def cut(self, row: Row) -> None:
-        """End a row because memory is full."""
         outcome = None
         with self.fails_next(row, "its text"):
             outcome = _last(row, "length")
         self.settle(row, outcome or Outcome(error=row.error))
 
     def settle(self, row: Row, outcome: Outcome) -> None:
-        """Apply the outcome of a row's token. A request ends with its last row."""
         request = row.request
         if row.finish is not None:  # another choice made its request fail
             return
@@ -172,7 +210,6 @@ class Commit:
             request.features = {}
 
     def drop(self, rows: Sequence[Row]) -> None:
-        """Remove rows from the batch, for good or until they have started again."""
         self._state.batch.drop(rows)
         self._state.drafting.forget(rows)
         self._state.charge_merged()
@@ -202,8 +239,11 @@ class Commit:
         prefixes.give_back(job.rows)
 
 
+def _not_cached(request: Request, fault: Fault) -> None:
+    log.error("request %s gets nothing from the prefix cache\n%s", request.id, fault.trace)
+
+
 def _last(row: Row, reason: FinishReason, deltas: Sequence[Delta] = ()) -> Outcome:
-    """The end of a row's text after `deltas`, with the final reason."""
     last, reason = row.output.finish(reason)
     end = Finish(index=row.index, reason=reason, stop=row.output.stopped or None)
     return Outcome([*deltas, *last, end], reason)
@@ -214,12 +254,10 @@ def _fails(row: Row, part: str, fault: Fault) -> None:
 
 
 def _error(request: Request, part: str, fault: Fault) -> MLXProviderError:
-    """The error for the reader of a request after a part of its work failed."""
     if not fault.ours:
         log.error("request %s: %s failed\n%s", request.id, part, fault.trace)
     return fault.of_request(part)
 
 
 def not_kept(request: Request, fault: Fault) -> None:
-    """The prefix cache failed to store what a request computed."""
     log.error("request %s could not be kept in the prefix cache\n%s", request.id, fault.trace)

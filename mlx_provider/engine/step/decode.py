@@ -16,13 +16,12 @@ import mlx.core as mx
 from ...isolation import Fault, Isolation
 from ..execution.decode_batch import Forward, Held
 from ..request import Row
-from ..scheduling.plan import Chunk
+from ..scheduling.chunking import Chunk
 from ..speculation.step import Place, places
 from .commit import Commit
-from .draw import Draws, Join, Recovery, only
+from .draw import Rows, only
 from .prefill import Prefill
-from .record import StepRecord
-from .state import State
+from .state import State, StepRecord
 
 log = logging.getLogger(__name__)
 
@@ -42,23 +41,19 @@ class Decoded:
 
 
 class Decode:
-    """Every method belongs to the engine thread."""
+    """Engine thread only."""
 
     def __init__(
         self,
         state: State,
         commit: Commit,
-        draws: Draws,
-        join: Join,
+        rows: Rows,
         prefill: Prefill,
-        recovery: Recovery,
     ) -> None:
         self._state = state
         self._commit = commit
-        self._draws = draws
-        self._join = join
+        self._rows = rows
         self._prefill = prefill
-        self._recovery = recovery
 
     def run(self, record: StepRecord) -> Decoded | None:
         """Launch the pass, and read the tokens of the last one while it runs."""
@@ -67,12 +62,11 @@ class Decode:
             return None
         expected, began = state.drafting.seconds(record.plan, record.drafts), state.clock()
         along = state.batching.mixed.take_along(chunk)
-        forward = state.batch.forward(along, record.drafts, record.unread)
+        forward = state.batch.forward(along, record.drafts)
         load = state.scheduler.chunking.load(record.plan.rows, chunk)
         state.timer.launched(expected, state.clock() if record.caught_up else began, load)
         if record.drafts:
-            idle = state.clock() - state.read_at if record.caught_up else None
-            state.drafting.waited(record.drafts, idle)
+            state.drafting.waited(record.drafts, state.clock() - state.read_at)
         state.corrupted = {row for rows, _ in forward.failed for row in rows}
         if record.caught_up:
             return Decoded(forward, chunk)
@@ -86,7 +80,7 @@ class Decode:
         if decoded is None:
             return
         if decoded.unreadable is not None:
-            self._recovery.unreadable(decoded.unreadable)
+            self._rows.unreadable(decoded.unreadable)
             return
         state, forward, chunk = self._state, decoded.forward, decoded.chunk
         if decoded.reads is not None:
@@ -94,7 +88,7 @@ class Decode:
         for rows, cause in forward.failed:
             left = [row for row in rows if row.finish is None]
             mixed = chunk is not None
-            self._recovery.pass_failed(left, cause, alone=len(rows) == 1, mixed=mixed)
+            self._rows.pass_failed(left, cause, alone=len(rows) == 1, mixed=mixed)
         if forward.logits is not None:
             self._draw_next(forward, forward.logits)
         if chunk is not None and forward.took_chunk and chunk.due:
@@ -112,7 +106,7 @@ class Decode:
         with Isolation() as reading:
             found = state.batch.catch_up()
         if reading.fault is not None:
-            self._recovery.unreadable(reading.fault)
+            self._rows.unreadable(reading.fault)
             return False
         state.read_at = state.clock()
         self._take(found, state.read_at, left=len(state.behind), apart=True)
@@ -120,17 +114,16 @@ class Decode:
 
     def _take(self, found: Sequence[Held], now: float, *, left: int, apart: bool = False) -> None:
         """Take the result of the last pass. `left`: newer passes on the device; `apart`: row by
-        row, else only rows whose next pass has followed it unread."""
+        row, because drafts were in it."""
         state = self._state
         guessed = any(each.drafts for each in found)
         times = state.timer.ended(now, left=left, usual=not guessed)
         state.drafting.passed(found, times)
         if not apart:
-            together = [read for each in found if not each.ahead for read in each.reads]
-            self._commit.take(together, now)
+            self._commit.take([read for each in found for read in each.reads], now)
+            return
         for each in found:
-            if apart or each.ahead:
-                self._take_held(each, now)
+            self._take_held(each, now)
 
     def _take_held(self, result: Held, now: float) -> None:
         """Take what held of a row's drafts, token by token."""
@@ -138,10 +131,8 @@ class Decode:
         state.drafting.held(row, result.drafts, len(result.reads) - 1)
         for stay, read in enumerate(result.reads, 1):
             if row.finish is None:
-                state.batch.keep(row, stay)
+                state.batch.layout.keep(row, stay)
                 self._commit.take([read], now)
-        if result.ahead and row.finish is None:
-            state.batch.follow(row)
 
     def _draw_next(self, forward: Forward, logits: mx.array) -> None:
         """Draw after every place of the rows, as if their drafts held."""
@@ -151,12 +142,11 @@ class Decode:
         running = [row in scheduler.running and not self._replays(row) for row, _ in wanted]
         wanted, logits = only(running, wanted, logits)
         if any(row.retry_alone for row, _ in wanted):
-            wanted, logits = self._join.again(wanted, logits)
+            wanted, logits = self._rows.again(wanted, logits)
         if wanted:
             rows = list(dict.fromkeys(row for row, _ in wanted))
-            with Isolation(partial(self._recovery.retry, rows)):
-                self._draws.launch(wanted, logits, forward.drafts)
+            with Isolation(partial(self._rows.retry, rows)):
+                self._rows.launch(wanted, logits, forward.drafts)
 
     def _replays(self, row: Row) -> bool:
-        """Whether the next token of a row is already committed and runs again."""
         return self._state.fixed is not None and self._state.batch.replays(row)

@@ -1,9 +1,5 @@
-"""Draws the next tokens of rows, with the masks of their grammars.
-
-Recovers from a device failure: rows start again, each alone until it has decoded once.
-
-Draws the first tokens after a prefill, and lets the rows decode.
-"""
+"""Draws the next tokens of rows, lets rows decode after their prefill, and recovers from a device
+failure: rows start again, each alone until it has decoded once."""
 
 from __future__ import annotations
 
@@ -23,19 +19,25 @@ from ..request import PrefillJob, Row
 from ..row_cache import grow_by
 from ..speculation.step import Mask, Place, ahead
 from .commit import Commit, not_kept
-from .start import Start
 from .state import State
 
+log = logging.getLogger(__name__)
 
-class Draws:
-    """Every method belongs to the engine thread."""
+LONG_PREFILL_TOKENS = 2048
+"""After a longer prefill, in tokens, MLX frees its buffers: decoding uses no buffers of their
+size."""
+
+
+class Rows:
+    """Engine thread only."""
 
     def __init__(self, state: State, commit: Commit) -> None:
         self._state = state
         self._commit = commit
 
+    # -- draws
+
     def launch(self, places: Sequence[Place], logits: mx.array, drafts: Drafts) -> None:
-        """Draw after every place from logits (B, vocab), and give the rows their tokens."""
         rows, batch = [row for row, _ in places], self._state.batch
         masks = [self._mask(row, at, drafts) for row, at in places]
         if self._state.fixed is None:
@@ -64,90 +66,9 @@ class Draws:
             return row.constraint.mask()
         return None
 
-
-def only(
-    wanted: Sequence[bool], places: Sequence[Place], logits: mx.array
-) -> tuple[Sequence[Place], mx.array]:
-    """Some of the places, and their logits (B, vocab)."""
-    if all(wanted):
-        return places, logits
-    at = [i for i, ok in enumerate(wanted) if ok]
-    return [places[i] for i in at], logits[mx.array(at)] if at else logits[:0]
-
-
-log = logging.getLogger(__name__)
-
-
-class Recovery:
-    """Every method belongs to the engine thread."""
-
-    def __init__(self, state: State, commit: Commit, start: Start, draws: Draws) -> None:
-        self._state = state
-        self._commit = commit
-        self._start = start
-        self._draws = draws
-
-    def pass_failed(self, left: list[Row], fault: Fault, *, alone: bool, mixed: bool) -> None:
-        """`left`: rows of the pass that have not ended since. `alone`: it had only one row."""
-        if mixed or (left and not alone):
-            self.retry(left, fault)
-        elif left:
-            self._commit.failed_by(left[0].request, "its decode step", fault)
-
-    def unreadable(self, fault: Fault) -> None:
-        """The tokens of the last pass cannot be read, so the caches of all rows are corrupted."""
-        running = list(self._state.scheduler.running)
-        self._state.corrupted = set(running)
-        self.retry(running, fault)
-
-    def retry(self, rows: Sequence[Row], fault: Fault) -> None:
-        """Restart rows with corrupted caches from their committed tokens, each alone."""
-        state = self._state
-        log.warning(
-            "a decode step of %d rows failed (%s); they are run again", len(rows), fault.summary
-        )
-        state.timer.forget()
-        self._commit.drop(rows)
-        for job in state.scheduler.retry(rows):
-            self._start.look_up(job)
-        state.batching.failed()
-
-    def prove(self, row: Row, cache: list[Any], drawn: Drawn) -> Drawn | None:
-        """Decode a row of a failed step alone once. If that also fails, the row causes the
-        failure."""
-        state = self._state
-        alone = DecodeBatch(state.model, state.batching.layout("solo"))
-        alone.join(row, cache, drawn)
-        with self._commit.isolated(row.request, "its decode step") as work:
-            forward = alone.forward()
-            if forward.logits is None:
-                raise forward.failed[0][1].error
-            mx.eval(forward.logits)
-            read = [read for each in alone.read() for read in each.reads]
-            alone.drop([row])  # its recurrent state is back in `cache`
-        if work.fault is not None or forward.logits is None:
-            return None
-        row.retry_alone = False
-        self._commit.take(read, state.clock())
-        return None if row.finish is not None else self._draws.one(row, forward.logits[0])
-
-
-LONG_PREFILL_TOKENS = 2048
-"""After a longer prefill, in tokens, MLX frees its buffers: decoding uses no buffers of their
-size."""
-
-
-class Join:
-    """Every method belongs to the engine thread."""
-
-    def __init__(self, state: State, commit: Commit, draws: Draws, recovery: Recovery) -> None:
-        self._state = state
-        self._commit = commit
-        self._draws = draws
-        self._recovery = recovery
+    # -- after a prefill
 
     def whole_prompt(self, job: PrefillJob, logits: mx.array) -> None:
-        """Draw the first tokens from logits (vocab,) and let the rows of a prompt decode."""
         state = self._state
         if not state.scheduler.running:
             state.advanced = state.clock()
@@ -191,8 +112,8 @@ class Join:
     def _row(self, row: Row, cache: list[Any], logits: mx.array) -> None:
         if row.finish is not None:  # another choice of its request has failed
             return
-        first = self._draws.one(row, logits)
-        drawn = self._recovery.prove(row, cache, first) if row.retry_alone else first
+        first = self.one(row, logits)
+        drawn = self.prove(row, cache, first) if row.retry_alone else first
         if drawn is not None and self._first_token(row, drawn):
             self._state.scheduler.decode(row)
             self._state.batch.join(row, cache, drawn, committed=True)
@@ -205,3 +126,58 @@ class Join:
             return False
         self._commit.take(read, self._state.clock())
         return row.finish is None
+
+    # -- after a failure
+
+    def pass_failed(self, left: list[Row], fault: Fault, *, alone: bool, mixed: bool) -> None:
+        """`left`: rows of the pass that have not ended since. `alone`: it had only one row."""
+        if mixed or (left and not alone):
+            self.retry(left, fault)
+        elif left:
+            self._commit.failed_by(left[0].request, "its decode step", fault)
+
+    def unreadable(self, fault: Fault) -> None:
+        """The tokens of the last pass cannot be read, so the caches of all rows are corrupted."""
+        running = list(self._state.scheduler.running)
+        self._state.corrupted = set(running)
+        self.retry(running, fault)
+
+    def retry(self, rows: Sequence[Row], fault: Fault) -> None:
+        state = self._state
+        log.warning(
+            "a decode step of %d rows failed (%s); they are run again", len(rows), fault.summary
+        )
+        state.timer.forget()
+        self._commit.drop(rows)
+        for job in state.scheduler.retry(rows):
+            self._commit.look_up(job)
+        state.batching.failed()
+
+    def prove(self, row: Row, cache: list[Any], drawn: Drawn) -> Drawn | None:
+        """Decode a row of a failed step alone once. If that also fails, the row causes the
+        failure."""
+        state = self._state
+        alone = DecodeBatch(state.model, state.batching.layout("solo"))
+        alone.join(row, cache, drawn)
+        with self._commit.isolated(row.request, "its decode step") as work:
+            forward = alone.forward()
+            if forward.logits is None:
+                raise forward.failed[0][1].error
+            mx.eval(forward.logits)
+            read = [read for each in alone.read() for read in each.reads]
+            alone.drop([row])  # its recurrent state is back in `cache`
+        if work.fault is not None or forward.logits is None:
+            return None
+        row.retry_alone = False
+        self._commit.take(read, state.clock())
+        return None if row.finish is not None else self.one(row, forward.logits[0])
+
+
+def only(
+    wanted: Sequence[bool], places: Sequence[Place], logits: mx.array
+) -> tuple[Sequence[Place], mx.array]:
+    """Some of the places, and their logits (B, vocab)."""
+    if all(wanted):
+        return places, logits
+    at = [i for i, ok in enumerate(wanted) if ok]
+    return [places[i] for i in at], logits[mx.array(at)] if at else logits[:0]

@@ -7,30 +7,29 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from ...errors import RequestFailed
 from ...isolation import Fault, Isolation
-from ...protocol.events import Delta
-from ...records import PrefillChunk
-from ..execution.mixed_chunk import mixed_chunk
+from ...protocol.events import Delta, TokenLogprob
+from ...records import LoadedModel, PrefillChunk, ShowsLogits
+from ..execution.batching import mixed_chunk
+from ..execution.decode_batch import read_logprobs
+from ..execution.sampler import scored
 from ..inputs import Inputs, Tower
 from ..memory import arrays
-from ..prompt_logprobs import prompt_logprobs
 from ..request import PrefillJob, Request
 from ..row_cache import grow_by
-from ..scheduling.plan import Chunk, StepPlan
+from ..scheduling.chunking import Chunk, StepPlan
 from ..sparse_prefill import run_alone
+from ..step_output import TokenNames
 from .commit import Commit
-from .draw import LONG_PREFILL_TOKENS, Join
-from .record import StepRecord
-from .start import Start
-from .state import State
+from .draw import LONG_PREFILL_TOKENS, Rows
+from .state import State, StepRecord
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Prefilled:
-    """Result of a chunk's own pass."""
-
     job: PrefillJob
     logits: mx.array | None
     """(vocab,) after the last chunk of a prompt."""
@@ -38,13 +37,12 @@ class Prefilled:
 
 
 class Prefill:
-    """Every method belongs to the engine thread."""
+    """Engine thread only."""
 
-    def __init__(self, state: State, commit: Commit, start: Start, join: Join) -> None:
+    def __init__(self, state: State, commit: Commit, rows: Rows) -> None:
         self._state = state
         self._commit = commit
-        self._start = start
-        self._join = join
+        self._rows = rows
 
     def run(self, record: StepRecord) -> Prefilled | None:
         """Run the chunk with its own pass, or a part of the scoring of a prompt."""
@@ -74,7 +72,7 @@ class Prefill:
         elif prefilled.logits is not None and job.request.ahead:
             self._commit.abandon(job.request)
         elif prefilled.logits is not None:
-            self._join.whole_prompt(job, prefilled.logits)
+            self._rows.whole_prompt(job, prefilled.logits)
 
     def mixed_in(self, chunk: Chunk, logits: mx.array | None) -> None:
         """A chunk was launched with the rows. `logits` (vocab,) follow it if it is the last one."""
@@ -89,7 +87,7 @@ class Prefill:
             )
             self._state.batching.mixed.blame()
         elif logits is not None and job in self._state.scheduler.waiting:
-            self._join.whole_prompt(job, logits)
+            self._rows.whole_prompt(job, logits)
 
     def _score(self, job: PrefillJob, seconds: float) -> None:
         """Score a part of a prompt, to select the tokens to leave out."""
@@ -106,7 +104,6 @@ class Prefill:
             state.recorder.skipped(job.request.skipped)
 
     def _embed(self, job: PrefillJob, plan: StepPlan) -> Prefilled | None:
-        """Run a part of the vision tower over the media of a prompt."""
         state = self._state
         if job not in state.scheduler.waiting:
             return None
@@ -180,11 +177,10 @@ class Prefill:
             self._next_input(job, inputs)
 
     def _next_input(self, job: PrefillJob, inputs: Inputs) -> None:
-        """Continue with the next input, or end the request."""
         request = job.request
         if inputs.left:
             job.go_on_with(inputs.tokens[inputs.at])
-            self._start.begin(job)
+            self._commit.begin(job)
             return
         for row in request.rows:
             row.finish = "stop"
@@ -230,3 +226,23 @@ class Prefill:
             self._state.recorder.ahead(chunk.size)
         if self._state.prefix_cache is not None and job.uses_prefix_cache:
             self._state.prefix_cache.passed(job, chunk.start)
+
+
+def prompt_logprobs(
+    model: LoadedModel, chunk: PrefillChunk, request: Request, names: TokenNames
+) -> tuple[list[TokenLogprob], mx.array]:
+    """Append a chunk. Returns the prompt tokens that its logits predict, and logits (vocab,) after
+    its last token. The first chunk includes the first token of the prompt. A restarted prefill
+    sends no token again."""
+    if not isinstance(model, ShowsLogits):
+        raise RequestFailed("the model does not tell how likely a prompt's tokens were")
+    tokens, logits = chunk.prompt.tokens, model.prefill_logits(chunk)
+    following = list(tokens[chunk.start + 1 : chunk.stop + 1])
+    drawn = scored(logits[: len(following)], mx.array(following, dtype=mx.int32), request.rows[0])
+    found = read_logprobs(drawn) if following else {}
+    described_tokens = [names.described(token, found[at]) for at, token in enumerate(following)]
+    whole = [names.given(tokens[0]), *described_tokens] if chunk.start == 0 else described_tokens
+    ends = chunk.start + 1 + len(following)
+    new = max(0, ends - request.prompt_logprobs_sent)
+    request.prompt_logprobs_sent += new
+    return whole[len(whole) - new :], logits[-1]

@@ -10,25 +10,21 @@ from dataclasses import replace
 from math import inf
 
 from ...errors import RequestTimedOut
-from ..execution.batch_layout import NO_RESULTS
 from ..execution.decode_batch import NO_DRAFTS
 from ..request import Phase, PrefillJob, Request, Row
-from ..scheduling.plan import StepPlan
+from ..scheduling.chunking import StepPlan
 from ..speculation.step import Wanted
 from .commit import Commit
 from .decode import Decode
-from .record import StepRecord
-from .start import Start
-from .state import State
+from .state import State, StepRecord
 
 
 class Schedule:
-    """Every method belongs to the engine thread."""
+    """Engine thread only."""
 
-    def __init__(self, state: State, commit: Commit, start: Start, decode: Decode) -> None:
+    def __init__(self, state: State, commit: Commit, decode: Decode) -> None:
         self._state = state
         self._commit = commit
-        self._start = start
         self._decode = decode
         self._decoded = False
         """Rows have decoded since memory was last checked."""
@@ -36,12 +32,10 @@ class Schedule:
         """No request can expire before this time."""
 
     def queued(self, request: Request) -> None:
-        """A request was queued. It may have a deadline."""
         if request.deadline is not None:
             self._next_deadline = min(self._next_deadline, request.deadline)
 
     def record(self) -> StepRecord:
-        """Decide the next step."""
         state = self._state
         now = state.clock()
         self._expire(now)
@@ -51,14 +45,9 @@ class Schedule:
         self._decoded = bool(plan.rows)
         may_draft = state.drafting.allowed(plan, possible=state.batching.drafts)
         wanted = state.drafting.wanted(plan) if may_draft else Wanted()
-        drafts, unread = NO_DRAFTS, NO_RESULTS
+        drafts = NO_DRAFTS
         caught_up = bool(wanted) or (bool(plan.rows) and bool(state.batch.drafted))
-        if caught_up and self._may_look_ahead(plan, wanted):
-            caught_up, results = False, state.batch.results()
-            guessed = state.drafting.guessed_ahead(wanted.asked, results)
-            drafts = {**dict.fromkeys(state.batch.drafted, ()), **guessed}
-            unread = {row: result for row, result in results.items() if row in drafts}
-        elif caught_up:
+        if caught_up:
             readable = self._decode.catch_up()
             if may_draft and readable:
                 drafts = state.drafting.guessed(plan, wanted.asked, self._commit.fails_next)
@@ -66,20 +55,7 @@ class Schedule:
         state.scheduler.ran(plan)
         ended, state.ended = tuple(state.ended), []
         reclaimed, state.scheduler.reclaimed = state.scheduler.reclaimed, 0
-        return StepRecord(
-            now, plan, ended, cut, preempted, admitted, reclaimed, drafts, unread, caught_up
-        )
-
-    def _may_look_ahead(self, plan: StepPlan, wanted: Wanted) -> bool:
-        """Whether drafts may follow the last pass before its result is read."""
-        state = self._state
-        if wanted.known or not state.drafting.drafts_ahead(wanted):
-            return False
-        if plan.chunk is not None or plan.scored is not None or plan.embedded is not None:
-            return False
-        rows = {*wanted.asked, *state.batch.drafted}
-        free = all(row.constraint is None for row in rows)
-        return free and all(map(state.batch.may_look_ahead, rows))
+        return StepRecord(now, plan, ended, cut, preempted, admitted, reclaimed, drafts, caught_up)
 
     def _expire(self, now: float) -> None:
         if now <= self._next_deadline:
@@ -108,13 +84,11 @@ class Schedule:
         return tuple(preempted), tuple(cut)
 
     def _preempt(self, row: Row) -> None:
-        """Free the memory of a row, which waits for its turn."""
         self._commit.keep(row.request, [row])
         self._commit.drop([row])
-        self._start.look_up(self._state.scheduler.preempt(row))
+        self._commit.look_up(self._state.scheduler.preempt(row))
 
     def _admit(self, now: float) -> PrefillJob | None:
-        """Admit one more prompt."""
         admitted = self._state.scheduler.admit(now)
         self._begin()
         return admitted
@@ -125,7 +99,7 @@ class Schedule:
         for job in [j for j in ready if j.cache is None]:
             self._state.output.started(job.request)
             with self._commit.isolated(job.request, "its prefill"):
-                self._start.begin(job)
+                self._commit.begin(job)
 
     def _plan(self, now: float) -> StepPlan:
         state = self._state

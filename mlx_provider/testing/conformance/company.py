@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 from hypothesis import strategies as st
 
-from ...engine.execution.exactness import exact_rows
+from ...engine.execution.probe import exact_rows
 from ...engine.fixed_shapes import FixedShapes
 from ...engine.prefix_cache.cache import PrefixCache
 from ...engine.request import Phase, Request, SamplingParams

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...engine.execution import noise
+from ...engine.execution.solo_rows import spread
 from ...errors import MLXProviderError
 from ...isolation import Isolation
 from ...records import LoadOptions, Prompt
@@ -129,7 +129,7 @@ def one_by_one(of: Specimen) -> None:
 
 
 def _near(of: Specimen, expected: mx.array, found: mx.array, how: str) -> None:
-    apart = noise.spread(expected, found)
+    apart = spread(expected, found)
     summary = f"{how}, log-probabilities differ by {apart:.3g} from those of the prompt at once"
     demand(apart <= of.bound, f"{summary}, where rounding explains {of.bound:.3g}")
 

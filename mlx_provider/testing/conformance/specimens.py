@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...engine.execution import noise, solo_rows
+from ...engine.execution import solo_rows
 from ...engine.execution.probe import Probe, probe
 from ...families.checkpoint import read_json
 from ...records import LoadedModel, LoadOptions, ModelFamily
@@ -100,7 +100,7 @@ class Specimen:
 
     @cached_property
     def tolerance(self) -> float:
-        floor = noise.MULTIPLE * self.probe.noise_floor
+        floor = solo_rows.MULTIPLE * self.probe.noise_floor
         return max(HARMLESS if self.exact else ONE * self.bound, floor)
 
     @cached_property
@@ -110,9 +110,9 @@ class Specimen:
         tokens = self.tokens(solo_rows.STEPS + 8, 5)
         cache = solo_rows.prefilled(self.model, self.model.make_cache, tokens[:8])
         logits = solo_rows.decoded(self.model, cache, tokens[8:], 8)
-        contexts = [noise.spread(a, b) for a, b in itertools.pairwise(logits)]
+        contexts = [solo_rows.spread(a, b) for a, b in itertools.pairwise(logits)]
         reach = sum(contexts) / len(contexts)
-        return HARMLESS if self.exact else max(noise.HARMLESS["low"], SHARE * reach)
+        return HARMLESS if self.exact else max(solo_rows.HARMLESS["low"], SHARE * reach)
 
     def tokens(self, length: int, word: int) -> list[int]:
         """Ids without stop tokens. With equal `word`, they begin equally."""
