@@ -11,7 +11,7 @@ from ..client.connection import TRANSPORT
 from ..client.runtime_folder import inspect
 from ..config import PREFIX, SETTINGS, EngineSettings, removed_variables
 from ..engine.memory import memory_limit, pool_limit
-from ..engine.prefix_cache.disk_index import disk_limit, held
+from ..engine.prefix_cache.disk import bytes_on_disk, disk_limit
 from ..errors import BadRequest, EngineUnavailable
 from ..gateway.models import size
 from ..protocol.requests import ModelOptions
@@ -117,7 +117,7 @@ def disk_tier(subject: Subject) -> Iterator[Finding]:
         remedy = f"{remedy}, or set {PREFIX}DISK_CACHE to another folder"
         yield Finding("disk.prefix_cache", "fail", summary, remedy)
         return
-    free, used, most = _free(chosen), held(chosen), disk_limit(chosen, wanted)
+    free, used, most = _free(chosen), bytes_on_disk(chosen), disk_limit(chosen, wanted)
     summary = f"{chosen}: prefixes take {size(used)} of {size(most)}, {size(free)} are free"
     if free < max(most - used, SPARE_BYTES):
         remedy = f"free some, or lower {PREFIX}DISK_CACHE_BYTES (0: no cache on disk)"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .inputs import Inputs, Tower
-    from .prefix_cache.buffers import Holding
+    from .prefix_cache.buffers import Lease
 
 
 class Phase(enum.Enum):
@@ -82,7 +82,7 @@ class RowForecast(Protocol):
 
 
 class Restore(Protocol):
-    """Reads a prefix from disk (`prefix_cache/restore.py`)."""
+    """Reads a prefix from disk (`prefix_cache/disk.py`)."""
 
     ended: bool
     cache: list[Any] | None
@@ -146,7 +146,7 @@ class Row:
     retry_alone: bool = False
     """After a failed device step: it decodes alone once before it joins other rows."""
 
-    holding: Holding | None = None
+    holding: Lease | None = None
     """Its buffers that entries of the prefix cache may refer to."""
     merged: int = 0
     """Tokens of the longest row in its shared cache after the next pass. 0: it has its own."""

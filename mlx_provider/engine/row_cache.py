@@ -8,7 +8,7 @@ from typing import Any
 from ..upstream.sparse_cache import SparseKVCache
 from .kv_capacity import whole_steps
 from .memory import leaves
-from .prefix_cache.layer_kinds import Kind, kind
+from .prefix_cache.layers import Kind, kind
 
 
 def grow_by(cache: Sequence[Any], tokens: int) -> None:

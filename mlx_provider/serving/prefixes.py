@@ -23,8 +23,7 @@ from ..config import EngineSettings
 from ..engine.execution.pass_memory import Reserve
 from ..engine.memory import MemoryProfile
 from ..engine.prefix_cache.cache import PrefixCache
-from ..engine.prefix_cache.disk import DiskTier
-from ..engine.prefix_cache.disk_index import disk_limit
+from ..engine.prefix_cache.disk import DiskTier, disk_limit
 from ..engine.scheduling.scheduler import Budget
 from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
@@ -162,7 +161,7 @@ class Prefixes:
 
     def evict_to(self, nbytes: int) -> None:
         """Engine thread."""
-        if self._cache is not None and self._cache.evict_to(nbytes):
+        if self._cache is not None and self._cache.evict(nbytes):
             self._recorder.evicted(1)
 
     def _shrink_here(self, share: float) -> None:

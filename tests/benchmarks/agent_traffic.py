@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.prefix_cache.insertion import places
+from mlx_provider.engine.prefix_cache.policy import places
 from mlx_provider.engine.prefix_cache.tree import CacheKey, Ids, as_ids
 from mlx_provider.records import Prompt
 
@@ -107,7 +107,7 @@ def serve(prefix_cache: PrefixCache, model: SyntheticModel, request: SimRequest)
     key = CacheKey("simulated")
     prompt, ids = as_ids(request.prompt), as_ids(request.prompt + request.reply)
     match = prefix_cache.match(key, prompt, len(prompt) - 1)
-    cache = prefix_cache.restore(match, model.make_cache)
+    cache = prefix_cache.acquire(match, model.make_cache)[0]
     at, snapshots = match.length, {}
     for stop in places(Prompt(request.prompt, snapshot_points=request.ends), at, match.branch):
         model.feed(cache, ids, at, stop)

@@ -30,11 +30,11 @@ def restored(
     found = prefix_cache.on_disk(
         key, ids, limit=len(ids) - 1, make_cache=make, room=room, grid=grid
     )
-    if found is not None and found.length:
+    if found is not None and found.available:
         restore = found.start()
         while not restore.ended:
             calls.run()
         if restore.cache is not None:
             return restore.cache, restore.length
     match = prefix_cache.match(key, ids, len(ids) - 1)
-    return prefix_cache.restore(match, make), match.length
+    return prefix_cache.acquire(match, make)[0], match.length

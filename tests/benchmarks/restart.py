@@ -14,12 +14,10 @@ from pathlib import Path
 from agent_traffic import SyntheticModel
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.disk import EDGE, DiskTier
-from mlx_provider.engine.prefix_cache.restore import SLICE
 from mlx_provider.testing.driver import Calls
 from small_budgets import KINDS, TOKEN_BYTES, Kind, Server, sessions
 
-LAYER_BYTES_8B = 2 * 8 * 128 * 2
-"""Of a token in one layer."""
+TOKEN_BYTES_8B = 36 * 2 * 8 * 128 * 2
 FOLDER_BYTES = 2**33
 
 
@@ -50,10 +48,9 @@ def restarted(layers: Kind, budget: int, *, start: int) -> Restarted:
             cache.close()
         files = len(list(Path(folder).rglob("*.safetensors")))
     prompt = len(turns[1].prompt)
-    layer = EDGE * LAYER_BYTES_8B
     return Restarted(
         layers, budget, prompt, request.cached, request.prefilled,
-        round(request.prefilled / prompt, 4), files, max(SLICE // layer, 1) * layer,
+        round(request.prefilled / prompt, 4), files, EDGE * TOKEN_BYTES_8B,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from mlx_lm.models.cache import RotatingKVCache
 
 from agent_traffic import TAIL, Layers, SimRequest, SyntheticModel, Traffic
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.prefix_cache.insertion import GRID, WORTH_A_PASS
+from mlx_provider.engine.prefix_cache.policy import GRID, WORTH_A_PASS
 from mlx_provider.engine.prefix_cache.tree import as_ids
 from mlx_provider.testing.driver import new_request
 from small_budgets import Server, replay, sessions
@@ -55,7 +55,7 @@ class Compared(Server):
         cache: PrefixCache = self.policy._cache
         key = self.policy._key(new_request(asked.prompt))
         match = cache.match(key, ids, len(ids) - 1)
-        restored, cold = cache.restore(match, self.model.make_cache), self.model.make_cache()
+        restored, cold = cache.acquire(match, self.model.make_cache)[0], self.model.make_cache()
         self.model.feed(cold, ids, 0, match.length)
         for start, stop in ((match.length, len(ids) - 1), (len(ids) - 1, len(ids))):
             for row in (restored, cold):

@@ -65,7 +65,7 @@ def keep(
 ) -> Match:
     """Serve `ids` as a prompt with message ends, and store all of it."""
     match = prefix_cache.match(key, ids, len(ids) - 1)
-    cache = prefix_cache.restore(match, model.make_cache)
+    cache = prefix_cache.acquire(match, model.make_cache)[0]
     at, states = match.length, {}
     for end in [e for e in (*sorted(ends), len(ids)) if e > at]:
         model.feed(cache, as_ids(ids), at, end)
@@ -162,7 +162,7 @@ class CacheAgainstList(RuleBasedStateMachine):
             self.compare(match, ids)
         else:
             with pytest.raises(ValueError, match="changed since the match"):
-                self.prefix_cache.restore(match, self.model.make_cache)
+                self.prefix_cache.acquire(match, self.model.make_cache)[0]
 
     @precondition(lambda self: self.folder)
     @rule(
@@ -172,7 +172,7 @@ class CacheAgainstList(RuleBasedStateMachine):
     )
     def restore_from_disk(self, key, ids, grid) -> None:
         """Append-only layers are restored as far as they were ever stored, in memory or on disk."""
-        self.prefix_cache._disk.flush()
+        self.prefix_cache.disk.flush()
         row, length = restored(self.prefix_cache, self.calls, self.model, key, ids, grid=grid)
         best = max((self.common(ids[:-1], path) for path in self.kept[key]), default=0)
         if self.model.layers == "kv":
@@ -182,15 +182,15 @@ class CacheAgainstList(RuleBasedStateMachine):
     @rule(share=st.floats(0, 1))
     def shrink(self, share) -> None:
         if self.folder is not None:
-            self.prefix_cache._disk.flush()
+            self.prefix_cache.disk.flush()
         before = self.prefix_cache.nbytes
         target = int(before * share)
-        freed = self.prefix_cache.evict_to(target)
+        freed = self.prefix_cache.evict(target)
         assert self.prefix_cache.nbytes == before - freed <= target
         self.whole = self.whole and not freed
 
     def compare(self, match: Match, ids) -> None:
-        row = self.prefix_cache.restore(match, self.model.make_cache)
+        row = self.prefix_cache.acquire(match, self.model.make_cache)[0]
         self.compare_row(row, match.length, ids)
 
     def compare_row(self, row, length: int, ids) -> None:
@@ -232,12 +232,12 @@ def test_rows_of_one_match_change_neither_each_other_nor_the_store(prefix_cache,
     ids = list(range(1, 30))
     keep(prefix_cache, model, ids)
     match = prefix_cache.match(KEY, [*ids, 50, 51], 30)
-    rows = [prefix_cache.restore(match, model.make_cache) for _ in range(2)]
+    rows = [prefix_cache.acquire(match, model.make_cache)[0] for _ in range(2)]
     for row, token in zip(rows, (70, 80), strict=True):
         model.feed(row, as_ids([*ids, token, token]), 29, 31)
     for row, token in zip(rows, (70, 80), strict=True):
         assert same(contents(row), contents(cold(model, [*ids, token, token], 31)))
-    again = prefix_cache.restore(prefix_cache.match(KEY, [*ids, 50], 29), model.make_cache)
+    again = prefix_cache.acquire(prefix_cache.match(KEY, [*ids, 50], 29), model.make_cache)[0]
     assert same(contents(again), contents(cold(model, ids, 29)))
 
 
@@ -249,7 +249,7 @@ def test_a_running_row_does_not_change_the_store(prefix_cache) -> None:
     prefix_cache.insert(KEY, ids, cache, {})
     for layer in cache:
         layer.keys[...] = 0
-    restored = prefix_cache.restore(prefix_cache.match(KEY, [*ids, 1], 19), model.make_cache)
+    restored = prefix_cache.acquire(prefix_cache.match(KEY, [*ids, 1], 19), model.make_cache)[0]
     assert same(contents(restored), contents(cold(model, ids, 19)))
 
 
@@ -416,9 +416,9 @@ def test_the_cache_shrinks_with_its_budget() -> None:
     for first in (1, 1000, 2000):
         keep(prefix_cache, model, list(range(first, first + 100)))
     budget[0] = 3000
-    assert prefix_cache.evict_to(budget[0]) > 0
+    assert prefix_cache.evict(budget[0]) > 0
     assert prefix_cache.nbytes <= 3000
-    assert prefix_cache.evict_to(0) > 0
+    assert prefix_cache.evict(0) > 0
     assert prefix_cache.nbytes == 0
     prefix_cache.check_integrity()
 
@@ -433,7 +433,7 @@ def test_the_least_recently_used_entry_is_evicted_first() -> None:
     for first in (1, 1000, 2000):
         keep(prefix_cache, model, one_size(first))
     keep(prefix_cache, model, one_size(1))
-    prefix_cache.evict_to(prefix_cache.nbytes - 1)
+    prefix_cache.evict(prefix_cache.nbytes - 1)
     alive = [prefix_cache.match(KEY, one_size(first), 99).length for first in (1, 1000, 2000)]
     assert alive == [99, 0, 99]
 
@@ -444,7 +444,7 @@ def test_a_continued_conversation_outlives_a_newer_single_request() -> None:
     keep(prefix_cache, model, one_size(1))
     keep(prefix_cache, model, list(range(1, 151)))
     keep(prefix_cache, model, list(range(1000, 1050)))
-    prefix_cache.evict_to(prefix_cache.nbytes - 1)
+    prefix_cache.evict(prefix_cache.nbytes - 1)
     assert prefix_cache.match(KEY, list(range(1, 151)), 149).length == 149
     assert prefix_cache.match(KEY, list(range(1000, 1050)), 49).length == 0
 
@@ -455,13 +455,13 @@ def test_a_pinned_path_outlives_newer_ones() -> None:
     keep(prefix_cache, model, one_size(1), session="s")
     for first in (1000, 2000, 3000):
         keep(prefix_cache, model, one_size(first))
-    prefix_cache.evict_to(prefix_cache.nbytes // 4)
+    prefix_cache.evict(prefix_cache.nbytes // 4)
     assert prefix_cache.match(KEY, one_size(1), 99).length == 99
     # the pin moves with the session
     keep(prefix_cache, model, one_size(5000), session="s")
     keep(prefix_cache, model, one_size(6000))
     keep(prefix_cache, model, one_size(7000))
-    prefix_cache.evict_to(prefix_cache.nbytes // 4)
+    prefix_cache.evict(prefix_cache.nbytes // 4)
     alive = [prefix_cache.match(KEY, one_size(first), 99).length for first in (1, 5000)]
     assert alive == [0, 99]
     prefix_cache.check_integrity()
@@ -471,7 +471,7 @@ def test_evicted_memory_is_freed_although_its_session_is_remembered(prefix_cache
     keep(prefix_cache, SyntheticModel("hybrid"), [1, 2, 3, 4], session="s")
     node = prefix_cache.match(KEY, [1, 2, 3, 4, 5], 4).path[-1]
     held = [weakref.ref(node.segment), weakref.ref(node.snapshot)]
-    prefix_cache.evict_to(0)
+    prefix_cache.evict(0)
     gc.collect()
     assert [ref() for ref in held] == [None, None]
 
@@ -482,7 +482,7 @@ def test_tails_are_evicted_before_the_prefix_they_share() -> None:
     shared = list(range(1, 200))
     for tail in range(4):
         keep(prefix_cache, model, [*shared, *one_size(1000 * (tail + 1))])
-    prefix_cache.evict_to(prefix_cache.nbytes - 100 * 24 * 4 + 1)
+    prefix_cache.evict(prefix_cache.nbytes - 100 * 24 * 4 + 1)
     assert prefix_cache.match(KEY, [*shared, 7], 199).length == 199
 
 
@@ -519,7 +519,7 @@ def test_the_members_of_cache_lists_are_stored(prefix_cache) -> None:
     cache = make()
     feed(cache, range(1, 6))
     prefix_cache.insert(KEY, range(1, 6), cache, {})
-    row = prefix_cache.restore(prefix_cache.match(KEY, range(1, 7), 5), make)
+    row = prefix_cache.acquire(prefix_cache.match(KEY, range(1, 7), 5), make)[0]
     assert row[0][0].offset == row[1].offset == 5
     assert row[0][1][0].tolist() == [[5.0, 5.0, 5.0]]
     assert row[1].values[0, 0, :5, 0].tolist() == [-1, -2, -3, -4, -5]
@@ -540,9 +540,9 @@ def test_a_cache_of_an_unknown_class_is_stored_whole(prefix_cache) -> None:
     cache[1].total, cache[1].steps = mx.array([3.0]), 3
     prefix_cache.insert(KEY, [1, 2, 3], cache, {})
     cache[1].total[0] = 9
-    row = prefix_cache.restore(
+    row = prefix_cache.acquire(
         prefix_cache.match(KEY, [1, 2, 3, 4], 3), lambda: [KVCache(), Opaque()]
-    )
+    )[0]
     assert (row[1].total.item(), row[1].steps, row[1].extra) == (3.0, 3, {"a": [None, (1, "x")]})
     assert prefix_cache.match(KEY, [1, 2, 9, 9], 3).length == 0
 
@@ -580,7 +580,7 @@ def test_a_fresh_cache_of_another_kind_is_an_error(prefix_cache) -> None:
     keep(prefix_cache, SyntheticModel("kv"), [1, 2, 3])
     match = prefix_cache.match(KEY, [1, 2, 3], 2)
     with pytest.raises(ValueError, match="differs from the stored layer"):
-        prefix_cache.restore(match, lambda: [ArraysCache(1), KVCache()])
+        prefix_cache.acquire(match, lambda: [ArraysCache(1), KVCache()])[0]
 
 
 def test_a_cache_ahead_of_its_tokens(prefix_cache) -> None:
@@ -595,7 +595,7 @@ def test_a_cache_ahead_of_its_tokens(prefix_cache) -> None:
         prefix_cache.insert(key, ids[:11], cache, {} if state is None else {5: state})
         match = prefix_cache.match(key, ids, 11)
         assert match.length == usable
-        restored = prefix_cache.restore(match, model.make_cache)
+        restored = prefix_cache.acquire(match, model.make_cache)[0]
         assert same(contents(restored), contents(cold(model, ids, usable)))
 
 
@@ -603,7 +603,7 @@ def test_restore_adds_capacity(prefix_cache) -> None:
     model = SyntheticModel("kv")
     keep(prefix_cache, model, list(range(1, 301)))
     match = prefix_cache.match(KEY, list(range(1, 301)), 299)
-    row = prefix_cache.restore(match, model.make_cache, room=700)
+    row = prefix_cache.acquire(match, model.make_cache, room=700)[0]
     assert row[0].keys.shape[2] == 1024
     assert row[0].offset == 299
 

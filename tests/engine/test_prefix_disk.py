@@ -22,10 +22,9 @@ from mlx_lm.models.cache import KVCache
 from agent_traffic import SyntheticModel
 from from_disk import restored
 from mlx_provider.engine.prefix_cache import files as prefix_files
-from mlx_provider.engine.prefix_cache import writer
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
 from mlx_provider.engine.prefix_cache.disk import STALE, DiskTier
-from mlx_provider.engine.prefix_cache.insertion import INSIDE, RECENT
+from mlx_provider.engine.prefix_cache.store import INSIDE, RECENT
 from mlx_provider.engine.prefix_cache.tree import as_ids
 from mlx_provider.errors import BadRequest
 from mlx_provider.testing.driver import Calls
@@ -113,7 +112,7 @@ def test_entries_evicted_from_memory_come_back_from_disk(tmp_path) -> None:
     ids = list(range(1, 61))
     prefix_cache = store_on(tmp_path)
     keep(prefix_cache, model, ids, ends=[30])
-    prefix_cache.evict_to(0)  # immediately: a restore waits for pending writes
+    prefix_cache.evict(0)  # immediately: a restore waits for pending writes
     assert reuse(prefix_cache, model, [*ids, 7]) == 60
     assert prefix_cache.nbytes == 0, "it goes straight into the row"
 
@@ -123,8 +122,8 @@ def test_part_in_memory_part_on_disk(tmp_path) -> None:
     ids = list(range(1, 5001))
     prefix_cache = store_on(tmp_path)
     keep(prefix_cache, model, ids)
-    prefix_cache._disk.flush()
-    prefix_cache.evict_to(prefix_cache.nbytes // 2)
+    prefix_cache.disk.flush()
+    prefix_cache.evict(prefix_cache.nbytes // 2)
     assert prefix_cache.nbytes > 0
     assert reuse(prefix_cache, model, [*ids, 7]) == 5000
 
@@ -272,7 +271,7 @@ def test_damage_is_ignored_with_one_line_and_removed(tmp_path, caplog, damage) -
         assert reuse(prefix_cache, model, [1, 2, 3, 4, 5]) == 0
     assert len(caplog.records) == 1
     assert "removed" in caplog.text
-    prefix_cache._disk.flush()
+    prefix_cache.disk.flush()
     assert files(tmp_path) == []
     # the prefix is computed and written again
     prefix_cache = store_on(tmp_path)
@@ -364,7 +363,7 @@ def test_a_disk_failure_loses_only_the_entry(tmp_path, caplog, monkeypatch) -> N
     prefix_cache = store_on(tmp_path)
     with caplog.at_level(logging.WARNING):
         keep(prefix_cache, model, [1, 2, 3])
-        prefix_cache._disk.flush()
+        prefix_cache.disk.flush()
     assert "No space left" in caplog.text
     assert prefix_cache.report()["disk"]["files"] == 0
     assert reuse(prefix_cache, model, [1, 2, 3, 4]) == 3
@@ -453,25 +452,25 @@ def test_two_processes_share_a_folder(tmp_path) -> None:
 
 @pytest.mark.parametrize("layers", ["kv", "hybrid"])
 def test_files_of_another_running_engine_are_found(tmp_path, monkeypatch, layers) -> None:
-    monkeypatch.setattr(writer, "LOOK", 0.02)
+    monkeypatch.setattr(prefix_files, "SCAN_SECONDS", 0.02)
     model, ids = SyntheticModel(layers), list(range(300))
     one, other = store_on(tmp_path), store_on(tmp_path)
     stranger = store_on(tmp_path, versions="other")
     keep(one, model, ids, ends=(100, 200))
-    one._disk.flush()
+    one.disk.flush()
     deadline = time.monotonic() + 60
-    while (found := other._disk.report()["files"]) < len(files(tmp_path)):
+    while (found := other.disk.report()["files"]) < len(files(tmp_path)):
         assert time.monotonic() < deadline, found
         time.sleep(0.02)
     assert reuse(other, model, [*ids, 7, 8]) >= 200
-    assert stranger._disk.report()["files"] == 0
+    assert stranger.disk.report()["files"] == 0
     assert files(tmp_path), "what another version has written is left to it"
     before = len(files(tmp_path))
     keep(other, model, ids, ends=(100, 200))
-    other._disk.flush()
+    other.disk.flush()
     assert len(files(tmp_path)) == before, "nothing is written twice"
     for each in (one, other, stranger):
-        each._disk.close()
+        each.disk.close()
 
 
 def test_of_a_path_larger_than_the_folder_the_part_that_fits_is_written(tmp_path) -> None:
@@ -481,5 +480,5 @@ def test_of_a_path_larger_than_the_folder_the_part_that_fits_is_written(tmp_path
     prefix_cache.close()
     assert sum(path.stat().st_size for path in files(tmp_path)) <= 100_000
     prefix_cache = store_on(tmp_path)
-    assert reuse(prefix_cache, model, list(range(1, 6002))) == 3072
+    assert reuse(prefix_cache, model, list(range(1, 6002))) == 2560
     prefix_cache.close()

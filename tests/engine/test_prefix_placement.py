@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from agent_traffic import SimRequest, SyntheticModel, Traffic, serve
-from mlx_provider.engine.prefix_cache import insertion as placement
+from mlx_provider.engine.prefix_cache import policy as placement
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
-from mlx_provider.engine.prefix_cache.insertion import GRID, INSIDE, RECENT, places
+from mlx_provider.engine.prefix_cache.policy import GRID, places
+from mlx_provider.engine.prefix_cache.store import INSIDE, RECENT
 from mlx_provider.records import MediaSpan, Prompt
 
 KEY = CacheKey("simulated")
@@ -150,7 +151,7 @@ def test_guesses_are_evicted_first(prefix_cache) -> None:
     for request in asked:
         serve(prefix_cache, model, request)
         assert held(prefix_cache, request.prompt) == [3008, 3776, 4040]
-    prefix_cache.evict_to(prefix_cache.nbytes - 4 * 4 * model.state_floats)
+    prefix_cache.evict(prefix_cache.nbytes - 4 * 4 * model.state_floats)
     assert [held(prefix_cache, request.prompt) for request in asked] == [[4040], [4040]]
 
 

@@ -18,8 +18,14 @@ from mlx_lm.models.cache import (
 )
 
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
-from mlx_provider.engine.prefix_cache.layer_kinds import ArrayPack, Kind, Unstorable, kind
-from mlx_provider.engine.prefix_cache.snapshots import take_snapshot, window_attributes
+from mlx_provider.engine.prefix_cache.layers import (
+    ArrayPack,
+    Kind,
+    Unstorable,
+    kind,
+    take_snapshot,
+    window_attributes,
+)
 from mlx_provider.testing.tiny import build
 
 KEY = CacheKey("tiny")
@@ -73,7 +79,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 def serve(prefix_cache, model, make, ids, ends=()) -> tuple[int, tuple[list[int], np.ndarray]]:
     """Match, restore, prefill with snapshots, decode and insert, as the engine does."""
     match = prefix_cache.match(KEY, ids, len(ids) - 1)
-    cache = prefix_cache.restore(match, make)
+    cache = prefix_cache.acquire(match, make)[0]
     at, states, logprobs = match.length, {}, None
     for end in [e for e in (*ends, len(ids)) if e > at]:
         logprobs = prefill(model, cache, ids, at, end)
@@ -142,7 +148,7 @@ def test_a_rotating_window_resumes_at_any_rotation(length, model_of) -> None:
         more = [*ids, *prompt(7, 9)]
         match = prefix_cache.match(key, more, len(more) - 1)
         assert match.length == length
-        row = prefix_cache.restore(match, make)
+        row = prefix_cache.acquire(match, make)[0]
         hit = greedy(model, row, prefill(model, row, more, length, len(more)))
         fresh = make()
         cold = greedy(model, fresh, prefill(model, fresh, more, 0, len(more)))
@@ -167,7 +173,7 @@ def test_a_rotating_cache_that_keeps_its_first_tokens(model_of) -> None:
     prefix_cache.insert(KEY, [*ids, *held], row, {})
     match = prefix_cache.match(KEY, [*ids, *cold[0]], 47)
     assert match.length == 47
-    again = prefix_cache.restore(match, make)
+    again = prefix_cache.acquire(match, make)[0]
     logprobs = model(mx.array([[cold[0][7]]]), cache=again)[0, -1]
     rest = greedy(model, again, logprobs - mx.logsumexp(logprobs), 12)
     assert rest[0] == cold[0][8:20]
@@ -205,7 +211,7 @@ def test_a_window_gives_a_snapshot_inside_its_last_pass(start, windows, model_of
         prefix_cache.insert(key, ids, cache, {at: prefix_cache.snapshot(cache, at)})
         more = [*ids[:at], *prompt(following, 9)]
         match = prefix_cache.match(key, more, len(more) - 1)
-        row = prefix_cache.restore(match, make)
+        row = prefix_cache.acquire(match, make)[0]
         assert match.length == at
         hit = greedy(model, row, prefill(model, row, more, at, len(more)))
         # `RotatingKVCache.make_mask` ignores `keep`, so the cold row must have equal chunks
@@ -264,7 +270,7 @@ def test_rows_that_leave_a_batch_are_stored(model_of) -> None:
         more = [*ids, token, 50, 51]
         match = prefix_cache.match(KEY, more, len(more) - 1)
         assert match.length == len(ids) + 1
-        row = prefix_cache.restore(match, make)
+        row = prefix_cache.acquire(match, make)[0]
         hit = greedy(model, row, prefill(model, row, more, match.length, len(more)))
         cache = make()
         assert_equal(hit, greedy(model, cache, prefill(model, cache, more, 0, len(more))))
@@ -295,7 +301,7 @@ def test_states_of_both_packages_round_trip(package) -> None:
     row[0], row[1] = mx.ones((1, 3)), None
     prefix_cache.insert(KEY, [1, 2, 3], [row], {})
     row[0] = row[0] * 5
-    again = prefix_cache.restore(prefix_cache.match(KEY, [1, 2, 3, 4], 3), lambda: [cls(2)])[0]
+    again = prefix_cache.acquire(prefix_cache.match(KEY, [1, 2, 3, 4], 3), lambda: [cls(2)])[0][0]
     assert again[0].tolist() == [[1, 1, 1]]
     assert again[1] is None
     assert again.batch_size == 1
@@ -352,7 +358,7 @@ def test_a_restored_window_continues_like_the_original(keep, held, steps) -> Non
     prefix_cache = PrefixCache(budget=lambda: 2**40)
     prefix_cache.insert(KEY, list(range(held)), [live()], {})
     match = prefix_cache.match(KEY, list(range(held + 2)), held + 1)
-    again = prefix_cache.restore(match, lambda: [RotatingKVCache(max_size=16, keep=keep)])[0]
+    again = prefix_cache.acquire(match, lambda: [RotatingKVCache(max_size=16, keep=keep)])[0][0]
     other, at = live(), held
     for step in steps:
         pairs = zip(feed(again, at, at + step), feed(other, at, at + step), strict=True)

@@ -102,7 +102,7 @@ def test_a_part_that_is_evicted_frees_its_memory(qwen3: TextModel) -> None:
     first = asked(engine, COMMON)
     asked(engine, [*COMMON, *output_of(first).tokens, 60, 61])
     whole, before = stored.nbytes, settled_memory()
-    stored.evict_to(whole // 3)
+    stored.evict(whole // 3)
     stored.check_integrity()
     assert before - settled_memory() >= (whole - stored.nbytes) * 0.8
     check(qwen3, asked(engine, COMMON))
@@ -170,7 +170,7 @@ def tight(model: TextModel) -> tuple[Engine, PrefixCache, int]:
     admission.budget = replace(
         admission.budget,
         alone=lambda: room,
-        reclaim=lambda need: stored.evict_to(room - need) and None,
+        reclaim=lambda need: stored.evict(room - need) and None,
     )
     return engine, stored, each
 
@@ -242,13 +242,13 @@ def test_rows_use_what_the_cache_counts(qwen3: TextModel, *, cancelled: bool) ->
     assert own.stored == stored.in_use > 0
     alone_bytes = 1024 * (len(COMMON) + 30)
     assert engine.scheduler.live_bytes == alone_bytes - own.stored
-    stored.evict_to(0)
+    stored.evict(0)
     assert stored.in_use == own.stored == stored.report()["bytes"] - 8 * len(COMMON)
     if cancelled:
         engine.cancel(request)
     run(engine)
     assert stored.in_use == 0
-    assert stored.evict_to(0) > 0
+    assert stored.evict(0) > 0
     assert stored.nbytes == 0
     check(qwen3, asked(engine, COMMON))
 
@@ -274,7 +274,7 @@ class Shrinking:
         admission.budget = replace(
             admission.budget,
             alone=lambda: self.room,
-            reclaim=lambda need: self.stored.evict_to(self.room - need) and None,
+            reclaim=lambda need: self.stored.evict(self.room - need) and None,
         )
 
     def turn(self, before: Request, reply: int) -> Request:
@@ -329,7 +329,7 @@ def test_another_prompt_can_use_the_memory_of_capacity_for_later_turns(qwen3: Te
     other = new_request(LONG[300:500], max_tokens=8)
     reserved = own.scheduler.reservation
     own.room = reserved(first.rows) + own.stored.in_use + reserved(other.rows) - 1
-    own.stored.evict_to(0)
+    own.stored.evict(0)
     own.engine.submit(other)
     own.engine.step()
     assert own.scheduler.active_rows == 2

@@ -9,7 +9,7 @@ import pytest
 
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.prefix_cache.insertion import cuts_of
+from mlx_provider.engine.prefix_cache.policy import cuts_of
 from mlx_provider.engine.request import Request
 from mlx_provider.families.text import TextModel
 from mlx_provider.families.tokenizer.hf_tokenizer import common_length
@@ -153,7 +153,7 @@ def test_entries_are_evicted_for_running_rows(tiny: Tiny) -> None:
 
     def reclaim(need: int) -> None:
         wanted.append(need)
-        prefix_cache.evict_to(max(0, 10_000 - need))
+        prefix_cache.evict(max(0, 10_000 - need))
 
     object.__setattr__(engine.scheduler.admission.budget, "reclaim", reclaim)
     for i in range(6):

@@ -170,17 +170,17 @@ def test_a_hit_on_a_shared_prefix_copies_nothing(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counts the tokens that are copied to new buffers."""
-    from mlx_provider.engine.prefix_cache import restore as rebuild
+    from mlx_provider.engine.prefix_cache import segments as rebuild
 
     copied = []
-    joined = rebuild._joined
+    joined = rebuild._join
 
     def counted(pieces: Any, slack: int) -> mx.array:
         copied.append(sum(piece.shape[-2] for piece in pieces))
         found: mx.array = joined(pieces, slack)
         return found
 
-    monkeypatch.setattr(rebuild, "_joined", counted)
+    monkeypatch.setattr(rebuild, "_join", counted)
     engine, _ = sharing(tiny("qwen3"))
     decoding(engine, branch(0))
     decoding(engine, branch(1))
@@ -251,7 +251,7 @@ def test_a_row_that_is_alone_again_gets_one_buffer(
     engine.cancel(goes)
     engine.step()
     assert prefixes(engine), "another may come"
-    cache.evict_to(0)  # the entry of the finished row also holds it
+    cache.evict(0)  # the entry of the finished row also holds it
     for _ in range(2 * REUNITED):
         engine.step()
     assert not prefixes(engine)
@@ -341,11 +341,11 @@ def storm(
             engine.cancel(gone)
             cancelled.add(gone.id)
         elif each == "evict":
-            cache.evict_to(0)
+            cache.evict(0)
         else:
             room = least if each == "shrink" else 2**30
             budget = memory.row_bytes(len(COMMON) + LEAST) if each == "fill" else 2**26
-            cache.evict_to(budget)
+            cache.evict(budget)
             early = {job for job in engine.scheduler.waiting if job.admitted}
         for _ in range(steps):
             engine.step()

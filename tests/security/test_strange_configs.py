@@ -132,13 +132,13 @@ def deep_header(path: Path) -> None:
     path.write_bytes(len(header).to_bytes(8, "little") + header)
 
 
-def deep_structure(path: Path) -> None:
+def deep_layers(path: Path) -> None:
     fields = dict.fromkeys(("key", "parent", "checksum"), "a")
-    more = {"start": "0", "tokens": "", "complete": "1", "structure": DEEP, "versions": "v"}
+    more = {"start": "0", "tokens": "", "complete": "1", "layers": DEEP, "versions": "v"}
     save_file({}, path, metadata=fields | more)
 
 
-@pytest.mark.parametrize("damage", [deep_header, deep_structure])
+@pytest.mark.parametrize("damage", [deep_header, deep_layers])
 @pytest.mark.parametrize("reads", [files.read_header, files.read])
 def test_deep_json_in_a_prefix_file_is_a_bad_file(tmp_path, damage, reads):
     path = tmp_path / "a.safetensors"

@@ -7,16 +7,27 @@ branches off within a row's tokens, these are copied once, into a `Prefix`.
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from ...isolation import Isolation
 from ...upstream.shared_kv import SHAREABLE, Prefix, divide, prefix_of
-from ..kv_capacity import whole_steps
+from ...upstream.shared_kv import start as begin_with
+from ..kv_capacity import STEP_TOKENS, whole_steps
 from ..memory import leaves
-from .layer_kinds import Kind, kind, kv_arrays
+from .layers import Kind, kind, kv_arrays, own_arrays, set_arrays
+from .tree import Match, Node, segment_of, set_segment, split
+
+if TYPE_CHECKING:
+    from .store import Store
+
+log = logging.getLogger(__name__)
 
 
 class RowBuffers:
@@ -35,7 +46,7 @@ class RowBuffers:
         self.stored = 0
         self.intact = True
         """False after a device failure in its last row."""
-        self._users: tuple[weakref.ref[Holding], ...] = ()
+        self._users: tuple[weakref.ref[Lease], ...] = ()
         self._above: tuple[weakref.ref[RowBuffers], ...] = ()
         self._heads: dict[int, weakref.WeakValueDictionary[int, Prefix]] = {}
         if base is not None:
@@ -47,14 +58,14 @@ class RowBuffers:
 
     @property
     def token_bytes(self) -> int:
-        arrays = [a for layer in self.layers.values() for a in _own_arrays(layer)]
+        arrays = [a for layer in self.layers.values() for a in own_arrays(layer)]
         return sum(a.nbytes // max(1, a.shape[-2]) for a in arrays)
 
     @property
     def capacity(self) -> int:
         """Tokens that fit, including those of its prefix."""
         every = self.layers.values()
-        return max(_before(x) + int(a.shape[-2]) for x in every for a in _own_arrays(x))
+        return max(_before(x) + int(a.shape[-2]) for x in every for a in own_arrays(x))
 
     @property
     def in_use(self) -> bool:
@@ -63,7 +74,7 @@ class RowBuffers:
         return any(user is not None and self in user.buffers for user in users)
 
     @property
-    def holding(self) -> Holding | None:
+    def lease(self) -> Lease | None:
         users = (ref() for ref in self._users)
         return next((user for user in users if user is not None and user.own is self), None)
 
@@ -80,7 +91,7 @@ class RowBuffers:
     def arrays(self, leaf: int, start: int, stop: int) -> list[Any]:
         """Views of tokens `start .. stop`. Drop them before the row's next pass."""
         layer = self.layers[leaf]
-        found = _own_arrays(layer) if isinstance(layer, Prefix) else kv_arrays(layer)
+        found = own_arrays(layer) if isinstance(layer, Prefix) else kv_arrays(layer)
         return [each[..., start:stop, :] for each in found]
 
     def head(self, length: int) -> Mapping[int, Prefix]:
@@ -94,7 +105,7 @@ class RowBuffers:
         """Other buffers begin with this prefix."""
         self._above = (*(ref for ref in self._above if ref() is not None), weakref.ref(above))
 
-    def used_by(self, row: Holding) -> None:
+    def used_by(self, row: Lease) -> None:
         self._users = (*(ref for ref in self._users if ref() is not None), weakref.ref(row))
 
     def is_of(self, cache: Sequence[Any]) -> bool:
@@ -108,7 +119,7 @@ class RowBuffers:
     def slack(self, length: int) -> int:
         found = 0
         for layer in self.layers.values():
-            for each in _own_arrays(layer):
+            for each in own_arrays(layer):
                 unused = each.shape[-2] - (length - _before(layer))
                 found += each.nbytes // max(1, each.shape[-2]) * max(0, unused)
         return found
@@ -116,9 +127,9 @@ class RowBuffers:
     def trim(self, length: int) -> None:
         for layer in self.layers.values():
             own = length - _before(layer)
-            cut = [mx.contiguous(a[..., :own, :]) for a in _own_arrays(layer)]
+            cut = [mx.contiguous(a[..., :own, :]) for a in own_arrays(layer)]
             mx.eval(cut)
-            _set_arrays(layer, cut)
+            set_arrays(layer, cut)
 
     def pieces(self, leaf: int, spans: Sequence[tuple[int, int]]) -> list[list[Any]]:
         """Copies of parts of a leaf, whose own arrays end with that."""
@@ -146,49 +157,56 @@ class RowBuffers:
         own = length - self.first
         if any(_before(layer) != self.first for layer in self.layers.values()):
             return  # some layers were united with the prefix: each grows by itself
-        if all(a.shape[-2] >= own + room for x in self.layers.values() for a in _own_arrays(x)):
+        if all(a.shape[-2] >= own + room for x in self.layers.values() for a in own_arrays(x)):
             return
         capacity = whole_steps(own + room + min(own, spare))
         for layer in self.layers.values():
-            grown = [extended(a[..., :own, :], capacity - own) for a in _own_arrays(layer)]
+            grown = [extended(a[..., :own, :], capacity - own) for a in own_arrays(layer)]
             mx.eval(grown)
-            _set_arrays(layer, grown)
+            set_arrays(layer, grown)
 
     def divided(self, at: int) -> RowBuffers:
         """Make the first `at` tokens a prefix for other rows. Copies each layer once."""
-        mx.eval(
-            [_own_arrays(layer) for layer in self.layers.values()]
-        )  # or raise before any change
+        mx.eval([own_arrays(layer) for layer in self.layers.values()])  # or raise before a change
         room = self.capacity - at
         layers = {x: divide(layer, at, room) for x, layer in self.layers.items()}
         prefix = RowBuffers(layers)
         self.first, self.base = at, prefix
         prefix.supports(self)
-        user = self.holding
+        user = self.lease
         if user is not None:
             user.share(prefix, at)
             user.capacity = self.capacity
         return prefix
 
 
-class Holding:
-    def __init__(
-        self, own: RowBuffers | None, base: RowBuffers | None = None, shared: int = 0
-    ) -> None:
-        """`own`: `None` if no entry can refer to it. `shared`: tokens of the row in `base`."""
-        self.own = own
-        self.base = base
-        self.capacity = 0
-        """0: unknown, because the row did not begin with buffers of an entry or a prefix."""
-        self._shared = shared
-        self._token_bytes = 0 if base is None else base.token_bytes
+@dataclass(eq=False)
+class Lease:
+    """What a row, or a queued prompt that may soon begin, uses of the prefix cache: it stays."""
+
+    own: RowBuffers | None = None
+    """The row's buffers. `None` if no entry can refer to them."""
+    base: RowBuffers | None = None
+    """Those of the common prefix with tokens `[0, shared)`."""
+    shared: int = 0
+    claimed: tuple[RowBuffers, ...] = ()
+    """What a queued prompt will use if it is admitted."""
+    claimed_bytes: int = 0
+    token_bytes: int = 0
+    """Of a token in the common prefix."""
+    capacity: int = 0
+    """Tokens. 0: unknown, because the row did not begin with buffers of an entry or a prefix."""
+
+    def __post_init__(self) -> None:
+        if self.base is not None:
+            self.token_bytes = self.base.token_bytes
         for each in self.buffers:
             each.used_by(self)
-        if own is not None:
-            own.intact = False
+        if self.own is not None:
+            self.own.intact = False
 
     def share(self, base: RowBuffers, tokens: int) -> None:
-        self.base, self._shared, self._token_bytes = base, tokens, base.token_bytes
+        self.base, self.shared, self.token_bytes = base, tokens, base.token_bytes
         base.used_by(self)
 
     def own_of(self, cache: Sequence[Any]) -> RowBuffers | None:
@@ -197,53 +215,25 @@ class Holding:
 
     @property
     def buffers(self) -> tuple[RowBuffers, ...]:
-        return tuple(each for each in (self.base, self.own) if each is not None)
+        return tuple(x for x in (self.base, self.own, *self.claimed) if x is not None)
 
     @property
     def stored(self) -> int:
         """Bytes of the row's KV that the prefix cache counts."""
         own = 0 if self.own is None else self.own.stored
-        shared = self._shared * self._token_bytes
-        return own + (0 if self.base is None else min(self.base.stored, shared))
+        base = 0 if self.base is None else min(self.base.stored, self.shared * self.token_bytes)
+        return self.claimed_bytes + own + base
 
     def beyond(self, tokens: int) -> int:
         """Bytes of a row of this capacity, less those of a row without a prefix. May be negative:
         own buffers have whole steps too."""
-        whole = self._shared + whole_steps(tokens - self._shared)
-        return (whole - whole_steps(tokens)) * self._token_bytes
-
-    def give_back(self) -> RowBuffers | None:
-        """The row uses its own buffers no longer, and none of its passes has failed."""
-        own, self.own, self.capacity = self.own, None, 0
-        if own is not None:
-            own.intact = True
-        return own
+        whole = self.shared + whole_steps(tokens - self.shared)
+        return (whole - whole_steps(tokens)) * self.token_bytes
 
     def trim(self, tokens: int) -> None:
         if self.own is not None:
             self.own.trim(max(tokens, *(each.offset for each in self.own.layers.values())))
             self.capacity = self.own.capacity
-
-
-class Claim(Holding):
-    """The buffers that a prompt will use if it is admitted. They stay while memory is made."""
-
-    def __init__(
-        self, claimed: Sequence[RowBuffers], nbytes: int, shared: int = 0, token_bytes: int = 0
-    ) -> None:
-        """`nbytes`: of the tokens that it will use in them. `shared`: tokens of a prefix."""
-        self._claimed = tuple(claimed)
-        self._nbytes = nbytes
-        super().__init__(None)
-        self._shared, self._token_bytes = shared, token_bytes
-
-    @property
-    def buffers(self) -> tuple[RowBuffers, ...]:
-        return self._claimed
-
-    @property
-    def stored(self) -> int:
-        return self._nbytes
 
 
 def own_layers(cache: Sequence[Any]) -> dict[int, Any]:
@@ -265,21 +255,190 @@ def _before(layer: Any) -> int:
     return 0 if prefix is None else prefix.length
 
 
-def _own_arrays(layer: Any) -> list[Any]:
-    """Keys and values after the common prefix."""
-    if layer.keys is None:
-        return []
-    both = (layer.keys, layer.values)
-    return [a for each in both for a in (each if isinstance(each, (tuple, list)) else (each,))]
-
-
 def extended(array: Any, tokens: int) -> Any:
     shape = (*array.shape[:-2], tokens, array.shape[-1])
     return mx.concatenate([array, mx.zeros(shape, array.dtype)], axis=-2)
 
 
-def _set_arrays(layer: Any, arrays: list[Any]) -> None:
-    half = len(arrays) // 2
-    if half:
-        keys, values = tuple(arrays[:half]), tuple(arrays[half:])
-        layer.keys, layer.values = (keys[0], values[0]) if half == 1 else (keys, values)
+class Leases:
+    """Lets a row use the buffers of an entry: it takes them over, or shares their first tokens.
+
+    Engine thread only.
+    """
+
+    def __init__(self, store: Store, budget: Callable[[], int], least: int | None) -> None:
+        """`least`: fewest tokens to share; `None`: this model's rows share none."""
+        self._store = store
+        self._budget = budget
+        self._least = least
+
+    def prepare(self, match: Match) -> bool:
+        """Split the entry where the row will leave it. Returns whether to match again."""
+        own = _last(match)
+        if own is not None and self._may_take(own, match):
+            return self._cut_behind(own, match)
+        first = segment_of(match.path[0]).held if match.path else None
+        if self._least is None or first is None or first.common or first.first:
+            return False
+        at = self._divisible(first, match)
+        return bool(at) and self._divide(first, at, match.path)
+
+    def begin(
+        self, match: Match, cache: list[Any], room: int, spare: int
+    ) -> tuple[Lease, dict[int, int]]:
+        """Give a fresh row cache what it need not copy. Returns the row's lease, and the tokens in
+        place, by leaf index. `room`, `spare` (bytes): see `RowBuffers.grow`."""
+        own = _last(match)
+        if own is not None and self._may_take(own, match) and not self._beyond(own, match):
+            own.move_to(cache, match.length)
+            self._store.use_slack(own)
+            lease = Lease(own, own.base, own.first)
+            own.grow(match.length, room, spare // max(1, segment_of(match.path[0]).token_bytes))
+            lease.capacity = own.capacity
+            return lease, dict.fromkeys(own.layers, match.length)
+        layers, base = own_layers(cache), self._common(match)
+        if base is None:
+            own = RowBuffers(layers) if layers else None
+            return self._known(Lease(own)), {}
+        length = _end(base, match)
+        for leaf, prefix in base.head(length).items():
+            begin_with(layers[leaf], prefix)
+        own = None
+        if layers.keys() == base.layers.keys():
+            own = RowBuffers(layers, length, base)
+        lease = self._known(Lease(own, base, length))
+        lease.capacity = length + whole_steps(match.length + room - length)
+        return lease, dict.fromkeys(base.layers, length)
+
+    def fork(self, lease: Lease, cache: list[Any]) -> tuple[list[Any], Lease | None]:
+        """Another row with the tokens of a row whose prompt is complete. Both share all tokens but
+        the last, if these are enough."""
+        own = lease.own
+        if own is not None and self._least is not None and own.is_of(cache) and own.base is None:
+            held = min(int(layer.offset) for layer in own.layers.values())
+            if held > self._least and divisible(own.layers):
+                self._divide(own, held - 1, self._store.nodes_in(own))
+        copied = deepcopy(cache)
+        for layer in leaves(copied):
+            if (prefix := prefix_of(layer)) is not None:
+                prefix.holders.add(layer)
+        if own is None or own.base is None or not own.is_of(cache):
+            return copied, None
+        other = RowBuffers(own_layers(copied), own.first, own.base)
+        return copied, self._known(Lease(other, own.base, own.first, capacity=other.capacity))
+
+    def claim(self, match: Match) -> Lease | None:
+        """What a queued prompt will use. It stays while memory is made."""
+        own = _last(match)
+        if own is not None and self._may_take(own, match):
+            tokens, shared, steps = match.length, own.first, 0
+            claimed = [each for each in (own.base, own) if each is not None]
+        else:
+            first = segment_of(match.path[0]).held if match.path else None
+            if self._least is None or first is None or first.first:
+                return None
+            tokens = _end(first, match) if first.common else self._divisible(first, match)
+            shared, claimed = tokens, [first]
+            steps = 0 if first.common else STEP_TOKENS  # a row that is divided may take one more
+        if tokens < max(1, self._least or 0) and claimed[-1] is not own:
+            return None
+        each = segment_of(match.path[0]).token_bytes
+        nbytes = (tokens - steps) * each
+        return Lease(shared=shared, claimed=tuple(claimed), claimed_bytes=nbytes, token_bytes=each)
+
+    def lease(self, cache: list[Any]) -> Lease:
+        """For a row that has copied all its tokens."""
+        return self._known(Lease(RowBuffers(own_layers(cache))))
+
+    def trim(self, lease: Lease, tokens: int) -> None:
+        with Isolation() as tried:  # a pass of the row may have failed
+            lease.trim(tokens)
+        if tried.fault is not None:
+            log.warning("a row keeps its capacity: %s", tried.fault.summary)
+
+    def _known(self, lease: Lease) -> Lease:
+        if lease.own is not None:
+            self._store.know(lease.own)
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """A row has ended, or was merged with others, and none of its passes has failed."""
+        if lease.own is not None:
+            own, lease.own, lease.capacity = lease.own, None, 0
+            own.intact = True
+            if own.stored:
+                self._store.park(own, self._budget())
+
+    def unite(self, lease: Lease) -> None:
+        """A row has copied the prefix in front of its own tokens, as the last that used it."""
+        base, own = lease.base, lease.own
+        lease.base = None
+        if base is not None and own is not None:
+            self._store.move(base, own)
+
+    def _may_take(self, own: RowBuffers, match: Match) -> bool:
+        if own.common or own.needed or not own.intact:
+            return False
+        fits = all(
+            segment_of(node).held is (own if node.start >= own.first else own.base)
+            for node in match.path
+        )
+        # what the row would overwrite is copied
+        return fits and self._beyond(own, match) <= match.length - own.first
+
+    def _beyond(self, own: RowBuffers, match: Match) -> int:
+        return max(node.stop for node in self._store.nodes_in(own)) - match.length
+
+    def _cut_behind(self, own: RowBuffers, match: Match) -> bool:
+        if not self._beyond(own, match):
+            return False
+        last = match.path[-1]
+        if match.length < last.stop:
+            split(last, match.length - last.start)
+        for node in self._store.nodes_in(own):
+            if node.start >= match.length:
+                set_segment(node, segment_of(node).copied())
+        self._store.recount()
+        return True
+
+    def _common(self, match: Match) -> RowBuffers | None:
+        base = segment_of(match.path[0]).held if match.path and self._least is not None else None
+        if base is None or not base.common or _end(base, match) < (self._least or 0):
+            return None
+        return base
+
+    def _divisible(self, row: RowBuffers, match: Match) -> int:
+        """The first tokens of a row that others can share. 0: none, or too few for the copy."""
+        if not divisible(row.layers):
+            return 0
+        held = min(int(layer.offset) for layer in row.layers.values())
+        at = min(_end(row, match), held - 1)  # one token at least stays the row's own
+        return 0 if at < max(1, self._least or 0) or held > 2 * at else at
+
+    def _divide(self, row: RowBuffers, at: int, path: Sequence[Node]) -> bool:
+        """Copy the buffers once. `path`: the nodes in them."""
+        layers = row.layers.values()
+        with Isolation() as tried:  # a failed pass of that row must not fail this one
+            mx.eval([layer.keys for layer in layers])
+            prefix = row.divided(at)
+            self._store.know(prefix)
+            for node in [n for n in path if n.start < at]:
+                upper = split(node, at - node.start) if node.stop > at else node
+                set_segment(upper, replace(segment_of(upper), held=prefix, slack=0))
+            self._store.recount()
+        if tried.fault is not None:
+            log.warning("a prefix in use is not shared: %s", tried.fault.summary)
+        return tried.fault is None
+
+
+def _last(match: Match) -> RowBuffers | None:
+    return segment_of(match.path[-1]).held if match.path else None
+
+
+def _end(buffers: RowBuffers, match: Match) -> int:
+    stop = 0
+    for node in match.path:
+        if segment_of(node).held is not buffers:
+            break
+        stop = min(node.stop, match.length)
+    return stop

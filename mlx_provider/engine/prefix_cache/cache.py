@@ -1,38 +1,32 @@
 """The prefix cache: stores the KV and states of prefixes for later requests.
 
     match = prefix_cache.match(key, ids, limit=len(ids) - 1)
-    cache = prefix_cache.restore(match, model.make_cache)  # the first `match.length` tokens
+    cache, _ = prefix_cache.acquire(match, model.make_cache)  # tokens [0, match.length)
     ... prefill the rest, at message ends: snapshots[n] = prefix_cache.snapshot(cache)
     prefix_cache.insert(key, ids_the_cache_holds, cache, snapshots)
+    prefix_cache.evict(nbytes)
 
-Stored tokens never change: rows copy them, or append to the buffers of an entry (`resume`). A
+Stored tokens never change: rows copy them, or append to the buffers of an entry (`Leases`). A
 `Match` is valid only while `holds` is true for it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ...isolation import Isolation
-from ...protocol.health import PrefixCacheFigures
+from ...protocol.health import PrefixCacheFigures, PrefixNode
 from ..memory import MemoryProfile
 from ..row_cache import grow_by
-from .buffers import Claim, Holding, RowBuffers, own_layers
-from .disk import DiskTier
-from .disk_lookup import DiskLookup
-from .eviction import Sessions, Share
-from .figures import Counters, figures, report
-from .insertion import LivePath
-from .layer_kinds import Kind, Unstorable, strictest
-from .match import Match, Reuse, resume
-from .restore import rebuild
-from .segments import row_parts
-from .snapshots import Snapshot, take_snapshot
-from .store import Store
-from .tree import ID_BYTES, CacheKey, Ids, Node, as_ids, key_tokens
+from .buffers import Lease, Leases
+from .disk import DiskTier, Restore
+from .eviction import Sessions
+from .layers import Kind, Snapshot, Unstorable, strictest, take_snapshot
+from .segments import rebuild, row_parts
+from .store import LivePath, Store
+from .tree import ID_BYTES, CacheKey, Ids, Match, Node, as_ids, key_tokens
 
 __all__ = ["CacheKey", "Match", "PrefixCache", "key_tokens"]
 
@@ -44,6 +38,17 @@ MAX_BUFFERS = 250_000
 rest."""
 SPARE_SHARE = 4
 """A continued conversation may get this fraction (1/n) of the free budget for later turns."""
+MAX_OUTLINED = 40
+"""Most nodes in the figures."""
+
+
+@dataclass
+class Counters:
+    lookups: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    restored_tokens: int = 0
+    refused: int = 0
 
 
 class PrefixCache:
@@ -56,8 +61,8 @@ class PrefixCache:
         disk: DiskTier | None = None,
         max_buffers: int = MAX_BUFFERS,
     ) -> None:
+        self.disk = disk
         self._budget = budget
-        self._disk = disk
         self._store = Store(max_buffers)
         self._sessions = Sessions()
         self._counters = Counters()
@@ -67,13 +72,55 @@ class PrefixCache:
     def nbytes(self) -> int:
         return self._store.tally.nbytes
 
+    @property
+    def in_use(self) -> int:
+        """Bytes that rows use, which cannot be evicted. Any thread may ask."""
+        return self._store.in_use
+
     def match(self, key: CacheKey, tokens: Sequence[int] | Ids, limit: int) -> Match:
         """The longest usable prefix of at most `limit` tokens. It never ends inside a media span.
         `tokens` are key ids (`key_tokens`); an int64 array avoids the conversion. Read-only."""
         ids = as_ids(tokens)
-        limit = max(0, min(limit, len(ids)))
-        found = self._store.walk(key, ids[:limit])
-        return resume(found, ids, self._store.version)
+        found = self._store.walk(key, ids[: max(0, limit)])
+        return Match.of(found, ids, self._store.version)
+
+    def holds(self, match: Match) -> bool:
+        return match.version == self._store.version
+
+    def acquire(
+        self,
+        match: Match,
+        make_cache: Callable[[], list[Any]],
+        *,
+        room: int = 0,
+        leases: Leases | None = None,
+    ) -> tuple[list[Any], Lease | None]:
+        """A fresh row cache with the first `match.length` tokens, and capacity for `room` more.
+
+        `leases`: the row uses the buffers of the entry, if no other row does; `None`: it copies.
+        Call it once per row, also for length 0: it counts the look-up. Raises `ValueError` if the
+        match is no longer valid, or `make_cache` makes another kind of cache than the stored one.
+        """
+        if not self.holds(match):
+            raise ValueError("the prefix cache has changed since the match")
+        cache = make_cache()
+        lease, in_place = None, dict[int, int]()
+        if leases is not None:
+            spare = max(0, self._budget() - self.nbytes) // SPARE_SHARE
+            lease, in_place = leases.begin(match, cache, room, spare)
+        if match.length:
+            rebuild(
+                cache, match.segments, match.snapshot, length=match.length, room=room,
+                in_place=in_place,
+            )  # fmt: skip
+        elif room:
+            grow_by(cache, room)
+        self.count(match)
+        return cache, lease
+
+    def leases(self, least: int | None) -> Leases:
+        """`least`: fewest tokens that several rows share; `None`: they share none."""
+        return Leases(self._store, self._budget, least)
 
     def on_disk(
         self,
@@ -84,27 +131,23 @@ class PrefixCache:
         make_cache: Callable[[], list[Any]],
         room: int,
         grid: int = 1,
-    ) -> DiskLookup | None:
+    ) -> Restore | None:
         """`None`: there is no disk tier."""
-        if self._disk is None:
+        if self.disk is None:
             return None
-        return DiskLookup(
-            self._disk, self._store, key, ids, limit=limit, grid=grid, make_cache=make_cache,
+        return Restore(
+            self.disk, self._store, key, ids, limit=limit, grid=grid, make_cache=make_cache,
             room=room,
         )  # fmt: skip
 
     def save_head(self, key: CacheKey, ids: Ids, cache: list[Any], start: int) -> None:
         """Write a row to disk during its prefill, if the disk is fast enough. The last pass
         computed the tokens of `ids` from `start` on."""
-        if self._disk is not None and self._disk.due(start, len(ids)):
+        if self.disk is not None and self.disk.due(start, len(ids)):
             try:
-                self._disk.save(key, ids, row_parts(cache, len(ids)), {})
+                self.disk.save(key, ids, row_parts(cache, len(ids)), {})
             except Unstorable as reason:
                 self._warn_once(str(reason))
-
-    @property
-    def on_disk_too(self) -> bool:
-        return self._disk is not None
 
     def fits(self, memory: MemoryProfile, session: str | None) -> int:
         """Tokens of such a row, with the state at their end, that fit the session's share."""
@@ -114,95 +157,7 @@ class PrefixCache:
         room = share.nbytes - memory.state_bytes - 2 * windows
         return max(0, room // (memory.token_bytes + ID_BYTES))
 
-    def holds(self, match: Match) -> bool:
-        return match.version == self._store.version
-
-    def restore(
-        self, match: Match, make_cache: Callable[[], list[Any]], *, room: int = 0
-    ) -> list[Any]:
-        """A fresh row cache with copies of the first `match.length` tokens, and capacity for `room`
-        more.
-
-        Call it once per row, also for length 0: it counts the look-up. Raises `ValueError` if the
-        match is no longer valid, or `make_cache` makes another kind of cache than the stored one.
-        """
-        if not self.holds(match):
-            raise ValueError("the prefix cache has changed since the match")
-        cache = make_cache()
-        self._fill(cache, match, room, {})
-        self.used(match)
-        return cache
-
-    def prepare(self, match: Match, *, least: int | None) -> bool:
-        """Split the entry where a row leaves it. Returns whether the match must be found again.
-        `least`: fewest tokens to share with other rows; `None`: none."""
-        return Reuse(self._store, least).prepare(match)
-
-    def claim(self, match: Match, *, least: int | None) -> Claim | None:
-        return Reuse(self._store, least).claim(match) if self.holds(match) else None
-
-    def resume(
-        self,
-        match: Match,
-        make_cache: Callable[[], list[Any]],
-        *,
-        room: int = 0,
-        least: int | None = None,
-    ) -> tuple[list[Any], Holding]:
-        """Like `restore`, but the row uses the buffers of the entry, if no other row does."""
-        if not self.holds(match):
-            raise ValueError("the prefix cache has changed since the match")
-        cache = make_cache()
-        spare = max(0, self._budget() - self.nbytes) // SPARE_SHARE
-        holding, in_place = Reuse(self._store, least).begin(match, cache, room, spare)
-        self._fill(cache, match, room, in_place)
-        self.used(match)
-        return cache, holding
-
-    def fork(
-        self, holding: Holding, cache: list[Any], *, least: int | None
-    ) -> tuple[list[Any], Holding | None]:
-        return Reuse(self._store, least).fork(holding, cache)
-
-    def hold(self, cache: list[Any]) -> Holding:
-        own = RowBuffers(own_layers(cache))
-        self._store.know(own)
-        return Holding(own)
-
-    def trim(self, own: RowBuffers, tokens: int) -> None:
-        with Isolation() as tried:  # a pass of the row may have failed
-            if own.holding is not None:
-                own.holding.trim(tokens)
-        if tried.fault is not None:
-            log.warning("a row keeps its capacity: %s", tried.fault.summary)
-
-    def give_back(self, holding: Holding) -> None:
-        """A row has ended, or was merged with others, and none of its passes has failed."""
-        own = holding.give_back()
-        if own is not None and own.stored:
-            self._store.park(own, self._budget())
-
-    def united(self, holding: Holding) -> None:
-        """A row has copied the prefix in front of its own tokens, as the last that held it."""
-        base, own = holding.base, holding.own
-        holding.base = None
-        if base is not None and own is not None:
-            self._store.move(base, own)
-
-    @property
-    def in_use(self) -> int:
-        return self._store.in_use
-
-    def _fill(self, cache: list[Any], match: Match, room: int, in_place: Mapping[int, int]) -> None:
-        if match.length:
-            rebuild(
-                cache, match.segments, match.snapshot, length=match.length, room=room,
-                in_place=in_place,
-            )  # fmt: skip
-        elif room:
-            grow_by(cache, room)
-
-    def used(self, match: Match, restored: int = 0) -> None:
+    def count(self, match: Match, restored: int = 0) -> None:
         """Count a look-up. `restored`: tokens that came from disk, if it had more."""
         for node in self._store.touch(match.path[-1] if match.path else None):
             node.hits += 1
@@ -247,11 +202,11 @@ class PrefixCache:
         session: str | None = None,
         awaited: bool = False,
         beyond: bool = False,
-        holding: Holding | None = None,
+        lease: Lease | None = None,
     ) -> int:
         """Store a row, evicting others. Returns how many of its tokens are stored then.
 
-        `tokens`: all tokens in the cache, as key ids. `holding`: the row's buffers, to which the
+        `tokens`: all tokens in the cache, as key ids. `lease`: the row's buffers, to which the
         entry can refer; `None`: it copies. `snapshots`: by token count; those inside messages are
         stored only if nothing more valuable is evicted for them. `prompted`: tokens before the
         reply, if it is included. `awaited`: the next request of the session will come. `beyond`:
@@ -264,7 +219,8 @@ class PrefixCache:
         ends = {n: s for n, s in snapshots.items() if 0 < n <= len(ids) and not s.inside}
         inside = {n: s for n, s in snapshots.items() if n <= len(ids) and s.inside}
         shared = self._store.walk(key, ids).shared if inside else 0
-        own = None if holding is None else holding.own_of(cache)
+        own = None if lease is None else lease.own_of(cache)
+        leaf, budget = None, 0
         try:
             row = row_parts(cache, len(ids))
             row = replace(row, exact=row.exact and not beyond)
@@ -274,12 +230,11 @@ class PrefixCache:
             path = LivePath(row, cache, ends, before_reply, inside, own)
             if own is not None:
                 own.count(len(ids), row.token_bytes(complete=False))
-            budget = self._budget()
-            leaf = self._add(key, ids, path, budget, self._sessions.share(session, budget))
+            budget = self._budget()  # what the cache counts is no longer the row's
+            leaf = self._add(key, ids, path, budget, session)
             self._save(key, ids, path, shared)
         except Unstorable as reason:
             self._warn_once(str(reason))
-            leaf, budget = None, 0
         finally:
             if own is not None:
                 self._store.recount()
@@ -290,38 +245,68 @@ class PrefixCache:
             self._store.offer(leaf, at, inside[at], budget=budget, wanted=at <= shared)
         self._store.prune(leaf)
         if session is not None:
-            each = path.row.token_bytes(complete=path.complete) + ID_BYTES
+            each = path.row.token_bytes(complete=path.row.complete) + ID_BYTES
             self._sessions.pin(session, leaf, len(ids) * each, awaited=awaited)
         return min(leaf.stop, len(ids))
 
-    def evict_to(self, nbytes: int) -> int:
+    def _add(
+        self, key: CacheKey, ids: Ids, path: LivePath, budget: int, session: str | None
+    ) -> Node | None:
+        if len(ids) and not self._store.fits_layout(key, path):
+            self._warn_once("a row with another KV shape or dtype than the stored ones is not kept")
+            return None
+        share = self._sessions.share(session, budget)
+        return self._store.add(key, ids, path, budget=budget, share=share)
+
+    def _save(self, key: CacheKey, ids: Ids, path: LivePath, shared: int) -> None:
+        """Of the states inside messages, only those that rows wanted before are written."""
+        if self.disk is not None:
+            wanted = {at: state for at, state in path.spare.items() if at <= shared}
+            states = {} if path.row.complete else {**path.states, **wanted}
+            self.disk.save(key, ids, path.row, states, prompted=path.prompted)
+
+    def evict(self, nbytes: int) -> int:
+        """Shrink to this many bytes. Returns the freed bytes. What rows use stays."""
         return self._store.evict(nbytes=nbytes)
 
     def clear(self) -> None:
         self._store.clear()
         self._sessions.clear()
-        if self._disk is not None:
-            self._disk.clear()
+        if self.disk is not None:
+            self.disk.clear()
 
     def close(self) -> None:
         """Wait until the disk tier has written its queue."""
-        if self._disk is not None:
-            self._disk.close()
+        if self.disk is not None:
+            self.disk.close()
 
     def report(self) -> dict[str, Any]:
+        every = list(self._store.nodes())
+        counted = self._counters
         return {
-            **report(self._store, self._counters, self._budget()),
+            "entries": sum(not node.children for node in every),
+            "nodes": len(every),
+            "snapshots": sum(node.snapshot is not None for node in every),
+            "tokens": sum(len(node.tokens) for node in every),
+            "bytes": self.nbytes,
+            "buffers": self._store.tally.buffers,
+            "budget": self._budget(),
+            **vars(counted),
+            "evicted_bytes": self._store.evicted_bytes,
+            "hit_rate": counted.reused_tokens / max(1, counted.prompt_tokens),
             "sessions": len(self._sessions),
-            "disk": None if self._disk is None else self._disk.report(),
+            "disk": None if self.disk is None else self.disk.report(),
         }
 
     def figures(self) -> PrefixCacheFigures:
-        found = figures(self._store, self._counters, self._budget())
-        if self._disk is None:
-            return found
-        report = self._disk.report()
-        return found.model_copy(
-            update={"disk_bytes": report["bytes"], "disk_limit": report["limit"]}
+        found = self.report()
+        disk = found["disk"] or {"bytes": 0, "limit": 0}
+        known = PrefixCacheFigures.model_fields.keys() & found.keys()
+        return PrefixCacheFigures(
+            **{name: found[name] for name in known},
+            disk_bytes=disk["bytes"],
+            disk_limit=disk["limit"],
+            tree=_outline(self._store.roots.values()),
         )
 
     def check_integrity(self) -> None:
@@ -332,23 +317,32 @@ class PrefixCache:
         ):
             raise AssertionError("a node is pinned by an unknown session")
 
-    def _add(
-        self, key: CacheKey, ids: Ids, path: LivePath, budget: int, share: Share
-    ) -> Node | None:
-        layout = path.row.layout
-        if len(ids) and not self._store.fits_layout(key, layout):
-            self._warn_once("a row with another KV shape or dtype than the stored ones is not kept")
-            return None
-        return self._store.add(key, ids, path, budget=budget, share=share, layout=layout)
-
-    def _save(self, key: CacheKey, ids: Ids, path: LivePath, shared: int) -> None:
-        """Of the states inside messages, only those that rows wanted before are written."""
-        if self._disk is not None:
-            wanted = {at: state for at, state in path.spare.items() if at <= shared}
-            states = {} if path.complete else {**path.states, **wanted}
-            self._disk.save(key, ids, path.row, states, prompted=path.prompted)
-
     def _warn_once(self, reason: str) -> None:
         if reason not in self._warned:
             self._warned.add(reason)
             log.warning("prefix cache: %s", reason)
+
+
+def _outline(roots: Iterable[Node]) -> list[PrefixNode]:
+    """At most `MAX_OUTLINED` nodes, parents before children, most recently used first."""
+    found: list[PrefixNode] = []
+    todo = [(0, node) for root in roots for node in root.children.values()]
+    todo.sort(key=_age)
+    while todo and len(found) < MAX_OUTLINED:
+        depth, node = todo.pop()
+        found.append(
+            PrefixNode(
+                depth=depth,
+                start=node.start,
+                tokens=len(node.tokens),
+                bytes=node.nbytes,
+                hits=node.hits,
+                resumable=node.complete or node.snapshot is not None,
+            )
+        )
+        todo += sorted(((depth + 1, child) for child in node.children.values()), key=_age)
+    return found
+
+
+def _age(placed: tuple[int, Node]) -> int:
+    return placed[1].used

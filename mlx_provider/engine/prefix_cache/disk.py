@@ -7,13 +7,15 @@ share a folder. A file removed by another process is a miss.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import queue
+import shutil
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,19 +23,33 @@ from typing import Any
 from ...errors import BadRequest
 from ...safe_open import make_folder, replace_own
 from . import files
-from .disk_index import FOLDER, Chain, Index, Step
-from .files import BadFile, Encoded, Header, encode
-from .insertion import INSIDE, RECENT
-from .restore import Restore
-from .segments import RowParts
-from .snapshots import Snapshot
-from .tree import CacheKey, Ids
-from .writer import Call, Reader, Writer
+from .files import (
+    BadFile,
+    Call,
+    Header,
+    News,
+    Reader,
+    Tensor,
+    Writer,
+    allocated,
+    device_array,
+    host_tensors,
+    list_files,
+)
+from .layers import ArrayPack, Snapshot
+from .segments import RowFiller, RowParts
+from .store import INSIDE, RECENT, Store
+from .tree import CacheKey, Ids, Match, Walk, common, outside_spans, segment_of
 
 log = logging.getLogger(__name__)
 
-EDGE = 1024
-"""Most tokens of a file: limits the memory to write or read it."""
+FOLDER = "prefixes"
+FREE_SHARE = 0.1
+"""Share of the space that is free without the prefix cache."""
+MOST_BYTES = 20 * 10**9
+EDGE = 512
+"""Most tokens of a file: limits the memory to write or read it, and what is copied into a row
+between two steps."""
 MAX_QUEUED = 2**29
 """Most bytes that wait to be written. The rest of a prompt is written with a later pass."""
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -44,27 +60,226 @@ BACKUP_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n"
 """Marks the folder as a cache for backup programs (bford.info/cachedir)."""
 
 
+def disk_limit(folder: Path, chosen: int | None) -> int:
+    if chosen is not None:
+        return chosen
+    place = next((each for each in (folder, *folder.parents) if each.is_dir()), Path("/"))
+    free = shutil.disk_usage(place).free + bytes_on_disk(folder)
+    return min(MOST_BYTES, int(FREE_SHARE * free))
+
+
+def bytes_on_disk(folder: Path) -> int:
+    return sum(allocated(of) for _, of in list_files((folder / FOLDER).glob("*")))
+
+
+Step = tuple[Header, int, int]
+"""A segment's file, its first token, and the number of its tokens that match."""
+
+
+class Chain:
+    """Digests of a key's tokens `[0, at)`, for ascending `at`."""
+
+    def __init__(self, key: CacheKey, ids: Ids) -> None:
+        self._ids = ids
+        self._at = 0
+        self._hash = hashlib.blake2b(key.digest(), digest_size=16)
+
+    def at(self, position: int) -> str:
+        if position < self._at:
+            raise ValueError("digests are taken in ascending order")
+        self._hash.update(self._ids[self._at : position].tobytes())
+        self._at = position
+        return self._hash.hexdigest()
+
+
+@dataclass
+class Index:
+    """The files on disk, by the digest of the tokens before them."""
+
+    segments: dict[str, dict[str, Header]] = field(default_factory=dict)
+    states: dict[str, Header] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def add(self, header: Header) -> None:
+        self.sizes[header.name] = header.nbytes
+        if len(header.tokens):
+            self.segments.setdefault(header.parent, {})[header.name] = header
+        else:
+            self.states[header.parent] = header
+
+    def remove(self, name: str) -> None:
+        self.sizes.pop(name, None)
+        parent = name.partition("-")[0]
+        self.segments.get(parent, {}).pop(name, None)
+        if parent in self.states and self.states[parent].name == name:
+            del self.states[parent]
+
+    def walk(self, key: CacheKey, ids: Ids) -> list[Step]:
+        chain, at, steps = Chain(key, ids), 0, []
+        while at < len(ids):
+            known = self.segments.get(chain.at(at), {}).values()
+            fits = [(common(h.tokens, ids[at:]), h.complete, h.name, h) for h in known]
+            took, _, _, header = max(fits, default=(0, False, "", None))
+            if header is None or not took:
+                break
+            steps.append((header, at, took))
+            at += took
+        return steps
+
+    def states_along(self, key: CacheKey, ids: Ids, limit: int) -> list[Header]:
+        """Longest first."""
+        own, limit = key.digest().hex(), min(limit, len(ids))
+        known = self.states.values()
+        stops = sorted({h.start for h in known if h.key == own and h.start <= limit})
+        chain = Chain(key, ids)
+        found = [self.states.get(chain.at(stop)) for stop in stops]
+        return [header for header in reversed(found) if header is not None]
+
+
 @dataclass(frozen=True)
 class Stored:
     """A prefix of `length` tokens on disk, beyond the part in memory."""
 
     length: int
-    complete: bool
-    """Whether a row can resume at any of its tokens."""
     segments: Sequence[Step]
     state: Header | None
+
+
+class Restore:
+    """Finds the part of a prompt that only the disk has, and fills a row with all that is stored.
+
+    Engine thread only: the reader's thread calls it there.
+    """
+
+    def __init__(
+        self,
+        disk: DiskTier,
+        store: Store,
+        key: CacheKey,
+        ids: Ids,
+        *,
+        limit: int,
+        grid: int,
+        make_cache: Callable[[], list[Any]],
+        room: int,
+    ) -> None:
+        """`limit`: most tokens to restore, a multiple of `grid`. `room`: tokens of the row."""
+        self._disk, self._store, self._key, self._ids = disk, store, key, ids
+        self._limit, self._grid = limit, grid
+        self._make_cache, self._room = make_cache, room
+        self._in_memory = 0
+        self._found: Stored | None = None
+        self._filler: RowFiller | None = None
+        self._reached = 0
+        self._stops: dict[str, int] = {}
+        """Where the prompt leaves each segment, by the name of its file."""
+        self._state: Snapshot | None = None
+        self.ended = False
+        """Any thread may read this."""
+        self.cache: list[Any] | None = None
+        """The row cache once the restore has ended. `None`: nothing was restored."""
+        self.length = 0
+        """Tokens in it."""
+
+    @property
+    def available(self) -> int:
+        """Tokens that a restore gives now. 0: memory has as many."""
+        return self._find()[1].length
+
+    def start(self) -> Restore:
+        self._disk.read(self)
+        return self
+
+    def _find(self) -> tuple[Walk, Stored]:
+        ids = self._ids[: self._limit]
+        walk = self._store.walk(self._key, ids)
+        self._in_memory = Match.of(walk, self._ids).length // self._grid * self._grid
+        complete = all(node.complete for node, _ in walk.steps)
+        return walk, self._disk.find(
+            self._key, ids, walk.shared, complete=complete, usable=self._usable
+        )
+
+    def _usable(self, length: int) -> int:
+        """The largest length within `length` at which the row may resume. 0: memory has as many
+        tokens."""
+        at = outside_spans(self._ids, length)
+        while at % self._grid:
+            at = outside_spans(self._ids, at - at % self._grid)
+        return at if at > self._in_memory else 0
+
+    # -- steps of the reader
+
+    def begin(self) -> Sequence[Header]:
+        """The files to read, the state first, because nothing is usable without it."""
+        if self.ended:
+            return []
+        walk, found = self._find()
+        if not found.length:
+            self.abandon()
+            return []
+        self._disk.touch(self._key, self._ids[: found.length])
+        states = frozenset(leaf for leaf, _ in found.state.layers) if found.state else frozenset()
+        room = self._room - found.length
+        self._found = found
+        self._filler = RowFiller(self._make_cache(), found.length, room, states)
+        for node, agreed in walk.steps:
+            stop = min(node.start + agreed, found.length)
+            if node.start < stop:
+                self._filler.put(segment_of(node).arrays(), node.start, stop, 0)
+                self._reached = stop
+        self._stops = {header.name: start + took for header, start, took in found.segments}
+        segments = [header for header, _, _ in found.segments]
+        return segments if found.state is None else [found.state, *segments]
+
+    def take(self, header: Header, tensors: Sequence[Tensor]) -> bool:
+        """Copy a file into the row. Returns whether the restore goes on."""
+        if self.ended or self._filler is None or self._found is None:
+            return False
+        arrays = [device_array(each) for each in tensors]
+        if len(header.tokens) == 0:
+            self._state = Snapshot(dict(header.layers), ArrayPack.loose(arrays))
+            return True
+        by_leaf, at = dict[int, Sequence[Any]](), 0
+        for leaf, count in header.layers:
+            by_leaf[leaf] = arrays[at : at + count]
+            at += count
+        start = max(header.start, self._reached)
+        stop = min(self._stops[header.name], self._found.length)
+        self._filler.put(by_leaf, start, stop, start - header.start)
+        self._reached = stop
+        return True
+
+    def stop(self, name: str, reason: BadFile | OSError) -> None:
+        """A file cannot be read."""
+        if self.ended:
+            return
+        self._disk.damaged(name, reason)
+        useless = self._found is None or self._found.state is not None
+        self._end(self._usable(0 if useless else self._reached))
+
+    def finish(self) -> None:
+        if self._found is not None:
+            self._end(self._found.length)
+
+    def abandon(self) -> None:
+        """The request ended or the restore failed. Frees its memory at once."""
+        self._end(0)
+
+    def _end(self, length: int) -> None:
+        if self.ended:
+            return
+        if length and self._filler is not None:
+            self.cache = self._filler.finish(length, self._state)
+            self.length = length
+        self._found = self._filler = self._state = None
+        self.ended = True
 
 
 class DiskTier:
     """Engine thread only, except for the threads that it starts."""
 
     def __init__(
-        self,
-        folder: Path,
-        limit: int,
-        call: Call,
-        *,
-        versions: str | None = None,
+        self, folder: Path, limit: int, call: Call, *, versions: str | None = None
     ) -> None:
         """`call` runs a function on the engine thread. Raises `BadRequest` for a bad folder."""
         self.folder = folder / FOLDER
@@ -72,14 +287,13 @@ class DiskTier:
         self.versions = files.versions() if versions is None else versions
         _own(self.folder)
         self._index = Index()
-        self._build_index()
+        self._read_headers()
         self._queued = 0
         self._written = 0
         self._skipped = 0
-        self._news: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
-        self._found: queue.SimpleQueue[Header] = queue.SimpleQueue()
-        known = self._index.names
-        self._writer = Writer(self.folder, limit, self.versions, self._news, self._found, known)
+        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        known = self._index.sizes.keys()
+        self._writer = Writer(self.folder, limit, self.versions, self._news, known)
         self._reader = Reader(self.folder, self.versions, call, self._writer.flush)
 
     # -- writing
@@ -104,38 +318,34 @@ class DiskTier:
         covered = sum(took for _, _, took in steps)
         complete = row.complete and all(header.complete for header, _, _ in steps)
         path = [header.name for header, _, _ in steps]
+        self._writer.do(self._writer.touch, [*path])
         left = self.limit - sum(header.nbytes for header, _, _ in steps)
         stop = len(ids) if prompted is not None else len(ids) // EDGE * EDGE
         chain, own = Chain(key, ids), key.digest().hex()
         for start, end in pairwise(_cuts(covered, stop, prompted)):
-            size = (end - start) * row.token_bytes(complete=complete)
-            if _file_bytes(end - start, size) > left or not self._takes(size):
+            nbytes = (end - start) * row.token_bytes(complete=complete)
+            size = _file_bytes(end - start, nbytes, len(row.shape(complete=complete)))
+            if size > left or not self._takes(size):
                 break
             segment = row.cut(start, end, complete=complete)
-            encoded = encode(segment.pack)
-            shape = {"layers": segment.layers, **encoded.structure}
-            size = _file_bytes(end - start, encoded.nbytes)
-            head = Header(own, chain.at(start), start, ids[start:end], complete, shape, size)
-            self._write(head, encoded, path)
-            path.append(head.name)
+            parent, tokens = chain.at(start), ids[start:end]
+            header = Header(own, parent, start, tokens, complete, segment.layers, size)
+            self._write(header, host_tensors(segment.pack))
+            path.append(header.name)
             left -= size
         if not complete:
-            self._save_states(key, ids, states, path)
-        if prompted is not None:
-            self._writer.touch(path)
+            self._save_states(key, ids, states)
+        self._writer.do(self._writer.touch, path)
 
-    def _save_states(
-        self, key: CacheKey, ids: Ids, states: Mapping[int, Snapshot], path: Sequence[str]
-    ) -> None:
+    def _save_states(self, key: CacheKey, ids: Ids, states: Mapping[int, Snapshot]) -> None:
         chain, own = Chain(key, ids), key.digest().hex()
         for at, state in sorted(states.items()):
             digest = chain.at(at)
             if digest not in self._index.states and self._takes(state.nbytes):
-                encoded = encode(state.pack)
-                shape = {"layers": list(state.layers.items()), **encoded.structure}
-                size = _file_bytes(0, encoded.nbytes)
-                head = Header(own, digest, at, ids[:0], False, shape, size)
-                self._write(head, encoded, path)
+                size = _file_bytes(0, state.nbytes, len(state.layers))
+                layers = list(state.layers.items())
+                header = Header(own, digest, at, ids[:0], False, layers, size)
+                self._write(header, host_tensors(state.pack))
         every = self._index.states_along(key, ids, len(ids))
         for header in every[RECENT + INSIDE : -1]:  # the first and the last ones stay
             self._forget(header.name)
@@ -145,13 +355,15 @@ class DiskTier:
         self._skipped += not fits
         return fits
 
-    def _write(self, header: Header, encoded: Encoded, path: Sequence[str]) -> None:
-        self._queued += encoded.nbytes
+    def _write(self, header: Header, tensors: Sequence[Tensor]) -> None:
+        nbytes = sum(tensor.data.nbytes for tensor in tensors)
+        self._queued += nbytes
         self._index.add(header)
-        self._writer.write(header, encoded.arrays, encoded.nbytes, path)
+        self._writer.do(self._writer.write, header, tensors, nbytes)
 
     def touch(self, key: CacheKey, ids: Ids) -> None:
-        self._writer.touch([header.name for header, _, _ in self._index.walk(key, ids)])
+        names = [header.name for header, _, _ in self._index.walk(key, ids)]
+        self._writer.do(self._writer.touch, names)
 
     # -- reading
 
@@ -178,7 +390,7 @@ class DiskTier:
             state = next((each for each in along if usable(each.start) == each.start), None)
             length = 0 if state is None else state.start
         beyond = [step for step in steps if step[1] < length and step[1] + step[2] > shared]
-        return Stored(length, complete, beyond, state)
+        return Stored(length, beyond, state)
 
     def read(self, restore: Restore) -> None:
         self._reader.read(restore)
@@ -196,14 +408,14 @@ class DiskTier:
     def clear(self) -> None:
         self._drain()
         self._index = Index()
-        self._writer.clear()
+        self._writer.do(self._writer.clear)
 
     def report(self) -> dict[str, Any]:
         """Files and bytes known to this process, and writes postponed because the disk was slow."""
         self._drain()
         return {
-            "files": len(self._index.names),
-            "bytes": self._index.nbytes,
+            "files": len(self._index.sizes),
+            "bytes": sum(self._index.sizes.values()),
             "limit": self.limit,
             "written_bytes": self._written,
             "skipped": self._skipped,
@@ -218,20 +430,21 @@ class DiskTier:
 
     def _forget(self, name: str) -> None:
         self._index.remove(name)
-        self._writer.remove(name)
+        self._writer.do(self._writer.remove, name)
 
     def _drain(self) -> None:
-        while not self._found.empty():
-            self._index.add(self._found.get())
         while not self._news.empty():
-            gone, written = self._news.get()
-            self._queued -= written
-            if gone:
-                self._index.remove(gone)
+            news = self._news.get()
+            self._queued -= news.written
+            if news.found is not None:
+                self._index.add(news.found)
+            elif news.removed:
+                self._index.remove(news.removed)
             else:
-                self._written += written
+                self._written += news.written
 
-    def _build_index(self) -> None:
+    def _read_headers(self) -> None:
+        """Build the index. Removes damaged and abandoned files."""
         refused: dict[str, int] = {}
         ignored: dict[str, int] = {}
         for path in sorted(self.folder.iterdir()):
@@ -241,10 +454,7 @@ class DiskTier:
                 if path.suffix == files.SUFFIX:
                     if stat.S_IFMT(path.lstat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
                         raise BadFile("no regular file")
-                    header = files.read_header(path, self.versions)
-                    if header.name != path.name:
-                        raise BadFile("its name does not fit its content")
-                    self._index.add(header)
+                    self._index.add(files.read_header(path, self.versions))
             except BadFile as reason:
                 refused[str(reason)] = refused.get(str(reason), 0) + 1
                 path.unlink(missing_ok=True)
@@ -256,8 +466,8 @@ class DiskTier:
             log.warning("prefix cache: %d files on disk ignored and removed: %s", count, text)
 
 
-def _file_bytes(tokens: int, nbytes: float) -> int:
-    return int(nbytes) + 12 * tokens + 2**12
+def _file_bytes(tokens: int, nbytes: int, layers: int) -> int:
+    return nbytes + 12 * tokens + 2**11 + 2**8 * layers
 
 
 def _cuts(start: int, stop: int, prompted: int | None) -> list[int]:

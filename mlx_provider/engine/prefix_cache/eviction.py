@@ -1,8 +1,6 @@
-"""The newest path of each session, evicted later than others, and its share of the cache.
+"""Chooses what to evict, and how much of a path fits the budget. Imports no mlx.
 
-Chooses what to evict first: the least time to recompute per byte, weighted by use.
-
-Computes how much of a path fits the budget. Imports no mlx.
+The least time to recompute per byte goes first; the newest path of a session stays longest.
 """
 
 from __future__ import annotations
@@ -25,71 +23,79 @@ LIVE_TURNS = 16
 @dataclass(frozen=True)
 class Share:
     nbytes: int
+    """Most bytes of a session's path."""
     equal: int = 0
-    """Bytes of its head that each path of `siblings` keeps."""
-    siblings: Sequence[Node] = ()
+    others: Sequence[Node] = ()
+    """The ends of paths that each keep `equal` bytes of their head."""
+
+    def heads(self) -> list[Node]:
+        return [node for leaf in self.others for node in head(leaf, self.equal)]
+
+
+@dataclass
+class Session:
+    leaf: Node
+    wanted: int
+    """Bytes of the whole path, of which `leaf` may end only a head."""
+    returned: float
+    """When it last continued after another session's turn."""
 
 
 class Sessions:
+    """The newest path of each session."""
+
     def __init__(self) -> None:
-        self._leaves: OrderedDict[str, Node] = OrderedDict()
+        self._known: OrderedDict[str, Session] = OrderedDict()
         self._turn = 0
         self._last = ""
-        self._wanted: dict[str, int] = {}
-        self._returned: dict[str, int] = {}
-        """The time at which a session last continued after another session's turn."""
 
     def __len__(self) -> int:
-        return len(self._leaves)
+        return len(self._known)
 
     def __contains__(self, session: str) -> bool:
-        return session in self._leaves
+        return session in self._known
 
-    def pin(self, session: str, leaf: Node, wanted: int = 0, *, awaited: bool = False) -> None:
-        """Mark the path to `leaf` in place of the session's previous path. `wanted`: bytes of the
-        whole path, of which `leaf` may end only a head."""
+    def pin(self, session: str, leaf: Node, wanted: int, *, awaited: bool) -> None:
+        """Mark the path to `leaf` in place of the session's previous path."""
         self._turn += 1
-        if session in self._leaves and session != self._last:
-            self._returned[session] = self._turn
+        before = self._unpin(session)
+        returned = -inf if before is None else before.returned
+        if before is not None and session != self._last:
+            returned = self._turn
         self._last = session
-        self._unpin(session)
-        self._leaves[session] = leaf
-        self._wanted[session] = wanted
+        self._known[session] = Session(leaf, wanted, returned)
         for node in leaf.path():
             node.sessions[session] = awaited
-        while len(self._leaves) > MAX_SESSIONS:
-            gone = next(iter(self._leaves))
-            self._unpin(gone)
-            self._returned.pop(gone, None)
-            del self._wanted[gone]
+        while len(self._known) > MAX_SESSIONS:
+            self._unpin(next(iter(self._known)))
 
     def share(self, session: str | None, budget: int) -> Share:
         """The part of `budget` bytes that a path of the session may use. Sessions that take turns
         each keep the head of their path: more than an equal share would be evicted before their
         next turn. A session that has never returned keeps no share."""
-        others = [] if session is None else self._taking_turns(session)
+        if session is None:
+            return Share(budget)
+        gone = self._turn - LIVE_TURNS
+        every = self._known.items()
+        others = [each for name, each in every if each.returned > gone and name != session]
         equal = budget // (1 + len(others))
-        left = budget - sum(min(equal, self._wanted[each]) for each in others)
-        return Share(left, equal, [self._leaves[each] for each in others])
+        left = budget - sum(min(equal, each.wanted) for each in others)
+        return Share(left, equal, [each.leaf for each in others])
 
     def clear(self) -> None:
-        self._leaves.clear()
-        self._returned.clear()
-        self._wanted.clear()
+        self._known.clear()
 
-    def _taking_turns(self, session: str) -> list[str]:
-        since = self._turn - LIVE_TURNS
-        return [each for each, turn in self._returned.items() if turn > since and each != session]
-
-    def _unpin(self, session: str) -> None:
-        leaf = self._leaves.pop(session, None)
-        for node in leaf.path() if leaf is not None else ():
+    def _unpin(self, session: str) -> Session | None:
+        before = self._known.pop(session, None)
+        for node in before.leaf.path() if before is not None else ():
             node.sessions.pop(session, None)
+        return before
 
 
 def head(leaf: Node, nbytes: int) -> list[Node]:
+    """The nodes of the longest head of a path within `nbytes` from which a row can resume."""
     found: list[Node] = []
-    for node in _kept(leaf):
+    for node in [each for each in leaf.path() if each.segment is not None]:
         left = nbytes - sum(each.nbytes for each in found)
         tokens = left * len(node.tokens) // node.token_bytes
         if node.nbytes > left:
@@ -100,13 +106,6 @@ def head(leaf: Node, nbytes: int) -> list[Node]:
         found.pop()
     return found
 
-
-def _kept(leaf: Node) -> list[Node]:
-    return [node for node in leaf.path() if node.segment is not None]
-
-
-Entry = tuple[float, int, bool, Node]
-"""Value, order of entry, whether the whole node would go, node."""
 
 ATTENTION_DEPTH = 8192
 """Depth in tokens at which a token costs about twice as much to compute as at the start."""
@@ -132,39 +131,35 @@ def evict(
     keep: frozenset[Node] = frozenset(),
     below: float = inf,
 ) -> None:
-    """Evict the least valuable parts until `tally` is within `nbytes` and `buffers`. Evicts leaves,
-    and snapshots of inner nodes, with less value than `below`. Nodes in `keep`, and nodes that rows
-    use, lose only guesses. `clock`: the present time on the clock of `Node.used`."""
+    """Evict leaves, and snapshots of inner nodes, the least valuable first, until `tally` is within
+    `nbytes` and `buffers`, or all that is left is worth `below` or more. Nodes in `keep`, and nodes
+    that rows use, lose only guesses. `clock`: the present time on the clock of `Node.used`."""
     order, held = count(), tally.nbytes
+    heap: list[tuple[float, int, bool, Node]] = []
 
-    def stays(node: Node) -> bool:
-        return node in keep or node.needed
+    def goes_whole(node: Node) -> bool:
+        return not (node.children or node in keep or node.needed)
 
-    def whole(node: Node) -> bool:
-        return not node.children and not stays(node)
+    def consider(node: Node) -> None:
+        whole = goes_whole(node)
+        stays = node in keep or node.needed
+        if whole or node.guessed or (node.snapshot is not None and not stays):
+            heapq.heappush(heap, (value(node, clock, held), next(order), whole, node))
 
-    def entry(node: Node) -> Entry:
-        return value(node, clock, held), next(order), whole(node), node
-
-    heap = [
-        entry(node)
-        for root in roots
-        for node in nodes(root)
-        if node.guessed or ((not node.children or node.snapshot is not None) and not stays(node))
-    ]
-    heapq.heapify(heap)
+    for root in roots:
+        for node in nodes(root):
+            consider(node)
     while heap and (tally.nbytes > nbytes or tally.buffers > buffers) and heap[0][0] < below:
-        _, _, leaf, node = heapq.heappop(heap)
-        if leaf != whole(node):
+        _, _, whole, node = heapq.heappop(heap)
+        if whole != goes_whole(node):
             continue  # became a leaf, and has a newer entry as one
-        if not leaf:
+        if not whole:
             set_snapshot(node, None)
             continue
         remove(node)
-        parent = node.parent
-        bare = parent is not None and parent.parent is not None and not parent.children
-        if parent is not None and bare and not stays(parent):
-            heapq.heappush(heap, entry(parent))
+        above = node.parent
+        if above is not None and above.parent is not None and not above.children:
+            consider(above)
 
 
 def value(node: Node, clock: int, held: int) -> float:

@@ -1,11 +1,10 @@
-"""One file of the disk tier: a segment or a snapshot, as safetensors with a checksum.
+"""The files of the disk tier, and the threads that read and write them.
 
-The header's metadata holds everything but arrays, so an index needs only headers. bfloat16, which
-numpy lacks, is stored as its 16 bits. Reads and writes release the interpreter lock.
-
-The encoding of packed arrays in a file of the disk tier, bit for bit.
-
-Other threads see array memory only as numpy views; the engine thread creates and evaluates arrays.
+A file is a segment or a snapshot, as safetensors with a checksum. Its metadata holds everything but
+arrays, so an index needs only headers. The format is read and written here, as the library maps
+files, which other processes may cut short, and makes further copies. bfloat16, which numpy lacks,
+is handled as its 16 bits. Reads and writes release the interpreter lock. Only the engine thread
+makes MLX arrays; these threads have numpy views and copies.
 """
 
 from __future__ import annotations
@@ -13,12 +12,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 import os
+import queue
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -26,23 +33,33 @@ from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from ...installed import installed_version
+from ...isolation import Fault, Isolation
 from ...safe_open import open_own
-from .layer_kinds import ArrayPack
+from .layers import ArrayPack
 from .tree import Ids
 
-FORMAT = 3
+if TYPE_CHECKING:
+    from .disk import Restore
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+FORMAT = 4
 SUFFIX = ".safetensors"
 TEMPORARY = ".tmp"
 MAX_HEADER = 2**24
 PIECE = 2**24
+SCAN_SECONDS = 2.0
+"""Between looks for files of other engines."""
+CLOSE_CHECK_SECONDS = 1.0
+"""Between checks whether anyone still runs the thread's calls."""
+BFLOAT16 = "BF16"
 DTYPES = {
     "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "U32": "<u4",
     "I32": "<i4", "U64": "<u8", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
-    "C64": "<c8",
+    "C64": "<c8", BFLOAT16: "<u2",
 }  # fmt: skip
-_NAMES = {kind: name for name, kind in DTYPES.items()}
-
-HostArray = NDArray[Any]
+_NAMES = {kind: name for name, kind in DTYPES.items() if name != BFLOAT16}
 
 
 class BadFile(Exception):
@@ -50,21 +67,30 @@ class BadFile(Exception):
 
 
 @dataclass(frozen=True)
+class Tensor:
+    dtype: str
+    """A key of `DTYPES`."""
+    data: NDArray[Any]
+
+    def pieces(self) -> Iterator[memoryview]:
+        flat = self.data.reshape(-1).view(np.uint8).data
+        for at in range(0, len(flat), PIECE):
+            yield flat[at : at + PIECE]
+
+
+@dataclass(frozen=True)
 class Header:
     key: str
     """Hex digest of the `CacheKey`."""
     parent: str
-    """Hex digest of key and tokens `0 .. start`."""
+    """Hex digest of key and tokens `[0, start)`."""
     start: int
     tokens: Ids
     """Tokens of the segment. Empty: a snapshot at `start`."""
     complete: bool
-    structure: Mapping[str, Any]
+    layers: Sequence[tuple[int, Any]]
+    """By leaf index: the number of arrays in a segment, or `Snapshot.layers`."""
     nbytes: int = 0
-
-    @property
-    def stop(self) -> int:
-        return self.start + len(self.tokens)
 
     @property
     def name(self) -> str:
@@ -74,39 +100,19 @@ class Header:
         return f"{self.parent}-{ids}-{int(self.complete)}.{kind}{SUFFIX}"
 
 
-@dataclass(frozen=True)
-class Contents:
-    file: BinaryIO
-    header: Header
-    shapes: tuple[tuple[tuple[int, ...], str], ...]
-    """Shape and dtype (numpy's name) of each array, in file order."""
-    metadata: Mapping[str, str]
-
-    def read_into(self, arrays: Sequence[HostArray]) -> None:
-        """Fill contiguous arrays of these shapes. Raises `BadFile` and `OSError`."""
-        digest = _digest({k: v for k, v in self.metadata.items() if k != "checksum"})
-        for array in arrays:
-            for piece in _pieces(array):
-                if self.file.readinto(piece) != len(piece):  # type: ignore[attr-defined]
-                    raise BadFile("it is cut short")
-                digest.update(piece)
-        if self.metadata.get("checksum", "") != digest.hexdigest():
-            raise BadFile("wrong checksum")
-
-
 def versions() -> str:
     """Versions that determine the meaning of cached arrays, besides the model."""
     packages = (f"{name} {installed_version(name) or 'none'}" for name in ("mlx-lm", "mlx-vlm"))
     return ", ".join([f"format {FORMAT}", *packages])
 
 
-def write(folder: Path, header: Header, arrays: Sequence[HostArray], versions: str) -> Path:
+def write(folder: Path, header: Header, tensors: Sequence[Tensor], versions: str) -> Path:
     """Write a file atomically: after a crash it is complete or missing. Mode 0600. Raises
-    `OSError`, and `BadFile` for arrays that the format cannot hold."""
+    `OSError`."""
     metadata = _metadata(header, versions)
     digest = _digest(metadata)
-    for array in arrays:
-        for piece in _pieces(array):
+    for tensor in tensors:
+        for piece in tensor.pieces():
             digest.update(piece)
     metadata["checksum"] = digest.hexdigest()
     path = folder / header.name
@@ -114,9 +120,9 @@ def write(folder: Path, header: Header, arrays: Sequence[HostArray], versions: s
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     try:
         with open(os.open(temporary, flags, 0o600), "wb") as file:  # noqa: PTH123
-            file.write(_table(metadata, arrays))
-            for array in arrays:
-                for piece in _pieces(array):
+            file.write(_table(metadata, tensors))
+            for tensor in tensors:
+                for piece in tensor.pieces():
                     file.write(piece)
             file.flush()
             os.fsync(file.fileno())
@@ -132,84 +138,93 @@ def write(folder: Path, header: Header, arrays: Sequence[HostArray], versions: s
 
 
 def read_header(path: Path, versions: str) -> Header:
+    """Raises `BadFile` and `OSError`."""
     with os.fdopen(open_own(path), "rb") as file:
-        return _header(_metadata_of(_begin(file)), versions, os.fstat(file.fileno()).st_size)
+        return _begin(file, path.name, versions)[0]
 
 
-def open_file(path: Path, versions: str) -> Contents:
-    """Arrays are read later. Raises `BadFile` and `OSError`."""
-    file = os.fdopen(open_own(path), "rb")
+def read(path: Path, versions: str) -> tuple[Header, list[Tensor]]:
+    """Raises `BadFile` and `OSError`."""
+    with os.fdopen(open_own(path), "rb") as file:
+        header, shapes, metadata = _begin(file, path.name, versions)
+        tensors = [Tensor(dtype, np.empty(shape, DTYPES[dtype])) for dtype, shape in shapes]
+        digest = _digest({k: v for k, v in metadata.items() if k != "checksum"})
+        for tensor in tensors:
+            for piece in tensor.pieces():
+                if file.readinto(piece) != len(piece):
+                    raise BadFile("it is cut short")
+                digest.update(piece)
+        if metadata.get("checksum", "") != digest.hexdigest():
+            raise BadFile("wrong checksum")
+        return header, tensors
+
+
+def host_tensors(pack: ArrayPack) -> list[Tensor]:
+    """Views of a pack's arrays. Engine thread only."""
+    arrays = [pack[i] for i in range(len(pack.places))]
+    plain = [a.view(mx.uint16) if a.dtype == mx.bfloat16 else a for a in arrays]
+    mx.eval(plain)
+    views = [np.asarray(each) for each in plain]
+    return [
+        Tensor(BFLOAT16 if a.dtype == mx.bfloat16 else _NAMES[view.dtype.str], view)
+        for a, view in zip(arrays, views, strict=True)
+    ]
+
+
+def device_array(tensor: Tensor) -> Any:
+    """A copy. Engine thread only."""
+    array = mx.array(tensor.data)
+    return array.view(mx.bfloat16) if tensor.dtype == BFLOAT16 else array
+
+
+Shapes = list[tuple[str, tuple[int, ...]]]
+"""Dtype and shape of each array, in file order."""
+
+
+def _begin(file: BinaryIO, name: str, versions: str) -> tuple[Header, Shapes, Mapping[str, str]]:
+    """Read all but the arrays."""
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    if length > MAX_HEADER:
+        raise BadFile("no safetensors header")
     try:
-        table = _begin(file)
-        metadata = _metadata_of(table)
-        size = os.fstat(file.fileno()).st_size
+        table = from_json(file.read(length))
+        metadata = table.pop("__metadata__")
         header = _header(metadata, versions, size)
-        return Contents(file, header, _shapes(table, size - file.tell()), metadata)
-    except BaseException:
-        file.close()
-        raise
+        shapes = _shapes(table, size - file.tell())
+    except (ValueError, KeyError, TypeError, AttributeError) as reason:
+        raise BadFile("damaged header") from reason
+    if header.name != name:
+        raise BadFile("its name does not fit its content")
+    return header, shapes, metadata
 
 
-def read(path: Path, versions: str) -> tuple[Header, list[HostArray]]:
-    contents = open_file(path, versions)
-    with contents.file:
-        arrays = [np.empty(shape, dtype) for shape, dtype in contents.shapes]
-        contents.read_into(arrays)
-    return contents.header, arrays
-
-
-def _pieces(array: HostArray) -> Iterator[memoryview]:
-    if not array.flags.c_contiguous:
-        raise BadFile("an array that is not contiguous")
-    flat = array.reshape(-1).view(np.uint8).data
-    for at in range(0, len(flat), PIECE):
-        yield flat[at : at + PIECE]
-
-
-def _table(metadata: Mapping[str, str], arrays: Sequence[HostArray]) -> bytes:
+def _table(metadata: Mapping[str, str], tensors: Sequence[Tensor]) -> bytes:
     table: dict[str, Any] = {"__metadata__": metadata}
     at = 0
-    for i, array in enumerate(arrays):
-        name = _NAMES.get(array.dtype.str)
-        if name is None:
-            raise BadFile(f"safetensors has no {array.dtype}")
-        offsets = [at, at := at + array.nbytes]
-        table[f"{i:04}"] = {"dtype": name, "shape": array.shape, "data_offsets": offsets}
+    for i, tensor in enumerate(tensors):
+        offsets = [at, at := at + tensor.data.nbytes]
+        shape = tensor.data.shape
+        table[f"{i:05}"] = {"dtype": tensor.dtype, "shape": shape, "data_offsets": offsets}
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
-def _begin(file: BinaryIO) -> dict[str, Any]:
-    size = int.from_bytes(file.read(8), "little")
-    if size > MAX_HEADER:
-        raise BadFile("no safetensors header")
-    try:
-        table = from_json(file.read(size))
-    except ValueError as reason:
-        raise BadFile("no header of ours") from reason
-    if not isinstance(table, dict):
-        raise BadFile("no header of ours")
-    return table
-
-
-def _shapes(table: Mapping[str, Any], left: int) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """Shapes and dtypes of contiguous arrays that fill the last `left` bytes of a file."""
+def _shapes(table: Mapping[str, Any], left: int) -> Shapes:
+    """Dtypes and shapes of contiguous arrays that fill the last `left` bytes of a file."""
     found, at = [], 0
-    try:
-        for name in sorted(table.keys() - {"__metadata__"}):
-            shape = tuple(int(each) for each in table[name]["shape"])
-            kind, offsets = DTYPES[table[name]["dtype"]], table[name]["data_offsets"]
-            size = int(np.prod(shape, dtype=object)) * np.dtype(kind).itemsize
-            if min(shape, default=0) < 0 or offsets != [at, at + size]:
-                raise BadFile("damaged header")
-            at += size
-            found.append((shape, kind))
-    except (ValueError, KeyError, TypeError) as reason:
-        raise BadFile("damaged header") from reason
+    for name in sorted(table):
+        entry = table[name]
+        shape = tuple(int(each) for each in entry["shape"])
+        size = int(np.prod(shape, dtype=object)) * np.dtype(DTYPES[entry["dtype"]]).itemsize
+        if min(shape, default=0) < 0 or entry["data_offsets"] != [at, at + size]:
+            raise BadFile("damaged header")
+        at += size
+        found.append((entry["dtype"], shape))
     if at != left:
         raise BadFile("it has another size than its header says")
-    return tuple(found)
+    return found
 
 
 def _metadata(header: Header, versions: str) -> dict[str, str]:
@@ -220,99 +235,231 @@ def _metadata(header: Header, versions: str) -> dict[str, str]:
         "start": str(header.start),
         "tokens": base64.b64encode(header.tokens.astype("<i8").tobytes()).decode(),
         "complete": str(int(header.complete)),
-        "structure": json.dumps(header.structure),
+        "layers": json.dumps(header.layers),
     }
-
-
-def _metadata_of(table: Mapping[str, Any]) -> dict[str, str]:
-    metadata = table.get("__metadata__")
-    if not isinstance(metadata, dict):
-        raise BadFile("no header of ours")
-    return metadata
 
 
 def _header(metadata: Mapping[str, str], versions: str, size: int) -> Header:
     if metadata.get("versions") != versions:
         raise BadFile(f"made by {metadata.get('versions')}, this is {versions}")
-    try:
-        return Header(
-            metadata["key"],
-            metadata["parent"],
-            int(metadata["start"]),
-            np.frombuffer(base64.b64decode(metadata["tokens"]), "<i8").astype(np.int64),
-            metadata["complete"] == "1",
-            from_json(metadata["structure"]),
-            size,
-        )
-    except (ValueError, KeyError, TypeError) as reason:
-        raise BadFile("damaged header") from reason
+    return Header(
+        metadata["key"],
+        metadata["parent"],
+        int(metadata["start"]),
+        np.frombuffer(base64.b64decode(metadata["tokens"]), "<i8").astype(np.int64),
+        metadata["complete"] == "1",
+        from_json(metadata["layers"]),
+        size,
+    )
 
 
 def _digest(metadata: Mapping[str, str]) -> Any:
     return hashlib.sha256(json.dumps(sorted(metadata.items())).encode())
 
 
-@dataclass(frozen=True)
-class Encoded:
-    structure: Mapping[str, Any]
-    arrays: tuple[HostArray, ...]
+class Call(Protocol):
+    """Runs a function on the engine thread, between steps."""
+
+    def __call__(self, function: Callable[[], T], /) -> Future[T]: ...
+
+
+class Closed(Exception):
+    """The engine thread no longer runs calls."""
+
+
+class Reader:
+    """Reads one file after another, so that steps of other requests run in between."""
+
+    def __init__(
+        self, folder: Path, versions: str, call: Call, written: Callable[[], None]
+    ) -> None:
+        """`written` waits for files that are being written."""
+        self._folder, self._versions, self._call, self._written = folder, versions, call, written
+        self._closed = False
+        self._jobs: queue.SimpleQueue[Restore | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="prefix-disk-reader", daemon=True).start()
+
+    def read(self, restore: Restore) -> None:
+        self._jobs.put(restore)
+
+    def close(self) -> None:
+        self._closed = True
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (restore := self._jobs.get()) is not None and not self._closed:
+            with Isolation(self._failed):
+                self._restore(restore)
+            with Isolation():
+                self._on_engine_thread(restore.abandon)  # no effect once it has ended
+
+    def _restore(self, restore: Restore) -> None:
+        needed = self._on_engine_thread(restore.begin)
+        self._written()
+        for header in needed:
+            try:
+                found, tensors = read(self._folder / header.name, self._versions)
+            except (BadFile, OSError) as reason:
+                self._on_engine_thread(partial(restore.stop, header.name, reason))
+                return
+            if not self._on_engine_thread(partial(restore.take, found, tensors)):
+                return
+        self._on_engine_thread(restore.finish)
+
+    def _on_engine_thread(self, function: Callable[[], T]) -> T:
+        future = self._call(function)
+        while not future.done():
+            wait([future], CLOSE_CHECK_SECONDS)
+            if self._closed and not future.done():
+                raise Closed
+        return future.result()
+
+    def _failed(self, fault: Fault) -> None:
+        if not self._closed:
+            log.error("prefix cache: a prefix could not be read from disk\n%s", fault.trace)
+
+
+class News(NamedTuple):
+    """What the writer's thread has done or found."""
+
+    written: int = 0
+    """Bytes that no longer wait."""
+    removed: str = ""
+    """Name of a file that is not there."""
+    found: Header | None = None
+    """A file of another process."""
+
+
+class Writer:
+    """Makes all changes in the folder, on a thread of its own, to which `do` hands them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        limit: int,
+        versions: str,
+        news: queue.SimpleQueue[News],
+        known: AbstractSet[str],
+    ) -> None:
+        """`known`: names of files that need no report."""
+        self._path = folder
+        self._identity = _identity(folder)
+        self._limit = limit
+        self._versions = versions
+        self._news = news
+        self._known = set(known)
+        self._seen = 0
+        self._failure = ""
+        self._jobs: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        self.do(self._shrink)  # the limit may be lower than that of the last process
+        self._thread = threading.Thread(target=self._run, name="prefix-disk", daemon=True)
+        self._thread.start()
+
+    def do(self, job: Callable[..., None], *arguments: Any) -> None:
+        """Returns at once."""
+        self._jobs.put((job, *arguments))
+
+    def flush(self) -> None:
+        done = threading.Event()
+        self.do(done.set)
+        while not done.wait(SCAN_SECONDS) and self._thread.is_alive():
+            pass
+
+    def close(self) -> None:
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            try:
+                job[0](*job[1:])
+            except (OSError, BadFile) as reason:
+                if str(reason) != self._failure:
+                    log.warning("prefix cache: disk tier: %s", reason)
+                self._failure = str(reason)
+
+    def _next(self) -> tuple[Any, ...] | None:
+        try:
+            return self._jobs.get(timeout=SCAN_SECONDS)
+        except queue.Empty:
+            return (self._scan,)
 
     @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays)
+    def _folder(self) -> Path:
+        """Raises `BadFile` if another one, or a link, is in its place."""
+        if _identity(self._path) != self._identity:
+            raise BadFile(f"{self._path} was replaced: nothing is written any more")
+        return self._path
+
+    # -- jobs
+
+    def write(self, header: Header, tensors: Sequence[Tensor], nbytes: int) -> None:
+        failed = header.name
+        try:
+            if not (self._folder / header.name).exists():
+                write(self._folder, header, tensors, self._versions)
+            self._known.add(header.name)
+            failed = ""
+        finally:
+            self._news.put(News(written=nbytes, removed=failed))
+        self._shrink()
+
+    def remove(self, name: str) -> None:
+        (self._folder / name).unlink(missing_ok=True)
+
+    def touch(self, names: Sequence[str]) -> None:
+        """The path's first file becomes the newest, so that the tail is removed first."""
+        now = time.time_ns()
+        for later, name in enumerate(reversed(names)):
+            path = self._folder / name
+            if path.exists():
+                os.utime(path, ns=(now + later, now + later))
+
+    def clear(self) -> None:
+        for path, _ in self._files():
+            path.unlink(missing_ok=True)
+
+    def _scan(self) -> None:
+        changed = self._folder.stat().st_mtime_ns
+        if changed == self._seen:
+            return
+        self._seen = changed
+        there = {path.name for path, _ in self._files()}
+        for name in sorted(there - self._known):
+            try:
+                self._news.put(News(found=read_header(self._folder / name, self._versions)))
+            except (BadFile, FileNotFoundError):
+                continue
+        self._known = there
+
+    def _shrink(self) -> None:
+        found = [(of.st_mtime_ns, allocated(of), path) for path, of in self._files()]
+        total = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if total <= self._limit:
+                return
+            path.unlink(missing_ok=True)
+            self._news.put(News(removed=path.name))
+            total -= size
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        every = list_files(self._folder.glob(f"*{SUFFIX}"))
+        return ((path, of) for path, of in every if stat.S_ISREG(of.st_mode))
 
 
-def encode(pack: ArrayPack) -> Encoded:
-    arrays = [_plain(stack) for stack in pack.stacks]
-    mx.eval(arrays)
-    structure = {"places": pack.places, "dtypes": [_name(stack) for stack in pack.stacks]}
-    return Encoded(structure, tuple(_view(array) for array in arrays))
+def list_files(paths: Iterator[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    for path in paths:
+        try:
+            yield path, path.lstat()
+        except FileNotFoundError:  # another process removed it
+            continue
 
 
-@dataclass(frozen=True)
-class Staged:
-    structure: Mapping[str, Any]
-    arrays: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, contents: Contents) -> Staged:
-        """Raises `ValueError` and `TypeError` for an unknown structure."""
-        arrays = [mx.zeros(shape, _dtype(kind)) for shape, kind in contents.shapes]
-        mx.eval(arrays)
-        return cls(contents.header.structure, tuple(arrays))
-
-    def views(self) -> Sequence[HostArray]:
-        return [_view(array) for array in self.arrays]
-
-    def pack(self) -> ArrayPack:
-        dtypes = self.structure["dtypes"]
-        stacks = (_as(a, _dtype(name)) for a, name in zip(self.arrays, dtypes, strict=True))
-        return ArrayPack(tuple(stacks), tuple((g, r) for g, r in self.structure["places"]))
-
-    def __getitem__(self, index: int) -> Any:
-        stack, row = self.structure["places"][index]
-        array = self.arrays[stack][row : row + 1].squeeze(0)
-        return _as(array, _dtype(self.structure["dtypes"][stack]))
+def allocated(file: os.stat_result) -> int:
+    """Bytes: holes take none."""
+    return min(file.st_size, 512 * file.st_blocks)
 
 
-def _plain(array: Any) -> Any:
-    return array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
-
-
-def _as(array: Any, dtype: Any) -> Any:
-    return array if array.dtype == dtype else array.view(dtype)
-
-
-def _view(array: Any) -> HostArray:
-    return np.asarray(array)
-
-
-def _name(array: Any) -> str:
-    return str(array.dtype).removeprefix("mlx.core.")
-
-
-def _dtype(name: str) -> Any:
-    if name == "bfloat16":
-        return mx.bfloat16
-    kind = np.dtype(name.removesuffix("_")).name
-    return mx.bool_ if kind == "bool" else getattr(mx, kind)
+def _identity(folder: Path) -> tuple[int, int]:
+    found = folder.lstat()
+    return found.st_dev, found.st_ino

@@ -1,9 +1,7 @@
-"""How the engine of one model uses the prefix cache.
+"""How the engine of one model uses the prefix cache, and where in a prompt it takes snapshots.
 
-The prefix cache policy of a reproducible model: stores only what a prefill would compute.
-
-Kernels round by the width of a pass, so only prefixes of whole passes count. The last pass of a
-prompt is not stored, and neither is a reply, whose tokens ran one by one.
+Snapshots are taken at message ends, image ends, and points where a prompt left a stored path (as in
+Marconi, MLSys 2025). In long new text, some are guesses for another question about the same text.
 """
 
 from __future__ import annotations
@@ -20,13 +18,23 @@ from ..fixed_shapes import FixedShapes
 from ..kv_capacity import STEP_TOKENS
 from ..memory import MemoryProfile, profile
 from ..request import PrefillJob, Request, Row
-from .buffers import Claim, Holding, divisible, own_layers, shares
-from .cache import CacheKey, Match, PrefixCache, key_tokens
-from .disk_lookup import DiskLookup
-from .insertion import GRID, NEAR, ends_of, places
-from .layer_kinds import Kind
-from .tree import Ids, as_ids, outside_spans
+from .buffers import Lease, divisible, own_layers, shares
+from .cache import PrefixCache
+from .disk import Restore
+from .layers import Kind
+from .store import NEAR, RECENT
+from .tree import CacheKey, Ids, Match, as_ids, key_tokens, outside_spans
 
+GRID = 64
+"""Prefill passes start on multiples of this. The result does not change if a pass ends on one."""
+WORTH_A_PASS = 64
+"""Tokens that a snapshot must save: it needs its own pass, and reading the weights again costs as
+much time as some tens to hundreds of tokens."""
+WORTH_A_GUESS = 512
+"""The same for guesses, of which about one in ten is used."""
+GUESSED = (16, 4)
+"""A guess is this fraction (1/n) of the new tokens before the end: for a short question after a
+long text, and for one after its first pages."""
 WORTH_KEEPING = 32
 """A cancelled prefill with fewer tokens is not stored."""
 AROUND = 8
@@ -49,7 +57,7 @@ class PrefixCachePolicy:
     ) -> None:
         """`in_place`: rows use the buffers of entries. `least`: fewest tokens that several rows
         share; `None`: they share none."""
-        self._in_place = in_place
+        self._leases = cache.leases(least) if in_place else None
         self._least = least
         self._forks = divisible(own_layers(make_cache()))
         self._cache = cache
@@ -59,7 +67,6 @@ class PrefixCachePolicy:
         self._strictest = cache.strictest(make_cache())
         self._grid = 1
         """A prefix is used only up to a multiple of this."""
-        self._exact = False
         self._memory = memory
         """`None` before the first row."""
 
@@ -69,7 +76,7 @@ class PrefixCachePolicy:
         key = self._key(job.request)
         job.match = self._match(key, job.ids)
         on_disk = self._on_disk(key, job.ids)
-        beyond = 0 if on_disk is None else on_disk.length
+        beyond = 0 if on_disk is None else on_disk.available
         job.estimated_cached = max(job.match.length, beyond)
 
     @property
@@ -82,7 +89,7 @@ class PrefixCachePolicy:
         few = len(job.tokens) - max(job.match.shared, job.estimated_cached) <= NEAR
         return not few and job.cost <= job.estimated_cached
 
-    def _on_disk(self, key: CacheKey, ids: Ids, room: int = 0) -> DiskLookup | None:
+    def _on_disk(self, key: CacheKey, ids: Ids, room: int = 0) -> Restore | None:
         return self._cache.on_disk(
             key, ids, limit=len(ids) - 1, make_cache=self._make_cache, room=room, grid=self._grid
         )
@@ -92,17 +99,17 @@ class PrefixCachePolicy:
 
     def claim(self, job: PrefillJob) -> None:
         """Let a queued prompt hold what it will use of the prefix cache in place."""
-        if not self._in_place or not job.uses_prefix_cache or job.match is None:
+        if self._leases is None or not job.uses_prefix_cache or job.match is None:
             return
         if not self._cache.holds(job.match):
             self.look_up(job)
         if job.estimated_cached == job.match.length:  # else more of it comes from disk, as copies
-            job.rows[0].holding = self._cache.claim(job.match, least=self._least)
+            job.rows[0].holding = self._leases.claim(job.match)
         self._claim_forks(job)
 
     def trim(self, row: Row, tokens: int) -> None:
-        if row.holding is not None and row.holding.own is not None:
-            self._cache.trim(row.holding.own, tokens)
+        if self._leases is not None and row.holding is not None:
+            self._leases.trim(row.holding, tokens)
 
     def _claim_forks(self, job: PrefillJob) -> None:
         first, further = job.rows[0].holding, len(job.rows) - 1
@@ -110,7 +117,7 @@ class PrefixCachePolicy:
         if first is not None and first.base is not None:
             nbytes = min(nbytes, first.base.stored)
         for row in job.rows[1:]:
-            row.holding = Claim((), nbytes) if nbytes else None
+            row.holding = Lease(claimed_bytes=nbytes) if nbytes else None
 
     def fork_bytes(self, tokens: int, rows: int) -> int:
         if self._least is None or not self._forks or tokens <= self._least:
@@ -123,12 +130,11 @@ class PrefixCachePolicy:
     def fork(self, rows: Sequence[Row], cache: list[Any]) -> list[list[Any]]:
         first, caches = rows[0].holding, [cache]
         for row in rows[1:]:
-            if first is None:
-                row.holding = None
-                caches.append(deepcopy(cache))
+            if first is None or self._leases is None:
+                copied, row.holding = deepcopy(cache), None
             else:
-                copied, row.holding = self._cache.fork(first, cache, least=self._least)
-                caches.append(copied)
+                copied, row.holding = self._leases.fork(first, cache)
+            caches.append(copied)
         return caches
 
     def begin(self, job: PrefillJob, room: int) -> Match | None:
@@ -139,28 +145,26 @@ class PrefixCachePolicy:
             self.look_up(job)
         if job.restore is None:
             on_disk = self._on_disk(self._key(job.request), job.ids, room)
-            if on_disk is not None and on_disk.length:
+            if on_disk is not None and on_disk.available:
                 job.restore = on_disk.start()
                 return None
         match: Match = job.match
         job.match = None
-        if self._in_place and self._cache.prepare(match, least=self._least):
+        if self._leases is not None and self._leases.prepare(match):
             match = self._match(self._key(job.request), job.ids)
         match = replace(match, counted=not job.request.ahead)
         restored = job.restore
         if restored is not None and restored.cache is not None:
             job.cache, restored.cache = restored.cache, None
-            self._cache.used(match, restored.length)
+            self._cache.count(match, restored.length)
             match = replace(
                 match, length=restored.length, shared=max(match.shared, restored.length)
             )
-            job.rows[0].holding = self._cache.hold(job.cache) if self._in_place else None
-        elif self._in_place:
-            job.cache, job.rows[0].holding = self._cache.resume(
-                match, self._make_cache, room=room - match.length, least=self._least
-            )
+            job.rows[0].holding = None if self._leases is None else self._leases.lease(job.cache)
         else:
-            job.cache = self._cache.restore(match, self._make_cache, room=room - match.length)
+            job.cache, job.rows[0].holding = self._cache.acquire(
+                match, self._make_cache, room=room - match.length, leases=self._leases
+            )
         self._claim_forks(job)
         job.done = match.length
         if len(job.tokens) != len(job.request.prompt.tokens):
@@ -184,7 +188,7 @@ class PrefixCachePolicy:
         """Positions in memory as far as it holds the prompt, on disk for all of it."""
         prompt, fits = job.prompt, self._fits(job)
         found = places(prompt, start, branch, grid=grid, fits=fits)
-        if fits is None or fits >= len(prompt.tokens) or not self._cache.on_disk_too:
+        if fits is None or fits >= len(prompt.tokens) or self._cache.disk is None:
             return found
         return tuple(sorted({*found, *places(prompt, start, branch, grid=grid)}))
 
@@ -229,7 +233,7 @@ class PrefixCachePolicy:
         if job.cache is not None and whole and job.done >= WORTH_KEEPING:
             self._insert(
                 job.request, job.ids[: job.done], job.cache, job.snapshots,
-                holding=job.rows[0].holding,
+                lease=job.rows[0].holding,
             )  # fmt: skip
 
     def keep_row(self, row: Row, tokens: Sequence[int], cache: list[Any]) -> None:
@@ -239,7 +243,7 @@ class PrefixCachePolicy:
         prompt = as_ids(key_tokens(row.request.prompt))
         ids = np.concatenate([prompt, as_ids(tokens)])
         awaited = row.finish == "tool_calls" or row.request.retain
-        self._insert(row.request, ids, cache, {}, awaited=awaited, holding=row.holding)
+        self._insert(row.request, ids, cache, {}, awaited=awaited, lease=row.holding)
 
     def _insert(
         self,
@@ -250,7 +254,7 @@ class PrefixCachePolicy:
         *,
         awaited: bool = False,
         beyond: bool = False,
-        holding: Holding | None = None,
+        lease: Lease | None = None,
     ) -> None:
         """`awaited`: the next request of its session will come. `beyond`: the cache holds more
         tokens."""
@@ -263,15 +267,15 @@ class PrefixCachePolicy:
             session=request.session,
             awaited=awaited,
             beyond=beyond,
-            holding=holding,
+            lease=lease,
         )
         new = min(stored, len(request.prompt.tokens)) - request.cached
         request.stored = max(request.stored, new)
 
     def give_back(self, rows: Iterable[Row]) -> None:
         for row in rows:
-            if row.holding is not None and row.holding.own is not None:
-                self._cache.give_back(row.holding)
+            if self._leases is not None and row.holding is not None:
+                self._leases.release(row.holding)
 
     def settle(self, rows: Iterable[Row], cache_of: Callable[[Row], Sequence[Any] | None]) -> None:
         """The layout may have merged rows, or united their buffers with a prefix."""
@@ -280,11 +284,11 @@ class PrefixCachePolicy:
                 cache = cache_of(row)
                 if cache is None:
                     self.give_back([row])
-                elif row.holding.base is not None and not shares(cache):
-                    self._cache.united(row.holding)
+                elif self._leases is not None and row.holding.base and not shares(cache):
+                    self._leases.unite(row.holding)
 
     def _key(self, request: Request) -> CacheKey:
-        return CacheKey(self._model.info.fingerprint, self._kv, request.salt, self._exact)
+        return CacheKey(self._model.info.fingerprint, self._kv, request.salt)
 
     def _explained(self, job: PrefillJob, match: Match) -> str:
         at = match.diverged_at
@@ -302,6 +306,12 @@ class PrefixCachePolicy:
 
 
 class WholePasses(PrefixCachePolicy):
+    """The policy of a reproducible model: stores only what a prefill would compute.
+
+    Kernels round by the width of a pass, so only prefixes of whole passes count. The last pass of a
+    prompt is not stored, and neither is a reply, whose tokens ran one by one.
+    """
+
     def __init__(
         self,
         cache: PrefixCache,
@@ -314,7 +324,6 @@ class WholePasses(PrefixCachePolicy):
         super().__init__(cache, model, f"{kv}, whole passes of {shapes.tokens}", make_cache)
         self._shapes = shapes
         self._grid = shapes.tokens
-        self._exact = True
 
     def keep_prefill(self, job: PrefillJob) -> None:
         whole = self._shapes.whole(job.done)
@@ -357,3 +366,64 @@ class WholePasses(PrefixCachePolicy):
     def _last(self, prompt: Prompt) -> int:
         """The position where the next turn of a conversation, or the same prompt, resumes."""
         return self._shapes.whole(len(prompt.tokens) - 1)
+
+
+def places(
+    prompt: Prompt, done: int = 0, branch: int = 0, *, grid: int = GRID, fits: int | None = None
+) -> tuple[int, ...]:
+    """Ascending token counts at which to store a state.
+
+    At most 1 + `RECENT` ends, a branch, and the guesses of `GUESSED`. `done`: tokens with which the
+    row resumes. `branch`: tokens before the prompt leaves another one. `grid`: positions are
+    rounded down to it. `fits`: tokens that the prefix cache can hold; a longer prompt has a state
+    there.
+    """
+    total = len(prompt.tokens)
+    stop = total if fits is None else min(fits, total)
+    every = [end for end in cuts_of(prompt, done) if end <= stop]
+    ends = {*every[:1], *every[1:][-RECENT:]}
+    before = max((end for end in ends if end <= branch), default=done)
+    at = branch // grid * grid
+    if at - before >= WORTH_A_PASS and not _inside_media(prompt, at):
+        ends.add(at)
+    last = stop // grid * grid
+    if stop < total and last - max(ends, default=done) >= WORTH_A_PASS:
+        ends |= set() if _inside_media(prompt, last) else {last}
+    fresh = 2 * done < total  # a conversation that continues will probably continue again
+    guesses = _guesses(prompt, max(done, at), ends, stop) if fresh else set()
+    return tuple(sorted(ends | guesses))
+
+
+def cuts_of(prompt: Prompt, done: int = 0) -> tuple[int, ...]:
+    """Image ends, and the message ends that save more than a pass costs, counted from the previous
+    state. `done`: tokens with which the row resumes."""
+    images = {span.end for span in prompt.spans}
+    cuts: list[int] = []
+    for end in sorted(ends_of(prompt)):
+        far = end - max(cuts, default=done) >= WORTH_A_PASS
+        if done < end < len(prompt.tokens) and (far or end in images):
+            cuts.append(end)
+    return tuple(cuts)
+
+
+def ends_of(prompt: Prompt) -> set[int]:
+    return {span.end for span in prompt.spans} | {*prompt.snapshot_points}
+
+
+def _guesses(prompt: Prompt, start: int, states: Iterable[int], stop: int) -> set[int]:
+    """Positions before the end of the last message, last first, far from any other state."""
+    end = min(stop, max(prompt.snapshot_points, default=stop))
+    held, found = {start, *states}, set[int]()
+    for part in GUESSED:
+        at = (end - max(GRID, (end - start) // part)) // GRID * GRID
+        before = max((state for state in held if state <= at), default=at)
+        near = any(at <= state < at + WORTH_A_PASS for state in held)
+        close = any(guess - at < WORTH_A_GUESS for guess in found)
+        worth = at - before >= WORTH_A_GUESS and not near and not close
+        if worth and not _inside_media(prompt, at):
+            found.add(at)
+    return found
+
+
+def _inside_media(prompt: Prompt, at: int) -> bool:
+    return any(span.start < at < span.end for span in prompt.spans)

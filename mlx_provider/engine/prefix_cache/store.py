@@ -1,45 +1,85 @@
-"""The stored paths of all keys, and their sizes."""
+"""The stored paths of all keys: how they grow from rows, what they take, and what leaves."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 from math import inf
 from typing import Any
 
 from .buffers import RowBuffers
-from .eviction import Share, evict, fit, head, value
-from .insertion import (
-    LivePath,
-    attach,
-    cut_back,
-    grow,
-    grows_complete,
-    prune,
-    refer,
-    refers,
-    shared_path,
-)
-from .segments import segment_of
-from .snapshots import Snapshot
+from .eviction import Fit, Share, evict, fit, value
+from .layers import Snapshot, take_snapshot
+from .segments import RowParts
 from .tree import (
     CacheKey,
     Ids,
     Node,
     Tally,
     Walk,
+    add,
     check,
     new_root,
     nodes,
     remove_below,
+    segment_of,
     set_segment,
     set_snapshot,
+    split,
     walk,
 )
 
-Layout = tuple[Any, ...]
+RECENT = 3
+"""Message ends kept per path besides the end of the system prompt."""
+INSIDE = 2
+"""Further snapshots kept per path: guesses, and branch points of prompts."""
+MAX_EDGE = 2048
+"""Most tokens of a node: limits the copy of a split, and lets a long tail be evicted in pieces."""
+NEAR = 16
+"""This many tokens are cheaper to compute again than to store with a state."""
 NOTHING: frozenset[Node] = frozenset()
+
+
+@dataclass(frozen=True)
+class LivePath:
+    """A row that is to be stored. `given`, `spare`: snapshots by token count; the latter may only
+    end a path that is stored in part."""
+
+    row: RowParts
+    cache: list[Any]
+    given: Mapping[int, Snapshot]
+    prompted: int
+    """Tokens before the reply."""
+    spare: Mapping[int, Snapshot] = field(default_factory=dict)
+    buffers: RowBuffers | None = None
+    """Those of the row, to which its entry may refer."""
+
+    @cached_property
+    def states(self) -> Mapping[int, Snapshot]:
+        """By token count, for paths with layers that cannot be cut."""
+        last = take_snapshot(self.cache) if self.row.exact else None
+        return {**self.given, **({} if last is None else {self.row.length: last})}
+
+    def refers(self, path: Sequence[Node], length: int, *, complete: bool) -> bool:
+        """Whether the whole path can refer to the row's buffers, so that no token is held twice.
+        Its stored nodes must be copies of the row's own tokens alone, or refer to the buffers."""
+        own = self.buffers
+        if own is None or (complete and self.row.window):
+            return False
+        for node in path:
+            segment = segment_of(node)
+            of_another = segment.held is not None and segment.held is not own
+            if node.stop > length:
+                return False
+            if node.start < own.first:
+                if segment.held is not own.base:
+                    return False
+            elif of_another or segment.layers != self.row.shape(complete=False):
+                return False
+        return True
 
 
 class Store:
@@ -50,18 +90,173 @@ class Store:
         self.version = 0
         self.evicted_bytes = 0
         self.roots: dict[CacheKey, Node] = {}
-        self._layouts: dict[CacheKey, Layout] = {}
+        self._layouts: dict[CacheKey, tuple[Any, ...]] = {}
         self._max_buffers = max_buffers
         self._known: tuple[weakref.ref[RowBuffers], ...] = ()
         self._clock = 0
         """Bytes stored so far, plus one per use."""
 
+    def nodes(self) -> Iterator[Node]:
+        return (node for root in self.roots.values() for node in nodes(root))
+
+    def walk(self, key: CacheKey, ids: Ids) -> Walk:
+        self._drop_lost()
+        return walk(self.roots.get(key) or new_root(), ids, len(ids))
+
+    def touch(self, leaf: Node | None) -> list[Node]:
+        """The path of a leaf, which is in use now."""
+        self._clock += 1
+        path = [] if leaf is None else leaf.path()
+        for node in path:
+            node.used = self._clock
+        return path
+
+    # -- growth
+
+    def fits_layout(self, key: CacheKey, source: LivePath) -> bool:
+        return self._layouts.get(key, source.row.layout) == source.row.layout
+
+    def add(
+        self, key: CacheKey, ids: Ids, source: LivePath, *, budget: int, share: Share
+    ) -> Node | None:
+        """Store a path as far as its share permits, evicting others for it. Returns the last
+        stored node, if any."""
+        if len(ids) == 0:
+            return None
+        root = self.roots.get(key) or new_root(self.tally)
+        found = walk(root, ids, len(ids))
+        complete = source.row.complete and all(node.complete for node, _ in found.steps)
+        self.version += 1
+        stored = _shared_path(found, len(ids), complete=complete)
+        states, spare = ({}, {}) if complete else (source.states, source.spare)
+        kept = fit(
+            stored, len(ids), source.row.token_bytes(complete=complete), _sizes(states),
+            _sizes(spare), prompted=source.prompted, complete=complete, budget=share.nbytes,
+        )  # fmt: skip
+        if kept.stop < len(ids) or not source.refers(stored, len(ids), complete=complete):
+            source = replace(source, buffers=None)
+        path = _cut_back(stored, kept, len(ids))
+        if self.tally.nbytes > budget - kept.new_bytes:
+            keep = frozenset([*path, *share.heads()])
+            self.evict(nbytes=budget - kept.new_bytes, keep=keep)
+        if kept.stop == 0:
+            return None
+        self.roots[key] = root
+        self._layouts[key] = source.row.layout
+        own = source.buffers
+        for node in path:
+            if own is not None and node.start >= own.first:
+                set_segment(node, source.row.within(own, node.start, node.stop))
+        before = self.tally.nbytes
+        parent = path[-1] if path else root
+        leaf = _grow(parent, ids, source, kept, complete=complete, shared=found.shared)
+        self._clock += self.tally.nbytes - before
+        self.touch(leaf)
+        self.evict(buffers=self._max_buffers, keep=frozenset(leaf.path()))
+        return leaf
+
+    def offer(self, leaf: Node, at: int, state: Snapshot, *, budget: int, wanted: bool) -> None:
+        """Store a state inside a message, unless what must be evicted for it is worth more."""
+        node = _attach(leaf, at, state, wanted=wanted)
+        if node is None:
+            return
+        self.version += 1
+        self._clock += state.nbytes
+        worth = value(node, self._clock, self.tally.nbytes)
+        self.evict(nbytes=budget, keep=frozenset(leaf.path()), below=worth)
+        if self.tally.nbytes > budget:
+            set_snapshot(node, None)
+
+    def prune(self, leaf: Node) -> None:
+        """Keep at most `1 + RECENT + INSIDE` snapshots of a path: the ends of the first and the
+        last messages; inside messages the most resumed, then the last ones."""
+        self.version += 1
+        holders = [node for node in leaf.path() if node.snapshot is not None]
+        ends = _spaced([node for node in holders if not _inside(node)])
+        others = sorted(filter(_inside, holders), key=lambda node: (node.resumed, node.stop))
+        kept = {*ends[:1], *ends[1:][-RECENT:], *others[-INSIDE:]}
+        for node in holders:
+            if node not in kept:
+                set_snapshot(node, None)
+
+    # -- eviction
+
+    def evict(
+        self,
+        *,
+        nbytes: float = inf,
+        buffers: float = inf,
+        keep: frozenset[Node] = NOTHING,
+        below: float = inf,
+    ) -> int:
+        """Shrink to this many bytes and buffers, if `keep` and `below` permit. Returns the freed
+        bytes. Capacity goes first if that is enough, and else last, if the entries themselves must
+        stay."""
+        self._drop_lost()
+        before = self.tally.nbytes
+        over = before - nbytes
+        if over > 0 and sum(segment_of(node).slack for node in self.nodes()) >= over:
+            self._trim(nbytes)
+        held = self.tally.nbytes
+        while self.tally.nbytes > nbytes or self.tally.buffers > buffers:
+            evict(
+                self.roots.values(), self.tally, nbytes=nbytes, buffers=buffers, clock=self._clock,
+                keep=keep, below=below,
+            )  # fmt: skip
+            self.version += 1
+            self._drop_empty()
+            self._copy_out()
+            if self.tally.nbytes == held:
+                break
+            held = self.tally.nbytes  # more may go, now that no entry refers to it
+        self._trim(nbytes)
+        freed = before - self.tally.nbytes
+        self.evicted_bytes += freed
+        return freed
+
+    def clear(self) -> None:
+        for root in self.roots.values():
+            for node in list(root.children.values()):
+                remove_below(node)  # or the memory waits for the collector, as nodes form cycles
+        self._drop_empty()
+        self.recount()
+
+    def _drop_empty(self) -> None:
+        self.roots = {key: root for key, root in self.roots.items() if root.children}
+        self._layouts = {key: shape for key, shape in self._layouts.items() if key in self.roots}
+
+    def _drop_lost(self) -> None:
+        for lost in [each for each in self._buffers() if each.lost and each.stored]:
+            for node in self.nodes_in(lost)[:1]:
+                remove_below(node)
+            self._drop_empty()
+            self.recount()
+
+    def _trim(self, nbytes: float) -> None:
+        """Free capacity after entries, least recently used first."""
+        if self.tally.nbytes <= nbytes:
+            return
+        spare = [node for node in self.nodes() if segment_of(node).slack]
+        for node in sorted(spare, key=lambda node: node.used):
+            segment = segment_of(node)
+            if segment.held is not None and self.tally.nbytes > nbytes:
+                segment.held.trim(node.stop)
+                set_segment(node, replace(segment, slack=0))
+
+    def _copy_out(self) -> None:
+        """Free buffers of which a part was evicted. Copies the other tokens, layer by layer."""
+        stored = self._stored()
+        for each in self._buffers():
+            left = stored.get(each, 0)
+            if left and left != each.stored and not each.needed:
+                _to_packs(each, self.nodes_in(each))
+        self.recount()
+
     # -- buffers of rows
 
-    def know(self, buffers: RowBuffers | None) -> None:
-        if buffers is not None:
-            still = (ref for ref in self._known if ref() is not None)
-            self._known = (*still, weakref.ref(buffers))
+    def know(self, buffers: RowBuffers) -> None:
+        still = (ref for ref in self._known if ref() is not None)
+        self._known = (*still, weakref.ref(buffers))
 
     @property
     def in_use(self) -> int:
@@ -92,7 +287,7 @@ class Store:
         last, own.first, own.base = own.first, 0, None
         for node in () if base.in_use else self.nodes_in(base):
             if node.stop <= last:
-                set_segment(node, segment_of(node).moved_to(own))
+                set_segment(node, replace(segment_of(node), held=own, slack=0))
         self.recount()
 
     def park(self, buffers: RowBuffers, budget: int) -> None:
@@ -117,158 +312,6 @@ class Store:
                 stored[segment.held] = stored.get(segment.held, 0) + own
         return stored
 
-    def _spare(self) -> list[Node]:
-        found = [node for node in self.nodes() if segment_of(node).slack]
-        return sorted(found, key=lambda node: node.used)
-
-    def _trim(self, nbytes: float) -> None:
-        if self.tally.nbytes <= nbytes:
-            return
-        for node in self._spare():
-            segment = segment_of(node)
-            if segment.held is not None and self.tally.nbytes > nbytes:
-                segment.held.trim(node.stop)
-                set_segment(node, replace(segment, slack=0))
-
-    def _drop_lost(self) -> None:
-        for lost in [each for each in self._buffers() if each.lost and each.stored]:
-            top = self.nodes_in(lost)[:1]
-            for node in top:
-                remove_below(node)
-            self._drop_empty()
-            self.recount()
-
-    def _copy_out(self) -> None:
-        """Free buffers of which a part was evicted. Copies the other tokens, layer by layer."""
-        stored = self._stored()
-        for each in self._buffers():
-            left = stored.get(each, 0)
-            if left and left != each.stored and not each.needed:
-                _to_packs(each, self.nodes_in(each))
-        self.recount()
-
-    def _drop_empty(self) -> None:
-        self.roots = {key: root for key, root in self.roots.items() if root.children}
-        self._layouts = {key: shape for key, shape in self._layouts.items() if key in self.roots}
-
-    # -- paths
-
-    def walk(self, key: CacheKey, ids: Ids) -> Walk:
-        self._drop_lost()
-        return walk(self.roots.get(key) or new_root(), ids, len(ids))
-
-    def nodes(self) -> Iterator[Node]:
-        return (node for root in self.roots.values() for node in nodes(root))
-
-    def touch(self, leaf: Node | None) -> list[Node]:
-        self._clock += 1
-        path = [] if leaf is None else leaf.path()
-        for node in path:
-            node.used = self._clock
-        return path
-
-    def fits_layout(self, key: CacheKey, layout: Layout) -> bool:
-        return self._layouts.get(key, layout) == layout
-
-    def add(
-        self,
-        key: CacheKey,
-        ids: Ids,
-        source: LivePath,
-        *,
-        budget: int,
-        share: Share,
-        layout: Layout,
-    ) -> Node | None:
-        """Store a path as far as its share permits, evicting others for it. Returns the last
-        stored node, if any."""
-        if len(ids) == 0:
-            return None
-        root = self.roots.get(key) or new_root(self.tally)
-        found = walk(root, ids, len(ids))
-        complete = grows_complete(found, source)
-        self.version += 1
-        stored = shared_path(found, len(ids), complete=complete)
-        kept = fit(
-            stored, len(ids), source.row.token_bytes(complete=complete),
-            {} if complete else _sizes(source.states), {} if complete else _sizes(source.spare),
-            prompted=source.prompted, complete=complete, budget=share.nbytes,
-        )  # fmt: skip
-        if kept.stop < len(ids) or not refers(source, stored, len(ids), complete=complete):
-            source = replace(source, buffers=None)
-        path = cut_back(stored, kept, len(ids))
-        if self.tally.nbytes > budget - kept.new_bytes:
-            heads = (node for leaf in share.siblings for node in head(leaf, share.equal))
-            self.evict(nbytes=budget - kept.new_bytes, keep=frozenset([*path, *heads]))
-        if kept.stop == 0:
-            return None
-        self.roots[key] = root
-        self._layouts[key] = layout
-        refer(source, path)
-        before = self.tally.nbytes
-        parent = path[-1] if path else root
-        leaf = grow(parent, ids, source, kept, complete=complete, shared=found.shared)
-        self._clock += self.tally.nbytes - before
-        self.touch(leaf)
-        self.evict(buffers=self._max_buffers, keep=frozenset(leaf.path()))
-        return leaf
-
-    def offer(self, leaf: Node, at: int, state: Snapshot, *, budget: int, wanted: bool) -> None:
-        """Store a state inside a message, unless what must be evicted for it is worth more."""
-        node = attach(leaf, at, state, wanted=wanted)
-        if node is None:
-            return
-        self.version += 1
-        self._clock += state.nbytes
-        worth = value(node, self._clock, self.tally.nbytes)
-        self.evict(nbytes=budget, keep=frozenset(leaf.path()), below=worth)
-        if self.tally.nbytes > budget:
-            set_snapshot(node, None)
-
-    def prune(self, leaf: Node) -> None:
-        self.version += 1
-        prune(leaf)
-
-    def evict(
-        self,
-        *,
-        nbytes: float = inf,
-        buffers: float = inf,
-        keep: frozenset[Node] = NOTHING,
-        below: float = inf,
-    ) -> int:
-        """Shrink to this many bytes and buffers, if `keep` and `below` permit. Returns the freed
-        bytes. Capacity goes first if that is enough, and else last, if the entries themselves must
-        stay."""
-        self._drop_lost()
-        before = self.tally.nbytes
-        over = before - nbytes
-        if over > 0 and sum(segment_of(node).slack for node in self._spare()) >= over:
-            self._trim(nbytes)
-        held = self.tally.nbytes
-        while self.tally.nbytes > nbytes or self.tally.buffers > buffers:
-            evict(
-                self.roots.values(), self.tally, nbytes=nbytes, buffers=buffers, clock=self._clock,
-                keep=keep, below=below,
-            )  # fmt: skip
-            self.version += 1
-            self._drop_empty()
-            self._copy_out()
-            if self.tally.nbytes == held:
-                break
-            held = self.tally.nbytes  # more may go, now that no entry refers to it
-        self._trim(nbytes)
-        freed = before - self.tally.nbytes
-        self.evicted_bytes += freed
-        return freed
-
-    def clear(self) -> None:
-        for root in self.roots.values():
-            for node in list(root.children.values()):
-                remove_below(node)  # or the memory waits for the collector, as nodes form cycles
-        self._drop_empty()
-        self.recount()
-
     def check_integrity(self) -> None:
         total = sum(check(root) for root in self.roots.values())
         if total != self.tally.nbytes:
@@ -281,6 +324,83 @@ class Store:
         stored = self._stored()
         if any(each.stored != stored.get(each, 0) for each in self._buffers()):
             raise AssertionError("the bytes of a row's buffers are not those of its segments")
+
+
+def _shared_path(found: Walk, length: int, *, complete: bool) -> list[Node]:
+    """The stored nodes of the path. The last node is split where the path leaves it."""
+    path = [node for node, _ in found.steps]
+    agreed = found.steps[-1][1] if path else 0
+    if path and agreed < len(path[-1].tokens) and not (complete and found.shared == length):
+        path[-1] = split(path[-1], agreed)
+    return path
+
+
+def _cut_back(path: Sequence[Node], kept: Fit, length: int) -> list[Node]:
+    """The stored nodes that are kept, without the snapshots that are not kept. `length`: tokens of
+    the whole path. A shorter head ends in a snapshot that is not a guess."""
+    nodes = [node for node in path if node.start < kept.stop]
+    if nodes and kept.stop < nodes[-1].stop and kept.stop < length:
+        nodes[-1] = split(nodes[-1], kept.stop - nodes[-1].start)
+    for node in nodes:
+        if node.snapshot is not None and node.stop not in kept.states:
+            set_snapshot(node, None)
+    if nodes and nodes[-1].guessed and kept.stop < length:
+        nodes[-1].resumed = 1
+    return nodes
+
+
+def _grow(
+    parent: Node, ids: Ids, source: LivePath, kept: Fit, *, complete: bool, shared: int
+) -> Node:
+    """Add tokens `[parent.stop, kept.stop)` below `parent`. Returns the last node."""
+    every = {} if complete else source.states
+    states = {at: every[at] for at in kept.states if at in every}
+    spare = {at: source.spare[at] for at in kept.states - {*states} if at in source.spare}
+    states |= {at: replace(state, inside=False) for at, state in spare.items()}
+    first = parent.stop
+    edges = range(-(-first // MAX_EDGE) * MAX_EDGE, kept.stop, MAX_EDGE)
+    inner = {at for at in {source.prompted, *states, *edges} if first < at < kept.stop}
+    cuts = sorted({first, *inner, kept.stop}) if first < kept.stop else []
+    continued = int(2 * shared > len(ids))  # a conversation that continues may continue again
+    for start, stop in pairwise(cuts):
+        if source.buffers is not None:
+            segment = source.row.within(source.buffers, start, stop)
+        else:
+            segment = source.row.cut(start, stop, complete=complete)
+        parent = add(parent, ids[start:stop], segment, complete=complete)
+        parent.hits, parent.generated = continued, start >= source.prompted
+    for at, state in states.items():
+        _attach(parent, at, state)
+    return parent
+
+
+def _attach(leaf: Node, at: int, state: Snapshot, *, wanted: bool = False) -> Node | None:
+    """Attach a state at token `at` of the path. Returns its node, if that had no state. `wanted`: a
+    row would have resumed there."""
+    node = next((node for node in leaf.path() if node.start < at <= node.stop), None)
+    if node is None or node.complete:
+        return None
+    if at < node.stop:
+        node = split(node, at - node.start)
+    if node.snapshot is not None:
+        return None
+    set_snapshot(node, state)
+    node.resumed = int(wanted)
+    return node
+
+
+def _spaced(holders: list[Node]) -> list[Node]:
+    """Remove snapshots that save almost nothing, except the last. The snapshot at the end of the
+    prompt is one, right after that of the last message, once the path continues."""
+    spaced = holders[:1]
+    for node in holders[1:]:
+        if node.stop - spaced[-1].stop >= NEAR or node is holders[-1]:
+            spaced.append(node)
+    return spaced
+
+
+def _inside(holder: Node) -> bool:
+    return holder.snapshot is not None and holder.snapshot.inside
 
 
 def _to_packs(buffers: RowBuffers, held: Sequence[Node]) -> None:

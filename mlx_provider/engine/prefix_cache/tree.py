@@ -1,6 +1,6 @@
-"""Keys of prefixes: the model's key, and token ids in which content hashes replace images.
+"""A radix tree over token ids, in which content hashes replace images, and the count of its bytes.
 
-A radix tree over token ids, with counts of its bytes and buffers. Imports no mlx.
+Imports no mlx.
 """
 
 from __future__ import annotations
@@ -8,12 +8,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...records import Prompt
+
+if TYPE_CHECKING:
+    from .layers import Snapshot
+    from .segments import Segment
 
 Ids = NDArray[np.int64]
 
@@ -28,8 +32,6 @@ class CacheKey:
     """The kind of the KV cache (its quantisation), and the code that computes it."""
     salt: str = ""
     """Tenant. Entries of one salt are invisible to all others."""
-    exact: bool = False
-    """Whether entries must come back from disk bit for bit, whatever the operator chose."""
 
     def digest(self) -> bytes:
         """16 bytes. The salt cannot be recovered from it."""
@@ -67,42 +69,6 @@ def outside_spans(ids: Ids, at: int) -> int:
 ID_BYTES = 8
 
 
-class Part(Protocol):
-    """Immutable payload of consecutive tokens."""
-
-    @property
-    def length(self) -> int: ...
-
-    @property
-    def nbytes(self) -> int: ...
-
-    @property
-    def buffers(self) -> int:
-        """Device buffers that it holds."""
-
-    @property
-    def needed(self) -> bool:
-        """Whether something else than the tree refers to its arrays, so that eviction frees
-        nothing."""
-
-    def slice(self, start: int, stop: int) -> Part:
-        """Tokens `start .. stop`, as a separate payload."""
-
-
-class State(Protocol):
-    """Immutable payload of one position."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    @property
-    def buffers(self) -> int: ...
-
-    @property
-    def inside(self) -> bool:
-        """Whether it is not at the end of a message."""
-
-
 @dataclass(slots=True)
 class Tally:
     """Only the functions of this module change it."""
@@ -126,11 +92,11 @@ class Node:
     tokens: Ids
     start: int
     parent: Node | None
-    segment: Part | None
+    segment: Segment | None
     tally: Tally
     complete: bool
     """Whether a path may resume at any of its tokens. Then so may all its ancestors."""
-    snapshot: State | None = None
+    snapshot: Snapshot | None = None
     """State at `stop`, if not every layer can be cut. `set_snapshot` changes it."""
     children: dict[int, Node] = field(default_factory=dict)
     used: int = 0
@@ -184,6 +150,11 @@ class Node:
         return found[::-1]
 
 
+def segment_of(node: Node) -> Segment:
+    """Of any node but a root."""
+    return cast("Segment", node.segment)
+
+
 @dataclass(frozen=True)
 class Walk:
     steps: tuple[tuple[Node, int], ...]
@@ -194,6 +165,54 @@ class Walk:
     stored_token: int | None
     branch: int = 0
     """`diverged_at`, if another prompt continues there. 0 if at most a reply does."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """A row can resume with the tokens `[0, length)` of a prompt; `[0, shared)` are stored."""
+
+    length: int
+    asked: int
+    shared: int
+    """Tokens in common with the closest stored path. More than `length` if a state is missing."""
+    branch: int
+    """Tokens before the point where this prompt leaves another one. 0: it leaves none."""
+    diverged_at: int | None
+    """First position that differs from that path, if any."""
+    stored_token: int | None
+    path: tuple[Node, ...] = ()
+    stateful: Node | None = None
+    """Its snapshot is needed."""
+    version: int = 0
+    counted: bool = True
+    """Whether a client has asked for the prompt, so that it counts as a look-up."""
+
+    @classmethod
+    def of(cls, found: Walk, ids: Ids, version: int = 0) -> Match:
+        usable = outside_spans(ids, found.shared)
+        length, stateful = 0, None
+        for node, agreed in found.steps:
+            if node.complete:
+                length, stateful = min(usable, node.start + agreed), None
+            elif (
+                node.snapshot is not None
+                and agreed == len(node.tokens)
+                and node.stop == outside_spans(ids, node.stop) <= usable
+            ):
+                length, stateful = node.stop, node
+        path = tuple(node for node, _ in found.steps if node.start < length)
+        return cls(
+            length, len(ids), found.shared, found.branch, found.diverged_at, found.stored_token,
+            path, stateful, version,
+        )  # fmt: skip
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(segment_of(node) for node in self.path)
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        return None if self.stateful is None else self.stateful.snapshot
 
 
 def new_root(tally: Tally | None = None) -> Node:
@@ -259,7 +278,7 @@ def split(node: Node, at: int) -> Node:
     return upper
 
 
-def add(parent: Node, tokens: Ids, segment: Part, *, complete: bool) -> Node:
+def add(parent: Node, tokens: Ids, segment: Segment, *, complete: bool) -> Node:
     """`parent` must have no child with the same first token."""
     if int(tokens[0]) in parent.children:
         raise ValueError("a child with this first token exists")
@@ -285,14 +304,14 @@ def remove_below(node: Node) -> None:
         remove(each)
 
 
-def set_segment(node: Node, segment: Part) -> None:
+def set_segment(node: Node, segment: Segment) -> None:
     """The new payload must be equal."""
     node.tally.remove(node)
     node.segment = segment
     node.tally.add(node)
 
 
-def set_snapshot(node: Node, state: State | None) -> None:
+def set_snapshot(node: Node, state: Snapshot | None) -> None:
     node.tally.remove(node)
     node.snapshot = state
     node.tally.add(node)

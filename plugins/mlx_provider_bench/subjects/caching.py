@@ -73,7 +73,7 @@ class InProcess:
         end = len(prompt.tokens)
         key = CacheKey(self.model.info.fingerprint, "")
         match = self._store.match(key, as_ids(key_tokens(prompt)), limit=end - 1)
-        cache = self._store.restore(match, self.model.make_cache, room=end - match.length)
+        cache = self._store.acquire(match, self.model.make_cache, room=end - match.length)[0]
         features = {
             span.content_hash: self.model.embed(span)
             for span in prompt.spans
