@@ -25,8 +25,7 @@ from ..isolation import Isolation
 from ..protocol.requests import ModelOptions
 from ..registry import PluginRegistry
 from .drafting import Drafts, drafts_of, sparse_prefill_of
-from .load_progress import LoadProgress
-from .loader import load_error
+from .loader import LoadProgress, load_error
 from .measurements import (
     Measured,
     Measurements,

@@ -1,17 +1,13 @@
-"""Sampling defaults of a model, if neither a request nor the model's files set them.
-
-Errors of models that could not be loaded or started.
-
-Loads weights from a folder into memory, and unloads them completely.
-"""
+"""Loads weights from a folder into memory, and unloads them completely."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,12 +30,12 @@ from ..families.checkpoint import read_json
 from ..families.estimate import DTYPE_BYTES
 from ..families.tokenizer.dialect import try_template
 from ..isolation import LOG, Fault, Isolation
+from ..protocol.health import LoadingFigures
 from ..protocol.requests import ModelOptions
 from ..records import LoadedModel, LoadOptions, ModelFamily, ModelInfo, SamplingDefaults
 from ..registry import Plugin, PluginRegistry
 from .kernels import equip
-from .load_progress import LoadProgress
-from .load_work import LoadPlan
+from .load_queue import LoadPlan
 from .weight_files import WiredWeights, check_folder, weights_dtype, weights_estimate
 from .weights import Weights, WeightsKey
 
@@ -66,6 +62,32 @@ def _listed(found: SamplingDefaults) -> str:
 
 
 log = logging.getLogger(__name__)
+
+
+class LoadProgress:
+    """What is loaded or measured now, for those who wait for a model. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._stages: dict[Callable[[], LoadingFigures], None] = {}
+
+    @contextmanager
+    def stage(
+        self, model: str, what: str, done: Callable[[], int] = int, total: int = 0, unit: str = ""
+    ) -> Iterator[None]:
+        """Report a stage during the block. `done` is called by other threads."""
+
+        def stats() -> LoadingFigures:
+            reached = min(max(0, done()), total)
+            return LoadingFigures(model=model, what=what, done=reached, total=total, unit=unit)
+
+        self._stages[stats] = None
+        try:
+            yield
+        finally:
+            del self._stages[stats]
+
+    def figures(self) -> list[LoadingFigures]:
+        return [stats() for stats in list(self._stages)]
 
 
 def stranger_of(plugin: Plugin) -> str:

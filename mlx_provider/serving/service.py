@@ -43,11 +43,12 @@ from .figures import Active, Entry, InFlight, take
 from .grants import Grants, account, names_repository, read_grants
 from .interface import Deliver, PromptTokens, deliver_now
 from .metrics import EngineMetrics, PluginStatuses
-from .model_cache import Lease, ModelCache
+from .model_cache import ModelCache
 from .next_prompt import NextPrompts, turn_of, warm_requests
 from .prepared import Prepared, make_prepared, within_vocabulary
 from .prompt import Turn, prepare, prompt_text
-from .weights import ModelView
+from .residents import Lease
+from .weights import ModelView, Weights
 
 log = logging.getLogger(__name__)
 
@@ -129,9 +130,10 @@ class ChatService:
     def _rendering(self, wire: GenerateRequest) -> Iterator[tuple[ModelView, Callable[[], Prompt]]]:
         request = self._grants.admitted(wire)
         find = self._finder(request, time.monotonic())
-        with find() as lease, closing(self._media.claim(wire.id, account(wire))) as media:
+        view, lease = find()
+        with lease, closing(self._media.claim(wire.id, account(wire))) as media:
             turn = partial(self._turn, wire)
-            yield lease.view, lambda: prepare(lease.view, request, media, turn).prompt
+            yield view, lambda: prepare(view, request, media, turn).prompt
 
     @contextmanager
     def _turn(
@@ -145,36 +147,40 @@ class ChatService:
     def _accepted(self, wire: ModelRequest, entry: Entry) -> Accepted:
         request = self._grants.admitted(wire)
         with ExitStack() as until_entered:
-            lease, prepared = self._prepare(request, entry, entry.arrived, until_entered)
+            view, lease, prepared = self._prepare(request, entry, until_entered)
             if isinstance(wire, GenerateRequest):
-                self._warm(wire, request.options.warm, lease.view)
+                self._warm(wire, request.options.warm, view)
             if isinstance(request, GenerateRequest):
-                entry.turn = turn_of(request, lease.view, prepared.request.prompt)
-            self._enter(entry, prepared.request, lease)
+                entry.turn = turn_of(request, view, prepared.request.prompt)
+            active = self._in_flight.enter(entry, prepared.request, view, lease)
+            self._call(partial(self._reached, active))  # never waits for the engine thread
             until_entered.pop_all()
         return prepared.accepted
 
     def _prepare(
-        self, wire: ModelRequest, entry: Entry, arrived: float, held: ExitStack
-    ) -> tuple[Lease, Prepared]:
+        self, wire: ModelRequest, entry: Entry, until_entered: ExitStack
+    ) -> tuple[ModelView, Lease[Weights], Prepared]:
         """The request and its lease, with bytes reserved for its rows.
 
         Their size is known only after the prompt is rendered, which needs the model. If other
-        models leave too little memory, the request waits in the queue without a hold."""
-        find = self._finder(wire, arrived)
-        lease = held.enter_context(find())
+        models leave too little memory, the request waits in the queue without a lease."""
+        find = self._finder(wire, entry.arrived)
+        view, lease = find()
+        until_entered.enter_context(lease)
         turn = partial(self._turn, wire, entry.check_wanted)
-        prepared = _made(wire, lease.view, entry, arrived, turn)
-        while not lease.covers(need := _need(prepared.request, lease.view)):
-            view = lease.view
+        prepared = _made(wire, view, entry, turn)
+        while not lease.covers(need := _need(prepared.request, view)):
             lease.end()
             entry.check_wanted()
-            lease = held.enter_context(find(rows=need))
-            if lease.view is not view:
-                prepared = _made(wire, lease.view, entry, arrived, turn)
-        return lease, prepared
+            before, (view, lease) = view, find(rows=need)
+            until_entered.enter_context(lease)
+            if view is not before:
+                prepared = _made(wire, view, entry, turn)
+        return view, lease, prepared
 
-    def _finder(self, wire: ModelRequest, arrived: float) -> Callable[..., Lease]:
+    def _finder(
+        self, wire: ModelRequest, arrived: float
+    ) -> Callable[..., tuple[ModelView, Lease[Weights]]]:
         """Finds the model; waits at most until the request's deadline."""
         return partial(
             self._models.use, wire.model, wire.options,
@@ -194,11 +200,6 @@ class ChatService:
                 self.submit(request, EventQueue())
             except MLXProviderError as error:
                 log.warning("a warm prompt of %s is left out: %s", first.model, error.message)
-
-    def _enter(self, entry: Entry, request: Request, lease: Lease) -> None:
-        """Never waits for the engine thread."""
-        active = self._in_flight.enter(entry, request, lease)
-        self._call(partial(self._reached, active))
 
     def _reached(self, active: Active) -> None:
         self._in_flight.reached(active)
@@ -298,14 +299,12 @@ class ChatService:
         return sum(e.engine.scheduler.active_rows for e in self._models.engines())
 
 
-def _made(
-    wire: ModelRequest, view: ModelView, entry: Entry, arrived: float, turn: Turn
-) -> Prepared:
+def _made(wire: ModelRequest, view: ModelView, entry: Entry, turn: Turn) -> Prepared:
     if isinstance(wire, GenerateRequest):
-        return make_prepared(wire, view, entry.queue, entry.media, arrived, turn)
+        return make_prepared(wire, view, entry.queue, entry.media, entry.arrived, turn)
     if isinstance(wire, EmbedRequest):
         with turn():
-            return make_embedding(wire, view, entry.queue, arrived, entry.check_wanted)
+            return make_embedding(wire, view, entry.queue, entry.arrived, entry.check_wanted)
     raise BadRequest(f"{wire.path} is not served")
 
 

@@ -71,8 +71,9 @@ def load(make_service: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> Load
         counted.clear()
         service, _ = make_service(**{"measurements": str(file), **settings})
         services.append(service)
-        with service._models.use(str(folder), options or ModelOptions()) as lease:
-            return lease.view
+        view, lease = service._models.use(str(folder), options or ModelOptions())
+        lease.end()
+        return view
 
     run.measured, run.services = counted, services  # type: ignore[attr-defined]
     return run
