@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -25,13 +25,15 @@ from ..errors import BadRequest, EngineUnavailable, MLXProviderError, RequestFai
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Event, Failed
 from ..protocol.requests import GenerateRequest, ModelOptions, ModelRequest
-from ..serving.interface import Service
 from ..upstream.runtime import give_back
 from ..wire import replies
 from ..wire.body import Asked, Read, Reply
 from ..wire.replies import HEADER, header_text
 from .access import error_response, owner_of
 from .incoming import Incoming, asked, in_thread, parse_object
+
+if TYPE_CHECKING:
+    from ..serving.service import ChatService
 
 
 class Count:
@@ -92,7 +94,7 @@ def foreign(read_body: Read) -> Reader:
 class Generate:
     def __init__(
         self,
-        service: Service,
+        service: ChatService,
         incoming: Incoming,
         stopping: anyio.Event,
         *,
@@ -123,7 +125,7 @@ class Generate:
 class _Answer:
     def __init__(
         self,
-        service: Service,
+        service: ChatService,
         limiter: anyio.CapacityLimiter,
         stopping: anyio.Event,
         asked: Asked,

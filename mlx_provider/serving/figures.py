@@ -1,8 +1,5 @@
-"""The requests in flight: one entry each, from arrival to end.
-
-Live statistics, collected in the caller's thread. Only the prefix tree comes from the engine
-thread, between two steps.
-"""
+"""The requests in flight, and live statistics of the engine, collected in the caller's thread. Only
+the prefix tree comes from the engine thread, between two steps."""
 
 from __future__ import annotations
 

@@ -24,7 +24,6 @@ from typing import Generic, TypeVar
 from ..errors import (
     EngineDied,
     LoadFailed,
-    MemoryInUse,
     MLXProviderError,
     RequestFailed,
     RequestTimedOut,
@@ -38,8 +37,6 @@ TURN = 3.0
 """Seconds in the queue after which the first request reserves models that must leave."""
 REST = 10.0
 """Seconds without use after which an idle model leaves so that more rows of others run at once."""
-RETRY_AFTER = 5.0
-"""Seconds."""
 
 T = TypeVar("T", bound=HoldsMemory)
 
@@ -125,7 +122,7 @@ class LoadQueue(Generic[T]):
                 return lease
         made = plan()
         if made.nbytes > self._ledger.limit:
-            raise _too_large(made.name, made.nbytes, self._ledger.limit)
+            raise self._ledger.too_large(made.name, made.nbytes)
         now = time.monotonic()
         came, until = now if since is None else since, now + self._patience
         waiter = _Waiter(who, key, made, rows, keep_alive, came, until, deadline)
@@ -241,7 +238,7 @@ class LoadQueue(Generic[T]):
             if now >= waiter.deadline:
                 raise RequestTimedOut("the request's time limit has passed")
             if now >= waiter.until and self._loading != waiter.key:
-                raise _in_use(waiter, self._ledger)
+                raise self._ledger.too_full(waiter.key, waiter.plan.name, waiter.plan.nbytes)
             self._changed.wait(waiter.pause(now, self._turn))
             if self._line and self._line[0] is waiter:
                 self._serve()
@@ -376,7 +373,7 @@ class LoadQueue(Generic[T]):
             self._refuse(EngineDied("the engine thread died while the model loaded"), waiters)
             return _detach([resident])
         if model.nbytes > ledger.limit:
-            self._refuse(_too_large(name, model.nbytes, ledger.limit), waiters)
+            self._refuse(ledger.too_large(name, model.nbytes), waiters)
             return _detach([resident])
         for waiter in waiters:
             waiter.plan = replace(waiter.plan, nbytes=model.nbytes)
@@ -420,24 +417,3 @@ def _detach(residents: Sequence[Resident[T]]) -> Sequence[Resident[T]]:
     for resident in residents:
         resident.leaving = True
     return residents
-
-
-def _too_large(name: str, nbytes: int, limit: int) -> LoadFailed:
-    return LoadFailed(
-        f"{name} has {nbytes} bytes of weights; the memory limit leaves {limit} for them: raise "
-        "MLX_PROVIDER_MEMORY_LIMIT, or serve a smaller model"
-    )
-
-
-def _in_use(waiter: _Waiter[T], ledger: MemoryLedger[T]) -> MemoryInUse:
-    used = sum(bool(resident.leases) for resident in ledger)
-    takes = ledger.of(waiter.key) or waiter.plan.nbytes
-    pinned = sum(resident.nbytes for resident in ledger if resident.pinned)
-    kept = f", {pinned} are pinned (keep_alive: -1)" if pinned else ""
-    return MemoryInUse(
-        f"{waiter.plan.name} has to wait for memory: it takes {takes} of the limit's "
-        f"{ledger.limit} bytes, {max(0, ledger.free)} are free{kept}, and {used} other "
-        f"models are in use; try again in {RETRY_AFTER:g} s, or raise "
-        "MLX_PROVIDER_MEMORY_LIMIT",
-        retry_after=RETRY_AFTER,
-    )

@@ -27,12 +27,11 @@ from ..protocol.requests import ModelOptions
 from ..records import LoadedModel
 from ..registry import PluginRegistry
 from .drafting import UNNAMED, check_drafts, check_sparse_prefill, draft_kind, sparse_kind
-from .engine_builder import EngineBuilder
+from .engine_builder import EngineBuilder, engine_kind
 from .hub import folder_of
 from .load_queue import LoadQueue
 from .loader import Loader, LoadProgress
 from .prefixes import Prefixes, RowBudgets
-from .reproducible import engine_kind
 from .residents import Lease, MemoryLedger
 from .weight_files import WiredWeights
 from .weights import EngineInstance, ModelView, Weights, WeightsKey
@@ -247,12 +246,12 @@ def _view_of(
         ),
         tool_parser=calls,
         reasoning_parser=thoughts,
-        layout=layout_of(partial(_rendered, weights.model), thoughts, calls),
+        layout=layout_of(partial(_render, weights.model), thoughts, calls),
         any_parser=registry.fallback_tool_parser("read"),
         forced_parser=registry.fallback_tool_parser("write"),
     )
 
 
-def _rendered(model: LoadedModel, messages: list[dict[str, Any]]) -> str:
+def _render(model: LoadedModel, messages: list[dict[str, Any]]) -> str:
     fitted = fit_messages(messages, model.info.template)
     return model.prepare(fitted, tools=[], media=[], variables={}).text

@@ -37,23 +37,23 @@ class Latest(Generic[T]):
 
     def __init__(self, ask: Callable[[], Future[T]], first: T) -> None:
         self._ask = ask
-        self._told = first
-        self._asked: Future[T] | None = None
+        self._newest = first
+        self._pending: Future[T] | None = None
 
     def get(self, patience: float) -> T:
         """The previous result if the answer takes longer than `patience` seconds."""
         try:
-            asked = self._asked = self._asked or self._ask()
+            asked = self._pending = self._pending or self._ask()
         except EngineDied:  # it is shutting down
-            return self._told
+            return self._newest
         try:
-            self._told = asked.result(patience)
+            self._newest = asked.result(patience)
         except (NotYet, EngineDied, CancelledError):  # the next call asks a new engine thread
-            return self._told
+            return self._newest
         finally:
             if asked.done():
-                self._asked = None
-        return self._told
+                self._pending = None
+        return self._newest
 
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,13 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
+from ..errors import LoadFailed, MemoryInUse
+
 OTHERS_SHARE = 1 / 3
 """Share of the memory beside weights that the prefix cache leaves to the next requests and to other
 programs, unless the operator sets its size."""
+RETRY_AFTER = 5.0
+"""Seconds."""
 PINNED = -1.0
 """`keep_alive` of a model that never leaves."""
 
@@ -183,3 +187,21 @@ class MemoryLedger(Generic[T]):
             chosen = free - int(OTHERS_SHARE * free)
         own = self.live() - self.in_use()
         return max(0, min(free - own - self.media(), chosen))
+
+    def too_large(self, name: str, nbytes: int) -> LoadFailed:
+        return LoadFailed(
+            f"{name} has {nbytes} bytes of weights; the memory limit leaves {self.limit} for them: "
+            "raise MLX_PROVIDER_MEMORY_LIMIT, or serve a smaller model"
+        )
+
+    def too_full(self, key: Hashable, name: str, nbytes: int) -> MemoryInUse:
+        """`nbytes`: of the weights, unless the model is in memory."""
+        used = sum(bool(resident.leases) for resident in self)
+        pinned = sum(resident.nbytes for resident in self if resident.pinned)
+        kept = f", {pinned} are pinned (keep_alive: -1)" if pinned else ""
+        return MemoryInUse(
+            f"{name} has to wait for memory: it takes {self.of(key) or nbytes} of the limit's "
+            f"{self.limit} bytes, {max(0, self.free)} are free{kept}, and {used} other models are "
+            f"in use; try again in {RETRY_AFTER:g} s, or raise MLX_PROVIDER_MEMORY_LIMIT",
+            retry_after=RETRY_AFTER,
+        )

@@ -6,7 +6,7 @@ import logging
 from functools import partial
 
 from ...isolation import Fault, Isolation
-from ...upstream.sparse_cache import sparse
+from ...upstream.cache_classes import sparse
 from ..prefix_cache.cache import Match
 from ..recent import LookedUp
 from ..request import PrefillJob, Request
