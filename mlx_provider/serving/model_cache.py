@@ -22,7 +22,6 @@ from ..engine.worker import EngineWorker
 from ..errors import BadRequest, EngineDied, Forbidden, wrong_option
 from ..families.checkpoint import named_context, read_json
 from ..families.tokenizer.template_fit import fit_messages
-from ..protocol.health import ModelStatus
 from ..protocol.requests import ModelOptions
 from ..records import LoadedModel
 from ..registry import PluginRegistry
@@ -173,14 +172,8 @@ class ModelCache:
                 views.pop(next(iter(views)), None)
         return views[chosen]
 
-    def withdraw(self, who: str) -> None:
-        self.queue.withdraw(who)
-
     def views(self) -> list[ModelView]:
         return [view for weights in self.queue.models() for view in list(weights.views.values())]
-
-    def statuses(self) -> list[ModelStatus]:
-        return [status for view in self.views() if (status := view.status) is not None]
 
     def engines(self) -> list[EngineInstance]:
         return [each for weights in self.queue.models() for each in list(weights.engines.values())]

@@ -102,8 +102,8 @@ class Prefixes:
         return {} if kept is None else self._worker.call(kept.report).result()
 
     def clear(self) -> None:
-        if self._cache is not None:
-            self._worker.call(self.clear_here).result()
+        if (cache := self._cache) is not None:
+            self._worker.call(cache.clear).result()
 
     def shrink_to(self, share: float) -> None:
         """Evict to this share of its bytes. Never blocks."""
@@ -135,11 +135,6 @@ class Prefixes:
         except (BadRequest, OSError) as reason:
             log.warning("prefix cache: nothing is kept on disk: %s", reason)
             return None
-
-    def clear_here(self) -> None:
-        """Engine thread."""
-        if self._cache is not None:
-            self._cache.clear()
 
     def shrink(self) -> None:
         """Free the bytes reserved for weights (engine thread)."""

@@ -125,7 +125,7 @@ class ChatService:
         if entry.active is None:
             self._media.refuse(RequestFailed.cancelled(), request_id)
             self._turns.refuse(RequestFailed.cancelled(), request_id)
-            self._models.withdraw(request_id)
+            self._models.queue.withdraw(request_id)
         elif self._worker.alive:
             self._call(entry.active.cancel)
 
@@ -276,7 +276,7 @@ class ChatService:
             pid=getpid(),
             device=device_name(),
             blas=blas.active(),
-            models=self._models.statuses(),
+            models=[s for view in self._models.views() if (s := view.status) is not None],
             plugins=self._plugins.all(),
             queued=self._queued(),
             running=self._running(),
