@@ -1,21 +1,27 @@
-"""Limits a child process's memory where `RLIMIT_AS` is not enforced (macOS).
-
-Child processes with limits for work that a third party's grammar or chat template can make
+"""Child processes with limits for work that a third party's grammar or chat template can make
 endless: a thread cannot be stopped, and a native stack cannot be bounded.
+
+A child runs this file with a program, which defines `answerer(*arguments)`: a function from a
+message to its answer, or to `None` for a setup. `stack_bytes()`, if defined, bounds the stack of
+the thread that answers. For a fast start, neither imports anything of this package.
 """
 
 from __future__ import annotations
 
+import json
+import resource
+import runpy
 import signal
 import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 INTERVAL = 0.1
 """Seconds between readings."""
@@ -25,7 +31,8 @@ ENFORCED = sys.platform == "linux"
 
 @contextmanager
 def memory_limit(process: subprocess.Popen[bytes], limit: int) -> Iterator[None]:
-    """Kill `process` above `limit` bytes of resident memory during the block."""
+    """Kill `process` above `limit` bytes of resident memory during the block, where the system does
+    not enforce `RLIMIT_AS` (macOS)."""
     if ENFORCED:
         yield
         return
@@ -86,18 +93,16 @@ class _Running:
 
 
 class BoundedProcesses:
-    """Up to `at_once` processes of one Python program. Safe from any thread.
+    """Up to `at_once` processes of one program with `memory` bytes each. Safe from any thread.
 
-    The program reads messages (a line with the length in bytes, then the bytes), and answers each,
-    except setups, in the same form. It sets its own limits. Its first argument is `memory`, in
-    bytes, above which it is killed if the system enforces no limit. The first process starts with
-    the first message; all end with this object."""
+    Messages and answers are JSON behind a line with their length in bytes. The first process starts
+    with the first message; all end with this object."""
 
     def __init__(
         self, program: Path, memory: int, arguments: Sequence[str] = (), *, at_once: int = 8
     ) -> None:
         self._memory = memory
-        self._command = [sys.executable, "-P", str(program), str(memory), *arguments]
+        self._command = [sys.executable, "-P", __file__, str(program), str(memory), *arguments]
         self._idle: list[_Running] = []
         self._lock = threading.Lock()
         self._places = threading.Semaphore(at_once)
@@ -178,3 +183,32 @@ def _end_all(idle: list[_Running]) -> None:
     for running in idle:
         running.process.kill()
         _end(running.process)
+
+
+def _serve(program: str, memory: str, *arguments: str) -> None:
+    """In the child: answer messages until the input ends."""
+    defined = runpy.run_path(program)
+    with suppress(ValueError, OSError):  # macOS defines the limit, but does not accept it
+        resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    answer = defined["answerer"](*arguments)
+    if "stack_bytes" in defined:
+        threading.stack_size(defined["stack_bytes"]())
+        worker = threading.Thread(target=_answer_all, args=(answer,))
+        worker.start()
+        worker.join()
+    else:
+        _answer_all(answer)
+
+
+def _answer_all(answer: Callable[[Any], Any]) -> None:
+    while size := sys.stdin.buffer.readline():
+        answered = answer(json.loads(sys.stdin.buffer.read(int(size))))
+        if answered is not None:
+            written = json.dumps(answered).encode()
+            sys.stdout.buffer.write(b"%d\n" % len(written) + written)
+            sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[1:])

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -26,18 +27,20 @@ from ..errors import BadRequest, EngineUnavailable
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import ErrorBody
 from ..protocol.requests import ModelRequest
-from ..serving.interface import Service
 from ..upstream.blas import preload, require_mlx
 from .generation import EngineClient, Generation
 from .http import HttpClient
 from .runtime_folder import EngineLock, holder, identity, open_own_file, prepare
 from .stream_connection import Address, parse_address
 
+if TYPE_CHECKING:
+    from ..serving.service import ChatService
+
 
 class InProcessClient:
     """`EngineClient` over a service object: the same objects, without JSON."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ChatService) -> None:
         self._service = service
         self.count = service.count
         self.health = service.health

@@ -281,7 +281,8 @@ class EngineClient(Protocol):
         `EngineUnavailable`."""
 
     def count(self, request: GenerateRequest) -> int:
-        """See `serving.interface.Service`. Blocks and raises like `submit`."""
+        """Tokens of the prompt that `submit` would use; a lower limit if that exceeds the context.
+        Blocks and raises like `submit`."""
 
     def health(self) -> Health:
         """Raises `EngineUnavailable`."""

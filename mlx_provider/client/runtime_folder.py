@@ -22,7 +22,7 @@ from ..errors import EngineUnavailable
 from ..installed import installed_version
 from ..registry.discovery import SELECTION
 from ..safe_open import make_folder, open_own, read_bounded
-from ..upstream.device_variables import NAMES
+from ..upstream.runtime import NAMES
 
 OWN, PYTHON = "mlx-provider", "python"
 NOT_THE_ENGINES = {

@@ -40,10 +40,9 @@ from ..errors import (
     OtherProtocol,
     Unauthorized,
 )
-from ..protocol.events import EVENT_BATCH, ErrorBody, Event
+from ..protocol.events import EVENT_BATCH, PROTOCOL_VERSION, ErrorBody, Event
 from ..protocol.health import Figures, Health
 from ..protocol.requests import ModelRequest
-from ..protocol.wire_model import PROTOCOL_VERSION
 
 
 @dataclass(frozen=True)

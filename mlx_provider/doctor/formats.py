@@ -15,8 +15,8 @@ from ..chat.messages.tools_as_text import (
     lacks_tools,
 )
 from ..families.tokenizer import HFTokenizer, load_tokenizer
-from ..families.tokenizer.dialect import has_system_role, refuses_late_system, wants_turns
 from ..families.tokenizer.template_fit import fit_messages, fit_tools
+from ..families.tokenizer.template_probe import has_system_role, refuses_late_system, wants_turns
 from ..records import LoadOptions, ReasoningParser, ToolParser
 from ..registry import PluginRegistry
 

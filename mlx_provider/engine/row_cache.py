@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..upstream.sparse_cache import SparseKVCache
+from ..upstream.cache_classes import SparseKVCache
 from .kv_capacity import whole_steps
 from .memory import leaves
 from .prefix_cache.layers import Kind, kind

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from ..isolation import Isolation
 from ..records import LoadedModel, ScoresPrompts, Scoring
-from ..upstream.sparse_cache import sparse, unsupported, widest_window
+from ..upstream.cache_classes import sparse, unsupported, widest_window
 from .execution.batching import CircuitBreaker
 from .execution.grouped_kv import MixedChunk, with_wide_rows
 from .execution.solo_rows import decoding, some_tokens

@@ -7,15 +7,13 @@ modules have the parts that families share:
 | module | what for |
 |---|---|
 | `text` | `load_text`: a whole model of mlx-lm, with changes or a class of the family's own |
-| `matching` | in `matches`: has mlx-lm, or mlx-vlm, a class for this config? |
-| `checkpoint` | what `config.json` and the other files of a folder say; `fingerprint` |
+| `checkpoint` | what the JSON files of a folder say; has mlx-lm, or mlx-vlm, a class for them? |
 | `tokenizer` | `load_tokenizer`: tokens and the chat template; what a client sends stays text |
 | `info` | `describe`: the `ModelInfo` of a model; `embedding_of`: how texts become vectors |
 | `estimate` | `footprint`: bytes of weights, a token and a row, by `config.json`; `check_sizes` |
-| `attention` | `route`: rows of any length decode in one call |
 | `caches` | a row's cache and its classes; `route`: chunks of a hybrid beside rows that decode |
 | `logits` | the output matrix for the tokens that are wanted; `failure`: a trial at load |
-| `layers` | weights in the dtype that was chosen; `patch`: a function in place of upstream's |
+| `layers` | `route_attention`: rows of any length in one call; `patch`; weights in another dtype |
 | `vision.loading` | `load_model`, `replaced`, `in_slices`; mlx-vlm's models by their public calls |
 | `vision.model` | the base `VisionModel`; `vision_info`, `build_prompt`, `MediaMarks`, `head` |
 | `vision.patches` | images and frames as patches (`PatchTexts`), their sizes and M-RoPE positions |

@@ -1,13 +1,11 @@
 """Caches of one row: one entry per layer, in mlx-lm's classes, by which the engine joins, cuts and
 stores rows.
 
-Recurrent layers in passes that rows share with chunks of a prompt.
-
-`route(run, cache)`, once after loading: `run` calls the model on one token with a fresh row cache.
-Modules with a state in mlx-lm's `ArraysCache` then run part by part if decoding rows share a pass
-with several tokens of one row. Their call must take hidden states (B, length, hidden) first and the
-cache under any name, and return only hidden states. Without `route`, long prompts run in separate
-passes.
+`route(run, cache)`, once after loading, lets recurrent layers share a pass with chunks of a prompt:
+`run` calls the model on one token with a fresh row cache. Modules with a state in mlx-lm's
+`ArraysCache` then run part by part if decoding rows share a pass with several tokens of one row.
+Their call must take hidden states (B, length, hidden) first and the cache under any name, and
+return only hidden states. Without `route`, long prompts run in separate passes.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""Reads the description of a model from the JSON files of its folder.
-
-Checks whether upstream has a class for an architecture, for a family's `matches`. Imports
-nothing of mlx-vlm, and of mlx-lm only the requested module.
-"""
+"""What the JSON files of a model's folder say, and whether upstream has a class for it."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +109,18 @@ def fingerprint(folder: Path, options: LoadOptions) -> str:
                 stat = path.stat()
                 digest.update(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()
+
+
+def known_to_mlx_lm(config: Mapping[str, Any]) -> bool:
+    """Raises `NotInstalled`."""
+    from ..upstream import mlx_lm
+
+    return mlx_lm.supports(config)
+
+
+def known_to_mlx_vlm(config: Mapping[str, Any]) -> bool:
+    """Whether mlx-vlm has a folder for this `config.json`. It may still fail to load."""
+    kind = str(config.get("model_type", "")).lower().replace("-", "_")
+    spec = PathFinder.find_spec("mlx_vlm") if kind else None
+    places = (spec.submodule_search_locations or []) if spec else []
+    return any((Path(place) / "models" / kind).is_dir() for place in places)

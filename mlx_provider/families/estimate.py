@@ -1,7 +1,6 @@
-"""Compares sizes in a `config.json` with the weights before any class is built from them: a class
-makes its layers in a Python loop, so an unchecked number could block the engine for hours.
-
-Estimates the memory of a model from its `config.json` alone, before a download or a load.
+"""The memory of a model by its `config.json` alone, before a download or a load, and a check of its
+sizes: a class makes its layers in a Python loop, so an unchecked number could block the engine for
+hours.
 
 It names no family: it reads the field names that configs share, and takes missing fields from
 transformers' configuration class of the same `model_type`.

@@ -1,9 +1,8 @@
-"""Reads how texts become vectors from the files of sentence-transformers (5.x).
+"""The `ModelInfo` of a loaded model, from its folder, its weights and its tokenizer.
 
-`modules.json` lists the modules after the model, `1_Pooling/config.json` selects the states,
+How texts become vectors stands in the files of sentence-transformers (5.x): `modules.json` lists
+the modules after the model, `1_Pooling/config.json` selects the states,
 `config_sentence_transformers.json` has the prefixes of inputs.
-
-The `ModelInfo` of a loaded model, from its folder, its weights and its tokenizer.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ..errors import BadRequest
 from ..records import Embedding, LoadOptions, ModelInfo, Pooling
 from .checkpoint import context_length, fingerprint, read_json, read_modules, sampling_defaults
 from .tokenizer import HFTokenizer
-from .tokenizer.dialect import dialect
+from .tokenizer.template_probe import dialect
 
 MODES: Mapping[str, Pooling] = {"lasttoken": "last", "mean_tokens": "mean", "cls_token": "cls"}
 FLAG = "pooling_mode_"

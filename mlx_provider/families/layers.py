@@ -1,13 +1,17 @@
-"""Weights in another dtype than the checkpoint's.
+"""Changes layers of upstream's models: their attention, their functions, the dtype of weights.
 
-MLX's CPU kernels for 16-bit and quantised weights are many times slower than those for float32 (mlx
-0.32.4; prefill of 3,800 tokens in bf16: 17 times).
-
-Replaces a function of upstream by a family's own, for the models that call it.
+`route_attention(model)`, once after loading, makes the attention of mlx-lm's and mlx-vlm's models
+understand groups of rows; without it rows decode merged, or one by one. A model's own layers must
+call a `scaled_dot_product_attention` that stands at the top of their module, imported from
+`mlx_lm.models.base`. Inside `with Watched(model, watch)`, `watch` gets what each layer's attention
+compares.
 
 `patch(modules, name, make)`: `make(original)` replaces `name` in the modules. All models of an
 architecture share them, so the result must be correct for each. Inside `with Unpatched(model)`, the
 modules of `model` have upstream's functions.
+
+`expand(model, dtype)`: MLX's CPU kernels for 16-bit and quantised weights are many times slower
+than those for float32 (mlx 0.32.4; prefill of 3,800 tokens in bf16: 17 times).
 """
 
 from __future__ import annotations
@@ -19,15 +23,18 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map_with_path, tree_unflatten
 
+from ..upstream.attention import Watched
+from ..upstream.attention import route as route_attention
 from ..upstream.patching import Unpatched, patch
 
 __all__ = [
     "QUANTISED",
     "Unpatched",
+    "Watched",
     "expand",
     "patch",
+    "route_attention",
 ]
-
 
 QUANTISED = (
     "QuantizedLinear",

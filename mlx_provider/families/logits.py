@@ -1,6 +1,4 @@
-"""Tries at load features that a model may not support.
-
-Applies the output matrix only to the tokens whose logits are wanted.
+"""Applies the output matrix only to the tokens whose logits are wanted.
 
 Upstream's models apply it to every token of a call. It is as large as several layers, and a prompt
 chunk needs it only after its last token, if at all.

@@ -15,10 +15,9 @@ from ..records import Features, LoadOptions, MediaItem, MediaSpan, ModelInfo, Pr
 from ..upstream import mlx_lm
 from ..upstream.patching import one_step_size
 from . import caches, logits
-from .attention import route
 from .caches import text_cache
 from .info import NO_STATES, describe
-from .layers import expand
+from .layers import expand, route_attention
 from .tokenizer import HFTokenizer
 
 
@@ -135,7 +134,7 @@ def load_text(
     if change is not None:
         change(loaded.model)
     tokenizer = HFTokenizer(loaded.tokenizer, loaded.renderer)
-    route(loaded.model)
+    route_attention(loaded.model)
     caches.route(partial(_one_token, loaded.model), text_cache(loaded.model))
     mx.eval(loaded.model.parameters())
     one_step_size()

@@ -1,18 +1,19 @@
-"""Joins waiting deltas of one choice, and estimates the memory of events.
-
-The queue of events from a writer to a reader, in any thread or event loop.
-"""
+"""The queue of events from a writer to a reader, in any thread or event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ..errors import RequestFailed, RequestTimedOut
 from .events import Delta, Done, Embedded, Event, Failed, Finish, ToolCallDelta
 
+Put = Callable[[], None]
+"""Puts the events of one engine step into their requests' queues."""
+Deliver = Callable[[Put], None]
+"""Runs a `Put` where it wakes readers most cheaply. Called on the engine thread; never blocks."""
 JOINED = 2**18
 """Bytes of an event to which nothing more is joined."""
 EVENT_BYTES = 750

@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
+from ..bounds import checked_fields
 from ..errors import MLXProviderError, from_code
-from .wire_model import Wire
+
+PROTOCOL_VERSION = 1
+MOST_TOKENS = 2**31 - 1
+MOST_SECONDS = 10**9
+"""Bound of a system's clocks and waits."""
+
+
+class Wire(BaseModel):
+    """Frozen; refuses unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Asked(Wire):
+    _few_fields = model_validator(mode="before")(checked_fields)
+
 
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 

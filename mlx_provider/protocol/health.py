@@ -1,9 +1,7 @@
-"""Live statistics of an engine, without text of prompts or replies.
+"""The state of an engine, and its live statistics, without text of prompts or replies.
 
 `GET /v1/figures` returns one `Figures`; with `?stream=SECONDS`, a line of JSON at this interval
 until the engine ends. Units: bytes, seconds, tokens. `ago`: seconds before `Figures.at`.
-
-The state of an engine: models, plugins, processes.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .wire_model import PROTOCOL_VERSION, Wire
+from .events import PROTOCOL_VERSION, Wire
 
 RequestState = Literal["preparing", "queued", "prefill", "decode"]
 """`preparing`: its model loads, or its prompt is rendered."""

@@ -1,15 +1,8 @@
-"""Sampling parameters: the only declaration of their names and bounds.
+"""Requests of a client, with its sampling parameters and the operator's options of the model.
 
-The LiteLLM handler uses these names. `SamplingParams` has the neutral values, `SamplingDefaults`
-what a model's files can set.
-
-Options of the operator for one model.
-
-Requests of a client. The reply is a stream of `events`.
-
-Each line of the reply is a JSON list: the events of one engine step for the request. The first line
-has `Accepted`; the last event is `Done` or `Failed`. The in-process client passes the same objects
-without JSON.
+The reply is a stream of `events`. Each line is a JSON list: the events of one engine step for the
+request. The first line has `Accepted`; the last event is `Done` or `Failed`. The in-process client
+passes the same objects without JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +29,7 @@ from ..bounds import (
     Tokens,
     Tools,
 )
-from .wire_model import MOST_SECONDS, MOST_TOKENS, Asked
+from .events import MOST_SECONDS, MOST_TOKENS, Asked
 
 
 class Sampling(Asked):

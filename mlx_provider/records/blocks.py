@@ -1,9 +1,4 @@
-"""The text to show if a call that has begun is none.
-
-A block of calls is reported, shown as text, or dropped.
-
-Blocks of calls between two markers that are parsed as a whole.
-"""
+"""Reads blocks of calls between two markers: a block is reported, shown as text, or dropped."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Functions and parameters in the definitions of tools, for grammars and parsers.
-
-Reads JSON while it is written.
-"""
+"""Reads JSON while it is written, and the parameters in the definitions of tools."""
 
 from __future__ import annotations
 

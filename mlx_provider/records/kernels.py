@@ -1,11 +1,8 @@
-"""The list of functions of upstream that a plugin replaces.
+"""Kernels: functions that are faster on one kind of device than those of the models.
 
-Kernels: functions that are faster on one kind of device than those of the models.
-
-Attention over separate caches: the arguments of a routed `scaled_dot_product_attention`.
-
-If rows of different lengths decode in one call, keys and values are `Parts`, one pair of arrays for
-each cache. `parts_of` reads them; plain arrays are one part for all rows.
+If rows of different lengths decode in one call, the keys and values of a routed
+`scaled_dot_product_attention` are `Parts`, one pair of arrays for each cache. `parts_of` reads
+them; plain arrays are one part for all rows.
 """
 
 from __future__ import annotations

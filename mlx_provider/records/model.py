@@ -1,8 +1,4 @@
-"""How the hidden states of a text become its vector.
-
-The form in which a chat template takes messages and tools.
-
-Model families: everything about a model that the core does not know.
+"""Model families: everything about a model that the core does not know.
 
 Host methods (`prepare`) run on any thread and touch no `mx` array. Device methods (`embed`,
 `prefill`, `decode`, `make_cache`) run only on the engine thread; they return arrays and keep no
@@ -19,7 +15,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from .kernels import UpstreamPatch
-from .media import BICUBIC, Size, scaled
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+Size = tuple[int, int]
+"""(height, width)."""
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
+"""Pillow's filters (PIL/Image.py, `Resampling`)."""
+
+
+def scaled(pixels: NDArray[np.uint8], size: Size | None, resample: int) -> NDArray[np.uint8]:
+    """Pixels ((frames,) H, W, 3) at another size; `None`: as they are."""
+    if size is None or pixels.shape[-3:-1] == size:
+        return pixels
+    import numpy as np
+    from PIL import Image
+
+    if pixels.ndim == 4:
+        return np.stack([scaled(frame, size, resample) for frame in pixels])
+    return np.asarray(Image.fromarray(pixels).resize(size[::-1], resample))
+
 
 if TYPE_CHECKING:
     import mlx.core as mx

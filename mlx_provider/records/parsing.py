@@ -1,7 +1,4 @@
-"""How a model writes calls and messages: a constraint forces it, and a parser reads it.
-
-Tool parsers and reasoning parsers: how a model family writes calls and thoughts.
-"""
+"""Tool parsers and reasoning parsers: how a model family writes calls and thoughts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Ends of turns that a model writes as text after its calls.
-
-A cursor over a reply that is still being written.
+"""A cursor over a reply that is still being written.
 
 A generator over a `TextReader` reads a format. It yields if it needs text that has not arrived, and
 goes on when more has come. It cannot see how the text was cut into pieces, so its result does not

@@ -1,11 +1,4 @@
-"""Names without regard to case, hyphens, underscores and dots.
-
-Data about one installed plugin.
-
-Source files of plugins: their times, which show an edit, and a digest of their content.
-
-Selects the entry points to load, and their order.
-"""
+"""Installed plugins and their source files, the choice among them, and how their names compare."""
 
 from __future__ import annotations
 

@@ -21,8 +21,7 @@ from ..records import (
     Replacement,
     ToolParser,
 )
-from .catalog import Catalog, R
-from .contents import Contents, load
+from .contents import Catalog, Contents, R, adopt, load
 from .discovery import SELECTION, Plugin, digest, installed, missing, selection
 
 if TYPE_CHECKING:
@@ -169,8 +168,6 @@ class PluginRegistry:
 
     def register_commands(self, cli: typer.Typer) -> None:
         """A plugin that raises or uses an existing name adds none."""
-        from .commands import adopt
-
         for key, manager in self._managers.items():
             with Isolation() as isolation:
                 adopt(cli, manager.hook)

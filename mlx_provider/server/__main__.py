@@ -43,7 +43,7 @@ def main(
 
 
 def run_process(fixed: Mapping[str, Any] = MappingProxyType({})) -> None:
-    from ..upstream.lean_packages import lean_packages
+    from ..upstream.runtime import lean_packages
 
     lean_packages()  # before anything imports them
     from .run import end_process

@@ -1,4 +1,4 @@
-"""The HTTP application over a `Service`."""
+"""The HTTP application over a `ChatService`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -23,7 +23,6 @@ from ..errors import MLXProviderError, ModelNotFound
 from ..protocol.health import Health
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
 from ..serving.hub import on_this_machine
-from ..serving.interface import Service
 from ..wire.openai.answer import error_body
 from ..wire.routes import AGENTS, GENERATE, ROUTES
 from .access import Gate, Key, OperatorsAlone, error_response, is_named, key_of, own_names
@@ -31,6 +30,9 @@ from .figures import Door, DoorRequest, FiguresRoute
 from .generate import Count, Generate, Reader, foreign, own
 from .handover import Activity, Handover, OutOfDate
 from .incoming import NDJSON, Bodies, Incoming
+
+if TYPE_CHECKING:
+    from ..serving.service import ChatService
 
 HEARTBEAT = 10.0
 """Seconds between empty lines to an attached client, which detect a lost connection."""
@@ -50,7 +52,7 @@ class EngineApp:
 
     def __init__(
         self,
-        service: Service,
+        service: ChatService,
         *,
         blas: str = "",
         keys: Sequence[Key] = (),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -23,8 +23,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..bounds import Name
 from ..errors import BadRequest, Overloaded
 from ..protocol.requests import ModelOptions
-from ..serving.interface import Service
 from .incoming import NDJSON
+
+if TYPE_CHECKING:
+    from ..serving.service import ChatService
 
 FASTEST, SLOWEST = 0.2, 60.0
 """Seconds between two lines."""
@@ -33,7 +35,7 @@ STREAMS = 16
 
 
 class FiguresRoute:
-    def __init__(self, service: Service, stopping: anyio.Event) -> None:
+    def __init__(self, service: ChatService, stopping: anyio.Event) -> None:
         self._service = service
         self._stopping = stopping
         self._streams = 0

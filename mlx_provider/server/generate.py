@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -29,12 +29,14 @@ from ..errors import (
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Event, Failed
 from ..protocol.requests import GenerateRequest, ModelOptions, ModelRequest
-from ..serving.interface import Service
 from ..upstream.runtime import give_back
 from ..wire import api
 from ..wire.api import HEADER, ParsedRequest, Read, Reply, header_text
 from .access import error_response, owner_of
 from .incoming import Incoming, in_thread, own_request, parse_object
+
+if TYPE_CHECKING:
+    from ..serving.service import ChatService
 
 
 class Count:
@@ -100,7 +102,7 @@ def foreign(read_body: Read) -> Reader:
 class Generate:
     def __init__(
         self,
-        service: Service,
+        service: ChatService,
         incoming: Incoming,
         stopping: anyio.Event,
         *,
@@ -131,7 +133,7 @@ class Generate:
 class _Answer:
     def __init__(
         self,
-        service: Service,
+        service: ChatService,
         limiter: anyio.CapacityLimiter,
         stopping: anyio.Event,
         parsed: ParsedRequest,

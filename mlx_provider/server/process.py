@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import anyio
@@ -27,11 +28,14 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ..errors import EngineUnavailable
-from ..serving.interface import Put, Service
+from ..protocol.event_queue import Put
 from .app import EngineApp
 from .connections import ConnectionLimits, WatchedProtocol, WatchedState, accepted_at_once
 from .figures import OpenDoor
 from .listen import BACKLOG, Listener, listen_tcp
+
+if TYPE_CHECKING:
+    from ..serving.service import ChatService
 
 CAFFEINATE = Path("/usr/bin/caffeinate")
 PRESSURE = b"kern.memorystatus_vm_pressure_level"
@@ -125,7 +129,7 @@ class EngineServer(uvicorn.Server):
     def __init__(
         self,
         app: EngineApp,
-        service: Service,
+        service: ChatService,
         listener: Listener,
         ready: Callable[[], None],
         limits: ConnectionLimits | None = None,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import __version__
 from ..client.connection import READY, limit_log
@@ -26,11 +26,10 @@ from ..config import (
 )
 from ..errors import BadRequest, EngineUnavailable, MLXProviderError
 from ..isolation import log_to_stderr, printable
+from ..protocol.event_queue import Deliver
 from ..protocol.events import ErrorBody
-from ..serving.interface import Deliver, Service
 from ..upstream.blas import active, preload, require_mlx
-from ..upstream.device_variables import set_variables
-from ..upstream.runtime import keep_freed, quiet_transformers
+from ..upstream.runtime import keep_freed, quiet_transformers, set_variables
 from .access import engine_keys, own_names
 from .app import EngineApp
 from .connections import raise_file_limit
@@ -38,12 +37,15 @@ from .handover import OutOfDate
 from .listen import Listener, listen_tcp, listen_unix
 from .process import EngineServer, LoopDelivery
 
+if TYPE_CHECKING:
+    from ..serving.service import ChatService
+
 SWITCH = 0.0005
 """Switch interval of Python threads in seconds. Beside threads that prepare prompts, a decode step
 of 14 ms took 24 ms with this value, and 45 ms with Python's default of 5 ms."""
 log = logging.getLogger(__name__)
 
-BuildService = Callable[[EngineSettings, Deliver], Service]
+BuildService = Callable[[EngineSettings, Deliver], "ChatService"]
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def end_process(code: int) -> NoReturn:
     os._exit(code)
 
 
-def chat_service(settings: EngineSettings, deliver: Deliver) -> Service:
+def chat_service(settings: EngineSettings, deliver: Deliver) -> ChatService:
     """Raises `NotInstalled` if MLX is missing."""
     prepare_mlx()
     from ..serving.service import ChatService

@@ -1,7 +1,4 @@
-"""Selects the drafters of a model: the operator's, or all that support the model.
-
-The operator's choice of sparse prefill for long prompts, and its requirements.
-"""
+"""Starts the drafters of a model, the operator's or all that support it, and its sparse prefill."""
 
 from __future__ import annotations
 
@@ -62,7 +59,7 @@ class Drafts:
 
 
 @dataclass(frozen=True)
-class Started:
+class Running:
     drafter: Drafter
     source: Source
     nbytes: int
@@ -84,10 +81,10 @@ def drafts_of(
     draft_model = None if options.draft_model is None else _folder(options.draft_model)
     given = DraftOptions(draft_model, room, options.extra, options.sparse_prefill is not None)
     if options.drafter == AUTO:
-        return _together(_able(registry.automatic_drafters(), folder, model, given), model)
+        return _combine(_start_able(registry.automatic_drafters(), folder, model, given), model)
     drafter = registry.drafter(options.drafter)
     try:
-        return _together([_started(drafter, folder, model, given)], model)
+        return _combine([_start(drafter, folder, model, given)], model)
     except Unfit as error:
         summary = f"{drafter.name} cannot draft for this model: {error}"
         raise wrong_option("drafter", summary) from None
@@ -97,7 +94,7 @@ class Unfit(Exception):
     """A drafter does not support a model."""
 
 
-def _together(started: Sequence[Started], model: LoadedModel) -> Drafts:
+def _combine(started: Sequence[Running], model: LoadedModel) -> Drafts:
     if not started:
         return Drafts()
     names = JOINED.join(each.drafter.name for each in started)
@@ -105,12 +102,12 @@ def _together(started: Sequence[Started], model: LoadedModel) -> Drafts:
     return Drafts(speculation, names, sum(each.nbytes for each in started))
 
 
-def _able(
+def _start_able(
     drafters: Sequence[Drafter], folder: Path, model: LoadedModel, given: DraftOptions
-) -> list[Started]:
+) -> list[Running]:
     """Those that start, best first: one for the operator's folder, and all others."""
     given_one = [d for d in drafters if d.reads_draft_model and given.model is not None]
-    started: list[Started] = []
+    started: list[Running] = []
     refusals: list[str] = []
     for drafter in given_one:
         found, refusal = _try(drafter, folder, model, given)
@@ -132,9 +129,9 @@ def _able(
 
 def _try(
     drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptions
-) -> tuple[Started | None, str]:
+) -> tuple[Running | None, str]:
     with Isolation() as tried:
-        return _started(drafter, folder, model, given), ""
+        return _start(drafter, folder, model, given), ""
     fault = tried.fault
     if fault is not None and isinstance(fault.error, Unfit):
         log.info("drafter %s is not used: %s", drafter.name, fault.error)
@@ -154,7 +151,7 @@ def _why(drafter: Drafter, fault: Fault) -> str:
     return f"drafter {drafter.name} is left out: it failed while it started ({cause})"
 
 
-def _started(drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptions) -> Started:
+def _start(drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptions) -> Running:
     if problem := _problem(drafter, folder, model, given):
         raise Unfit(problem)
     if given.model is not None:
@@ -164,7 +161,7 @@ def _started(drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOpt
     nbytes = max(0, mx.get_active_memory() - before) + drafter.keeps(drafting)
     if given.room is not None and nbytes > given.room:
         raise Unfit(f"it takes {nbytes} bytes beside the model, which leaves {given.room}")
-    return Started(drafter, source_of(drafter, drafting, model), nbytes)
+    return Running(drafter, source_of(drafter, drafting, model), nbytes)
 
 
 def _problem(drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptions) -> str:

@@ -1,12 +1,15 @@
-"""Builds an engine on the weights of a model: probe, measurement, start."""
+"""Builds an engine on the weights of a model: KV cache, probe, measurements, drafters, start."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
+
+import mlx.core as mx
 
 from ..config import EngineSettings
 from ..engine.engine import Engine
@@ -16,8 +19,10 @@ from ..engine.execution.calibration import (
     compile_kernels,
     least_shared,
 )
-from ..engine.execution.pass_memory import PassBytes, PassMemory, measure
+from ..engine.execution.pass_memory import PassBytes, PassMemory, Reserve, measure, unlimited
+from ..engine.execution.probe import Probe, probe
 from ..engine.execution.sampler import compiles
+from ..engine.memory import arrays
 from ..engine.prefix_cache.policy import PrefixCachePolicy, WholePasses
 from ..engine.scheduling.chunking import GRID, LONGEST_GAP
 from ..engine.scheduling.costs import Costs, Curve
@@ -27,10 +32,11 @@ from ..engine.worker import EngineWorker
 from ..errors import MLXProviderError, wrong_option
 from ..isolation import Isolation
 from ..protocol.requests import ModelOptions
+from ..records import LoadedModel, PrefillChunk, Prompt
 from ..registry import PluginRegistry
+from ..upstream import mlx_lm
 from .drafting import Drafts, drafts_of, sparse_prefill_of
-from .load_progress import LoadProgress
-from .loader import load_error
+from .loader import LoadProgress, load_error
 from .measurements import (
     Measured,
     Measurements,
@@ -41,10 +47,11 @@ from .measurements import (
     software,
 )
 from .prefixes import RowBudgets
-from .reproducible import MakeCache, Reproducible, cache_maker, kv_kind, tried
-from .weights import EngineInstance, Weights
+from .weights import EngineInstance, Reproducible, Weights
 
 log = logging.getLogger(__name__)
+
+MakeCache = Callable[[], list[Any]]
 
 MEASUREMENTS = 4
 NOT_EVERYWHERE = ("bfloat16", "float16")
@@ -95,7 +102,7 @@ class EngineBuilder:
         self, weights: Weights, kind: str, options: ModelOptions
     ) -> MLXProviderError | None:
         with Isolation() as trying:
-            weights.engines[kind] = self._built(weights, kind, options)
+            weights.engines[kind] = self._build(weights, kind, options)
             self._budgets.queue.grown(weights.key)
         if trying.fault is None:
             return None
@@ -110,9 +117,9 @@ class EngineBuilder:
             stranger=weights.stranger,
         )
 
-    def _built(self, weights: Weights, kind: str, options: ModelOptions) -> EngineInstance:
+    def _build(self, weights: Weights, kind: str, options: ModelOptions) -> EngineInstance:
         kv = self._kv_cache(weights, options)
-        measured = self._measured(weights, kv, options)
+        measured = self._measure(weights, kv, options)
         found, limits, fixed = measured.probe, self._limits(), None
         if options.reproducible:
             with self._budgets.measuring(weights) as reserve:
@@ -206,7 +213,7 @@ class EngineBuilder:
         room = (ledger.free - ledger.live()) // 2  # the rest is for rows
         return drafts_of(self._registry, weights.folder, weights.model, options, room)
 
-    def _measured(self, weights: Weights, kv: _KVCache, options: ModelOptions) -> Measured:
+    def _measure(self, weights: Weights, kv: _KVCache, options: ModelOptions) -> Measured:
         model, make_cache, shared = weights.model, kv.make_cache, SHARED_UNMEASURED
         if compiles():
             compiling = self._progress.stage(weights.name, "compiling kernels")
@@ -215,10 +222,10 @@ class EngineBuilder:
         known = self._measurements.find(kv.key)
         if known is not None:
             return known
-        measuring = partial(self._measuring, weights.name)
+        measuring = partial(self._reporting, weights.name)
         with self._budgets.measuring(weights) as reserve:
             with measuring(1, "how rows decode together"):
-                found = tried(model, make_cache, options.kv_bits, kv.layouts, reserve)
+                found = probe_layouts(model, make_cache, options.kv_bits, kv.layouts, reserve)
             with measuring(2, "the time of passes"):
                 curve, padded = calibrate(model, make_cache, found, reserve)
                 found = replace(found, padded=padded)
@@ -232,7 +239,7 @@ class EngineBuilder:
         self._measurements.keep(kv.key, measured)
         return measured
 
-    def _measuring(self, model: str, step: int, what: str) -> AbstractContextManager[None]:
+    def _reporting(self, model: str, step: int, what: str) -> AbstractContextManager[None]:
         return self._progress.stage(model, f"measuring {what}", lambda: step, MEASUREMENTS)
 
     def _pass_bytes(self, weights: Weights, kv: _KVCache, curve: Curve) -> PassBytes:
@@ -266,3 +273,63 @@ def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:
     if not fixed:
         log.info("%s: %s", weights.name, beside_a_prompt(chunking))
     log.info("%s: %s%s%s%s", weights.name, how, drafts, sparse, kv and f", KV in {kv}")
+
+
+TRIAL_TOKENS = 4
+GROUPS = (64, 32)
+"""Values per scale. The first that divides every head size is used."""
+
+
+def kv_kind(options: ModelOptions) -> str:
+    return f"{options.kv_bits} bits" if options.kv_bits else ""
+
+
+def engine_kind(options: ModelOptions) -> str:
+    """Requests of one kind share an engine and the prefix cache's keys."""
+    kinds = (kv_kind(options), "reproducible" if options.reproducible else "")
+    return ", ".join(filter(None, kinds))
+
+
+def cache_maker(model: LoadedModel, bits: int | None) -> MakeCache:
+    """Engine thread. Raises `BadRequest` if no group divides the heads."""
+    if bits is None:
+        return model.make_cache
+    sizes = _head_sizes(model)
+    for group in GROUPS:
+        if not any(size % group for size in sizes):
+            return partial(_quantised, model, bits, group)
+    raise wrong_option(
+        "kv_bits",
+        f"the size of this model's heads ({', '.join(map(str, sorted(sizes)))}) is no multiple of "
+        f"{GROUPS[-1]}, the smallest group of values with one scale: leave kv_bits out",
+    )
+
+
+def probe_layouts(
+    model: LoadedModel,
+    make_cache: MakeCache,
+    bits: int | None,
+    layouts: Sequence[str],
+    reserve: Reserve = unlimited,
+) -> Probe:
+    """See `probe` (engine thread). Raises `BadRequest` that names the option with which the model
+    does not run."""
+    if bits is None:
+        return probe(model, make_cache, layouts, reserve)
+    with Isolation() as trying:
+        return probe(model, make_cache, layouts, reserve)
+    reason = trying.fault.summary if trying.fault is not None else ""
+    why = f"this model does not run with a quantised KV cache ({reason}): leave kv_bits out"
+    raise wrong_option("kv_bits", why)
+
+
+def _quantised(model: LoadedModel, bits: int, group: int) -> list[Any]:
+    return mlx_lm.quantised(model.make_cache(), bits, group)
+
+
+def _head_sizes(model: LoadedModel) -> set[int]:
+    cache = model.make_cache()
+    tokens = [token % model.info.vocab_size for token in range(1, TRIAL_TOKENS + 1)]
+    model.prefill(PrefillChunk(Prompt(tokens), 0, TRIAL_TOKENS, cache))
+    mx.eval(arrays(cache))
+    return {array.shape[-1] for layer in mlx_lm.quantisable(cache) for array in arrays([layer])}

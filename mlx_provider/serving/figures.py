@@ -1,8 +1,5 @@
-"""The requests in flight: one entry each, from arrival to end.
-
-Live statistics, collected in the caller's thread. Only the prefix tree comes from the engine
-thread, between two steps.
-"""
+"""The requests in flight, and live statistics of the engine, collected in the caller's thread. Only
+the prefix tree comes from the engine thread, between two steps."""
 
 from __future__ import annotations
 
@@ -36,9 +33,9 @@ from ..protocol.health import (
     RequestState,
     StepFigures,
 )
-from .model_cache import Lease
 from .next_prompt import Turn
-from .weights import EngineInstance, Weights
+from .residents import Lease
+from .weights import EngineInstance, ModelView, Weights
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,8 @@ class Active:
     """A request that runs on a model. The methods belong to the engine thread."""
 
     request: Request
-    lease: Lease
+    model: str
+    lease: Lease[Weights]
     instance: EngineInstance
 
     def cancel(self) -> None:
@@ -96,15 +94,17 @@ class InFlight:
             if self._entries.setdefault(entry.id, entry) is not entry:
                 raise BadRequest("another request with this id is being served", param="id")
 
-    def enter(self, entry: Entry, request: Request, lease: Lease) -> Active:
+    def enter(
+        self, entry: Entry, request: Request, view: ModelView, lease: Lease[Weights]
+    ) -> Active:
         """Admit a request. Raises the errors of the scheduler's `check`, and `RequestFailed` if
         nothing waits for it."""
-        instance = lease.view.instance
+        instance = view.instance
         with self._lock:
             entry.check_wanted()
             instance.engine.scheduler.check(request, instance.arriving)
             instance.arriving.append(request.account)
-            entry.active = Active(request, lease, instance)
+            entry.active = Active(request, view.weights.name, lease, instance)
             return entry.active
 
     def reached(self, active: Active) -> None:
@@ -205,13 +205,13 @@ def _request(entry: Entry, now: float) -> RequestFigures | None:
         return RequestFigures(
             id=entry.id, model=entry.model, state="preparing", age=age, queued=age
         )
-    request, model = active.request, active.lease.view.weights.name
+    request = active.request
     state = STATES.get(request.phase)
     if state is None:
         return None
     return RequestFigures(
         id=entry.id,
-        model=model,
+        model=active.model,
         state=state,
         choices=len(request.rows),
         prompt_tokens=len(request.prompt.tokens),

@@ -52,7 +52,7 @@ class Grants:
         if granted is None:
             return request
         media = sorted({*granted.allow_media, *request.options.allow_media})
-        options = granted.model_copy(update={**_chosen(request.options), "allow_media": media})
+        options = granted.model_copy(update={**_set_options(request.options), "allow_media": media})
         if request.remote and granted.context_length is not None:
             length = min(granted.context_length, options.context_length or granted.context_length)
             options = options.model_copy(update={"context_length": length})
@@ -120,7 +120,7 @@ def _options(file: Path, name: str, table: object) -> ModelOptions:
 
 
 def _refuse_options(request: ModelRequest) -> None:
-    chosen, how = set(_chosen(request.options)), "over the network"
+    chosen, how = set(_set_options(request.options)), "over the network"
     if request.origin == "named":
         chosen, how = chosen - NAMED_KEYS, "with a named key"
     elif request.origin == "remote":
@@ -135,7 +135,7 @@ def _refuse_options(request: ModelRequest) -> None:
         )
 
 
-def _chosen(options: ModelOptions) -> dict[str, object]:
+def _set_options(options: ModelOptions) -> dict[str, object]:
     return {
         name: getattr(options, name)
         for name, field in ModelOptions.model_fields.items()

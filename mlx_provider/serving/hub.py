@@ -1,9 +1,5 @@
-"""Finds a model's folder: shipped, on disk, in the local Hub cache, or on the Hub.
-
-Data of a model from the small files of its checkpoint, before a load or a download.
-
-Data from a model's folder, before it is loaded.
-"""
+"""Finds a model's folder (shipped, on disk, in the local Hub cache, or on the Hub), and reads its
+small files before a load or a download."""
 
 from __future__ import annotations
 
@@ -62,7 +58,7 @@ def local_folder(model: str, *, repository: bool = False) -> Path | None:
         return _of_files(path)
     if not is_repository(model):
         raise ModelNotFound(no_folder(model) + known(), param="model")
-    return _cached(*_repository(model))
+    return _cached_folder(*_repository(model))
 
 
 def full_name(model: str) -> str:
@@ -115,20 +111,20 @@ def outline(model: str) -> Outline:
     if constants.HF_HUB_OFFLINE:
         raise ModelNotFound(f"{repo} is not on this machine, and HF_HUB_OFFLINE is set{known()}")
     asked, end = f"{constants.ENDPOINT}/api/models/{repo}", revision or "main"
-    answer = _object(repo, _whole(repo, f"{asked}/revision/{end}?blobs=true"))
+    answer = _object(repo, _fetch(repo, f"{asked}/revision/{end}?blobs=true"))
     files = {
         each.get("rfilename", ""): each.get("size") or 0 for each in answer.get("siblings", ())
     }
     _refuse_gguf(repo, files)
 
     def read(name: str) -> httpx.Response:
-        return _whole(repo, f"{constants.ENDPOINT}/{repo}/resolve/{end}/{name}")
+        return _fetch(repo, f"{constants.ENDPOINT}/{repo}/resolve/{end}/{name}")
 
     weights = sum(size for name, size in files.items() if _is_weights(name))
     return Outline(_object(repo, read("config.json")), weights, _template(repo, files, read))
 
 
-def _whole(repo: str, address: str) -> httpx.Response:
+def _fetch(repo: str, address: str) -> httpx.Response:
     answer = _answer(repo, address)
     if not answer.is_success:
         raise ModelNotFound(
@@ -170,7 +166,7 @@ def _of_files(folder: Path) -> Path:
     return folder
 
 
-def _cached(repo: str, revision: str | None) -> Path | None:
+def _cached_folder(repo: str, revision: str | None) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 

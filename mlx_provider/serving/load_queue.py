@@ -1,25 +1,37 @@
-"""Gives requests the models that they need, at once or after a wait in one queue for memory.
+"""An LRU cache of models with leases, and one queue of the requests that wait for memory.
 
-A request holds a model from before its prompt is rendered until its last event. The least recently
-used idle model (without holds) leaves if another model, or rows of another, need its memory. Other
+A request has a lease from before its prompt is rendered until its last event. The least recently
+used idle model (without leases) leaves if another model, or rows of another, need its memory. Other
 requests wait, oldest first, for a limited time. After `TURN` seconds, the first one reserves
 models: these accept no new requests, so that one becomes idle.
 
-No request waits forever: a hold states the bytes of its request's rows before the request is
+No request waits forever: a lease states the bytes of its request's rows before the request is
 queued, and weights never take the memory for the largest of them. So one queued request can always
-run, and requests in the queue hold nothing."""
+run, and requests in the queue hold nothing. Models load and leave in a separate thread, so that a
+cancelled request delays no other."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Hashable
+from bisect import insort
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Generic, TypeVar
 
-from ..errors import MLXProviderError, RequestFailed, RequestTimedOut, for_another
-from .load_work import Line, LoadPlan, LoadWork, Ticket, in_use, too_large
-from .residents import Hold, HoldsMemory, Leaving, MemoryLedger, Resident, Residents
+from ..errors import (
+    EngineDied,
+    LoadFailed,
+    MLXProviderError,
+    RequestFailed,
+    RequestTimedOut,
+    for_another,
+)
+from .residents import HoldsMemory, Lease, MemoryLedger, Resident
+
+log = logging.getLogger(__name__)
 
 TURN = 3.0
 """Seconds in the queue after which the first request reserves models that must leave."""
@@ -29,34 +41,63 @@ REST = 10.0
 T = TypeVar("T", bound=HoldsMemory)
 
 
+@dataclass(frozen=True)
+class LoadPlan(Generic[T]):
+    name: str
+    nbytes: int
+    load: Callable[[], T]
+    """Blocks; raises errors of `mlx_provider.errors`."""
+
+
+@dataclass(eq=False)
+class _Waiter(Generic[T]):
+    who: str
+    key: Hashable
+    plan: LoadPlan[T]
+    rows: int
+    keep_alive: float | None
+    since: float
+    until: float
+    deadline: float
+    lease: Lease[T] | None = None
+    error: MLXProviderError | None = None
+    reserved: frozenset[Hashable] = frozenset()
+    """Models that accept no new requests until they become idle and leave."""
+
+    def pause(self, now: float, turn: float) -> float | None:
+        times = (self.deadline, self.until, self.since + turn)
+        soonest = min((at for at in times if at > now), default=inf)
+        return None if soonest == inf else soonest - now
+
+
 class LoadQueue(Generic[T]):
-    """Safe from any thread. One lock covers everything; it is not held during a load."""
+    """Safe from any thread. The ledger's lock covers everything; it is not held during a load."""
 
     def __init__(
         self,
-        ledger: MemoryLedger,
+        ledger: MemoryLedger[T],
         unload: Callable[[T], None],
         *,
         patience: float,
         turn: float = TURN,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`unload` blocks; `patience`: most seconds in the queue."""
         self._ledger = ledger
+        self._unload = unload
         self._patience = patience
         self._turn = turn
-        self._clock = clock
-        self._changed = threading.Condition()
-        self._residents: Residents[T] = Residents(ledger, clock)
-        self._line: Line[T] = Line()
+        self._changed = threading.Condition(ledger.lock)
+        self._line: list[_Waiter[T]] = []
+        """Oldest first."""
         self._reserved: frozenset[Hashable] = frozenset()
         self._starved: set[Hashable] = set()
         """Models whose rows cannot continue while the weights of others are in memory."""
-        self._work = LoadWork(self._residents, self._line, self._changed, self._advance, unload)
+        self._loading: Hashable | None = None
+        """The model that loads, or for whose rows others leave: one at a time."""
+        self._generation = 0
+        """Of the engine thread. A model that loaded on an earlier one is gone."""
         self._expiry: threading.Timer | None = None
         self._closed: MLXProviderError | None = None
-
-    # -- holds
 
     def acquire(
         self,
@@ -68,213 +109,311 @@ class LoadQueue(Generic[T]):
         keep_alive: float | None = None,
         since: float | None = None,
         deadline: float = inf,
-    ) -> Hold[T]:
+    ) -> Lease[T]:
         """The model, loaded if necessary, and `rows` bytes beside all weights (blocks).
 
-        `keep_alive`: see `KeepAlive`. `since`: arrival, which sets its place in the queue. Raises
-        the errors of `plan` and of the load, `LoadFailed` for a model that never fits,
+        `keep_alive`: see `Resident.extend`. `since`: arrival, which sets its place in the queue.
+        Raises the errors of `plan` and of the load, `LoadFailed` for a model that never fits,
         `MemoryInUse` after the longest wait."""
         with self._changed:
-            if (hold := self._at_once(key, rows, keep_alive)) is not None:
-                return hold
+            if self._closed is not None:
+                raise for_another(self._closed)
+            if (lease := self._lease(key, rows, keep_alive)) is not None:
+                return lease
         made = plan()
         if made.nbytes > self._ledger.limit:
-            raise too_large(made.name, made.nbytes, self._ledger.limit)
-        now = self._clock()
-        came = now if since is None else since
-        until = now + self._patience
-        ticket = Ticket(who, key, made, rows, keep_alive, came, until, deadline)
+            raise self._ledger.too_large(made.name, made.nbytes)
+        now = time.monotonic()
+        came, until = now if since is None else since, now + self._patience
+        waiter = _Waiter(who, key, made, rows, keep_alive, came, until, deadline)
         with self._changed:
-            self._line.join(ticket)
+            insort(self._line, waiter, key=lambda other: other.since)
             try:
-                self._advance()
-                return self._wait(ticket)
+                self._serve()
+                return self._wait(waiter)
             except BaseException:
-                if ticket.hold is not None:
-                    ticket.hold.release()
+                if waiter.lease is not None:
+                    waiter.lease.end()
                 raise
             finally:
-                if self._line.leave(ticket):
-                    self._advance()
-
-    def covers(self, hold: Hold[T], rows: int) -> bool:
-        """Whether so many bytes for rows fit beside all weights. If so, they are reserved."""
-        with self._changed:
-            if rows > self._ledger.free:
-                return False
-            hold.rows = rows
-            return True
+                if waiter in self._line:
+                    self._line.remove(waiter)
+                    self._serve()
 
     def withdraw(self, who: str) -> None:
         with self._changed:
-            gone = [ticket for ticket in self._line if ticket.who == who]
-            if gone:
-                self._line.refuse(gone, RequestFailed.cancelled())
-                self._changed.notify_all()
-                self._advance()
+            self._refuse(RequestFailed.cancelled(), [w for w in self._line if w.who == who])
+            self._serve()
 
-    def _released(self, hold: Hold[T]) -> None:
-        with self._changed:
-            resident = self._residents.release(hold)
-            if resident is None:
-                return
-            if not resident.holds:
-                self._starved.discard(hold.key)
-                self._await_expiry()
-            if self._line:
-                self._advance()
-
-    # -- for the engine thread
-
-    def make_way(self, key: Hashable, rows: int, others: int, *, stuck: bool) -> Leaving[T]:
-        """Idle models to unload, so that rows of `key` have `rows` bytes and others `others`. The
-        caller unloads them, then calls `left`.
+    def make_way(
+        self, key: Hashable, rows: int, others: int, unload: Callable[[T], None], *, stuck: bool
+    ) -> None:
+        """Unload idle models here, so that rows of `key` have `rows` bytes and others `others`.
 
         If running rows will free memory at their end, only models unused for `REST` seconds leave.
         `stuck`: no row of `key` runs; if no idle model helps, the other models accept no new
         requests."""
         with self._changed:
             free = self._ledger.free
-            need = rows + others - free
             never = stuck and rows > free  # unless a model leaves
-            rested = inf if never else self._clock() - REST
-            idle = self._residents.idle(need, key, rested)
-            leaving = self._residents.detach(idle or ())
+            before = inf if never else time.monotonic() - REST
+            idle = self._idle(rows + others - free, key, before)
+            leaving = _detach(idle or ())
             if idle is None and stuck:
                 self._starved.add(key)
             elif key in self._starved:
                 self._starved.remove(key)
-                self._advance()
-            return leaving
-
-    def left(self, resident: Resident[T]) -> None:
-        self._work.left(resident)
+                self._serve()
+        self._leave(leaving, unload)
 
     def grown(self, key: Hashable) -> None:
         with self._changed:
-            resident = self._residents.get(key)
-            if resident is not None and resident.model is not None:
-                self._ledger.correct(key, resident.model)
+            resident = self._ledger.get(key)
+            if resident is not None and resident.usable is not None:
+                resident.nbytes = resident.usable.nbytes
 
     def others_go_on(self, key: Hashable) -> bool:
         """Whether requests of other models will end without memory of `key`."""
         with self._changed:
-            return any(
-                each.holds
-                for each in self._residents
-                if each.key != key and each.key not in self._starved
-            )
+            going = (resident.key for resident in self._ledger if resident.leases)
+            return any(other != key and other not in self._starved for other in going)
 
     def models(self) -> list[T]:
-        with self._changed:
-            return [model for _, model in self._residents.usable()]
+        return [model for resident in self._ledger if (model := resident.usable) is not None]
 
     def forget(self) -> list[T]:
         """Remove all models after the death of the engine thread. Returns those that could be
         used."""
         with self._changed:
-            self._work.generation += 1
-            gone = self._residents.detach(self._residents)
-            for resident, _ in gone:
-                self._residents.remove(resident)
+            self._generation += 1
+            models = self.models()
+            for resident in self._ledger:
+                if resident.usable is not None:
+                    self._ledger.release(resident)
             self._starved.clear()
-            self._advance()
-        return [model for _, model in gone]
+            self._serve()
+        return models
 
     def close(self, error: MLXProviderError) -> None:
         with self._changed:
             self._closed = error
-            self._line.refuse(self._line, error)
-            self._changed.notify_all()
+            self._serve()
             if self._expiry is not None:
                 self._expiry.cancel()
 
     # -- the queue (under the lock)
 
-    def _at_once(self, key: Hashable, rows: int, keep_alive: float | None) -> Hold[T] | None:
-        if self._closed is not None:
-            raise for_another(self._closed)
-        resident = self._residents.get(key)
-        if resident is None or resident.model is None or not self._open(key, rows):
+    def _lease(self, key: Hashable, rows: int, keep_alive: float | None) -> Lease[T] | None:
+        resident = self._ledger.get(key)
+        if resident is None or (model := resident.usable) is None or rows > self._ledger.free:
             return None
-        resident.keep_alive.ask(keep_alive)
-        return self._residents.hold(resident, resident.model, rows, self._released)
+        if key in self._reserved or self._others_starve(key):
+            return None
+        lease = Lease(model, key, rows, self._ledger, self._released)
+        resident.extend(keep_alive)
+        resident.leases.add(lease)
+        resident.used = time.monotonic()
+        return lease
 
-    def _open(self, key: Hashable, rows: int) -> bool:
-        closed = key in self._reserved or self._others_starve(key)
-        return not closed and rows <= self._ledger.free
+    def _released(self, lease: Lease[T]) -> None:
+        with self._changed:
+            resident = self._ledger.get(lease.key)
+            if resident is None or lease not in resident.leases:
+                return
+            resident.leases.remove(lease)
+            resident.used = time.monotonic()
+            if not resident.leases:
+                self._starved.discard(lease.key)
+                self._await_expiry()
+            self._serve()
 
     def _others_starve(self, key: Hashable) -> bool:
         return bool(self._starved) and key not in self._starved
 
-    def _wait(self, ticket: Ticket[T]) -> Hold[T]:
-        while ticket.hold is None:
-            if ticket.error is not None:
-                raise for_another(ticket.error)
-            now = self._clock()
-            if now >= ticket.deadline:
+    def _wait(self, waiter: _Waiter[T]) -> Lease[T]:
+        while waiter.lease is None:
+            if waiter.error is not None:
+                raise for_another(waiter.error)
+            now = time.monotonic()
+            if now >= waiter.deadline:
                 raise RequestTimedOut("the request's time limit has passed")
-            if now >= ticket.until and self._work.key != ticket.key:
-                raise in_use(ticket, self._residents)
-            self._changed.wait(ticket.pause(now, self._turn))
-            if self._line.first is ticket:
-                self._advance()
-        return ticket.hold
+            if now >= waiter.until and self._loading != waiter.key:
+                raise self._ledger.too_full(waiter.key, waiter.plan.name, waiter.plan.nbytes)
+            self._changed.wait(waiter.pause(now, self._turn))
+            if self._line and self._line[0] is waiter:
+                self._serve()
+        return waiter.lease
 
-    def _advance(self) -> None:
+    def _serve(self) -> None:
         """Serve the requests that can be served, and free memory for the first other one."""
-        first: Ticket[T] | None = None
+        first: _Waiter[T] | None = None
         self._reserved = frozenset()
-        for ticket in self._line:
-            hold = (
-                None if self._closed else self._at_once(ticket.key, ticket.rows, ticket.keep_alive)
-            )
-            if hold is not None:
-                ticket.hold = hold
-                self._line.leave(ticket)
+        if self._closed is not None:
+            self._refuse(self._closed, self._line)
+        for waiter in tuple(self._line):
+            waiter.lease = self._lease(waiter.key, waiter.rows, waiter.keep_alive)
+            if waiter.lease is not None:
+                self._line.remove(waiter)
                 self._changed.notify_all()
             elif first is None:
-                first = ticket
-                self._reserved = ticket.reserved = self._to_reserve(ticket)
-        if first is not None and self._work.key is None:
+                first = waiter
+                self._reserved = waiter.reserved = self._to_reserve(waiter)
+        if first is not None and self._loading is None:
             self._make_room(first)
 
-    def _to_reserve(self, ticket: Ticket[T]) -> frozenset[Hashable]:
-        if self._clock() < ticket.since + self._turn:
+    def _refuse(self, error: MLXProviderError, waiters: Iterable[_Waiter[T]]) -> None:
+        for waiter in tuple(waiters):
+            waiter.error = error
+            self._line.remove(waiter)
+        self._changed.notify_all()
+
+    def _to_reserve(self, waiter: _Waiter[T]) -> frozenset[Hashable]:
+        """The models of its earlier choice first."""
+        if time.monotonic() < waiter.since + self._turn:
             return frozenset()
-        return self._residents.to_reserve(self._lack(ticket), ticket.key, ticket.reserved)
+        others = [r for r in self._ledger if r.usable is not None and r.key != waiter.key]
+        others = [resident for resident in others if not resident.pinned]
+        others.sort(key=lambda resident: (resident.key not in waiter.reserved, resident.used))
+        chosen = _enough(others, self._lack(waiter))
+        return frozenset(resident.key for resident in (others if chosen is None else chosen))
 
-    def _lack(self, ticket: Ticket[T]) -> int:
-        if ticket.key in self._residents:
-            return ticket.rows - self._ledger.free
-        return ticket.plan.nbytes + max(ticket.rows, self._residents.rows()) - self._ledger.free
+    def _lack(self, waiter: _Waiter[T]) -> int:
+        if self._ledger.get(waiter.key) is not None:
+            return waiter.rows - self._ledger.free
+        return waiter.plan.nbytes + max(waiter.rows, self._row_bytes()) - self._ledger.free
 
-    def _make_room(self, ticket: Ticket[T]) -> None:
-        if self._others_starve(ticket.key):
+    def _row_bytes(self) -> int:
+        leases = (lease.rows for resident in self._ledger for lease in resident.leases)
+        return max(self._ledger.live(), *leases, 0)
+
+    def _idle(self, need: int, key: Hashable, before: float = inf) -> list[Resident[T]] | None:
+        """Idle models other than `key` with `need` bytes in total, least recently used first.
+        `None`: they hold too little. `before`: only those not used since."""
+        idle = [r for r in self._ledger if r.idle and not r.pinned and r.used <= before]
+        idle.sort(key=lambda resident: resident.used)
+        return _enough([resident for resident in idle if resident.key != key], need)
+
+    def _make_room(self, waiter: _Waiter[T]) -> None:
+        key, resident = waiter.key, self._ledger.get(waiter.key)
+        leaves = resident is not None and resident.usable is None
+        if leaves or self._others_starve(key):
             return
-        resident = self._residents.get(ticket.key)
-        if resident is not None and resident.model is None:
-            return  # it is leaving
-        leaving = self._residents.idle(self._lack(ticket), ticket.key)
-        if leaving is None or not (resident is None or leaving):
+        idle = self._idle(self._lack(waiter), key)
+        if idle is None or not (resident is None or idle):
             return
+        plan = None
         if resident is None:
-            self._residents.expect(ticket.key, ticket.plan.nbytes)
-        plan = ticket.plan if resident is None else None
-        self._work.start(self._residents.detach(leaving), ticket.key, plan)
+            resident, plan = self._ledger.reserve(key, waiter.plan.nbytes), waiter.plan
+        self._loading = key
+        arguments = (_detach(idle), resident, plan, self._generation)
+        threading.Thread(target=self._work, args=arguments, name="mlx-load", daemon=True).start()
+
+    # -- loads and departures (their own threads; the lock is free while they block)
+
+    def _work(
+        self,
+        leaving: Sequence[Resident[T]],
+        resident: Resident[T],
+        plan: LoadPlan[T] | None,
+        generation: int,
+    ) -> None:
+        """`plan`: `None` if the model is in memory and its rows need more."""
+        try:
+            self._leave(leaving, self._unload)
+            if plan is not None:
+                self._leave(self._load(resident, plan, generation), self._unload)
+        finally:
+            with self._changed:
+                self._loading = None
+                self._serve()
+                self._changed.notify_all()
+
+    def _leave(self, leaving: Sequence[Resident[T]], unload: Callable[[T], None]) -> None:
+        for resident in leaving:
+            try:
+                if resident.model is not None:
+                    unload(resident.model)
+            except EngineDied:
+                log.warning("a model was lost with its engine thread")
+            finally:
+                with self._changed:
+                    self._ledger.release(resident)
+                    self._serve()
+
+    def _load(
+        self, resident: Resident[T], plan: LoadPlan[T], generation: int
+    ) -> Sequence[Resident[T]]:
+        """Returns models that must leave because this one took more than expected."""
+        error: MLXProviderError = LoadFailed(f"{plan.name} could not be loaded")
+        model: T | None = None
+        try:
+            model = plan.load()
+        except MLXProviderError as failure:
+            error = for_another(failure)
+        finally:
+            with self._changed:
+                leaving = self._settle(resident, plan.name, model, error, generation)
+        return leaving
+
+    def _settle(
+        self,
+        resident: Resident[T],
+        name: str,
+        model: T | None,
+        error: MLXProviderError,
+        generation: int,
+    ) -> Sequence[Resident[T]]:
+        ledger, waiters = self._ledger, [w for w in self._line if w.key == resident.key]
+        if model is None:
+            ledger.release(resident)
+            self._refuse(error, waiters)
+            return ()
+        resident.model, resident.nbytes, resident.used = model, model.nbytes, time.monotonic()
+        if generation != self._generation:
+            self._refuse(EngineDied("the engine thread died while the model loaded"), waiters)
+            return _detach([resident])
+        if model.nbytes > ledger.limit:
+            self._refuse(ledger.too_large(name, model.nbytes), waiters)
+            return _detach([resident])
+        for waiter in waiters:
+            waiter.plan = replace(waiter.plan, nbytes=model.nbytes)
+        others = self._idle(self._row_bytes() - ledger.free, resident.key)
+        if others is None:  # it loads again when there is enough memory
+            return _detach([resident])
+        leaving = _detach(others)
+        self._serve()  # before it counts as idle
+        return leaving
 
     def _await_expiry(self) -> None:
-        soonest = self._residents.next_expiry()
+        soonest = min((r.expires for r in self._ledger if r.idle), default=inf)
         if self._expiry is not None:
             self._expiry.cancel()
         self._expiry = None
         if soonest < inf and self._closed is None:
-            self._expiry = threading.Timer(max(0.0, soonest - self._clock()), self._expire)
+            self._expiry = threading.Timer(max(0.0, soonest - time.monotonic()), self._expire)
             self._expiry.daemon = True
             self._expiry.start()
 
     def _expire(self) -> None:
         with self._changed:
-            leaving = self._residents.detach(self._residents.expired())
+            now = time.monotonic()
+            leaving = _detach([r for r in self._ledger if r.idle and r.expires <= now])
             self._await_expiry()
-        self._work.leave(leaving)
+        self._leave(leaving, self._unload)
+
+
+def _enough(candidates: Iterable[Resident[T]], need: int) -> list[Resident[T]] | None:
+    chosen: list[Resident[T]] = []
+    for resident in candidates:
+        if need <= 0:
+            break
+        chosen.append(resident)
+        need -= resident.nbytes
+    return chosen if need <= 0 else None
+
+
+def _detach(residents: Sequence[Resident[T]]) -> Sequence[Resident[T]]:
+    """Their bytes count until they are freed."""
+    for resident in residents:
+        resident.leaving = True
+    return residents

@@ -1,20 +1,15 @@
-"""Sampling defaults of a model, if neither a request nor the model's files set them.
-
-Errors of models that could not be loaded or started.
-
-Loads weights from a folder into memory, and unloads them completely.
-"""
+"""Loads weights from a folder into memory, and unloads them completely."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import mlx.core as mx
 
@@ -32,14 +27,14 @@ from ..errors import (
 )
 from ..families.checkpoint import read_json
 from ..families.estimate import DTYPE_BYTES
-from ..families.tokenizer.dialect import try_template
+from ..families.tokenizer.hf_tokenizer import try_template
 from ..isolation import LOG, Fault, Isolation
+from ..protocol.health import LoadingFigures
 from ..protocol.requests import ModelOptions
 from ..records import LoadedModel, LoadOptions, ModelFamily, ModelInfo, SamplingDefaults
 from ..registry import Plugin, PluginRegistry
 from .kernels import equip
-from .load_progress import LoadProgress
-from .load_work import LoadPlan
+from .load_queue import LoadPlan
 from .weight_files import WiredWeights, check_folder, weights_dtype, weights_estimate
 from .weights import Weights, WeightsKey
 
@@ -55,17 +50,43 @@ def with_sampling(info: ModelInfo, family: ModelFamily) -> ModelInfo:
     found = published or ORDINARY
     by = f"family {family.name} uses the published" if published else "it uses the default"
     note = (
-        f"the model's files set no sampling: {by} {_listed(found)}, unless a request sets its own"
+        f"the model's files set no sampling: {by} {_values(found)}, unless a request sets its own"
     )
     return replace(info, sampling=found, notes=(*info.notes, note))
 
 
-def _listed(found: SamplingDefaults) -> str:
+def _values(found: SamplingDefaults) -> str:
     named = {name: value for name, value in vars(found).items() if value is not None}
     return ", ".join(f"{name} {value:g}" for name, value in named.items())
 
 
 log = logging.getLogger(__name__)
+
+
+class LoadProgress:
+    """What is loaded or measured now, for those who wait for a model. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._stages: dict[Callable[[], LoadingFigures], None] = {}
+
+    @contextmanager
+    def stage(
+        self, model: str, what: str, done: Callable[[], int] = int, total: int = 0, unit: str = ""
+    ) -> Iterator[None]:
+        """Report a stage during the block. `done` is called by other threads."""
+
+        def stats() -> LoadingFigures:
+            reached = min(max(0, done()), total)
+            return LoadingFigures(model=model, what=what, done=reached, total=total, unit=unit)
+
+        self._stages[stats] = None
+        try:
+            yield
+        finally:
+            del self._stages[stats]
+
+    def figures(self) -> list[LoadingFigures]:
+        return [stats() for stats in list(self._stages)]
 
 
 def stranger_of(plugin: Plugin) -> str:
@@ -106,6 +127,15 @@ BACK = 0.9
 LARGE_VOCABULARY = 1 << 15
 """From this size, the vocabulary for grammars is built at load; a smaller one takes
 milliseconds."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    key: WeightsKey
+    family: ModelFamily
+    plugin: Plugin
+    options: LoadOptions
+    name: str
 
 
 class Loader:
@@ -154,8 +184,9 @@ class Loader:
         nbytes = weights_estimate(
             key.folder, key.adapter, expanded=None if dtype is None else DTYPE_BYTES[dtype]
         )
-        load = partial(self._load, key, family, plugin, chosen, name, nbytes)
-        return LoadPlan(name, nbytes, load)
+        return LoadPlan(
+            name, nbytes, partial(self._load, _Job(key, family, plugin, chosen, name), nbytes)
+        )
 
     def unload(self, weights: Weights) -> None:
         """Blocks until the weights are freed."""
@@ -181,56 +212,40 @@ class Loader:
             self._worker.remove(instance.engine)
             instance.learned()
 
-    def _load(
-        self,
-        key: WeightsKey,
-        family: ModelFamily,
-        plugin: Plugin,
-        options: LoadOptions,
-        name: str,
-        nbytes: int,
-    ) -> Weights:
+    def _load(self, job: _Job, nbytes: int) -> Weights:
         began, before = time.monotonic(), mx.get_active_memory()
-        load = partial(self._load_here, key, family, plugin, options, name)
         read = lambda: mx.get_active_memory() - before  # noqa: E731
-        with self._progress.stage(name, "weights", read, nbytes, "bytes"):
-            try_template(key.folder)  # outside the engine thread, so that other models continue
-            weights = self._worker.call(load).result()
+        with self._progress.stage(job.name, "weights", read, nbytes, "bytes"):
+            try_template(job.key.folder)  # outside the engine thread, so that other models continue
+            weights = self._worker.call(partial(self._load_here, job)).result()
         log.info(
             "loaded %s in %.1f s: family %s, %d bytes",
-            weights.name, time.monotonic() - began, family.name, weights.nbytes,
+            weights.name, time.monotonic() - began, weights.family, weights.nbytes,
         )  # fmt: skip
         return weights
 
-    def _load_here(
-        self,
-        key: WeightsKey,
-        family: ModelFamily,
-        plugin: Plugin,
-        options: LoadOptions,
-        name: str,
-    ) -> Weights:
+    def _load_here(self, job: _Job) -> Weights:
         self._worker.end_ahead()
         self._shrink_prefix_cache()
         self._loads += 1
         before = mx.get_active_memory()
-        made = _tried(key.folder, name, family, plugin, options)
+        made = _load_isolated(job)
         if isinstance(made, MLXProviderError):
             _collect()
             raise made
         equip(made, self._registry)
-        info, taken = with_sampling(made.info, family), mx.get_active_memory() - before
+        key, taken = job.key, mx.get_active_memory() - before
         self._wired.loaded(self._loads, taken)
         return Weights(
             key=key,
             folder=key.folder,
-            name=name if key.adapter is None else f"{name} with {key.adapter}",
-            family=family.name,
-            plugin=plugin.name,
+            name=job.name if key.adapter is None else f"{job.name} with {key.adapter}",
+            family=job.family.name,
+            plugin=job.plugin.name,
             number=self._loads,
-            info=info,
-            code=self._registry.computing(plugin),
-            stranger=stranger_of(plugin),
+            info=with_sampling(made.info, job.family),
+            code=self._registry.computing(job.plugin),
+            stranger=stranger_of(job.plugin),
             taken=taken,
             features=FeatureCache(self._feature_bytes),
             grammar=_grammar_of(made, *self._pools),
@@ -253,18 +268,17 @@ def _grammar_of(made: LoadedModel, masks: Executor, grammars: Executor) -> Gramm
     return compiler
 
 
-def _tried(
-    folder: Path, name: str, family: ModelFamily, plugin: Plugin, options: LoadOptions
-) -> LoadedModel | MLXProviderError:
+def _load_isolated(job: _Job) -> LoadedModel | MLXProviderError:
     """Returns the error without the frames of the load, which hold half of its weights."""
+    family, plugin = job.family, job.plugin
     with Isolation() as trying:
-        made = family.load(folder, options)
+        made = family.load(job.key.folder, job.options)
         if isinstance(getattr(made, "info", None), ModelInfo):
             return made
         kind = type(made).__name__
         return PluginError(f"plugin {plugin}: load of {family.name!r} gave {kind}, no LoadedModel")
-    trusted, stranger = options.trust_remote_code, stranger_of(plugin)
-    return load_error(trying.fault, name, family.name, trusted=trusted, stranger=stranger)
+    trusted, stranger = job.options.trust_remote_code, stranger_of(plugin)
+    return load_error(trying.fault, job.name, family.name, trusted=trusted, stranger=stranger)
 
 
 def _collect() -> None:

@@ -1,7 +1,4 @@
-"""Describes how the rows of a model decode.
-
-Stores measurements of models on this device in a file for the next load.
-"""
+"""Stores measurements of models on this device in a file for the next load, and describes them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Statistics of the engine as Prometheus gauges, computed at each scrape.
-
-The status of this process's plugins in `/health`.
-
-Prometheus metrics of the engine for its operator.
-"""
+"""Prometheus metrics of the engine for its operator, and the status of plugins in `/health`."""
 
 from __future__ import annotations
 
@@ -111,7 +106,7 @@ class PluginStatuses:
 
     def __init__(self, registry: PluginRegistry) -> None:
         self._registry = registry
-        self._told: dict[str, tuple[int, str]] = {}
+        self._known: dict[str, tuple[int, str]] = {}
         """By plugin: modification time of its record (ns), and text."""
 
     def all(self) -> list[PluginStatus]:
@@ -132,9 +127,9 @@ class PluginStatuses:
             written = path.stat().st_mtime_ns
         except OSError:
             return ""
-        known = self._told.get(plugin.key)
+        known = self._known.get(plugin.key)
         if known is None or known[0] != written:
-            known = self._told[plugin.key] = written, for_people(plugin)
+            known = self._known[plugin.key] = written, for_people(plugin)
         return known[1]
 
 

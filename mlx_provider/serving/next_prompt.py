@@ -1,6 +1,5 @@
-"""The operator's warm prompts as requests.
-
-Prefills the known head of a conversation's next prompt while the tools of its last turn run.
+"""Prefills what is known before its request: the operator's warm prompts, and the head of a
+conversation's next prompt while the tools of its last turn run.
 
 The computed reply is often not that head: clients drop thoughts, and a template writes calls in its
 own form. So history and reply are rendered with a placeholder for the results, up to the first one,
@@ -24,8 +23,8 @@ from ..protocol.event_queue import EventQueue
 from ..protocol.events import Delta, Done, Event, Finish
 from ..protocol.requests import GenerateRequest, Sampling, WarmPrompt
 from ..records import Prompt, Tokenizer
-from .embedding import NoText
 from .grants import account
+from .prepared import NoText
 from .prompt import prepare
 from .weights import ModelView
 

@@ -1,9 +1,4 @@
-"""The newest answer of the engine thread, for callers that must not wait long.
-
-The prefix cache that all models of the process share.
-
-Memory for the rows of one engine, and the holders that free some of it.
-"""
+"""The prefix cache that all models of the process share, and the memory for rows of an engine."""
 
 from __future__ import annotations
 
@@ -19,7 +14,6 @@ from typing import Any, Generic, TypeVar
 
 import mlx.core as mx
 
-from ..config import EngineSettings
 from ..engine.execution.pass_memory import Reserve
 from ..engine.memory import MemoryProfile
 from ..engine.prefix_cache.cache import PrefixCache
@@ -42,23 +36,23 @@ class Latest(Generic[T]):
 
     def __init__(self, ask: Callable[[], Future[T]], first: T) -> None:
         self._ask = ask
-        self._told = first
-        self._asked: Future[T] | None = None
+        self._newest = first
+        self._pending: Future[T] | None = None
 
     def get(self, patience: float) -> T:
         """The previous result if the answer takes longer than `patience` seconds."""
         try:
-            asked = self._asked = self._asked or self._ask()
+            asked = self._pending = self._pending or self._ask()
         except EngineDied:  # it is shutting down
-            return self._told
+            return self._newest
         try:
-            self._told = asked.result(patience)
+            self._newest = asked.result(patience)
         except (NotYet, EngineDied, CancelledError):  # the next call asks a new engine thread
-            return self._told
+            return self._newest
         finally:
             if asked.done():
-                self._asked = None
-        return self._told
+                self._pending = None
+        return self._newest
 
 
 log = logging.getLogger(__name__)
@@ -67,31 +61,23 @@ FIGURES_WAIT = 0.3
 NO_FIGURES = PrefixCacheFigures()
 
 
-@dataclass(frozen=True)
-class DiskSettings:
-    folder: Path
-    nbytes: int | None
-    """0: no disk tier; `None`: by the free space."""
-
-    @classmethod
-    def of(cls, folder: Path, settings: EngineSettings) -> DiskSettings:
-        return cls(folder, settings.disk_cache_bytes)
-
-
 class Prefixes:
     """Safe from any thread, except for the methods of the engine thread."""
 
     def __init__(
         self,
-        ledger: MemoryLedger,
+        ledger: MemoryLedger[Weights],
         worker: EngineWorker,
         recorder: Recorder,
-        disk: DiskSettings | None = None,
+        folder: Path | None,
+        disk_bytes: int | None,
     ) -> None:
+        """`folder`: of the disk tier, if any. `disk_bytes`: 0: no disk tier; `None`: by the free
+        space."""
         self._ledger = ledger
         self._worker = worker
         self._recorder = recorder
-        self._disk = disk
+        self._disk = folder, disk_bytes
         self._cache: PrefixCache | None = None
         ledger.in_use = lambda: self.in_use
         self._latest = Latest(partial(worker.call, self._figures), NO_FIGURES)
@@ -115,8 +101,8 @@ class Prefixes:
         return {} if kept is None else self._worker.call(kept.report).result()
 
     def clear(self) -> None:
-        if self._cache is not None:
-            self._worker.call(self.clear_here).result()
+        if (cache := self._cache) is not None:
+            self._worker.call(cache.clear).result()
 
     def shrink_to(self, share: float) -> None:
         """Evict to this share of its bytes. Never blocks."""
@@ -140,20 +126,14 @@ class Prefixes:
         return self._cache
 
     def _disk_tier(self) -> DiskTier | None:
-        chosen = self._disk
-        if chosen is None or chosen.nbytes == 0:
+        folder, nbytes = self._disk
+        if folder is None or nbytes == 0:
             return None
         try:
-            limit = disk_limit(chosen.folder, chosen.nbytes)
-            return DiskTier(chosen.folder, limit, self._worker.call)
+            return DiskTier(folder, disk_limit(folder, nbytes), self._worker.call)
         except (BadRequest, OSError) as reason:
             log.warning("prefix cache: nothing is kept on disk: %s", reason)
             return None
-
-    def clear_here(self) -> None:
-        """Engine thread."""
-        if self._cache is not None:
-            self._cache.clear()
 
     def shrink(self) -> None:
         """Free the bytes reserved for weights (engine thread)."""
@@ -174,7 +154,7 @@ class Prefixes:
 
 @dataclass(frozen=True)
 class RowBudgets:
-    ledger: MemoryLedger
+    ledger: MemoryLedger[Weights]
     queue: LoadQueue[Weights]
     prefixes: Prefixes
     unload: Callable[[Weights], None]
@@ -226,9 +206,7 @@ class RowBudgets:
         live = weights.engines[kind].engine.scheduler.live_bytes
         stuck = need <= live or not live  # running rows need no more than they have, or no row runs
         others = self._others(weights, kind)
-        for resident, model in self.queue.make_way(weights.key, need, others, stuck=stuck):
-            self.unload(model)
-            self.queue.left(resident)
+        self.queue.make_way(weights.key, need, others, self.unload, stuck=stuck)
         left = self._available(weights, kind) - need
         if left >= 0:
             self.prefixes.evict_to(left + self.ledger.in_use())

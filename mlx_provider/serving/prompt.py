@@ -67,13 +67,13 @@ def prepare(
     while True:
         try:
             with turn():
-                prompt, begun, warnings = _rendered(view, request, media)
+                prompt, begun, warnings = _render(view, request, media)
                 _finish_inputs(view, request, prompt)
             break
         except MediaError as error:
             media.leave_out(error)
-    warnings = (*media.warnings, *_unread(view.model.info, request.template), *warnings)
-    return Rendered(_continued(view, prompt, begun) if begun else prompt, warnings)
+    warnings = (*media.warnings, *_unread_variables(view.model.info, request.template), *warnings)
+    return Rendered(_continue_reply(view, prompt, begun) if begun else prompt, warnings)
 
 
 class _Media:
@@ -145,7 +145,7 @@ class _AsText:
         return (DESCRIBED,) * self.tools + (FOLDED,) * self.history
 
 
-def _rendered(
+def _render(
     view: ModelView, request: GenerateRequest, media: _Media
 ) -> tuple[Prompt, str, tuple[str, ...]]:
     """Prompt, beginning of its reply, warnings. Parts that the template refuses are written as
@@ -238,12 +238,12 @@ def _tools(request: GenerateRequest) -> list[dict[str, Any]]:
     if request.tool_choice == "none":
         return []
     return [
-        {k: _given(v) if isinstance(v, Mapping) else v for k, v in _given(tool).items()}
+        {k: _compact(v) if isinstance(v, Mapping) else v for k, v in _compact(tool).items()}
         for tool in request.tools
     ]
 
 
-def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _compact(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value is not None}
 
 
@@ -254,7 +254,7 @@ def _no_prompt(view: ModelView, given: object) -> PluginError:
     )
 
 
-def _unread(info: ModelInfo, variables: Mapping[str, Any]) -> list[str]:
+def _unread_variables(info: ModelInfo, variables: Mapping[str, Any]) -> list[str]:
     template = info.chat_template
     names = [name for name in variables if template and name not in template]
     return [f"{name} has no effect: the model's chat template does not read it" for name in names]
@@ -289,7 +289,7 @@ def split_reply(
     return before, text
 
 
-def _continued(view: ModelView, prompt: Prompt, begun: str) -> Prompt:
+def _continue_reply(view: ModelView, prompt: Prompt, begun: str) -> Prompt:
     """Append the beginning of the reply. A thought that the prompt opens is closed."""
     reasoning = view.reasoning_parser
     tail, before = prompt.text.rstrip(), ""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from math import inf
@@ -31,23 +32,22 @@ from ..errors import (
     for_another,
 )
 from ..isolation import Fault, Isolation, Trace
-from ..protocol.event_queue import EventQueue
+from ..protocol.event_queue import Deliver, EventQueue, Put
 from ..protocol.events import Accepted, Done, Failed
 from ..protocol.health import Figures, Health
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest, WarmPrompt
 from ..records import Prompt
 from ..registry import PluginRegistry
 from ..upstream import blas
-from .embedding import make_embedding
 from .figures import Active, Entry, InFlight, take
 from .grants import Grants, account, names_repository, read_grants
-from .interface import Deliver, PromptTokens, deliver_now
 from .metrics import EngineMetrics, PluginStatuses
-from .model_cache import Lease, ModelCache
+from .model_cache import ModelCache
 from .next_prompt import NextPrompts, turn_of, warm_requests
-from .prepared import Prepared, make_prepared, within_vocabulary
+from .prepared import prepare_embedding, prepare_generation, within_vocabulary
 from .prompt import Turn, prepare, prompt_text
-from .weights import ModelView
+from .residents import Lease
+from .weights import ModelView, Weights
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +55,20 @@ TURNS = 2
 """Prompts prepared at once, beside the first of each account."""
 
 
+def deliver_now(put: Put) -> None:
+    put()
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    tokens: Sequence[int]
+    text: str
+    """With special tokens."""
+    context_length: int
+
+
 class ChatService:
-    """One engine thread, see `interface.Service`."""
+    """All models of this process, on one engine thread. Safe from any thread."""
 
     def __init__(
         self,
@@ -69,7 +81,7 @@ class ChatService:
         self._grants = Grants(settings.model_roots, read_grants(file) if file else None)
         self._recorder = EngineMetrics(self.figures)
         self._deliver = deliver
-        self._worker = EngineWorker(self._take, self._died)
+        self._worker = EngineWorker(self._take, self._fail_all)
         self._media = MediaRoom(settings.media_bytes, settings.max_queue)
         self._turns = ByteGate(TURNS)
         plugins = registry or PluginRegistry.discover()
@@ -82,43 +94,49 @@ class ChatService:
         self._warming = threading.Lock()
 
     def submit(self, request: ModelRequest, queue: EventQueue) -> Accepted:
+        """Validate, render, tokenise, admit. The events of the request then arrive in `queue`.
+
+        Blocks (host work, model load). Raises the errors of `mlx_provider.errors`."""
         claim = self._media.claim(request.id, account(request))
         entry = Entry(request.id, queue, claim, request.model, time.monotonic())
         self._in_flight.arrive(entry)
         with Isolation() as trying:
-            return self._accepted(request, entry)
+            return self._accept(request, entry)
         self._in_flight.leave(entry)
-        raise for_another(_refused(request, trying.fault))
+        raise for_another(_refusal(request, trying.fault))
 
     def count(self, request: GenerateRequest) -> int:
+        """Tokens of the prompt that `submit` would use; a lower limit if that exceeds the context.
+        Blocks and raises like `submit`, as `tokenize` does."""
         with Isolation() as trying:
-            return self._counted(request)
-        raise for_another(_refused(request, trying.fault))
+            return self._count(request)
+        raise for_another(_refusal(request, trying.fault))
 
     def tokenize(self, request: GenerateRequest) -> PromptTokens:
         with Isolation() as trying:
-            return self._tokenized(request)
-        raise for_another(_refused(request, trying.fault))
+            return self._tokenize(request)
+        raise for_another(_refusal(request, trying.fault))
 
     def cancel(self, request_id: str) -> None:
+        """End a request in any phase, also during `submit`. Ignores unknown ids; never blocks."""
         entry = self._in_flight.cancel(request_id)
         if entry is None:
             return
         if entry.active is None:
             self._media.refuse(RequestFailed.cancelled(), request_id)
             self._turns.refuse(RequestFailed.cancelled(), request_id)
-            self._models.withdraw(request_id)
+            self._models.queue.withdraw(request_id)
         elif self._worker.alive:
             self._call(entry.active.cancel)
 
-    def _counted(self, wire: GenerateRequest) -> int:
+    def _count(self, wire: GenerateRequest) -> int:
         with self._rendering(wire) as (view, rendered):
             try:
                 return len(rendered().tokens)
             except ContextTooLong as error:
                 return max(error.tokens, view.info.context_length)
 
-    def _tokenized(self, wire: GenerateRequest) -> PromptTokens:
+    def _tokenize(self, wire: GenerateRequest) -> PromptTokens:
         with self._rendering(wire) as (view, rendered):
             prompt = rendered()
             within_vocabulary(prompt.tokens, view.info.vocab_size, "prompt")
@@ -129,9 +147,10 @@ class ChatService:
     def _rendering(self, wire: GenerateRequest) -> Iterator[tuple[ModelView, Callable[[], Prompt]]]:
         request = self._grants.admitted(wire)
         find = self._finder(request, time.monotonic())
-        with find() as lease, closing(self._media.claim(wire.id, account(wire))) as media:
+        view, lease = find()
+        with lease, closing(self._media.claim(wire.id, account(wire))) as media:
             turn = partial(self._turn, wire)
-            yield lease.view, lambda: prepare(lease.view, request, media, turn).prompt
+            yield view, lambda: prepare(view, request, media, turn).prompt
 
     @contextmanager
     def _turn(
@@ -142,39 +161,43 @@ class ChatService:
             check_wanted()
             yield
 
-    def _accepted(self, wire: ModelRequest, entry: Entry) -> Accepted:
+    def _accept(self, wire: ModelRequest, entry: Entry) -> Accepted:
         request = self._grants.admitted(wire)
         with ExitStack() as until_entered:
-            lease, prepared = self._prepare(request, entry, entry.arrived, until_entered)
+            view, lease, prepared, accepted = self._prepare(request, entry, until_entered)
             if isinstance(wire, GenerateRequest):
-                self._warm(wire, request.options.warm, lease.view)
+                self._warm(wire, request.options.warm, view)
             if isinstance(request, GenerateRequest):
-                entry.turn = turn_of(request, lease.view, prepared.request.prompt)
-            self._enter(entry, prepared.request, lease)
+                entry.turn = turn_of(request, view, prepared.prompt)
+            active = self._in_flight.enter(entry, prepared, view, lease)
+            self._call(partial(self._hand_over, active))  # never waits for the engine thread
             until_entered.pop_all()
-        return prepared.accepted
+        return accepted
 
     def _prepare(
-        self, wire: ModelRequest, entry: Entry, arrived: float, held: ExitStack
-    ) -> tuple[Lease, Prepared]:
+        self, wire: ModelRequest, entry: Entry, until_entered: ExitStack
+    ) -> tuple[ModelView, Lease[Weights], Request, Accepted]:
         """The request and its lease, with bytes reserved for its rows.
 
         Their size is known only after the prompt is rendered, which needs the model. If other
-        models leave too little memory, the request waits in the queue without a hold."""
-        find = self._finder(wire, arrived)
-        lease = held.enter_context(find())
+        models leave too little memory, the request waits in the queue without a lease."""
+        find = self._finder(wire, entry.arrived)
+        view, lease = find()
+        until_entered.enter_context(lease)
         turn = partial(self._turn, wire, entry.check_wanted)
-        prepared = _made(wire, lease.view, entry, arrived, turn)
-        while not lease.covers(need := _need(prepared.request, lease.view)):
-            view = lease.view
+        prepared, accepted = _prepare_kind(wire, view, entry, turn)
+        while not lease.covers(need := _need(prepared, view)):
             lease.end()
             entry.check_wanted()
-            lease = held.enter_context(find(rows=need))
-            if lease.view is not view:
-                prepared = _made(wire, lease.view, entry, arrived, turn)
-        return lease, prepared
+            before, (view, lease) = view, find(rows=need)
+            until_entered.enter_context(lease)
+            if view is not before:
+                prepared, accepted = _prepare_kind(wire, view, entry, turn)
+        return view, lease, prepared, accepted
 
-    def _finder(self, wire: ModelRequest, arrived: float) -> Callable[..., Lease]:
+    def _finder(
+        self, wire: ModelRequest, arrived: float
+    ) -> Callable[..., tuple[ModelView, Lease[Weights]]]:
         """Finds the model; waits at most until the request's deadline."""
         return partial(
             self._models.use, wire.model, wire.options,
@@ -195,12 +218,7 @@ class ChatService:
             except MLXProviderError as error:
                 log.warning("a warm prompt of %s is left out: %s", first.model, error.message)
 
-    def _enter(self, entry: Entry, request: Request, lease: Lease) -> None:
-        """Never waits for the engine thread."""
-        active = self._in_flight.enter(entry, request, lease)
-        self._call(partial(self._reached, active))
-
-    def _reached(self, active: Active) -> None:
+    def _hand_over(self, active: Active) -> None:
         self._in_flight.reached(active)
         if self._worker.steps(active.instance.engine):
             active.instance.engine.submit(active.request)
@@ -228,7 +246,7 @@ class ChatService:
                 active.cancel()
         self._deliver(partial(_put, posts))
 
-    def _died(self, error: MLXProviderError) -> None:
+    def _fail_all(self, error: MLXProviderError) -> None:
         """Report the death of the engine thread to all who wait. Models are loaded again."""
         gone = self._in_flight.clear()
         self._media.refuse(error)
@@ -241,6 +259,7 @@ class ChatService:
             self._deliver(partial(entry.queue.put, [failed]))
 
     def close(self) -> None:
+        """End running requests with an error, stop the engine thread, free the models."""
         error = EngineDied("the engine is shutting down")
         for active in self._in_flight.active():
             if self._worker.alive:
@@ -248,7 +267,7 @@ class ChatService:
         self._next_prompts.close()
         self._models.close()
         self._worker.close()
-        self._died(error)
+        self._fail_all(error)
 
     def health(self) -> Health:
         return Health(
@@ -257,7 +276,7 @@ class ChatService:
             pid=getpid(),
             device=device_name(),
             blas=blas.active(),
-            models=self._models.statuses(),
+            models=[s for view in self._models.views() if (s := view.status) is not None],
             plugins=self._plugins.all(),
             queued=self._queued(),
             running=self._running(),
@@ -269,6 +288,7 @@ class ChatService:
         return self._recorder.exposition()
 
     def figures(self) -> Figures:
+        """Waits briefly for the engine thread, never for the load of a model."""
         return take(
             self._in_flight.all(),
             self._models.queue.models(),
@@ -286,6 +306,7 @@ class ChatService:
         self._models.prefixes.clear()
 
     def cache_shrink(self, share: float) -> None:
+        """Keep this share of the prefix cache's bytes. Never blocks."""
         self._models.prefixes.shrink_to(share)
 
     def _call(self, function: Callable[[], None]) -> None:
@@ -298,14 +319,14 @@ class ChatService:
         return sum(e.engine.scheduler.active_rows for e in self._models.engines())
 
 
-def _made(
-    wire: ModelRequest, view: ModelView, entry: Entry, arrived: float, turn: Turn
-) -> Prepared:
+def _prepare_kind(
+    wire: ModelRequest, view: ModelView, entry: Entry, turn: Turn
+) -> tuple[Request, Accepted]:
     if isinstance(wire, GenerateRequest):
-        return make_prepared(wire, view, entry.queue, entry.media, arrived, turn)
+        return prepare_generation(wire, view, entry.queue, entry.media, entry.arrived, turn)
     if isinstance(wire, EmbedRequest):
         with turn():
-            return make_embedding(wire, view, entry.queue, arrived, entry.check_wanted)
+            return prepare_embedding(wire, view, entry.queue, entry.arrived, entry.check_wanted)
     raise BadRequest(f"{wire.path} is not served")
 
 
@@ -321,7 +342,7 @@ def _put(posts: list[Post]) -> None:
         request.events.put(events)
 
 
-def _refused(request: ModelRequest, fault: Fault | None) -> MLXProviderError:
+def _refusal(request: ModelRequest, fault: Fault | None) -> MLXProviderError:
     """Also wraps errors of a template, parser or grammar."""
     if fault is None:
         return EngineDied("the engine is shutting down")

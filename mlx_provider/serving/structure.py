@@ -1,7 +1,5 @@
-"""The form that a request demands of its reply, and its enforcement for each choice.
-
-The parts of one choice: its detokenizer, its text state machine, its grammar.
-"""
+"""The form that a request demands of its reply, and the parts of each choice: detokenizer, text
+state machine, grammar."""
 
 from __future__ import annotations
 

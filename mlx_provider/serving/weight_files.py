@@ -1,8 +1,5 @@
-"""The dtype of a model's weights in memory, and their bytes from the headers of the files.
-
-Checks a model folder before a family or a library reads its files.
-
-Keeps weights resident on Metal.
+"""The weights of a model folder: bytes and dtype by the headers of their files, checks before
+anybody reads them, and residence on Metal.
 
 macOS may move GPU buffers out of memory, and back before each pass. MLX 0.32.4 keeps buffers
 resident up to `set_wired_limit` (backend/metal/resident.cpp), by default 0. Published gains of
@@ -100,7 +97,7 @@ def broken_files(folder: Path) -> list[str]:
 
 
 def _missing(folder: Path) -> list[str]:
-    return sorted(name for name in _listed(folder) if not (folder / name).is_file())
+    return sorted(name for name in _index_names(folder) if not (folder / name).is_file())
 
 
 def _data_begin(path: Path) -> int:
@@ -145,16 +142,16 @@ def _group_sizes(folder: Path) -> Callable[[str], int]:
 
 def _weight_files(folder: Path) -> list[Path]:
     """Files that the loaders of mlx-lm 0.32.2 and mlx-vlm 0.7.10 (`utils.py`) may read."""
-    found = {*folder.glob("model*.safetensors"), *_indexed(folder)}
+    found = {*folder.glob("model*.safetensors"), *_index_files(folder)}
     everything = (p for p in folder.glob("*.safetensors") if p.name != "consolidated.safetensors")
     return sorted(found or everything)
 
 
-def _indexed(folder: Path) -> list[Path]:
-    return [folder / name for name in _listed(folder) if (folder / name).is_file()]
+def _index_files(folder: Path) -> list[Path]:
+    return [folder / name for name in _index_names(folder) if (folder / name).is_file()]
 
 
-def _listed(folder: Path) -> set[str]:
+def _index_names(folder: Path) -> set[str]:
     """Empty if the index is missing or broken."""
     try:
         return set(map(str, _index(folder)["weight_map"].values()))

@@ -1,28 +1,25 @@
-"""A model as a request sees it: weights with one name and one set of options.
-
-A model in memory, and the engines on its weights.
-
-The options that need separate weights of a folder.
-"""
+"""A model in memory: its weights, the engines on them, and the views that requests have of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ..chat.constraints.compiler import GrammarCompiler
 from ..chat.output.turn_layout import NO_LAYOUT, TurnLayout
 from ..engine.engine import Engine
-from ..engine.execution.probe import Probe
+from ..engine.execution.pass_memory import Reserve
+from ..engine.execution.probe import Probe, exact_rows
 from ..engine.feature_cache import FeatureCache
+from ..engine.fixed_shapes import FixedShapes
+from ..engine.scheduling.scheduler import Limits
 from ..errors import EngineDied, wrong_option
-from ..protocol.health import ModelStatus
+from ..protocol.health import FixedPasses, ModelStatus
 from ..protocol.requests import ModelOptions
 from ..records import LoadedModel, ModelInfo, ReasoningParser, ToolParser
 from .hub import no_folder
-from .reproducible import Reproducible
 
 WARMED = 4096
 """Namespaces that have their warm prompts; the oldest gets them again."""
@@ -101,6 +98,45 @@ class ModelView:
             reasoning_parser=self.reasoning_parser.name if self.reasoning_parser else None,
             notes=[*info.notes, *instance.notes],
         )
+
+
+@dataclass(frozen=True)
+class Reproducible:
+    shapes: FixedShapes
+    cost: float
+    """Time of such a pass, as a multiple of a single-row pass."""
+    note: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        model: LoadedModel,
+        make_cache: Callable[[], list[Any]],
+        found: Probe,
+        limits: Limits,
+        reserve: Reserve,
+    ) -> Reproducible:
+        """The passes with the most rows that give equal bits (engine thread). `reserve`: see
+        `exact_rows`."""
+        shapes = FixedShapes.within(limits.max_rows, limits.max_chunk)
+        wanted = shapes.rows if found.layout == "grouped" else 1
+        exact = exact_rows(model, make_cache, wanted, reserve)
+        return cls(replace(shapes, rows=exact.rows), exact.cost, exact.note)
+
+    def limits(self, limits: Limits) -> Limits:
+        return replace(limits, max_chunk=self.shapes.tokens)
+
+    def passing(
+        self, passes: Callable[[int, int], int], state_bytes: int
+    ) -> Callable[[int, int], int]:
+        """Bytes of passes, padded with rows of `state_bytes` each."""
+        rows = self.shapes.rows
+        beside = (rows - 1) * state_bytes
+        return lambda tokens, live: passes(tokens, max(rows, live)) + beside
+
+    @property
+    def summary(self) -> FixedPasses:
+        return FixedPasses(rows=self.shapes.rows, tokens=self.shapes.tokens, cost=self.cost)
 
 
 @dataclass(eq=False)

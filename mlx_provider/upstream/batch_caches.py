@@ -17,9 +17,11 @@ from .cache_classes import (
     BatchKVCache,
     BatchRotatingKVCache,
     KVCache,
+    SparseKVCache,
+    cache_list,
+    held,
 )
 from .shared_kv import SharedBatchKV, SharedKV, prefix_of, start
-from .sparse_cache import SparseKVCache, cache_list, held
 
 RowCache = list[Any]
 Offsets = dict[tuple[int, ...], mx.array]

@@ -1,6 +1,4 @@
-"""Test whether MLX can be imported.
-
-The BLAS that MLX's CPU build calls on Linux.
+"""Whether MLX can be imported, and the BLAS that its CPU build calls on Linux.
 
 The Linux wheel (`mlx-cpu` 0.32) contains the slow reference BLAS. The dynamic linker prefers
 symbols of a library opened with `RTLD_GLOBAL` before `import mlx.core`. Measured in float32: 6

@@ -1,15 +1,6 @@
-"""Checkpoints of a backbone without an output matrix, as published for embedding models.
-
-Their weight names lack the complete model's prefix; mlx-lm 0.32.2 (mlx_lm/utils.py, `load_model`)
-refuses them.
-
-Weights of a checkpoint that do not belong to the text model.
-
-mlx-lm 0.32.2 refuses a checkpoint with weights that the model's `sanitize` does not know
-(mlx_lm/utils.py, `load_model`: `load_weights(strict=True)`).
-
-Loading of models with mlx-lm 0.32.2 (< 0.33).
-"""
+"""Loads models with mlx-lm 0.32.2 (< 0.33), and also two kinds that its `load_model` refuses
+(mlx_lm/utils.py): checkpoints with weights that the model's `sanitize` does not know, and those of
+a backbone without an output matrix, whose names lack the complete model's prefix."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
 """Replaces functions of upstream's modules, and restores the originals.
 
-mlx-lm's state space rule with a smaller step, so that chunks of a prompt give equal results.
-
-Upstream (mlx_lm/models/ssm.py 0.32.2, `ssm_attn`) computes the tokens of a call in steps of 256,
-and a pass that ends within a step rounds differently. The scheduler's chunk grid is a multiple of
-the step size here (tests/families/test_prefill_grid.py: difference 0 instead of 0.03 in bfloat16
-and 0.05 in 4 bits).
+One of them is mlx-lm's state space rule (mlx_lm/models/ssm.py 0.32.2, `ssm_attn`): it computes the
+tokens of a call in steps of 256, and a pass that ends within a step rounds differently. The
+scheduler's chunk grid is a multiple of the step size here (tests/families/test_prefill_grid.py:
+difference 0 instead of 0.03 in bfloat16 and 0.05 in 4 bits).
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""The states of a recurrent layer of mlx-lm after each token of one call.
-
-Such a layer writes its states itself, gathers its convolution window at `lengths` (one row can have
-several), and imports its rule from gated_delta.py or ssm.py (mlx_lm/models 0.32.2). Here the rule
-runs token by token, as for decoding rows.
-
-Recurrent layers in a call with decoding rows and several tokens of one row.
+"""Recurrent layers in a call with decoding rows and several tokens of one row.
 
 The model treats the tokens of one row as rows, which the recurrent modules of mlx-lm and mlx-vlm
 cannot detect. `route` makes their classes accept `StateParts`: such a module then runs once for the
 decoding rows and once for each other part. All other modules, with most of the weights, run once.
+
+For the state after each token, the rule of a layer runs token by token, as for decoding rows: the
+layer imports it from gated_delta.py or ssm.py (mlx_lm/models 0.32.2), writes its states itself, and
+gathers its convolution window at `lengths` (one row can have several).
 """
 
 from __future__ import annotations

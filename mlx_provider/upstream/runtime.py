@@ -1,29 +1,60 @@
-"""Hides messages of transformers that do not concern a request.
+"""The process of an engine before it imports MLX, and what it keeps of its system afterwards.
 
-Keeps the limit of open files, which the import of mlx_lm lowers (mlx_lm/utils.py 0.32.2).
+Packages without their `__init__`, for a faster start: mlx-lm 0.32.2 and mlx-vlm 0.7.10 import
+conversion, training and generation (`mlx_lm/__init__.py`, `mlx_vlm/__init__.py`); the loader of
+mlx-vlm (`mlx_vlm/utils.py`) also adapters, with all of training (`mlx_vlm/trainer/__init__.py`),
+and requests. transformers 5.23 reads the source of all its models to list their names, and again
+for its subpackage (`transformers/models/__init__.py`). httpx 0.28 imports its command line if rich
+and click are installed (`httpx/__init__.py`).
 
-Settings of the C heap, from which MLX 0.32.4 allocates every array of its CPU device.
+Variables of MLX; values of the user have precedence.
 
-glibc returns the top of its heap to the kernel when a few MB are free. Each new cache, chunk or
-batch then causes page faults again: a third of the time of a short prompt after a long stored
-prefix. glibc also merges all small free blocks ("fast bins") when a block above 64 KiB is freed
+- `BUFFERS`: MLX 0.32.4 closes a Metal command buffer after 50 operations or 50 Mi elements on most
+  chips (backend/metal/device.cpp), and `async_eval` waits when ten are in flight (transforms.cpp).
+  A count of operations gives 254 buffers for a decode step of an 8B model with eight rows, and 36
+  with the limits below. Each buffer costs about 20 microseconds. Published gains: from 58 to 91
+  tokens per second for a 35B-A3B on an M1 Ultra (vllm-metal #637), 5 to 8 % (mlx #4521), none on an
+  M5.
+- `CUDA`: products of float32 on CUDA have the precision of TF32 otherwise (an error of 0.05 on an
+  H100; 9 of 11 float32 comparisons failed, and with this value none of 40). MLX also keeps CUDA
+  plans and graphs by the exact shapes of their arrays, and raises an error ("Cache thrashing")
+  after twice as many new ones as it keeps, 512 for attention, counted from the start of the process
+  (backend/cuda/lru_cache.h). Each length of a prompt is a new shape, so an engine would fail after
+  some hundred prompts.
+- `KERNELS`: CUDA kernels that MLX compiles take 40 seconds each. The default folder is temporary
+  and is empty after a restart of the machine. MLX finds a compiled kernel by its name alone
+  (backend/cuda/jit_module.cpp), so each version of MLX and each kind of card has its own folder.
+
+The C heap, from which MLX 0.32.4 allocates every array of its CPU device: glibc returns the top of
+its heap to the kernel when a few MB are free. Each new cache, chunk or batch then causes page
+faults again: a third of the time of a short prompt after a long stored prefix. glibc also merges
+all small free blocks ("fast bins") when a block above 64 KiB is freed
 (`FASTBIN_CONSOLIDATION_THRESHOLD`, malloc.c of glibc 2.36); a decode step frees thousands.
 
-The Linux scheduling policy of the threads of MLX's CPU device.
-
-MLX runs the operations of a stream in a separate thread, woken for each one (mlx 0.32.4,
-`mlx/scheduler.h`), possibly on the core of the waking thread. With small arrays, the two then
-alternate: measured, 90 context switches for a pass of one layer took a third of the processor time.
+Threads of MLX's CPU device: MLX runs the operations of a stream in a separate thread, woken for
+each one (mlx 0.32.4, `mlx/scheduler.h`), possibly on the core of the waking thread. With small
+arrays, the two then alternate: measured, 90 context switches for a pass of one layer took a third
+of the processor time.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
+import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..installed import installed_version
 
 
 def quiet_transformers() -> None:
@@ -35,7 +66,8 @@ def quiet_transformers() -> None:
 
 @contextmanager
 def file_limit_kept() -> Iterator[None]:
-    """To restore the limit afterwards would need a privilege: the hard limit is lowered, too."""
+    """Keep the limit of open files, which the import of mlx_lm lowers (mlx_lm/utils.py 0.32.2). To
+    restore it afterwards would need a privilege: the hard limit is lowered, too."""
     original = resource.setrlimit
 
     def others_only(kind: int, limits: tuple[int, int]) -> None:
@@ -90,3 +122,119 @@ def wake_without_preemption() -> None:
     if sys.platform == "linux":
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+PACKAGES = frozenset({"mlx_lm", "mlx_vlm", "mlx_vlm.trainer", "requests", "transformers.models"})
+COMMAND_LINE = "httpx._main"
+
+
+def lean_packages() -> None:
+    """Those already imported stay."""
+    if not any(isinstance(finder, LeanFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, LeanFinder())
+    if "httpx" not in sys.modules:
+        sys.modules.setdefault(COMMAND_LINE, None)  # type: ignore[arg-type]
+
+
+class LeanFinder(MetaPathFinder):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path) if name in PACKAGES else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = LeanLoader(spec.loader)
+        return spec
+
+
+class LeanLoader(Loader):
+    def __init__(self, whole: Loader) -> None:
+        self._whole = whole
+
+    def create_module(self, spec: ModuleSpec) -> LeanPackage:
+        return LeanPackage(spec.name, self._whole.exec_module)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._whole
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._whole
+
+
+class LeanPackage(ModuleType):
+    """A package whose `__init__` runs at the first access to an attribute that is not a module."""
+
+    def __init__(self, name: str, run: Callable[[ModuleType], object]) -> None:
+        super().__init__(name)
+        self.__run = run
+        self.__lock, self.__begun = threading.RLock(), False
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises `AttributeError` if `__init__` does not set it."""
+        if not (name.startswith("__") and name.endswith("__")) or name == "__version__":
+            with self.__lock:  # a second thread waits until `__init__` is complete
+                if not self.__begun:
+                    self.__begun = True
+                    self.__run(self)
+            if name in self.__dict__:
+                return self.__dict__[name]
+            other = sys.modules.get(self.__name__, self)  # `__init__` can replace the module
+            if other is not self:
+                return getattr(other, name)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+
+BUFFERS = {"MLX_MAX_OPS_PER_BUFFER": "1000", "MLX_MAX_MB_PER_BUFFER": "400"}
+CUDA = {"MLX_ENABLE_TF32": "0", "MLX_ENABLE_CACHE_THRASHING_CHECK": "0"}
+KERNELS = "MLX_PTX_CACHE_DIR"
+NAMES = {*BUFFERS, *CUDA, KERNELS}
+CHIPS = re.compile(r"Apple M[1-4]\b")
+"""Chips that benefit from `BUFFERS`."""
+CARDS = Path("/proc/driver/nvidia/gpus")
+"""Of NVIDIA's driver: a folder for each card, with a file `information` that has a line `Model`."""
+
+
+def set_variables(
+    state: Path | None,
+    environ: MutableMapping[str, str] = os.environ,
+    *,
+    platform: str = sys.platform,
+    chip: str | None = None,
+    cards: Path = CARDS,
+) -> None:
+    """Set the variables that concern this system. Call it before `import mlx.core`.
+
+    `state`: the folder of the user's state, if there is one. `chip`: the name of the processor; if
+    unset, the name that macOS reports.
+    """
+    values: dict[str, str] = {}
+    if platform == "darwin" and CHIPS.match(_chip() if chip is None else chip):
+        values = BUFFERS
+    elif platform == "linux":
+        values = dict(CUDA)
+        if state is not None:
+            folder = state / "kernels" / installed_version("mlx") / _models(cards)
+            values[KERNELS] = os.fspath(folder)
+    for name, value in values.items():
+        environ.setdefault(name, value)
+
+
+def _models(cards: Path) -> str:
+    """Names of the NVIDIA cards, as the name of a folder; empty where the driver lists none."""
+    try:
+        lines = [
+            line
+            for file in sorted(cards.glob("*/information"))
+            for line in file.read_text().splitlines()
+        ]
+    except OSError:
+        return ""
+    names = {line.partition(":")[2].strip() for line in lines if line.startswith("Model")}
+    return re.sub(r"[^A-Za-z0-9]+", "-", " ".join(sorted(names))).strip("-")
+
+
+def _chip() -> str:
+    command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout

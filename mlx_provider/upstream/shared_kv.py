@@ -1,13 +1,10 @@
 """Attention caches of rows with a shared prefix, which is stored once.
 
 A row, or a merged group of rows, has a shared `Prefix` and its own tail. Models get keys and values
-as `Shared`, which only patched attention accepts (`attention.route`). Keys and values are arrays;
-if quantised, triples of packed values, scales and biases.
-
-Attention of rows to a shared prefix, as one matrix product for all their queries.
-
-Each row's attention to its own tail is computed separately. The whole is the mean of both, weighted
-by the sums of their exponentials; only the rounding differs.
+as `Shared`, which only patched attention accepts (`attention.route`): arrays, or if quantised,
+triples of packed values, scales and biases. Attention to the prefix is one matrix product for all
+queries of its rows, to each tail a separate one. The whole is the mean of both, weighted by the
+sums of their exponentials; only the rounding differs.
 """
 
 from __future__ import annotations
@@ -21,8 +18,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from ..records import Parts, parts_of
-from .cache_classes import BatchKVCache, KVCache, QuantizedKVCache
-from .sparse_cache import Skipping
+from .cache_classes import BatchKVCache, KVCache, QuantizedKVCache, Skipping
 
 SHAREABLE = (KVCache, QuantizedKVCache)
 

@@ -9,8 +9,7 @@ import mlx.core as mx
 
 from mlx_provider import BadRequest, LoadOptions
 from mlx_provider.errors import MLXProviderError
-from mlx_provider.families.checkpoint import read_json
-from mlx_provider.families.matching import known_to_mlx_lm
+from mlx_provider.families.checkpoint import known_to_mlx_lm, read_json
 from mlx_provider.families.text import load_text
 
 from .draft_model import KV_BYTES, DraftModel, longest

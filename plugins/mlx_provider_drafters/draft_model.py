@@ -37,7 +37,7 @@ def packed_rows(
 
 
 class PackedLayer:
-    """One layer. Attention must be patched (`mlx_provider.families.attention`)."""
+    """One layer. Attention must be patched (`mlx_provider.families.layers`)."""
 
     def __init__(self, caches: Sequence[Any], places: Sequence[slice], offset: mx.array) -> None:
         self.offset = offset

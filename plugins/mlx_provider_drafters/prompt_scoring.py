@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_provider import PrefillChunk, Prompt
-from mlx_provider.families.attention import Watched
 from mlx_provider.families.caches import KVCache
+from mlx_provider.families.layers import Watched
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import DraftRow
 

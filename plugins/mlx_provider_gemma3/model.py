@@ -33,9 +33,9 @@ from mlx_provider import (
     OnDemand,
     PrefillChunk,
 )
-from mlx_provider.families.attention import route
 from mlx_provider.families.caches import KVCache, RotatingKVCache, appended
 from mlx_provider.families.checkpoint import read_json
+from mlx_provider.families.layers import route_attention
 from mlx_provider.families.logits import rows_at
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.families.tokenizer import load_tokenizer
@@ -311,7 +311,7 @@ def load_gemma(folder: Path, options: LoadOptions) -> GemmaModel:
         default_context=DEFAULT_CONTEXT,
         variant=window.variant,
     )
-    route(model.language_model)
+    route_attention(model.language_model)
     return GemmaModel(model, info, tokenizer, _marks(folder, images))
 
 

@@ -17,8 +17,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from mlx_provider import BadRequest
-from mlx_provider.families.attention import route
-from mlx_provider.families.layers import expand
+from mlx_provider.families.layers import expand, route_attention
 from mlx_provider.families.vision.model import head as output_matrix
 from mlx_provider.families.vision.patches import step_positions
 
@@ -39,7 +38,7 @@ def load_into(module: nn.Module, tensors: Tensors, language: Any) -> None:
         expand(module, "float32")
     module.eval()
     mx.eval(module.parameters())
-    route(module)
+    route_attention(module)
 
 
 def _quantise_like(module: nn.Module, tensors: Tensors) -> None:

@@ -37,7 +37,7 @@ def mlx_model_families() -> Iterator[ModelFamily]:
 
 def matches(config: Mapping[str, Any]) -> int:
     """The lowest priority: a specific family has precedence."""
-    from mlx_provider.families.matching import known_to_mlx_lm
+    from mlx_provider.families.checkpoint import known_to_mlx_lm
 
     return 1 if known_to_mlx_lm(config) else 0
 

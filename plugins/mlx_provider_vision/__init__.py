@@ -13,7 +13,7 @@ mlx_provider_api = 1
 
 def matches(config: Mapping[str, Any]) -> int:
     """2 for a model with a vision part for which mlx-vlm has a folder. Does not import mlx-vlm."""
-    from mlx_provider.families.matching import known_to_mlx_vlm
+    from mlx_provider.families.checkpoint import known_to_mlx_vlm
 
     return 2 if config.get("vision_config") and known_to_mlx_vlm(config) else 0
 

@@ -194,8 +194,9 @@ def _measured(
     service: ChatService, folders: Folders, name: str, session: Session, setting: Setting
 ) -> Means:
     options = setting.options(folders.scorer)
-    with service._models.use(str(folders.model), options) as lease:
-        model, engine = lease.view.model, lease.view.engine
+    view, lease = service._models.use(str(folders.model), options)
+    with lease:
+        model, engine = view.model, view.engine
         _begin_anew(engine)
         with Replaced() as patch:
             _switch(patch, service, setting)

@@ -19,7 +19,7 @@ from kernel_count import VIEWS
 from mlx_provider.engine.execution.batch_layout import Layout
 from mlx_provider.engine.execution.decode_batch import run_pass
 from mlx_provider.families.text import TextModel
-from mlx_provider.upstream.device_variables import BUFFERS
+from mlx_provider.upstream.runtime import BUFFERS
 
 OURS = tuple(map(int, BUFFERS.values()))
 DEFAULT = (50, 50)

@@ -69,19 +69,20 @@ def bench(plan: Plan) -> Result:
         shutil.copy(plan.tokenizer, folder / "tokenizer.json")
         service = ChatService(EngineSettings(kv_layout="solo", measurements="off"))
         try:
-            with service._models.use(str(folder), ModelOptions()) as lease:
+            view, lease = service._models.use(str(folder), ModelOptions())
+            with lease:
                 source = sorted(Path(mlx_provider.__file__).parent.rglob("*.py"))
                 text = "".join(each.read_text() for each in source)[: plan.characters]
                 request = GenerateRequest(
                     model=str(folder), messages=[{"role": "user", "content": text}]
                 )
-                tokens = len(prepare(lease.view, request).prompt.tokens)
+                tokens = len(prepare(view, request).prompt.tokens)
                 with beside() as alone:
                     time.sleep(2)
                 cpu = time.thread_time()
                 with beside() as together:
                     for _ in range(plan.repeats):
-                        prepare(lease.view, request)
+                        prepare(view, request)
                 cpu = time.thread_time() - cpu
         finally:
             service.close()

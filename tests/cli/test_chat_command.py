@@ -30,14 +30,14 @@ from mlx_provider.protocol.events import (
 from mlx_provider.protocol.health import Health
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.interface import Service
+from mlx_provider.serving.service import ChatService
 
 USAGE = Usage(prompt_tokens=9, cached_tokens=4, completion_tokens=2)
 TIMINGS = Timings(queued=0, prefill=0, first_token=0.1, total=0.2, tokens_per_second=10)
 END = [Finish(reason="stop"), Done(usage=USAGE, timings=TIMINGS)]
 
 
-class Scripted(Service):
+class Scripted(ChatService):
     """Answers each request with the next script; keeps the requests and what was cancelled."""
 
     def __init__(self, *scripts: list[Event] | Exception) -> None:

@@ -24,8 +24,7 @@ from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import new_request, output_of, run
 from mlx_provider.testing.schedules import Eager, Oracle
 from mlx_provider.testing.tiny import build
-from mlx_provider.upstream.cache_classes import KVCache
-from mlx_provider.upstream.sparse_cache import SparseKVCache, sparse
+from mlx_provider.upstream.cache_classes import KVCache, SparseKVCache, sparse
 from quantised import quantise
 
 from .scores import Scripted, thinning

@@ -24,7 +24,7 @@ from mlx_provider.engine.execution.pass_memory import (
 from mlx_provider.engine.memory import arrays
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
 from mlx_provider.families.text import TextModel, load_text
-from mlx_provider.serving.reproducible import cache_maker
+from mlx_provider.serving.engine_builder import cache_maker
 from mlx_provider.testing.tiny import build
 
 GIGA = 2**30

@@ -14,9 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from mlx_provider.errors import BadRequest, ContextTooLong
 from mlx_provider.families.tokenizer import long_text
 from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer
-from mlx_provider.families.tokenizer.long_text import characters_per_token
+from mlx_provider.families.tokenizer.long_text import Turns, characters_per_token
 from mlx_provider.families.tokenizer.sanitize import Hidden
-from mlx_provider.families.tokenizer.template_fit import Turns
 
 LLAMA = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"

@@ -16,8 +16,7 @@ from mlx_provider import config, hookspecs
 from mlx_provider.doctor.versions import KNOWN_BAD, TESTED
 from mlx_provider.errors import error_classes
 from mlx_provider.protocol.requests import OperatorOptions
-from mlx_provider.registry.commands import names
-from mlx_provider.registry.contents import Contents, load
+from mlx_provider.registry.contents import Contents, load, names
 from mlx_provider.server.app import EngineApp
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ from typing import Any
 from mlx_provider import __version__
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import MemoryInUse, from_code
-from mlx_provider.protocol.event_queue import EventQueue
+from mlx_provider.protocol.event_queue import Deliver, EventQueue
 from mlx_provider.protocol.events import (
     Accepted,
     Delta,
@@ -35,7 +35,6 @@ from mlx_provider.protocol.events import (
 )
 from mlx_provider.protocol.health import Figures, Health
 from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
-from mlx_provider.serving.interface import Deliver
 
 REFUSED = {
     "toolong": ("context_length_exceeded", "prompt is too long: 9000 tokens > 2048 maximum"),

@@ -20,8 +20,8 @@ from mlx_provider.chat.messages.tools_as_text import (
     lacks_tools,
 )
 from mlx_provider.families.tokenizer import HFTokenizer, load_tokenizer
-from mlx_provider.families.tokenizer.dialect import has_system_role, wants_turns
 from mlx_provider.families.tokenizer.template_fit import fit_messages, fit_tools
+from mlx_provider.families.tokenizer.template_probe import has_system_role, wants_turns
 from mlx_provider.records import LoadOptions
 
 pytestmark = pytest.mark.real

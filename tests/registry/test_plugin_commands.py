@@ -9,7 +9,7 @@ import typer
 from typer.main import get_group
 
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.registry.commands import names
+from mlx_provider.registry.contents import names
 
 Install = Callable[..., str]
 

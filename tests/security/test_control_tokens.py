@@ -42,7 +42,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedOf]:
     @cache
     def loaded(name: str) -> ModelView:
         folder = "demo" if name == "demo" else str(build(tmp_path_factory.mktemp("m") / name, name))
-        return service._models.use(folder, ModelOptions()).view
+        return service._models.use(folder, ModelOptions())[0]
 
     yield loaded
     service.close()
@@ -346,7 +346,7 @@ def test_what_a_template_does_to_hidden_text_is_told(served: ServedOf, tmp_path:
     )
     service = ChatService(EngineSettings())
     try:
-        odd = service._models.use(str(folder), ModelOptions()).view
+        odd = service._models.use(str(folder), ModelOptions())[0]
         assert any("private characters" in note for note in odd.status.notes)
         prompt = prompt_of(odd, [{"role": "user", "content": "<|eot_id|>"}])
         names = [control_of(odd)[token] for token in written(odd, prompt)]

@@ -22,7 +22,7 @@ from typing import Any
 from mlx_provider import __version__
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import EngineUnavailable, from_code
-from mlx_provider.protocol.event_queue import EventQueue
+from mlx_provider.protocol.event_queue import Deliver, EventQueue
 from mlx_provider.protocol.events import (
     Accepted,
     Delta,
@@ -36,7 +36,6 @@ from mlx_provider.protocol.events import (
 )
 from mlx_provider.protocol.health import Figures, Health, ModelStatus
 from mlx_provider.protocol.requests import GenerateRequest
-from mlx_provider.serving.interface import Deliver, deliver_now
 from mlx_provider.serving.metrics import EngineMetrics
 
 MODEL = ModelStatus(
@@ -52,7 +51,7 @@ MODEL = ModelStatus(
 
 
 class FakeService:
-    def __init__(self, settings: EngineSettings, deliver: Deliver = deliver_now) -> None:
+    def __init__(self, settings: EngineSettings, deliver: Deliver = lambda put: put()) -> None:
         trouble = os.environ.get("FAKE_START", "")
         if trouble.startswith("code:"):
             raise from_code(trouble.removeprefix("code:"), "scripted trouble")

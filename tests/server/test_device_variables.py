@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlx_provider.client.runtime_folder import identity
-from mlx_provider.upstream.device_variables import BUFFERS, CUDA, KERNELS, set_variables
+from mlx_provider.upstream.runtime import BUFFERS, CUDA, KERNELS, set_variables
 
 
 def variables(given: dict[str, str] | None = None, state: Path | None = None, **of: object) -> dict:

@@ -36,7 +36,7 @@ NOT_NEEDED = (
 )
 WHOLE = """
 import sys
-from mlx_provider.upstream.lean_packages import lean_packages
+from mlx_provider.upstream.runtime import lean_packages
 lean_packages()
 import mlx_lm.utils, mlx_lm.models.cache
 assert "mlx_lm.convert" not in sys.modules
@@ -59,7 +59,7 @@ httpx.Client(trust_env=False).close()
 """
 ONCE = """
 import collections, sys
-from mlx_provider.upstream.lean_packages import lean_packages
+from mlx_provider.upstream.runtime import lean_packages
 lean_packages()
 read = collections.Counter()
 sys.addaudithook(lambda event, what: event == "open" and read.update([str(what[0])]))
@@ -72,7 +72,7 @@ assert not hasattr(transformers.models, "nothing")
 """
 AT_ONCE = """
 import threading
-from mlx_provider.upstream.lean_packages import lean_packages
+from mlx_provider.upstream.runtime import lean_packages
 lean_packages()
 import requests
 at_once, found = threading.Barrier(8), []

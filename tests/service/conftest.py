@@ -154,8 +154,9 @@ class Tiny:
 
     def served(self, options: ModelOptions | None = None) -> ModelView:
         """The model as requests with these options get it."""
-        with self.service._models.use(self.model, options or ModelOptions()) as lease:
-            return lease.view
+        view, lease = self.service._models.use(self.model, options or ModelOptions())
+        lease.end()
+        return view
 
     @contextmanager
     def pausing(self, after: int = 0) -> Iterator[None]:
@@ -178,8 +179,9 @@ class Tiny:
         from mlx_provider.serving.prompt import prepare
 
         request = GenerateRequest(model=self.model, **given)
-        with self.service._models.use(self.model, request.options) as lease:
-            return prepare(lease.view, request).prompt.text
+        view, lease = self.service._models.use(self.model, request.options)
+        with lease:
+            return prepare(view, request).prompt.text
 
 
 MakeService = Callable[..., tuple[ChatService, InProcessClient]]

@@ -19,9 +19,8 @@ from mlx_provider.errors import (
     RequestFailed,
     RequestTimedOut,
 )
-from mlx_provider.serving.load_queue import LoadQueue
-from mlx_provider.serving.load_work import LoadPlan
-from mlx_provider.serving.residents import PINNED, Hold, MemoryLedger
+from mlx_provider.serving.load_queue import LoadPlan, LoadQueue
+from mlx_provider.serving.residents import PINNED, Lease, MemoryLedger
 
 PATIENCE = 120.0
 
@@ -52,7 +51,7 @@ class Shelf:
     def __post_init__(self) -> None:
         self.gate.set()
         self.held: dict[str, int] = {}
-        self.ledger = MemoryLedger(lambda: self.limit)
+        self.ledger: MemoryLedger[Model] = MemoryLedger(lambda: self.limit)
         self.queue: LoadQueue[Model] = LoadQueue(
             self.ledger, self.unload, patience=self.patience, turn=self.turn
         )
@@ -75,14 +74,14 @@ class Shelf:
         self.gone.append(model.name)
         del self.held[model.name]
 
-    def get(self, name: str, **more: Any) -> Hold[Model]:
+    def get(self, name: str, **more: Any) -> Lease[Model]:
         return self.queue.acquire(name, lambda: self.plan(name), **more)
 
-    def ask(self, name: str, **more: Any) -> Future[Hold[Model]]:
+    def ask(self, name: str, **more: Any) -> Future[Lease[Model]]:
         return self.threads.submit(self.get, name, **more)
 
     def use(self, name: str) -> None:
-        self.get(name).release()
+        self.get(name).end()
 
     @property
     def taken(self) -> int:
@@ -122,19 +121,20 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_the_ledger_reserves_corrects_and_releases() -> None:
-    ledger = MemoryLedger(lambda: 100)
-    ledger.reserve("a", 30)
+    ledger: MemoryLedger[Model] = MemoryLedger(lambda: 100)
+    first = ledger.reserve("a", 30)
     ledger.reserve("b", 40)
     assert (ledger.free, ledger.of("a")) == (30, 30)
-    ledger.correct("a", Model("a", 65, live_bytes=7))
+    first.model, first.nbytes = Model("a", 65, live_bytes=7), 65
     assert (ledger.free, ledger.live()) == (-5, 7), "it tells when more was taken than there is"
-    ledger.release("a")
-    ledger.release("a")
+    ledger.release(first)
+    ledger.release(first)
     assert (ledger.free, ledger.of("a"), ledger.live()) == (60, 0, 0)
     with pytest.raises(ValueError, match="already"):
         ledger.reserve("b", 1)
-    with pytest.raises(ValueError, match="no account"):
-        ledger.correct("a", Model("a", 1))
+    second = ledger.reserve("a", 20)
+    ledger.release(first)
+    assert ledger.get("a") is second
 
 
 # -- loading
@@ -210,7 +210,7 @@ def test_a_waiter_that_left_loads_nothing(shelf: MakeShelf) -> None:
     s.queue.withdraw("gone")
     with pytest.raises(RequestFailed):
         waiting.result(PATIENCE)
-    held.release()
+    held.end()
     s.use("a")
     assert s.loads == ["a"]
 
@@ -241,7 +241,7 @@ def test_a_model_larger_than_expected_waits_again_for_models_in_use(shelf: MakeS
     waiting = s.ask("c")
     wait_for(lambda: s.gone == ["c"])
     assert (s.names, s.taken) == ({"a"}, 10)
-    held.release()
+    held.end()
     assert waiting.result(PATIENCE).model.nbytes == 20
     assert s.taken == 20
 
@@ -255,8 +255,8 @@ def test_a_model_is_held_from_its_lease_to_the_release(shelf: MakeShelf) -> None
     waiting = s.ask("b")
     wait_for(lambda: len(s.queue._line) == 1)
     assert s.names == {"a"}
-    lease.release()
-    lease.release()
+    lease.end()
+    lease.end()
     waiting.result(PATIENCE)
     assert s.names == {"b"}
 
@@ -269,7 +269,7 @@ def test_the_wait_is_bounded_and_its_error_has_retry_after(shelf: MakeShelf) -> 
     assert refused.value.status == 503
     assert refused.value.retry_after
     assert "prompt" not in refused.value.message
-    held.release()
+    held.end()
     assert s.get("b").model.name == "b", "nothing is left of the refusal"
 
 
@@ -278,7 +278,7 @@ def test_a_request_does_not_outwait_its_own_limit(shelf: MakeShelf) -> None:
     held = s.get("a")
     with pytest.raises(RequestTimedOut):
         s.get("b", deadline=time.monotonic() + 0.02)
-    held.release()
+    held.end()
 
 
 def test_waiting_requests_are_served_in_order(shelf: MakeShelf) -> None:
@@ -289,13 +289,13 @@ def test_waiting_requests_are_served_in_order(shelf: MakeShelf) -> None:
     def ask(name: str) -> None:
         lease = s.get(name)
         served.append(name)
-        lease.release()
+        lease.end()
 
     waiting = []
     for count, name in enumerate("bcd", 1):
         waiting.append(s.threads.submit(ask, name))
         wait_for(lambda count=count: len(s.queue._line) == count)
-    held.release()
+    held.end()
     for each in waiting:
         each.result(PATIENCE)
     assert served == ["b", "c", "d"]
@@ -308,10 +308,10 @@ def test_new_requests_do_not_keep_a_model_busy_forever(shelf: MakeShelf) -> None
     wait_for(lambda: bool(s.queue._reserved))
     newcomer = s.ask("a")
     wait_for(lambda: len(s.queue._line) == 2)
-    first.release()
+    first.end()
     lease = waiting.result(PATIENCE)
     assert not newcomer.done()
-    lease.release()
+    lease.end()
     assert newcomer.result(PATIENCE).model.name == "a"
 
 
@@ -321,12 +321,12 @@ def test_new_requests_do_not_keep_a_model_busy_forever(shelf: MakeShelf) -> None
 def test_weights_never_use_the_reserved_memory_of_rows(shelf: MakeShelf) -> None:
     s = shelf(limit=25)
     lease = s.get("a")
-    assert s.queue.covers(lease, 9)
+    assert lease.covers(9)
     waiting = s.ask("b")
     wait_for(lambda: len(s.queue._line) == 1)
     assert s.loads == ["a"], "10 and 10 leave less than 9"
-    assert s.queue.covers(lease, 5)
-    lease.release()
+    assert lease.covers(5)
+    lease.end()
     waiting.result(PATIENCE)
     assert s.names == {"a", "b"}
 
@@ -345,8 +345,8 @@ def test_a_request_whose_rows_do_not_fit_unloads_an_idle_model(shelf: MakeShelf)
     s = shelf(limit=25)
     s.use("a")
     lease = s.get("b")
-    assert not s.queue.covers(lease, 12)
-    lease.release()
+    assert not lease.covers(12)
+    lease.end()
     lease = s.get("b", rows=12)
     assert (s.names, lease.rows) == ({"b"}, 12)
 
@@ -354,28 +354,32 @@ def test_a_request_whose_rows_do_not_fit_unloads_an_idle_model(shelf: MakeShelf)
 def test_the_engine_can_unload_idle_models_at_once(shelf: MakeShelf) -> None:
     s = shelf(limit=25)
     s.use("a")
-    held = s.get("b")
-    assert s.queue.make_way("b", 12, 0, stuck=False) == [], (
-        "rows that run will end; a has not rested"
-    )
-    ((resident, model),) = s.queue.make_way("b", 12, 0, stuck=True)
-    assert (model.name, s.ledger.free) == ("a", 5), "it counts until it is gone"
-    s.queue.left(resident)
-    assert s.ledger.free == 15
-    held.release()
+    lease = s.get("b")
+    free: list[int] = []
+
+    def unload(model: Model) -> None:
+        free.append(s.ledger.free)
+        s.unload(model)
+
+    s.queue.make_way("b", 12, 0, unload, stuck=False)
+    assert s.gone == [], "rows that run will end; a has not rested"
+    s.queue.make_way("b", 12, 0, unload, stuck=True)
+    assert (s.gone, free, s.ledger.free) == (["a"], [5], 15), "it counts until it is gone"
+    lease.end()
 
 
 def test_rows_that_wait_for_memory_precede_new_requests(shelf: MakeShelf) -> None:
     s = shelf(limit=25)
     stuck, other = s.get("a"), s.get("b")
     assert s.queue.others_go_on("a")
-    assert s.queue.make_way("a", 12, 0, stuck=True) == []
+    s.queue.make_way("a", 12, 0, s.unload, stuck=True)
+    assert s.gone == []
     newcomer = s.ask("b")
     wait_for(lambda: len(s.queue._line) == 1)
-    other.release()
-    ((resident, _),) = s.queue.make_way("a", 12, 0, stuck=True)
-    s.queue.left(resident)
-    stuck.release()
+    other.end()
+    s.queue.make_way("a", 12, 0, s.unload, stuck=True)
+    assert s.gone == ["b"]
+    stuck.end()
     assert newcomer.result(PATIENCE).model.name == "b"
 
 
@@ -387,7 +391,7 @@ def test_the_death_of_the_engine_thread(shelf: MakeShelf) -> None:
     lease = s.get("a")
     s.queue.forget()
     assert (s.names, s.taken) == (set(), 0)
-    lease.release()
+    lease.end()
     assert s.get("a").model is not lease.model
 
 
@@ -407,31 +411,31 @@ def test_a_model_that_loads_while_the_engine_thread_dies_is_not_served(shelf: Ma
 def test_an_idle_model_is_unloaded_after_its_time_but_none_in_use(shelf: MakeShelf) -> None:
     s = shelf(limit=100)
     used = s.get("used", keep_alive=0.01)
-    s.get("kept").release()
-    s.get("brief", keep_alive=0.01).release()
-    s.get("longer", keep_alive=PATIENCE).release()
-    s.get("longer", keep_alive=0.01).release()
-    s.get("longer").release()
+    s.get("kept").end()
+    s.get("brief", keep_alive=0.01).end()
+    s.get("longer", keep_alive=PATIENCE).end()
+    s.get("longer", keep_alive=0.01).end()
+    s.get("longer").end()
     wait_for(lambda: s.names == {"used", "kept", "longer"})
     wait_for(lambda: s.taken == 30)
-    used.release()
+    used.end()
     wait_for(lambda: s.names == {"kept", "longer"})
     assert sorted(s.gone) == ["brief", "used"]
-    s.get("brief", keep_alive=0).release()
+    s.get("brief", keep_alive=0).end()
     wait_for(lambda: s.gone.count("brief") == 2)
 
 
 def test_a_pinned_model_is_never_unloaded_for_others(shelf: MakeShelf) -> None:
     s = shelf(patience=0.05)
-    s.get("pinned", keep_alive=PINNED).release()
-    s.get("pinned", keep_alive=0).release()
+    s.get("pinned", keep_alive=PINNED).end()
+    s.get("pinned", keep_alive=0).end()
     for name in ("a", "b", "c"):
         s.use(name)
     assert s.names == {"pinned", "c"}
     held = s.get("c")
     with pytest.raises(MemoryInUse, match=r"10 are pinned \(keep_alive: -1\)"):
         s.get("d")
-    held.release()
+    held.end()
     assert s.names == {"pinned", "c"}
 
 
@@ -454,12 +458,12 @@ def test_many_requests_stay_within_memory_and_all_are_served(shelf: MakeShelf) -
         served = 0
         for step in range(12):
             lease = s.get("abcdefg"[(number * 5 + step * 3) % 7], deadline=inf)
-            if not s.queue.covers(lease, 4 + step % 3):
-                lease.release()
+            if not lease.covers(4 + step % 3):
+                lease.end()
                 lease = s.get(lease.model.name, rows=4 + step % 3)
             time.sleep(0.0005 * (step % 3))
             served += lease.model.name in s.held
-            lease.release()
+            lease.end()
         return served
 
     assert sum(s.threads.map(client, range(16))) == 16 * 12

@@ -20,7 +20,6 @@ from mlx_provider.engine.scheduling.costs import Load as CacheLoad
 from mlx_provider.protocol.health import ModelStatus
 from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.serving import engine_builder, measurements
-from mlx_provider.serving import reproducible as kv_choice
 from mlx_provider.serving.measurements import Measured, Measurements, decoding
 from mlx_provider.serving.weights import ModelView
 
@@ -63,7 +62,7 @@ def load(make_service: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> Load
 
         monkeypatch.setattr(module, name, call)
 
-    counting(kv_choice, "probe")
+    counting(engine_builder, "probe")
     counting(engine_builder, "calibrate")
     counting(engine_builder, "measure")
 
@@ -71,8 +70,9 @@ def load(make_service: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> Load
         counted.clear()
         service, _ = make_service(**{"measurements": str(file), **settings})
         services.append(service)
-        with service._models.use(str(folder), options or ModelOptions()) as lease:
-            return lease.view
+        view, lease = service._models.use(str(folder), options or ModelOptions())
+        lease.end()
+        return view
 
     run.measured, run.services = counted, services  # type: ignore[attr-defined]
     return run

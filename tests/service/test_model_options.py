@@ -19,7 +19,7 @@ from mlx_provider.errors import BadRequest, ContextTooLong, LoadFailed
 from mlx_provider.litellm.model_info import operator_options
 from mlx_provider.protocol.requests import REMOVED, ModelOptions
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.reproducible import cache_maker
+from mlx_provider.serving.engine_builder import cache_maker
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny import build
 

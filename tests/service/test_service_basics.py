@@ -29,7 +29,8 @@ from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.events import ErrorBody, Failed
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampling
 from mlx_provider.serving.figures import Active, Entry
-from mlx_provider.serving.model_cache import Lease
+from mlx_provider.serving.residents import Lease
+from mlx_provider.serving.weights import ModelView, Weights
 
 QUIET = dict.fromkeys(range(8), -100.0)
 """The special tokens, among them those that end a reply, are not drawn by chance."""
@@ -59,8 +60,9 @@ def test_pieces_add_up_to_the_text(qwen: Any) -> None:
         running = qwen.start(max_tokens=40, logprobs=True)
         begun = running.get(60)
     answer = qwen.read(running, begun=begun)
-    with qwen.service._models.use(qwen.model, ModelOptions()) as lease:
-        assert answer.only.content == lease.view.model.tokenizer.decode(answer.only.tokens)
+    view, lease = qwen.service._models.use(qwen.model, ModelOptions())
+    with lease:
+        assert answer.only.content == view.model.tokenizer.decode(answer.only.tokens)
     assert answer.only.reason == "length"
     assert answer.usage.completion_tokens == len(answer.only.tokens) == 40
     assert answer.deltas > 1, "it comes in pieces"
@@ -128,8 +130,9 @@ def test_a_second_turn_reuses_the_first(qwen: Any) -> None:
 
 def test_raw_prompts(qwen: Any) -> None:
     text = qwen.ask(prompt="The quick brown", max_tokens=8).only.content
-    with qwen.service._models.use(qwen.model, ModelOptions()) as lease:
-        ids = lease.view.model.tokenizer.encode("The quick brown", special=True)
+    view, lease = qwen.service._models.use(qwen.model, ModelOptions())
+    with lease:
+        ids = view.model.tokenizer.encode("The quick brown", special=True)
     assert qwen.ask(prompt=ids, max_tokens=8).only.content == text
 
 
@@ -276,8 +279,8 @@ def test_a_request_gets_the_error_if_the_engine_thread_dies_before_its_submissio
     held = model.start(max_tokens=30_000, sampling=warm(1))
     held.get(60)
 
-    def entered(entry: Entry, request: Request, lease: Lease) -> Active:
-        active = Active(request, lease, lease.view.instance)
+    def entered(entry: Entry, request: Request, view: ModelView, lease: Lease[Weights]) -> Active:
+        active = Active(request, view.name, lease, view.instance)
         dies(model, held)
         active.instance.arriving.append(request.account)
         entry.active = active

@@ -109,7 +109,7 @@ def test_an_invalid_input_is_refused_with_its_index(ask: Ask, embedder: Path) ->
 
 
 def test_too_many_tokens_in_all(ask: Ask, embedder: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("mlx_provider.serving.embedding.MAX_INPUT_TOKENS", 100)
+    monkeypatch.setattr("mlx_provider.serving.prepared.MAX_INPUT_TOKENS", 100)
     assert "send it in several requests" in refused(ask, embedder, *[[40] * 30] * 4).message
 
 
@@ -227,9 +227,9 @@ def test_a_cancelled_request_ends_during_the_preparation_of_texts(
     shared_service: ChatService, embedder: Path, monkeypatch: Any
 ) -> None:
     from mlx_provider.protocol.event_queue import EventQueue
-    from mlx_provider.serving import embedding
+    from mlx_provider.serving import prepared as preparation
 
-    prepared = embedding._tokens_of
+    prepared = preparation._tokens_of
     count = 0
 
     def leaving(*args: Any) -> Any:
@@ -239,7 +239,7 @@ def test_a_cancelled_request_ends_during_the_preparation_of_texts(
             shared_service.cancel("leaves")
         return prepared(*args)
 
-    monkeypatch.setattr(embedding, "_tokens_of", leaving)
+    monkeypatch.setattr(preparation, "_tokens_of", leaving)
     request = EmbedRequest(id="leaves", model=str(embedder), input=["fox"] * 100)
     with pytest.raises(RequestFailed, match="cancelled"):
         shared_service.submit(request, EventQueue())

@@ -54,10 +54,10 @@ class Busy:
 
 
 def test_the_prefix_cache_can_use_the_memory_that_rows_leave() -> None:
-    ledger = MemoryLedger(lambda: 36 * GIGA)
-    ledger.reserve("model", 6 * GIGA)
+    ledger: MemoryLedger[Busy] = MemoryLedger(lambda: 36 * GIGA)
+    resident = ledger.reserve("model", 6 * GIGA)
     for live, left in ((0, 20), (9, 20), (10, 20), (16, 14), (30, 0), (31, 0)):
-        ledger.correct("model", Busy(live * GIGA))
+        resident.model = Busy(live * GIGA)
         assert ledger.prefix_budget() == left * GIGA
 
 
@@ -76,10 +76,9 @@ def test_the_prefix_cache_gives_back_a_share(make_service: Any, tiny_class: Any,
 
 def test_measurements_use_the_memory_that_weights_rows_and_images_leave() -> None:
     """The prefix cache and other models free memory for them."""
-    ledger = MemoryLedger(lambda: 36 * GIGA, media=lambda: GIGA)
+    ledger: MemoryLedger[Busy] = MemoryLedger(lambda: 36 * GIGA, media=lambda: GIGA)
     for name, live in (("model", 0), ("other", 9)):
-        ledger.reserve(name, 6 * GIGA)
-        ledger.correct(name, Busy(live * GIGA))
+        ledger.reserve(name, 6 * GIGA).model = Busy(live * GIGA)
     assert not ledger.measure("model", 15 * GIGA)
     assert ledger.measure("model", 13 * GIGA)
     assert ledger.measure("model", 14 * GIGA)  # replaces the 13

@@ -23,10 +23,9 @@ from mlx_provider.chat.messages.tools_as_text import (
     lacks_tools,
 )
 from mlx_provider.chat.messages.turns import NO_RESULT
-from mlx_provider.families.tokenizer.dialect import has_system_role
 from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer
 from mlx_provider.families.tokenizer.template_fit import fit_messages, fit_tools, short_id
-from mlx_provider.families.tokenizer.template_probe import template_form
+from mlx_provider.families.tokenizer.template_probe import has_system_role, template_form
 from mlx_provider.families.tokenizer.template_renderer import TemplateRenderer
 
 BASE = """\

@@ -1,6 +1,5 @@
-"""A process that tries grammars for the engine: `python trial_process.py LIMITS`. It imports
-nothing of this package, so that it stays small. A signal ends it if a grammar takes too much
-processor time, memory or stack."""
+"""Tries grammars for the engine, in a process of `bounded_process`. A signal ends it if a grammar
+takes too much processor time, memory or stack."""
 
 from __future__ import annotations
 
@@ -8,11 +7,9 @@ import json
 import random
 import resource
 import signal
-import sys
-import threading
 import time
-from contextlib import suppress
-from typing import Any, BinaryIO
+from collections.abc import Callable
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -83,42 +80,27 @@ def tried(lark: str, tokenizer: Any, first_byte: int, limits: Any) -> str:
     return error
 
 
-def answer(asked: BinaryIO, said: BinaryIO, limits: Any) -> None:
-    """Try grammars until the input ends. The first message is the vocabulary."""
-    vocabulary = Vocabulary(**json.loads(_read(asked)))
-    tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), slices=[])
-    while message := _read(asked):
-        grammar = json.loads(message)
+def answerer(limits: str) -> Callable[[dict[str, Any]], dict[str, Any] | None]:
+    """The first message is the vocabulary, every other one a grammar."""
+    vocabulary: Vocabulary | None = None
+    tokenizer: Any = None
+
+    def answer(message: dict[str, Any]) -> dict[str, Any] | None:
+        nonlocal vocabulary, tokenizer
+        if vocabulary is None:
+            vocabulary = Vocabulary(**message)
+            tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), slices=[])
+            return None
         began = time.process_time()
-        signal.setitimer(signal.ITIMER_PROF, grammar["seconds"])
-        wrong = tried(grammar["lark"], tokenizer, vocabulary.first_byte, limits)
+        signal.setitimer(signal.ITIMER_PROF, message["seconds"])
+        wrong = tried(message["lark"], tokenizer, vocabulary.first_byte, bounds)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        reply = json.dumps({"wrong": wrong, "seconds": time.process_time() - began}).encode()
-        said.write(b"%d\n" % len(reply) + reply)
-        said.flush()
+        return {"wrong": wrong, "seconds": time.process_time() - began}
+
+    bounds = LLParserLimits(**json.loads(limits))
+    return answer
 
 
-def _read(asked: BinaryIO) -> bytes:
-    """Empty: the input has ended."""
-    size = asked.readline()
-    return asked.read(int(size)) if size else b""
-
-
-def main() -> None:
-    stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
-    threading.stack_size(
-        LEAST_STACK_BYTES if stack < 0 else max(LEAST_STACK_BYTES, min(STACK, stack // 2))
-    )
-    space = int(sys.argv[1])
-    with suppress(ValueError, OSError):  # macOS defines the limit, but does not accept it
-        resource.setrlimit(resource.RLIMIT_AS, (space, space))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    limits = LLParserLimits(**json.loads(sys.argv[2]))
-    given = sys.stdin.buffer, sys.stdout.buffer, limits
-    worker = threading.Thread(target=answer, args=given)
-    worker.start()
-    worker.join()
-
-
-if __name__ == "__main__":
-    main()
+def stack_bytes() -> int:
+    most, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    return LEAST_STACK_BYTES if most < 0 else max(LEAST_STACK_BYTES, min(STACK, most // 2))

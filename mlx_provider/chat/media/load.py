@@ -15,7 +15,7 @@ from ...byte_gate import ByteGate, Ticket
 from ...config import EngineSettings
 from ...errors import MediaError, MLXProviderError, Overloaded
 from ...records import MediaItem
-from ...records.media import LANCZOS, Size, scaled
+from ...records.model import LANCZOS, Size, scaled
 from ...upstream.runtime import give_back
 from ..messages.parts import MediaRef
 from .clip import Clip

@@ -10,7 +10,7 @@ from functools import partial
 from ...errors import MLXProviderError
 from ...isolation import Fault, Isolation
 from ...protocol.events import Delta, Event, Finish, FinishReason
-from ...upstream.sparse_cache import sparse
+from ...upstream.cache_classes import sparse
 from ..execution.decode_batch import Logprob, Read
 from ..prefix_cache.cache import Match
 from ..prefix_cache.policy import PrefixCachePolicy

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...isolation import Fault, Isolation
-from ...upstream.sparse_cache import whole_windows
+from ...upstream.cache_classes import whole_windows
 from ..execution.decode_batch import NO_DRAFTS, DecodeBatch, Drafts, read_drawn
 from ..execution.sampler import Drawn, draw
 from ..request import PrefillJob, Row

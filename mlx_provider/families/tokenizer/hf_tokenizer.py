@@ -1,7 +1,4 @@
-"""One model's tokenizer and chat template, over a Hugging Face tokenizer (transformers 5).
-
-Loads the tokenizer of a checkpoint folder, with its chat template.
-"""
+"""One model's tokenizer and chat template, over a Hugging Face tokenizer (transformers 5)."""
 
 from __future__ import annotations
 
@@ -15,11 +12,11 @@ from typing import Any
 
 from ...errors import BadRequest, ContextTooLong, UnsupportedModel
 from ...records import LoadOptions, TemplateForm
-from ..checkpoint import read_json
-from .long_text import PIECE, LongText, characters_per_token
+from ..checkpoint import named_template, read_json
+from .long_text import PIECE, LongText, Turns, characters_per_token
 from .sanitize import ControlTokens, Encoded, Hidden, Messages, Variables, hide, keeps_marks, spelt
-from .template_fit import Turns, fit_messages
-from .template_probe import template_form
+from .template_fit import fit_messages
+from .template_probe import ASKED, dialect, template_form
 from .template_renderer import Probe, TemplateLimit, TemplateRenderer, accepted
 
 OTHER_USER = "\N{SOFT HYPHEN}"
@@ -123,7 +120,7 @@ class HFTokenizer:
         if self._renderer is None and self._source([]) is None:
             return ""
         try:
-            asked = fit_messages([{"role": "user", "content": "a"}], self.form)
+            asked = fit_messages([{"role": "user", "content": ASKED}], self.form)
             self.apply_template(asked, [], {}, probe="cached")
         except TemplateLimit:
             raise
@@ -172,20 +169,18 @@ class HFTokenizer:
 
     @cached_property
     def _long(self) -> LongText:
-        return LongText(self.fast, self._encode)
+        return LongText(self.fast, partial(self._encode, special=False))
 
     def encode_plain(self, text: str, *, before: str = "", special: bool = False) -> list[int]:
         """Tokens of a client's text after `before`, which may hold control tokens. Raises
         `BadRequest` if the tokens that `special` adds are unknown."""
         hidden = hide(self.control, Hidden((), (), {"text": text}), taken=before)
         tokens = self.tokens(before + hidden.variables["text"], hidden)
-        return self._with_special(tokens) if special else tokens
-
-    def _with_special(self, tokens: list[int]) -> list[int]:
-        around = self._around
-        if around is None:
+        if not special:
+            return tokens
+        if self._around is None:
             raise BadRequest("the special tokens that this model's tokenizer adds are unknown")
-        return [*around[0], *tokens, *around[1]]
+        return [*self._around[0], *tokens, *self._around[1]]
 
     @cached_property
     def _around(self) -> tuple[list[int], list[int]] | None:
@@ -360,3 +355,37 @@ def _chat_template(folder: Path, own: Any) -> str | Mapping[str, str] | None:
     if not (folder / "chat_template.jinja").is_file():
         own = read_json(folder / "chat_template.json").get("chat_template") or own
     return own or None
+
+
+FILES = ("tokenizer_config.json", "special_tokens_map.json")
+
+
+@dataclass(frozen=True)
+class _Described:
+    """The part of a transformers tokenizer that a template needs, from the files alone."""
+
+    chat_template: str
+    special_tokens_map: Mapping[str, str]
+
+
+def try_template(folder: Path) -> None:
+    """Run the probes of a template, so that the load finds their results. Blocks for some seconds.
+    A wrong guess of the special tokens costs only time: the load then probes again. Raises
+    `UnsupportedModel` for a template that exceeds its limits."""
+    source = named_template(folder)
+    if source:
+        dialect(HFTokenizer(_Described(source, _special_tokens(folder))))
+
+
+def _special_tokens(folder: Path) -> dict[str, str]:
+    """Like `special_tokens_map` of transformers: `bos_token` and others, as text."""
+    found: dict[str, str] = {}
+    for name in FILES:
+        given = read_json(folder / name)
+        own = given.get("extra_special_tokens")
+        named = {key: value for key, value in given.items() if key.endswith("_token")}
+        for key, value in (named | (own if isinstance(own, dict) else {})).items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                found[key] = text
+    return found

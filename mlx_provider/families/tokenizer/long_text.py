@@ -1,21 +1,19 @@
-"""Searches megabytes of text in slices, because one call of `re` blocks all other threads.
-
-A lower limit for the tokens of a text, without encoding it. Valid for tokenizers 0.23.
-
-Cuts long texts where a tokenizer separates them itself, so that the tokens do not change.
+"""Long texts: cut where a tokenizer separates them itself, so that the tokens do not change.
 
 To encode megabytes of text at once takes about a hundred times its size in memory, and blocks all
-other users of the tokenizer.
+other users of the tokenizer; one call of `re` blocks all other threads. Valid for tokenizers 0.23.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from tokenizers import pre_tokenizers
 
@@ -123,14 +121,10 @@ _PLACES = re.compile(
 )
 
 
-class Encode(Protocol):
-    def __call__(self, text: str, *, special: bool) -> list[int]: ...
-
-
 class LongText:
     """Safe from any thread if `encode` is."""
 
-    def __init__(self, fast: Any, encode: Encode) -> None:
+    def __init__(self, fast: Any, encode: Callable[[str], list[int]]) -> None:
         self._fast = fast
         self._encode = encode
 
@@ -174,8 +168,8 @@ class LongText:
         words = self._words(left + right)
         if words != self._words(left) + self._words(right) and not self._never_joined(left, right):
             return False
-        apart = self._encode(left, special=False) + self._encode(right, special=False)
-        return apart == self._encode(left + right, special=False)
+        apart = self._encode(left) + self._encode(right)
+        return apart == self._encode(left + right)
 
     def _words(self, text: str) -> list[str]:
         words = self._fast.pre_tokenizer
@@ -200,3 +194,30 @@ class LongText:
     def _pairs(self) -> frozenset[str]:
         entries = self._fast.get_vocab(with_added_tokens=False)
         return frozenset(a + b for entry in entries for a, b in pairwise(entry))
+
+
+class Turns:
+    """First come, first served; `threading.Lock` usually goes to the thread that has just released
+    it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken = False
+        self._line: deque[threading.Lock] = deque()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._taken:
+                self._taken = True
+                return
+            mine = threading.Lock()
+            mine.acquire()
+            self._line.append(mine)
+        mine.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            if self._line:
+                self._line.popleft().release()
+            else:
+                self._taken = False

@@ -1,4 +1,5 @@
-"""Finds the form that a chat template takes, by rendering short conversations.
+"""Finds by short conversations which messages, tools and calls a chat template takes, and in which
+form. The same conversation is rendered once (`template_renderer.Probe`).
 
 minja probes the same demands (`chat-template.hpp`: `requires_non_null_content`,
 `requires_object_arguments`, `polyfill_tools`).
@@ -9,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...records import TemplateForm
 from .template_fit import fit_messages, fit_tools
 from .template_renderer import accepted
+
+if TYPE_CHECKING:
+    from .hf_tokenizer import HFTokenizer
 
 Message = dict[str, Any]
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], str]
@@ -45,7 +49,7 @@ def template_form(render: Render) -> TemplateForm:
     probe = _Probe(render, _parts_only(render))
     form = _with_tools(probe, replace(TemplateForm(), parts_only=probe.parts_only))
     form = _with_calls(probe, form)
-    lone = SAID in (probe.text([{"role": "system", "content": SAID}], form) or "")
+    lone = SAID in (probe.text([_SYSTEM], form) or "")
     return replace(form, text_parts=frozenset(_roles_in_parts(probe, form)), lone_system=lone)
 
 
@@ -77,7 +81,7 @@ def _with_tools(probe: _Probe, form: TemplateForm) -> TemplateForm:
     if _shown(probe, form, alone):
         asked, shows = alone, form.shows_tools
     else:
-        asked = [{"role": "system", "content": SAID}, *alone]
+        asked = [_SYSTEM, *alone]
         if not _shown(probe, form, asked):
             return replace(form, shows_tools="never")
         shows = "with_system"
@@ -196,10 +200,7 @@ def _conversation(turn: Message, *, results: Sequence[Any] = RESULTS) -> list[Me
     return [_user(ASKED), turn, *results]
 
 
-def called_once() -> list[Message]:
-    return _conversation(_turn(1))
-
-
+_SYSTEM: Message = {"role": "system", "content": SAID}
 _NEXT: list[Message] = [{"role": "assistant", "content": ANSWERED}, _user(AGAIN)]
 
 
@@ -230,3 +231,54 @@ def _roles_in_parts(probe: _Probe, form: TemplateForm) -> Iterator[str]:
 
 
 _AS_DATA = ("'type'", '"type"')
+
+
+def dialect(tokenizer: HFTokenizer) -> dict[str, Any]:
+    """Fields of `ModelInfo` that describe the required form of messages and tools. Raises
+    `UnsupportedModel` for a template that exceeds its limits."""
+    return {
+        "template": tokenizer.form,
+        "alternate": wants_turns(tokenizer),
+        "system_role": has_system_role(tokenizer),
+    }
+
+
+def wants_turns(tokenizer: HFTokenizer) -> bool:
+    user, reply = _user(ASKED), _NEXT[0]
+    pairs = [([user], [user, user]), ([user, reply, user], [user, reply, reply, user])]
+    return any(
+        _rendered(tokenizer, single) is not None and _rendered(tokenizer, doubled) is None
+        for single, doubled in pairs
+    )
+
+
+def has_system_role(tokenizer: HFTokenizer) -> bool:
+    """Whether a system message is shown, also if a tool result comes last. Some templates raise for
+    it, others drop it or write it into the last message, if that is a user's."""
+    conversations = [[_user(ASKED)]]
+    if tokenizer.form.takes_calls:
+        conversations.append(_conversation(_turn(1)))
+    return all(
+        SAID in (_rendered(tokenizer, [_SYSTEM, *messages]) or "")
+        for messages in conversations
+        if _rendered(tokenizer, messages) is not None
+    )
+
+
+def refuses_late_system(tokenizer: HFTokenizer) -> bool:
+    before, last = [_user(ASKED), _NEXT[0]], _user(ASKED)
+    if _rendered(tokenizer, [*before, last]) is None:
+        return False
+    return _rendered(tokenizer, [*before, _SYSTEM, last]) is None
+
+
+def shows_tool_media(tokenizer: HFTokenizer, image: str) -> bool:
+    """Whether an image in a tool result is written as `image`, like one in a user message."""
+    parts = [{"type": "text", "text": PARTS[0]}, {"type": "image"}]
+    text = _rendered(tokenizer, _conversation(_turn(1), results=(parts, "")))
+    return bool(image) and (text or "").count(image) == 1
+
+
+def _rendered(tokenizer: HFTokenizer, messages: Sequence[Message]) -> str | None:
+    fitted = fit_messages(messages, tokenizer.form)
+    return accepted(lambda: tokenizer.apply_template(fitted, [], {}, probe="cached"))

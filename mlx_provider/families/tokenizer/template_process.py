@@ -1,7 +1,7 @@
-"""A process that renders chat templates for the engine: `python template_process.py`.
+"""Renders chat templates for the engine, in a process of `bounded_process`.
 
 A chat template is a program of the model's publisher. Here it runs in Jinja's sandbox, with limits
-on processor time, memory and output. For a fast start, this module imports nothing of this package.
+on processor time, memory and output.
 The environment is that of transformers 5.23 (`utils/chat_template_utils.py`,
 `_cached_compile_jinja_template`); a test compares the two.
 """
@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import datetime
 import json
-import resource
 import signal
-import sys
 import time
-from contextlib import suppress
-from typing import Any, BinaryIO
+from collections.abc import Callable
+from typing import Any
 
 import jinja2
 import jinja2.ext
@@ -210,13 +208,13 @@ def _aliased(message: dict[str, Any]) -> dict[str, Any]:
     return {**dict.fromkeys(REASONING, thought), **message, "reasoning_content": thought}
 
 
-def answer(templates: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+def answered(templates: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     """The text, or the error with its line in the template; and the seconds spent."""
     signal.setitimer(signal.ITIMER_PROF, asked["seconds"])
     began = time.process_time()
-    answered = _answered(templates, asked)
+    found = _answered(templates, asked)
     signal.setitimer(signal.ITIMER_PROF, 0)
-    return {**answered, "spent": time.process_time() - began}
+    return {**found, "spent": time.process_time() - began}
 
 
 def _answered(templates: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
@@ -265,30 +263,14 @@ class _Broken:
         raise self._error
 
 
-def read(source: BinaryIO) -> dict[str, Any] | None:
-    size = source.readline()
-    return json.loads(source.read(int(size))) if size else None
+def answerer() -> Callable[[dict[str, Any]], dict[str, Any] | None]:
+    made = environment()
+    templates: dict[str, Any] = {}
 
+    def answer(message: dict[str, Any]) -> dict[str, Any] | None:
+        if "source" not in message:
+            return answered(templates, message)
+        templates[message["template"]] = compiled(made, message["source"], message["seconds"])
+        return None
 
-def serve(asked: BinaryIO, said: BinaryIO) -> None:
-    made, templates = environment(), {}
-    while (message := read(asked)) is not None:
-        if "source" in message:
-            found = compiled(made, message["source"], message["seconds"])
-            templates[message["template"]] = found
-            continue
-        reply = json.dumps(answer(templates, message)).encode()
-        said.write(b"%d\n" % len(reply) + reply)
-        said.flush()
-
-
-def main() -> None:
-    space = int(sys.argv[1])
-    with suppress(ValueError, OSError):  # macOS defines the limit, but does not accept it
-        resource.setrlimit(resource.RLIMIT_AS, (space, space))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    serve(sys.stdin.buffer, sys.stdout.buffer)
-
-
-if __name__ == "__main__":
-    main()
+    return answer

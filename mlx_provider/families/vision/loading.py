@@ -1,18 +1,12 @@
-"""Runs a tower of mlx-vlm a layer at a time.
+"""Loads models of mlx-vlm without its server, calls them, and runs their towers a layer at a time.
+
+Nothing of a request is read from the model object or stored there: `LanguageModel.__call__` stores
+positions of the last request (mlx_vlm/models, 0.7.10, `_rope_deltas`, `_position_ids`).
 
 MLX computes nothing while a model is called: the outputs of its layers are noted during the whole
 call, and then evaluated one after the other. The graph and the results are those of a plain call,
 bit for bit. A layer with NumPy kernels computes at once; it ends the call, and the next slice calls
 the model again with the noted outputs.
-
-Loads weights of a vision model with the classes of mlx-vlm, without its server.
-
-Models are called below `LanguageModel.__call__`, which stores positions of the last request on the
-model object (mlx_vlm/models, 0.7.10, `_rope_deltas`, `_position_ids`).
-
-Any model of mlx-vlm through its public calls: its processor, embeddings and language model.
-
-Nothing of a request is read from the model object or stored there.
 """
 
 from __future__ import annotations
@@ -34,9 +28,8 @@ from ...errors import BadRequest, UnsupportedModel, wrong_option
 from ...isolation import Isolation
 from ...records import LoadOptions
 from ...upstream.mlx_vlm import embedded, has_mrope, language_logits, library
-from ..attention import route
 from ..checkpoint import read_json
-from ..layers import expand
+from ..layers import expand, route_attention
 
 __all__ = [
     "AT_ONCE",
@@ -233,7 +226,7 @@ def load_with_processor(folder: Path, options: LoadOptions) -> tuple[Any, Any]:
     images = library().load_image_processor(folder, trust_remote_code=trust)
     if images is not None:
         processor.image_processor = images
-    route(model.language_model)
+    route_attention(model.language_model)
     return model, processor
 
 

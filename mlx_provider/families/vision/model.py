@@ -1,13 +1,7 @@
-"""Converts hidden states of mlx-vlm's text model to logits.
-
-`ModelInfo` of a model with a vision tower.
-
-Converts messages and media to tokens: template, media placeholders, spans, snapshot points.
+"""What vision families share: a loaded model, prompts with media spans, embeddings.
 
 A family defines the tokens of the rendered template that represent media, and their replacements.
 The same text typed by a user stays text.
-
-Common parts of the vision families: a loaded model, prompts with media spans, embeddings.
 """
 
 from __future__ import annotations
@@ -36,7 +30,7 @@ from ...records import (
 from ..checkpoint import DEFAULT_CONTEXT, context_length, read_json
 from ..info import describe, precision
 from ..tokenizer import HFTokenizer, common_length
-from ..tokenizer.dialect import refuses_late_system, shows_tool_media
+from ..tokenizer.template_probe import refuses_late_system, shows_tool_media
 
 
 def head(language_model: Any, hidden: mx.array) -> mx.array:

@@ -18,9 +18,10 @@ import mlx.core as mx
 import numpy as np
 
 from ...records import Features, LoadOptions, MediaItem, MediaSpan, PrefillChunk, Prompt
-from .. import attention, caches
+from .. import caches
 from ..caches import row_cache
 from ..checkpoint import read_json
+from ..layers import route_attention
 from ..logits import rows_at
 from ..tokenizer import load_tokenizer
 from .loading import in_slices, load_model
@@ -205,7 +206,7 @@ def load_patch_model(
         reserved=texts.all,
         place=media.place if sees else no_media,
     )
-    attention.route(model.language_model)
+    route_attention(model.language_model)
     found = PatchVisionModel(model, info, tokenizer, marks)
     one = mx.array([1])
     caches.route(lambda cache: found.decode(one, cache, one), found.make_cache())

@@ -1,10 +1,5 @@
-"""Still images of a request: their size, and their pixels within a limit.
-
-Converts images and frames of any size to patches, in strips.
-
-Explicit rotary positions on three axes: time, height and width (M-RoPE). Upstream stores its own
-on the model object, for one request.
-"""
+"""Images and frames of any size as patches, in strips, and their rotary positions on three axes:
+time, height and width (M-RoPE). Upstream stores its own on the model object, for one request."""
 
 from __future__ import annotations
 

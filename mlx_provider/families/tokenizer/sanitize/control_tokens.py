@@ -1,12 +1,8 @@
-"""Control tokens that a client's text and the chat template form together.
-
-A template joins the parts of a message, may put names between signs (`<` name `>`), and may remove
-a mode switch (`/think`), which joins the text around it.
-
-Finds the texts that a tokenizer reads as control tokens, and their positions in a client's text.
+"""The texts that a tokenizer reads as control tokens, and their positions in a client's text.
 
 Every added token counts, special or not, except plain vocabulary that some tokenizers store there:
-white space, letters, HTML tags.
+white space, letters, HTML tags. A template joins the parts of a message, may put names between
+signs (`<` name `>`), and may remove a mode switch (`/think`), which joins the text around it.
 """
 
 from __future__ import annotations

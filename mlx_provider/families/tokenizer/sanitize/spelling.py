@@ -1,16 +1,11 @@
-"""Hides control tokens in a client's strings from the chat template and the tokenizer.
+"""Hides control tokens in a client's strings from the chat template and the tokenizer, and spells
+them in letters in the rendered text.
 
 One character of each is replaced by a private one that occurs nowhere in the input, has the same
 length and no case, is not white space and passes JSON. So the tokenizer finds only the template's
-own control tokens.
-
-Tokenizes a rendered text with its hidden strings spelled in letters.
-
-The tokenizer finds the template's control tokens. Text with hidden characters between two of them
-is encoded again, by a tokenizer with the same model but no control tokens. A private added token
-precedes each such piece, because some tokenizers write a space at the beginning of a text.
-
-Checks once, with a probe, whether a chat template writes hidden characters unchanged.
+own control tokens. Text with hidden characters between two of them is encoded again, by a tokenizer
+with the same model but no control tokens. A private added token precedes each such piece, because
+some tokenizers write a space at the beginning of a text.
 """
 
 from __future__ import annotations
