@@ -3,21 +3,120 @@
     from mlx_provider.doctor import Subject, examine
     for finding in examine(Subject("mlx-community/some-model"), thorough=False): ...
 
-Every check is a function from a `Subject` to `Finding`s; `examination` lists them.
-Checks change nothing, and use the network only for a model that is not on this machine.
+A check is a function from a `Subject` to `Finding`s. It changes nothing, and uses the network only
+for a model that is not on this machine.
 """
 
-from .examination import examine
-from .findings import STATES, Finding, as_json, by_severity, healthy
-from .subject import Subject, System
+from __future__ import annotations
 
-__all__ = [
-    "STATES",
-    "Finding",
-    "Subject",
-    "System",
-    "as_json",
-    "by_severity",
-    "examine",
-    "healthy",
-]
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ..errors import MLXProviderError
+from ..isolation import Isolation
+from . import versions
+from .subject import STATES, Finding, Subject
+
+__all__ = ["STATES", "Finding", "Subject", "as_json", "by_severity", "examine", "healthy"]
+FORMAT = 1
+"""Version of the JSON; increases when keys change."""
+REINSTALL = "install mlx-provider anew, into an environment of its own"
+IGNORE = "go on: nothing else depends on this check; report it if it lasts"
+SETTING = "correct the variable that is named, or unset it"
+READABLE = "make the file or folder that is named readable for this user"
+MODEL = "download or convert the model again, or name another"
+FAMILY = "install a plugin that brings a family for it (hook mlx_model_families), or name another"
+Checks = tuple[tuple[str, Callable[[Subject], Iterable[Finding]], str], ...]
+"""Name, function, and the remedy if it raises; the error is then the finding."""
+
+PYTHON_CHECKS: Checks = (
+    ("versions.packages", versions.packages, REINSTALL),
+    ("versions.backend", versions.backend, REINSTALL),
+)
+"""These explain why the others cannot be imported."""
+
+
+def machine_checks() -> Checks:
+    from . import machine
+
+    return (
+        ("settings", machine.settings, SETTING),
+        ("memory.limit", machine.memory, SETTING),
+        ("memory.wired", machine.wired, IGNORE),
+        ("runtime.folder", machine.runtime_folder, SETTING),
+        ("disk.prefix_cache", machine.disk_tier, READABLE),
+        ("config.file", machine.config_file, READABLE),
+        ("plugins", machine.plugins, REINSTALL),
+        ("engine", machine.engine, f"correct what is named, or {machine.RESTART}"),
+    )
+
+
+def model_checks(*, thorough: bool = True) -> Checks:
+    """They find nothing without a model, and have nothing to read if the first one fails."""
+    from . import machine, model
+
+    checks: Checks = (
+        ("model.found", model.found, "correct the name; `demo` always works"),
+        ("disk.models", machine.download, IGNORE),
+        ("model.files", model.files, MODEL),
+        ("model.family", model.family, FAMILY),
+        ("model.memory", model.memory, MODEL),
+        ("model.formats", model.formats, MODEL),
+        ("template.messages", model.messages, model.OTHER),
+        ("template.tools", model.tools, model.OTHER),
+        ("proxy.token", model.token, model.LOGS),
+        ("measured.decoding", model.decoding, SETTING),
+        ("speculation.gain", model.gain, SETTING),
+    )
+    return checks if thorough else tuple(check for check in checks if check[0] != "proxy.token")
+
+
+def examine(subject: Subject, *, thorough: bool = True) -> list[Finding]:
+    """`thorough`: also start a proxy and an engine for one token. Changes no settings, and only
+    files of the engine that it may start."""
+    found = run(PYTHON_CHECKS, subject)
+    with Isolation() as importing:
+        of_machine, (search, *of_model) = machine_checks(), model_checks(thorough=thorough)
+    if importing.fault is not None:
+        summary = f"no other check can be made: {importing.fault.summary}"
+        return [*found, Finding("versions.imports", "fail", summary, REINSTALL)]
+    located = run((search,), subject)
+    found += run(of_machine, subject) + located
+    found += run(of_model, subject) if healthy(located) else []
+    different: dict[str, Finding] = {}  # one cause may stop several checks
+    for finding in found:
+        different.setdefault(finding.what, finding)
+    return list(different.values())
+
+
+def run(checks: Iterable[tuple[str, Any, str]], subject: Subject) -> list[Finding]:
+    found: list[Finding] = []
+    for name, look, remedy in checks:
+        with Isolation() as trying:
+            found += look(subject)
+        if trying.fault is not None:
+            error, summary = trying.fault.error, trying.fault.summary
+            summary = error.message if isinstance(error, MLXProviderError) else summary
+            found.append(Finding(name, "fail", summary, remedy))
+    return found
+
+
+def healthy(findings: Iterable[Finding]) -> bool:
+    return all(finding.state != "fail" for finding in findings)
+
+
+def by_severity(findings: Sequence[Finding]) -> list[Finding]:
+    """Worst first, then in the order of the checks."""
+    return sorted(findings, key=lambda finding: STATES.index(finding.state))
+
+
+def as_json(findings: Sequence[Finding], *, model: str | None, version: str) -> dict[str, Any]:
+    """`findings`: with the record's fields."""
+    return {
+        "format": FORMAT,
+        "version": version,
+        "model": model,
+        "healthy": healthy(findings),
+        "findings": [asdict(finding) for finding in by_severity(findings)],
+    }

@@ -1,27 +1,32 @@
-"""Memory of the machine, its folders, and the settings of the environment."""
+"""Memory of the machine, its folders, settings and plugins, the engine of this user, and the
+`config.yaml` of a LiteLLM proxy in the working folder."""
 
 from __future__ import annotations
 
 import difflib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from ..client.connection import TRANSPORT
-from ..client.runtime_folder import inspect
-from ..config import PREFIX, SETTINGS, EngineSettings, removed_variables
-from ..engine.memory import memory_limit, pool_limit
+import yaml
+from pydantic import ValidationError
+
+from ..client.connection import TRANSPORT, Connections
+from ..client.http import HttpClient
+from ..client.runtime_folder import differences, holder, identity, inspect, is_held
+from ..config import PREFIX, SETTINGS, removed_variables
+from ..engine.memory import memory_limit
 from ..engine.prefix_cache.disk import bytes_on_disk, disk_limit
-from ..errors import BadRequest, EngineUnavailable
+from ..errors import BadRequest, EngineUnavailable, OtherProtocol
 from ..gateway.models import size
-from ..protocol.requests import ModelOptions
+from ..protocol.health import Health
+from ..protocol.requests import ALLOWED_MEDIA, REMOVED, RENAMED, OperatorOptions
 from ..registry.discovery import SELECTION
-from ..safe_open import obstacle
+from ..safe_open import obstacle, read_bounded
 from ..serving.drafting import UNNAMED
-from ..serving.grants import read_grants
 from ..serving.hub import cache_root
-from .findings import Finding, State
-from .subject import Subject
+from .subject import Finding, State, Subject
 
 LEAST_BYTES = 4 * 10**9
 """For any useful model."""
@@ -29,18 +34,21 @@ SPARE_BYTES, LOG_BYTES = 10**9, 10**7
 """Free disk space that counts as almost full, and that an engine needs."""
 OTHER_VARIABLES = (SELECTION, TRANSPORT, PREFIX + "RUNTIME_DIR", PREFIX + "API_KEY")
 VARIABLES = frozenset([*(PREFIX + name.upper() for name in SETTINGS), *OTHER_VARIABLES])
-
-
-def room(settings: EngineSettings) -> int:
-    """Bytes for weights and rows: the limit without MLX's pool of free buffers."""
-    limit = memory_limit(settings.memory_limit)
-    return limit - pool_limit(limit)
+RESTART = "mlx-provider engine restart (with --idle: once no request runs)"
+CONFIG, HANDLER, WHERE = "config.yaml", "mlx_provider.litellm.handler", "model_info.mlx"
+LARGEST = 2**22
+"""Bytes of the file."""
+OPTIONS = frozenset(OperatorOptions.model_fields)
+EARLIER = frozenset([*RENAMED, *ALLOWED_MEDIA, *REMOVED])
+"""Old names, which the options themselves read or refuse."""
+MAP = "custom_provider_map"
+MAP_LINES = f"litellm_settings: {{{MAP}: [{{provider: mlx, custom_handler: {HANDLER}}}]}}"
+Fields = Mapping[str, Any]
 
 
 def memory(subject: Subject) -> Iterator[Finding]:
     limit = memory_limit(subject.settings.memory_limit)
-    pool = pool_limit(limit)
-    summary = f"{size(limit)} for models and requests, {size(pool)} of it for free buffers"
+    summary = f"models and requests may take {size(limit)}"
     if limit < LEAST_BYTES:
         remedy = f"close other programs, or raise {PREFIX}MEMORY_LIMIT"
         yield Finding("memory.limit", "warn", f"{summary}: few models of use fit", remedy)
@@ -49,19 +57,14 @@ def memory(subject: Subject) -> Iterator[Finding]:
 
 
 def wired(subject: Subject) -> Iterator[Finding]:
-    if not subject.system.is_mac:
+    if not subject.is_mac:
         return
-    limit = subject.wired()
-    if limit == 0:
+    if limit := subject.wired():
+        summary = f"iogpu.wired_limit_mb is {limit}: with a raised limit, requests at once have "
+        remedy = "sudo sysctl iogpu.wired_limit_mb=0 gives the choice back to the system"
+        yield Finding("memory.wired", "warn", f"{summary}made machines panic (mlx 3186)", remedy)
+    else:
         yield Finding("memory.wired", "ok", "the limit of wired memory is the system's own")
-        return
-    yield Finding(
-        "memory.wired",
-        "warn",
-        f"iogpu.wired_limit_mb is {limit}: with a raised limit, requests at once have made "
-        "machines panic (mlx 3186)",
-        "sudo sysctl iogpu.wired_limit_mb=0 gives the choice back to the system",
-    )
 
 
 def settings(subject: Subject) -> Iterator[Finding]:
@@ -76,23 +79,20 @@ def settings(subject: Subject) -> Iterator[Finding]:
             what = f"{name} has no effect any more: {removed[name]}"
             yield Finding("settings.names", "warn", what, "unset it")
         elif name not in VARIABLES:
-            near = difflib.get_close_matches(name, VARIABLES, 1)
-            remedy = f"unset it, or set {near[0]}" if near else "unset it"
+            remedy = f"unset it; {_similar(name, VARIABLES)}".removesuffix("; ")
             yield Finding("settings.names", "warn", f"nobody reads {name}", remedy)
     known = [name for name in given if name in VARIABLES and not name.endswith("_KEY")]
-    summary = (
-        ", ".join(f"{name}={subject.environ[name]}" for name in known) or "all at their defaults"
-    )
-    yield Finding("settings.given", "ok", summary)
+    summary = ", ".join(f"{name}={subject.environ[name]}" for name in known)
+    yield Finding("settings.given", "ok", summary or "all at their defaults")
 
 
 def runtime_folder(subject: Subject) -> Iterator[Finding]:
     folder = subject.runtime.folder
     try:
-        there = inspect(subject.runtime)
+        exists = inspect(subject.runtime)
     except EngineUnavailable as error:
-        what, _, remedy = error.message.rpartition(": ")
-        yield Finding("runtime.folder", "fail", what, remedy)
+        summary, _, remedy = error.message.rpartition(": ")
+        yield Finding("runtime.folder", "fail", summary, remedy)
         return
     free = _free(folder)
     if free < LOG_BYTES:
@@ -100,30 +100,26 @@ def runtime_folder(subject: Subject) -> Iterator[Finding]:
         remedy = f"free some, or set {PREFIX}RUNTIME_DIR to a folder on another disk"
         yield Finding("runtime.folder", "fail", summary, remedy)
     else:
-        summary = f"{folder} is this user's alone" if there else f"{folder} will be made"
+        summary = f"{folder} is this user's alone" if exists else f"{folder} will be made"
         yield Finding("runtime.folder", "ok", summary)
 
 
 def disk_tier(subject: Subject) -> Iterator[Finding]:
     """The folder of the prefix cache on disk can be written and has space."""
-    chosen, wanted = subject.settings.disk_cache, subject.settings.disk_cache_bytes
-    if chosen is None or wanted == 0:
-        summary = "the prefix cache is not kept on disk"
-        yield Finding("disk.prefix_cache", "note", summary)
-        return
-    if why := obstacle(chosen, subject.home):
+    name, folder = "disk.prefix_cache", subject.settings.disk_cache
+    wanted = subject.settings.disk_cache_bytes
+    if folder is None or wanted == 0:
+        yield Finding(name, "note", "the prefix cache is not kept on disk")
+    elif why := obstacle(folder, subject.home):
         what, _, remedy = why.rpartition(": ")
-        summary = f"no prefixes are kept in {chosen}: {what}"
-        remedy = f"{remedy}, or set {PREFIX}DISK_CACHE to another folder"
-        yield Finding("disk.prefix_cache", "fail", summary, remedy)
-        return
-    free, used, most = _free(chosen), bytes_on_disk(chosen), disk_limit(chosen, wanted)
-    summary = f"{chosen}: prefixes take {size(used)} of {size(most)}, {size(free)} are free"
-    if free < max(most - used, SPARE_BYTES):
-        remedy = f"free some, or lower {PREFIX}DISK_CACHE_BYTES (0: no cache on disk)"
-        yield Finding("disk.prefix_cache", "warn", summary, remedy)
+        remedy += f", or set {PREFIX}DISK_CACHE to another folder"
+        yield Finding(name, "fail", f"no prefixes are kept in {folder}: {what}", remedy)
     else:
-        yield Finding("disk.prefix_cache", "ok", summary)
+        free, used, most = _free(folder), bytes_on_disk(folder), disk_limit(folder, wanted)
+        summary = f"{folder}: prefixes take {size(used)} of {size(most)}, {size(free)} are free"
+        remedy = f"free some, or lower {PREFIX}DISK_CACHE_BYTES (0: no cache on disk)"
+        full = free < max(most - used, SPARE_BYTES)
+        yield Finding(name, "warn" if full else "ok", summary, remedy if full else "")
 
 
 def download(subject: Subject) -> Iterator[Finding]:
@@ -132,80 +128,188 @@ def download(subject: Subject) -> Iterator[Finding]:
         return
     root, remedy = cache_root(), "free some, or set HF_HUB_CACHE to a folder on a larger disk"
     if why := obstacle(root, subject.home):
-        what, _, remedy = why.rpartition(": ")
-        yield Finding(
-            "disk.models", "warn", f"no model can be downloaded to {root}: {what}", remedy
-        )
+        summary = f"no model can be downloaded to {root}: {why.rpartition(': ')[0]}"
+        yield Finding("disk.models", "warn", summary, remedy)
         return
-    free = _free(root)
-    summary = f"{root}: {size(free)} are free for models"
-    if subject.outline is not None:
-        needed = subject.outline.weight_bytes
-        state: State = "fail" if free < needed else "ok"
-        summary += f", {subject.model} takes {size(needed)}"
-    else:
-        state = "warn" if free < LEAST_BYTES else "ok"
-    yield Finding("disk.models", state, summary, "" if state == "ok" else remedy)
-
-
-def owners_file(subject: Subject) -> Iterator[Finding]:
-    """Options that the engine's owner grants (TOML)."""
-    file = subject.settings.models_file
-    if file is None:
-        return
-    try:
-        granted = read_grants(file)
-    except BadRequest as error:
-        remedy = "correct the file: a table of model_info.mlx options per model"
-        yield Finding("settings.models_file", "fail", error.message, remedy)
-        return
-    strange = [each for name, own in granted.items() for each in strange_names(subject, name, own)]
-    for summary in strange:
-        remedy = "name one that `mlx-provider plugins` lists, or install its plugin"
-        yield Finding("settings.models_file", "fail", f"{file}: {summary}", remedy)
-    if not strange:
-        yield Finding("settings.models_file", "ok", f"{file}: {len(granted)} models")
+    needed = LEAST_BYTES if subject.model is None else subject.checkpoint.weight_bytes
+    full = _free(root) < needed
+    state: State = "ok" if not full else "warn" if subject.model is None else "fail"
+    summary = f"{root}: {size(_free(root))} are free, {subject.model or 'a useful model'} takes "
+    yield Finding("disk.models", state, f"{summary}{size(needed)}", remedy if full else "")
 
 
 def plugins(subject: Subject) -> Iterator[Finding]:
-    known = subject.registry.plugins
-    for plugin in known:
-        if plugin.error is not None:
+    working = []
+    for plugin in subject.registry.plugins:
+        if plugin.error is None:
+            working.append(plugin.name)
+        else:
+            package = plugin.distribution
+            remedy = f"pip install --upgrade {package}, or pip uninstall {package}"
+            remedy = remedy if package else f"take it out of {SELECTION}, or install it"
             summary = f"plugin {plugin.name} is off: {plugin.error}"
-            yield Finding(f"plugins.{plugin.name}", "fail", summary, _remedy(plugin.distribution))
+            yield Finding(f"plugins.{plugin.name}", "fail", summary, remedy)
         for note in plugin.notes:
             remedy = "see `mlx-provider plugins`; update the plugin or leave it out"
             yield Finding(f"plugins.{plugin.name}", "warn", f"{plugin.name}: {note}", remedy)
-    working = ", ".join(plugin.name for plugin in known if plugin.error is None)
     if working:
-        yield Finding("plugins.working", "ok", working)
+        yield Finding("plugins.working", "ok", ", ".join(working))
     else:
-        remedy = "unset MLX_PROVIDER_PLUGINS, or install mlx-provider anew"
+        remedy = f"unset {SELECTION}, or install mlx-provider anew"
         yield Finding("plugins.working", "fail", "no plugin works: nothing is served", remedy)
-
-
-def _remedy(distribution: str) -> str:
-    if not distribution:
-        return "take it out of MLX_PROVIDER_PLUGINS, or install it"
-    return f"pip install --upgrade {distribution}, or pip uninstall {distribution}"
-
-
-def strange_names(subject: Subject, model: str, options: ModelOptions) -> Iterator[str]:
-    """Parsers and drafters that the owner names, but no plugin has."""
-    registry = subject.registry
-    for named, find in (
-        (options.tool_parser, registry.tool_parser),
-        (options.reasoning_parser, registry.reasoning_parser),
-        (None if options.drafter in UNNAMED else options.drafter, registry.drafter),
-    ):
-        try:
-            if named:
-                find(named)
-        except BadRequest as error:
-            yield f"{model}: {error.message}"
 
 
 def _free(folder: Path) -> int:
     path = folder.expanduser().absolute()
     nearest = next(each for each in (path, *path.parents) if each.exists())
     return shutil.disk_usage(nearest).free
+
+
+def engine(subject: Subject) -> Iterator[Finding]:
+    """Whether it is healthy, and whether a new engine would be the same. Starts none."""
+    connections = Connections(subject.environ)
+    client = connections.client(None, None)
+    if not isinstance(client, HttpClient):
+        return  # a thread of the process that uses it
+    lock, log = subject.runtime.lock, subject.runtime.log
+    try:
+        yield from engine_report(client.health(), subject)
+    except OtherProtocol as error:
+        yield Finding("engine.out_of_date", "warn", error.message, RESTART)
+    except EngineUnavailable as error:
+        if is_held(lock):
+            summary = f"engine process {holder(lock)} does not answer ({error.message})"
+            remedy = f"see {log}, end process {holder(lock)}, or wait if it is starting"
+            yield Finding("engine.running", "warn", summary, remedy)
+        else:
+            yield Finding("engine.running", "ok", "none runs; the first request starts one")
+    finally:
+        connections.close()
+
+
+def engine_report(health: Health, subject: Subject) -> Iterator[Finding]:
+    if not health.ok:
+        remedy = f"{RESTART}; its log is {subject.runtime.log}"
+        yield Finding("engine.running", "fail", f"the engine has died: {health.detail}", remedy)
+        return
+    models = ", ".join(model.model for model in health.models) or "no model"
+    summary = f"process {health.pid}, mlx-provider {health.version} on {health.device}: {models}, "
+    yield Finding("engine.running", "ok", summary + size(health.active_memory))
+    if health.out_of_date:
+        summary = f"the engine is out of date: {'; '.join(health.out_of_date)}"
+        yield Finding("engine.out_of_date", "warn", summary, RESTART)
+    changed = differences(health.identity, identity(subject.environ))
+    if changed:
+        summary = f"the engine was started with other settings: {'; '.join(changed.values())}"
+        yield Finding("engine.settings", "warn", summary, RESTART)
+
+
+def config_file(subject: Subject) -> Iterator[Finding]:
+    """Nothing if there is no file, or if it does not concern this package."""
+    path = subject.working_folder / CONFIG
+    try:
+        text = read_bounded(path, LARGEST).decode()
+        content = _fields(yaml.safe_load(text))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        summary = f"{path} cannot be read: {' '.join(str(error).split())[:300]}"
+        yield Finding("config.file", "fail", summary, "correct the file")
+        return
+    entries = [entry for entry in _list(content.get("model_list")) if _model(entry)]
+    if not entries and "mlx_provider" not in text:
+        return
+    problems = list(_handler(content))
+    for entry in entries:
+        name = f"{CONFIG}, {entry.get('model_name')!r}"
+        found = (*_misplaced(entry), *_options(entry, subject), *_folder(entry, path))
+        problems += [Finding("config.entries", "fail", f"{name}: {a}", b) for a, b in found]
+    yield from problems
+    if not problems:
+        summary = f"{path}: {len(entries)} entries for models of this package"
+        yield Finding("config.file", "ok", summary)
+
+
+def _handler(content: Fields) -> Iterator[Finding]:
+    """Whether LiteLLM routes `mlx/` to this package."""
+    listed = _list(_fields(content.get("litellm_settings")).get(MAP))
+    handlers = {str(each.get("provider")): str(each.get("custom_handler")) for each in listed}
+    found = handlers.get("mlx")
+    if found is None:
+        summary = f"{CONFIG}: litellm_settings.{MAP} names no handler of the provider `mlx`"
+        yield Finding("config.handler", "fail", summary, f"write {MAP_LINES}")
+    elif found != HANDLER and ("mlx_provider" in found or _similar(found, [HANDLER])):
+        summary = f"{CONFIG}: there is no handler {found!r}"
+        yield Finding("config.handler", "fail", summary, f"did you mean {HANDLER!r}?")
+
+
+def _misplaced(entry: Fields) -> Iterator[tuple[str, str]]:
+    """Summaries with remedies."""
+    for part in ("litellm_params", "model_info"):
+        for name in _fields(entry.get(part)).keys() & OPTIONS:
+            yield f"{part}.{name} has no effect", f"write it as {WHERE}.{name}"
+    if "mlx" in _fields(entry.get("litellm_params")):
+        yield "litellm_params.mlx has no effect", f"write it as {WHERE}"
+
+
+def _options(entry: Fields, subject: Subject) -> Iterator[tuple[str, str]]:
+    info = _fields(entry.get("model_info"))
+    nested = info.get("mlx") or {}
+    if not isinstance(nested, Mapping):
+        yield f"{WHERE} is not a mapping", f"write {WHERE}: {{kv_bits: 8}}"
+        return
+    given = {str(name)[4:]: value for name, value in info.items() if str(name).startswith("mlx_")}
+    given |= {str(name): value for name, value in nested.items()}
+    for name in given.keys() - OPTIONS - EARLIER:
+        remedy = _similar(name, OPTIONS) or f"there are {', '.join(sorted(OPTIONS))}"
+        yield f"{WHERE}.{name} is no option", remedy
+    known = {name: given[name] for name in given if name in OPTIONS | EARLIER}
+    try:
+        options = OperatorOptions.model_validate(known)
+    except ValidationError as error:
+        for fault in error.errors(include_url=False):
+            yield f"{'.'.join([WHERE, *map(str, fault['loc'])])}: {fault['msg']}", "correct it"
+        return
+    registry = subject.registry
+    for value, find in (
+        (options.tool_parser, registry.tool_parser),
+        (options.reasoning_parser, registry.reasoning_parser),
+        (None if options.drafter in UNNAMED else options.drafter, registry.drafter),
+    ):
+        try:
+            if value:
+                find(value)
+        except BadRequest as error:
+            yield error.message, "name one that `mlx-provider plugins` lists"
+
+
+def _folder(entry: Fields, config: Path) -> Iterator[tuple[str, str]]:
+    """A folder that does not exist, or that depends on where an engine starts."""
+    name = _model(entry)
+    if _fields(entry.get("litellm_params")).get("api_base") or not name.startswith(("/", ".", "~")):
+        return
+    path = Path(name).expanduser()
+    if not (config.parent / path).is_dir():
+        yield f"no folder {name}", "write the full path of a model's folder"
+    elif not path.is_absolute():
+        summary = f"{name} depends on the folder in which an engine was started"
+        yield summary, f"write model: mlx/{(config.parent / path).resolve()}"
+
+
+def _model(entry: Fields) -> str:
+    """Empty for a model of another provider."""
+    model = str(_fields(entry.get("litellm_params")).get("model"))
+    return model.removeprefix("mlx/") if model.startswith("mlx/") else ""
+
+
+def _similar(name: object, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(name), known, 1)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
+def _fields(value: object) -> Fields:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> list[Fields]:
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []

@@ -1,51 +1,47 @@
-"""All input of the checks, so that tests can replace it."""
+"""What a check reads, and what it finds."""
 
 from __future__ import annotations
 
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from ..config import EngineSettings, Runtime, engine_settings, runtime
-from ..families.checkpoint import read_json
+from ..families.tokenizer import HFTokenizer, load_tokenizer
 from ..installed import installed_version
+from ..records import LoadOptions
 from ..registry import PluginRegistry
-from ..serving.hub import Outline, full_name, local_folder, outline
-from .formats import Formats, formats_of
+from ..serving.hub import Outline, checkpoint, local_folder
 
+State = Literal["ok", "note", "warn", "fail"]
+STATES: tuple[State, ...] = ("fail", "warn", "note", "ok")
+"""Worst first. `note`: information; `warn`: works with limits; `fail`: does not work."""
 WIRED = ("sysctl", "-n", "iogpu.wired_limit_mb")
-TIME_LIMIT = 5.0
 
 
 @dataclass(frozen=True)
-class System:
-    system: str
-    """`Darwin`, `Linux` ..."""
-    release: str
-    """Version of macOS (`15.1`), or of the C library on Linux (`2.39`); empty: unknown."""
-    machine: str
-    python: str
+class Finding:
+    """One fact, and the remedy if it is a problem."""
 
-    @classmethod
-    def here(cls) -> System:
-        mac = sys.platform == "darwin"
-        release = platform.mac_ver()[0] if mac else platform.libc_ver()[1]
-        return cls(platform.system(), release, platform.machine(), platform.python_version())
+    name: str
+    """For programs: `<check>.<part>`. Does not depend on the result."""
+    state: State
+    what: str
+    remedy: str = ""
 
-    @property
-    def is_mac(self) -> bool:
-        return self.system == "Darwin"
+    def __post_init__(self) -> None:
+        if self.state in ("fail", "warn") and not self.remedy:
+            raise ValueError(f"{self.name} complains and names no remedy: {self.what}")
 
 
 def wired_limit() -> int:
     """Mebibytes that the GPU may wire on macOS; 0: the default."""
-    answer = subprocess.run(WIRED, capture_output=True, text=True, timeout=TIME_LIMIT, check=True)
+    answer = subprocess.run(WIRED, capture_output=True, text=True, timeout=5, check=True)
     return int(answer.stdout.strip())
 
 
@@ -58,7 +54,7 @@ class Subject:
     home: Path = field(default_factory=Path.home)
     working_folder: Path = Path()
     offline: bool = False
-    system: System = field(default_factory=System.here)
+    is_mac: bool = sys.platform == "darwin"
     installed: Callable[[str], str | None] = installed_version
     """`None`: not installed."""
     wired: Callable[[], int] = wired_limit
@@ -83,24 +79,13 @@ class Subject:
         return None if self.model is None else local_folder(self.model)
 
     @cached_property
-    def formats(self) -> Formats | None:
-        """`None`: the model is not here."""
-        return None if self.folder is None else formats_of(self.folder, self.registry)
-
-    @property
-    def served_name(self) -> str:
-        """The absolute path of a folder."""
-        return full_name(self.model or "")
+    def tokenizer(self) -> HFTokenizer | None:
+        """`None`: the model is not on this machine, or has no chat template. Raises the errors of
+        loading it."""
+        found = load_tokenizer(self.folder, LoadOptions()) if self.folder else None
+        return found if found is not None and found.chat_template is not None else None
 
     @cached_property
-    def outline(self) -> Outline | None:
-        """The Hub's, for a model that is not here; `None`: the Hub must not be asked."""
-        away = self.model is not None and self.folder is None
-        return outline(str(self.model)) if away and not self.offline else None
-
-    @cached_property
-    def config(self) -> Mapping[str, Any]:
-        """Empty: it may not be read. Raises `BadRequest`."""
-        if self.folder is not None:
-            return read_json(self.folder / "config.json")
-        return {} if self.outline is None else self.outline.config
+    def checkpoint(self) -> Outline:
+        """From the Hub if it is not on this machine. Raises `ModelNotFound`, `BadRequest`."""
+        return checkpoint(str(self.model))

@@ -64,6 +64,24 @@ class Proxy:
             time.sleep(POLL)
         raise self._failed(f"does not answer after {START_LIMIT:g} s")
 
+    def answer_once(self, model: str, limit: float) -> None:
+        """Generate one token, within `limit` seconds. Raises `EngineUnavailable`."""
+        import httpx
+
+        messages = [{"role": "user", "content": "Hi"}]
+        try:
+            answer = httpx.post(
+                f"{self.url}/v1/chat/completions",
+                json={"model": model, "messages": messages, "max_tokens": 1},
+                headers={"authorization": f"Bearer {self.key}"},
+                timeout=limit,
+                trust_env=False,  # loopback needs no proxy
+            )
+        except httpx.HTTPError as error:
+            raise EngineUnavailable(f"the proxy does not answer: {error}; see {self.log}") from None
+        if not answer.is_success:
+            raise EngineUnavailable(f"the proxy answers {answer.status_code}: {answer.text[:500]}")
+
     def _failed(self, what: str) -> EngineUnavailable:
         lines = self.log.read_text(errors="replace").strip().splitlines()
         summary = " / ".join(line.strip() for line in lines[-5:]) or "nothing in its log"

@@ -11,8 +11,6 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 
-import httpx
-
 from ..client.connection import TRANSPORT
 from ..errors import EngineUnavailable
 from . import foreground
@@ -51,31 +49,10 @@ def start(kept: Kept, record: Record, environ: Mapping[str, str], tell: Tell) ->
 
         engine = own_engine(own, ending)
         proxy = start_both(record.served, engine, start_its_proxy, tell)
-        _attach(proxy, record)
+        # the engine then has a client, and does not end when idle
+        proxy.answer_once(record.served.name, FIRST_LIMIT)
         failing.pop_all()
     return True
-
-
-def _attach(proxy: Proxy, record: Record) -> None:
-    """Generate one token through the proxy: the engine then has a client and does not end when
-    idle."""
-    body = {
-        "model": record.served.name,
-        "messages": [{"role": "user", "content": "Hi"}],
-        "max_tokens": 1,
-    }
-    try:
-        answer = httpx.post(
-            f"{proxy.url}/v1/chat/completions",
-            json=body,
-            headers={"authorization": f"Bearer {proxy.key}"},
-            timeout=FIRST_LIMIT,
-            trust_env=False,
-        )
-    except httpx.HTTPError as error:
-        raise EngineUnavailable(f"the proxy does not answer: {error}; see {proxy.log}") from None
-    if not answer.is_success:
-        raise EngineUnavailable(f"the proxy answers {answer.status_code}: {answer.text[:500]}")
 
 
 def await_ready(kept: Kept, running: Running) -> None:

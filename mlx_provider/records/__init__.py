@@ -1,7 +1,7 @@
 """The records and types of the plugin interface."""
 
 from .blocks import claimed, read_block, read_marked, report_call, scan_block, through
-from .client import Client, ClientServer, ClientSettings, Gateway, Profile
+from .client import Client, Gateway, Profile
 from .drafter import (
     DeviceTokens,
     Drafter,
@@ -54,8 +54,6 @@ from .reading import Emit, NotACall, Reading, Rest, TextEnded, TextReader, read_
 __all__ = [
     "CallGrammar",
     "Client",
-    "ClientServer",
-    "ClientSettings",
     "DeviceTokens",
     "DraftOptions",
     "DraftRow",

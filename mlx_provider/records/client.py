@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -46,30 +46,6 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class ClientServer:
-    """A server in a client's settings."""
-
-    url: str
-    context: int | None = None
-    """Tokens of context that the client assumes."""
-
-
-@dataclass(frozen=True)
-class ClientSettings:
-    """Where the user's own settings of a client name a server. `doctor` reads them."""
-
-    variables: tuple[str, ...] = ()
-    """Environment variables with an address."""
-    files: tuple[str, ...] = ()
-    """JSON, TOML or YAML by suffix, below the home folder; `$NAME/...`: below the folder in a
-    variable."""
-    servers: Callable[[Mapping[str, Any]], Iterable[ClientServer]] = lambda content: ()
-    """The servers in the content of a file. Expect any content."""
-    window: str = ""
-    """The variable with the context, if a variable has the address."""
-
-
-@dataclass(frozen=True)
 class Client:
     """A program that speaks one of a gateway's APIs."""
 
@@ -85,7 +61,6 @@ class Client:
     aliases: tuple[str, ...] = ()
     serves: str = ""
     """One line for people."""
-    settings: ClientSettings = ClientSettings()
     prompt_bytes: int = 0
     """Size of its first request without files of a project; 0: not known."""
     subagent: Callable[[Gateway], Profile] | None = None

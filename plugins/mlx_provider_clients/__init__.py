@@ -8,11 +8,8 @@ from collections.abc import Iterator
 
 from mlx_provider import Client, hookimpl
 
-from .claude import CLAUDE
-from .codex import CODEX
-from .editors import CLINE, CONTINUE
-from .opencode import KILO, OPENCODE
-from .terminals import AIDER, PI, QWEN
+from .independent import AIDER, CLINE, CONTINUE, KILO, OPENCODE, PI
+from .vendors import CLAUDE, CODEX, QWEN
 
 mlx_provider_api = 1
 

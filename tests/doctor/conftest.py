@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from mlx_provider.doctor import Finding, Subject, System
+from mlx_provider.doctor import Subject
 from mlx_provider.doctor.versions import TESTED
 from mlx_provider.testing.tiny import build
 
 Make = Callable[..., Subject]
-MAC = System("Darwin", "15.1", "arm64", "3.12.4")
-LINUX = System("Linux", "2.39", "x86_64", "3.12.4")
 VERSIONS = {tested.package: tested.newest + ".99" for tested in TESTED}
 
 
@@ -27,7 +25,6 @@ def subject(tmp_path: Path) -> Make:
         *,
         environ: dict[str, str] | None = None,
         versions: dict[str, str | None] | None = None,
-        system: System = LINUX,
         **fields: object,
     ) -> Subject:
         known: dict[str, str | None] = {**VERSIONS, **(versions or {})}
@@ -40,9 +37,8 @@ def subject(tmp_path: Path) -> Make:
             None if model is None else str(model),
             environ=own,
             home=tmp_path / "home",
-            system=system,
+            **{"is_mac": False, **fields},  # type: ignore[arg-type]
             installed=known.get,
-            **fields,  # type: ignore[arg-type]
         )
 
     return make
@@ -58,13 +54,3 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(whole: Path, tmp_path: Path) -> Path:
     """A copy of it, to be broken."""
     return Path(shutil.copytree(whole, tmp_path / "model"))
-
-
-def states(findings: list[Finding]) -> dict[str, str]:
-    """By name, the worst where there are several."""
-    found: dict[str, str] = {}
-    order = ["ok", "note", "warn", "fail"]
-    for each in findings:
-        worst = found.get(each.name, "ok")
-        found[each.name] = max(worst, each.state, key=order.index)
-    return found

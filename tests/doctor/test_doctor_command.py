@@ -16,17 +16,15 @@ from typer.testing import CliRunner
 from mlx_provider import __version__
 from mlx_provider.cli.app import build
 from mlx_provider.client.connection import Connections
-from mlx_provider.doctor import STATES, Subject, examine, one_token
+from mlx_provider.doctor import STATES, Subject, examine, model
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.registry import PluginRegistry
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No client of the machine's user is found; nothing but loopback is asked."""
+    """Nothing but loopback is asked."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("ANTHROPIC_BASE_URL", "OPENAI_BASE_URL", "OPENAI_API_BASE"):
-        monkeypatch.delenv(name, raising=False)
     ask = socket.socket.connect
 
     def connect(self: socket.socket, address: Any) -> None:
@@ -89,7 +87,6 @@ def test_one_token_through_a_real_proxy(tmp_path: Path) -> None:
     here = Subject("demo-hybrid", environ=environ, home=tmp_path)
     found = {each.name: each for each in examine(here)}
     assert found["proxy.token"].state == "ok", found["proxy.token"]
-    assert found["served.drafter"].what == "drafts come from mtp + lookup"
     assert "if 70% are accepted" in found["speculation.gain"].what
     connections = Connections(environ)
     try:
@@ -109,7 +106,7 @@ def test_a_proxy_that_does_not_answer(
     def refuse(*given: Any, **more: Any) -> Any:
         raise EngineUnavailable("the LiteLLM proxy ended with exit code 3")
 
-    monkeypatch.setattr(one_token, "start_proxy", refuse)
+    monkeypatch.setattr(model, "start_proxy", refuse)
     found = {each.name: each for each in examine(subject("demo"))}
     assert found["proxy.token"].state == "fail"
     assert "exit code 3" in found["proxy.token"].what

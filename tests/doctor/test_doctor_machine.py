@@ -21,12 +21,11 @@ from mlx_provider.client.runtime_folder import EngineLock, identity
 from mlx_provider.doctor import (
     Finding,
     Subject,
-    System,
-    config_file,
-    engine,
-    examination,
     examine,
     machine,
+    machine_checks,
+    model_checks,
+    run,
     versions,
 )
 from mlx_provider.errors import OtherProtocol
@@ -45,9 +44,9 @@ def test_a_complaint_has_a_remedy() -> None:
     for complaint in ("warn", "fail"):
         with pytest.raises(ValueError, match="no remedy"):
             Finding("a.b", complaint, "something is wrong")  # type: ignore[arg-type]
-    every = [*examination.PYTHON_CHECKS, *examination.engine_checks()]
-    assert all(check.remedy for check in every)
-    assert len({check.name for check in every}) == len(every)
+    checks = [*machine_checks(), *model_checks()]
+    assert all(remedy for _, _, remedy in checks)
+    assert len({name for name, _, _ in checks}) == len(checks)
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), SystemExit(3), RecursionError()])
@@ -58,29 +57,10 @@ def test_a_check_that_raises_is_a_complaint_and_ends_nothing(
         yield Finding("a.first", "ok", "before")
         raise error
 
-    first, told = examination.run(examination.Check("a", look, "do without"), subject())
+    first, told = run([("a", look, "do without")], subject())
     assert first.what == "before"
     assert (told.name, told.state, told.remedy) == ("a", "fail", "do without")
     assert type(error).__name__ in told.what
-
-
-@pytest.mark.parametrize(
-    ("system", "expected"),
-    [
-        (System("Linux", "2.39", "x86_64", "3.12.1"), ["ok", "ok"]),
-        (System("Linux", "2.31", "x86_64", "3.14.0"), ["ok", "fail"]),
-        (System("Linux", "", "x86_64", "3.11.0"), ["ok", "note"]),
-        (System("Linux", "2.39", "x86_64", "3.10.9"), ["fail", "ok"]),
-        (System("Darwin", "15.1", "arm64", "3.15.0"), ["fail", "ok"]),
-        (System("Darwin", "13.6", "arm64", "3.11.4"), ["ok", "fail"]),
-        (System("Darwin", "15.1", "x86_64", "3.11.4"), ["ok", "fail", "ok"]),
-        (System("Windows", "11", "AMD64", "3.11.4"), ["ok", "fail"]),
-    ],
-)
-def test_python_and_the_system(system: System, expected: list[str], subject: Make) -> None:
-    here = subject(system=system)
-    found = [*versions.python(here), *versions.operating_system(here)]
-    assert [each.state for each in found] == expected
 
 
 @pytest.mark.parametrize(
@@ -94,6 +74,8 @@ def test_python_and_the_system(system: System, expected: list[str], subject: Mak
         ({"litellm": "1.106.2"}, "ok"),
         ({"litellm": "1.111.0"}, "note"),
         ({"litellm": "1.107.0"}, "fail"),
+        ({"litellm": "1.107.1"}, "ok"),
+        ({"litellm": "1.90.1"}, "fail"),
         ({"transformers": "5.24.0.dev0"}, "note"),
     ],
 )
@@ -113,25 +95,13 @@ def test_the_matrix_is_that_of_the_project() -> None:
     )  # type: ignore[union-attr]
     for tested in versions.TESTED:
         assert SpecifierSet(tested.allowed) == SpecifierSet(wanted[tested.package].strip())
-    oldest, newest = versions.PYTHONS
-    minor = int(newest.partition(".")[2]) + 1
-    assert SpecifierSet(project["requires-python"]) == SpecifierSet(f">={oldest},<3.{minor}")
 
 
-@pytest.mark.parametrize(
-    ("given", "names"),
-    [
-        ({}, []),
-        ({"litellm": "1.107.0"}, ["known_bad.litellm"]),
-        ({"litellm": "1.107.0rc2"}, ["known_bad.litellm"]),
-        ({"litellm": "1.107.1"}, []),
-        ({"litellm": "1.90.1"}, ["known_bad.litellm"]),
-        ({"transformers": "5.13.2"}, ["known_bad.transformers"]),
-        ({"huggingface-hub": "2.4.0"}, ["known_bad.huggingface-hub"]),
-    ],
-)
-def test_releases_that_harm(given: dict[str, str], names: list[str], subject: Make) -> None:
-    assert list(state(versions.known_bad, subject(versions=given))) == names
+@pytest.mark.parametrize("version", ["1.107.0", "1.107.0rc2"])
+def test_the_malicious_release_costs_the_keys(version: str, subject: Make) -> None:
+    found = {each.name: each for each in versions.packages(subject(versions={"litellm": version}))}
+    assert "malicious" in found["versions.litellm"].what
+    assert "replace every key" in found["versions.litellm"].remedy
 
 
 def test_two_backends_are_told(subject: Make) -> None:
@@ -144,9 +114,8 @@ def test_memory_and_the_wired_limit(subject: Make) -> None:
     small, large = (subject(environ={"MLX_PROVIDER_MEMORY_LIMIT": each}) for each in ("2G", "24G"))
     assert state(machine.memory, small) == {"memory.limit": "warn"}
     assert state(machine.memory, large) == {"memory.limit": "ok"}
-    mac = System("Darwin", "15.1", "arm64", "3.12.4")
-    assert state(machine.wired, subject(wired=lambda: 0, system=mac)) == {"memory.wired": "ok"}
-    raised = subject(wired=lambda: 60_000, system=mac)
+    assert state(machine.wired, subject(wired=lambda: 0, is_mac=True)) == {"memory.wired": "ok"}
+    raised = subject(wired=lambda: 60_000, is_mac=True)
     assert state(machine.wired, raised) == {"memory.wired": "warn"}
     assert state(machine.wired, subject()) == {}
 
@@ -182,7 +151,7 @@ def test_what_is_broken_below_is_told_and_not_raised() -> None:
     found = {each["name"]: each for each in json.loads(done.stdout)["findings"]}
     assert found["versions.backend"]["state"] == found["versions.imports"]["state"] == "fail"
     assert "mlx-provider[cpu]" in found["versions.backend"]["what"] or sys.platform == "darwin"
-    assert found["versions.python"]["state"] == "ok"
+    assert found["versions.mlx-lm"]["state"] == "ok"
 
 
 def test_no_key_is_shown(subject: Make) -> None:
@@ -262,7 +231,7 @@ RIGHT = ENTRY + MAP
 
 def config(text: str, **words: str) -> str:
     """`RIGHT` or a part of it, with these words in the place of right ones."""
-    right = {"MODEL": "mlx/demo", "INFO": "mlx: {kv_bits: 8}", "HANDLER": config_file.HANDLER}
+    right = {"MODEL": "mlx/demo", "INFO": "mlx: {kv_bits: 8}", "HANDLER": machine.HANDLER}
     for word, value in (right | words).items():
         text = text.replace(word, value)
     return text
@@ -276,12 +245,11 @@ def config(text: str, **words: str) -> str:
         ("model_list: [{litellm_params: {model: gpt-5}}]\n", [], []),
         ("- a list\n", [], []),
         (ENTRY, ["config.handler fail"], ["no handler", "custom_handler: mlx_provider"]),
-        (config(RIGHT, provider_map="provider_mapp"), ["config.handler fail"], ["_mapp"]),
+        (config(RIGHT, provider_map="provider_mapp"), ["config.handler fail"], ["write litellm_"]),
         (config(RIGHT, HANDLER="mlx_provider.handler"), ["config.handler fail"], ["did you mean"]),
         (config(RIGHT, HANDLER="mlx_provider.litelm.handler"), ["config.handler fail"], []),
-        (config(RIGHT, HANDLER="mine.handler"), ["config.handler note"], []),
-        (config(RIGHT, litellm_settings="litellm_setings"),
-         ["config.sections warn", "config.handler fail"], ["did you mean 'litellm_settings'?"]),
+        (config(RIGHT, HANDLER="mine.handler"), ["config.file ok"], []),
+        (config(RIGHT, litellm_settings="litellm_set"), ["config.handler fail"], ["_settings."]),
         (config(RIGHT, INFO="mlx: {kv_bit: 8}"), ["config.entries fail"], ["'kv_bits'?"]),
         (config(RIGHT, INFO="mlx_kv_bit: 8"), ["config.entries fail"], ["'kv_bits'?"]),
         (config(RIGHT, INFO="mlx: {kv_bits: 5}"), ["config.entries fail"], ["4 or 8"]),
@@ -302,32 +270,11 @@ def test_config_yaml(
     (tmp_path / "models").mkdir()
     (tmp_path / "config.yaml").write_text(config(text))
     here = subject(working_folder=tmp_path)
-    found = list(config_file.config_file(here))
+    found = list(machine.config_file(here))
     assert [f"{each.name} {each.state}" for each in found] == expected
     told = "\n".join(f"{each.what} -> {each.remedy}" for each in found)
     assert all(word in told for word in words), told
-    assert list(config_file.config_file(subject(working_folder=tmp_path / "models"))) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("['owner/name']\nkv_bits = 8\n", "ok"),
-        ("['owner/name']\nkv_bits = 5\n", "fail"),
-        ("['owner/name']\ntool_parser = 'nobodys'\n", "fail"),
-        ("not toml", "fail"),
-        (None, "fail"),
-    ],
-)
-def test_the_owners_file(text: str | None, expected: str, subject: Make, tmp_path: Path) -> None:
-    file = tmp_path / "models.toml"
-    if text is not None:
-        file.write_text(text)
-        file.chmod(0o600)
-    here = subject(environ={"MLX_PROVIDER_MODELS_FILE": str(file)})
-    found = list(machine.owners_file(here))
-    assert found[0].state == expected
-    assert list(machine.owners_file(subject())) == []
+    assert list(machine.config_file(subject(working_folder=tmp_path / "models"))) == []
 
 
 def health(**fields: Any) -> Health:
@@ -336,11 +283,11 @@ def health(**fields: Any) -> Health:
 
 def test_an_engine(subject: Make) -> None:
     here = subject()
-    assert state(engine.running, here) == {"engine.running": "ok"}
+    assert state(machine.engine, here) == {"engine.running": "ok"}
     same = dict(identity(here.environ))
-    assert [e.state for e in engine.told_of(health(identity=same), here)] == ["ok"]
+    assert [e.state for e in machine.engine_report(health(identity=same), here)] == ["ok"]
     other = health(identity={**same, "HF_HOME": "x"}, out_of_date=["plugin toy: edited", "so"])
-    told = list(engine.told_of(other, here))
+    told = list(machine.engine_report(other, here))
     assert [each.name for each in told] == [
         "engine.running",
         "engine.out_of_date",
@@ -348,10 +295,10 @@ def test_an_engine(subject: Make) -> None:
     ]
     assert "plugin toy: edited; so" in told[1].what
     assert "HF_HOME: x, here unset" in told[2].what
-    dead = list(engine.told_of(health(ok=False, detail="a fault"), here))
+    dead = list(machine.engine_report(health(ok=False, detail="a fault"), here))
     assert [each.state for each in dead] == ["fail"]
     in_process = subject(environ={"MLX_PROVIDER_TRANSPORT": "in_process"})
-    assert state(engine.running, in_process) == {"engine.running": "note"}
+    assert state(machine.engine, in_process) == {}
 
 
 def test_an_engine_of_another_version(subject: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,7 +306,7 @@ def test_an_engine_of_another_version(subject: Make, monkeypatch: pytest.MonkeyP
         raise OtherProtocol("the running engine speaks protocol 1")
 
     monkeypatch.setattr(HttpClient, "health", refuse)
-    (told,) = engine.running(subject())
+    (told,) = machine.engine(subject())
     assert (told.name, told.state) == ("engine.out_of_date", "warn")
     assert "engine restart" in told.remedy
 
@@ -371,7 +318,7 @@ def test_an_engine_that_does_not_answer(subject: Make) -> None:
     assert lock is not None
     lock.sign()
     try:
-        (told,) = engine.running(here)
+        (told,) = machine.engine(here)
     finally:
         lock.release()
     assert told.state == "warn"

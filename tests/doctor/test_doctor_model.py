@@ -10,20 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlx_provider.doctor import (
-    Finding,
-    Subject,
-    checkpoint,
-    examine,
-    machine,
-    one_token,
-    speed,
-)
-from mlx_provider.doctor import subject as subject_module
+from mlx_provider.doctor import Finding, Subject, examine, machine, model
 from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.memory import MemoryProfile
 from mlx_provider.engine.scheduling.costs import Curve
-from mlx_provider.protocol.health import Health, ModelStatus
+from mlx_provider.serving import hub
 from mlx_provider.serving.hub import Outline
 from mlx_provider.serving.measurements import Measured, Measurements, software
 
@@ -81,7 +72,7 @@ def edit(folder: Path, name: str, **values: object) -> None:
 def test_a_whole_model_has_no_complaint(whole: Path, subject: Make) -> None:
     found = of_model(subject(whole))
     assert {name for name, state in found.items() if state in ("warn", "fail")} == set()
-    assert found["model.files"] == found["model.memory"] == found["template.history"] == "ok"
+    assert found["model.files"] == found["model.memory"] == found["template.messages"] == "ok"
     assert found["template.round_trip"] == "ok"
 
 
@@ -107,7 +98,7 @@ def test_a_model_that_the_hub_alone_has(
         asked.append(model)
         return Outline(config, 30 * 10**9)
 
-    monkeypatch.setattr(subject_module, "outline", outline)
+    monkeypatch.setattr(hub, "outline", outline)
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda place: SimpleNamespace(free=10**9))
     environ = {"MLX_PROVIDER_MEMORY_LIMIT": "24G"}
     found = of_model(subject("maker/away", environ=environ))
@@ -141,13 +132,12 @@ def test_broken_weights(folder: Path, subject: Make) -> None:
 
 def test_a_broken_config_and_tokenizer(folder: Path, subject: Make) -> None:
     (folder / "tokenizer.json").unlink()
-    found = of_model(subject(folder))
-    assert found["model.files"] == "fail"
+    assert of_model(subject(folder))["model.formats"] == "fail"
     (folder / "config.json").write_text("{")
     found = of_model(subject(folder))
     assert found["model.family"] == "fail"
     assert "model.memory" not in found
-    assert found["versions.python"] == "ok"
+    assert found["versions.mlx"] == "ok"
 
 
 def test_no_family(folder: Path, subject: Make) -> None:
@@ -161,67 +151,42 @@ def test_memory(limit: str, expected: str, whole: Path, subject: Make) -> None:
     assert of_model(here)["model.memory"] == expected
 
 
-def test_the_kv_cache_of_a_token_is_told(whole: Path, subject: Make) -> None:
-    here = subject(whole)
-    [told] = [each.what for each in checkpoint.memory(here)]
-    assert f"{checkpoint.expected(here).kv_per_token:,} bytes per token" in told
-
-
-def test_a_short_context_is_told(folder: Path, subject: Make) -> None:
+def test_memory_of_a_token_and_a_short_context_are_reported(folder: Path, subject: Make) -> None:
     edit(folder, "config.json", max_position_embeddings=4096)
-    assert of_model(subject(folder))["model.context"] == "note"
+    [told] = model.memory(subject(folder))
+    assert told.state == "note"
+    assert "bytes per token" in told.what
+    assert "coding agents need 32,768" in told.what
 
 
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
         (GOOD, {}),
-        ("{{ raise_exception('never') }}", {"template.plain": "fail"}),
-        ("{{ messages[0].role }}", {"template.plain": "fail", "template.history": "fail"}),
+        ("{{ raise_exception('never') }}", {"template.messages": "fail"}),
+        ("{{ messages[0].role }}", {"template.messages": "fail", "template.tools": "warn"}),
         # each turn is written anew from its end
-        (
-            GOOD.replace("in messages", "in messages | reverse"),
-            {"template.prefix": "warn"},
-        ),
-        # it forgets late messages of the system
-        (
-            GOOD.replace("m in messages", "m in messages if 'xLATEx' not in (m.content or '')"),
-            {"template.system": "fail"},
-        ),
+        (GOOD.replace("in messages", "in messages | reverse"), {"template.messages": "warn"}),
         # no tools are shown, no calls, no results: they are written as text
-        (GOOD.replace("if tools", "if false"), {"template.tools": "note"}),
-        (
-            GOOD.replace("if tools", "if false").replace("m.tool_calls or []", "[]"),
-            {
-                "template.tools": "note",
-                "template.history": "ok",
-                "template.tool_messages": "warn",
-            },
-        ),
+        (GOOD.replace("if tools", "if false"), {"template.tools": "warn"}),
         (
             GOOD.replace("m in messages", "m in messages if m.role != 'tool'"),
-            {"template.history": "ok", "template.tool_messages": "warn"},
+            {"template.messages": "ok", "template.tools": "warn"},
         ),
         # it has no place for text beside calls: alone it would break the turns
         (
             ALTERNATES
             + GOOD.replace('m.content or ""', '(m.content or "") if not m.tool_calls else ""'),
-            {"template.history": "ok", "template.text_with_calls": "warn"},
+            {"template.messages": "ok", "template.tools": "warn"},
         ),
         # nothing is rendered without end
-        (
-            "{{ messages[0].content * 1000000000 }}",
-            {"template.plain": "fail"},
-        ),
+        ("{{ messages[0].content * 1000000000 }}", {"template.messages": "fail"}),
         # calls in a form that its own parser does not read
-        (
-            GOOD.replace('"arguments": {{', '"arguments" = {{'),
-            {"template.round_trip": "fail"},
-        ),
+        (GOOD.replace('"arguments": {{', '"arguments" = {{'), {"template.round_trip": "fail"}),
         # it writes thoughts that nobody reads
         (
             GOOD.replace('{{ m.content or "" }}', "[{{ m.reasoning_content }}] {{ m.content }}"),
-            {"template.thoughts": "warn"},
+            {"model.reasoning_parser": "warn"},
         ),
         (None, {"model.formats": "fail"}),
     ],
@@ -238,23 +203,6 @@ def test_templates(
     named = {name for name in found if name.startswith("template.")}
     if not expected:
         assert {found[name] for name in named} == {"ok"}
-
-
-def test_the_system_message_that_describes_tools_is_shown(folder: Path, subject: Make) -> None:
-    edit(folder, "tokenizer_config.json", chat_template=None)
-    (folder / "chat_template.jinja").write_text(GOOD.replace("if tools", "if false"))
-    found = examine(subject(folder), thorough=False)
-    (note,) = [each.what for each in found if each.name == "template.tools"]
-    assert "find_zyzzyva" in note
-    assert "in exactly this format" in note
-
-
-def test_images(folder: Path, subject: Make) -> None:
-    edit(folder, "config.json", vision_config={"depth": 2})
-    assert of_model(subject(folder))["template.images"] == "ok"
-    (folder / "chat_template.jinja").write_text(GOOD)
-    assert of_model(subject(folder))["template.images"] == "fail"
-    assert of_model(subject("demo"))["template.images"] == "ok"
 
 
 def test_an_unknown_tool_format(folder: Path, subject: Make) -> None:
@@ -310,96 +258,74 @@ def with_kept(here: Subject, *measured: Measured) -> Subject:
 
 
 def test_heads(folder: Path, subject: Make) -> None:
-    head = speed.head
-    assert [each.state for each in head(subject(folder))] == ["ok"]
+    def head(here: Subject) -> Finding:
+        return next(iter(model.gain(here)))
+
+    assert head(subject(folder)).state == "ok"
     edit(folder, "config.json", mtp_num_hidden_layers=1)
-    (dropped,) = head(subject(folder))
-    assert dropped.state == "warn"
-    (found,) = head(subject("demo-hybrid"))
-    assert (found.state, "has a head" in found.what) == ("ok", True)
+    assert head(subject(folder)).state == "warn"
+    assert head(subject("demo-hybrid")).what.endswith("has a head for drafts")
     # layers beyond those of the model are a head, too
     edit(folder, "config.json", num_hidden_layers=2, num_nextn_predict_layers=1)
-    assert "has a head" in next(iter(head(subject(folder)))).what
+    assert head(subject(folder)).what.endswith("has a head for drafts")
 
 
-def test_what_a_head_would_gain_is_told_by_what_was_measured(whole: Path, subject: Make) -> None:
+def test_the_gain_of_drafts_is_estimated_from_measurements(whole: Path, subject: Make) -> None:
     here = subject(whole)
-    assert list(speed.gain(here)) == []
+    assert [each.name for each in model.gain(here)] == ["speculation.head"]
     flat = kept(whole, [(1, 0.010), (2, 0.0101), (4, 0.0102), (8, 0.0105)])
-    (gains,) = speed.gain(with_kept(here, flat))
+    (_, gains) = model.gain(with_kept(here, flat))
     assert "7 to a pass, make a single stream" in gains.what
     assert "70%" in gains.what
     steep = kept(whole, [(1, 0.010), (2, 0.020), (4, 0.040), (8, 0.080)])
-    (loses,) = speed.gain(with_kept(here, flat, steep))
+    (_, loses) = model.gain(with_kept(here, flat, steep))
     assert "do not pay" in loses.what
     apart = kept(whole, [(1, 0.01)], drafts=False)
-    (none,) = speed.gain(with_kept(here, flat, steep, apart))
+    (_, none) = model.gain(with_kept(here, flat, steep, apart))
     assert none.state == "note"
 
 
 def test_the_gain_is_that_of_the_policy() -> None:
     curve = Curve([(1, 0.010), (2, 0.0105), (4, 0.0110), (8, 0.030)])
     measured = Measured(Probe("grouped", MemoryProfile(0, 8), (), drafts=True), curve)
-    told = speed.gain_text(measured, speed.Head(stored=True, share=0.1))
+    told = model.gain_text(measured, 0.1)
     # 1 + 0.7 + 0.49 + 0.343 tokens in the time of a pass of four and of three guesses
     assert f"{2.533 * 0.010 / (0.0110 + 3 * 0.001):.2f} times as fast" in told
     assert "3 to a pass" in told
-    dear = speed.gain_text(measured, speed.Head(stored=True, share=0.9))
-    assert "do not pay" in dear
+    assert "do not pay" in model.gain_text(measured, 0.9)
 
 
-def test_what_a_guess_reads() -> None:
-    """The head and the output matrix once more, of all that a token of text passes through."""
+def test_a_draft_reads_the_head_and_the_output_matrix_once_more() -> None:
+    """Of all that a token of text passes through."""
+    cost = model.cost_of_a_draft
     body = {"model.layers.0.mlp.weight": 60, "model.norm.weight": 0, "visual.merger.weight": 999}
     tied = {**body, "model.embed_tokens.weight": 40}
-    assert speed.head_of(tied, 1) == speed.Head(stored=False, share=0.0)
+    assert cost(tied, 1) is None
     head = {"mtp.fc.weight": 4, "mtp.layers.0.mlp.weight": 6}
-    assert speed.head_of({**tied, **head}, 1) == speed.Head(stored=True, share=0.5)
+    assert cost({**tied, **head}, 1) == 0.5
     untied = {**tied, "lm_head.weight": 40}
-    assert speed.head_of({**untied, **head}, 1) == speed.Head(stored=True, share=0.5)
+    assert cost({**untied, **head}, 1) == 0.5
     behind = {**untied, "model.layers.1.mlp.weight": 10}
-    assert speed.head_of(behind, 1) == speed.Head(stored=True, share=0.5)
-    assert not speed.head_of(behind, 2).stored
-
-
-def test_a_head_that_nobody_takes(subject: Make) -> None:
-    def told(drafter: str) -> str:
-        fields = {"family": "f", "plugin": "p", "model_type": "m", "context_length": 1}
-        status = ModelStatus(
-            model="demo-hybrid",
-            kv_layout="grouped",
-            vision=False,
-            weights_bytes=1,
-            drafter=drafter,
-            **fields,
-        )
-        health = Health(ok=True, version="1", pid=1, device="d", blas="b", models=[status])
-        found = {
-            each.name: each.state for each in one_token.told_of(health, subject("demo-hybrid"))
-        }
-        return found["served.drafter"]
-
-    assert told("mtp") == told("mtp + lookup") == "ok"
-    assert told("lookup") == told("") == "note"
+    assert cost(behind, 1) == 0.5
+    assert cost(behind, 2) is None
 
 
 def test_what_was_measured(whole: Path, subject: Make) -> None:
     here = subject(whole)
-    assert states(list(speed.decoding(here))) == {"measured.decoding": "note"}
+    assert states(list(model.decoding(here))) == {"measured.decoding": "note"}
     with_kept(here, kept(whole, [(1, 0.01)]))
-    found = list(speed.decoding(here))
-    assert "grouped" in found[0].what
+    found = list(model.decoding(here))
+    assert "in one pass" in found[0].what
     assert "0.25" in found[0].what
-    assert "reproducible: true" in found[0].what
-    assert [each.name for each in found[1:]] == ["measured.notes", "measured.prompts"]
+    assert [each.name for each in found[1:]] == ["measured.prompts"]
     # a token takes 10 ms: 16 of the prompt beside the streams' 4, then steps of these alone
-    assert found[2].what == (
+    assert found[1].what == (
         "while a prompt of 16,000 tokens is computed, 4 running streams get a token every 0.1 s "
         "(otherwise 0.04 s, at most 0.19 s), and the prompt is computed at 64% of its full speed; "
         "MLX_PROVIDER_STALL_TARGET=0.1 sets the balance"
     )
     other = Measured(kept(whole, [(1, 9.0)]).probe, Curve([(1, 9.0)]), None, str(whole), "4 bits")
-    assert speed.last_measured(with_kept(here, kept(whole, [(1, 0.01)]), other)) != other
+    assert model.last_measured(with_kept(here, kept(whole, [(1, 0.01)]), other)) != other
     old = replace(kept(whole, [(1, 0.01)]), software="mlx-provider 0.0.1")
-    (told, *_) = speed.decoding(with_kept(here, old))
+    (told, *_) = model.decoding(with_kept(here, old))
     assert "0.0.1, and again at the next load" in told.what

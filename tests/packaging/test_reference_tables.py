@@ -13,7 +13,7 @@ import typer
 from starlette.routing import Route
 
 from mlx_provider import config, hookspecs
-from mlx_provider.doctor.versions import KNOWN_BAD, TESTED
+from mlx_provider.doctor.versions import TESTED
 from mlx_provider.errors import error_classes
 from mlx_provider.protocol.requests import OperatorOptions
 from mlx_provider.registry.contents import Contents, load, names
@@ -110,14 +110,6 @@ def test_packages() -> None:
     for each in TESTED:
         expected.append(f"| {each.package} | `{each.allowed}` | {each.newest} |")
     assert table("packages") == expected, "\n".join(expected)
-
-
-def test_known_bad() -> None:
-    expected = ["| package | versions | why | remedy |", "|---|---|---|---|"]
-    for each in KNOWN_BAD:
-        remedy = each.remedy.replace("|", "\\|")
-        expected.append(f"| {each.package} | `{each.versions}` | {each.why} | {remedy} |")
-    assert table("known bad") == expected, "\n".join(expected)
 
 
 def test_routes() -> None:

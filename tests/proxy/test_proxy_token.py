@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mlx_provider.client.generation import EngineClient
-from mlx_provider.doctor import Subject, examine, one_token
-from mlx_provider.doctor.speed import last_measured
+from mlx_provider.doctor import Subject, examine, model
+from mlx_provider.doctor.model import last_measured
 from mlx_provider.gateway.progress import end_engine, warm_up
 from mlx_provider.gateway.proxy import Proxy
 
@@ -26,8 +26,8 @@ def test_one_token_and_what_the_engine_tells(
     proxy: Proxy, own_engine: EngineClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = Shared(proxy.process, proxy.url, proxy.key, proxy.log)
-    monkeypatch.setattr(one_token, "start_proxy", lambda config, environ: shared)
-    monkeypatch.setattr(one_token, "NAME", "demo")
+    monkeypatch.setattr(model, "start_proxy", lambda config, environ: shared)
+    monkeypatch.setattr(model, "ENTRY", "demo")
     subject = Subject("demo", home=tmp_path)
     if last_measured(subject) is None:  # models of other tests came after its load
         end_engine(own_engine)
@@ -39,7 +39,7 @@ def test_one_token_and_what_the_engine_tells(
     assert found["measured.decoding"].state == "ok"
     assert "drafts" in found["speculation.gain"].what
     assert own_engine.health().pid == before, "an engine that was there stays"
-    monkeypatch.setattr(one_token, "NAME", "nobody")
+    monkeypatch.setattr(model, "ENTRY", "nobody")
     found = {each.name: each for each in examine(Subject("demo", home=tmp_path))}
     assert found["proxy.token"].state == "fail"
     assert "400" in found["proxy.token"].what

@@ -1,0 +1,299 @@
+"""A model: its files, memory, chat template and formats, one token through a real proxy, and the
+speed that was measured at its last load."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from ..chat.output.whole_reply import read_chunks
+from ..config import PREFIX
+from ..engine.memory import memory_limit, pool_limit
+from ..engine.scheduling.admission import Limits
+from ..engine.scheduling.chunking import Chunking
+from ..engine.scheduling.costs import Costs
+from ..engine.speculation.policy import HOPE, Policy
+from ..families.checkpoint import named_context
+from ..families.estimate import context_that_fits, footprint, text_fields
+from ..families.tokenizer.hf_tokenizer import common_length
+from ..families.tokenizer.template_fit import fit_messages
+from ..families.tokenizer.template_probe import (
+    AGAIN,
+    ASKED,
+    KEY,
+    NAME,
+    SAID,
+    TOOL,
+    VALUES,
+    called_once,
+)
+from ..gateway.config import proxy_config, write_config
+from ..gateway.models import size
+from ..gateway.progress import end_idle_engine
+from ..gateway.proxy import start_proxy
+from ..serving.hub import full_name
+from ..serving.measurements import Measured, Measurements, beside_a_prompt, software
+from ..serving.weight_files import broken_files, stored_tensors
+from .subject import Finding, Subject
+
+AGENT = 32_768
+"""Least context for a coding agent: its tools alone take 7,000 to 20,000 tokens."""
+SMALLER = (
+    "take a smaller or more quantised model, set model_info.mlx.kv_bits: 8, close other "
+    f"programs, or raise {PREFIX}MEMORY_LIMIT"
+)
+OTHER = "take another conversion of the model, or put its maker's chat_template.jinja beside it"
+OTHER_HEAD = (
+    "take a conversion that keeps it (tensors `mtp.*`), or set model_info.mlx: {drafter: model, "
+    "draft_model: <folder>}"
+)
+PARSER = "name a format that fits with model_info.mlx.tool_parser, or mend its parser"
+LOGS = "see `mlx-provider engine logs`"
+ENTRY = "examined"
+"""The model's name in the proxy."""
+LIMIT = 600.0
+"""Seconds, the load of a large model included."""
+HEAD = re.compile(r"(?:^|\.)mtp\.")
+LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+OUTPUT = re.compile(r"(?:^|\.)lm_head\.")
+EMBEDDING = re.compile(r"(?:^|\.)embed_tokens\.")
+NOT_TEXT = re.compile(r"visual|vision|audio|encoder")
+"""In names of tensors that text tokens do not use."""
+NOT_MEASURED = "its speed here is measured when it loads: send it a request, or omit --quick"
+
+
+def found(subject: Subject) -> Iterator[Finding]:
+    """Raises the errors of the search."""
+    if subject.folder is not None:
+        yield Finding("model.found", "ok", f"{subject.model} is in {subject.folder}")
+    elif subject.model is not None and subject.offline:
+        summary = f"{subject.model} is not on this machine, and the Hub is not asked offline"
+        remedy = "go online, or name a model that is here (`demo` always is)"
+        yield Finding("model.found", "fail", summary, remedy)
+    elif subject.model is not None:
+        weights = size(subject.checkpoint.weight_bytes)
+        summary = f"{subject.model} is on the Hub: the first request downloads {weights}"
+        yield Finding("model.found", "note", summary)
+
+
+def files(subject: Subject) -> Iterator[Finding]:
+    if subject.folder is None:
+        return
+    problems = broken_files(subject.folder)
+    if not stored_tensors(subject.folder):
+        problems.append("no weights (*.safetensors)")
+    for problem in problems:
+        yield Finding("model.files", "fail", f"{subject.folder}: {problem}", "download it again")
+    if not problems:
+        yield Finding("model.files", "ok", "the weights are whole")
+
+
+def family(subject: Subject) -> Iterator[Finding]:
+    if subject.model is None:
+        return
+    config = subject.checkpoint.config
+    found, plugin = subject.registry.family_for(config)
+    summary = f"family {found.name} of plugin {plugin.name} serves {config.get('model_type')}"
+    yield Finding("model.family", "ok", summary)
+    if rivals := subject.registry.rivals(config):
+        remedy = "uninstall one, or name the plugins to use in MLX_PROVIDER_PLUGINS"
+        yield Finding("model.family_claims", "warn", rivals, remedy)
+
+
+def memory(subject: Subject) -> Iterator[Finding]:
+    if subject.model is None:
+        return
+    config, own = subject.checkpoint.config, named_context(text_fields(subject.checkpoint.config))
+    limit = memory_limit(subject.settings.memory_limit)
+    limit -= pool_limit(limit)  # of free buffers
+    needed = footprint(config, subject.checkpoint.weight_bytes)
+    fits = context_that_fits(needed, limit, own)
+    summary = (
+        f"weights take {size(needed.weights)} of {size(limit)}, and the KV cache takes "
+        f"{needed.kv_per_token:,} bytes per token: a context of {fits:,} tokens fits"
+    )
+    if needed.weights > limit:
+        summary = f"weights take {size(needed.weights)}, but only {size(limit)} is available"
+        yield Finding("model.memory", "fail", summary, SMALLER)
+    elif fits < min(AGENT, own or AGENT):
+        yield Finding("model.memory", "warn", f"{summary}: too few for coding agents", SMALLER)
+    elif own is not None and (fits < own or own < AGENT):
+        summary += f"; the model supports {own:,}, coding agents need {AGENT:,} or more"
+        yield Finding("model.memory", "note", summary)
+    else:
+        yield Finding("model.memory", "ok", summary)
+
+
+def formats(subject: Subject) -> Iterator[Finding]:
+    """The chat template, and the parsers that suit it."""
+    if subject.folder is None:
+        return
+    if subject.tokenizer is None:
+        summary = "the model has no chat template: only text completions are of use"
+        remedy = "put the chat_template.jinja of the model's maker into its folder"
+        yield Finding("model.formats", "fail", summary, remedy)
+        return
+    template, registry = subject.tokenizer.chat_template or "", subject.registry
+    if parser := registry.detect_tool_parser(template):
+        yield Finding("model.tool_parser", "ok", f"tool calls are read as {parser.name}")
+    else:
+        general = registry.fallback_tool_parser("read")
+        name = general.name if general else "nobody"
+        summary = f"the chat template shows no known tool format: calls are read by {name}"
+        remedy = "name one with model_info.mlx.tool_parser (`mlx-provider plugins` lists them)"
+        yield Finding("model.tool_parser", "warn", summary, remedy)
+    if thoughts := registry.detect_reasoning_parser(template):
+        summary = f"thoughts are read as {thoughts.name}"
+        yield Finding("model.reasoning_parser", "ok", summary)
+    elif "reasoning_content" in template:
+        summary = "the template writes thoughts, but no parser knows its format"
+        remedy = "name one with model_info.mlx.reasoning_parser, or write a plugin for it"
+        yield Finding("model.reasoning_parser", "warn", summary, remedy)
+    else:
+        yield Finding("model.reasoning_parser", "ok", "the model shows no thoughts")
+
+
+def messages(subject: Subject) -> Iterator[Finding]:
+    """Whether texts reach the prompt, and a later turn begins with the tokens of the first."""
+    if (tokenizer := subject.tokenizer) is None:
+        return
+    said = (("user", ASKED), ("assistant", SAID), ("user", AGAIN))
+    turns = [{"role": role, "content": text} for role, text in said]
+    first, later = (
+        tokenizer.apply_template(fit_messages(turns[:count], tokenizer.form), [], {})
+        for count in (1, 3)
+    )
+    if not all(turn["content"] in later for turn in turns):
+        yield Finding("template.messages", "fail", "the chat template drops messages", OTHER)
+    elif common_length(first, later) < first.index(ASKED) + len(ASKED):
+        summary = "a later turn writes the first message otherwise: nothing of a prompt is reused"
+        yield Finding("template.messages", "warn", summary, OTHER)
+    else:
+        yield Finding("template.messages", "ok", "all messages reach the prompt")
+
+
+def tools(subject: Subject) -> Iterator[Finding]:
+    """What the template has no place for, and whether the parser reads calls as it writes them."""
+    if (tokenizer := subject.tokenizer) is None:
+        return
+    for note in tokenizer.notes:
+        yield Finding("template.tools", "warn", f"{note}: agents work worse", OTHER)
+    form = tokenizer.form
+    parser = subject.registry.detect_tool_parser(tokenizer.chat_template or "")
+    if parser is None or not form.takes_calls or form.shows_tools != "always":
+        return
+    prompt, text = (
+        tokenizer.apply_template(fit_messages(turns, form), [TOOL], {})
+        for turns in (called_once()[:1], called_once())
+    )
+    written = text[common_length(prompt, text) :]
+    reply = read_chunks([written], tools=[TOOL], tool_parser=parser)
+    if reply.faults or reply.cut_calls or reply.whole_calls != [(NAME, {KEY: VALUES[0]})]:
+        summary = f"calls as the template writes them are not read back by {parser.name}: "
+        yield Finding("template.round_trip", "fail", f"{summary}{list(reply.calls)}", PARSER)
+    else:
+        summary = f"calls in the history are read back by {parser.name}"
+        yield Finding("template.round_trip", "ok", summary)
+
+
+def token(subject: Subject) -> Iterator[Finding]:
+    """One token through LiteLLM, our handler, an engine and the model. Uses the user's engine, so
+    that no model is loaded twice. Ends an engine that it started."""
+    if subject.folder is None:
+        return
+    environ = subject.environ
+    with ExitStack() as ending:
+        folder = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="mlxp-doctor-")))
+        if not subject.runtime.listens():
+            ending.callback(end_idle_engine, environ, "`mlx-provider doctor` has ended", alone=True)
+        config = proxy_config(ENTRY, full_name(subject.model or ""))
+        proxy = start_proxy(write_config(config, folder), environ)
+        ending.callback(proxy.stop)
+        proxy.wait_ready()
+        proxy.answer_once(ENTRY, LIMIT)
+    yield Finding("proxy.token", "ok", "one token came through LiteLLM, the handler and the engine")
+
+
+def decoding(subject: Subject) -> Iterator[Finding]:
+    """How requests share the device, as measured at the last load."""
+    measured = last_measured(subject)
+    if measured is None:
+        if subject.folder is not None:
+            yield Finding("measured.decoding", "note", NOT_MEASURED)
+        return
+    probe, settings = measured.probe, subject.settings
+    solo = probe.layout == "solo"
+    summary = f"requests decode {'in passes of their own' if solo else 'in one pass'}"
+    if probe.noise_floor:
+        summary += f"; log-probabilities change by up to {probe.noise_floor:.2g} with the others"
+    if measured.software != software():
+        summary += f"; measured with {measured.software}, and again at the next load"
+    yield Finding("measured.decoding", "ok", summary)
+    rows = settings.max_rows, settings.max_queue
+    limits = Limits(*rows, settings.stall_target, settings.max_chunk, 0)
+    chunking = Chunking(limits, Costs(measured.curve), grid=1, fixed=None)
+    yield Finding("measured.prompts", "ok", beside_a_prompt(chunking))
+
+
+def last_measured(subject: Subject) -> Measured | None:
+    """With an unchanged KV cache."""
+    if subject.folder is None:
+        return None
+    stored = Measurements.chosen(subject.settings.measurements, subject.environ)
+    return next((each for each in reversed(stored.of(subject.folder)) if not each.kind), None)
+
+
+def cost_of_a_draft(tensors: Mapping[str, int], layers: object) -> float | None:
+    """Share of a pass's bytes that a draft of the model's head reads: those of the head and the
+    output matrix. `layers`: of the model; a head may be stored as further ones. `None`: no head."""
+    text = {name: nbytes for name, nbytes in tensors.items() if not NOT_TEXT.search(name)}
+    last = layers if isinstance(layers, int) and layers > 0 else float("inf")
+    numbers = {name: int(match[1]) for name in text if (match := LAYER.search(name))}
+    head = {name for name in text if HEAD.search(name) or numbers.get(name, -1) >= last}
+    body = {name: nbytes for name, nbytes in text.items() if name not in head}
+    output = sum(nbytes for name, nbytes in body.items() if OUTPUT.search(name))
+    embedding = sum(nbytes for name, nbytes in body.items() if EMBEDDING.search(name))
+    read = sum(body.values()) - (embedding if output else 0)
+    draft = sum(text[name] for name in head) + (output or embedding)
+    return min(1.0, draft / max(1, read)) if head else None
+
+
+def gain(subject: Subject) -> Iterator[Finding]:
+    """Whether the checkpoint has the head of its config, and what drafts gain here."""
+    if subject.folder is None:
+        return
+    text = text_fields(subject.checkpoint.config)
+    cost = cost_of_a_draft(stored_tensors(subject.folder), text.get("num_hidden_layers"))
+    if cost is None and (text.get("mtp_num_hidden_layers") or text.get("num_nextn_predict_layers")):
+        summary = "config.json names a head for drafts, and the weights have none"
+        yield Finding("speculation.head", "warn", summary, OTHER_HEAD)
+    else:
+        kind = "no head for drafts: only text that repeats is drafted"
+        summary = f"the checkpoint has {kind if cost is None else 'a head for drafts'}"
+        yield Finding("speculation.head", "ok", summary)
+    measured = last_measured(subject)
+    if measured is not None and measured.probe.drafts:
+        yield Finding("speculation.gain", "ok", gain_text(measured, cost))
+    elif measured is not None:
+        summary = "no drafts: on this device several tokens of a request cannot share a pass"
+        yield Finding("speculation.gain", "note", summary)
+
+
+def gain_text(measured: Measured, cost: float | None) -> str:
+    """With the share of drafts that the engine expects to accept at first."""
+    seconds = measured.curve.seconds
+    drafts, times = Policy().expected_gain(
+        lambda drafts: seconds(1 + drafts), HOPE, per_draft=(cost or 0.0) * seconds(1)
+    )
+    kind = "drafts of text that repeats" if cost is None else "drafts of its head"
+    price = "they cost nothing" if cost is None else f"each costs {cost:.0%} of a pass"
+    if not drafts:
+        return f"{kind} do not pay here, even if {HOPE:.0%} are accepted ({price})"
+    return (
+        f"{kind}, {drafts} to a pass, make a single stream {times:.2f} times as fast if "
+        f"{HOPE:.0%} are accepted ({price}; a pass with them takes "
+        f"{seconds(1 + drafts) / seconds(1):.2f} times as long)"
+    )
