@@ -200,6 +200,10 @@ def _conversation(turn: Message, *, results: Sequence[Any] = RESULTS) -> list[Me
     return [_user(ASKED), turn, *results]
 
 
+def called_once() -> list[Message]:
+    return _conversation(_turn(1))
+
+
 _SYSTEM: Message = {"role": "system", "content": SAID}
 _NEXT: list[Message] = [{"role": "assistant", "content": ANSWERED}, _user(AGAIN)]
 
