@@ -15,7 +15,7 @@ from agent_traffic import SyntheticModel
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.disk import EDGE, DiskTier
 from mlx_provider.engine.prefix_cache.restore import SLICE
-from mlx_provider.testing.driver import Calls
+from schedules import Calls
 from small_budgets import KINDS, TOKEN_BYTES, Kind, Server, sessions
 
 LAYER_BYTES_8B = 2 * 8 * 128 * 2

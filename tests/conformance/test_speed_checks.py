@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 TINY = {"tiny": partial(build, family="qwen3", intermediate_size=512)}
 Failures = Callable[..., dict[str, str]]

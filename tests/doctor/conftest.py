@@ -10,7 +10,7 @@ import pytest
 
 from mlx_provider.doctor import Finding, Subject, System
 from mlx_provider.doctor.versions import TESTED
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 Make = Callable[..., Subject]
 MAC = System("Darwin", "15.1", "arm64", "3.12.4")

@@ -19,10 +19,10 @@ from mlx_provider.engine.speculation.policy import Policy
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import DraftRow, Unread
-from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from mlx_provider.testing.schedules import Eager, Oracle
-from mlx_provider.testing.tiny import build
+from mlx_provider.testing.driver import Eager, new_engine, new_request, output_of, run
 from references import alone
+from schedules import Oracle
+from tiny import build
 
 PROMPTS = [[(31 * i + 7 * j) % 300 + 20 for j in range(5 + 17 * i)] for i in range(5)]
 KINDS = {

@@ -20,7 +20,7 @@ from mlx_lm.models.cache import (
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
 from mlx_provider.engine.prefix_cache.layer_kinds import ArrayPack, Kind, Unstorable, kind
 from mlx_provider.engine.prefix_cache.snapshots import take_snapshot, window_attributes
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 KEY = CacheKey("tiny")
 FAMILIES = [

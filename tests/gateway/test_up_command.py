@@ -24,8 +24,8 @@ from typer.testing import CliRunner
 from mlx_provider.cli.app import build
 from mlx_provider.client.runtime_folder import holder, is_held
 from mlx_provider.errors import EngineUnavailable
-from mlx_provider.gateway import proxy, standing, start
 from mlx_provider.gateway import kept as kept_module
+from mlx_provider.gateway import proxy, standing, start
 from mlx_provider.gateway.kept import Kept, Record, Running
 from mlx_provider.gateway.models import candidate
 from mlx_provider.gateway.proxy import Proxy

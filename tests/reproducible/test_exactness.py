@@ -14,7 +14,7 @@ from mlx_provider.engine.execution.exactness import exact_rows
 from mlx_provider.engine.execution.probe_memory import NO_ROOM
 from mlx_provider.engine.fixed_shapes import ROWS
 from mlx_provider.families.text import load_text
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 
 class Uneven:
