@@ -90,14 +90,17 @@ class Guessing:
         return summary
 
     def subjects(self) -> Iterator[Subject]:
-        """The author's models; or the demo models, alone and with the other one to draft."""
+        """The author's models; or the demo models, alone and with a model that drafts."""
         writers = self.lab.builders(self.drafter.name)
         for write in writers.values():
             folder = self.lab.folder()
             options = write(folder)
             given = options if isinstance(options, DraftOptions) else DraftOptions()
             yield Subject(folder, self._equipped(folder), given)
-        for folder, other in ((DEMO, HYBRID), (HYBRID, DEMO)) if not writers else ():
+        if writers:
+            return
+        other = demo_checkpoint(self.lab.folder())
+        for folder in (DEMO, HYBRID):
             model = self._equipped(folder)
             for given in (DraftOptions(), DraftOptions(model=other)):
                 yield Subject(folder, model, given)
