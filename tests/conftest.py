@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -39,6 +39,12 @@ SPREAD = ("tests/engine/", "tests/security/")
 def pytest_addoption(parser: pytest.Parser) -> None:
     about = "run without this plugin of ours, as if it were not installed"
     parser.addoption("--without-plugin", action="append", default=[], metavar="NAME", help=about)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_mlx_conformance_models(name: str) -> Mapping[str, Callable[[Path], object]]:
+    """Random models of every architecture, for the checks of our own plugins."""
+    return import_module("tiny").checkpoints_for(name)
 
 
 class FolderScheduling(LoadFileScheduling):

@@ -1,12 +1,14 @@
-"""Drives an engine without threads: submit requests, step it, read what came out."""
+"""An engine without threads: submit requests, step it, read their tokens. And plain greedy decoding
+with a `LoadedModel`, the reference for any engine."""
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
 
 from ..engine.engine import Engine
 from ..engine.fixed_shapes import FixedShapes
@@ -16,13 +18,12 @@ from ..engine.prefix_cache.policy import PrefixCachePolicy, WholePasses
 from ..engine.request import PrefillJob, Request, Row, SamplingParams
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
+from ..engine.speculation.costs import Ask, Asks
+from ..engine.speculation.policy import Policy, RowOdds
 from ..engine.step_output import Recorder
-from ..isolation import Isolation
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Delta, Event, FinishReason, TokenLogprob
-from ..records import LoadedModel, Prompt
-
-T = TypeVar("T")
+from ..records import Features, LoadedModel, PrefillChunk, Prompt
 
 
 @dataclass
@@ -130,22 +131,6 @@ def new_engine(
     )
 
 
-class Calls:
-    def __init__(self) -> None:
-        self._waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]
-        self._waiting = queue.SimpleQueue()
-
-    def __call__(self, function: Callable[[], T], /) -> Future[T]:
-        future: Future[T] = Future()
-        self._waiting.put((future, function))
-        return future
-
-    def run(self) -> None:
-        future, function = self._waiting.get(timeout=120)
-        with Isolation(lambda fault: future.set_exception(fault.error)):
-            future.set_result(function())
-
-
 def run(engine: Engine, max_steps: int = 10_000) -> list[Event]:
     """Step until nothing is left to do. Returns every event in order."""
     events: list[Event] = []
@@ -156,16 +141,6 @@ def run(engine: Engine, max_steps: int = 10_000) -> list[Event]:
             request.events.put(posted)
             events += posted
     raise AssertionError(f"not idle after {max_steps} steps")
-
-
-def steps_of(engine: Engine, requests: Iterable[Request]) -> int:
-    for request in requests:
-        engine.submit(request)
-    count = 0
-    while not engine.idle:
-        engine.step()
-        count += 1
-    return count
 
 
 def alone(model: LoadedModel, request: Request, **more: Any) -> Request:
@@ -183,3 +158,86 @@ def alone(model: LoadedModel, request: Request, **more: Any) -> Request:
     engine.submit(twin)
     run(engine)
     return twin
+
+
+class Eager(Policy):
+    """Always wants drafts: at every step, another number from another drafter."""
+
+    turns = 0
+
+    def __init__(self) -> None:
+        super().__init__(beside_prompts=True)
+
+    def wanted(
+        self, rows: Sequence[Sequence[RowOdds | None]], others: int, seconds: object
+    ) -> list[Asks]:
+        """0 to `most` for each row, all of them in turn, of one drafter after the other."""
+        self.turns += 1
+        return [
+            self._ask(row, self.turns + i, (self.turns + 3 * i) % (self.most + 1))
+            for i, row in enumerate(rows)
+        ]
+
+    def _ask(self, row: Sequence[RowOdds | None], turn: int, drafts: int) -> Asks:
+        able = [source for source, odds in enumerate(row) if odds is not None]
+        return (Ask(able[turn % len(able)], drafts),) if drafts else ()
+
+
+@dataclass
+class Started:
+    prompt: Prompt
+    cache: list[Any]
+    logits: mx.array
+    """(vocab,) after the last token."""
+    length: int
+
+    @property
+    def position(self) -> int:
+        """Rotary position of the next token."""
+        return self.length + self.prompt.rope_delta
+
+
+def features_of(model: LoadedModel, prompt: Prompt) -> dict[str, Features]:
+    return {span.content_hash: model.embed(span) for span in prompt.spans}
+
+
+def start(
+    model: LoadedModel,
+    prompt: Prompt,
+    *,
+    chunk: int = 0,
+    features: Mapping[str, Features] | None = None,
+) -> Started:
+    """Prefill one row, in chunks of `chunk` tokens (0: at once)."""
+    known = features_of(model, prompt) if features is None else features
+    cache, length = model.make_cache(), len(prompt.tokens)
+    logits = mx.zeros(())
+    for at in range(0, length, chunk or length):
+        stop = min(at + (chunk or length), length)
+        logits = model.prefill(PrefillChunk(prompt, at, stop, cache, known))
+        mx.eval(logits)
+    return Started(prompt, cache, logits, length)
+
+
+def continue_greedily(
+    model: LoadedModel, rows: Sequence[Started], cache: list[Any], count: int
+) -> list[list[int]]:
+    logits = mx.stack([row.logits for row in rows])
+    out: list[list[int]] = [[] for _ in rows]
+    for _ in range(count):
+        tokens = mx.argmax(logits, axis=-1)
+        for own, token in zip(out, np.array(tokens).tolist(), strict=True):
+            own.append(int(token))
+        positions = mx.array([row.position for row in rows], dtype=mx.int32)
+        logits = model.decode(tokens.astype(mx.int32), cache, positions)
+        mx.eval(logits)
+        for row in rows:
+            row.length += 1
+    for row, last in zip(rows, logits, strict=True):
+        row.logits = last
+    return out
+
+
+def greedy(model: LoadedModel, prompt: Prompt, count: int, *, chunk: int = 0) -> list[int]:
+    row = start(model, prompt, chunk=chunk)
+    return continue_greedily(model, [row], row.cache, count)[0]

@@ -1,31 +1,53 @@
-"""Fixtures for tests of plugins, and `--mlx-conformance`. pytest finds this module by itself. Every
-pytest run in an environment with this package imports it, so slow imports are inside the functions
-that need them."""
+"""Fixtures for tests of plugins, the engine process behind them, and `--mlx-conformance`. Every
+pytest run in an environment with this package imports this module: slow imports are inside the
+functions that need them."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .conformance import hooks
-
 if TYPE_CHECKING:
+    import httpx
+
     from ..gateway.proxy import Proxy
     from ..records import LoadedModel
-    from .engine_process import EngineProcess
+
 
 OPTION = "--mlx-conformance"
 NEEDED = "hypothesis"
-EACH_CACHE = ("qwen3", "gemma3_text", "llama4", "rwkv7", "qwen3_5_text", "nemotron_h")
-"""Tiny models of each kind of cache: whole, sliding windows, chunks, states, and states beside
-whole ones, in two orders."""
+REQUEST_SECONDS = 120.0
+PROGRAM = """
+import json, sys
+from mlx_provider.server.__main__ import run_process
+run_process(json.loads(sys.argv.pop()))
+"""
+
+
+class Hooks:
+    @pytest.hookspec
+    def pytest_mlx_conformance_models(  # type: ignore[empty-body]
+        self, name: str
+    ) -> Mapping[str, Callable[[Path], object]]:
+        """Checkpoints for the record `name` of a plugin (a family, a drafter, kernels), by label.
+
+        Each value writes one into an empty folder, in the form that users download: weights,
+        `config.json`, tokenizer, chat template. For a drafter it may return the `DraftOptions`. Put
+        the hook into the `conftest.py` of the plugin's tests.
+        """
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,7 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    pluginmanager.add_hookspecs(hooks)
+    pluginmanager.add_hookspecs(Hooks)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,30 +73,76 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if importlib.util.find_spec(NEEDED) is None:
         raise pytest.UsageError(f"{OPTION} needs {NEEDED}: pip install 'mlx-provider[testing]'")
-    from .conformance.items import Collecting
+    from .conformance import Collecting
 
     config.pluginmanager.register(Collecting(config, names), "mlx_conformance")
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = []
 
 
-@pytest.fixture(scope="session")
-def mlx_tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`mlx_tiny_folder("qwen3", seed=1)`: the folder of a tiny random model, written once.
+@dataclass(frozen=True)
+class EngineProcess:
+    """`http` speaks to its socket."""
 
-    Further arguments are those of `mlx_provider.testing.tiny.build`.
-    """
-    built: dict[str, Path] = {}
+    process: subprocess.Popen[bytes]
+    http: httpx.Client
+    socket: Path
 
-    def get(family: str, **more: Any) -> Path:
-        from .tiny import build
+    def ask(self, content: Any, **fields: Any) -> tuple[int, list[dict[str, Any]]]:
+        """Status and events of a request with one user message; an error is the one event."""
+        body = {"model": "demo", "messages": [{"role": "user", "content": content}], **fields}
+        return self.post(json.dumps({"max_tokens": 1, **body}).encode())
 
-        key = f"{family} {more}"
-        if key not in built:
-            built[key] = build(tmp_path_factory.mktemp("mlx-tiny") / family, family, **more)
-        return built[key]
+    def post(self, body: Any, **options: Any) -> tuple[int, list[dict[str, Any]]]:
+        reply = self.http.post("/v1/generate", content=body, **options)
+        if reply.status_code != 200:
+            return reply.status_code, [reply.json()["error"]]
+        return 200, [event for line in reply.text.splitlines() for event in json.loads(line)]
 
-    return get
+    def memory(self, which: str) -> int:
+        """`VmRSS` (now) or `VmHWM` (peak) in bytes (Linux)."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        (line,) = (line for line in status.splitlines() if line.startswith(which))
+        return int(line.split()[1]) * 1024
+
+    def forget_peak(self) -> int:
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+        return self.memory("VmRSS")
+
+
+@contextmanager
+def engine_process(
+    fixed: Mapping[str, Any] = MappingProxyType({}), **environ: str
+) -> Iterator[EngineProcess]:
+    """With this environment and these variables. `fixed`: values that no variable sets
+    (`config.FixedSettings`)."""
+    import httpx
+
+    folder = Path(tempfile.mkdtemp(prefix="mlxp-"))
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, json.dumps(dict(fixed))],
+        env={
+            **os.environ,
+            "MLX_PROVIDER_LOG_LEVEL": "error",
+            **environ,
+            "MLX_PROVIDER_RUNTIME_DIR": str(folder),
+        },
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert process.stderr is not None
+        while b" engine on " not in (line := process.stderr.readline()):
+            assert line, "the engine did not start"
+        socket = folder / "engine.sock"
+        transport = httpx.HTTPTransport(uds=str(socket), limits=httpx.Limits(max_connections=None))
+        with httpx.Client(
+            base_url="http://engine", transport=transport, timeout=REQUEST_SECONDS, trust_env=False
+        ) as http:
+            yield EngineProcess(process, http, socket)
+    finally:
+        process.kill()
+        process.communicate()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -88,12 +156,6 @@ def mlx_load() -> Callable[..., LoadedModel]:
         return load_model(folder, **options)
 
     return load
-
-
-@pytest.fixture(params=EACH_CACHE)
-def mlx_each_cache(request: pytest.FixtureRequest, mlx_tiny_folder: Callable[..., Path]) -> Path:
-    """Runs a test once for each kind of cache: the folder of a tiny model that has it."""
-    return mlx_tiny_folder(request.param)
 
 
 @pytest.fixture(scope="session")
@@ -127,8 +189,6 @@ def mlx_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def mlx_engine(mlx_environment: dict[str, str]) -> Iterator[EngineProcess]:
     """An engine process of this environment's plugins, and of the scripted family; it ends with
     the session. `mlx_engine.ask("Hello", model=str(folder))` gives status and events."""
-    from .engine_process import engine_process
-
     with engine_process({}, **mlx_environment) as engine:
         yield engine
 

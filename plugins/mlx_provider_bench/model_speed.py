@@ -5,6 +5,7 @@ cache and decodes."""
 
 from __future__ import annotations
 
+import random
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,15 +14,20 @@ from statistics import median
 
 from mlx_provider.commands import folder_of
 
-from .asking import ORDER, document
 from .report import Result, print_rows, shown, surroundings
-from .servers.client import Answer, Client, Messages
-from .servers.processes import OURS, running
+from .servers import OURS, Answer, Client, Messages, running
 
 SAMPLE = 200
 """Words of the prompt from which tokens per word are measured."""
 SHORTEST = 0.02
 """Seconds of decoding below which a reply says nothing about its rate."""
+ORDER = "Tell me a long story in which all of these words are."
+"""Last, so that no two questions begin alike."""
+WORDS = (
+    "the quick brown fox asks lazy dog what weather in Paris is like today hello there how are "
+    "you fine thank and your name an assistant answer question which colour circle image red "
+    "square blue triangle green"
+).split()
 WARMING = 4
 """Tokens of a first answer, which compiles kernels for new shapes."""
 
@@ -97,6 +103,11 @@ def failed(answers: Sequence[Answer]) -> str:
 
 def questions(name: str, count: int, words: int) -> list[Messages]:
     return [question(f"{name} {count} {at}", words) for at in range(count)]
+
+
+def document(name: str, words: int) -> str:
+    dice = random.Random(name)  # noqa: S311
+    return " ".join(dice.choice(WORDS) for _ in range(words))
 
 
 def question(name: str, words: int) -> Messages:

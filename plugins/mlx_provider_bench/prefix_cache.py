@@ -1,27 +1,42 @@
-"""`mlx-provider bench prefix`: what a stored prefix saves, for four kinds of cache. Time to first
-token of a long prompt cold, repeated, and with another question at its end; a conversation of six
-turns over a document. Models are random, or one checkpoint; greedy tokens are compared with a cold
-run everywhere."""
+"""`mlx-provider bench prefix`: what a stored prefix saves. Time to first token of a long prompt
+cold, repeated, and with another question at its end; a conversation of six turns over a document.
+With the demo models, or one checkpoint; greedy tokens are compared with a cold run everywhere. The
+engine is stepped in this process."""
 
 from __future__ import annotations
 
-import tempfile
+import hashlib
+import random
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mlx_provider.commands import load_model
-from mlx_provider.engine.execution.probe import probe
-from mlx_provider.records import LoadedModel, MediaItem
+from mlx_provider.commands import EngineSettings, folder_of, load_model
+from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.execution.calibration import calibrate
+from mlx_provider.engine.execution.probe import Probe, probe
+from mlx_provider.engine.feature_cache import FeatureCache
+from mlx_provider.engine.memory import arrays
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.prefix_cache.tree import CacheKey, as_ids, key_tokens
+from mlx_provider.engine.scheduling.chunking import GRID
+from mlx_provider.engine.scheduling.costs import Costs
+from mlx_provider.records import LoadedModel, MediaItem, PrefillChunk, Prompt
+from mlx_provider.testing.driver import TokenOutput, new_engine, new_request
 
-from .models.random_weights import document, write_model
+from .model_speed import WORDS
 from .report import Result, against, print_rows, size_of, surroundings
-from .servers.questions import Asked, words_of
-from .subjects.caching import InProcess, Timed
 
-VARIANTS = ("llama", "qwen3_vl", "gemma3", "qwen3_5", "qwen3_vl+image")
+Messages = Sequence[Mapping[str, Any]]
+WIDE = 2**50
+"""A memory budget that never matters here."""
+VARIANTS = ("demo", "demo-hybrid", "demo+image")
+IMAGE_EDGE = 448
+"""Pixels along an image's sides."""
 PARTS = ("ttft", "conversation")
 REPLY = 6
 TRIALS = 12
@@ -36,17 +51,193 @@ CONVERSATION_TARGET = 10.76
 @dataclass(frozen=True)
 class Plan:
     variants: Sequence[str] = VARIANTS
-    """Families; `+image`: with an image before the document."""
+    """Models of the package; `+image`: with an image before the document."""
     model: Path | None = None
-    """A checkpoint's folder, in place of random models."""
+    """A checkpoint's folder, in place of them."""
     sizes: Sequence[int] = (1024, 4096, SPEEDUP_AT)
-    hidden: int = 256
-    layers: int = 4
-    dtype: str = "float32"
-    talk: Sequence[str] = ("qwen3_vl+image",)
+    dtype: str | None = None
+    """To which weights are expanded; unset: that of the checkpoint, float32 of the demo models."""
+    talk: Sequence[str] = ("demo+image",)
     talk_document: int = 17_000
     turns: int = 6
     parts: Sequence[str] = PARTS
+
+
+@dataclass(frozen=True)
+class Asked:
+    document: str
+    question: str
+    image: int | None = None
+    """Seed of an image before the document."""
+    image_edge: int = IMAGE_EDGE
+    turns: tuple[tuple[str, str], ...] = ()
+    joined: bool = False
+    """The question ends the document's own message; there are no turns."""
+
+    def asking(self, question: str) -> Asked:
+        return replace(self, question=question)
+
+    def followed_by(self, reply: str, question: str) -> Asked:
+        return replace(self, question=question, turns=(*self.turns, (self.question, reply)))
+
+
+def words_of(asked: Asked, image: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    text = f"{asked.document}\n{asked.question}" if asked.joined else asked.document
+    opening: Any = text
+    if asked.image is not None:
+        opening = [dict(image or {}), {"type": "text", "text": text}]
+    if asked.joined:
+        return [{"role": "user", "content": opening}]
+    messages = [
+        {"role": "user", "content": opening},
+        {"role": "assistant", "content": "I have read it."},
+    ]
+    for question, reply in asked.turns:
+        messages.append({"role": "user", "content": question})
+        messages.append({"role": "assistant", "content": reply})
+    return [*messages, {"role": "user", "content": asked.question}]
+
+
+def picture(seed: int, edge: int) -> MediaItem:
+    """Six by six random patches."""
+    import numpy as np
+
+    patches = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    at = np.arange(edge) * 6 // edge
+    pixels = np.ascontiguousarray(patches[at][:, at])
+    return MediaItem.of("image", pixels, hashlib.sha256(pixels.tobytes()).hexdigest())
+
+
+def document(model: LoadedModel, tokens: int, seed: int) -> str:
+    dice = random.Random(seed)  # noqa: S311
+    encode = model.tokenizer.encode
+    per_word = len(encode(" ".join(WORDS), special=False)) / len(WORDS)
+    # Not many more words than needed: a text beyond the model's context is refused.
+    words = int(1.02 * tokens / per_word) + 16
+    ids: Sequence[int] = encode(" ".join(dice.choice(WORDS) for _ in range(words)), special=False)
+    return model.tokenizer.decode(ids[:tokens]).strip()
+
+
+@dataclass(eq=False)
+class Job:
+    """Times in seconds of one clock."""
+
+    prompt: list[int]
+    max_tokens: int
+    arrives: float = 0.0
+    after: int = 0
+    """Tokens that every job before it must have when it arrives."""
+    tokens: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    submitted: float = 0.0
+
+    @property
+    def first_token(self) -> float:
+        return self.times[0] - self.submitted
+
+    @property
+    def gaps(self) -> list[float]:
+        return [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
+
+
+class TimedOutput(TokenOutput):
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self.job = job
+
+    def push(self, token: int, logprob: Any = None) -> list[Any]:
+        self.job.tokens.append(token)
+        self.job.times.append(time.perf_counter())
+        return []
+
+
+def server_engine(
+    model: LoadedModel, found: Probe, *, costs: Costs | None = None, **more: Any
+) -> Engine:
+    """With the limits of a server, and memory without end; measures its passes unless `costs` are
+    known."""
+    s = EngineSettings()
+    return new_engine(
+        model,
+        layout=found.layout,
+        mixes=found.mixes,
+        costs=costs or Costs(calibrate(model, model.make_cache, found)[0]),
+        grid=GRID if found.memory.recurrent else 1,
+        max_chunk=s.max_chunk,
+        max_rows=s.max_rows,
+        reserve=s.output_reserve,
+        available=lambda: WIDE,
+        **more,
+    )
+
+
+@dataclass(frozen=True)
+class Timed:
+    """`first`: seconds until its first token."""
+
+    first: float
+    tokens: list[int]
+    prompt_tokens: int
+    cached: int
+
+
+class InProcess:
+    def __init__(self, model: LoadedModel, probe: Probe, *, reuse: bool) -> None:
+        self.model = model
+        self._store = PrefixCache(budget=lambda: WIDE)
+        features = EngineSettings().feature_bytes if reuse else 0
+        self._engine = server_engine(
+            model,
+            probe,
+            prefix_cache=self._store if reuse else None,
+            features=FeatureCache(features),
+        )
+
+    def prompt(self, messages: Messages, media: Sequence[MediaItem]) -> Prompt:
+        return self.model.prepare(messages, tools=[], media=media, variables={})
+
+    def ask(self, prompt: Prompt, max_tokens: int) -> Timed:
+        """Greedy; time starts when the engine has the tokens."""
+        import mlx.core as mx
+
+        job = Job(list(prompt.tokens), max_tokens)
+        request = new_request(prompt.tokens, max_tokens=max_tokens)
+        request.prompt = prompt
+        request.rows[0].output = TimedOutput(job)
+        mx.synchronize()
+        began = time.perf_counter()
+        self._engine.submit(request)
+        while not self._engine.idle:
+            self._engine.step()
+        return Timed(job.times[0] - began, job.tokens, len(prompt.tokens), request.cached)
+
+    def suffix_alone(self, prompt: Prompt) -> tuple[float, float]:
+        """Seconds of model time for the uncached tokens of a prompt: in one call, and with the last
+        token in a call of its own."""
+        return self._prefill_seconds(prompt, False), self._prefill_seconds(prompt, True)
+
+    def _prefill_seconds(self, prompt: Prompt, apart: bool) -> float:
+        import mlx.core as mx
+
+        end = len(prompt.tokens)
+        key = CacheKey(self.model.info.fingerprint, "")
+        match = self._store.match(key, as_ids(key_tokens(prompt)), limit=end - 1)
+        cache, _ = self._store.acquire(match, self.model.make_cache, room=end - match.length)
+        features = {
+            span.content_hash: self.model.embed(span)
+            for span in prompt.spans
+            if span.end > match.length
+        }
+        chunk = partial(PrefillChunk, prompt, cache=cache, features=features)
+        mx.eval(arrays(cache))
+        began = time.perf_counter()
+        start = match.length
+        if apart and end - start > 1:
+            self.model.prefill(chunk(start=start, stop=end - 1))
+            mx.eval(arrays(cache))
+            start = end - 1
+        mx.eval(mx.argmax(self.model.prefill(chunk(start=start, stop=end))))
+        return time.perf_counter() - began
 
 
 @dataclass
@@ -70,11 +261,9 @@ class Subject:
         return self.warm.prompt(words_of(asked, {"type": "image"}), self.media(asked))
 
     def media(self, asked: Asked) -> list[MediaItem]:
-        from mlx_provider.testing.tiny.models import tiny_image
-
         if asked.image is None:
             return []
-        return [tiny_image(asked.image, asked.image_edge, asked.image_edge)]
+        return [picture(asked.image, asked.image_edge)]
 
 
 Report = Callable[[str], None]
@@ -82,8 +271,7 @@ Report = Callable[[str], None]
 
 def bench(plan: Plan, report: Report) -> Result:
     """JSON-able. `report` gets what is measured; tables go to stderr."""
-    result = surroundings(plan.dtype) | {"hidden": plan.hidden, "layers": plan.layers}
-    result |= _models(plan, report)
+    result = surroundings(plan.dtype or "of the checkpoint") | _models(plan, report)
     _print(result)
     return result
 
@@ -94,24 +282,22 @@ def _models(plan: Plan, report: Report) -> Result:
     lengths = [(v, size) for v in plan.variants for size in plan.sizes if "ttft" in plan.parts]
     for variant in (v for v in known if v in {*plan.variants, *plan.talk}):
         name, _, image = variant.partition("+")
-        report(f"{variant}: the model is made and tried")
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = plan.model or write_model(
-                Path(scratch) / name, name, plan.dtype, plan.hidden, plan.layers
+        report(f"{variant}: the model is loaded and tried")
+        dtype = plan.dtype or ("float32" if plan.model is None else None)
+        model = load_model(plan.model or folder_of(name), dtype)
+        subject = Subject(model, bool(image))
+        found["models"][name] = size_of(model)
+        for size in (size for v, size in lengths if v == variant):
+            which = f"{len(found['ttft']) + 1} of {len(lengths)}"
+            report(f"{which}: {variant}, prompts of {size:,} tokens: cold, then repeated")
+            row = _first_tokens(subject, variant, size)
+            found["ttft"].append(row)
+            report(
+                f"{which}: first token after {row['cold_seconds']:.3g} s cold, "
+                f"{row['repeat_seconds']:.3g} s repeated; equal answers: {row['same_tokens']}"
             )
-            subject = Subject(load_model(folder, plan.dtype), bool(image))
-            found["models"][name] = size_of(subject.model)
-            for size in (size for v, size in lengths if v == variant):
-                which = f"{len(found['ttft']) + 1} of {len(lengths)}"
-                report(f"{which}: {variant}, prompts of {size:,} tokens: cold, then repeated")
-                row = _first_tokens(subject, variant, size)
-                found["ttft"].append(row)
-                report(
-                    f"{which}: first token after {row['cold_seconds']:.3g} s cold, "
-                    f"{row['repeat_seconds']:.3g} s repeated; equal answers: {row['same_tokens']}"
-                )
-            if "conversation" in plan.parts and variant in plan.talk:
-                found["conversation"].append(_conversation(subject, variant, plan, report))
+        if "conversation" in plan.parts and variant in plan.talk:
+            found["conversation"].append(_conversation(subject, variant, plan, report))
     return found
 
 

@@ -19,8 +19,7 @@ from rich.text import Text
 from mlx_provider.commands import context_in_memory
 from mlx_provider.errors import ContextTooLong
 
-from .asking import Client, Reply
-from .subjects import Result, Staged, Tell
+from .subjects import Client, Reply, Result, Staged, Tell
 
 Messages = list[dict[str, Any]]
 PEOPLE = ("Ines", "Bertil", "Oumar", "Yuki", "Greta", "Tomasz", "Leila", "Hugo", "Amara", "Piet")

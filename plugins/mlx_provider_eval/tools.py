@@ -13,9 +13,8 @@ import jsonschema  # type: ignore[import-untyped]
 from rich.table import Table
 from rich.text import Text as Plain
 
-from .asking import Client, Made, Reply
 from .scenario import Call, Expected, Scenario, Step, Text, Tool, differences, digest, orders
-from .subjects import HELLO, Result, Staged, Tell
+from .subjects import HELLO, Client, Made, Reply, Result, Staged, Tell
 
 FAULTS = (
     *("request failed", "cut off", "no call", "call in text", "needless call", "missing call"),

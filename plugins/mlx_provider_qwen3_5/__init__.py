@@ -31,13 +31,13 @@ def matches(config: Mapping[str, Any]) -> int:
 
 def load(folder: Path, options: LoadOptions) -> LoadedModel:
     """An MTP head in the folder is ignored."""
-    from mlx_provider_qwen3_vl.loading import load_with_patches
+    import mlx_provider_qwen3_vl
 
     from .patches import attend_padded_rows_at_once, take_smaller_chunks
 
     take_smaller_chunks()
     attend_padded_rows_at_once()
-    return load_with_patches(folder, options)
+    return mlx_provider_qwen3_vl.load(folder, options)
 
 
 @hookimpl

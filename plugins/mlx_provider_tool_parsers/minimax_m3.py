@@ -27,49 +27,39 @@ from mlx_provider.records import (
 from .json_text import ignore
 from .values import as_json, behind, functions
 
-
-def _object(items: Any) -> str:
-    return "{" + ", ".join(f"{json.dumps(k, ensure_ascii=False)}: {v}" for k, v in items) + "}"
+PREFIX = "]<]minimax[>["
+OPEN, CLOSE = PREFIX + "<tool_call>", PREFIX + "</tool_call>"
+CALL, CALL_END = PREFIX + "<invoke", PREFIX + "</invoke>"
+_TAG = re.compile(re.escape(PREFIX) + r"<(/?)(?!\s*>)([^<>]+)>")
+"""White space is no name."""
 
 
 @dataclass
 class _Node:
     tag: str
-    text: str = ""
+    begin: int
+    """Of the text inside."""
+    inside: str = ""
+    """Everything between its tags, as written."""
     children: list[_Node] = field(default_factory=list)
-    tail: str = ""
-
-    def inside(self) -> str:
-        return self.text + "".join(child.written() for child in self.children)
-
-    def written(self) -> str:
-        opener, closer = f"{PREFIX}<{self.tag}>", f"{PREFIX}</{self.tag.split()[0]}>"
-        return opener + self.inside() + closer + self.tail
-
-
-PREFIX = "]<]minimax[>["
-OPEN, CLOSE = PREFIX + "<tool_call>", PREFIX + "</tool_call>"
-CALL, CALL_END = PREFIX + "<invoke", PREFIX + "</invoke>"
-_TAG = re.compile(r"<(/?)(?!\s*>)([^<>]+)>(.*)", re.DOTALL)
-"""White space is no name."""
 
 
 def _tree(text: str) -> _Node:
-    root = _Node("")
-    open_nodes = [root]
-    for part in text.split(PREFIX)[1:]:
-        match = _TAG.fullmatch(part)
-        if match is None:
-            raise ValueError("not a tag")
-        closing, tag, rest = match.groups()
+    root = _Node("", 0)
+    open_nodes, tags = [root], list(_TAG.finditer(text))
+    if len(tags) != text.count(PREFIX):
+        raise ValueError("not a tag")
+    for match in tags:
+        closing, tag = match.groups()
         if not closing:
-            node = _Node(tag, rest)
+            node = _Node(tag, match.end())
             open_nodes[-1].children.append(node)
             open_nodes.append(node)
         elif len(open_nodes) < 2 or open_nodes[-1].tag.split()[0] != tag.strip():
             raise ValueError("tags do not match")
         else:
-            open_nodes.pop().tail = rest
+            node = open_nodes.pop()
+            node.inside = text[node.begin : match.start()]
     if len(open_nodes) > 1:
         raise ValueError("a tag is not closed")
     return root
@@ -112,7 +102,8 @@ def _members(node: _Node, schema: Mapping[str, Any], root: Mapping[str, Any]) ->
     for child in node.children:
         inner = known.get(child.tag, other if isinstance(other, Mapping) else {})
         grouped.setdefault(child.tag, []).append(_json(child, inner, root))
-    return _object((k, v[0] if len(v) == 1 else _list(v)) for k, v in grouped.items())
+    members = ((key, v[0] if len(v) == 1 else _list(v)) for key, v in grouped.items())
+    return "{" + ", ".join(f"{json.dumps(k, ensure_ascii=False)}: {v}" for k, v in members) + "}"
 
 
 def _list(items: Sequence[str]) -> str:
@@ -122,11 +113,11 @@ def _list(items: Sequence[str]) -> str:
 def _json(node: _Node, inner: Any, root: Mapping[str, Any]) -> str:
     wanted, schema = value_types(inner, root), resolved(inner, root)
     if wanted == {"string"}:
-        return json.dumps(node.inside(), ensure_ascii=False)
+        return json.dumps(node.inside, ensure_ascii=False)
     if not node.children:
-        if not node.text.strip() and wanted and "string" not in wanted:
+        if not node.inside.strip() and wanted and "string" not in wanted:
             return {"array": "[]", "object": "{}"}.get(min(wanted), "null")
-        return as_json(node.text, wanted, "string", listed_values(inner, root) or ())
+        return as_json(node.inside, wanted, "string", listed_values(inner, root) or ())
     if "array" in wanted or {child.tag for child in node.children} == {"item"}:
         items = schema.get("items", {})
         return _list([_json(child, items, root) for child in node.children])

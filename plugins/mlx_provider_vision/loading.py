@@ -1,19 +1,28 @@
-"""Loads any mlx-vlm model, and tests which of its images can be reused."""
+"""Loads any mlx-vlm model, and checks whether its images can be embedded separately, and so reused.
+
+One prompt with two images is computed by mlx-vlm's own processor and from its parts, with a chunk's
+end inside an image. Tokens, the images' rows and the logits must be the same.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from mlx_provider import LoadOptions
+import mlx.core as mx
+import numpy as np
+
+from mlx_provider import LoadedModel, LoadOptions, MediaItem, PrefillChunk, Prompt
 from mlx_provider.families.checkpoint import DEFAULT_CONTEXT, read_json
+from mlx_provider.families.logits import failure
 from mlx_provider.families.tokenizer import load_tokenizer
 from mlx_provider.families.vision.loading import load_with_processor
 from mlx_provider.families.vision.model import vision_info
 
 from .model import UNKNOWN_PIXELS, AnyVisionModel, image_text
-from .proof import problem_of
 from .separate import SeparateVisionModel
 
 log = logging.getLogger(__name__)
@@ -23,6 +32,11 @@ ESCAPED = (
     "users and tools are written with \\u escapes there"
 )
 TOGETHER = "a chat with images is prefilled anew at every turn, from its first image on"
+
+SIZES = ((112, 84), (140, 168))
+"""Height and width of the two images: different numbers of patches, neither square."""
+TOLERANCE = {"float32": 1e-3, "low": 0.1}
+"""Largest difference, as a share of the largest value."""
 
 
 def load_any(folder: Path, options: LoadOptions) -> AnyVisionModel:
@@ -54,3 +68,62 @@ def _image_token(folder: Path) -> int | None:
     config = read_json(folder / "config.json")
     names = ("image_token_index", "image_token_id")
     return next((int(config[name]) for name in names if config.get(name) is not None), None)
+
+
+def problem_of(separate: SeparateVisionModel, together: AnyVisionModel) -> str:
+    """Empty: `separate` may serve the model. Engine thread."""
+    images = [_image(seed, *size) for seed, size in enumerate(SIZES)]
+    words = [{"type": "text", "text": text} for text in ("What is", "beside", "?")]
+    content = [words[0], {"type": "image"}, words[1], {"type": "image"}, words[2]]
+    asked: dict[str, Any] = {"tools": [], "media": images, "variables": {}}
+    messages = [{"role": "user", "content": content}]
+
+    def compared() -> str:
+        parts = separate.prepare(messages, **asked)
+        whole = together.prepare(messages, **asked)
+        if list(parts.tokens) != list(whole.tokens):
+            return "its processor writes an image otherwise beside others"
+        return _difference(separate, parts, together, whole)
+
+    return failure(compared)
+
+
+def _difference(
+    separate: SeparateVisionModel, parts: Prompt, together: AnyVisionModel, whole: Prompt
+) -> str:
+    tolerance = TOLERANCE[together.info.precision]
+    alone = {span.content_hash: separate.embed(span) for span in parts.spans}
+    joint = {span.content_hash: together.embed(span) for span in whole.spans}
+    (embedded,) = (made.arrays["inputs_embeds"][0] for made in joint.values())
+    for span in parts.spans:
+        if _distance(alone[span.content_hash].rows, embedded[span.start : span.end]) > tolerance:
+            return "an image's features depend on what stands beside it"
+    first = parts.spans[0]
+    cuts = ((first.start + first.end) // 2, len(parts.tokens))
+    found = _logits(separate, parts, alone, cuts)
+    if _distance(found, _logits(together, whole, joint, (len(whole.tokens),))) > tolerance:
+        return "its language model reads images otherwise than by their embeddings"
+    return ""
+
+
+def _logits(
+    model: LoadedModel, prompt: Prompt, features: dict[str, Any], ends: Sequence[int]
+) -> mx.array:
+    cache, start, logits = model.make_cache(), 0, mx.zeros(1)
+    for end in ends:
+        logits = model.prefill(PrefillChunk(prompt, start, end, cache, features))
+        start = end
+    return logits
+
+
+def _distance(a: mx.array, b: mx.array) -> float:
+    if a.shape != b.shape:
+        return float("inf")
+    a, b = a.astype(mx.float32), b.astype(mx.float32)
+    found: float = (mx.abs(a - b).max() / mx.maximum(mx.abs(b).max(), 1e-6)).item()  # type: ignore[assignment]
+    return found if found == found else float("inf")
+
+
+def _image(seed: int, height: int, width: int) -> MediaItem:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return MediaItem.of("image", pixels, f"proof {seed}")

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import pytest
 from typer.testing import CliRunner
 
+from command_line import running
 from command_line.commands import benchmarks
-from mlx_provider_bench.commands import running
 
 ROOT = Path(__file__).parents[2]
 Bench = Callable[..., dict[str, Any]]

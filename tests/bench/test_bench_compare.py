@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from command_line import running
 from command_line.commands import benchmarks
 from compare import answers, isolation, reuse, run, speed, stall
 from compare.begun import Begun
@@ -27,10 +28,8 @@ from compare.verdict import not_faster, ratios, without_rival
 from mlx_provider.commands import load_model
 from mlx_provider.errors import BadRequest, EngineUnavailable
 from mlx_provider.families.checkpoint import read_json
-from mlx_provider_bench.asking import questions
-from mlx_provider_bench.commands import running
-from mlx_provider_bench.servers.client import Answer, Client
-from mlx_provider_bench.servers.processes import Kept, Kind, Server
+from mlx_provider_bench.servers import Answer, Kept, Kind, Server
+from peers import PeerClient, chat_pieces, chat_request, questions, through_proxy
 
 SUBJECT = Subject("llama", "4bit", Path(), sees=False)
 SMALL = Plan(crowd=4, words=4, reply=8, rounds=1, streams=(1, 2), prompt=300, limit=300)
@@ -44,8 +43,8 @@ def sides(fake: Any) -> Any:
 
     def of(*names: str, limit: float = 300) -> list[Side]:
         for name in names:
-            server = Server(Kind(name, "gateway"), fake.url, Path(), "key", alias=name)
-            made.append(Side(name, Client(server, limit=limit)))
+            server = Server(through_proxy(name), fake.url, Path(), "key", alias=name)
+            made.append(Side(name, PeerClient(server, limit=limit)))
         return made
 
     yield of
@@ -219,9 +218,11 @@ def test_a_server_that_died_is_told_and_started_again(
     (tmp_path / "well_server.py").write_text(SERVER)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    kept = Kept(Kind("well", "chat", "well_server"), tmp_path, tmp_path / "log")
+    kept = Kept(
+        Kind("well", ("-m", "well_server"), chat_request, chat_pieces), tmp_path, tmp_path / "log"
+    )
     try:
-        side = Side("well", Client(kept.start()), kept=kept)
+        side = Side("well", PeerClient(kept.start()), kept=kept)
         side.ready()
         assert side.deaths == []
         kept.stop()

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from grammar_masks import _compiler, _constraints, _follows
 from mlx_provider.commands import load_model
-from mlx_provider.testing.tiny import build
+from tiny import build
 from vocabulary import widen
 
 

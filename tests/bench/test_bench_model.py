@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from mlx_provider.cli.app import build
 from mlx_provider.registry import PluginRegistry
 from mlx_provider_bench.model_speed import row
-from mlx_provider_bench.servers.client import Answer
+from mlx_provider_bench.servers import Answer
 
 
 def test_a_row_for_each_length_and_number_of_streams(

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from mlx_provider.commands import load_model
-from mlx_provider_bench.models.random_weights import document, write_model
-from mlx_provider_bench.prefix_cache import Subject, _first_tokens
+from mlx_provider_bench.prefix_cache import Subject, _first_tokens, document
+from random_weights import write_model
 
 
 @pytest.mark.sweep
-def test_every_part(bench: Callable[..., dict[str, Any]], small: tuple[str, ...]) -> None:
+def test_every_part(bench: Callable[..., dict[str, Any]]) -> None:
     parts = ("--part", "ttft", "--part", "conversation")
     sizes = ("--tokens", "200", "--document", "120", "--turns", "2")
-    result = bench("prefix", *parts, "--variant", "qwen3_vl+image", *sizes, *small)
+    result = bench("prefix", *parts, "--variant", "demo+image", *sizes)
     (row,) = result["ttft"]
     assert row["same_tokens"] == "15/15"
     assert row["same_message"]["reused"][0] < 0.2 < 0.8 < row["same_message"]["reused"][2]
@@ -28,10 +28,10 @@ def test_every_part(bench: Callable[..., dict[str, Any]], small: tuple[str, ...]
     (talk,) = result["conversation"]
     assert talk["same_tokens"] == "2/2"
     assert talk["cached_tokens"][0] < talk["cached_tokens"][1]
-    assert result["models"]["qwen3_vl"]["weights_bytes"] > 0
+    assert result["models"]["demo"]["weights_bytes"] > 0
 
 
-def test_a_checkpoint_in_place_of_random_models(
+def test_a_checkpoint_in_place_of_the_demo_models(
     bench: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     folder = write_model(tmp_path / "mine", "llama", "float32", 64, 2)

@@ -10,8 +10,8 @@ import pytest
 
 import call_forecasts
 import speculation
-from mlx_provider.testing.tiny import build
 from speculation import Clock, Dictated, Plan
+from tiny import build
 
 FEW = ("--reply", "40", "--rounds", "1", "--share", "0.9")
 

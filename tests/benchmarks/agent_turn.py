@@ -31,14 +31,14 @@ from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampli
 from mlx_provider.serving import drafting as sparse_prefill
 from mlx_provider.serving import engine_builder, structure
 from mlx_provider.serving.service import ChatService
-from mlx_provider.testing.tiny import build
-from mlx_provider.testing.tiny.tokenizers import QWEN
 from mlx_provider_bench.report import Result, surroundings
 from mlx_provider_drafters.prompt_scoring import passes as scoring_passes
 from recital import Recital
 from recorded_agents import Session, sessions
 from replaced import Replaced
 from sparse_prefill import SCORER
+from tiny import build
+from tiny.tokenizers import QWEN
 from watched_passes import Passes, watched
 
 HYBRID = Path(mlx_provider.__file__).parent / "demo" / "hybrid"

@@ -23,8 +23,8 @@ from batching_subjects import BatchGeneratorSubject, Ours, Run, Subject, run
 from mlx_provider.commands import load_model
 from mlx_provider.families.layers import Unpatched
 from mlx_provider.records import LoadedModel
+from mlx_provider_bench.prefix_cache import Job
 from mlx_provider_bench.report import Result, surroundings
-from mlx_provider_bench.subjects.batching import Job
 
 DEFAULTS = "mlx-lm BatchGenerator, defaults"
 TUNED = "mlx-lm BatchGenerator, step 256, one prompt at a time"
@@ -284,7 +284,7 @@ PARTS: dict[str, Callable[[Setting], Result]] = {
 
 def bench(parts: Sequence[str], *, dtype: str = "float32", **config: Any) -> Result:
     """Run the named parts on a fresh random model; JSON-able."""
-    from mlx_provider.testing.tiny import build
+    from tiny import build
 
     with tempfile.TemporaryDirectory() as folder:
         path = build(Path(folder) / "model", "qwen3", **(MODEL | config))

@@ -11,7 +11,7 @@ from mlx_provider.engine.execution.probe import probe
 from mlx_provider.families.layers import Unpatched
 from mlx_provider.records import LoadedModel
 from mlx_provider.testing.driver import new_request
-from mlx_provider_bench.subjects.batching import Job, TimedOutput, server_engine
+from mlx_provider_bench.prefix_cache import Job, TimedOutput, server_engine
 
 
 class Subject(Protocol):

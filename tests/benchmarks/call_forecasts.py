@@ -26,12 +26,12 @@ from mlx_provider.families.text import load_text
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import Drafting, ToolParser
 from mlx_provider.testing.driver import new_engine, new_request, run
-from mlx_provider.testing.tiny import build
 from mlx_provider_bench.report import Result, surroundings
 from mlx_provider_drafters.lookup import ForcedText, Lookup
 from mlx_provider_eval.scenario import read, shipped
 from reciting import Reciting
 from right_replies import right
+from tiny import build
 
 PARSER = ToolParser("hermes", "<tool_call>", "</tool_call>")
 

@@ -7,7 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
-from mlx_provider_bench.models.random_weights import write_model
+from random_weights import write_model
 
 ADDING = ("o_proj.weight", "down_proj.weight")
 """Weights whose products a layer adds to its input."""

@@ -20,8 +20,8 @@ from mlx_provider.records import LoadedModel
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of
 from mlx_provider.testing.driver import new_request
+from mlx_provider_bench.prefix_cache import server_engine
 from mlx_provider_bench.report import Result
-from mlx_provider_bench.subjects.batching import server_engine
 from speculation_curves import DEVICES
 
 HYBRID = Path(mlx_provider.__file__).parent / "demo" / "hybrid"

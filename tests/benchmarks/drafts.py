@@ -23,9 +23,8 @@ from draft_pair import write_pair
 from mlx_provider.config import PREFIX
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider_bench.report import Result, print_rows, surroundings
-from mlx_provider_bench.servers.client import Client, Messages, Run, beside
-from mlx_provider_bench.servers.processes import MLX_LM, MLX_VLM, OURS, Kind, Server, running
-from mlx_provider_bench.servers.questions import same
+from mlx_provider_bench.servers import OURS, Client, Kind, Messages, Server, running
+from peers import MLX_LM, MLX_VLM, Run, both, same
 from stories import ask_all, short_stories
 
 HYBRID = Path(mlx_provider.__file__).parent / "demo" / "hybrid"
@@ -158,7 +157,7 @@ def _newcomer(client: Client, asked: Sequence[Messages], reply: int, before: Run
         time.sleep(LATE * before.seconds)
         return client.try_ask(SHORT, 2).first
 
-    return beside(late, lambda: ask_all(client, asked, reply))[0]
+    return both(late, lambda: ask_all(client, asked, reply))[0]
 
 
 def _row(side: Side) -> Result:

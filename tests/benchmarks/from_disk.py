@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.tree import CacheKey, as_ids
-from mlx_provider.testing.driver import Calls
+from schedules import Calls
 
 
 class MakesCache(Protocol):

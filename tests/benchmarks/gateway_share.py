@@ -25,9 +25,8 @@ from mlx_provider.gateway.proxy import Proxy
 from mlx_provider.gateway.start import gateway_apart
 from mlx_provider.protocol.requests import GenerateRequest, Sampling
 from mlx_provider_bench.report import Result, against, print_rows, surroundings
-from mlx_provider_bench.servers.client import Answer, Client, Messages, Run
-from mlx_provider_bench.servers.processes import Kind, Server
-from mlx_provider_bench.servers.questions import HELLO
+from mlx_provider_bench.servers import Answer, Client, Messages, Server
+from peers import HELLO, Run, through_proxy
 from stories import ask_all, short_stories
 
 NAME = "measured"
@@ -68,7 +67,7 @@ def bench(plan: Plan) -> Result:
     with gateway_apart(proxy_config(NAME, plan.model), idle_seconds=600) as apart:
         engine, proxy = apart.engine, apart.proxy
         proxy.wait_ready()
-        server = Server(Kind(NAME, "gateway"), proxy.url, Path(), proxy.key, alias=NAME)
+        server = Server(through_proxy(NAME), proxy.url, Path(), proxy.key, alias=NAME)
         client = Client(server)
         client.ask(HELLO, 4)
         result["rows"] = [_row(plan, count, engine, proxy, client) for count in plan.streams]

@@ -25,8 +25,8 @@ from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import LoadedModel
 from mlx_provider.serving.model_cache import MASK_THREADS
 from mlx_provider.testing.driver import new_engine, new_request, output_of
-from mlx_provider_bench.models.random_weights import overrides
 from mlx_provider_bench.report import Result, against, print_rows, size_of, surroundings
+from random_weights import overrides
 from vocabulary import widen
 
 TARGET = 0.10
@@ -105,7 +105,7 @@ class Setting:
 
 def bench(plan: Plan) -> Result:
     """Run the plan; JSON-able. A table goes to stderr."""
-    from mlx_provider.testing.tiny import build
+    from tiny import build
 
     result: Result = surroundings(plan.dtype) | {
         "vocabulary": plan.vocabulary,

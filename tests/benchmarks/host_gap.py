@@ -31,11 +31,11 @@ from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import load_text
 from mlx_provider.records import Drafting, DraftOptions, LoadedModel, LoadOptions, ShowsHidden
 from mlx_provider.testing.driver import new_engine, new_request
-from mlx_provider.testing.tiny import build
 from mlx_provider_bench.report import Result
 from mlx_provider_drafters.draft_model import DraftModel
 from mlx_provider_mtp import start as start_head
 from replaced import Patch, Replaced, wrap
+from tiny import build
 
 SAMPLING = {
     "greedy": SamplingParams(temperature=0),

@@ -21,9 +21,9 @@ from mlx_provider.engine.execution.decode_batch import run_pass
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import LoadOptions
 from mlx_provider.testing.driver import new_request
-from mlx_provider.testing.tiny import build
 from mlx_provider.upstream.shared_kv import divide
 from replaced import Replaced
+from tiny import build
 
 LAYERS = 36
 """As many as Qwen3-8B has."""

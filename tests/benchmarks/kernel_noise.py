@@ -15,8 +15,8 @@ from mlx_provider.engine.execution import probe, row_groups, solo_rows
 from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import LoadOptions
-from mlx_provider.testing.tiny import build
 from replaced import Replaced
+from tiny import build
 
 LAYERS = 36
 SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64}

@@ -24,8 +24,8 @@ from mlx_provider.protocol.requests import GenerateRequest, ModelOptions
 from mlx_provider.server.run import SWITCH
 from mlx_provider.serving.prompt import prepare
 from mlx_provider.serving.service import ChatService
-from mlx_provider.testing.tiny import build
 from mlx_provider_bench.report import Result
+from tiny import build
 
 SLEEP = 0.0002
 ENTRIES = 1 << 18

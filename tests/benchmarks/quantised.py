@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from mlx_provider.testing.tiny import family_named
+from tiny import family_named
 
 GROUP = 32
 """Values that share a scale."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from agent_traffic import SyntheticModel
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.disk import EDGE, DiskTier
-from mlx_provider.testing.driver import Calls
+from schedules import Calls
 from small_budgets import KINDS, TOKEN_BYTES, Kind, Server, sessions
 
 TOKEN_BYTES_8B = 36 * 2 * 8 * 128 * 2

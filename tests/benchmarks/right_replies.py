@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mlx_provider_eval.asking import Made, Reply
+from mlx_provider_eval.subjects import Made, Reply
 
 
 def right(expected: Any) -> Reply:

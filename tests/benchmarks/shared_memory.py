@@ -17,8 +17,8 @@ from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.testing.driver import new_engine, new_request
-from mlx_provider.testing.tiny import build
 from shared_prefix import made_cache
+from tiny import build
 from turns import counted
 
 ROWS = 8

@@ -20,9 +20,9 @@ from mlx_provider.engine.execution.decode_batch import run_pass
 from mlx_provider.engine.execution.probe import stand_in
 from mlx_provider.engine.memory import arrays, leaves
 from mlx_provider.families.text import TextModel, load_text
-from mlx_provider.testing.tiny import build
 from mlx_provider.upstream.mlx_lm import quantised
 from mlx_provider.upstream.shared_kv import divide, prefix_of, start
+from tiny import build
 
 GROUP = 32
 """Values that share a scale, if keys and values are quantised."""

@@ -20,7 +20,7 @@ from mlx_provider.engine.prefix_cache.tree import as_ids
 from mlx_provider.engine.request import PrefillJob, Request, Row, SamplingParams
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import Prompt
-from mlx_provider.testing.driver import Calls
+from schedules import Calls
 
 CHUNK = 2048
 """Tokens of a prefill pass."""

@@ -28,8 +28,8 @@ from mlx_provider.records import LoadedModel, Prompt, ScoresPrompts
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of
 from mlx_provider.testing.driver import new_request
+from mlx_provider_bench.prefix_cache import server_engine
 from mlx_provider_bench.report import Result, print_rows, size_of, surroundings
-from mlx_provider_bench.subjects.batching import server_engine
 
 REPLY = 12
 LEAST = 256
@@ -106,7 +106,7 @@ def _setting(plan: Plan, scratch: Path) -> Setting:
 
 def _random(plan: Plan, scratch: Path) -> tuple[Path, Path]:
     """Of its draft model half the width and a third of the layers."""
-    from mlx_provider.testing.tiny import build
+    from tiny import build
 
     shape = MODEL | sizes(plan.hidden, plan.layers)
     small = MODEL | sizes(plan.hidden // 2, max(1, plan.layers // 3))

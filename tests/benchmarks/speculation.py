@@ -38,9 +38,9 @@ from mlx_provider.records.drafter import MOST_DRAFTS
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of
 from mlx_provider.testing.driver import new_request
-from mlx_provider.testing.schedules import Oracle
+from mlx_provider_bench.prefix_cache import Job, TimedOutput, server_engine
 from mlx_provider_bench.report import Result, against, print_rows, size_of, surroundings
-from mlx_provider_bench.subjects.batching import Job, TimedOutput, server_engine
+from schedules import Oracle
 
 FLOOR = 0.97
 """Times the plain rate that no width may fall below."""
@@ -157,7 +157,7 @@ def bench(plan: Plan) -> Result:
 
 
 def _setting(plan: Plan, scratch: Path) -> Setting:
-    from mlx_provider.testing.tiny import build
+    from tiny import build
 
     folder = plan.model
     if folder is None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from mlx_provider_bench.models.random_weights import WORDS
-from mlx_provider_bench.servers.client import Client, Messages, Run
+from mlx_provider_bench.model_speed import WORDS
+from mlx_provider_bench.servers import Client, Messages
+from peers import Run
 
 
 def short_stories(count: int, turn: int) -> list[Messages]:

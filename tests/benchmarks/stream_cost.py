@@ -19,16 +19,15 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from gateway_share import cpu_seconds
-from mlx_provider.testing.tiny import build
 from mlx_provider_bench.report import Result, against, print_rows, surroundings
-from mlx_provider_bench.servers.client import Client
-from mlx_provider_bench.servers.processes import MLX_LM, MLX_VLM, OURS, Kept, Kind
-from mlx_provider_bench.servers.questions import HELLO
+from mlx_provider_bench.servers import OURS, Client, Kept
+from peers import HELLO, MLX_LM, MLX_VLM, chat_pieces, gateway_request, through_proxy
 from stories import ask_all, short_stories
+from tiny import build
 
 SHARE = 0.5
 """Of the best other server's processor time that ours may take."""
-RAPID = Kind("Rapid-MLX", "gateway", images=False)
+RAPID = through_proxy("Rapid-MLX", images=False)
 ALONE = "the model alone"
 MODEL_ALONE = """
 import sys, time
@@ -86,7 +85,7 @@ def bench(plan: Plan) -> Result:
     result = surroundings("float32") | {"family": plan.family}
     with TemporaryDirectory() as place, ExitStack() as ending:
         folder = build(Path(place) / "model", plan.family, num_hidden_layers=1)
-        kinds = (replace(OURS, dialect="gateway"), MLX_LM, MLX_VLM)
+        kinds = (replace(OURS, request=gateway_request, read=chat_pieces), MLX_LM, MLX_VLM)
         servers = [Kept(kind, folder, Path(place) / kind.name) for kind in kinds]
         if plan.rapid is not None:
             servers.append(Program(plan.rapid, folder, Path(place) / RAPID.name))

@@ -17,8 +17,8 @@ from mlx_provider import Features, LoadedModel, LoadOptions, MediaItem, MediaSpa
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import new_engine, new_request, output_of
-from mlx_provider.testing.tiny import build
 from mlx_provider_bench.report import surroundings
+from tiny import build
 
 TOWER = {"depth": 24, "hidden_size": 256, "intermediate_size": 1024, "num_heads": 4}
 SIDE = 512

@@ -2,7 +2,8 @@
 
 import pytest
 
-from mlx_provider.testing.byte_model import ByteModel, byte_model
+from byte_model import byte_model
+from mlx_provider.testing.conformance.calls import ByteModel
 
 
 @pytest.fixture(scope="session")

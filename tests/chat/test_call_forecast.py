@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from byte_model import ENDS, byte_tokenizer
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
 from mlx_provider.chat.constraints.forecast import REPLAYED, CallForecast, CallMatchers
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import CallGrammar, TaggedArguments, ToolParser
-from mlx_provider.testing.byte_model import ENDS, byte_tokenizer
 
 PARSER = ToolParser(
     "tagged", "<tool_call>", "</tool_call>", grammar=CallGrammar.json("<tool_call>", "</tool_call>")

@@ -28,7 +28,7 @@ from mlx_provider.chat.messages.tools_as_text import fold_tools
 from mlx_provider.chat.output.reply import Reply
 from mlx_provider.chat.output.turn_layout import TurnLayout, layout_of
 from mlx_provider.protocol.events import Delta
-from mlx_provider.testing.tiny.tokenizers import QWEN
+from tiny.tokenizers import QWEN
 
 DEMO = Path(mlx_provider.demo.__file__).parent / "model"
 TOOL_PARSERS = {parser.name: parser for parser in tool_plugin.mlx_tool_parsers()}

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from mlx_provider.isolation import Isolation
-from mlx_provider.testing.conformance.cases import Laboratory, cases_of, find
-from mlx_provider.testing.conformance.check import NotApplicable
+from mlx_provider.testing.conformance import Laboratory, NotApplicable, cases_of, find
 
 Builders = Mapping[str, Callable[[Path], Any]]
 Failures = dict[str, str]

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from mlx_provider.testing.conformance.check import Nonconformity
-from mlx_provider.testing.conformance.work import bounded
+from mlx_provider.testing.conformance import Nonconformity
+from mlx_provider.testing.conformance.parsers import bounded
 
 
 def test_work_of_other_threads_is_not_counted() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 HEAD = """
 from dataclasses import replace

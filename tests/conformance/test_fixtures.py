@@ -9,10 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mlx_provider.testing.pytest_plugin import EACH_CACHE
 from mlx_provider.testing.scripted import Call, Step, script
-from mlx_provider.testing.tiny import FAMILIES, family_named
-from mlx_provider.testing.tiny.models import greedy
 
 ASKED = script(Step("Looking.", (Call("bash", {"command": "ls"}),)))
 BASH = {
@@ -22,18 +19,6 @@ BASH = {
         "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
     },
 }
-
-
-def test_every_kind_of_cache_is_there() -> None:
-    kinds = {kind for family in FAMILIES for kind in family.caches}
-    assert {kind for name in EACH_CACHE for kind in family_named(name).caches} == kinds
-
-
-def test_each_of_them_speaks(mlx_each_cache: Path, mlx_load: Callable[..., Any]) -> None:
-    model = mlx_load(mlx_each_cache)
-    messages = [{"role": "user", "content": "Hello"}]
-    prompt = model.prepare(messages, tools=[], media=[], variables={})
-    assert len(greedy(model, prompt, 3)) == 3
 
 
 @pytest.mark.conformance

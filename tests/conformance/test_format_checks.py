@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mlx_provider.testing.conformance import tool_parsers
+from mlx_provider.testing.conformance import parsers
 
 HEAD = """
 import json, re
@@ -137,7 +137,7 @@ def test_the_broken_promise_is_named(
 ) -> None:
     source, broken = TOYS[toy]
     if "bombs" in broken:  # else the product's own bound: nobody waits for it
-        monkeypatch.setattr(tool_parsers, "WORK", 0.3)
+        monkeypatch.setattr(parsers, "WORK", 0.3)
     found = failures(install_plugin("toy", HEAD + source), only=tuple(broken))
     assert set(found) == broken, found
 
@@ -159,8 +159,8 @@ def mlx_reasoning_parsers():
     yield ReasoningParser("dumb", "<t>", "</t>", detect=lambda template: 1 / 0)
 """
     name = install_plugin("thinker", source)
-    assert set(failures(name, only=("toy  cut replies",))) == {"cut replies"}
-    assert failures(name, only=("twin  cut replies", "twin  thoughts")) == {}
+    assert set(failures(name, only=("toy  cut thoughts",))) == {"cut thoughts"}
+    assert failures(name, only=("twin  cut thoughts", "twin  thoughts")) == {}
     assert set(failures(name, only=("recognition",))) == {"recognition"}
 
 

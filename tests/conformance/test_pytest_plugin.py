@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_provider.testing.conformance.items import Collecting
+from mlx_provider.testing.conformance import Collecting
 
 PLUGIN = """
 from mlx_provider import ReasoningParser, hookimpl

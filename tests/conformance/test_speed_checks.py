@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 TINY = {"tiny": partial(build, family="qwen3", intermediate_size=512)}
 Failures = Callable[..., dict[str, str]]
@@ -62,7 +62,7 @@ def refuses(folder, model, options):
 """
 DRAFTERS = {
     "good": ("", set()),
-    "changes the model": (CHANGES_THE_MODEL, {"same answers", "model untouched"}),
+    "changes the model": (CHANGES_THE_MODEL, {"same answers"}),
     "grows rows": (GROWS_ROWS, {"proposals"}),
     "raises": (RAISES, {"proposals"}),
     "too many": (TOO_MANY, {"proposals"}),

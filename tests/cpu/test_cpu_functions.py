@@ -20,11 +20,11 @@ from mlx_provider import LoadOptions
 from mlx_provider.families.text import load_text
 from mlx_provider.records import Part, Parts, Run
 from mlx_provider.serving.kernels import _made, install, remove
-from mlx_provider.testing.tiny import build
 from mlx_provider.upstream.patching import Unpatched
 from mlx_provider_cpu import attention
 from mlx_provider_cpu.functions import REPLACEMENTS
 from mlx_provider_qwen3_5 import load as load_qwen3_5
+from tiny import build
 
 Install = Callable[[Any], None]
 UPSTREAM = [

@@ -19,9 +19,9 @@ from mlx_provider.engine.execution.batch_layout import Layout, make_layout
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.serving.kernels import install, remove
 from mlx_provider.testing.driver import new_request
-from mlx_provider.testing.tiny import build
 from mlx_provider_cuda import matches
 from mlx_provider_cuda.products import DEQUANTISE, REPLACEMENTS, TILE
+from tiny import build
 
 SIZE, OUT = 64, 32
 

@@ -10,7 +10,7 @@ import pytest
 
 from mlx_provider.doctor import Subject
 from mlx_provider.doctor.versions import TESTED
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 Make = Callable[..., Subject]
 VERSIONS = {tested.package: tested.newest + ".99" for tested in TESTED}

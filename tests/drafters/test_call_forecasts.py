@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from byte_model import ENDS, byte_tokenizer
 from mlx_provider import LoadOptions
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
 from mlx_provider.chat.constraints.forecast import CallForecast, CallMatchers
@@ -22,9 +23,7 @@ from mlx_provider.protocol.events import Delta
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import CallGrammar, Drafting, ReasoningParser, ToolParser
 from mlx_provider.serving.structure import ThinkingBudget
-from mlx_provider.testing.byte_model import ENDS, byte_tokenizer
-from mlx_provider.testing.driver import TokenOutput, new_engine, new_request, output_of, run
-from mlx_provider.testing.schedules import Eager
+from mlx_provider.testing.driver import Eager, TokenOutput, new_engine, new_request, output_of, run
 from mlx_provider_drafters.lookup import ForcedText, Lookup
 from quantised import quantise
 from reciting import Reciting

@@ -15,8 +15,7 @@ from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import Drafting
-from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from mlx_provider.testing.schedules import Eager
+from mlx_provider.testing.driver import Eager, new_engine, new_request, output_of, run
 from mlx_provider_drafters.draft_model import DraftModel
 from mlx_provider_drafters.lookup import Lookup
 from reciting import Reciting

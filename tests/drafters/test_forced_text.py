@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from byte_model import ENDS, byte_tokenizer
 from mlx_provider import LoadOptions
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
 from mlx_provider.engine.request import Request, SamplingParams
@@ -18,11 +19,10 @@ from mlx_provider.engine.speculation.step import after_run
 from mlx_provider.families.text import load_text
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import CallGrammar, Drafting, LoadedModel
-from mlx_provider.testing.byte_model import ENDS, byte_tokenizer
-from mlx_provider.testing.driver import new_engine, new_request, output_of, run, steps_of
-from mlx_provider.testing.schedules import Oracle
+from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider_drafters.lookup import ForcedText, Lookup
 from quantised import quantise
+from schedules import Oracle, steps_of
 
 VOCAB = 384
 CALLS = CallGrammar.json("<tool_call>", "</tool_call>")

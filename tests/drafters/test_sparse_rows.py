@@ -21,11 +21,11 @@ from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.testing.driver import new_request, output_of, run
-from mlx_provider.testing.schedules import Eager, Oracle
-from mlx_provider.testing.tiny import build
+from mlx_provider.testing.driver import Eager, new_request, output_of, run
 from mlx_provider.upstream.cache_classes import KVCache, SparseKVCache, sparse
 from quantised import quantise
+from schedules import Oracle
+from tiny import build
 
 from .scores import Scripted, thinning
 

@@ -9,7 +9,7 @@ import pytest
 from equipped import equipped
 from mlx_provider import LoadOptions
 from mlx_provider.families.text import TextModel, load_text
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 HERE = Path(__file__).parent
 

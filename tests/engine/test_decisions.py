@@ -26,8 +26,8 @@ from mlx_provider.engine.speculation.costs import Asks
 from mlx_provider.engine.step.state import StepRecord
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.testing.driver import Alternating, new_engine, output_of
-from mlx_provider.testing.schedules import Arrival, guessing, request_of, tiny_tokens
-from mlx_provider.testing.tiny import build
+from schedules import Arrival, guessing, request_of, tiny_tokens
+from tiny import build
 
 TRACES = Path(__file__).parents[1] / "data" / "decisions"
 STEP_SECONDS = 0.02

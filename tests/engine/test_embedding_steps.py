@@ -23,9 +23,9 @@ from mlx_provider.errors import BadRequest
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.protocol.events import Done, Embedded, Event, Failed
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from mlx_provider.testing.tiny import build
 from quantised import quantise
 from references import alone
+from tiny import build
 
 TEXTS = [[30 + (i * k) % 200 for i in range(n)] for k, n in ((3, 5), (7, 90), (11, 33), (5, 1))]
 SHARES_PASSES = {"mixes": True, "max_chunk": 64}

@@ -14,8 +14,7 @@ from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.speculation.speculation import KEPT, UNASKED, source_of, speculation_of
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import Drafter, DraftRow, ShowsHidden
-from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of, run
-from mlx_provider.testing.schedules import Eager
+from mlx_provider.testing.driver import Alternating, Eager, new_engine, new_request, output_of, run
 from references import alone
 
 TEXT = [20 + (i * i * 31 + i // 7) % 300 for i in range(120)]

@@ -25,7 +25,7 @@ from mlx_provider.engine.memory import arrays
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.serving.engine_builder import cache_maker
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 GIGA = 2**30
 
@@ -51,7 +51,7 @@ from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.scheduling.costs import Curve
 from mlx_provider.families.text import load_text
 from mlx_provider.testing.driver import new_engine, new_request, run
-from mlx_provider.testing.tiny import build
+from tiny import build
 from pathlib import Path
 
 model = load_text(build(Path(sys.argv[1]), sys.argv[2]), LoadOptions())

@@ -23,7 +23,7 @@ from mlx_provider.engine.prefix_cache.cache import CacheKey, Match, PrefixCache
 from mlx_provider.engine.prefix_cache.disk import DiskTier
 from mlx_provider.engine.prefix_cache.tree import as_ids, key_tokens, outside_spans
 from mlx_provider.records import MediaSpan, Prompt
-from mlx_provider.testing.driver import Calls
+from schedules import Calls
 
 KEY = CacheKey("model")
 UNLIMITED = 2**60

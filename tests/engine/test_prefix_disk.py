@@ -27,7 +27,7 @@ from mlx_provider.engine.prefix_cache.disk import STALE, DiskTier
 from mlx_provider.engine.prefix_cache.store import INSIDE, RECENT
 from mlx_provider.engine.prefix_cache.tree import as_ids
 from mlx_provider.errors import BadRequest
-from mlx_provider.testing.driver import Calls
+from schedules import Calls
 
 KEY = CacheKey("model", salt="tenant-secret")
 PLENTY = 2**40
@@ -383,7 +383,7 @@ CRASH = """
     from agent_traffic import SyntheticModel
     from mlx_provider.engine.prefix_cache import files as prefix_files
     from mlx_provider.engine.prefix_cache.disk import DiskTier
-    from mlx_provider.testing.driver import Calls
+    from schedules import Calls
     from mlx_provider.engine.prefix_cache.tree import as_ids
     from mlx_provider.engine.prefix_cache.cache import PrefixCache, CacheKey
 
@@ -426,7 +426,7 @@ COMPANY = """
     from pathlib import Path
     from agent_traffic import SyntheticModel, Traffic, serve
     from mlx_provider.engine.prefix_cache.disk import DiskTier
-    from mlx_provider.testing.driver import Calls
+    from schedules import Calls
     from mlx_provider.engine.prefix_cache.cache import PrefixCache
 
     model = SyntheticModel("hybrid", state_units=50)

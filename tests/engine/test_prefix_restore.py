@@ -17,15 +17,8 @@ from mlx_provider.engine.prefix_cache.disk import DiskTier
 from mlx_provider.engine.request import Phase, Request
 from mlx_provider.engine.worker import EngineWorker
 from mlx_provider.families.text import TextModel
-from mlx_provider.testing.driver import (
-    Alternating,
-    Calls,
-    alone,
-    new_engine,
-    new_request,
-    output_of,
-    run,
-)
+from mlx_provider.testing.driver import Alternating, alone, new_engine, new_request, output_of, run
+from schedules import Calls
 
 PROMPT = [30 + i * 7 % 300 for i in range(200)]
 PIECES = 5

@@ -26,7 +26,7 @@ from mlx_provider.engine.prefix_cache.layers import (
     take_snapshot,
     window_attributes,
 )
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 KEY = CacheKey("tiny")
 FAMILIES = [

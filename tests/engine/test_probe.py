@@ -30,7 +30,7 @@ from layout_bugs import (
 from mlx_provider import LoadOptions
 from mlx_provider.engine.execution import probe, solo_rows
 from mlx_provider.families.text import TextModel, load_text
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 Patch = pytest.MonkeyPatch
 Deep = Callable[..., TextModel]

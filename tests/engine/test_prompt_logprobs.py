@@ -17,8 +17,8 @@ from mlx_provider.engine.request import Request
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.protocol.events import Delta, TokenLogprob
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from mlx_provider.testing.tiny import build
 from references import alone
+from tiny import build
 
 PROMPT = [30 + (i * 7) % 200 for i in range(100)]
 

@@ -25,10 +25,10 @@ from mlx_provider.engine.speculation.step import allows, masks_ahead
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.protocol.events import Failed
 from mlx_provider.records import DeviceTokens, DraftRow
-from mlx_provider.testing.driver import new_engine, new_request, output_of, run, steps_of
-from mlx_provider.testing.schedules import Eager, Oracle
-from mlx_provider.testing.tiny import build
+from mlx_provider.testing.driver import Eager, new_engine, new_request, output_of, run
 from references import alone
+from schedules import Oracle, steps_of
+from tiny import build
 
 PROMPTS = [[(31 * i + 7 * j) % 300 + 20 for j in range(5 + 17 * i)] for i in range(5)]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mlx_provider_eval.asking import Made, Reply
 from mlx_provider_eval.scenario import Expected, Text, Tool, matches
+from mlx_provider_eval.subjects import Made, Reply
 from mlx_provider_eval.tools import FAULTS, judged
 
 TOOLS = {

@@ -23,10 +23,9 @@ from mlx_provider.errors import EngineUnavailable
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.scripted import Call, Step, build, environment, script
 from mlx_provider_eval import commands, needle
-from mlx_provider_eval.asking import Client
 from mlx_provider_eval.needle import Needles
 from mlx_provider_eval.scenario import read
-from mlx_provider_eval.subjects import Result, Staged, Subject, staging, subjects
+from mlx_provider_eval.subjects import Client, Result, Staged, Subject, staging, subjects
 from mlx_provider_eval.tools import ToolCalls, knows_tools
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

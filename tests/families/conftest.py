@@ -13,7 +13,7 @@ import pytest
 
 from equipped import equipped
 from mlx_provider import LoadedModel, LoadOptions, MediaItem, ModelFamily, Prompt
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 PLUGINS = {
     "qwen3_vl": "mlx_provider_qwen3_vl",

@@ -15,7 +15,7 @@ from mlx_provider.families.estimate import STEP, Footprint, context_that_fits, f
 from mlx_provider.records import LoadOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.weight_files import weights_estimate
-from mlx_provider.testing.tiny import FAMILIES, build
+from tiny import FAMILIES, build
 
 TOKENS = 40
 """More than any tiny window holds."""

@@ -20,9 +20,9 @@ from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.weight_files import weights_dtype, weights_estimate
 from mlx_provider.serving.weights import WeightsKey
-from mlx_provider.testing.tiny import build
-from mlx_provider.testing.tiny.models import start
+from mlx_provider.testing.driver import start
 from quantised import FILE, GROUP, quantise
+from tiny import build
 
 FAMILIES = ("qwen3", "deepseek_v3", "gpt_oss", "qwen3_vl", "qwen3_5_moe")
 """Text, latent attention with experts, experts with biases, vision, vision with experts."""

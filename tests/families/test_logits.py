@@ -13,8 +13,8 @@ from mlx_provider import LoadOptions
 from mlx_provider.families.caches import text_cache
 from mlx_provider.families.logits import find_backbone, last_token, narrowed, rows_at
 from mlx_provider.families.text import load_text
-from mlx_provider.testing.tiny import build
-from mlx_provider.testing.tiny.configs import FAMILIES
+from tiny import build
+from tiny.configs import FAMILIES
 
 TEXT = ("llama", "qwen3", "gemma3_text", "gemma4_text", "gpt_oss", "qwen3_5_text", "nemotron_h",
         "jamba", "rwkv7", "llama4", "deepseek_v3", "afm7")  # fmt: skip

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_provider import LoadOptions, UnsupportedModel
-from mlx_provider.testing.tiny.models import greedy
+from mlx_provider.testing.driver import greedy
 from mlx_provider_text import load
 
 PARTS = {

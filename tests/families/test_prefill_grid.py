@@ -15,7 +15,7 @@ from mlx_provider import LoadedModel, LoadOptions, PrefillChunk, Prompt
 from mlx_provider.engine.scheduling.chunking import GRID, chunk_sizes
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 FAMILIES = ("nemotron_h", "rwkv7", "qwen3_5_text", "qwen3_5", "qwen3", "gemma3_text")
 LENGTH = 300

@@ -11,7 +11,7 @@ import mlx_lm
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_provider.testing.tiny import FAMILIES, build, family_named
+from tiny import FAMILIES, build, family_named
 
 NAMES = [family.name for family in FAMILIES]
 PROMPT = [{"role": "user", "content": "Hello there, how are you?"}]

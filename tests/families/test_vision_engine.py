@@ -12,9 +12,9 @@ from mlx_provider import LoadedModel, LoadOptions, MediaSpan, PrefillChunk, Prom
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
-from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of
-from mlx_provider.testing.tiny.models import greedy, tiny_image
+from mlx_provider.testing.driver import Alternating, greedy, new_engine, new_request, output_of
 from mlx_provider_vision.loading import load_any
+from tiny.models import tiny_image
 
 ALL = ["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3"]
 GENERIC = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3"]

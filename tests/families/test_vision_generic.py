@@ -16,11 +16,19 @@ from mlx_provider.engine.feature_cache import FeatureCache
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
 from mlx_provider.families.vision.model import head
-from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from mlx_provider.testing.tiny.models import features_of, greedy, start, tiny_image, tiny_video
+from mlx_provider.testing.driver import (
+    features_of,
+    greedy,
+    new_engine,
+    new_request,
+    output_of,
+    run,
+    start,
+)
 from mlx_provider.upstream.mlx_vlm import accepted
 from mlx_provider_vision import matches
 from mlx_provider_vision.loading import load_any
+from tiny.models import tiny_image, tiny_video
 
 from .test_vision_parity import COUNT, REQUESTS, check_replay, oracle
 

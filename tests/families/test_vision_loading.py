@@ -16,8 +16,9 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from mlx_provider import BadRequest, LoadOptions, MediaError
-from mlx_provider.testing.tiny import build
-from mlx_provider.testing.tiny.models import features_of, greedy, start, tiny_image
+from mlx_provider.testing.driver import features_of, greedy, start
+from tiny import build
+from tiny.models import tiny_image
 
 from .conftest import PLUGINS, family_of
 

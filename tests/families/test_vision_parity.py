@@ -12,15 +12,9 @@ from PIL import Image
 
 from mlx_provider import LoadedModel, MediaItem, Prompt
 from mlx_provider.engine.execution.grouped_kv import joined
-from mlx_provider.testing.tiny.models import (
-    Started,
-    continue_greedily,
-    features_of,
-    greedy,
-    start,
-    tiny_image,
-)
+from mlx_provider.testing.driver import Started, continue_greedily, features_of, greedy, start
 from mlx_provider.upstream.batch_caches import merged, rows_of
+from tiny.models import tiny_image
 
 QWEN = ["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
 ALL = [*QWEN, "gemma3"]

@@ -12,7 +12,8 @@ import pytest
 
 from mlx_provider import BadRequest, MediaError, MediaItem
 from mlx_provider.families.vision import patches
-from mlx_provider.testing.tiny.models import features_of, greedy, tiny_image, tiny_video
+from mlx_provider.testing.driver import features_of, greedy
+from tiny.models import tiny_image, tiny_video
 
 QWEN = ["qwen3_vl", "qwen3_5"]
 ALL = [*QWEN, "gemma3"]

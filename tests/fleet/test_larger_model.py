@@ -18,7 +18,7 @@ import openai
 import pytest
 
 from mlx_provider.gateway.proxy import free_port
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 from .fleet_processes import KEY, LARGER, PAGE, Proxy, wait_for, written
 

@@ -20,12 +20,12 @@ from mlx_provider import BadRequest, LoadOptions
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.text import load_text
 from mlx_provider.records import DraftOptions, DraftRow
-from mlx_provider.testing.tiny import build
 from mlx_provider_mtp import refuses, start
 from mlx_provider_mtp.checkpoint import read
 from mlx_provider_mtp.drafting import HeadDrafting
 from mlx_provider_mtp.head import load_head
 from mlx_provider_mtp.row_states import WINDOW
+from tiny import build
 
 TinyModels = Callable[..., Any]
 FAMILIES = ("qwen3_5_text", "qwen3_5", "qwen3_5_moe", "qwen3_next")

@@ -231,8 +231,8 @@ def example(install_plugin: Install) -> Callable[[str], Any]:
 
 def test_the_family_of_the_page_is_served(example: Any, tmp_path: Path) -> None:
     from mlx_provider import LoadOptions, Prompt
-    from mlx_provider.testing.tiny import build
-    from mlx_provider.testing.tiny.models import greedy
+    from mlx_provider.testing.driver import greedy
+    from tiny import build
 
     folder = build(tmp_path / "model", "llama")
     config = json.loads((folder / "config.json").read_text()) | {"model_type": "acme"}

@@ -40,8 +40,8 @@ def test_a_package_of_the_mission_is_used(package: str) -> None:
     needed = {re.split(r"[^\w-]", each)[0] for each in PYPROJECT["project"]["dependencies"]}
     assert package in needed
     uses = re.compile(rf"^\s*(import|from) {package.replace('-', '_')}\b", re.MULTILINE)
-    core = (path.read_text(encoding="utf-8") for path in (ROOT / "mlx_provider").rglob("*.py"))
-    assert any(map(uses.search, core))
+    paths = (path for name in ("mlx_provider", "plugins") for path in (ROOT / name).rglob("*.py"))
+    assert any(uses.search(path.read_text(encoding="utf-8")) for path in paths)
 
 
 def test_every_plugin_folder_is_declared_everywhere() -> None:

@@ -15,7 +15,7 @@ from mlx_provider import LoadOptions, MediaItem
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 
 @pytest.fixture(scope="session")

@@ -28,9 +28,9 @@ from mlx_provider import LoadOptions, PrefillChunk, Prompt
 from mlx_provider.engine.execution.batch_layout import Layout, make_layout
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.testing.driver import new_engine, new_request
-from mlx_provider.testing.tiny import build
 from mlx_provider_qwen3_5 import load
 from replaced import Replaced
+from tiny import build
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,9 @@ from mlx_provider.testing.driver import (
     output_of,
     run,
 )
-from mlx_provider.testing.tiny import build, family_named
-from mlx_provider.testing.tiny.models import tiny_image
 from mlx_provider.upstream import mlx_lm
+from tiny import build, family_named
+from tiny.models import tiny_image
 
 WIDE_ROPE = {"rope_scaling": {"mrope_section": [8, 4, 4], "rope_type": "default", "type": "mrope"}}
 WIDE: dict[str, dict[str, Any]] = {

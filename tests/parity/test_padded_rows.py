@@ -13,12 +13,12 @@ from mlx_vlm.models.qwen3_5 import language
 
 from mlx_provider import LoadedModel, LoadOptions, PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from mlx_provider.testing.tiny import build
 from mlx_provider.upstream import attention
 from mlx_provider.upstream.batch_caches import merged
 from mlx_provider.upstream.patching import patch
 from mlx_provider_qwen3_5 import load
 from mlx_provider_qwen3_5.patches import KERNEL, PADDED, masked
+from tiny import build
 
 
 @pytest.fixture

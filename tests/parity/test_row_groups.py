@@ -30,9 +30,9 @@ from mlx_provider.engine.request import Row
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import PrefillChunk
 from mlx_provider.testing.driver import new_request
-from mlx_provider.testing.tiny import build
 from mlx_provider.upstream.cache_classes import KVCache
 from mlx_provider_qwen3_5 import load as load_qwen3_5
+from tiny import build
 
 Tiny = Callable[..., TextModel]
 Event = tuple[Any, ...]

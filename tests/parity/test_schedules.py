@@ -14,14 +14,9 @@ from mlx_provider.engine.request import Request
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing import driver
-from mlx_provider.testing.driver import (
-    Alternating,
-    new_engine,
-    new_request,
-    output_of,
-)
-from mlx_provider.testing.schedules import ARRIVALS, Arrival, run_schedule
+from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of
 from references import alone
+from schedules import ARRIVALS, Arrival, run_schedule
 
 FAMILIES = (
     "llama", "qwen3", "gemma3_text", "gemma4_text", "gpt_oss", "qwen3_5_text", "nemotron_h",

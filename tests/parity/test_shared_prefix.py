@@ -25,12 +25,12 @@ from mlx_provider.engine.scheduling.chunking import StepPlan
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
-from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of, run
-from mlx_provider.testing.schedules import Eager, Oracle
+from mlx_provider.testing.driver import Alternating, Eager, new_engine, new_request, output_of, run
 from mlx_provider.upstream import mlx_lm
 from mlx_provider.upstream import shared_kv as shared_attention
 from mlx_provider.upstream.cache_classes import KVCache, QuantizedKVCache
 from mlx_provider.upstream.shared_kv import Prefix, SharedBatchKV, prefix_of
+from schedules import Oracle
 
 FAMILIES = ("qwen3", "gemma3_text", "qwen3_5_text")
 """One of each kind of cache that has layers with every token."""

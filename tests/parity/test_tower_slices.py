@@ -23,7 +23,7 @@ from mlx_provider.families.vision import loading as slices
 from mlx_provider.families.vision import patch_model
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 LAYERS = 8
 DEPTH = {"qwen3_vl": "depth", "gemma3": "num_hidden_layers", "qwen2_vl": "depth"}

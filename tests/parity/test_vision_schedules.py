@@ -22,15 +22,8 @@ from mlx_provider.engine.request import Phase, Request
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.testing.driver import (
-    Alternating,
-    alone,
-    new_engine,
-    new_request,
-    output_of,
-    run,
-)
-from mlx_provider.testing.tiny import build
+from mlx_provider.testing.driver import Alternating, alone, new_engine, new_request, output_of, run
+from tiny import build
 
 FAMILIES = ("qwen3_vl", "qwen3_vl_moe", "gemma3", "qwen3_5", "qwen3_5_moe")
 SIZES = ((64, 64), (96, 64), (64, 128), (33, 70))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from byte_model import byte_model
 from mlx_provider.chat.constraints.thoughts import Thoughts
-from mlx_provider.testing.byte_model import byte_model
 
 from .conftest import REASONING_PARSERS, TOOL_PARSERS, read_chunks, tool, written
 

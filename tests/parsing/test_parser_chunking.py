@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_provider.records import Reading, TextReader, ToolCall, ToolParser, Tools
-from mlx_provider.testing.conformance.examples import cut
-from mlx_provider.testing.conformance.texts import FRAGMENTS, replies
+from mlx_provider.testing.conformance.calls import FRAGMENTS, cut, replies
 
 from .conftest import REASONING_PARSERS, TOOL_PARSERS, read_chunks
 

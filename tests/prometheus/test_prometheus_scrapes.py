@@ -23,7 +23,7 @@ import pytest
 from mlx_provider.client.http import HttpClient
 from mlx_provider.client.stream_connection import parse_address
 from mlx_provider.protocol.requests import GenerateRequest
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 pytestmark = pytest.mark.prometheus
 

@@ -23,7 +23,7 @@ from mlx_provider.client.stream_connection import Address
 from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.progress import end_engine, warm_up
 from mlx_provider.gateway.proxy import Proxy, start_proxy
-from mlx_provider.testing.tiny import build
+from tiny import build
 from tiny_embedding import as_embedding
 
 HERE = Path(__file__).parent

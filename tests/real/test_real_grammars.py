@@ -19,8 +19,7 @@ from mlx_provider.chat.constraints.schema import INDENTED, ONE_LINE, Spaces
 from mlx_provider.chat.constraints.thoughts import Thoughts
 from mlx_provider.chat.constraints.vocabulary import grammar_tokenizer
 from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer, load_tokenizer
-from mlx_provider.testing.byte_model import ByteModel, Holds
-from mlx_provider.testing.conformance.calls import PLAIN, SCHEMA, TOOL, read
+from mlx_provider.testing.conformance.calls import PLAIN, SCHEMA, TOOL, ByteModel, Holds, read
 from mlx_provider_tool_parsers import mlx_reasoning_parsers, mlx_tool_parsers
 
 pytestmark = pytest.mark.real

@@ -12,7 +12,7 @@ from equipped import equipped
 from mlx_provider import LoadedModel, LoadOptions
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 Load = Callable[..., LoadedModel]
 

@@ -13,7 +13,7 @@ from mlx_provider import LoadedModel, LoadOptions
 from mlx_provider.engine.execution.probe import NO_ROOM, exact_rows
 from mlx_provider.engine.fixed_shapes import ROWS
 from mlx_provider.families.text import load_text
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 
 class Uneven:

@@ -12,7 +12,7 @@ from mlx_provider.engine.fixed_shapes import FixedShapes
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from mlx_provider.testing.tiny.models import tiny_pixels
+from tiny.models import tiny_pixels
 
 SHAPES = FixedShapes(rows=3, tokens=32)
 

@@ -23,9 +23,9 @@ from mlx_provider.records import Prompt
 from mlx_provider.serving.prompt import prepare
 from mlx_provider.serving.service import ChatService
 from mlx_provider.serving.weights import ModelView
-from mlx_provider.testing.tiny import build
 from mlx_provider.wire.anthropic.request import message_request
 from mlx_provider.wire.responses.routes import response_request
+from tiny import build
 
 TEXT = ("qwen3", "llama", "gemma3_text")
 VISION = ("qwen3_vl", "gemma3", "qwen2_vl", "demo")

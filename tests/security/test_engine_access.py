@@ -24,7 +24,7 @@ from mlx_provider.server.access import Key, engine_keys, host_of, own_key_file, 
 from mlx_provider.server.listen import listen_unix
 from mlx_provider.serving.grants import Grants, read_grants
 from mlx_provider.serving.service import ChatService
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 SERVER = (sys.executable, "-P", "-m", "mlx_provider.server", "--port", "0")
 HELLO = [{"role": "user", "content": "Hello"}]

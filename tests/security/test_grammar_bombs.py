@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from byte_model import ENDS, byte_tokenizer
 from mlx_provider.chat.constraints import trial as grammar_trial
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
 from mlx_provider.chat.constraints.tagged import whole_text
@@ -27,7 +28,6 @@ from mlx_provider.protocol.events import Delta, Done, Event, Failed
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import CallGrammar
 from mlx_provider.serving.service import ChatService
-from mlx_provider.testing.byte_model import ENDS, byte_tokenizer
 from mlx_provider_tool_parsers import mlx_tool_parsers
 
 PARSERS = {parser.name: parser for parser in mlx_tool_parsers()}

@@ -19,7 +19,7 @@ from mlx_provider.errors import BadRequest, LoadFailed, MemoryInUse, RequestFail
 from mlx_provider.protocol.events import Done, Event
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampling
 from mlx_provider.serving.service import ChatService
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 MODELS, CLIENTS, REQUESTS = 4, 10, 1
 PATIENCE = 120.0

@@ -25,7 +25,7 @@ from mlx_provider.safe_open import open_own, read_bounded, read_trusted
 from mlx_provider.server.access import read_key
 from mlx_provider.serving.grants import read_grants
 from mlx_provider.serving.hub import folder_of
-from mlx_provider.testing.driver import Calls
+from schedules import Calls
 
 T = TypeVar("T")
 

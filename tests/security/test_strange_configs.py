@@ -21,7 +21,7 @@ from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.hub import checkpoint
 from mlx_provider.serving.service import ChatService
 from mlx_provider.serving.weight_files import broken_files, check_folder
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 MANY = 100_000_000

@@ -32,8 +32,8 @@ from mlx_provider.records.drafter import MOST_DRAFTS
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.service import ChatService
 from mlx_provider.serving.weights import ModelView
-from mlx_provider.testing.schedules import Eager
-from mlx_provider.testing.tiny import build
+from mlx_provider.testing.driver import Eager
+from tiny import build
 
 PATIENCE = 120
 PLAIN = """\

@@ -21,7 +21,7 @@ from mlx_provider.protocol.requests import REMOVED, ModelOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.engine_builder import cache_maker
 from mlx_provider.serving.service import ChatService
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 
 def same_weights(client: Any) -> set[int]:

@@ -29,7 +29,7 @@ from dataclasses import replace
 from mlx_provider import Kernels, ModelFamily, ToolParser, hookimpl
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.records import Drafter
-from mlx_provider.testing.scripted import family, model
+from mlx_provider.testing.scripted import FAMILY, model
 
 class Odd(BaseException): pass
 
@@ -69,7 +69,7 @@ def load(folder, options):
         read_json(folder / "config.json", 1, 2)
     if fault == "disk":
         raise OSError("disk is gone")
-    loaded = family.load(folder, options)
+    loaded = FAMILY.load(folder, options)
     made = Toy(loaded.tokenizer, replace(loaded.info, tool_parser="toy"), loaded._calls)
     made.fault = fault
     return made

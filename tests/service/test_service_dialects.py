@@ -13,7 +13,7 @@ from PIL import Image
 from mlx_provider import LoadOptions
 from mlx_provider.errors import BadRequest
 from mlx_provider.families.text import load_text
-from mlx_provider.testing.tiny.models import tiny_pixels
+from tiny.models import tiny_pixels
 
 NO_SYSTEM = """\
 {%- for message in messages -%}

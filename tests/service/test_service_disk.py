@@ -13,7 +13,7 @@ from mlx_provider.config import EngineSettings
 from mlx_provider.protocol.events import Delta, Done, Usage
 from mlx_provider.protocol.requests import GenerateRequest, Sampling
 from mlx_provider.serving.service import ChatService
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 MESSAGES = [
     {"role": "system", "content": "You are a guide through the old town. " * 60},

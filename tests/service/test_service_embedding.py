@@ -16,7 +16,7 @@ from mlx_provider.errors import BadRequest, ContextTooLong, MLXProviderError, Re
 from mlx_provider.protocol.events import Done, Embedded, Event, Failed
 from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest, ModelOptions, Sampling
 from mlx_provider.serving.service import ChatService
-from mlx_provider.testing.tiny import build
+from tiny import build
 from tiny_embedding import ENDS, as_embedding, without_head
 
 Ask = Callable[..., tuple[list[Any], int]]

@@ -13,8 +13,8 @@ from PIL import Image
 
 from mlx_provider.errors import BadRequest
 from mlx_provider.protocol.events import Delta
-from mlx_provider.testing.tiny import build
-from mlx_provider.testing.tiny.models import tiny_pixels
+from tiny import build
+from tiny.models import tiny_pixels
 
 from .conftest import PATIENCE, Tiny
 

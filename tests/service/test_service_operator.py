@@ -11,7 +11,7 @@ from PIL import Image
 
 from mlx_provider.errors import BadRequest, MediaError
 from mlx_provider.protocol.requests import ModelOptions
-from mlx_provider.testing.tiny.models import tiny_pixels
+from tiny.models import tiny_pixels
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 

@@ -14,7 +14,7 @@ from mlx_provider.protocol.events import Done
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampling
 from mlx_provider.serving.service import ChatService
 from mlx_provider.serving.weights import WARMED
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 SYSTEM = "You are a guide through the old town and you answer in short sentences. " * 3
 

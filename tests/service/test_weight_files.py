@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_provider.serving.weight_files import weights_estimate
-from mlx_provider.testing.tiny import build
+from tiny import build
 
 
 def save(path: Path, **shapes: tuple[tuple[int, ...], mx.Dtype]) -> None:

@@ -19,7 +19,7 @@ import openai
 import pytest
 
 from mlx_provider.testing.scripted import build, environment
-from mlx_provider.testing.tiny import build as build_tiny
+from tiny import build as build_tiny
 
 PROGRAM = """
 from mlx_provider.server.__main__ import run_process

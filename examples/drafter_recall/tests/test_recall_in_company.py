@@ -11,9 +11,8 @@ from mlx_provider import LoadedModel, LoadOptions
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import load_text
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
-from mlx_provider.testing.schedules import Eager
-from mlx_provider.testing.tiny import build
+from mlx_provider.testing.driver import Eager, alone, new_engine, new_request, output_of, run
+from tiny import build
 
 VOCAB = 384
 

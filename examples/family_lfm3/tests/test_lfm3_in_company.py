@@ -12,8 +12,8 @@ from mlx_provider import LoadedModel, LoadOptions
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
-from mlx_provider.testing.schedules import Eager, Oracle
+from mlx_provider.testing.driver import Eager, alone, new_engine, new_request, output_of, run
+from schedules import Oracle
 
 REFERENCE = Path(__file__).parent / "reference"
 LENGTHS = (3, 17, 40, 71)

@@ -1,12 +1,395 @@
-"""Checks that anyone can run over an installed plugin: `pytest --mlx-conformance NAME`.
+"""`pytest --mlx-conformance NAME`: checks that anyone can run over an installed plugin.
 
-| module | checks |
-|---|---|
-| `loading` | any plugin: it loads, and what listing it imports |
-| `tool_parsers`, `reasoning_parsers` | formats: cuts of the text, grammars, cut replies, bombs |
-| `families` | model families, one checkpoint in one format at a time |
-| `drafters` | drafters: answers are the same with and without them |
-| `kernels` | kernels: results are those of the functions that they replace |
-
-`cases` puts them together for one plugin, `items` makes pytest run them, and keeps a record.
+`parsers` has those of formats, `models` of model families, `speed` of drafters and kernels. A check
+is a function of its subject; the docstring is its promise. It raises `Nonconformity`,
+`NotApplicable`, or what the plugin raises.
 """
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from importlib.metadata import EntryPoint
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from ...isolation import Isolation
+from ...records import ReasoningParser, ToolParser
+from ...registry import Plugin, PluginRegistry
+from ...registry.conformance import CheckResult, ConformanceRecord, software, source_digest
+from ...registry.contents import Contents, load
+from ...registry.discovery import installed
+
+S = TypeVar("S")
+PROPERTY = "mlx_conformance"
+TITLE = "mlx conformance"
+HEAVY = ("litellm", "mlx", "mlx_lm", "mlx_vlm", "transformers", "torch", "huggingface_hub", "typer")
+"""Packages whose import takes tenths of seconds to seconds."""
+ODD_CONFIGS: Sequence[dict[str, object]] = (
+    {},
+    {"model_type": "an_architecture_that_nobody_has"},
+    {"model_type": None, "architectures": None},
+    {"model_type": 7, "text_config": [], "vision_config": "none"},
+    {"text_config": {"model_type": "an_architecture_that_nobody_has"}, "vision_config": {}},
+)
+LISTING = """
+import json, sys
+from importlib.metadata import EntryPoint
+from mlx_provider.registry.contents import load
+contents = load(EntryPoint(*sys.argv[1:4]))
+for parser in (*contents.tool_parsers, *contents.reasoning_parsers):
+    parser.detect("{{ messages }}")
+print("LOADED " + json.dumps(sorted(set(sys.argv[4:]) & set(sys.modules))))
+"""
+
+
+class Nonconformity(AssertionError):
+    """A promise is not kept; the message says how."""
+
+
+class NotApplicable(Exception):
+    """A check does not apply; the message says why."""
+
+
+class UnknownPlugin(LookupError):
+    """No such plugin is installed; the message says which are."""
+
+
+def demand(kept: bool, summary: str) -> None:
+    if not kept:
+        raise Nonconformity(summary)
+
+
+def same(found: object, expected: object, what: str) -> None:
+    if found != expected:
+        raise Nonconformity(f"{what}\n  expected: {_short(expected)}\n  found:    {_short(found)}")
+
+
+def _short(value: object, longest: int = 600) -> str:
+    text = repr(value)
+    return text if len(text) <= longest else f"{text[:longest]}…"
+
+
+def name_of(check: Callable[..., None]) -> str:
+    return check.__name__.replace("_", " ")
+
+
+@dataclass(frozen=True)
+class Case:
+    subject: str
+    """`plugin`, or kind and name of a record."""
+    variant: str
+    """Checkpoint and format of a model."""
+    check: str
+    promise: str
+    run: Callable[[], None]
+
+
+class Laboratory:
+    """`builders`: (name of a family, kernels or drafter) -> functions that write a checkpoint into
+    an empty folder, by label."""
+
+    def __init__(self, builders: Callable[[str], Mapping[str, Callable[[Path], object]]]) -> None:
+        self.builders = builders
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    @cached_property
+    def registry(self) -> PluginRegistry:
+        return PluginRegistry.discover()
+
+    def folder(self) -> Path:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="mlxp-conformance-")
+        return Path(tempfile.mkdtemp(dir=self._folder.name))
+
+    def close(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+@dataclass(frozen=True)
+class Installed:
+    plugin: Plugin
+    entry_point: EntryPoint
+    contents: Contents | None
+    """`None`: it does not load."""
+
+
+def loads(of: Installed) -> None:
+    """It loads, its hooks run, and no name of it clashes with another's."""
+    demand(of.plugin.error is None, f"it is skipped whole: {of.plugin.error}")
+    notes = "; ".join(of.plugin.notes)
+    demand(not notes, f"mlx-provider plugins notes: {notes}")
+
+
+def import_weight(of: Installed) -> None:
+    """Listing it imports no slow package (mlx, litellm, transformers, ...)."""
+    point = of.entry_point
+    done = subprocess.run(
+        [sys.executable, "-c", LISTING, point.name, point.value, point.group, *HEAVY],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    summary = [line for line in done.stdout.splitlines() if line.startswith("LOADED ")]
+    demand(bool(summary), f"it could not be listed in a process of its own: {done.stderr[-500:]}")
+    heavy = json.loads(summary[-1].removeprefix("LOADED "))
+    same(heavy, [], "listing it imports heavy packages: import them where they are used")
+
+
+def recognition(of: Installed) -> None:
+    """`matches` and `detect` take any config and any template, and claim none that is nobody's."""
+    if of.contents is None:
+        return
+    for family in of.contents.model_families:
+        for config in ODD_CONFIGS:
+            same(family.matches(config), 0, f"family {family.name!r} claims {config}")
+    parsers: Sequence[ToolParser | ReasoningParser] = (
+        *of.contents.tool_parsers,
+        *of.contents.reasoning_parsers,
+    )
+    for parser in parsers:
+        for template in ("", "{{ messages }}", "{% for message in messages %}{{ message }}"):
+            summary = f"parser {parser.name!r} claims the chat template {template!r}"
+            demand(not parser.detect(template), summary)
+
+
+def checkpoint(name: str) -> None:
+    """Its checks have a checkpoint to run on."""
+    raise Nonconformity(
+        f"there is no checkpoint for {name!r}: write one in the hook "
+        "pytest_mlx_conformance_models of a conftest.py"
+    )
+
+
+PLUGIN_CHECKS = (loads, import_weight, recognition)
+
+
+def find(name: str) -> tuple[Plugin, EntryPoint]:
+    """By name, or `distribution:name`. Raises `UnknownPlugin`."""
+    known = installed()
+    for plugin, point in known:
+        if name in (plugin.name, plugin.key):
+            return plugin, point
+    names = ", ".join(sorted(plugin.name for plugin, _ in known)) or "none"
+    raise UnknownPlugin(f"no plugin {name!r} is installed (installed: {names})")
+
+
+def cases_of(plugin: Plugin, point: EntryPoint, lab: Laboratory) -> list[Case]:
+    contents: Contents | None = None
+    with Isolation() as trying:
+        contents = load(point)
+    listed = next((each for each in lab.registry.plugins if each.key == plugin.key), plugin)
+    if trying.fault is not None:
+        error = trying.fault.summary
+        listed = Plugin(plugin.name, plugin.distribution, plugin.version, error=error)
+    found = list(cases("plugin", "", PLUGIN_CHECKS, lambda: Installed(listed, point, contents)))
+    if contents is not None:
+        found += _of_parsers(contents)
+        if contents.model_families or contents.drafters or contents.kernels:
+            from . import models, speed
+
+            found += models.cases_of(contents.model_families, lab)
+            found += speed.cases_of(contents.drafters, contents.kernels, lab)
+    return found
+
+
+def _of_parsers(contents: Contents) -> Iterator[Case]:
+    from .calls import demo_model
+    from .parsers import REASONING_CHECKS, TOOL_CHECKS, Format, Thoughts
+
+    writer = cache(demo_model)
+    whole = {parser.name: parser for parser in contents.reasoning_parsers}
+    for calls in contents.tool_parsers:
+        read = partial(_format, Format, calls, whole.get(calls.name), writer)
+        yield from cases(f"tool parser {calls.name}", "", TOOL_CHECKS, read)
+    for parser in contents.reasoning_parsers:
+        made = partial(Thoughts, parser)
+        yield from cases(f"reasoning parser {parser.name}", "", REASONING_CHECKS, made)
+
+
+def _format(kind: Callable[..., S], calls: Any, thoughts: Any, writer: Callable[[], Any]) -> S:
+    return kind(calls, thoughts, writer())
+
+
+def cases(
+    subject: str, variant: str, checks: Iterable[Callable[[S], None]], made: Callable[[], S]
+) -> Iterator[Case]:
+    """Calls `made` when a check runs, not when it is listed."""
+    for check in checks:
+        promise = " ".join((check.__doc__ or "").split())
+        yield Case(subject, variant, name_of(check), promise, partial(_run, check, made))
+
+
+def _run(check: Callable[[S], None], made: Callable[[], S]) -> None:
+    check(made())
+
+
+class ConformanceItem(pytest.Item):
+    def __init__(self, *, plugin: Plugin, case: Case, **given: Any) -> None:
+        super().__init__(**given)
+        self.case = case
+        self.user_properties.append(
+            (PROPERTY, [plugin.key, case.subject, case.variant, case.check])
+        )
+
+    def runtest(self) -> None:
+        try:
+            self.case.run()
+        except NotApplicable as reason:
+            pytest.skip(str(reason))
+
+    def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
+        """A `Nonconformity` in words; any other error with its traceback."""
+        if isinstance(excinfo.value, Nonconformity):
+            return f"promised: {self.case.promise}\nfound: {excinfo.value}"
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        return self.path, None, self.name
+
+
+class Suite:
+    """The checks of one plugin, and their results so far."""
+
+    def __init__(self, plugin: Plugin, point: EntryPoint, lab: Laboratory) -> None:
+        self.plugin = plugin
+        self._point, self._lab = point, lab
+        self.results: dict[tuple[str, ...], CheckResult] = {}
+
+    @cached_property
+    def cases(self) -> list[Case]:
+        return cases_of(self.plugin, self._point, self._lab)
+
+    def items(self, session: pytest.Session) -> Iterator[ConformanceItem]:
+        for case in self.cases:
+            name = " ".join(filter(None, (case.subject, case.variant, case.check)))
+            name = name.replace("::", ":")
+            yield ConformanceItem.from_parent(
+                session,
+                name=name,
+                nodeid=f"{self.plugin.name}::{name}",
+                plugin=self.plugin,
+                case=case,
+            )
+
+    @property
+    def ordered(self) -> list[CheckResult]:
+        keys = [(case.subject, case.variant, case.check) for case in self.cases]
+        return [self.results[key] for key in keys if key in self.results]
+
+    def store(self) -> str:
+        """Write the record if every check ran; in words, where it is or why there is none."""
+        missing = len(self.cases) - len(self.ordered)
+        if missing:
+            return f"no record is kept: {missing} of {len(self.cases)} checks did not run"
+        from ...serving.kernels import device_kind
+
+        record = ConformanceRecord(
+            plugin=self.plugin.name,
+            distribution=self.plugin.distribution,
+            version=self.plugin.version,
+            software=software(),
+            device=device_kind(),
+            date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            source=source_digest(self.plugin),
+            results=self.ordered,
+        )
+        try:
+            return f"record: {record.write()}"
+        except OSError as error:
+            return f"no record can be kept: {error}"
+
+
+class Collecting:
+    """The pytest plugin of a run with `--mlx-conformance`."""
+
+    def __init__(self, config: pytest.Config, names: Sequence[str]) -> None:
+        self._config = config
+        self._lab = Laboratory(self._builders)
+        self.suites: dict[str, Suite] = {}
+        for name in names:
+            try:
+                plugin, point = find(name)
+            except UnknownPlugin as error:
+                raise pytest.UsageError(str(error)) from None
+            self.suites[plugin.key] = Suite(plugin, point, self._lab)
+        self._summaries: list[str] = []
+
+    def _builders(self, name: str) -> Mapping[str, Callable[[Path], object]]:
+        found: dict[str, Callable[[Path], object]] = {}
+        for each in self._config.hook.pytest_mlx_conformance_models(name=name):
+            found |= each or {}
+        return found
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(
+        self, session: pytest.Session, items: list[pytest.Item]
+    ) -> None:
+        """First, so that options such as `-k` also select these."""
+        for suite in self.suites.values():
+            items += suite.items(session)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        key = dict(report.user_properties).get(PROPERTY)
+        if key is None or (report.when != "call" and report.passed):
+            return
+        reason = "" if report.passed else _reason(report)
+        plugin, subject, variant, check = cast("list[str]", key)
+        result = CheckResult(subject, variant, check, report.outcome, reason)
+        self.suites[plugin].results[subject, variant, check] = result
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self._lab.close()
+        if not hasattr(session.config, "workerinput"):  # else: the controller
+            self._summaries = [suite.store() for suite in self.suites.values()]
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for suite, summary in zip(self.suites.values(), self._summaries, strict=False):
+            terminalreporter.section(f"{TITLE}: {suite.plugin}")
+            for line in table(suite.ordered):
+                failed = "FAILED" in line
+                terminalreporter.write_line(line, red=failed, green=not failed)
+            terminalreporter.write_line(summary)
+
+
+def table(results: Iterable[CheckResult]) -> list[str]:
+    groups = [
+        (" ".join(filter(None, [subject, variant and f"[{variant}]"])), list(each))
+        for (subject, variant), each in groupby(results, key=lambda r: (r.subject, r.variant))
+    ]
+    width = max((len(name) for name, _ in groups), default=0)
+    return [f"  {name:<{width}}  {_line(each)}" for name, each in groups]
+
+
+def _line(results: Sequence[CheckResult]) -> str:
+    passed = sum(each.outcome == "passed" for each in results)
+    failed = [each.check for each in results if each.outcome == "failed"]
+    reasons: dict[str, list[str]] = {}
+    for each in results:
+        if each.outcome == "skipped":
+            reasons.setdefault(each.told, []).append(each.check)
+    parts = [f"{passed} passed", *(["FAILED: " + ", ".join(failed)] if failed else [])]
+    parts += [f"skipped: {', '.join(names)} ({why})" for why, names in reasons.items()]
+    return "; ".join(parts)
+
+
+def _reason(report: pytest.TestReport) -> str:
+    found = report.longrepr
+    if isinstance(found, tuple):
+        return str(found[2]).removeprefix("Skipped: ")
+    crash = getattr(found, "reprcrash", None)
+    text = str(found) if crash is None else str(crash.message)
+    return text[text.find("\nfound: ") + 1 :].removeprefix("found: ")[:2000]

@@ -1,24 +1,104 @@
-"""Tools, arguments and misleading text, for calls that are written and read back."""
+"""What the checks of formats draw: tools, arguments that mislead, replies full of markers, and text
+that a random model writes under a grammar."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
+from ...chat.constraints.compiler import Constraint, GrammarCompiler
 from ...chat.constraints.readable import framed
+from ...chat.constraints.thoughts import AfterThoughts
 from ...chat.output.whole_reply import read_chunks
-from ...records import ReasoningParser, ToolParser, value_types
+from ...protocol.requests import GenerateRequest
+from ...records import CallGrammar, ReasoningParser, ToolParser, value_types
+from .. import DEMO
 
-KIDS: dict[str, Any] = {"type": "object", "properties": {"kids": {"type": "array"}}}
+Holds = Constraint | AfterThoughts
+
+
+def for_examples(strategy: st.SearchStrategy[Any], count: int, run: Callable[[Any], None]) -> None:
+    """The same examples in each run; of those that fail, the smallest."""
+    chosen = settings(
+        max_examples=count,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.generate, Phase.shrink),
+    )
+
+    def each(value: Any) -> None:
+        run(value)
+
+    chosen(given(value=strategy)(each))()
+
+
+def cut(text: str, sizes: list[int]) -> list[str]:
+    chunks, at = [], 0
+    for size in [*sizes, len(text)]:
+        chunks.append(text[at : at + size])
+        at += size
+    return chunks
+
+
+PIECES = (
+    *('{"name": "f", "arguments": {"a": 1, "b": "x</tool_call>y"}}', "[f(a='b')]", "call:f{a:1}"),
+    *("f", "\n", " ", "plain", "é😀", "STOP", "v", "[", "{", '"', "\\", "</", "<", "|>"),
+    *("<function=f>", "<parameter=a>", "</parameter>", "</function>", "functions.f:0", "```json"),
+    *("<arg_key>a</arg_key>", "<arg_value>1</arg_value>", '<invoke name="f">', "</invoke>"),
+    *('<parameter name="a">', "<think>", "</think>", "<tool_call>", "</tool_call>"),
+)
+FRAGMENTS = (
+    *("<", "</", "<tool", "<tool_cal", "<|", "<|tool", "[", "[TOOL", "[TOOL_CALLS", "{", "}", "]"),
+    *("<func", "<thin", "</thin", "call:", "functions.", "<｜", "\n", " ", "so", "»", "😀"),
+    *("a < b", "x[i] = {", '{"value": 42}', "[1, 2]", "[see](http://x.test)"),
+    "if (a[0] < b) { return; }",
+)
+"""Text with beginnings of markers."""
+
+
+def replies(markers: Sequence[str]) -> st.SearchStrategy[str]:
+    return st.composite(_reply)(markers)
+
+
+def _reply(draw: st.DrawFn, markers: Sequence[str]) -> str:
+    parts = draw(st.lists(st.sampled_from([*PIECES, *markers, *markers]), max_size=14))
+    text: str = "".join(parts)
+    if text and draw(st.booleans()):
+        gone = draw(st.integers(0, len(text) - 1))
+        text = text[:gone] + text[gone + 1 :]
+    return text
+
+
+def function(name: str, *required: str, **properties: Any) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"type": "object", "properties": properties}
+    if required:
+        parameters["required"] = list(required)
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def named(name: str, keys: Sequence[str], kind: str) -> dict[str, Any]:
+    return function(name, **{key: {"type": kind} for key in keys})
+
+
+TEXT: dict[str, Any] = {"type": "string"}
+KIDS = {"type": "object", "properties": {"kids": {"type": "array"}}}
 SCHEMA: dict[str, Any] = {
     "type": "object",
-    "$defs": {"Text": {"type": "string"}, "Count": {"type": "integer"}},
+    "$defs": {"Text": TEXT, "Count": {"type": "integer"}},
     "properties": {
-        "text": {"type": "string"},
+        "text": TEXT,
         "note": {"$ref": "#/$defs/Text"},
-        "both": {"allOf": [{"type": "string"}]},
+        "both": {"allOf": [TEXT]},
         "count": {"$ref": "#/$defs/Count"},
         "share": {"type": "number"},
         "flag": {"type": "boolean"},
@@ -32,12 +112,6 @@ SCHEMA: dict[str, Any] = {
     },
 }
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "put", "parameters": SCHEMA}}
-ODD = (
-    *("a", "Ж", "本", "😀", " ", "\n", "\n\n", "\t", "\r", "\u2028"),
-    *('"', "'", "\\", "\\n", "/", "`"),
-    *("<", ">", "{", "}", "[", "]", "(", ")", ",", ":", "&amp;", "null", "7", "true", "```json\n"),
-    *("<![CDATA[", "]]>", "<|im_end|>", "</s>", "<think>", "</think>", "[Calling tool: put({})]"),
-)
 PLAIN = {
     "text": 'two\nlines, <b>"quoted"</b> \\ [x] {y}',
     "note": "7",
@@ -55,72 +129,47 @@ PLAIN = {
 }
 """Arguments that are unambiguous in every format."""
 
-TREE: dict[str, Any] = {
-    "$defs": {
-        "Node": {
-            "type": "object",
-            "properties": {
-                "kind": {"anyOf": [{"const": "dir"}, {"const": "file"}, {"type": "null"}]},
-                "size": {"type": ["integer", "null"], "minimum": 0, "maximum": 9},
-                "children": {"type": "array", "items": {"$ref": "#/$defs/Node"}, "maxItems": 1},
-            },
-            "required": ["kind", "size", "children"],
-            "additionalProperties": False,
-        }
+COUNT = {"type": ["integer", "null"], "minimum": 0, "maximum": 9}
+KIND = {"anyOf": [{"const": "dir"}, {"const": "file"}]}
+NODE = {
+    "type": "object",
+    "properties": {
+        "kind": {"anyOf": [*KIND["anyOf"], {"type": "null"}]},
+        "size": COUNT,
+        "children": {"type": "array", "items": {"$ref": "#/$defs/Node"}, "maxItems": 1},
     },
-    "$ref": "#/$defs/Node",
+    "required": ["kind", "size", "children"],
+    "additionalProperties": False,
 }
-GREP: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "grep",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "pattern": {"type": "string", "maxLength": 6, "pattern": "^[a-z]+$"},
-                "count": {"type": "integer", "minimum": 0, "maximum": 99},
-                "mode": {"enum": ["all", "first"]},
-            },
-            "required": ["pattern", "mode"],
-        },
-    },
-}
+TREE: dict[str, Any] = {"$defs": {"Node": NODE}, "$ref": "#/$defs/Node"}
 PING: dict[str, Any] = {"type": "function", "function": {"name": "ping"}}
-PUT: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "put",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "root": {"$ref": "#/$defs/Node"},
-                "kind": {"anyOf": [{"const": "dir"}, {"const": "file"}]},
-                "count": {"type": ["integer", "null"], "minimum": 0, "maximum": 9},
-                "share": {"type": "number", "minimum": 0, "maximum": 1},
-                "flags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
-            },
-            "required": ["root", "kind", "count"],
-            "$defs": TREE["$defs"],
-        },
-    },
-}
-MOVE: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "move",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "from": {"type": "string", "maxLength": 3},
-                "to": {"type": "object", "properties": {"id": {"type": "string", "maxLength": 3}}},
-                "how": {"enum": ["fast", 2, None]},
-            },
-        },
-    },
-}
+GREP = function(
+    *("grep", "pattern", "mode"),
+    pattern=TEXT | {"maxLength": 6, "pattern": "^[a-z]+$"},
+    count={"type": "integer", "minimum": 0, "maximum": 99},
+    mode={"enum": ["all", "first"]},
+)
+PUT = function(
+    *("put", "root", "kind", "count"),
+    root={"$ref": "#/$defs/Node"},
+    kind=KIND,
+    count=COUNT,
+    share={"type": "number", "minimum": 0, "maximum": 1},
+    flags={"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+)
+PUT["function"]["parameters"]["$defs"] = TREE["$defs"]
+SHORT = TEXT | {"maxLength": 3}
+TO = {"type": "object", "properties": {"id": SHORT}}
+MOVE = function("move", **{"from": SHORT}, to=TO, how={"enum": ["fast", 2, None]})
 """All parameters are optional, and one key is a Python keyword."""
 TOOLS: Sequence[dict[str, Any]] = (GREP, PING, PUT, MOVE)
 """With references, enumerations, bounds, patterns, and a tool without parameters."""
+ODD = (
+    *("a", "Ж", "本", "😀", " ", "\n", "\n\n", "\t", "\r", "\u2028"),
+    *('"', "'", "\\", "\\n", "/", "`"),
+    *("<", ">", "{", "}", "[", "]", "(", ")", ",", ":", "&amp;", "null", "7", "true", "```json\n"),
+    *("<![CDATA[", "]]>", "<|im_end|>", "</s>", "<think>", "</think>", "[Calling tool: put({})]"),
+)
 
 
 def pieces(parser: ToolParser) -> list[str]:
@@ -194,11 +243,65 @@ def read(
     return [*found.whole_calls, *found.cut_calls], (found.content + found.reasoning).strip()
 
 
-def named(name: str, keys: Sequence[str], kind: str) -> dict[str, Any]:
-    parameters = {"type": "object", "properties": {key: {"type": kind} for key in keys}}
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
-
-
 WORD = st.from_regex(r"[A-Za-z_][A-Za-z0-9_-]{0,20}", fullmatch=True)
 ODD_NAME = st.text(st.sampled_from("a-.:/ <>{}[]()\"'\\=,|&\n1Ж"), min_size=1, max_size=6)
 VALUES: dict[str, Any] = {"string": "v", "integer": 1, "array": []}
+
+
+@dataclass
+class ByteModel:
+    """Draws at temperature 1 from what a grammar allows."""
+
+    tokenizer: Tokenizer
+    eos: frozenset[int]
+    rows: int
+    compiler: GrammarCompiler
+
+    def request(self, **given: Any) -> GenerateRequest:
+        return GenerateRequest(model="m", messages=[{"role": "user", "content": "x"}], **given)
+
+    def started(self, calls: CallGrammar | None = None, **given: Any) -> Holds:
+        structure = self.compiler.structure(self.request(**given), calls)
+        assert structure is not None
+        return structure.constraint
+
+    def encode(self, text: str) -> list[int]:
+        found: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return found
+
+    def decode(self, tokens: list[int]) -> str:
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=False)
+        return text
+
+    def allowed(self, constraint: Holds) -> list[int]:
+        bits = np.unpackbits(constraint.mask().view(np.uint8), bitorder="little")
+        return [int(token) for token in np.flatnonzero(bits)]
+
+    def allows(self, constraint: Holds, token: int) -> bool:
+        return bool(constraint.mask()[token // 32] >> token % 32 & 1)
+
+    def accepts(self, constraint: Holds, text: str) -> bool:
+        for token in self.encode(text):
+            if not self.allows(constraint, token):
+                return False
+            constraint.advance(token)
+        return any(self.allows(constraint, token) for token in self.eos)
+
+    def sample(self, constraint: Holds, seed: int, limit: int) -> tuple[str, bool]:
+        chance = random.Random(seed)  # noqa: S311
+        tokens: list[int] = []
+        while len(tokens) < limit and not constraint.finished:
+            token = chance.choice(self.allowed(constraint))
+            if token in self.eos:
+                return self.decode(tokens), True
+            constraint.advance(token)
+            tokens.append(token)
+        return self.decode(tokens), constraint.finished
+
+
+def demo_model() -> ByteModel:
+    """With the vocabulary of the demo model."""
+    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    rows = tokenizer.get_vocab_size()
+    eos = frozenset(tokenizer.token_to_id(end) for end in ("<|im_end|>", "<|endoftext|>"))
+    return ByteModel(tokenizer, eos, rows, GrammarCompiler(tokenizer, eos, rows))

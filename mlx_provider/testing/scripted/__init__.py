@@ -10,36 +10,320 @@ Tests of a client, a parser, a gateway or a plugin need a model whose next words
 
 The script is in the user's message; the client may write anything around it. The first step
 answers that message, the second what follows the first tool results, and so on; then the model
-ends with a text that quotes the last tool result. Without a script it repeats the question.
+ends with a text that quotes the last tool result. Without a script it repeats the question. A
+request for a summary of the conversation, with which coding agents make room, gets one that
+contains the rest of the script; a request for a title, without tools, gets a title.
 
-It is a model like any other: rendered by a chat template, tokenised (some three letters a token),
-prefilled in chunks, decoded token by token, sampled, masked by grammars, cached and cut. It
-reads what it says only from its KV cache, so that a wrong cache gives wrong words.
+It is a model like any other: rendered by a chat template, tokenised, prefilled in chunks, decoded
+token by token, sampled, masked by grammars, cached and cut. It reads what it says only from its KV
+cache, so that a wrong cache gives wrong words.
 
-| of a step | does |
-|---|---|
-| `think` | a thought before the rest |
-| `say` | text |
-| `count` | the numbers from 1 up to this one, after the text |
-| `calls` | tool calls, all at once |
-| `slow` | seconds for each token of the reply |
-| `prefill` | seconds for its whole prompt, by tokens: those from the prefix cache take none |
-| `since` | a time, in seconds since 1970, that `prefill` counts from |
-
-Prompts of one engine whose `prefill` counts from one moment take their time side by side.
-
-`build` writes the folder of such a model, `FORMATS` names how it can write calls. The family is a
-plugin like any third party's. Other processes (an engine, a proxy) find it if their environment has
-`environment(folder)`; nothing has to be installed. A test in one process uses the family directly:
-`family.FAMILY.load(folder, LoadOptions())`.
-
-The answer to a request for a summary of the conversation, with which coding agents make room, is a
-summary that contains the rest of the script. A request for a title, without tools, gets a title.
+This module is also the plugin with the family. Other processes (an engine, a proxy) find it if
+their environment has `environment(folder)`; nothing has to be installed. A test in one process
+uses `FAMILY.load(folder, LoadOptions())`.
 """
 
-from .checkpoint import build
-from .discovery import environment
-from .formats import FORMATS
-from .script import Call, Step, script
+from __future__ import annotations
 
-__all__ = ["FORMATS", "Call", "Step", "build", "environment", "script"]
+import json
+import os
+import re
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ... import (
+    LoadedModel,
+    LoadOptions,
+    ModelFamily,
+    ModelInfo,
+    UnsupportedModel,
+    __version__,
+    hookimpl,
+)
+
+__all__ = ["FAMILY", "FORMATS", "Call", "Step", "build", "environment", "script"]
+
+mlx_provider_api = 1
+
+DISTRIBUTION = "mlx_provider_scripted"
+MODEL_TYPE = "scripted"
+CONTEXT = 200_000
+MERGES = 16_000
+BEGIN, END = "SCRIPT: ", " :END"
+WRITTEN = re.compile(r"SCRIPT:(.*?):END", re.DOTALL)
+TURN, TURN_END, TEXT_END = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+ADDED = "<tool_call> </tool_call> <tool_response> </tool_response> <think> </think>".split()
+"""Tokens of their own that decoded text keeps."""
+RESULT = "<tool_response>\n"
+TOOLS = "\n<tools>\n"
+
+
+class BadScript(ValueError):
+    """The text between the marks is not a list of steps."""
+
+
+@dataclass(frozen=True)
+class Call:
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One reply."""
+
+    say: str = ""
+    calls: tuple[Call, ...] = ()
+    """All at once."""
+    think: str = ""
+    """A thought before the rest."""
+    count: int = 0
+    """The numbers from 1 up to this one, after the text."""
+    slow: float = 0.0
+    """Seconds for each token of the reply."""
+    prefill: float = 0.0
+    """Seconds for its whole prompt, by tokens: those from the prefix cache take none."""
+    since: float = 0.0
+    """A time, in seconds since 1970, that `prefill` counts from. Prompts of one engine that count
+    from one moment take their time side by side."""
+
+    @property
+    def text(self) -> str:
+        """Without reasoning and calls."""
+        return self.say + " ".join(map(str, range(1, self.count + 1)))
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> Step:
+        """From JSON. Raises `BadScript`."""
+        try:
+            calls = tuple(Call(**call) for call in fields.get("calls", ()))
+            return cls(**{**fields, "calls": calls})
+        except TypeError as error:
+            raise BadScript(str(error)) from None
+
+
+def script(*steps: Step) -> str:
+    return BEGIN + json.dumps([_encoded(step) for step in steps]) + END
+
+
+def _encoded(step: Step) -> dict[str, Any]:
+    return {name: value for name, value in asdict(step).items() if value}
+
+
+def steps_in(text: str) -> tuple[Step, ...] | None:
+    """The last script in a text; `None`: it has none. Raises `BadScript`."""
+    found = WRITTEN.findall(text)
+    return tuple(Step.read(each) for each in _steps(found[-1])) if found else None
+
+
+def without_script(text: str) -> str:
+    return WRITTEN.sub("", text)
+
+
+def _steps(written: str) -> Iterable[Mapping[str, Any]]:
+    """JSON; or JSON inside a JSON string, as clients that quote a message leave it."""
+    for reading in (json.loads, _unquoted):
+        try:
+            steps = reading(written)
+        except ValueError:
+            continue
+        if isinstance(steps, list) and all(isinstance(each, dict) for each in steps):
+            return steps
+    raise BadScript(f"no JSON list of steps: {written[:200]!r}")
+
+
+def _unquoted(written: str) -> Any:
+    return json.loads(json.loads(f'"{written}"'))
+
+
+_TEMPLATE = """\
+{%- macro said(content) -%}
+{%- if content is string -%}{{ content }}
+{%- else -%}{%- for part in content or [] -%}{{ part.text }}{%- endfor -%}{%- endif -%}
+{%- endmacro -%}
+{%- set first = said(messages[0].content) if messages[0].role == 'system' else '' -%}
+{%- if tools or first -%}
+{{ '<|im_start|>system\\n' ~ first }}
+{%- if tools -%}
+{{ '\\n\\n# Tools\\n\\nYou may call these functions:\\n<tools>' }}
+{%- for tool in tools -%}{{ '\\n' ~ (tool | tojson) }}{%- endfor -%}
+{{ '\\n</tools>\\n\\nTo call one, write:\\n<tool_call>\\nEXAMPLE\\n</tool_call>' }}
+{%- endif -%}
+{{ '<|im_end|>\\n' }}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role == 'system' and loop.first -%}
+{%- elif message.role == 'tool' -%}
+{{ '<|im_start|>user\\n<tool_response>\\n' ~ said(message.content) }}
+{{- '\\n</tool_response><|im_end|>\\n' }}
+{%- else -%}
+{{ '<|im_start|>' ~ message.role ~ '\\n' }}
+{%- if message.reasoning_content -%}
+{{ '<think>\\n' ~ message.reasoning_content ~ '\\n</think>\\n\\n' }}
+{%- endif -%}
+{{ said(message.content) }}
+{%- for call in message.tool_calls or [] -%}
+{{ '\\n' if said(message.content) or not loop.first }}
+{{- '<tool_call>\\n' }}CALL{{ '\\n</tool_call>' }}
+{%- endfor -%}
+{{ '<|im_end|>\\n' }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
+"""
+
+_JSON_CALL = (
+    """{{ '{"name": "' ~ call.function.name ~ '", "arguments": ' """
+    "~ (call.function.arguments | tojson) ~ '}' }}"
+)
+_TAGGED_CALL = """\
+{{ '<function=' ~ call.function.name ~ '>\\n' }}
+{%- for name, value in call.function.arguments.items() -%}
+{{ '<parameter=' ~ name ~ '>\\n' }}
+{{- value if value is string else value | tojson }}{{ '\\n</parameter>\\n' }}
+{%- endfor -%}
+{{ '</function>' }}"""
+
+
+@dataclass(frozen=True)
+class Format:
+    name: str
+    template: str
+    _call: Callable[[Call], str]
+
+    def calls(self, calls: tuple[Call, ...]) -> str:
+        return "\n".join(f"<tool_call>\n{self._call(call)}\n</tool_call>" for call in calls)
+
+
+def _template(example: str, call: str) -> str:
+    return _TEMPLATE.replace("EXAMPLE", example.replace("\n", "\\n")).replace("CALL", call)
+
+
+def _as_json(call: Call) -> str:
+    written = {"name": call.name, "arguments": dict(call.arguments)}
+    return json.dumps(written, ensure_ascii=False)
+
+
+def _as_tags(call: Call) -> str:
+    written = (
+        f"<parameter={name}>\n{value if isinstance(value, str) else json.dumps(value)}\n"
+        "</parameter>\n"
+        for name, value in call.arguments.items()
+    )
+    return f"<function={call.name}>\n{''.join(written)}</function>"
+
+
+FORMATS = {
+    each.name: each
+    for each in (
+        Format(
+            "json",
+            _template('{"name": <function-name>, "arguments": <args-json-object>}', _JSON_CALL),
+            _as_json,
+        ),
+        Format(
+            "tags",
+            _template(
+                "<function=name>\n<parameter=name>\nvalue\n</parameter>\n</function>", _TAGGED_CALL
+            ),
+            _as_tags,
+        ),
+    )
+}
+"""By name: `json`, as Hermes and Qwen have it; `tags`, as Qwen's coders do."""
+
+
+def build(
+    folder: Path, calls: str = "json", *, context_length: int = CONTEXT, merges: int = MERGES
+) -> Path:
+    """`calls`: one of `FORMATS`. Its tokens are learnt from Python's own library, in a second or
+    two, and have three letters on average; of 2,000 `merges`, learnt in a fifth of a second, two.
+    Raises `KeyError`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    template = FORMATS[calls].template
+    config = {"model_type": MODEL_TYPE, "calls": calls, "max_position_embeddings": context_length}
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    (folder / "chat_template.jinja").write_text(template)
+    _write_tokenizer(folder, merges)
+    return folder
+
+
+def _write_tokenizer(folder: Path, merges: int) -> None:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers.trainers import BpeTrainer
+
+    special = [TEXT_END, TURN, TURN_END]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=len(special) + 256 + merges,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_texts(), trainer)
+    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in ADDED])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    own = {"model_max_length": 1_000_000, "eos_token": TURN_END, "pad_token": TEXT_END}
+    own |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(own, indent=1))
+
+
+def _texts() -> Iterator[str]:
+    library = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(library.glob("[a-z]*.py")):
+        yield path.read_text(encoding="utf-8", errors="replace")
+
+
+def environment(folder: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables with which a process finds the family in addition to the installed plugins. Writes
+    into `folder` the files that pip would install for this plugin, and puts the folder first on the
+    `PYTHONPATH` of `environ`."""
+    info = folder / f"{DISTRIBUTION}-{__version__}.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    head = f"Metadata-Version: 2.1\nName: mlx-provider-scripted\nVersion: {__version__}\n"
+    (info / "METADATA").write_text(head)
+    (info / "entry_points.txt").write_text(f"[mlx_provider]\nscripted = {__name__}\n")
+    before = environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [os.fspath(folder), before]))}
+
+
+def matches(config: Mapping[str, Any]) -> int:
+    return 10 if config.get("model_type") == MODEL_TYPE else 0
+
+
+def load(folder: Path, options: LoadOptions) -> LoadedModel:
+    """A folder that `build` has written. Raises `UnsupportedModel` and `BadRequest`."""
+    from ...families.checkpoint import context_length, fingerprint, read_json
+    from ...families.tokenizer import load_tokenizer
+    from .model import ScriptedModel
+
+    config = read_json(folder / "config.json")
+    calls = FORMATS.get(config.get("calls", ""))
+    if calls is None:
+        raise UnsupportedModel(f"calls of {folder} must be one of {', '.join(FORMATS)}")
+    tokenizer = load_tokenizer(folder, options)
+    context = context_length(config, options)
+    info = ModelInfo(
+        model_type=MODEL_TYPE,
+        context_length=context,
+        vocab_size=tokenizer.fast.get_vocab_size(),
+        stop_tokens=frozenset([tokenizer.fast.token_to_id(TURN_END)]),
+        fingerprint=fingerprint(folder, options),
+        weights_bytes=4 * tokenizer.fast.get_vocab_size(),
+        precision="float32",
+        chat_template=tokenizer.chat_template,
+    )
+    return ScriptedModel(tokenizer.within(context), info, calls)
+
+
+FAMILY = ModelFamily("scripted", matches, load, serves="models that follow a script in the prompt")
+
+
+@hookimpl
+def mlx_model_families() -> Iterable[ModelFamily]:
+    yield FAMILY

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlx_provider_bench.commands import running
+from command_line import running
 from mlx_provider_bench.report import print_rows
 
 COLUMNS = {

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mlx_provider_bench.commands import running
+from command_line import running
 
 
 def gateway(

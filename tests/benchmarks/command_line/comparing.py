@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from mlx_provider_bench.commands import running
-from mlx_provider_bench.commands.options import Dtype, Hidden, Layers
+from command_line import running
+from command_line.running import Dtype, Hidden, Layers
 
 
 class ComparePart(StrEnum):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mlx_provider_bench.asking import questions
+from peers import questions
 
 from .plan import Plan, Subject
 from .progress import say

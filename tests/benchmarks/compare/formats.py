@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlx_provider.errors import BadRequest
-from mlx_provider.testing.tiny import family_named
-from mlx_provider_bench.models.random_weights import write_model
 from quantised import quantise
+from random_weights import write_model
+from tiny import family_named
 
 FORMATS = ("float32", "bfloat16", "4bit")
 """`4bit`: quantised in groups of `GROUP`, the rest in bfloat16."""

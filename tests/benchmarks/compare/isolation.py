@@ -13,9 +13,8 @@ from functools import partial
 from typing import Any
 
 from mlx_provider.errors import RequestFailed
-from mlx_provider_bench.asking import questions
-from mlx_provider_bench.servers.client import Answer, Messages, both
-from mlx_provider_bench.servers.questions import HELLO
+from mlx_provider_bench.servers import Answer, Messages
+from peers import HELLO, both, questions
 
 from .begun import Begun
 from .plan import Plan, Subject

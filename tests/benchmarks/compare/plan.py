@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlx_provider.errors import BadRequest
-from mlx_provider_bench.models.random_weights import IMAGE_EDGE
-from mlx_provider_bench.servers.processes import MLX_LM, MLX_VLM, OURS, Kind
+from mlx_provider_bench.prefix_cache import IMAGE_EDGE
+from mlx_provider_bench.servers import OURS, Kind
+from peers import MLX_LM, MLX_VLM
 
 from .formats import FORMATS, refuse_unknown, write_format
 from .others import Other

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mlx_provider_bench.asking import document
-from mlx_provider_bench.servers.client import Answer, Messages
-from mlx_provider_bench.servers.questions import Asked, messages_of
+from mlx_provider_bench.model_speed import document
+from mlx_provider_bench.prefix_cache import Asked
+from mlx_provider_bench.servers import Answer, Messages
+from peers import messages_of
 
 from .plan import Plan, Subject
 from .rows import Row, Rows

@@ -12,10 +12,8 @@ from typing import Any
 
 from mlx_provider.commands import Proxy, gateway_apart, proxy_config
 from mlx_provider.errors import EngineUnavailable, RequestFailed
-from mlx_provider_bench.ending import held
-from mlx_provider_bench.servers.client import THINKING, Answer, Client, Messages
-from mlx_provider_bench.servers.processes import OURS, START_LIMIT, Kept, Kind, Server
-from mlx_provider_bench.servers.questions import HELLO
+from mlx_provider_bench.servers import OURS, START_LIMIT, Answer, Kept, Messages, Server, held
+from peers import HELLO, THINKING, PeerClient, through_proxy
 
 from .others import Other, key_of, model_of
 from .plan import Plan, Subject
@@ -37,7 +35,7 @@ REPEATED, REPEATS = "REPEATED_STREAMING_CHUNK_LIMIT", "1000000"
 @dataclass
 class Side:
     name: str
-    client: Client
+    client: PeerClient
     images: bool = True
     """Whether it is asked about images at all."""
     kept: Kept | None = None
@@ -135,13 +133,13 @@ def opened(plan: Plan, subject: Subject) -> Iterator[tuple[list[Side], list[Abse
         proxy = _proxy(ending, opening.config, opening.variables)
         sides = []
         for name in opening.names():
-            server = Server(Kind(name, "gateway"), proxy.url, subject.folder, proxy.key, alias=name)
+            server = Server(through_proxy(name), proxy.url, subject.folder, proxy.key, alias=name)
             try:
                 _greet(server, opening.patience(name))
             except RequestFailed as error:
                 opening.leave_out(name, error.message)
                 continue
-            client = Client(server, limit=plan.limit)
+            client = PeerClient(server, limit=plan.limit)
             ending.callback(client.close)
             sides.append(opening.side(name, client))
         yield sides, opening.absent
@@ -158,7 +156,7 @@ def _proxy(ending: ExitStack, config: Mapping[str, Any], variables: Mapping[str,
 
 def _greet(server: Server, limit: float) -> None:
     """Some servers load their model with the first request: send it now. Raises `RequestFailed`."""
-    client = Client(server, limit=limit)
+    client = PeerClient(server, limit=limit)
     try:
         client.ask(HELLO, 4)
     finally:
@@ -216,7 +214,7 @@ class _Opening:
         there = any(other.name == name for other in self.plan.others)
         return self.plan.limit if there else max(self.plan.limit, START_LIMIT)
 
-    def side(self, name: str, client: Client) -> Side:
+    def side(self, name: str, client: PeerClient) -> Side:
         kept = self.kept.get(name)
         return Side(name, client, kept.kind.images if kept else True, kept)
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mlx_provider_bench.asking import document, questions
-from mlx_provider_bench.servers.client import Answer, Messages, both
+from mlx_provider_bench.model_speed import document
+from mlx_provider_bench.servers import Answer, Messages
+from peers import both, questions
 
 from .begun import Begun
 from .plan import Plan, Subject

@@ -1,10 +1,7 @@
-"""Deterministic images and videos for tests.
+"""Tiny random-weight model folders, written in well under a second, without torch or network, and
+deterministic images and videos to show them.
 
-Plain greedy decoding with a `LoadedModel`: the reference for any engine.
-
-Tiny random-weight model folders, written in well under a second, without torch or network.
-
-    from mlx_provider.testing.tiny import build
+    from tiny import build
     folder = build(tmp_path / "model", "qwen3", seed=3)
 
 The same family, seed and overrides give the same files. Weights are float32, so that greedy
@@ -16,21 +13,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...records import Features, LoadedModel, MediaItem, PrefillChunk, Prompt
+from mlx_provider.records import DraftOptions, MediaItem
+from mlx_provider.registry import PluginRegistry
+
 from .configs import FAMILIES, TinyFamily
 from .tokenizers import write_tokenizer
 from .weights import model_parameters
-
-if TYPE_CHECKING:
-    import mlx.core as mx
 
 
 def tiny_pixels(seed: int, height: int = 96, width: int = 96) -> NDArray[np.uint8]:
@@ -53,70 +50,6 @@ def tiny_video(seed: int, frames: int = 4, height: int = 64, width: int = 96) ->
 def _item(kind: str, pixels: NDArray[np.uint8]) -> MediaItem:
     key = hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()
     return MediaItem.of("video" if kind == "video" else "image", pixels, key)
-
-
-@dataclass
-class Started:
-    prompt: Prompt
-    cache: list[Any]
-    logits: mx.array
-    """(vocab,) after the last token."""
-    length: int
-
-    @property
-    def position(self) -> int:
-        """Rotary position of the next token."""
-        return self.length + self.prompt.rope_delta
-
-
-def features_of(model: LoadedModel, prompt: Prompt) -> dict[str, Features]:
-    return {span.content_hash: model.embed(span) for span in prompt.spans}
-
-
-def start(
-    model: LoadedModel,
-    prompt: Prompt,
-    *,
-    chunk: int = 0,
-    features: Mapping[str, Features] | None = None,
-) -> Started:
-    """Prefill one row, in chunks of `chunk` tokens (0: at once)."""
-    import mlx.core as mx
-
-    known = features_of(model, prompt) if features is None else features
-    cache, length = model.make_cache(), len(prompt.tokens)
-    logits = mx.zeros(())
-    for at in range(0, length, chunk or length):
-        stop = min(at + (chunk or length), length)
-        logits = model.prefill(PrefillChunk(prompt, at, stop, cache, known))
-        mx.eval(logits)
-    return Started(prompt, cache, logits, length)
-
-
-def continue_greedily(
-    model: LoadedModel, rows: Sequence[Started], cache: list[Any], count: int
-) -> list[list[int]]:
-    import mlx.core as mx
-
-    logits = mx.stack([row.logits for row in rows])
-    out: list[list[int]] = [[] for _ in rows]
-    for _ in range(count):
-        tokens = mx.argmax(logits, axis=-1)
-        for own, token in zip(out, np.array(tokens).tolist(), strict=True):
-            own.append(int(token))
-        positions = mx.array([row.position for row in rows], dtype=mx.int32)
-        logits = model.decode(tokens.astype(mx.int32), cache, positions)
-        mx.eval(logits)
-        for row in rows:
-            row.length += 1
-    for row, last in zip(rows, logits, strict=True):
-        row.logits = last
-    return out
-
-
-def greedy(model: LoadedModel, prompt: Prompt, count: int, *, chunk: int = 0) -> list[int]:
-    row = start(model, prompt, chunk=chunk)
-    return continue_greedily(model, [row], row.cache, count)[0]
 
 
 def family_named(name: str) -> TinyFamily:
@@ -203,3 +136,36 @@ def _head_name(weights: Mapping[str, Any]) -> str:
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=1))
+
+
+ALONE = {"afm7": "upstream rounds keys to steps, which another batch moves"}
+"""Models whose rows do not decode together, and why: the checks of families would refuse them."""
+COMPUTES = ("qwen3", "gemma3_text", "qwen3_5")
+"""Models that call what our kernels replace."""
+
+
+def _drafted(folder: Path, *, smaller: bool = False, **more: Any) -> DraftOptions:
+    build(folder, **more)
+    if not smaller:
+        return DraftOptions()
+    return DraftOptions(model=build(folder / "smaller", "qwen3", seed=4, num_hidden_layers=2))
+
+
+def checkpoints_for(record: str) -> Mapping[str, Callable[[Path], object]]:
+    """Functions that write tiny checkpoints for the checks of one of our families, drafters or
+    kernels, by label."""
+    if record in ("lookup", "model", "mtp"):
+        head = {"family": "qwen3_5", "mtp_num_hidden_layers": 1, "foreseeable": True}
+        return {
+            "qwen3": partial(_drafted, family="qwen3"),
+            "with a smaller one": partial(_drafted, family="qwen3", smaller=True),
+            "with a head": partial(_drafted, **head),
+        }
+    if record in ("cpu", "cuda"):
+        return {name: partial(build, family=name, intermediate_size=512) for name in COMPUTES}
+    registry, found = PluginRegistry.discover(), dict[str, Callable[[Path], object]]()
+    for tiny in FAMILIES:
+        config = dict(tiny.config(defaultdict(int)))
+        if tiny.name not in ALONE and registry.family_for(config)[0].name == record:
+            found[tiny.name] = partial(build, family=tiny.name)
+    return found

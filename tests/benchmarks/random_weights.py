@@ -1,14 +1,13 @@
-"""Random-weight model folders large enough to be timed, and texts to ask them about."""
+"""Random-weight model folders large enough to be timed."""
 
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlx_provider.records import LoadedModel
+from tiny import build
 
 Overrides = dict[str, Any]
 
@@ -21,11 +20,6 @@ FIXED_EDGE = 224
 """Sides to which a tower of fixed size scales every image: 256 patches."""
 QUIET = 0.05
 """Factor on the output rows of tokens that are not printable ASCII."""
-WORDS = (
-    "the quick brown fox asks lazy dog what weather in Paris is like today hello there how are "
-    "you fine thank and your name an assistant answer question which colour circle image red "
-    "square blue triangle green"
-).split()
 
 
 def overrides(family: str, hidden: int, layers: int) -> Overrides:
@@ -111,8 +105,6 @@ _OWN: Mapping[str, Callable[[int, int], Overrides]] = {
 
 def write_model(folder: Path, family: str, dtype: str, hidden: int, layers: int) -> Path:
     """Any server can load it; it answers in printable ASCII and never ends."""
-    from mlx_provider.testing.tiny import build
-
     path = build(folder, family, dtype=dtype, **overrides(family, hidden, layers))
     _widen_vision(path)
     _speak_ascii(path)
@@ -149,13 +141,3 @@ def _speak_ascii(folder: Path) -> None:
     weights[head] = weights[head] * rows
     mx.eval(weights)
     mx.save_safetensors(str(path), weights, metadata={"format": "mlx"})
-
-
-def document(model: LoadedModel, tokens: int, seed: int) -> str:
-    dice = random.Random(seed)  # noqa: S311
-    encode = model.tokenizer.encode
-    per_word = len(encode(" ".join(WORDS), special=False)) / len(WORDS)
-    # Not many more words than needed: a text beyond the model's context is refused.
-    words = int(1.02 * tokens / per_word) + 16
-    ids: Sequence[int] = encode(" ".join(dice.choice(WORDS) for _ in range(words)), special=False)
-    return model.tokenizer.decode(ids[:tokens]).strip()

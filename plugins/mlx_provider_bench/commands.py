@@ -1,16 +1,30 @@
-"""Measurements of this engine: a model's speed, and the gain of a stored prefix."""
+"""The commands of `bench`: measurements that anyone can repeat; the last line is JSON."""
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ..group import PROGRESS
-from . import running
-from .options import Dtype, Hidden, Layers
+from .group import PROGRESS
+
+MODEL = "MODEL"
+"""Stands for a model's name in the list of commands."""
+
+
+def preload() -> None:
+    """Set up this process like an engine: its BLAS must be loaded before MLX. Raises `NotInstalled`
+    if MLX is missing."""
+    from mlx_provider.commands import prepare_mlx
+
+    prepare_mlx()
+
+
+def print_result(result: dict[str, Any]) -> None:
+    typer.echo(json.dumps(result))
 
 
 def speed(
@@ -27,11 +41,11 @@ def speed(
     reply: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 128,
 ) -> None:
     """Measure time to first token and tokens per second of a model on this machine."""
-    running.preload()
-    from ..model_speed import Plan, bench
+    preload()
+    from .model_speed import Plan, bench
 
     plan = Plan(model, streams or Plan.streams, prompt or Plan.prompts, reply)
-    running.print_result(bench(plan, context.meta[PROGRESS]))
+    print_result(bench(plan, context.meta[PROGRESS]))
 
 
 class PrefixPart(StrEnum):
@@ -46,11 +60,11 @@ def prefix(
     ] = None,
     variant: Annotated[
         list[str] | None,
-        typer.Option(help="A tiny family; +image: with an image before the document; repeatable."),
+        typer.Option(help="demo or demo-hybrid; +image: an image before the document; repeatable."),
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(exists=True, help="A checkpoint's folder instead of random models."),
+        typer.Option(exists=True, help="A checkpoint's folder instead of the demo models."),
     ] = None,
     tokens: Annotated[
         list[int] | None,
@@ -58,27 +72,25 @@ def prefix(
     ] = None,
     document: Annotated[int, typer.Option(help="Tokens of the conversation's document.")] = 17_000,
     turns: Annotated[int, typer.Option(help="Turns of the conversation.")] = 6,
-    hidden: Hidden = 256,
-    layers: Layers = 4,
-    dtype: Dtype = "float32",
+    dtype: Annotated[
+        str | None, typer.Option(help="Expand the weights to it. Default: as they are.")
+    ] = None,
 ) -> None:
     """Measure what a stored prefix saves: time to first token, and a conversation."""
-    running.preload()
-    from ..prefix_cache import VARIANTS, Plan
-    from ..prefix_cache import bench as measure
+    preload()
+    from .prefix_cache import VARIANTS, Plan
+    from .prefix_cache import bench as measure
 
     default = Plan()
     talk = default.talk if variant is None else [v for v in variant if v in VARIANTS][:1]
     if model is not None:
         model = model.resolve()
         variant = talk = [model.name]
-    running.print_result(
+    print_result(
         measure(
             Plan(
                 variants=variant or default.variants,
                 sizes=tokens or default.sizes,
-                hidden=hidden,
-                layers=layers,
                 dtype=dtype,
                 model=model,
                 talk=talk,
@@ -89,3 +101,8 @@ def prefix(
             context.meta[PROGRESS],
         )
     )
+
+
+bench = typer.Typer()
+bench.command(MODEL)(speed)
+bench.command()(prefix)

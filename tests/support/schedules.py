@@ -1,25 +1,60 @@
-"""A drafter that knows the answers, and is wrong for a given share.
-
-Requests that come, go and fail while others run.
-"""
+"""Requests that come, go and fail while others run, and a drafter that knows their answers but is
+wrong for a given share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import queue
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from hypothesis import strategies as st
 
-from ..engine.prefix_cache.cache import PrefixCache
-from ..engine.request import Phase, Request, SamplingParams
-from ..engine.scheduling.scheduler import Scheduler
-from ..engine.speculation.costs import Ask, Asks
-from ..engine.speculation.policy import Policy, RowOdds
-from ..engine.speculation.speculation import Source, Speculation
-from ..records import DraftRow, LoadedModel
-from .driver import Alternating, alone, new_engine, new_request, output_of
+from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.request import Phase, Request, SamplingParams
+from mlx_provider.engine.scheduling.scheduler import Scheduler
+from mlx_provider.engine.speculation.speculation import Source, Speculation
+from mlx_provider.isolation import Isolation
+from mlx_provider.records import DraftRow, LoadedModel
+from mlx_provider.testing.driver import (
+    Alternating,
+    Eager,
+    alone,
+    new_engine,
+    new_request,
+    output_of,
+)
+
+T = TypeVar("T")
+
+
+class Calls:
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]
+        self._waiting = queue.SimpleQueue()
+
+    def __call__(self, function: Callable[[], T], /) -> Future[T]:
+        future: Future[T] = Future()
+        self._waiting.put((future, function))
+        return future
+
+    def run(self) -> None:
+        future, function = self._waiting.get(timeout=120)
+        with Isolation(lambda fault: future.set_exception(fault.error)):
+            future.set_result(function())
+
+
+def steps_of(engine: Engine, requests: Iterable[Request]) -> int:
+    for request in requests:
+        engine.submit(request)
+    count = 0
+    while not engine.idle:
+        engine.step()
+        count += 1
+    return count
 
 
 class Oracle:
@@ -43,29 +78,6 @@ class Oracle:
 
     def _guess(self, token: int) -> int:
         return token if self._random.random() < self.share else (token + 1) % self._vocab
-
-
-class Eager(Policy):
-    """Always wants drafts: at every step, another number from another drafter."""
-
-    turns = 0
-
-    def __init__(self) -> None:
-        super().__init__(beside_prompts=True)
-
-    def wanted(
-        self, rows: Sequence[Sequence[RowOdds | None]], others: int, seconds: object
-    ) -> list[Asks]:
-        """0 to `most` for each row, all of them in turn, of one drafter after the other."""
-        self.turns += 1
-        return [
-            self._ask(row, self.turns + i, (self.turns + 3 * i) % (self.most + 1))
-            for i, row in enumerate(rows)
-        ]
-
-    def _ask(self, row: Sequence[RowOdds | None], turn: int, drafts: int) -> Asks:
-        able = [source for source, odds in enumerate(row) if odds is not None]
-        return (Ask(able[turn % len(able)], drafts),) if drafts else ()
 
 
 Answered = Callable[[LoadedModel, Request], Request]

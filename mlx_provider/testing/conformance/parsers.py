@@ -1,0 +1,350 @@
+"""Formats: a parser with any text, and whether it agrees with its grammar. A check is a function;
+its docstring is the promise."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+from hypothesis import strategies as st
+
+from ...chat.constraints.readable import check_readable, written_call
+from ...chat.output.whole_reply import WholeReply, read_chunks
+from ...errors import BadRequest
+from ...records import ReasoningParser, ToolParser
+from . import Nonconformity, NotApplicable, calls, demand, same
+from .calls import FRAGMENTS, ByteModel, cut, for_examples, replies
+
+SEEDS = 16
+"""Replies that a random model writes under the grammar."""
+LONGEST = 600
+NESTED = 2000
+LONG = 24_000
+PIECE = 12
+EXAMPLES = 60
+WORK = 30.0
+"""Seconds; reading each character once takes a fraction of one."""
+LEAST_SECONDS = 0.01
+BEFORE = "So I will do it. "
+IN_THOUGHT = (None, True, False)
+"""Whether the prompt ended inside a thought; `None`: unknown."""
+
+
+@contextmanager
+def bounded(seconds: float, what: str) -> Iterator[None]:
+    """Raise `Nonconformity` inside the block after `seconds` of processor time of the main thread.
+    Without effect in other threads."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    summary = f"{what} was not done after {seconds:g} s of work"
+    passed: list[bool] = []
+    end = time.thread_time() + seconds
+
+    def stop(number: int, frame: Any) -> None:
+        left = end - time.thread_time()
+        if left > 0:  # the timer counts other threads, too
+            signal.setitimer(signal.ITIMER_PROF, max(left, LEAST_SECONDS))
+            return
+        passed.append(True)
+        raise Nonconformity(summary)
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+    if passed:  # the isolation of the plugin has caught it
+        raise Nonconformity(summary)
+
+
+@dataclass(frozen=True)
+class Thoughts:
+    parser: ReasoningParser
+    starts = IN_THOUGHT
+
+    def read(self, chunks: Sequence[str], inside: bool | None = None) -> WholeReply:
+        found = read_chunks(chunks, reasoning_parser=self.parser, reasoning_open=inside)
+        return _sound(found, chunks)
+
+    def replies(self) -> st.SearchStrategy[str]:
+        return replies(self.parser.visible())
+
+    def bombs(self) -> Iterator[tuple[str, int]]:
+        start = self.parser.start
+        bodies = [marker * NESTED for marker in self.parser.visible()]
+        bodies += [(start + self.parser.end) * 1000, start + "lorem < ipsum " * (LONG // 14)]
+        return ((body, PIECE) for body in bodies)
+
+
+@dataclass(frozen=True)
+class Format:
+    parser: ToolParser
+    thoughts: ReasoningParser | None
+    """The plugin's reasoning parser of the same name, for formats with `whole`."""
+    model: ByteModel
+    starts = (None,)
+
+    def read(
+        self,
+        chunks: Sequence[str],
+        inside: bool | None = None,
+        tools: Sequence[Any] = (calls.TOOL,),
+    ) -> WholeReply:
+        formats = {"tool_parser": self.parser, "reasoning_parser": self.thoughts}
+        return _sound(read_chunks(chunks, tools=tools, **formats), chunks)
+
+    def replies(self) -> st.SearchStrategy[str]:
+        call = self.written("put", calls.PLAIN, calls.SCHEMA)
+        return replies((*self.parser.visible(), call, call[: len(call) // 2]))
+
+    def written(self, name: str, arguments: Any, schema: Any) -> str:
+        return written_call(self.parser.call_grammar(), name, arguments, schema)
+
+    def constraint(self, tools: Sequence[Any]) -> Any:
+        grammar = self.parser.call_grammar()
+        return self.model.started(grammar, tools=list(tools), tool_choice="required")
+
+    def calls_in(self, text: str, tools: Sequence[Any]) -> tuple[list[calls.Called], str]:
+        """And the text beside them. Raises `Nonconformity` for broken JSON."""
+        found = self.read([text], tools=tools)
+        summary = f"arguments of {text!r} are no JSON: {found.calls}"
+        demand(len(found.whole_calls) == len(found.calls), summary)
+        return found.whole_calls, (found.content + found.reasoning).strip()
+
+    def marks(self) -> tuple[str, ...]:
+        """Openers other than the first bracket of JSON."""
+        every = (*self.parser.openers(), *self.parser.first)
+        return tuple(mark for mark in every if mark.rstrip("[{"))
+
+    def bombs(self) -> Iterator[tuple[str, int]]:
+        call = self.written("put", {"text": "x"}, calls.SCHEMA)
+        head = call[: call.index("x")] if "x" in call else call[: len(call) // 2]
+        heads = ["", head, self.written("put", {"list": []}, calls.SCHEMA).partition("[]")[0]]
+        openers = self.parser.openers() + self.parser.first
+        bodies = [opener * 300 for opener in openers]
+        bodies += [
+            opener + piece * NESTED
+            for opener in (*openers, *heads)
+            for piece in ("[", '{"a": ', "{a:", "f(a=", "<a>", *openers[:1])
+        ]
+        for closer in ("", *self.parser.closers()[:1]):
+            yield from ((body + closer, 1000) for body in bodies)
+        yield head + 'lorem ipsum, [dolor] "sit" ' * (LONG // 27), PIECE
+
+
+def _sound(found: WholeReply, chunks: Sequence[str]) -> WholeReply:
+    text = "".join(chunks)
+    text = repr(text) if len(text) < 1000 else f"{text[:80]!r}... of {len(text)} characters"
+    demand(not found.faults, f"the parser fails on {text}: {'; '.join(found.faults)[:600]}")
+    return found
+
+
+def any_chunking(of: Format | Thoughts) -> None:
+    """A reply reads the same however its text is cut, and nothing in it makes the parser raise
+    anything but what says that it is no call."""
+
+    def check(value: tuple[str, list[int], bool | None]) -> None:
+        text, sizes, inside = value
+        whole = of.read([text], inside)
+        for chunks in (list(text), cut(text, sizes)):
+            found = of.read(chunks, inside)
+            same(found, whole, f"{text!r} reads otherwise in the pieces {chunks[:40]}")
+
+    cuts = st.lists(st.integers(0, 12), max_size=40)
+    for_examples(st.tuples(of.replies(), cuts, st.sampled_from(of.starts)), EXAMPLES, check)
+
+
+def plain_text(of: Format | Thoughts) -> None:
+    """Text that holds none of its markers arrives unchanged, beginnings of them included."""
+    if isinstance(of, Thoughts) and of.parser.whole is not None:
+        raise NotApplicable("the format addresses every message: there is no text without marks")
+    prefix = of.parser.prefix if isinstance(of, Thoughts) else ""
+
+    def check(parts: list[str]) -> None:
+        text = "".join(parts)
+        if any(marker in text for marker in of.parser.visible() if len(marker) > 2):
+            return
+        for chunks in ([text], list(text)):
+            found = of.read(chunks, False)
+            changed = f"{text!r} is no text any more"
+            same((found.content, found.reasoning, found.calls), (prefix + text, "", ()), changed)
+
+    for_examples(st.lists(st.sampled_from(FRAGMENTS), max_size=12), EXAMPLES, check)
+
+
+def grammar_to_parser(of: Format) -> None:
+    """Whatever the grammar lets a model write, the parser reads as exactly that call, and its
+    arguments fit the tool's schema."""
+    first, ended = of.constraint(calls.TOOLS), 0
+    schemas = {each["function"]["name"]: each["function"] for each in calls.TOOLS}
+    for seed in range(SEEDS):
+        text, done = of.model.sample(first.fork(), seed, LONGEST)
+        if not done:
+            continue
+        ended += 1
+        found, prose = of.calls_in(text, calls.TOOLS)
+        summary = f"of {text!r}, which the grammar allows, the parser makes {found} and {prose!r}"
+        demand(bool(found) and not prose, summary)
+        for name, arguments in found:
+            demand(name in schemas, f"{summary}: no such tool")
+            try:
+                jsonschema.validate(arguments, schemas[name].get("parameters", True))
+            except jsonschema.ValidationError as error:
+                demand(kept=False, summary=f"{summary}: {error.message}")
+    demand(ended > 0, f"of {SEEDS} random replies none ends within {LONGEST} tokens")
+    _misleading(of)
+
+
+def _misleading(of: Format) -> None:
+    first = of.constraint([calls.TOOL])
+
+    def check(arguments: dict[str, Any]) -> None:
+        text = of.written("put", arguments, calls.SCHEMA)
+        if of.model.accepts(first.fork(), text):
+            plain = [("put", calls.meant(of.parser, arguments))]
+            summary = f"the grammar allows {text!r}, which the parser reads otherwise"
+            same(of.calls_in(text, [calls.TOOL]), (plain, ""), summary)
+
+    for_examples(calls.calls(of.parser, nested=False), 40, check)
+    for piece in calls.pieces(of.parser):
+        for arguments in ({"text": f"a{piece}b", "note": ""}, {"note": piece}):
+            check(arguments)
+
+
+def parser_to_grammar(of: Format) -> None:
+    """A call that the parser reads may be written under the grammar."""
+    tools = [calls.TOOL, calls.PING]
+    for name, arguments, schema in (("put", calls.PLAIN, calls.SCHEMA), ("ping", {}, {})):
+        text = of.written(name, arguments, schema)
+        same(of.calls_in(text, tools), ([(name, arguments)], ""), f"{text!r} reads otherwise")
+        summary = f"the grammar does not allow {text!r}, which the parser reads"
+        demand(of.model.accepts(of.constraint(tools), text), summary)
+    first = of.constraint([calls.PUT])
+    schema = calls.PUT["function"]["parameters"]
+    for seed in range(SEEDS // 2):
+        text, done = of.model.sample(first.fork(), seed, LONGEST)
+        found = of.calls_in(text, [calls.PUT])[0] if done else []
+        for name, arguments in found[:1]:
+            ordered = {key: arguments[key] for key in schema["properties"] if key in arguments}
+            again = of.written(name, ordered, schema)
+            summary = f"the grammar does not allow {again!r}, a call that the parser read"
+            demand(not _exact(ordered) or of.model.accepts(first.fork(), again), summary)
+
+
+def _exact(value: Any) -> bool:
+    """Whether a grammar writes the value as JSON does: numbers have few digits."""
+    if isinstance(value, (dict, list)):
+        return all(map(_exact, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or (math.isfinite(value) and "e" not in repr(value))
+
+
+def odd_names(of: Format) -> None:
+    """A tool is refused by name or its calls are read, whatever it and its parameters are
+    called."""
+
+    def refused(tool: Any) -> str:
+        try:
+            check_readable(of.model.request(tools=[tool], tool_choice="required"), of.parser)
+        except BadRequest as error:
+            return str(error)
+        return ""
+
+    def check(value: tuple[str, list[str], str]) -> None:
+        called, keys, kind = value
+        tool = calls.named(called, keys, kind)
+        arguments = dict.fromkeys(keys, calls.VALUES[kind])
+        text = of.written(called, arguments, tool["function"]["parameters"])
+        of.read([text], tools=[tool])
+        if not refused(tool):
+            demand(of.model.accepts(of.constraint([tool]), text), f"the grammar bars {text!r}")
+            whole = ([(called, arguments)], "")
+            same(of.calls_in(text, [tool]), whole, f"{text!r} reads otherwise")
+
+    names = calls.WORD | calls.ODD_NAME
+    keys = st.lists(names, max_size=3, unique=True)
+    for_examples(st.tuples(names, keys, st.sampled_from(sorted(calls.VALUES))), 40, check)
+    for name in ("f", "get_weather", "Bash", "mcp__server__tool", "a1"):
+        refusal = refused(calls.named(name, ["path", "old_string", "X"], "string"))
+        demand(not refusal, f"a name that people give is refused: {refusal}")
+
+
+def cut_replies(of: Format) -> None:
+    """A reply that ends inside a call raises nothing, and no text of it is lost."""
+    arguments = {"text": "two\nlines", "count": 3, "list": ["a", {"b": None}]}
+    call = of.written("put", arguments, calls.SCHEMA)
+    for end in range(len(call)):
+        for before in ("", BEFORE):
+            text = before + call[:end]
+            _nothing_lost(of, text, before, of.read([text]))
+    for opener in of.marks() if of.parser.whole is None else ():
+        text = f"{BEFORE}It begins with {opener} and so on."
+        left = of.read([text]).content
+        demand(left == text, f"of the sentence {text!r} only {left!r} is left")
+
+
+def _nothing_lost(of: Format, text: str, before: str, found: WholeReply) -> None:
+    left = (found.content + found.reasoning).strip()
+    summary = f"of the cut reply {text!r} only {left!r} and {found.calls} are left"
+    demand(before.strip() in left, f"the text before the call is lost: {summary}")
+    if found.calls:
+        name, arguments = found.calls[0]
+        demand(len(found.calls) == 1 and name == "put", f"it becomes another call: {summary}")
+        demand(arguments == "" or arguments[0] == "{", f"its arguments are no JSON: {summary}")
+    elif of.parser.whole is None and text[len(before) :].startswith(of.marks()):
+        demand(left == before.strip(), f"a piece of a call is shown as text: {summary}")
+
+
+def bombs(of: Format | Thoughts) -> None:
+    """Size and nesting cost bounded work, and raise nothing."""
+    for body, size in of.bombs():
+        for inside in of.starts:
+            with bounded(WORK, f"{body[:60]!r}... of {len(body)} characters"):
+                of.read([body[at : at + size] for at in range(0, len(body), size)], inside)
+
+
+def thoughts_and_answer(of: Thoughts) -> None:
+    """What stands between the markers is the thought, what follows the answer; also where the
+    prompt has opened the thought."""
+    parser = of.parser
+    if parser.whole is not None or not parser.start or not parser.end:
+        raise NotApplicable("its thoughts do not stand between two markers")
+    rest = f"first this\n{parser.end}\n\nthen that"
+    for text, inside in ((f"{parser.start}{parser.header}\n{rest}", False), (rest, True)):
+        found = of.read([text], inside)
+        parts = found.reasoning.strip(), found.content.strip()
+        same(parts, ("first this", "then that"), repr(text))
+
+
+def cut_thoughts(of: Thoughts) -> None:
+    """A reply that ends anywhere raises nothing, and no word of it is lost."""
+    parser = of.parser
+    text = f"{parser.start}{parser.header}\nalpha beta\n{parser.end}\n\ngamma"
+    for end in range(len(text) + 1):
+        for inside in IN_THOUGHT:
+            found = of.read([text[:end]], inside)
+            left = found.reasoning + found.content
+            lost = [w for w in ("alpha", "beta", "gamma") if w in text[:end] and w not in left]
+            demand(not lost, f"of the cut reply {text[:end]!r} only {left!r} is left")
+
+
+TOOL_CHECKS = (
+    any_chunking,
+    plain_text,
+    grammar_to_parser,
+    parser_to_grammar,
+    odd_names,
+    cut_replies,
+    bombs,
+)
+REASONING_CHECKS = (any_chunking, plain_text, thoughts_and_answer, cut_thoughts, bombs)

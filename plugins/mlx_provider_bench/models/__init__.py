@@ -1,1 +1,0 @@
-"""Model folders with random weights."""

@@ -1,1 +1,0 @@
-"""Servers of ours and of others, asked over HTTP."""

@@ -1,1 +1,0 @@
-"""Engines stepped in this process."""

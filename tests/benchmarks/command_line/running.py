@@ -1,0 +1,24 @@
+"""Options that several benchmarks have, and the end of each: its result."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from mlx_provider_bench.commands import preload, print_result
+
+__all__ = ["Dtype", "Hidden", "Layers", "preload", "print_result", "show"]
+
+Hidden = Annotated[int, typer.Option(help="Hidden size of the random models.")]
+Layers = Annotated[int, typer.Option(help="Layers of the random models.")]
+Dtype = Annotated[str, typer.Option(help="Weights of the random models.")]
+
+
+def show(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.pretty import Pretty
+
+    Console(stderr=True).print(Pretty(result))
+    typer.echo(json.dumps(result))
