@@ -82,11 +82,11 @@ class TextModel:
         logits_at: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
         keep = logits.rows_at(logits_at)
-        found, hidden = self._shown(tokens[:, None], cache, keep, keep)
+        found, hidden = self._run(tokens[:, None], cache, keep, keep)
         return found[:, -1], hidden[:, -1]
 
     def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:
-        found, hidden = self._shown(
+        found, hidden = self._run(
             _tokens(chunk), chunk.cache, logits.last_token, lambda states: states[:, -last:]
         )
         return found[0, -1], hidden[0]
@@ -95,7 +95,7 @@ class TextModel:
         found: mx.array = self.model(_tokens(chunk), cache=chunk.cache)
         return found[0]
 
-    def _shown(
+    def _run(
         self, tokens: mx.array, cache: list[Any], keep: logits.Keep, show: logits.Keep
     ) -> tuple[mx.array, mx.array]:
         """Logits of the positions that `keep` selects, hidden states of those that `show` does."""

@@ -77,7 +77,7 @@ class Entry:
         """Release its image memory and its model. Idempotent."""
         self.media.close()
         if self.active is not None:
-            self.active.lease.end()
+            self.active.lease.release()
 
 
 class InFlight:

@@ -133,7 +133,7 @@ class LoadQueue(Generic[T]):
                 return self._wait(waiter)
             except BaseException:
                 if waiter.lease is not None:
-                    waiter.lease.end()
+                    waiter.lease.release()
                 raise
             finally:
                 if waiter in self._line:

@@ -121,9 +121,9 @@ class ModelCache:
             own = self._own_context[key.folder] = lease.model.info.context_length
             if own >= (options.context_length or 0):
                 break
-            lease.end()
+            lease.release()
         with ExitStack() as undo:
-            undo.callback(lease.end)
+            undo.callback(lease.release)
             kind = _kind(options)
             if kind not in lease.model.engines:
                 self._worker.call(partial(self.builder.start, lease.model, kind, options)).result()

@@ -80,7 +80,7 @@ class Resident(Generic[T]):
 
 @dataclass(eq=False)
 class Lease(AbstractContextManager["Lease[T]"], Generic[T]):
-    """Keeps a model in memory until `end`. Safe from any thread."""
+    """Keeps a model in memory until `release`. Safe from any thread."""
 
     model: T
     key: Hashable
@@ -97,12 +97,12 @@ class Lease(AbstractContextManager["Lease[T]"], Generic[T]):
             self.rows = rows
             return True
 
-    def end(self) -> None:
+    def release(self) -> None:
         """Idempotent."""
         self._ended(self)
 
     def __exit__(self, *raised: object) -> None:
-        self.end()
+        self.release()
 
 
 class MemoryLedger(Generic[T]):

@@ -187,7 +187,7 @@ class ChatService:
         turn = partial(self._turn, wire, entry.check_wanted)
         prepared, accepted = _prepare_kind(wire, view, entry, turn)
         while not lease.covers(need := _need(prepared, view)):
-            lease.end()
+            lease.release()
             entry.check_wanted()
             before, (view, lease) = view, find(rows=need)
             until_entered.enter_context(lease)

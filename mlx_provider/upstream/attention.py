@@ -122,14 +122,14 @@ class Watched:
     def __enter__(self) -> None:
         self._before = [(module, getattr(module, NAME)) for module in self._modules]
         for module, function in self._before:
-            setattr(module, NAME, _shown(function, self._watch))
+            setattr(module, NAME, _watching(function, self._watch))
 
     def __exit__(self, *raised: object) -> None:
         for module, function in self._before:
             setattr(module, NAME, function)
 
 
-def _shown(function: Function, watch: Watch) -> Function:
+def _watching(function: Function, watch: Watch) -> Function:
     @functools.wraps(function)
     def attend(
         queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, **kwargs: Any

@@ -89,10 +89,10 @@ def one_step_size() -> None:
     """Replace the function in upstream's module, if a model has imported it. Idempotent."""
     module = sys.modules.get("mlx_lm.models.ssm")
     if module is not None:
-        patch([module], "ssm_attn", _stepped)
+        patch([module], "ssm_attn", _with_step)
 
 
-def _stepped(original: Function) -> Function:
+def _with_step(original: Function) -> Function:
     @functools.wraps(original)
     def stepped(*args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs | {"step": STEP})

@@ -155,7 +155,7 @@ class Tiny:
     def served(self, options: ModelOptions | None = None) -> ModelView:
         """The model as requests with these options get it."""
         view, lease = self.service._models.use(self.model, options or ModelOptions())
-        lease.end()
+        lease.release()
         return view
 
     @contextmanager

@@ -81,7 +81,7 @@ class Shelf:
         return self.threads.submit(self.get, name, **more)
 
     def use(self, name: str) -> None:
-        self.get(name).end()
+        self.get(name).release()
 
     @property
     def taken(self) -> int:
@@ -210,7 +210,7 @@ def test_a_waiter_that_left_loads_nothing(shelf: MakeShelf) -> None:
     s.queue.withdraw("gone")
     with pytest.raises(RequestFailed):
         waiting.result(PATIENCE)
-    held.end()
+    held.release()
     s.use("a")
     assert s.loads == ["a"]
 
@@ -241,7 +241,7 @@ def test_a_model_larger_than_expected_waits_again_for_models_in_use(shelf: MakeS
     waiting = s.ask("c")
     wait_for(lambda: s.gone == ["c"])
     assert (s.names, s.taken) == ({"a"}, 10)
-    held.end()
+    held.release()
     assert waiting.result(PATIENCE).model.nbytes == 20
     assert s.taken == 20
 
@@ -255,8 +255,8 @@ def test_a_model_is_held_from_its_lease_to_the_release(shelf: MakeShelf) -> None
     waiting = s.ask("b")
     wait_for(lambda: len(s.queue._line) == 1)
     assert s.names == {"a"}
-    lease.end()
-    lease.end()
+    lease.release()
+    lease.release()
     waiting.result(PATIENCE)
     assert s.names == {"b"}
 
@@ -269,7 +269,7 @@ def test_the_wait_is_bounded_and_its_error_has_retry_after(shelf: MakeShelf) -> 
     assert refused.value.status == 503
     assert refused.value.retry_after
     assert "prompt" not in refused.value.message
-    held.end()
+    held.release()
     assert s.get("b").model.name == "b", "nothing is left of the refusal"
 
 
@@ -278,7 +278,7 @@ def test_a_request_does_not_outwait_its_own_limit(shelf: MakeShelf) -> None:
     held = s.get("a")
     with pytest.raises(RequestTimedOut):
         s.get("b", deadline=time.monotonic() + 0.02)
-    held.end()
+    held.release()
 
 
 def test_waiting_requests_are_served_in_order(shelf: MakeShelf) -> None:
@@ -289,13 +289,13 @@ def test_waiting_requests_are_served_in_order(shelf: MakeShelf) -> None:
     def ask(name: str) -> None:
         lease = s.get(name)
         served.append(name)
-        lease.end()
+        lease.release()
 
     waiting = []
     for count, name in enumerate("bcd", 1):
         waiting.append(s.threads.submit(ask, name))
         wait_for(lambda count=count: len(s.queue._line) == count)
-    held.end()
+    held.release()
     for each in waiting:
         each.result(PATIENCE)
     assert served == ["b", "c", "d"]
@@ -308,10 +308,10 @@ def test_new_requests_do_not_keep_a_model_busy_forever(shelf: MakeShelf) -> None
     wait_for(lambda: bool(s.queue._reserved))
     newcomer = s.ask("a")
     wait_for(lambda: len(s.queue._line) == 2)
-    first.end()
+    first.release()
     lease = waiting.result(PATIENCE)
     assert not newcomer.done()
-    lease.end()
+    lease.release()
     assert newcomer.result(PATIENCE).model.name == "a"
 
 
@@ -326,7 +326,7 @@ def test_weights_never_use_the_reserved_memory_of_rows(shelf: MakeShelf) -> None
     wait_for(lambda: len(s.queue._line) == 1)
     assert s.loads == ["a"], "10 and 10 leave less than 9"
     assert lease.covers(5)
-    lease.end()
+    lease.release()
     waiting.result(PATIENCE)
     assert s.names == {"a", "b"}
 
@@ -346,7 +346,7 @@ def test_a_request_whose_rows_do_not_fit_unloads_an_idle_model(shelf: MakeShelf)
     s.use("a")
     lease = s.get("b")
     assert not lease.covers(12)
-    lease.end()
+    lease.release()
     lease = s.get("b", rows=12)
     assert (s.names, lease.rows) == ({"b"}, 12)
 
@@ -365,7 +365,7 @@ def test_the_engine_can_unload_idle_models_at_once(shelf: MakeShelf) -> None:
     assert s.gone == [], "rows that run will end; a has not rested"
     s.queue.make_way("b", 12, 0, unload, stuck=True)
     assert (s.gone, free, s.ledger.free) == (["a"], [5], 15), "it counts until it is gone"
-    lease.end()
+    lease.release()
 
 
 def test_rows_that_wait_for_memory_precede_new_requests(shelf: MakeShelf) -> None:
@@ -376,10 +376,10 @@ def test_rows_that_wait_for_memory_precede_new_requests(shelf: MakeShelf) -> Non
     assert s.gone == []
     newcomer = s.ask("b")
     wait_for(lambda: len(s.queue._line) == 1)
-    other.end()
+    other.release()
     s.queue.make_way("a", 12, 0, s.unload, stuck=True)
     assert s.gone == ["b"]
-    stuck.end()
+    stuck.release()
     assert newcomer.result(PATIENCE).model.name == "b"
 
 
@@ -391,7 +391,7 @@ def test_the_death_of_the_engine_thread(shelf: MakeShelf) -> None:
     lease = s.get("a")
     s.queue.forget()
     assert (s.names, s.taken) == (set(), 0)
-    lease.end()
+    lease.release()
     assert s.get("a").model is not lease.model
 
 
@@ -411,31 +411,31 @@ def test_a_model_that_loads_while_the_engine_thread_dies_is_not_served(shelf: Ma
 def test_an_idle_model_is_unloaded_after_its_time_but_none_in_use(shelf: MakeShelf) -> None:
     s = shelf(limit=100)
     used = s.get("used", keep_alive=0.01)
-    s.get("kept").end()
-    s.get("brief", keep_alive=0.01).end()
-    s.get("longer", keep_alive=PATIENCE).end()
-    s.get("longer", keep_alive=0.01).end()
-    s.get("longer").end()
+    s.get("kept").release()
+    s.get("brief", keep_alive=0.01).release()
+    s.get("longer", keep_alive=PATIENCE).release()
+    s.get("longer", keep_alive=0.01).release()
+    s.get("longer").release()
     wait_for(lambda: s.names == {"used", "kept", "longer"})
     wait_for(lambda: s.taken == 30)
-    used.end()
+    used.release()
     wait_for(lambda: s.names == {"kept", "longer"})
     assert sorted(s.gone) == ["brief", "used"]
-    s.get("brief", keep_alive=0).end()
+    s.get("brief", keep_alive=0).release()
     wait_for(lambda: s.gone.count("brief") == 2)
 
 
 def test_a_pinned_model_is_never_unloaded_for_others(shelf: MakeShelf) -> None:
     s = shelf(patience=0.05)
-    s.get("pinned", keep_alive=PINNED).end()
-    s.get("pinned", keep_alive=0).end()
+    s.get("pinned", keep_alive=PINNED).release()
+    s.get("pinned", keep_alive=0).release()
     for name in ("a", "b", "c"):
         s.use(name)
     assert s.names == {"pinned", "c"}
     held = s.get("c")
     with pytest.raises(MemoryInUse, match=r"10 are pinned \(keep_alive: -1\)"):
         s.get("d")
-    held.end()
+    held.release()
     assert s.names == {"pinned", "c"}
 
 
@@ -459,11 +459,11 @@ def test_many_requests_stay_within_memory_and_all_are_served(shelf: MakeShelf) -
         for step in range(12):
             lease = s.get("abcdefg"[(number * 5 + step * 3) % 7], deadline=inf)
             if not lease.covers(4 + step % 3):
-                lease.end()
+                lease.release()
                 lease = s.get(lease.model.name, rows=4 + step % 3)
             time.sleep(0.0005 * (step % 3))
             served += lease.model.name in s.held
-            lease.end()
+            lease.release()
         return served
 
     assert sum(s.threads.map(client, range(16))) == 16 * 12

@@ -71,7 +71,7 @@ def load(make_service: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> Load
         service, _ = make_service(**{"measurements": str(file), **settings})
         services.append(service)
         view, lease = service._models.use(str(folder), options or ModelOptions())
-        lease.end()
+        lease.release()
         return view
 
     run.measured, run.services = counted, services  # type: ignore[attr-defined]

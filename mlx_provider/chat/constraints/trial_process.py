@@ -51,7 +51,7 @@ class Vocabulary:
         return [self.first_byte + byte for byte in data]
 
 
-def tried(lark: str, tokenizer: Any, first_byte: int, limits: Any) -> str:
+def try_grammar(lark: str, tokenizer: Any, first_byte: int, limits: Any) -> str:
     matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
     dice, choices, text = random.Random(0), 0, bytearray()  # noqa: S311
     for step in range(STEPS):
@@ -93,7 +93,7 @@ def answerer(limits: str) -> Callable[[dict[str, Any]], dict[str, Any] | None]:
             return None
         began = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, message["seconds"])
-        wrong = tried(message["lark"], tokenizer, vocabulary.first_byte, bounds)
+        wrong = try_grammar(message["lark"], tokenizer, vocabulary.first_byte, bounds)
         signal.setitimer(signal.ITIMER_PROF, 0)
         return {"wrong": wrong, "seconds": time.process_time() - began}
 

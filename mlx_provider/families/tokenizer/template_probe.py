@@ -78,20 +78,20 @@ class _Probe:
 
 def _with_tools(probe: _Probe, form: TemplateForm) -> TemplateForm:
     alone = [_user(ASKED)]
-    if _shown(probe, form, alone):
+    if _shows_tool(probe, form, alone):
         asked, shows = alone, form.shows_tools
     else:
         asked = [_SYSTEM, *alone]
-        if not _shown(probe, form, asked):
+        if not _shows_tool(probe, form, asked):
             return replace(form, shows_tools="never")
         shows = "with_system"
     needed = (field for field in _INCOMPLETE if probe.text(asked, form, [_lacking(field)]) is None)
     form = replace(form, shows_tools=shows, tool_fields=frozenset(needed))
-    listed = _changed({"properties": {KEY: {"type": ["string", "null"], "description": ""}}})
+    listed = _tool_with({"properties": {KEY: {"type": ["string", "null"], "description": ""}}})
     return replace(form, type_lists=probe.text(asked, form, [listed]) is not None)
 
 
-def _shown(probe: _Probe, form: TemplateForm, asked: Sequence[Message]) -> bool:
+def _shows_tool(probe: _Probe, form: TemplateForm, asked: Sequence[Message]) -> bool:
     bare, shown = probe.text(asked, form) or "", probe.text(asked, form, [TOOL])
     return shown is not None and all(shown.count(w) > bare.count(w) for w in (NAME, ABOUT, KEY))
 
@@ -101,14 +101,14 @@ _INCOMPLETE = ("description", "parameters", "properties", "additionalProperties"
 
 def _lacking(field: str) -> Message:
     if field == "properties":
-        return _changed({"properties": {KEY: {"type": "string"}}})
+        return _tool_with({"properties": {KEY: {"type": "string"}}})
     if field == "additionalProperties":
-        return _changed({"properties": {KEY: {"type": "object", "description": ""}}})
+        return _tool_with({"properties": {KEY: {"type": "object", "description": ""}}})
     function = {key: value for key, value in TOOL["function"].items() if key != field}
     return {**TOOL, "function": function}
 
 
-def _changed(parameters: Mapping[str, Any]) -> Message:
+def _tool_with(parameters: Mapping[str, Any]) -> Message:
     function = TOOL["function"]
     return {
         **TOOL,
@@ -126,7 +126,7 @@ def _with_calls(probe: _Probe, form: TemplateForm) -> TemplateForm:
     ) -> bool:
         calls, asked = len(turn["tool_calls"]), [*_conversation(turn), *then]
         return all(
-            _arrived(text, prompt, (*words, *VALUES[:calls], *RESULTS[:calls]), calls)
+            _arrives(text, prompt, (*words, *VALUES[:calls], *RESULTS[:calls]), calls)
             for text in (
                 probe.text(asked, form, tools),
                 probe.text([*asked, *_NEXT], form, tools),
@@ -208,7 +208,7 @@ _SYSTEM: Message = {"role": "system", "content": SAID}
 _NEXT: list[Message] = [{"role": "assistant", "content": ANSWERED}, _user(AGAIN)]
 
 
-def _arrived(text: str | None, prompt: str, words: Sequence[str], calls: int) -> bool:
+def _arrives(text: str | None, prompt: str, words: Sequence[str], calls: int) -> bool:
     if text is None or any(word not in text for word in (ASKED, *words)):
         return False
     if text.count(NAME) < prompt.count(NAME) + calls:

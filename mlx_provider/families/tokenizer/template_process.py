@@ -208,16 +208,16 @@ def _aliased(message: dict[str, Any]) -> dict[str, Any]:
     return {**dict.fromkeys(REASONING, thought), **message, "reasoning_content": thought}
 
 
-def answered(templates: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+def timed_answer(templates: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     """The text, or the error with its line in the template; and the seconds spent."""
     signal.setitimer(signal.ITIMER_PROF, asked["seconds"])
     began = time.process_time()
-    found = _answered(templates, asked)
+    found = _render(templates, asked)
     signal.setitimer(signal.ITIMER_PROF, 0)
     return {**found, "spent": time.process_time() - began}
 
 
-def _answered(templates: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+def _render(templates: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"text": rendered(templates[asked["template"]], asked)}
     except MemoryError:
@@ -227,10 +227,10 @@ def _answered(templates: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any
     except SecurityError as error:
         return {"error": str(error), "line": _line(error), "limit": True}
     except Exception as error:  # noqa: BLE001  (a template may raise anything)
-        return {"error": _said(error), "line": _line(error)}
+        return {"error": _message(error), "line": _line(error)}
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
     return f"{kind}{error}"[:2000]
 
@@ -244,7 +244,7 @@ def _line(error: Exception) -> int | None:
     return line
 
 
-def compiled(made: Environment, source: str, seconds: float) -> Any:
+def compile_template(made: Environment, source: str, seconds: float) -> Any:
     """A template, or one that raises the error of its source."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
@@ -269,8 +269,10 @@ def answerer() -> Callable[[dict[str, Any]], dict[str, Any] | None]:
 
     def answer(message: dict[str, Any]) -> dict[str, Any] | None:
         if "source" not in message:
-            return answered(templates, message)
-        templates[message["template"]] = compiled(made, message["source"], message["seconds"])
+            return timed_answer(templates, message)
+        templates[message["template"]] = compile_template(
+            made, message["source"], message["seconds"]
+        )
         return None
 
     return answer

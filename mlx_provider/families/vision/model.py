@@ -168,14 +168,14 @@ def _fill(text: str, marks: MediaMarks, media: Sequence[MediaItem]) -> tuple[str
     pieces: list[str] = []
     blocks: list[Block] = []
     end = 0
-    for match, placed in zip(found, _placed(marks, media), strict=True):
+    for match, placed in zip(found, _place_all(marks, media), strict=True):
         pieces += [text[end : match.start()], placed.text]
         blocks += placed.blocks
         end = match.end()
     return "".join([*pieces, text[end:]]), blocks
 
 
-def _placed(marks: MediaMarks, media: Sequence[MediaItem]) -> list[Placed]:
+def _place_all(marks: MediaMarks, media: Sequence[MediaItem]) -> list[Placed]:
     """Raises `MediaError` that names every item at fault."""
     placed: list[Placed] = []
     failed: list[MediaError] = []

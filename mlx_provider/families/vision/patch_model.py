@@ -72,11 +72,11 @@ class PatchVisionModel(VisionModel):
     def embed_in_slices(self, spans: Sequence[MediaSpan]) -> Iterator[Sequence[VisionFeatures]]:
         tower = self.model.vision_tower
         dtype = tower.patch_embed.proj.weight.dtype
-        for some in _together(spans):
+        for some in _batches(spans):
             pixels = mx.concatenate([span.inputs.tower_input(dtype) for span in some])
             grids = mx.array([span.inputs.grid for span in some], dtype=mx.int32)
             rows, deepstack = yield from in_slices([tower], partial(tower, pixels, grids))
-            yield _apart(some, rows, deepstack)
+            yield _split(some, rows, deepstack)
 
     def make_cache(self) -> list[Any]:
         return row_cache(self.model.language_model)
@@ -136,7 +136,7 @@ def _next_states(part: Any, tokens: mx.array, cache: list[Any], positions: mx.ar
     return hidden
 
 
-def _together(spans: Sequence[MediaSpan]) -> Iterator[list[MediaSpan]]:
+def _batches(spans: Sequence[MediaSpan]) -> Iterator[list[MediaSpan]]:
     """Runs of items that are as large as one pass of the tower may be, or single larger ones."""
     some: list[MediaSpan] = []
     patches = 0
@@ -151,7 +151,7 @@ def _together(spans: Sequence[MediaSpan]) -> Iterator[list[MediaSpan]]:
         yield some
 
 
-def _apart(
+def _split(
     spans: Sequence[MediaSpan], rows: mx.array, deepstack: Sequence[mx.array]
 ) -> list[VisionFeatures]:
     """Separate arrays, because one may be dropped before the others."""

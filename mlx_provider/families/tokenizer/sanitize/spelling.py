@@ -85,13 +85,13 @@ def hide(
 
     def change(text: str) -> str:
         places = breaks.get(text)
-        return text if places is None else _replaced(text, places, signs)
+        return text if places is None else _replace(text, places, signs)
 
-    return _changed(given, change, marks)
+    return _change_strings(given, change, marks)
 
 
-def revealed(hidden: Hidden, signs: Mapping[str, str]) -> Hidden:
-    return _changed(hidden, lambda text: with_signs(text, signs), {})
+def show_marks(hidden: Hidden, signs: Mapping[str, str]) -> Hidden:
+    return _change_strings(hidden, lambda text: with_signs(text, signs), {})
 
 
 def with_signs(text: str, signs: Mapping[str, str]) -> str:
@@ -101,11 +101,13 @@ def with_signs(text: str, signs: Mapping[str, str]) -> str:
     return text
 
 
-def _changed(given: Hidden, change: Callable[[str], str], marks: Mapping[str, str]) -> Hidden:
+def _change_strings(
+    given: Hidden, change: Callable[[str], str], marks: Mapping[str, str]
+) -> Hidden:
     return Hidden(
         [_message(message, change) for message in given.messages],
-        _mapped(given.tools, change),
-        {name: _mapped(value, change) for name, value in given.variables.items()},
+        _map(given.tools, change),
+        {name: _map(value, change) for name, value in given.variables.items()},
         marks,
     )
 
@@ -121,20 +123,20 @@ def free_marks(text: str) -> Iterator[str]:
 
 def _message(message: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
     """Roles and field names are normalised, so they are never the client's text."""
-    return {k: v if k == "role" else _mapped(v, change) for k, v in message.items()}
+    return {k: v if k == "role" else _map(v, change) for k, v in message.items()}
 
 
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+def _map(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {_mapped(key, change): _mapped(item, change) for key, item in value.items()}
+        return {_map(key, change): _map(item, change) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_mapped(item, change) for item in value]
+        return [_map(item, change) for item in value]
     return value
 
 
-def _replaced(text: str, places: Sequence[int], signs: Mapping[str, str]) -> str:
+def _replace(text: str, places: Sequence[int], signs: Mapping[str, str]) -> str:
     joined, at = [], 0
     for first in range(0, len(places), JOINED):
         parts = []
@@ -207,7 +209,7 @@ def spelt(
         return Encoded(list(found), [start for start, _ in spans])
     shown = with_signs(text, marks)
     letters = Letters(fast, control, shown)
-    return _joined(found, spans, wanted, letters.encode(shown, wanted))
+    return _join(found, spans, wanted, letters.encode(shown, wanted))
 
 
 def _is_written(part: str, content: str) -> bool:
@@ -225,7 +227,7 @@ def _pieces(
     yield _Piece(first, len(found), start, length, after)
 
 
-def _joined(
+def _join(
     found: Sequence[int],
     spans: Sequence[tuple[int, int]],
     pieces: Sequence[_Piece],
@@ -315,7 +317,7 @@ def keeps_marks(
     for probe in _probes(control.texts, form):
         hidden = hide(control, probe, taken=taken)
         digits = dict.fromkeys(hidden.marks, DIGIT)
-        plain = revealed(hidden, digits)
+        plain = show_marks(hidden, digits)
         with Isolation() as trying:  # a template may support neither tools nor a system part
             # twice, because a template may write the time
             return any(with_signs(render(hidden), digits) == render(plain) for _ in range(2))
@@ -326,13 +328,13 @@ def keeps_marks(
 
 def _probes(texts: list[str], form: TemplateForm) -> Iterator[Hidden]:
     for text in texts[:1]:
-        turns = _turns(text, calls=True), _turns(text, calls=False), [_said(text)]
+        turns = _turns(text, calls=True), _turns(text, calls=False), [_user(text)]
         tools: tuple[list[dict[str, Any]], ...] = fit_tools([_tool(text)], form), [], []
         for messages, shown in zip(turns, tools, strict=True):
             yield Hidden(fit_messages(messages, form), shown, {})
 
 
-def _said(text: str) -> dict[str, Any]:
+def _user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
@@ -345,10 +347,10 @@ def _turns(text: str, *, calls: bool) -> list[dict[str, Any]]:
     system: list[dict[str, Any]] = [{"role": "system", "content": f"f {text} g"}]
     return [
         *(system if calls else []),
-        _said(f"h {text} i"),
+        _user(f"h {text} i"),
         *(called if calls else []),
         {"role": "assistant", "content": f"j {text} k", "reasoning_content": f"l {text} m"},
-        _said(f"n {text}"),
+        _user(f"n {text}"),
     ]
 
 
