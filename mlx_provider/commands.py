@@ -25,19 +25,26 @@ core: a minor version can change them, with a note in the changelog.
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from .client.generation import EngineClient
-from .config import PREFIX, EngineSettings
+from .config import PREFIX, EngineSettings, installed_version
 from .gateway.config import TIMEOUT, proxy_config
-from .gateway.foreground import PASSED_ON, Ended, long_command
+from .gateway.engine import Apart, answered, gateway_apart
+from .gateway.foreground import PASSED_ON, Ended
 from .gateway.models import MEMORY_SHARE, device_memory, needs
 from .gateway.profile import direct
-from .gateway.progress import answered
 from .gateway.proxy import Proxy, free_port, require_proxy
-from .gateway.start import Apart, gateway_apart
-from .installed import installed_version
 from .protocol.events import EVENT_BATCH, Delta, Done, Event, Failed
 from .protocol.health import Health, ModelStatus
 from .protocol.requests import GenerateRequest, ModelOptions
@@ -130,3 +137,73 @@ def load_model(folder: Path, dtype: str | None = None, **options: Any) -> Loaded
     loaded = family.load(folder, LoadOptions(dtype=dtype, **options))
     equip(loaded, registry)
     return loaded
+
+
+EVERY = 10.0
+UNNOTICED = 1.5
+"""Seconds that the main thread may leave a signal unhandled: a long call into MLX or BLAS delays
+Python's handlers."""
+
+
+class Progress:
+    """Repeats the last report while nothing new is reported."""
+
+    def __init__(self, tell: Callable[[str], None] | None) -> None:
+        """`tell` gets each line; `None`: the caller shows progress itself."""
+        self._tell = tell
+        self._began = time.monotonic()
+        self._what = "running"
+
+    def report(self, what: str) -> None:
+        """`what`: what begins now, or a value that was measured."""
+        self._what = what
+        if self._tell is not None:
+            self._tell(f"{time.monotonic() - self._began:5.0f} s  {what}")
+
+    def repeat(self, every: float, done: threading.Event) -> None:
+        while self._tell is not None and not done.wait(every):
+            self._tell(f"{time.monotonic() - self._began:5.0f} s  ... {self._what}")
+
+
+@contextmanager
+def long_command(
+    tell: Callable[[str], None] | None, *, every: float | None = None
+) -> Iterator[Progress]:
+    """Run the block in the main thread. Signals of `PASSED_ON` raise `Ended` there, once.
+
+    Later signals are ignored, so that a second Ctrl-C does not interrupt the clean-up. If the main
+    thread does not handle the first one, the process exits without a clean-up. `tell` gets lines of
+    progress, one at least every `every` seconds (unset: `EVERY`)."""
+    noticed, done = threading.Event(), threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        noticed.set()
+        for each in PASSED_ON:
+            signal.signal(each, signal.SIG_IGN)
+        sys.stderr.write("\nending the servers that were started ...\n")
+        raise Ended(number)
+
+    received, sink = socket.socketpair()
+    sink.setblocking(False)
+    before = {number: signal.signal(number, end) for number in PASSED_ON}
+    wakeup = signal.set_wakeup_fd(sink.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=_watch, args=(received, noticed), daemon=True).start()
+    progress = Progress(tell)
+    threading.Thread(target=progress.repeat, args=(every or EVERY, done), daemon=True).start()
+    try:
+        yield progress
+    finally:
+        done.set()
+        signal.set_wakeup_fd(wakeup)
+        sink.close()
+        if not noticed.is_set():  # otherwise the process is about to end
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _watch(received: socket.socket, noticed: threading.Event) -> None:
+    """Waits for a signal's number, which the interpreter writes when it arrives."""
+    with received:
+        while numbers := received.recv(1):
+            if numbers[0] in PASSED_ON and not noticed.wait(UNNOTICED):
+                os._exit(128 + numbers[0])

@@ -1,4 +1,4 @@
-"""Settings of this process from the environment."""
+"""Settings of this process from the environment, and versions of what is installed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
@@ -35,6 +36,9 @@ class FixedSettings:
     """Bytes of images: half while they are decoded, half while they wait for prefill."""
     measurements: str = "auto"
     """File with measurements for the next load. `auto`: in the state folder; `off`; or a path."""
+    log_level: str = "info"
+    prefix_bytes: int | None = None
+    """Bytes of the prefix cache. Unset: a share of the memory that weights leave."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +56,11 @@ class EngineSettings(FixedSettings):
     """Most tokens of a prefill chunk while no row decodes."""
     idle_timeout: float = 600.0
     """Seconds without a client after which an engine that a client has started ends."""
-    prefix_bytes: int | None = None
-    """Bytes of the prefix cache. Unset: a share of the memory that weights leave."""
     disk_cache: Path | None = None
     """Folder of the disk tier; `None`: none. `engine_settings` takes the state folder if the
     variable is unset."""
     disk_cache_bytes: int | None = None
     """Most bytes of the disk tier; 0: none. Unset: by the free space."""
-    wire_weights: bool = True
-    log_level: str = "info"
     models_file: Path | None = None
     """TOML: options per model that only the engine's owner can grant (`serving.grants`)."""
     allowed_hosts: tuple[str, ...] = ()
@@ -178,11 +178,8 @@ _KINDS: dict[str, str | _Number] = {
     "stall_target": _SECONDS,
     "max_chunk": _COUNT,
     "idle_timeout": _SECONDS,
-    "prefix_bytes": _Number("bytes", 0),
     "disk_cache": "path",
     "disk_cache_bytes": _Number("bytes", 0),
-    "wire_weights": "switch",
-    "log_level": "level",
     "models_file": "path",
     "allowed_hosts": "names",
     "model_roots": "paths",
@@ -194,17 +191,18 @@ REMOVED = {
     "DISK_CACHE_BITS": "prefixes are stored on disk as they are in memory",
     "FEATURE_BYTES": "features of images have 256 MiB per model",
     "KV_LAYOUT": "a probe at load finds the best layout",
+    "LOG_LEVEL": "the log has all lines, and a limited size",
     "MAX_QUEUE": "four requests may wait for each of MLX_PROVIDER_MAX_ROWS",
     "MEASUREMENTS": "measurements are kept in ~/.local/state/mlx-provider",
     "MEDIA_BYTES": "images of all requests have 1 GiB",
     "MODEL_WAIT": "a request waits up to 60 s for memory; its own timeout may be shorter",
     "OUTPUT_RESERVE": "memory for 512 output tokens is set aside at admission",
+    "PREFIX_BYTES": "the prefix cache takes a share of what weights leave, and requests go first",
+    "WIRE_WEIGHTS": "on a Mac, weights stay in memory",
 }
 """Removed variables, with what holds without them."""
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_SWITCH = {"true": True, "false": False}
-_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 def _parse(name: str, kind: str | _Number, text: str) -> object:
@@ -214,14 +212,6 @@ def _parse(name: str, kind: str | _Number, text: str) -> object:
             return kind.parse(text)
         except (ValueError, OverflowError):
             raise BadRequest(f"{given}: give {kind}") from None
-    if kind == "level":
-        if text.lower() not in _LEVELS:
-            raise BadRequest(f"{given} is none of {', '.join(_LEVELS)}")
-        return text.lower()
-    if kind == "switch":
-        if text.lower() not in _SWITCH:
-            raise BadRequest(f"{given} is none of {', '.join(_SWITCH)}")
-        return _SWITCH[text.lower()]
     if kind == "names":
         return tuple(each.strip() for each in text.split(",") if each.strip())
     if kind == "paths":
@@ -242,3 +232,11 @@ _READERS: dict[str, Callable[[str], float]] = {
     "count": int,
     "seconds": float,
 }
+
+
+def installed_version(distribution: str) -> str:
+    """Empty: not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""

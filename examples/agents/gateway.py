@@ -19,7 +19,7 @@ from mlx_provider.client.connection import Connections
 from mlx_provider.client.generation import EngineClient
 from mlx_provider.client.stream_connection import parse_figures
 from mlx_provider.gateway.config import proxy_config, write_config
-from mlx_provider.gateway.progress import end_engine
+from mlx_provider.gateway.engine import end_engine
 from mlx_provider.gateway.proxy import Proxy, start_proxy
 from mlx_provider.protocol.health import RequestFigures
 from mlx_provider.protocol.requests import GenerateRequest

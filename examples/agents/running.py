@@ -16,8 +16,8 @@ from gateway import Gateway, model_name
 from installed import Installed
 
 from mlx_provider import records
+from mlx_provider.gateway.engine import LEAST_TOKENS
 from mlx_provider.gateway.profile import prepare, write_files
-from mlx_provider.gateway.progress import LEAST_TOKENS
 from mlx_provider.registry import PluginRegistry
 
 RECORDS = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "clients"})

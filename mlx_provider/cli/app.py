@@ -23,12 +23,9 @@ from ..registry import PluginRegistry
 from ..upstream.runtime import quiet_transformers
 from .demo import chat, demo
 from .engine import engine, serve
-from .engine_options import cache, metrics
-from .launch import launch
-from .models import doctor, pull, rm, show_models
-from .plugins import new_plugin, plugins
-from .top import top
-from .up import down, init, up
+from .gateway import down, init, launch, up
+from .inventory import doctor, new_plugin, plugins, pull, rm, show_models
+from .top import cache, metrics, top
 
 MOST_NAMES = 5
 WIDTH = 44
@@ -45,7 +42,7 @@ def show(registry: PluginRegistry) -> None:
         ("models", _models()),
         ("gateway", serves or "does not run; `mlx-provider up` starts it"),
         ("proxy", _config()),
-        ("agents", _named(here, "none that could be launched")),
+        ("agents", _list_names(here, "none that could be launched")),
     ):
         console.print(Text(f"{name:<8}", style="dim"), Text(summary), sep="")
     _recommend(console)
@@ -86,15 +83,15 @@ def _engine() -> str:
     except MLXProviderError as error:
         return f"does not answer: {error.message}"
     models = [f"{each.model} (context {each.context_length:,})" for each in health.models]
-    return f"process {health.pid} runs, with {_named(models, 'no model yet')}"
+    return f"process {health.pid} runs, with {_list_names(models, 'no model yet')}"
 
 
 def _gateway() -> str:
     """What `mlx-provider up` serves; empty: nothing."""
-    from ..gateway.kept import Kept
+    from ..gateway.standing import GatewayFiles
 
     try:
-        running = Kept().running()
+        running = GatewayFiles().running()
     except MLXProviderError as error:
         return error.message
     if running is None:
@@ -107,7 +104,7 @@ def _models() -> str:
     from ..serving.hub import cached_models
 
     names = sorted(cached_models())
-    return _named(names, "none downloaded yet; `demo` is part of this package")
+    return _list_names(names, "none downloaded yet; `demo` is part of this package")
 
 
 def _config() -> str:
@@ -115,7 +112,7 @@ def _config() -> str:
     return "config.yaml is in this folder" if found.is_file() else "no config.yaml in this folder"
 
 
-def _named(names: list[str], none: str) -> str:
+def _list_names(names: list[str], none: str) -> str:
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + more if names else none
 

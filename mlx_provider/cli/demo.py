@@ -18,12 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import BadRequest, MLXProviderError
-from .engine_options import ApiBase, ApiKey, ApiKeyFile, api_key_of
-from .up import show_step
+from .engine import ApiBase, ApiKey, ApiKeyFile, api_key_of
+from .gateway import show_step
 
 if TYPE_CHECKING:
     from ..client.generation import EngineClient, Generation
-    from ..demo.scenario import Check, Measured, Stage
+    from ..demo import Check, Measured, Stage
     from ..protocol.events import Event
 
 
@@ -37,7 +37,7 @@ def demo() -> None:
 
     Exit code 0: every answer was right; 1: an answer was wrong; 130: Ctrl-C.
     """
-    from ..demo.scenario import stage
+    from ..demo import stage
     from ..gateway.foreground import Ended, ending_by_signal
 
     console = Console(highlight=False)
@@ -59,7 +59,7 @@ def _perform(running: Stage, console: Console) -> bool:
     """Returns whether every check passed."""
     import openai
 
-    from ..demo.scenario import MODEL, RECALL, STREAMED, Scenario
+    from ..demo import MODEL, RECALL, STREAMED, Scenario
 
     with openai.OpenAI(
         base_url=f"{running.proxy.url}/v1",
@@ -167,12 +167,12 @@ class Conversation:
     def say(self, content: str | list[Message], console: Console) -> None:
         """Send a user turn and print the reply while it comes. Raises the engine's error. Ctrl-C
         cancels the rest of the reply and keeps what came."""
-        from ..gateway.progress import load_shown
+        from ..gateway.engine import show_load
         from ..protocol.requests import GenerateRequest
 
         asked = [*self.messages, {"role": "user", "content": content}]
         request = GenerateRequest(model=self._model, messages=asked)
-        with load_shown(self._client.figures, show_step):
+        with show_load(self._client.figures, show_step):
             generation = self._client.submit(request)
         reply = Reply(console)
         try:

@@ -1,11 +1,10 @@
-"""`mlx-provider serve`: the engine alone, for other machines.
-
-`mlx-provider engine`: the engine process of this machine and user.
-"""
+"""`mlx-provider serve` and `mlx-provider engine`, and the options of every command that talks to an
+engine."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import deque
@@ -17,21 +16,101 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from ..config import PREFIX, runtime
+from ..config import PREFIX, Runtime, runtime
 from ..errors import EngineUnavailable
-from .engine_options import (
-    ApiBase,
-    ApiKey,
-    ApiKeyFile,
-    finite,
-    http_client,
-    none_runs,
-    require_engine,
-)
 
 if TYPE_CHECKING:
     from ..client.http import HttpClient
     from ..protocol.health import Health
+
+
+NONE_RUNS = 3
+"""Exit code, as for an inactive service."""
+
+ApiBase = Annotated[
+    str | None,
+    typer.Option(help="http://host:port or unix:/path of an engine. Default: this machine's."),
+]
+ApiKeyFile = Annotated[
+    Path | None,
+    typer.Option(help=f"File with the engine's key. Default: {PREFIX}API_KEY."),
+]
+
+
+def no_key_in_sight(key: str | None) -> None:
+    """A key on the command line is visible in the process list."""
+    if key is not None:
+        raise typer.BadParameter(
+            f"every user of this machine could read it in the process list: set {PREFIX}API_KEY, "
+            "or name a file with --api-key-file"
+        )
+
+
+ApiKey = Annotated[str | None, typer.Option(hidden=True, callback=no_key_in_sight)]
+"""Only to name the option to use instead."""
+
+
+def running_engine(
+    api_base: str | None, file: Path | None = None, *, as_json: bool = False
+) -> HttpClient:
+    """Ends the command like `require_engine`."""
+    require_engine(api_base, as_json=as_json)
+    return http_client(api_base, file)
+
+
+def require_engine(api_base: str | None, *, as_json: bool = False, err: bool = False) -> None:
+    """End the command with a message and exit code 3 if this machine has no engine. `err`: on
+    stderr, where stdout is for a program. Raises as `none_runs`."""
+    if api_base is None and (why := none_runs(runtime())):
+        typer.echo(json.dumps({"engine": "none", "detail": why}) if as_json else why, err=err)
+        raise typer.Exit(NONE_RUNS)
+
+
+def none_runs(here: Runtime) -> str:
+    """Why there is no engine; empty: a process holds the lock. Raises `EngineUnavailable` for
+    another user's folder, and for something else at the socket's path."""
+    from ..client.runtime_folder import inspect, is_held
+
+    if not inspect(here) or not here.socket.exists():
+        held = here.lock.exists() and is_held(here.lock)
+        return "" if held else f"no engine runs in {here.folder}: the first request starts one"
+    if not here.socket.is_socket():
+        raise EngineUnavailable(f"{here.socket} is not a socket: remove it")
+    if is_held(here.lock):
+        return ""
+    if here.listens():
+        raise EngineUnavailable(
+            f"some process that is no engine of mlx-provider listens on {here.socket}: end it "
+            f"(`lsof {here.socket}` names it), or set {PREFIX}RUNTIME_DIR to another folder"
+        )
+    return (
+        f"no engine runs: {here.socket} was left behind by one that was killed, "
+        "and the next request starts another in its place"
+    )
+
+
+def http_client(api_base: str | None = None, file: Path | None = None) -> HttpClient:
+    from ..client.connection import connect
+    from ..client.http import HttpClient
+
+    client = connect(api_base, api_key_of(file))
+    if not isinstance(client, HttpClient):
+        raise EngineUnavailable("an in-process engine is a part of the process that uses it")
+    return client
+
+
+def api_key_of(file: Path | None) -> str | None:
+    """Raises `BadRequest` as `read_key`."""
+    from ..server.access import read_key
+
+    return read_key(file) if file is not None else os.environ.get(PREFIX + "API_KEY") or None
+
+
+def finite(value: float) -> float:
+    """Refuse infinity and NaN, which an option's bounds do not exclude."""
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number")
+    return value
 
 
 def serve(
@@ -92,14 +171,14 @@ def status(
     from ..client.runtime_folder import differences, identity
 
     require_engine(api_base, as_json=as_json)
-    health = _answered(http_client(api_base, api_key_file), own=api_base is None)
+    health = _health(http_client(api_base, api_key_file), own=api_base is None)
     other = list(differences(health.identity, identity()).values())
     if as_json:
         told = {"engine": "runs", **health.model_dump(), "other_settings": other}
         typer.echo(json.dumps(told, indent=2))
     else:
         console = Console(highlight=False, soft_wrap=True)
-        for line in described(health, other, api_base):
+        for line in _describe(health, other, api_base):
             console.print(line, markup=False)
     if not health.ok:
         raise typer.Exit(1)
@@ -116,7 +195,7 @@ def stop(
         typer.echo(why)
         return
     client = http_client()
-    pid = _answered(client).pid
+    pid = _health(client).pid
     if not client.stop("`mlx-provider engine stop`", "idle" if idle else "now"):
         typer.echo(f"engine process {pid} ends as soon as no request runs")
         return
@@ -140,7 +219,7 @@ def restart(
     _only_here(api_base)
     client = http_client()
     if not none_runs(runtime()):
-        health = _answered(client)
+        health = _health(client)
         if not client.stop("`mlx-provider engine restart`", "idle" if idle else "now"):
             typer.echo("requests run: the engine ends when it is idle, the next request starts one")
             return
@@ -172,7 +251,7 @@ def logs(
         return
 
 
-def described(health: Health, other: list[str], api_base: str | None = None) -> list[str]:
+def _describe(health: Health, other: list[str], api_base: str | None = None) -> list[str]:
     from ..serving.measurements import decoding
 
     log = f"where {api_base} was started, on its error output" if api_base else runtime().log
@@ -205,7 +284,7 @@ def _only_here(api_base: str | None) -> None:
         )
 
 
-def _answered(client: HttpClient, *, own: bool = True) -> Health:
+def _health(client: HttpClient, *, own: bool = True) -> Health:
     """Raises `EngineUnavailable` with the process that does not answer."""
     from ..client.runtime_folder import holder
 

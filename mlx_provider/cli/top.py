@@ -1,18 +1,34 @@
-"""`mlx-provider top`: what the engine is doing, in the terminal."""
+"""What a running engine does and holds: `mlx-provider top`, `cache` and `metrics`."""
 
 from __future__ import annotations
 
+import json
 import time
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich import box
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-from .engine_options import ApiBase, ApiKey, ApiKeyFile, finite, running_engine
+from ..errors import BadRequest
+from .engine import ApiBase, ApiKey, ApiKeyFile, finite, http_client, require_engine, running_engine
 
 if TYPE_CHECKING:
     from ..client.http import HttpClient
+    from ..protocol.health import (
+        EngineFigures,
+        Figures,
+        Lookup,
+        MemoryFigures,
+        PrefixCacheFigures,
+        RequestFigures,
+        StepFigures,
+    )
 
 
 def top(
@@ -48,7 +64,6 @@ def top(
 
 
 def _once(client: HttpClient, *, as_json: bool) -> None:
-    from .top_view import view
 
     figures = client.figures()
     if as_json:
@@ -65,7 +80,6 @@ def _lines(client: HttpClient, every: float) -> None:
 def _live(client: HttpClient, every: float) -> None:
     from ..client.stream_connection import parse_figures
     from ..errors import EngineDied
-    from .top_view import view
 
     console = Console(highlight=False)
     with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -75,3 +89,281 @@ def _live(client: HttpClient, every: float) -> None:
         except EngineDied:  # an expected end of the engine
             pass
     console.print(f"the engine has ended ({time.strftime('%H:%M:%S')})")
+
+
+BAR = 48
+MODEL_WIDTH = 26
+TREE = 12
+MISSES = 5
+STEPS = 60
+BLOCKS = "▁▂▃▄▅▆▇█"
+STATE_STYLES = {"preparing": "dim", "queued": "yellow", "prefill": "cyan", "decode": "green"}
+OWNER_STYLES = {
+    "weights": "blue",
+    "drafters": "magenta",
+    "rows": "green",
+    "prefix_cache": "cyan",
+    "features": "yellow",
+    "media": "red",
+    "pool": "bright_black",
+}
+REASONS = {
+    "": "cached as far as it is stored",
+    "cold": "nothing stored begins like it",
+    "diverged": "left what is stored",
+    "no_state": "a pass cannot go on from there",
+}
+
+
+def view(figures: Figures) -> RenderableType:
+    parts: list[RenderableType] = [_head(figures), Text(), _memory(figures.memory)]
+    parts += [Text(), _requests(figures.requests) if figures.requests else _quiet()]
+    for engine in figures.engines:
+        parts += [Text(), _engine(engine)]
+    parts += [Text(), _cache(figures.prefix_cache)]
+    return Group(*parts)
+
+
+def _head(figures: Figures) -> Text:
+    decoded = sum(engine.decoded_per_second for engine in figures.engines)
+    prefilled = sum(engine.prefilled_per_second for engine in figures.engines)
+    waiting = figures.waiting()
+    return Text.assemble(
+        (f"mlx-provider {figures.version}", "bold"),
+        f" · {plain(figures.device)} · process {figures.pid}\n",
+        (f"{len(figures.requests) - waiting} run, {waiting} wait", "bold"),
+        f" · decode {decoded:.0f} tok/s · prefill {prefilled:.0f} tok/s",
+    )
+
+
+def _quiet() -> Text:
+    return Text("no request", style="dim")
+
+
+def _memory(memory: MemoryFigures) -> Text:
+    owners = memory.owners()
+    held = sum(owners.values())
+    bar, legend = Text("memory  "), Text("        ")
+    whole, used = max(memory.limit, held, 1), 0
+    for owner, style in OWNER_STYLES.items():
+        if nbytes := owners[owner]:
+            width = max(1, round(BAR * nbytes / whole))
+            used += width
+            bar.append("█" * width, style=style)
+            name = owner.replace("_", " ")
+            legend.append("■ ", style=style).append(f"{name} {size(nbytes)}  ")
+    bar.append("░" * max(0, BAR - used), style="dim")
+    bar.append(f"  {size(held)} of {size(memory.limit)}, {size(memory.active)} on the device\n")
+    return bar.append_text(legend)
+
+
+def _requests(requests: Sequence[RequestFigures]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in ("request", "model", "state"):
+        table.add_column(name, no_wrap=True, max_width=MODEL_WIDTH)
+    table.add_column("prompt", no_wrap=True)
+    for name in ("out", "tok/s", "drafts", "waited", "age"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in requests:
+        table.add_row(
+            Text(plain(each.id)[-12:]),
+            Text(_tail(plain(each.model))),
+            Text(each.state, style=STATE_STYLES[each.state]),
+            _prompt(each),
+            f"{each.completion_tokens}",
+            f"{each.tokens_per_second:.1f}" if each.tokens_per_second else "",
+            f"{each.accepted_tokens}/{each.drafted_tokens}" if each.drafted_tokens else "",
+            f"{each.queued:.1f} s",
+            f"{each.age:.1f} s",
+        )
+    return table
+
+
+def _tail(name: str) -> str:
+    return name if len(name) <= MODEL_WIDTH else f"…{name[1 - MODEL_WIDTH :]}"
+
+
+def _prompt(request: RequestFigures) -> Text:
+    """Tokens from the prefix cache, computed, and left."""
+    whole, width = max(1, request.prompt_tokens), 16
+    cached = round(width * request.cached_tokens / whole)
+    done = round(width * (request.cached_tokens + request.prefilled_tokens) / whole)
+    done = min(width, done)
+    return Text.assemble(
+        ("█" * cached, "cyan"),
+        ("█" * (done - cached), "green"),
+        ("░" * (width - done), "dim"),
+        f" {request.prompt_tokens}",
+        (f" ({request.cached_tokens} cached)" if request.cached_tokens else "", "dim"),
+    )
+
+
+def _engine(engine: EngineFigures) -> Text:
+    kind = f" ({engine.kind})" if engine.kind else ""
+    summary = Text.assemble(
+        (plain(f"{engine.model}{kind}"), "bold"),
+        f"  {engine.rows} rows, {engine.queued} wait · {engine.layout}"
+        f"{', prompts in their pass' if engine.mixes else ''}",
+    )
+    if engine.steps:
+        summary.append(f"\n  steps  {_milli(engine.step_median)} median, ")
+        summary.append(f"{_milli(engine.step_longest)} longest\n  chunks ")
+        summary.append_text(_chunks(engine.steps[-STEPS:]))
+    if engine.drafted_tokens:
+        share = engine.accepted_tokens / engine.drafted_tokens
+        summary.append(f"\n  drafts {engine.drafter}: {engine.accepted_tokens} of ")
+        summary.append(f"{engine.drafted_tokens} accepted ({share:.0%})")
+    if engine.ahead_tokens:
+        summary.append(f"\n  {engine.ahead_tokens} prompt tokens computed while tools ran")
+    return summary
+
+
+def _chunks(steps: Sequence[StepFigures]) -> Text:
+    """A block per step, as high as its chunk. Another colour: the chunk shared the pass of the
+    rows."""
+    most, blocks = max(step.chunk for step in steps), Text()
+    for step in steps:
+        if step.chunk:
+            level = min(len(BLOCKS) - 1, len(BLOCKS) * step.chunk // max(1, most))
+            blocks.append(BLOCKS[level], style="magenta" if step.mixed else "cyan")
+        else:
+            blocks.append("·", style="dim")
+    return blocks.append(f" up to {most} tokens" if most else "", style="dim")
+
+
+def _cache(cache: PrefixCacheFigures) -> Text:
+    summary = Text.assemble(
+        ("prefix cache", "bold"),
+        f"  {cache.entries} entries, {size(cache.bytes)} of {size(cache.budget)} · "
+        f"{cache.hit_rate:.0%} of {cache.prompt_tokens} prompt tokens cached",
+    )
+    for node in cache.tree[:TREE]:
+        summary.append(f"\n  {'  ' * min(node.depth, 12)}└ {node.tokens} tokens from {node.start}")
+        summary.append(
+            f"  {node.hits} hit{'' if node.hits == 1 else 's'}, {size(node.bytes)}", style="dim"
+        )
+        summary.append("" if node.resumable else ", no state at its end", style="dim")
+    if cache.nodes > TREE:
+        summary.append(f"\n  and {cache.nodes - min(TREE, len(cache.tree))} more", style="dim")
+    for found in cache.recent[:MISSES]:
+        summary.append_text(_lookup(found))
+    return summary
+
+
+def _lookup(found: Lookup) -> Text:
+    summary = Text(f"\n  {found.ago:5.0f} s ago  {plain(found.request)[-12:]}  ")
+    summary.append(f"{found.cached_tokens} of {found.prompt_tokens}")
+    style = "yellow" if found.reason else "dim"
+    at = f" at token {found.stored_tokens}" if found.reason == "diverged" else ""
+    return summary.append(f"  {REASONS[found.reason]}{at}", style=style)
+
+
+def _milli(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms"
+
+
+def size(nbytes: int) -> str:
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if nbytes >= 2**power:
+            return f"{nbytes / 2**power:.1f} {unit}"
+    return f"{nbytes} B"
+
+
+def plain(text: str) -> str:
+    """Without control characters: names come from others, and must not control the terminal."""
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Empty every prefix cache.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    api_base: ApiBase = None,
+    api_key_file: ApiKeyFile = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Show what the prefix cache of a running engine holds, or empty it.
+
+    Exit code 3: no engine runs.
+    """
+    client = running_engine(api_base, api_key_file, as_json=as_json)
+    if clear:
+        client.cache_clear()
+    report = client.cache_report()
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for line in _report_lines(report) or ["the prefix cache is empty"]:
+        console.print(line, markup=False)
+
+
+def _report_lines(report: Mapping[str, Any], indent: str = "") -> list[str]:
+    lines = []
+    for name, value in report.items():
+        if isinstance(value, Mapping):
+            lines += [f"{indent}{name}", *_report_lines(value, indent + "  ")]
+        else:
+            lines.append(f"{indent}{name}: {value}")
+    return lines
+
+
+def metrics(
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Serve them on this port until Ctrl-C; 0: any free one."
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="With --port: address to listen on.")] = "127.0.0.1",
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --port: file with the key that a scrape must send. Default: one is "
+            "made and kept."
+        ),
+    ] = None,
+    no_key: Annotated[
+        bool, typer.Option("--no-key", help="With --port, on loopback: scrapes need no key.")
+    ] = False,
+    api_base: ApiBase = None,
+    api_key_file: ApiKeyFile = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Print the metrics of a running engine, or serve them to Prometheus. Starts no engine.
+
+    Exit code 3: no engine runs.
+    """
+    if port is None:
+        require_engine(api_base, err=True)
+    client = http_client(api_base, api_key_file)
+    try:
+        if port is None:
+            typer.echo(client.metrics(), nl=False)
+        else:
+            _serve(client, host, port, key_file, keyless=no_key)
+    except KeyboardInterrupt:
+        return
+    finally:
+        client.close()
+
+
+def _serve(
+    client: HttpClient, host: str, port: int, key_file: Path | None, *, keyless: bool
+) -> None:
+    from ..client.stream_connection import is_loopback
+    from ..config import engine_settings
+    from ..server.access import Key, kept_key, own_key_file, own_names, read_key
+    from ..server.listen import run_side_server
+    from ..server.metrics_page import MetricsPage
+
+    if keyless and not is_loopback(host):
+        raise BadRequest(f"on {host} metrics need a key: omit --no-key", param="no_key")
+    keys, summary = None, "no key"
+    if not keyless:
+        file = key_file or own_key_file(name="metrics.key")
+        key, summary = (read_key(file) if key_file else kept_key(file)), f"key: {file}"
+        keys = (Key(key),)
+    page = MetricsPage(client, keys, own_names(host) | set(engine_settings().allowed_hosts))
+    with run_side_server(page.asgi, host, port) as (address, wait):
+        typer.echo(f"metrics on {address}/metrics · {summary}")
+        wait()

@@ -17,9 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from .. import __version__
-from ..config import PREFIX, Runtime
+from ..config import PREFIX, Runtime, installed_version
 from ..errors import EngineUnavailable
-from ..installed import installed_version
 from ..registry.discovery import SELECTION
 from ..safe_open import make_folder, open_own, read_bounded
 from ..upstream.runtime import NAMES

@@ -21,7 +21,7 @@ from ..engine.prefix_cache.disk import bytes_on_disk, disk_limit
 from ..errors import BadRequest, EngineUnavailable, OtherProtocol
 from ..gateway.models import size
 from ..protocol.health import Health
-from ..protocol.requests import ALLOWED_MEDIA, REMOVED, RENAMED, OperatorOptions
+from ..protocol.requests import ALLOWED_MEDIA, REMOVED, OperatorOptions
 from ..registry.discovery import SELECTION
 from ..safe_open import obstacle, read_bounded
 from ..serving.drafting import UNNAMED
@@ -39,7 +39,7 @@ CONFIG, HANDLER, WHERE = "config.yaml", "mlx_provider.litellm.handler", "model_i
 LARGEST = 2**22
 """Bytes of the file."""
 OPTIONS = frozenset(OperatorOptions.model_fields)
-EARLIER = frozenset([*RENAMED, *ALLOWED_MEDIA, *REMOVED])
+EARLIER = frozenset([*ALLOWED_MEDIA, *REMOVED])
 """Old names, which the options themselves read or refuse."""
 MAP = "custom_provider_map"
 MAP_LINES = f"litellm_settings: {{{MAP}: [{{provider: mlx, custom_handler: {HANDLER}}}]}}"

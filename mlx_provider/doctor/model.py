@@ -31,8 +31,8 @@ from ..families.tokenizer.template_probe import (
     called_once,
 )
 from ..gateway.config import proxy_config, write_config
+from ..gateway.engine import end_idle_engine
 from ..gateway.models import size
-from ..gateway.progress import end_idle_engine
 from ..gateway.proxy import start_proxy
 from ..serving.hub import full_name
 from ..serving.measurements import Measured, Measurements, beside_a_prompt, software

@@ -11,9 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from ..config import EngineSettings, Runtime, engine_settings, runtime
+from ..config import EngineSettings, Runtime, engine_settings, installed_version, runtime
 from ..families.tokenizer import HFTokenizer, load_tokenizer
-from ..installed import installed_version
 from ..records import LoadOptions
 from ..registry import PluginRegistry
 from ..serving.hub import Outline, checkpoint, local_folder

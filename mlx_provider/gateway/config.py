@@ -1,20 +1,23 @@
-"""The configuration of a LiteLLM proxy that serves one local model."""
+"""The configuration of a LiteLLM proxy that serves one local model: for a proxy of ours, and as
+`config.yaml` and `.env` for one that its operator manages."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..errors import BadRequest
 from ..safe_open import create_own
+from .proxy import master_key
 
+CONFIG, ENV = "config.yaml", ".env"
 TIMEOUT = 3600
 """Seconds. A prompt of 100,000 tokens may take half of that on a small machine."""
-PING = 10
-"""Seconds between keep-alive signals during a prefill."""
 CLAIMED = (
     "supports_function_calling",
     "supports_parallel_function_calling",
@@ -38,19 +41,17 @@ class Served:
     own_context: int | None = None
     """The model's context, if it differs."""
 
-    def litellm_params(self) -> dict[str, Any]:
-        """`max_tokens` limits the answer for a client that sets none."""
-        return {
+    def options(self) -> dict[str, Any]:
+        return {} if self.own_context == self.context else {"context_length": self.context}
+
+    def entries(self, names: tuple[str, ...]) -> list[dict[str, Any]]:
+        """The model under its own name and these names, which may contain `*`."""
+        params = {
             "model": f"mlx/{self.model}",
             "max_tokens": self.output,
             "timeout": TIMEOUT,
             "stream_timeout": TIMEOUT,
         }
-
-    def options(self) -> dict[str, Any]:
-        return {} if self.own_context == self.context else {"context_length": self.context}
-
-    def model_info(self) -> dict[str, Any]:
         info: dict[str, Any] = {
             "mode": "chat",
             "max_input_tokens": self.context,
@@ -61,18 +62,10 @@ class Served:
             "supports_vision": self.images,
             "supports_reasoning": self.thinks,
         }
-        if options := self.options():
-            info["mlx"] = options
-        return info
-
-    def entries(self, names: tuple[str, ...]) -> list[dict[str, Any]]:
-        """The model under its own name and these names, which may contain `*`."""
+        if self.options():
+            info["mlx"] = self.options()
         return [
-            {
-                "model_name": name,
-                "litellm_params": self.litellm_params(),
-                "model_info": self.model_info(),
-            }
+            {"model_name": name, "litellm_params": {**params}, "model_info": deepcopy(info)}
             for name in (self.name, *names)
         ]
 
@@ -101,30 +94,23 @@ def subagent_config(served: Served, forwards: str) -> dict[str, Any]:
 
 
 def proxy_config(name: str, model: str, **litellm_params: Any) -> dict[str, Any]:
-    """Clients use `name`, the engine serves `mlx/<model>`. The proxy reads its master key from
-    `LITELLM_MASTER_KEY`."""
-    return {
-        "model_list": [
-            {
-                "model_name": name,
-                "litellm_params": {"model": f"mlx/{model}", **litellm_params},
-                "model_info": {
-                    "mode": "chat",
-                    "input_cost_per_token": 0,
-                    "output_cost_per_token": 0,
-                    "supports_function_calling": True,
-                },
-            }
-        ],
-        **_settings(ping=False),
+    """Clients use `name`, the engine serves `mlx/<model>`."""
+    info = {
+        "mode": "chat",
+        "input_cost_per_token": 0,
+        "output_cost_per_token": 0,
+        "supports_function_calling": True,
     }
+    params = {"model": f"mlx/{model}", **litellm_params}
+    entry = {"model_name": name, "litellm_params": params, "model_info": info}
+    return {"model_list": [entry], **_settings(ping=False)}
 
 
 def _settings(*, ping: bool) -> dict[str, Any]:
     provider = {"provider": "mlx", "custom_handler": "mlx_provider.litellm.handler"}
     litellm: dict[str, Any] = {"custom_provider_map": [provider]}
     if ping:
-        litellm["sse_keepalive_ping_interval_seconds"] = PING
+        litellm["sse_keepalive_ping_interval_seconds"] = 10
     return {
         "litellm_settings": litellm,
         "general_settings": {"cancel_on_disconnect": True, "disable_spend_logs": True},
@@ -133,8 +119,71 @@ def _settings(*, ping: bool) -> dict[str, Any]:
 
 
 def write_config(config: Mapping[str, Any], folder: Path) -> Path:
-    """As JSON, which is valid YAML."""
-    path = folder / "config.yaml"
+    path = folder / CONFIG
     with os.fdopen(create_own(path), "w") as file:
-        file.write(json.dumps(config, indent=2) + "\n")
+        file.write(json.dumps(config, indent=2) + "\n")  # is valid YAML
     return path
+
+
+START = "set -a; . ./.env; set +a; litellm --config config.yaml --host 127.0.0.1"
+NOTES = {
+    "max_tokens": "of an answer, if a client sets none",
+    "timeout": "seconds: a long prompt may take minutes",
+    "sse_keepalive_ping_interval_seconds": "keep-alive signals during a prefill",
+    "cancel_on_disconnect": "ends a request when its client disconnects",
+    "custom_provider_map": "replaces the whole list: include your other custom providers",
+    "num_retries": "agents retry themselves",
+}
+
+
+def config_text(served: Served, limited_by: str = "") -> str:
+    """YAML with comments. `limited_by`: why no longer context is set."""
+    import yaml
+
+    head = f"# A LiteLLM proxy for a local model. Start it: {START}"
+    notes = NOTES | {"max_input_tokens": limited_by}
+    config = served_config(served, AGENTS)
+    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=1000)
+    return "\n".join([head, *_noted(text.splitlines(), notes)]) + "\n"
+
+
+def env_text() -> str:
+    lines = [
+        f"LITELLM_MASTER_KEY={master_key()}",
+        "# Otherwise each start downloads a price list.",
+        "LITELLM_LOCAL_MODEL_COST_MAP=True",
+        "# Seconds; default 5. With --num_workers, uvicorn kills a worker that imports for longer.",
+        "TIMEOUT_WORKER_HEALTHCHECK=60",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_pair(folder: Path, served: Served, *, limited_by: str, force: bool) -> list[Path]:
+    """`.env` only for this user. Raises `BadRequest` for a file that exists."""
+    contents = {ENV: env_text(), CONFIG: config_text(served, limited_by)}
+    paths = [folder / name for name in contents]
+    there = [str(path) for path in paths if path.exists() or path.is_symlink()]
+    if there and not force:
+        raise BadRequest(f"{' and '.join(there)} would be overwritten: add --force to allow it")
+    for path, content in zip(paths, contents.values(), strict=True):
+        _write(path, content, 0o600 if path.name == ENV else 0o644)
+    return paths
+
+
+def _write(path: Path, content: str, mode: int) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # a new file, so that no process holds the old one open
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(content)
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _noted(lines: list[str], notes: Mapping[str, str]) -> list[str]:
+    left = dict(notes)
+    return [
+        f"{line}  # {note}" if (note := left.pop(line.strip(" -").partition(":")[0], "")) else line
+        for line in lines
+    ]

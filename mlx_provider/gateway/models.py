@@ -1,36 +1,31 @@
-"""Models for this machine, by its memory and chip. Imports nothing heavy.
-
-Models for an agent, and the part of their context that fits into memory.
-"""
+"""Models for this machine, and the part of their context that fits into memory. Imports nothing
+heavy."""
 
 from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
+from ..config import installed_version
 from ..errors import BadRequest, MLXProviderError
 from ..families.checkpoint import named_context
 from ..families.estimate import Footprint, context_that_fits, footprint, text_fields
-from ..installed import installed_version
 from ..records import Client
 from ..registry import PluginRegistry
-from ..serving.hub import DEMOS, Outline, cached_models, checkpoint, full_name
+from ..serving.hub import DEMOS, Outline, cached_models, checkpoint, full_name, local_folder
 from .config import Served
 
-TABLE = Path(__file__).with_name("recommended.toml")
 WIDE = {"Pro", "Max", "Ultra"}
 """Apple's chips with 150 to 800 GB/s; the others have 68 to 153."""
 MOST_BYTES_PER_TOKEN = 3_000_000_000
 """Bytes of weights read per token above which a chip with little bandwidth is slow."""
-CUDA = "mlx-cuda-13"
-LIMIT = 5.0
 Run = Callable[[Sequence[str]], str]
 
 
@@ -38,9 +33,8 @@ Run = Callable[[Sequence[str]], str]
 class Recommended:
     name: str
     weights: int
-    """Bytes."""
     read: int
-    """Bytes of weights per token."""
+    """Bytes of the `weights` that a token reads."""
     memory: int
     """GB of a machine on which it leaves enough for a context."""
     why: str
@@ -61,7 +55,8 @@ class Machine:
 
 
 def table() -> tuple[date, list[Recommended]]:
-    read = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    path = Path(__file__).with_name("recommended.toml")
+    read = tomllib.loads(path.read_text(encoding="utf-8"))
     return read["date"], [Recommended(**each) for each in read["model"]]
 
 
@@ -81,7 +76,7 @@ def this_machine(run: Run | None = None, system: str = platform.system()) -> Mac
     if system == "Darwin":
         chip = run(["sysctl", "-n", "machdep.cpu.brand_string"]).strip() or "a Mac"
         return Machine(chip, host, wide=bool(WIDE & {*chip.split()}))
-    if installed_version(CUDA):
+    if installed_version("mlx-cuda-13"):
         asked = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
         name, _, memory = run(asked).partition("\n")[0].rpartition(",")
         if memory.strip().isdigit():
@@ -90,22 +85,15 @@ def this_machine(run: Run | None = None, system: str = platform.system()) -> Mac
 
 
 def _output(command: Sequence[str]) -> str:
-    if shutil.which(command[0]) is None:
-        return ""
     try:
-        done = subprocess.run(
-            [*command], capture_output=True, text=True, timeout=LIMIT, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        return subprocess.check_output([*command], stderr=subprocess.DEVNULL, text=True, timeout=5)
+    except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout if done.returncode == 0 else ""
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
+    source = Path("/proc/cpuinfo")
+    lines = source.read_text(encoding="utf-8").splitlines() if source.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "a CPU")
 
@@ -124,7 +112,6 @@ MEMORY_SHARE = 0.9
 ANSWER_SHARE = 4
 """Largest fraction (1/n) of a context for one answer."""
 MOST_OUTPUT_TOKENS = 32_000
-MEMORY_LIMITS = "the most that fits into this machine's memory"
 
 
 @dataclass(frozen=True)
@@ -132,7 +119,6 @@ class Candidate:
     model: str
     """After `mlx/`: a Hub id, the absolute path of a folder, `demo`."""
     weights: int
-    """Bytes."""
     context: int
     """Tokens of prompt and answer. 0: the weights alone do not fit."""
     own_context: int | None
@@ -141,7 +127,6 @@ class Candidate:
     thinks: bool = False
     family: str = ""
     limited_by: str = ""
-    """For people."""
 
     @property
     def fits(self) -> bool:
@@ -152,16 +137,13 @@ class Candidate:
         where = "" if self.here else ", to be downloaded"
         return f"{self.model}: {size(self.weights)}{where}, context {self.context:,}"
 
-    @property
-    def output(self) -> int:
-        return max(1, min(MOST_OUTPUT_TOKENS, self.context // ANSWER_SHARE))
-
     def served(self) -> Served:
+        output = max(1, min(MOST_OUTPUT_TOKENS, self.context // ANSWER_SHARE))
         return Served(
             name=alias(self.model),
             model=self.model,
             context=self.context,
-            output=DEMO_OUTPUT if self.model in DEMOS else self.output,
+            output=DEMO_OUTPUT if self.model in DEMOS else output,
             images=self.images,
             thinks=self.thinks,
             own_context=self.own_context,
@@ -173,9 +155,7 @@ def size(number: int) -> str:
 
 
 def alias(model: str) -> str:
-    """Name for clients: the last part of a Hub id or path."""
-    name = Path(model.partition("@")[0]).expanduser().name
-    return name or model
+    return Path(model.partition("@")[0]).expanduser().name or model
 
 
 def device_memory() -> int:
@@ -200,6 +180,11 @@ def candidate(
     own = named_context(text_fields(found.config))
     limit = wanted or min(own or MOST_CONTEXT_TOKENS, MOST_CONTEXT_TOKENS)
     context = context_that_fits(need, int(MEMORY_SHARE * memory), limit)
+    why = "the model's own limit" if limit == own else "longer ones take long: --context allows it"
+    if context < limit:
+        why = "the most that fits into this machine's memory"
+    elif wanted is not None:
+        why = "as --context says"
     return Candidate(
         model=model,
         weights=found.weight_bytes,
@@ -209,23 +194,16 @@ def candidate(
         images="vision_config" in found.config,
         thinks=registry.detect_reasoning_parser(found.chat_template) is not None,
         family=family.name,
-        limited_by=MEMORY_LIMITS if context < limit else _limit_by_choice(limit, own, wanted),
+        limited_by=why,
     )
 
 
 def needs(found: Outline) -> Footprint:
-    """The weights alone if the config does not describe the rest, which the engine measures at
-    load."""
+    """The weights alone if the config does not describe the rest."""
     try:
         return footprint(found.config, found.weight_bytes)
     except BadRequest:
         return Footprint(found.weight_bytes, 0, 0)
-
-
-def _limit_by_choice(limit: int, own: int | None, wanted: int | None) -> str:
-    if wanted is not None:
-        return "as --context says"
-    return "the model's own limit" if limit == own else "longer ones take long: --context allows it"
 
 
 def require_prompt_fits(found: Candidate, client: Client) -> None:
@@ -261,40 +239,24 @@ def require_fit(found: Candidate, memory: int, wanted: int | None = None) -> Non
 def chosen(
     model: str | None, registry: PluginRegistry, memory: int, wanted: int | None = None
 ) -> Candidate:
-    """The user's model, else `automatic`. Raises the errors of `candidate` and `require_fit`."""
-    found = (
-        automatic(registry, memory, wanted)
-        if model is None
-        else candidate(model, registry, memory, wanted)
-    )
+    found = named_or_best(model, registry, memory, wanted)
     require_fit(found, memory, wanted)
     return found
 
 
 def candidates_here(registry: PluginRegistry, memory: int) -> list[Candidate]:
     """Complete models in the Hub cache that a family serves and that fit, best first."""
-    return sorted(_usable(registry, memory), key=lambda each: -each.weights)
-
-
-def _usable(registry: PluginRegistry, memory: int) -> Iterator[Candidate]:
+    found: list[Candidate] = []
     for name in cached_models():
-        try:
-            found = candidate(name, registry, memory) if _is_whole(name) else None
-        except MLXProviderError:
-            continue  # not a language model, or of an architecture without a family
-        if found is not None and found.fits:
-            yield found
-
-
-def _is_whole(name: str) -> bool:
-    from ..serving.hub import local_folder
-
-    return local_folder(name, repository=True) is not None
+        # else it is not a language model, or of an architecture without a family
+        with suppress(MLXProviderError):
+            if local_folder(name, repository=True) is not None:
+                found.append(candidate(name, registry, memory))
+    return sorted((each for each in found if each.fits), key=lambda each: -each.weights)
 
 
 def recommended(registry: PluginRegistry, memory: int) -> dict[str, int]:
-    """Bytes by Hub id, from our table and the families, if the weights fit, largest first. Exact
-    sizes come from `candidate`, which asks the Hub."""
+    """About how many bytes by Hub id, if the weights fit, largest first."""
     named = [(each.name, each.weights) for each in table()[1]]
     families = registry.model_families.values()
     named += [each for family in families for each in family.recommended.items()]
@@ -302,7 +264,11 @@ def recommended(registry: PluginRegistry, memory: int) -> dict[str, int]:
     return dict(sorted(fitting, key=lambda each: -each[1]))
 
 
-def automatic(registry: PluginRegistry, memory: int, wanted: int | None = None) -> Candidate:
-    """The best model on this machine, else the shipped one."""
-    found = candidates_here(registry, memory)
-    return candidate(found[0].model if found else "demo", registry, memory, wanted)
+def named_or_best(
+    model: str | None, registry: PluginRegistry, memory: int, wanted: int | None = None
+) -> Candidate:
+    """`model`: unset: the best one on this machine, else the shipped one."""
+    if model is None:
+        found = candidates_here(registry, memory)
+        model = found[0].model if found else "demo"
+    return candidate(model, registry, memory, wanted)

@@ -59,7 +59,7 @@ def prepare(
     `program`: unset: the bare name of the command. `as_subagent`: see `Client.subagent`. Raises
     `BadRequest` if the client has none, `PluginError` for a profile that fails, would show the key
     in `ps`, or has files outside its folder."""
-    profile = _asked(client, gateway, as_subagent=as_subagent)
+    profile = _profile(client, gateway, as_subagent=as_subagent)
     command = (program or client.command, *profile.arguments, *arguments)
     if any(gateway.key in word for word in command):
         raise PluginError(f"client {client.name!r}: the key stands on its command line")
@@ -72,7 +72,7 @@ def prepare(
     return Prepared(command, added, tuple(sorted(set(hidden) - added.keys())), profile.files)
 
 
-def _asked(client: Client, gateway: Gateway, *, as_subagent: bool) -> Profile:
+def _profile(client: Client, gateway: Gateway, *, as_subagent: bool) -> Profile:
     make = client.subagent if as_subagent else client.profile
     if make is None:
         name = client.serves or client.name
@@ -82,17 +82,16 @@ def _asked(client: Client, gateway: Gateway, *, as_subagent: bool) -> Profile:
         if isinstance(profile, Profile):
             return profile
         raise PluginError(f"gave {type(profile).__name__}, not Profile")
-    told = isolation.fault.summary if isolation.fault is not None else ""
-    raise PluginError(f"client {client.name!r}: its profile failed: {told}")
+    why = isolation.fault.summary if isolation.fault is not None else ""
+    raise PluginError(f"client {client.name!r}: its profile failed: {why}")
 
 
 def direct(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables by which loopback is reached without the user's proxy."""
+    """Reaches loopback without the user's proxy."""
     return {name: ",".join(filter(None, (environ.get(name), LOOPBACK))) for name in DIRECT}
 
 
 def write_files(prepared: Prepared, folder: Path) -> None:
-    """Readable only for this user."""
     for name, content in prepared.files.items():
         path = folder / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -101,7 +100,7 @@ def write_files(prepared: Prepared, folder: Path) -> None:
             file.write(content)
 
 
-def shown(prepared: Prepared, gateway: Gateway) -> list[str]:
+def preview(prepared: Prepared, gateway: Gateway) -> list[str]:
     lines = [f"{name}={value}" for name, value in prepared.added.items()]
     lines += [f"unset {name}" for name in prepared.hidden]
     for name, content in prepared.files.items():

@@ -1,4 +1,8 @@
-"""A LiteLLM proxy as a child process on loopback."""
+"""A LiteLLM proxy as a child process on loopback.
+
+`python -m mlx_provider.gateway.proxy DESCRIPTOR LOG [options]` is that process, on a socket of its
+parent, with a log of limited size. `litellm` takes no socket (1.106.2, `proxy_cli.py`); the options
+are its own."""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..client.runtime_folder import EngineLock
 from ..errors import EngineUnavailable, NotInstalled
@@ -25,8 +30,7 @@ START_LIMIT = 120.0
 """Seconds. LiteLLM's imports alone take ten on a slow machine."""
 STOP_LIMIT = 10.0
 POLL = 0.1
-BACKLOG = 2048
-COMMAND = (sys.executable, "-P", "-m", "mlx_provider.gateway.litellm_process")
+COMMAND = (sys.executable, "-P", "-m", "mlx_provider.gateway.proxy")
 NEEDED = ("fastapi", "orjson", "apscheduler")
 """Packages of LiteLLM's `proxy` extra that it needs to start."""
 PORTS = range(20_000, 32_000)
@@ -89,7 +93,7 @@ class Proxy:
 
 
 def is_ready(url: str) -> bool:
-    import httpx  # not at the top: bare `mlx-provider` asks for nothing
+    import httpx
 
     try:
         return httpx.get(f"{url}/health/readiness", trust_env=False).is_success
@@ -146,12 +150,10 @@ def start_proxy(
 
 
 def master_key() -> str:
-    """Needs no quotes in a shell or in `.env`."""
     return f"sk-{secrets.token_urlsafe(32)}"
 
 
 def require_proxy() -> None:
-    """Raises `NotInstalled` that names the extra."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise NotInstalled(
@@ -163,7 +165,7 @@ def require_proxy() -> None:
 def bind(port: int) -> socket.socket:
     """Listens on loopback; 0: any free port. Raises `EngineUnavailable` with the remedy."""
     try:
-        listener = socket.create_server(("127.0.0.1", port), backlog=BACKLOG)
+        listener = socket.create_server(("127.0.0.1", port), backlog=2048)
     except OSError as error:
         used = error.errno == errno.EADDRINUSE
         what = "is in use" if used else f"cannot be used ({error.strerror})"
@@ -180,3 +182,25 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", port))
             return port
     raise EngineUnavailable("no port is free: choose one with --port")
+
+
+def main() -> None:
+    descriptor, log, *options = sys.argv[1:]
+    from ..client.connection import limit_log
+
+    limit_log(Path(log))
+    import uvicorn as module
+    from litellm.proxy.proxy_cli import run_server
+
+    uvicorn: Any = module
+    original = module.run
+
+    def run(**given: Any) -> None:
+        original(**given, fd=int(descriptor))
+
+    uvicorn.run = run
+    run_server(options)
+
+
+if __name__ == "__main__":
+    main()

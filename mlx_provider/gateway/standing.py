@@ -1,48 +1,172 @@
-"""Files of the persistent gateway: key, record and lock, in a folder of this user only.
-
-The persistent gateway: starts it, finds it, ends it.
-"""
+"""The persistent gateway of `mlx-provider up`: its files, its start and end, and its start at login
+by a launchd agent (Mac) or a systemd user unit (Linux)."""
 
 from __future__ import annotations
 
 import os
+import plistlib
+import re
 import signal
+import stat
+import sys
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..client.connection import TRANSPORT
+from pydantic import TypeAdapter, ValidationError
+
+from ..client.runtime_folder import MLX, OTHERS, SECRET, EngineLock, holder, is_held
+from ..config import PREFIX, state_folder
 from ..errors import EngineUnavailable
+from ..safe_open import create_own, make_folder, obstacle, open_own, read_own, replace_own
 from . import foreground
-from .config import ANYTHING, served_config, write_config
-from .kept import POLL, Kept, Record, Running
-from .progress import Tell, end_idle_engine
-from .proxy import START_LIMIT, STOP_LIMIT, Proxy, is_ready, require_proxy, start_proxy
-from .start import own_engine, start_both
+from .config import ANYTHING, Served, served_config, write_config
+from .proxy import START_LIMIT, STOP_LIMIT, Proxy, is_ready, master_key, require_proxy, start_proxy
 
+if TYPE_CHECKING:
+    from .engine import Tell
+
+PORT = 4100
+"""LiteLLM's own default is 4000."""
+LARGEST = 2**16
 FIRST_LIMIT = 120.0
+"""Seconds for the first token."""
+SIGN_LIMIT = 5.0
+"""Seconds from the lock to the process id in it."""
+POLL = 0.1
+KEY = re.compile(r"sk-[!-~]{16,}")
 
 
-def start(kept: Kept, record: Record, environ: Mapping[str, str], tell: Tell) -> bool:
+@dataclass(frozen=True)
+class Record:
+    served: Served
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+RECORD = TypeAdapter(Record)
+
+
+@dataclass(frozen=True)
+class Running:
+    pid: int
+    record: Record
+
+
+class GatewayFiles:
+    """Methods raise `EngineUnavailable` with a remedy if one is not exclusive to this user."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self.folder = state_folder(environ) / "gateway"
+        self.lock = self.folder / "lock"
+        self.key_file = self.folder / "key"
+        self._record = self.folder / "record.json"
+
+    def prepare(self) -> None:
+        with _usable(self.folder):
+            make_folder(self.folder)
+            self.folder.parent.chmod(0o700)
+            state = self.folder.lstat()
+            if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid():
+                raise EngineUnavailable(f"{self.folder} is not a folder of this user: remove it")
+            self.folder.chmod(0o700)
+
+    def key(self, *, renew: bool = False) -> tuple[str, bool]:
+        """The proxy's master key, and whether it is new. A key that other users could read is
+        replaced."""
+        with _usable(self.key_file):
+            if not renew and (key := self._read_key()) is not None:
+                return key, False
+            key = master_key()
+            replace_own(self.key_file, f"{key}\n".encode())
+        return key, True
+
+    def _read_key(self) -> str | None:
+        try:
+            descriptor = open_own(self.key_file)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(descriptor, "rb") as file:
+            closed = not os.fstat(descriptor).st_mode & 0o077
+            text = file.read(LARGEST).decode("ascii", "replace").strip()
+        return text if closed and KEY.fullmatch(text) else None
+
+    def record(self) -> Record | None:
+        with _usable(self._record), suppress(FileNotFoundError, ValidationError):
+            return RECORD.validate_json(read_own(self._record, LARGEST))
+        return None
+
+    def write(self, record: Record | None) -> None:
+        with _usable(self._record):
+            if record is None:
+                self._record.unlink(missing_ok=True)
+            else:
+                replace_own(self._record, RECORD.dump_json(record))
+
+    def try_lock(self) -> EngineLock | None:
+        """For the proxy to inherit. `None`: a gateway runs or starts. The process id of an earlier
+        gateway is removed from the file."""
+        lock = EngineLock.try_take(self.lock)
+        if lock is not None:
+            os.ftruncate(lock.descriptor, 0)
+            os.fchmod(lock.descriptor, 0o600)
+        return lock
+
+    def running(self) -> Running | None:
+        """The holder of the lock, so that no other process is mistaken for the gateway."""
+        deadline = time.monotonic() + SIGN_LIMIT
+        while is_held(self.lock):
+            pid, record = holder(self.lock), self.record()
+            if pid.isdigit() and record is not None:
+                return Running(int(pid), record)
+            if time.monotonic() > deadline:
+                raise EngineUnavailable(
+                    f"a gateway holds {self.lock}, but its files do not identify it: "
+                    f"end its process (`lsof {self.lock}` names it)"
+                )
+            time.sleep(POLL)
+        return None
+
+
+@contextmanager
+def _usable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = obstacle(path.parent)
+        summary = f": {why}" if why else f" ({error.strerror}): remove it"
+        raise EngineUnavailable(f"{path} cannot be used{summary}") from None
+
+
+def start(files: GatewayFiles, record: Record, environ: Mapping[str, str], tell: Tell) -> bool:
     """Start proxy and engine, which continue after this process. Both are then ready.
 
     False if another process was first. On failure, no proxy is left, and the record is unchanged.
     Raises `NotInstalled`, `EngineUnavailable`, the errors of loading the model, and
     `foreground.Ended` for a signal."""
+    from ..client.connection import TRANSPORT
+    from .engine import own_engine, start_both
+
     require_proxy()
     own = {**environ, TRANSPORT: "process"}
     with foreground.ending_by_signal(), ExitStack() as ending, ExitStack() as failing:
-        lock = kept.try_lock()
+        lock = files.try_lock()
         if lock is None:
             return False
         ending.callback(lock.release)
-        key, new = kept.key()
-        tell("key", f"{kept.key_file}, {'new' if new else 'as before'}")
+        key, new = files.key()
+        tell("key", f"{files.key_file}, {'new' if new else 'as before'}")
 
         def start_its_proxy() -> Proxy:
-            failing.callback(kept.write, kept.record())
-            kept.write(record)
-            config = write_config(served_config(record.served, ANYTHING), kept.folder)
+            failing.callback(files.write, files.record())
+            files.write(record)
+            config = write_config(served_config(record.served, ANYTHING), files.folder)
             proxy = start_proxy(config, own, port=record.port, key=key, lock=lock)
             failing.callback(proxy.stop)
             return proxy
@@ -55,13 +179,12 @@ def start(kept: Kept, record: Record, environ: Mapping[str, str], tell: Tell) ->
     return True
 
 
-def await_ready(kept: Kept, running: Running) -> None:
-    """Wait for a gateway that another process has started. Raises `EngineUnavailable` if it does
-    not answer, or ends."""
+def await_ready(files: GatewayFiles, running: Running) -> None:
+    """Wait for a gateway that another process has started."""
     deadline = time.monotonic() + START_LIMIT
     while not is_ready(running.record.url):
-        if kept.running() != running:
-            raise EngineUnavailable(f"the gateway ended at its start: see {kept.folder}/proxy.log")
+        if files.running() != running:
+            raise EngineUnavailable(f"the gateway ended at its start: see {files.folder}/proxy.log")
         if time.monotonic() > deadline:
             raise EngineUnavailable(
                 f"the gateway (process {running.pid}) does not answer: `mlx-provider down` ends it"
@@ -69,12 +192,16 @@ def await_ready(kept: Kept, running: Running) -> None:
         time.sleep(POLL)
 
 
-def stop(kept: Kept, running: Running, environ: Mapping[str, str], tell: Tell) -> None:
-    """Raises `EngineUnavailable` if the proxy does not end."""
+def stop(files: GatewayFiles, running: Running, environ: Mapping[str, str], tell: Tell) -> None:
+    from .engine import end_idle_engine
+
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(running.pid, number)
-        if _ended(kept, running):
+        deadline = time.monotonic() + STOP_LIMIT
+        while (still := files.running() == running) and time.monotonic() < deadline:
+            time.sleep(POLL)
+        if not still:
             break
     else:
         raise EngineUnavailable(f"the proxy (process {running.pid}) does not end")
@@ -82,10 +209,101 @@ def stop(kept: Kept, running: Running, environ: Mapping[str, str], tell: Tell) -
     tell("engine", end_idle_engine(environ, "`mlx-provider down`"))
 
 
-def _ended(kept: Kept, running: Running) -> bool:
-    deadline = time.monotonic() + STOP_LIMIT
-    while time.monotonic() < deadline:
-        if kept.running() != running:
-            return True
-        time.sleep(POLL)
-    return False
+LABEL = "mlx-provider"
+SELECTING = (*OTHERS, "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
+"""Variables that a login does not set, but that select the gateway's files."""
+SECRETS = (*SECRET, f"{PREFIX}API_KEY")
+WANTS = "default.target"
+
+
+@dataclass(frozen=True)
+class LoginItem:
+    """Methods raise `EngineUnavailable`."""
+
+    path: Path
+    content: bytes
+    link: Path | None = None
+    """As created by `systemctl --user enable`."""
+
+    def write(self) -> None:
+        with self._changing("written"):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with os.fdopen(create_own(self.path), "wb") as file:
+                file.write(self.content)
+            if self.link is not None:
+                self.link.parent.mkdir(parents=True, exist_ok=True)
+                self.link.unlink(missing_ok=True)
+                self.link.symlink_to(self.path)
+
+    def remove(self) -> bool:
+        existed = self.path.exists()
+        with self._changing("removed"):
+            for path in filter(None, (self.link, self.path)):
+                path.unlink(missing_ok=True)
+        return existed
+
+    @contextmanager
+    def _changing(self, how: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise EngineUnavailable(f"{self.path} cannot be {how}: {error.strerror}") from None
+
+
+def login_item(
+    log: Path, environ: Mapping[str, str] = os.environ, system: str = sys.platform
+) -> LoginItem:
+    command = [sys.executable, "-P", "-m", "mlx_provider.cli", "up"]
+    variables = {
+        name: value
+        for name, value in sorted(environ.items())
+        if value and (name.startswith(MLX) or name in SELECTING) and name not in SECRETS
+    }
+    home = Path(environ.get("HOME") or "~").expanduser()
+    if system == "darwin":
+        path = home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
+        return LoginItem(path, _plist(command, variables, log))
+    base = Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "systemd" / "user"
+    unit = base / f"{LABEL}.service"
+    return LoginItem(unit, _unit(command, variables).encode(), base / f"{WANTS}.wants" / unit.name)
+
+
+def _plist(command: list[str], variables: Mapping[str, str], log: Path) -> bytes:
+    """launchd.plist(5). The output of `up` contains the key, so it is discarded."""
+    return plistlib.dumps(
+        {
+            "Label": LABEL,
+            "ProgramArguments": command,
+            "EnvironmentVariables": dict(variables),
+            "RunAtLoad": True,
+            "AbandonProcessGroup": True,  # engine and proxy continue after `up`
+            "ProcessType": "Interactive",  # otherwise they would get fewer resources
+            "StandardErrorPath": os.fspath(log),
+        }
+    )
+
+
+def _unit(command: list[str], variables: Mapping[str, str]) -> str:
+    """systemd.service(5). The output of `up` contains the key, so it is discarded."""
+    run = " ".join(_quoted(word) for word in command)
+    stop = " ".join(_quoted(word) for word in [*command[:-1], "down"])
+    lines = [
+        "[Unit]",
+        "Description=Local models: engine and LiteLLM proxy of mlx-provider",
+        "[Service]",
+        "Type=oneshot",
+        "RemainAfterExit=yes",
+        f"ExecStart={run}",
+        f"ExecStop={stop}",
+        *(f"Environment={_quoted(f'{name}={value}')}" for name, value in variables.items()),
+        "StandardOutput=null",
+        "[Install]",
+        f"WantedBy={WANTS}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(word: str) -> str:
+    """As in systemd.syntax(7), with `%` escaped. `$` needs no escape in paths and variables."""
+    escaped = re.sub(r'(["\\])', r"\\\1", word).replace("%", "%%")
+    return '"' + escaped.replace("\n", "\\n") + '"'

@@ -166,11 +166,10 @@ class DeploymentHook(CustomLogger):
     def async_post_call_streaming_iterator_hook(
         self, user_api_key_dict: Any, response: Any, request_data: dict[str, Any]
     ) -> AsyncIterator[Any]:
-        served = deployment_of(request_data)
-        if served is None:
+        if deployment_of(request_data) is None:
             return response  # type: ignore[no-any-return]
         logging = request_data.get("litellm_logging_obj")
-        return complete_stream(response, user_api_key_dict.request_route or "", served, logging)
+        return complete_stream(response, user_api_key_dict.request_route or "", logging)
 
 
 async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:

@@ -31,9 +31,10 @@ from ..wire.openai.request import AnswerForm
 from ..wire.openai.routes import Embeddings
 from .call import Deadline, with_ending
 from .errors import LiteLLMErrors
-from .model_info import operator_options
 from .objects import ChunkStream, fill_completion, fill_embedding
 
+SILENCE = 5.0
+"""Seconds before a heartbeat."""
 LATER = 0.25
 """Other routes wait these seconds longer, because the first chunk of chat brings the id of the
 response."""
@@ -42,17 +43,12 @@ ANNOUNCEMENT = ("response.created", "response.in_progress")
 
 def heartbeat(litellm_params: Mapping[str, Any]) -> float | None:
     """Seconds of silence before a heartbeat; `None`: no heartbeats, as in a script."""
-    if not litellm_params.get("proxy_server_request"):
-        return None
-    return operator_options(litellm_params).heartbeat or None
+    return SILENCE if litellm_params.get("proxy_server_request") else None
 
 
-def complete_stream(
-    chunks: AsyncIterator[Any], route: str, litellm_params: Mapping[str, Any], logging: Any
-) -> AsyncIterator[Any]:
+def complete_stream(chunks: AsyncIterator[Any], route: str, logging: Any) -> AsyncIterator[Any]:
     """Adds heartbeats where bridges drop those of chat, and the ending of a message."""
-    wanted = operator_options(litellm_params).heartbeat
-    seconds = wanted + LATER if wanted else None
+    seconds = SILENCE + LATER
     source = getattr(chunks, "_billing_source", chunks)
     if route.endswith("/messages"):  # as LiteLLM writes them (1.106.2), but less often
         ping = (STREAM_SSE_KEEPALIVE_PING_BYTES,)

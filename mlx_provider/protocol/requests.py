@@ -64,22 +64,20 @@ OWNERS_ALONE = frozenset(
 )
 """Options that run code, read files, reach hosts, need separate weights or displace others': never
 set by another machine."""
-NAMED_KEYS = frozenset({"context_length", "on_ignored_params"})
+NAMED_KEYS = frozenset({"context_length"})
 """Options for requests with a named key. Others make more work or need another engine."""
 
+UNUSED_PARTS = "a warning names parts of a request without effect"
 REMOVED = {
     "draft_tokens": "a drafter proposes as many tokens as pay, at most 7",
+    "heartbeat": "a stream that is silent for 5 s gets an event",
+    "ignored": UNUSED_PARTS,
     "kv_group_size": "64 values share a scale, or 32 where the heads need it",
+    "on_ignored_params": UNUSED_PARTS,
     "sparse_prefill_from": "a prompt is long from 8192 tokens on",
+    "unseen_media": UNUSED_PARTS,
 }
 """Removed options, with what replaces them."""
-RENAMED = {
-    "ignored": ("on_ignored_params", {"tell": "tell"}),
-    "unseen_media": ("on_ignored_params", {"omit": "tell"}),
-}
-"""Old name, new name, renamed values."""
-
-
 ALLOWED_MEDIA = {"allow_private_media": "private", "allow_file_media": "file"}
 """Old options that are now values of `allow_media`."""
 
@@ -105,9 +103,6 @@ class ModelOptions(Asked):
     """Passes have a fixed size, so that a request gives the same tokens in any batch."""
     modality: Literal["auto", "text"] = "auto"
     """`text`: without the vision tower."""
-    on_ignored_params: Literal["tell", "refuse"] | None = None
-    """For parts without effect (parameters, or images that the model cannot take): warn or refuse.
-    `None`: `tell`, but images are refused if `modality` is `text`."""
     keep_alive: float | None = Field(None, ge=-1, le=MOST_SECONDS)
     """Seconds without a request until the model is unloaded; -1: never; `None`: when another model
     needs the memory."""
@@ -139,13 +134,6 @@ class ModelOptions(Asked):
             raise PydanticCustomError("removed", "{name} is gone, leave it out: {instead}", {
                 "name": name, "instead": REMOVED[name],
             })  # fmt: skip
-        for name in RENAMED.keys() & given.keys():
-            new, values = RENAMED[name]
-            value = given[name]
-            given = {key: each for key, each in given.items() if key != name}
-            if given.get(new) != "refuse":
-                given[new] = values.get(value, value) if isinstance(value, str) else value
-            _tell_renamed(name, new)
         for name, source in ALLOWED_MEDIA.items():
             allowed = given.get("allow_media", [])
             # a value of another type is refused
@@ -167,8 +155,6 @@ class OperatorOptions(ModelOptions):
 
     cache_salt: str = "key"
     """Who shares cached prompts: `key`, `team`, `all`, or all entries with this text."""
-    heartbeat: float = Field(5.0, ge=0, le=MOST_SECONDS)
-    """Seconds of silence before a heartbeat; `0`: never."""
 
 
 STARTS_ENGINES = ("x-mlx-provider-starts-engines", "yes")

@@ -11,9 +11,8 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from .. import __version__
-from ..config import state_folder
+from ..config import installed_version, state_folder
 from ..hookspecs import PROJECT
-from ..installed import installed_version
 from ..safe_open import read_own, replace_own
 from .discovery import Plugin, digest
 

@@ -26,8 +26,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
+from ..config import installed_version
 from ..errors import BadRequest, EngineUnavailable, MLXProviderError
-from ..installed import installed_version
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Failed
 from ..protocol.requests import STARTS_ENGINES

@@ -15,14 +15,13 @@ import mlx.core as mx
 from pydantic import TypeAdapter, ValidationError
 
 from .. import __version__
-from ..config import PREFIX, state_folder
+from ..config import PREFIX, installed_version, state_folder
 from ..engine.execution.batch_layout import LAYOUTS
 from ..engine.execution.calibration import SHARED_UNMEASURED
 from ..engine.execution.pass_memory import PassBytes
 from ..engine.execution.probe import Probe
 from ..engine.scheduling.chunking import Chunking
 from ..engine.scheduling.costs import UNMEASURED, Curve
-from ..installed import installed_version
 from ..protocol.health import FixedPasses, ModelStatus
 from ..safe_open import read_own, replace_own
 from ..upstream import blas

@@ -65,7 +65,7 @@ class ModelCache:
         )
         disk = settings.disk_cache, settings.disk_cache_bytes
         self.prefixes = Prefixes(self.ledger, worker, recorder, *disk)
-        self._wired = WiredWeights(on=settings.wire_weights)
+        self._wired = WiredWeights()
         self.progress = LoadProgress()
         self.loader = Loader(
             registry,

@@ -322,14 +322,9 @@ def normalised_messages(
 
 
 def taken_media(info: ModelInfo, options: ModelOptions) -> Taken:
-    as_text = options.modality == "text"
-    kinds = frozenset() if as_text else info.media
-    if (options.on_ignored_params or ("refuse" if as_text else "tell")) == "tell":
-        return Taken(kinds)
-    if as_text:
-        return Taken(kinds, "the operator serves this model as text only")
-    takes = " and ".join(["text", *sorted(kinds)]) if kinds else "text only"
-    return Taken(kinds, f"this model takes {takes}")
+    if options.modality == "text":
+        return Taken(frozenset(), "the operator serves this model as text only")
+    return Taken(info.media)
 
 
 def _media(

@@ -120,13 +120,8 @@ def engine_process(
 
     folder = Path(tempfile.mkdtemp(prefix="mlxp-"))
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, json.dumps(dict(fixed))],
-        env={
-            **os.environ,
-            "MLX_PROVIDER_LOG_LEVEL": "error",
-            **environ,
-            "MLX_PROVIDER_RUNTIME_DIR": str(folder),
-        },
+        [sys.executable, "-c", PROGRAM, json.dumps({"log_level": "error", **fixed})],
+        env={**os.environ, **environ, "MLX_PROVIDER_RUNTIME_DIR": str(folder)},
         stderr=subprocess.PIPE,
     )
     try:
@@ -181,8 +176,7 @@ def mlx_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     from .scripted import environment
 
     own = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    found = environment(tmp_path_factory.mktemp("mlx-scripted"), own)
-    return {**found, "MLX_PROVIDER_LOG_LEVEL": "error"}
+    return environment(tmp_path_factory.mktemp("mlx-scripted"), own)
 
 
 @pytest.fixture(scope="session")

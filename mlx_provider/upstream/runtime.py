@@ -54,7 +54,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..installed import installed_version
+from ..config import installed_version
 
 
 def quiet_transformers() -> None:

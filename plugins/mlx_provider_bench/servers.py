@@ -95,7 +95,7 @@ OURS = Kind(
     request=_generate,
     read=_our_pieces,
     # No prefix of an earlier run.
-    environment={"MLX_PROVIDER_LOG_LEVEL": "warning", "MLX_PROVIDER_DISK_CACHE_BYTES": "0"},
+    environment={"MLX_PROVIDER_DISK_CACHE_BYTES": "0"},
     takes_model=False,
 )
 

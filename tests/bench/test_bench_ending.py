@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from mlx_provider.gateway.foreground import Ended, long_command
+from mlx_provider.commands import Ended, long_command
 from mlx_provider_bench.servers import held
 
 pytestmark = pytest.mark.skipif(
@@ -51,7 +51,7 @@ def test_what_a_benchmark_started_ends_with_it() -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_for(lambda: any("litellm_process" in command for command in marked(mark)))
+    wait_for(lambda: any("gateway.proxy" in command for command in marked(mark)))
     process.send_signal(signal.SIGTERM)
     assert process.stderr is not None
     told = ""

@@ -21,8 +21,8 @@ from typing import Any
 
 from mlx_provider.client.generation import EngineClient
 from mlx_provider.gateway.config import proxy_config
+from mlx_provider.gateway.engine import gateway_apart
 from mlx_provider.gateway.proxy import Proxy
-from mlx_provider.gateway.start import gateway_apart
 from mlx_provider.protocol.requests import GenerateRequest, Sampling
 from mlx_provider_bench.report import Result, against, print_rows, surroundings
 from mlx_provider_bench.servers import Answer, Client, Messages, Server
@@ -124,8 +124,7 @@ def _alone(
 
 async def _read(engine: EngineClient, plan: Plan, messages: Messages, again: bool) -> Answer:
     from mlx_provider.litellm.call import Deadline
-    from mlx_provider.litellm.streams import AsyncReplyStream, Reply
-    from mlx_provider.protocol.requests import OperatorOptions
+    from mlx_provider.litellm.streams import SILENCE, AsyncReplyStream, Reply
 
     request = GenerateRequest(
         model=plan.model,
@@ -136,7 +135,7 @@ async def _read(engine: EngineClient, plan: Plan, messages: Messages, again: boo
     began, first, text, tokens = time.perf_counter(), 0.0, "", 0
     generation = await asyncio.to_thread(engine.submit, request)
     reply = Reply(generation, Deadline(None, None), plan.model)
-    async for chunk in AsyncReplyStream(reply, OperatorOptions().heartbeat):
+    async for chunk in AsyncReplyStream(reply, SILENCE):
         for choice in chunk.choices:
             if choice.delta.content and not text:
                 first = time.perf_counter() - began

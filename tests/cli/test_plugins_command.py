@@ -100,8 +100,8 @@ def test_what_a_plugin_replaces_of_upstream_is_listed_with_reason_and_version(
     (patch,) = gemma["patches"]
     assert patch["target"] == "mlx_vlm.models.gemma3.language.LanguageModel.sanitize"
     assert patch["version"] == "mlx-vlm 0.7.10"
-    monkeypatch.setattr("mlx_provider.cli.plugins.installed_version", lambda name: "0.7.10")
+    monkeypatch.setattr("mlx_provider.cli.inventory.installed_version", lambda name: "0.7.10")
     told = f"replaces          {patch['target']} of {patch['version']}: {patch['reason']}"
     assert told in run(registry)
-    monkeypatch.setattr("mlx_provider.cli.plugins.installed_version", lambda name: "0.8.0")
+    monkeypatch.setattr("mlx_provider.cli.inventory.installed_version", lambda name: "0.8.0")
     assert f"{patch['version']} (0.8.0 is installed): {patch['reason']}" in run(registry)

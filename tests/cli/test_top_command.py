@@ -135,7 +135,7 @@ def test_once(engine: str) -> None:
         "weights 4.0 GiB",
         "1000 (900 cached)",
         "[red]qwen",
-        "7 of 10 held (70%)",
+        "7 of 10 accepted (70%)",
         "█ up to 512 tokens",
         "900 tokens from 0  3 hits",
         "and 19 more",

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlx_provider.demo.scenario import NAME, Scenario
+from mlx_provider.demo import NAME, Scenario
 
 ANSWERS = {
     "Tell me a story.": "Once upon a time",

@@ -33,7 +33,7 @@ import mlx_provider.litellm as ours
 from mlx_provider.cli.app import build
 from mlx_provider.client.connection import Connections
 from mlx_provider.errors import BadRequest
-from mlx_provider.gateway.progress import end_engine, warm_up
+from mlx_provider.gateway.engine import end_engine, warm_up
 from mlx_provider.litellm.model_info import operator_options
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.grants import read_grants

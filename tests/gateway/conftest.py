@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 from mlx_provider.cli.app import build
 from mlx_provider.client.connection import Connections
-from mlx_provider.gateway.files import START
-from mlx_provider.gateway.progress import end_engine
+from mlx_provider.gateway.config import START
+from mlx_provider.gateway.engine import end_engine
 from mlx_provider.gateway.proxy import FOREIGN, free_port
 from mlx_provider.registry import PluginRegistry
 

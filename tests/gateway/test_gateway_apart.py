@@ -13,8 +13,8 @@ import pytest
 
 from mlx_provider.client.connection import LocalEngine
 from mlx_provider.errors import MLXProviderError
-from mlx_provider.gateway import start as apart
-from mlx_provider.gateway.progress import warm_up
+from mlx_provider.gateway import engine as apart
+from mlx_provider.gateway.engine import warm_up
 from mlx_provider.gateway.proxy import Proxy
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlx_provider.errors import EngineUnavailable, NotInstalled
-from mlx_provider.gateway import progress as engine
+from mlx_provider.gateway import engine
 from mlx_provider.gateway import proxy as proxy_module
 from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.proxy import PORTS, free_port, require_proxy, start_proxy

@@ -12,8 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from mlx_provider.cli.app import build
-from mlx_provider.gateway.config import AGENTS, Served, served_config
-from mlx_provider.gateway.files import START, config_text, env_text
+from mlx_provider.gateway.config import AGENTS, START, Served, config_text, env_text, served_config
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.hub import folder_of
 

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mlx_provider.cli.app import build
-from mlx_provider.gateway.login_item import login_item
+from mlx_provider.gateway.standing import login_item
 from mlx_provider.registry import PluginRegistry
 
 COMMAND = [sys.executable, "-P", "-m", "mlx_provider.cli"]

@@ -11,21 +11,21 @@ import sys
 
 import pytest
 
-from mlx_provider.gateway.foreground import PASSED_ON, Ended, long_command
+from mlx_provider.commands import PASSED_ON, Ended, long_command
 from mlx_provider.isolation import Isolation
 
 LIMIT = 60
 DEAF = """
 import ctypes
-from mlx_provider.gateway.foreground import long_command
+from mlx_provider.commands import long_command
 with long_command(None):
     ctypes.CDLL(None).system(b"echo deaf; exec cat")
 """
 """The main thread stays in one call of C."""
 BENCH = """
 from mlx_provider.cli import main
-from mlx_provider.gateway import foreground
-foreground.EVERY = 0.2
+from mlx_provider import commands
+commands.EVERY = 0.2
 main()
 """
 PART = (

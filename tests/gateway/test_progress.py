@@ -15,7 +15,7 @@ from typing import TextIO
 import pytest
 
 from mlx_provider.errors import EngineUnavailable
-from mlx_provider.gateway.progress import THREAD, engine_watched, load_shown, prefill_shown
+from mlx_provider.gateway.engine import THREAD, show_load, show_prefill, watch_engine
 from mlx_provider.protocol.health import Figures, Health, LoadingFigures, RequestFigures
 
 
@@ -67,7 +67,7 @@ def join() -> None:
 
 def shown(terminal: tuple[int, TextIO], engine: Engine) -> str:
     ours, screen = terminal
-    with prefill_shown(engine.figures, screen, every=0.001):
+    with show_prefill(engine.figures, screen, every=0.001):
         join()
     os.write(screen.fileno(), b"END")
     text = b""
@@ -106,7 +106,7 @@ def test_a_file_gets_lines(tmp_path: Path) -> None:
     )
     with (
         (tmp_path / "log").open("w") as screen,
-        prefill_shown(engine.figures, screen, patience=0.001),
+        show_prefill(engine.figures, screen, patience=0.001),
     ):
         join()
     text = (tmp_path / "log").read_text()
@@ -133,7 +133,7 @@ def test_a_load_that_takes_time_is_told(tmp_path: Path) -> None:
         LoadingFigures(model="qwen", what="measuring the time of passes", done=2, total=4),
     ]
     told: list[tuple[str, str]] = []
-    with load_shown(figures, lambda *line: told.append(line), patience=0.001):
+    with show_load(figures, lambda *line: told.append(line), patience=0.001):
         while ("over", "") not in told:
             threading.Event().wait(0.01)
     lines = [what.rpartition(" (")[0] for phase, what in told if phase == "loading"]
@@ -155,7 +155,7 @@ def test_the_end_of_an_engine_is_told_with_its_log(
             tell = lambda *line, told=told: told.append(line)  # noqa: E731
             engine = subprocess.Popen(["sleep", "600"])
             find = partial(Health, ok=True, version="", pid=engine.pid, device="", blas="")
-            with engine_watched(find, "see x.log", screen, tell):
+            with watch_engine(find, "see x.log", screen, tell):
                 engine.kill()
                 engine.wait()
                 join()

@@ -24,11 +24,10 @@ from typer.testing import CliRunner
 from mlx_provider.cli.app import build
 from mlx_provider.client.runtime_folder import holder, is_held
 from mlx_provider.errors import EngineUnavailable
-from mlx_provider.gateway import kept as kept_module
-from mlx_provider.gateway import proxy, standing, start
-from mlx_provider.gateway.kept import Kept, Record, Running
+from mlx_provider.gateway import engine, proxy, standing
 from mlx_provider.gateway.models import candidate
 from mlx_provider.gateway.proxy import Proxy
+from mlx_provider.gateway.standing import GatewayFiles, Record, Running
 from mlx_provider.registry import PluginRegistry
 
 OURS = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "qwen3_vl"})
@@ -54,11 +53,11 @@ server.serve_forever()
 
 
 @pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GatewayFiles:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    kept = Kept()
+    kept = GatewayFiles()
     kept.prepare()
     assert {mode(each) for each in (kept.folder, *list(kept.folder.parents)[:2])} == {0o700}
     return kept
@@ -66,7 +65,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
 
 @pytest.fixture
 def stand_in_proxy(
-    kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: GatewayFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[], int]]:
     """A process in the place of LiteLLM's proxy, and no engine; ends what is left of it."""
     script = tmp_path / "proxy.py"
@@ -74,8 +73,8 @@ def stand_in_proxy(
     loaded: Future[None] = Future()
     loaded.set_result(None)
     monkeypatch.setattr(proxy, "COMMAND", (sys.executable, str(script)))
-    monkeypatch.setattr(start, "warm_up_in_thread", lambda *options: loaded)
-    monkeypatch.setattr(start, "_engine_line", lambda *engine: "none")
+    monkeypatch.setattr(engine, "warm_up_in_thread", lambda *options: loaded)
+    monkeypatch.setattr(engine, "_engine_line", lambda *engine: "none")
     started: list[Proxy] = []
 
     def start_proxy(*arguments: Any, **options: Any) -> Proxy:
@@ -118,7 +117,7 @@ def exported(shown: str) -> dict[str, str]:
 
 
 def test_up_stays_for_clients_of_both_apis_until_down(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch, runtime: Path, impostor: Path
+    kept: GatewayFiles, monkeypatch: pytest.MonkeyPatch, runtime: Path, impostor: Path
 ) -> None:
     """A real proxy and engine, beside a program that would like to have their key."""
     monkeypatch.setenv("MLX_PROVIDER_RUNTIME_DIR", str(runtime / "up"))
@@ -162,7 +161,7 @@ def test_up_stays_for_clients_of_both_apis_until_down(
 
 
 def test_a_second_up_tells_what_runs(
-    stand_in_proxy: Callable[[], int], kept: Kept, tmp_path: Path
+    stand_in_proxy: Callable[[], int], kept: GatewayFiles, tmp_path: Path
 ) -> None:
     port = stand_in_proxy()
     code, shown, told = invoke("up", "demo", "--port", str(port))
@@ -187,7 +186,7 @@ def test_a_second_up_tells_what_runs(
 
 @pytest.mark.parametrize("change", [Path.unlink, lambda path: path.chmod(0o644)])
 def test_a_key_that_the_gateway_does_not_know_is_not_shown(
-    stand_in_proxy: Callable[[], int], kept: Kept, change: Callable[[Path], None]
+    stand_in_proxy: Callable[[], int], kept: GatewayFiles, change: Callable[[Path], None]
 ) -> None:
     _, old, _ = invoke("up", "demo", "--port", str(stand_in_proxy()))
     change(kept.key_file)
@@ -201,7 +200,7 @@ def test_a_key_that_the_gateway_does_not_know_is_not_shown(
     assert exported(new)["OPENAI_API_KEY"] != exported(old)["OPENAI_API_KEY"]
 
 
-def test_a_new_key_on_request(stand_in_proxy: Callable[[], int], kept: Kept) -> None:
+def test_a_new_key_on_request(stand_in_proxy: Callable[[], int], kept: GatewayFiles) -> None:
     _, old, _ = invoke("up", "demo", "--port", str(stand_in_proxy()))
     code, _, told = invoke("up", "--new-key")
     assert (code, "mlx-provider down" in told) == (1, True)
@@ -212,21 +211,23 @@ def test_a_new_key_on_request(stand_in_proxy: Callable[[], int], kept: Kept) -> 
     assert exported(invoke("up")[1]) == exported(new)
 
 
-def test_down_where_nothing_runs(kept: Kept) -> None:
+def test_down_where_nothing_runs(kept: GatewayFiles) -> None:
     code, shown, told = invoke("down")
     assert (code, shown) == (0, "")
     assert "none runs" in told
 
 
 @pytest.mark.parametrize("word", [["--model", "demo"], ["--model=demo"], ["--model"]])
-def test_an_argument_as_an_option_names_the_right_spelling(kept: Kept, word: list[str]) -> None:
+def test_an_argument_as_an_option_names_the_right_spelling(
+    kept: GatewayFiles, word: list[str]
+) -> None:
     code, _, told = invoke("up", *word)
     assert code == 2
     assert f" up {'demo' if 'demo' in str(word) else 'MODEL'}`" in told
 
 
 def test_bare_mlx_provider_shows_what_up_serves(
-    stand_in_proxy: Callable[[], int], kept: Kept
+    stand_in_proxy: Callable[[], int], kept: GatewayFiles
 ) -> None:
     assert "gateway does not run" in invoke()[1]
     port = stand_in_proxy()
@@ -236,7 +237,7 @@ def test_bare_mlx_provider_shows_what_up_serves(
 
 
 def test_down_ends_the_engine_of_an_up_that_was_interrupted(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch, runtime: Path
+    kept: GatewayFiles, monkeypatch: pytest.MonkeyPatch, runtime: Path
 ) -> None:
     """A real engine, while it loads the model or has just loaded it."""
     monkeypatch.setenv("MLX_PROVIDER_RUNTIME_DIR", str(runtime / "cut"))
@@ -256,10 +257,10 @@ def test_down_ends_the_engine_of_an_up_that_was_interrupted(
 
 
 def test_down_ends_the_engine_of_a_proxy_that_was_killed(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
+    kept: GatewayFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "mlx_provider.gateway.progress.end_idle_engine", lambda *_, **__: "process 7 has ended"
+        "mlx_provider.gateway.engine.end_idle_engine", lambda *_, **__: "process 7 has ended"
     )
     kept.write(Record(SERVED, 4100))
     code, _, told = invoke("down")
@@ -269,7 +270,7 @@ def test_down_ends_the_engine_of_a_proxy_that_was_killed(
 
 
 def test_a_killed_proxy_leaves_nothing_in_the_way(
-    stand_in_proxy: Callable[[], int], kept: Kept
+    stand_in_proxy: Callable[[], int], kept: GatewayFiles
 ) -> None:
     invoke("up", "demo", "--port", str(stand_in_proxy()))
     running = kept.running()
@@ -284,7 +285,7 @@ def test_a_killed_proxy_leaves_nothing_in_the_way(
     assert holder(kept.lock) != str(running.pid)
 
 
-def test_the_process_id_of_an_earlier_gateway_is_nobody(kept: Kept) -> None:
+def test_the_process_id_of_an_earlier_gateway_is_nobody(kept: GatewayFiles) -> None:
     """The id may be another program's by now, which `down` must leave alone."""
     kept.write(Record(SERVED, 4100))
     kept.lock.write_text(f"{os.getpid()}\n")
@@ -293,10 +294,12 @@ def test_the_process_id_of_an_earlier_gateway_is_nobody(kept: Kept) -> None:
     assert (code, "none runs" in told) == (0, True)
 
 
-def test_a_new_lock_holds_no_earlier_id(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_lock_holds_no_earlier_id(
+    kept: GatewayFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept.write(Record(SERVED, 4100))
     kept.lock.write_text("1\n")
-    monkeypatch.setattr(kept_module, "SIGN_LIMIT", 0.2)
+    monkeypatch.setattr(standing, "SIGN_LIMIT", 0.2)
     lock = kept.try_lock()
     assert lock is not None
     with pytest.raises(EngineUnavailable, match="lsof"):
@@ -309,7 +312,7 @@ def test_a_new_lock_holds_no_earlier_id(kept: Kept, monkeypatch: pytest.MonkeyPa
 
 
 def test_of_two_at_once_one_starts_and_the_other_waits_for_it(
-    stand_in_proxy: Callable[[], int], kept: Kept, monkeypatch: pytest.MonkeyPatch
+    stand_in_proxy: Callable[[], int], kept: GatewayFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other is where it has found nothing, and is about to start its own."""
     port = str(stand_in_proxy())
@@ -330,7 +333,9 @@ def test_of_two_at_once_one_starts_and_the_other_waits_for_it(
     assert "runs    process" not in first[0][2]
 
 
-def test_a_port_of_somebody_else_is_named(stand_in_proxy: Callable[[], int], kept: Kept) -> None:
+def test_a_port_of_somebody_else_is_named(
+    stand_in_proxy: Callable[[], int], kept: GatewayFiles
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         for last in (None, Record(SERVED, 4100)):
@@ -343,7 +348,7 @@ def test_a_port_of_somebody_else_is_named(stand_in_proxy: Callable[[], int], kep
 
 
 def test_a_proxy_that_does_not_answer_is_ended(
-    stand_in_proxy: Callable[[], int], kept: Kept, monkeypatch: pytest.MonkeyPatch
+    stand_in_proxy: Callable[[], int], kept: GatewayFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proxy, "COMMAND", (sys.executable, "-c", "import sys; sys.exit('no way')"))
     code, _, told = invoke("up", "demo", "--port", str(stand_in_proxy()))
@@ -353,19 +358,19 @@ def test_a_proxy_that_does_not_answer_is_ended(
 
 
 def test_sigterm_while_it_starts_leaves_no_proxy(
-    stand_in_proxy: Callable[[], int], kept: Kept, monkeypatch: pytest.MonkeyPatch
+    stand_in_proxy: Callable[[], int], kept: GatewayFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def told_to_end(*arguments: object) -> None:
         assert kept.running() is not None
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(standing, "_attach", told_to_end)
+    monkeypatch.setattr(Proxy, "answer_once", told_to_end)
     code, shown, _ = invoke("up", "demo", "--port", str(stand_in_proxy()))
     assert (code, shown) == (128 + signal.SIGTERM, "")
     assert kept.running() is None
 
 
-def test_a_request_that_the_proxy_refuses_ends_it(kept: Kept) -> None:
+def test_a_request_that_the_proxy_refuses_ends_it(kept: GatewayFiles) -> None:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
@@ -379,7 +384,7 @@ def test_a_request_that_the_proxy_refuses_ends_it(kept: Kept) -> None:
         record = Record(SERVED, server.server_port)
         there = Proxy(None, record.url, "sk-x", kept.folder / "log")  # type: ignore[arg-type]
         with pytest.raises(EngineUnavailable, match="the proxy answers 503"):
-            standing._attach(there, record)
+            there.answer_once("demo", 60)
         server.shutdown()
     assert asked[0]["max_tokens"] == 1
 
@@ -387,7 +392,7 @@ def test_a_request_that_the_proxy_refuses_ends_it(kept: Kept) -> None:
 # -- the files -----------------------------------------------------------------------------------
 
 
-def test_a_key_is_made_once_for_its_owner(kept: Kept) -> None:
+def test_a_key_is_made_once_for_its_owner(kept: GatewayFiles) -> None:
     key, new = kept.key()
     assert new
     assert key.startswith("sk-")
@@ -395,7 +400,7 @@ def test_a_key_is_made_once_for_its_owner(kept: Kept) -> None:
     assert kept.key() == (key, False)
 
 
-def test_a_key_that_others_could_read_is_replaced(kept: Kept) -> None:
+def test_a_key_that_others_could_read_is_replaced(kept: GatewayFiles) -> None:
     key, _ = kept.key()
     kept.key_file.chmod(0o644)
     other, new = kept.key()
@@ -406,7 +411,7 @@ def test_a_key_that_others_could_read_is_replaced(kept: Kept) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_a_key_file_that_is_none_is_refused(kept: Kept, kind: str, tmp_path: Path) -> None:
+def test_a_key_file_that_is_none_is_refused(kept: GatewayFiles, kind: str, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("sk-" + "x" * 40)
     victim.chmod(0o600)
@@ -422,7 +427,7 @@ def test_a_key_file_that_is_none_is_refused(kept: Kept, kind: str, tmp_path: Pat
 
 
 def test_files_and_folder_with_wide_modes_are_closed(
-    stand_in_proxy: Callable[[], int], kept: Kept, tmp_path: Path
+    stand_in_proxy: Callable[[], int], kept: GatewayFiles, tmp_path: Path
 ) -> None:
     outside = tmp_path / "outside"
     outside.write_text("mine")
@@ -439,7 +444,7 @@ def test_files_and_folder_with_wide_modes_are_closed(
     assert {mode(each) for each in kept.folder.iterdir()} == {0o600}
 
 
-def test_a_folder_that_is_a_link_is_refused(kept: Kept, tmp_path: Path) -> None:
+def test_a_folder_that_is_a_link_is_refused(kept: GatewayFiles, tmp_path: Path) -> None:
     kept.folder.rmdir()
     kept.folder.symlink_to(tmp_path)
     with pytest.raises(EngineUnavailable, match="remove it"):
@@ -447,6 +452,6 @@ def test_a_folder_that_is_a_link_is_refused(kept: Kept, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"port": "x"}', "[" * 60_000, "\xff"])
-def test_a_damaged_record_is_as_none(kept: Kept, text: str) -> None:
+def test_a_damaged_record_is_as_none(kept: GatewayFiles, text: str) -> None:
     (kept.folder / "record.json").write_bytes(text.encode("latin-1"))
     assert kept.record() is None

@@ -17,9 +17,9 @@ from mlx_provider.gateway.models import (
     LEAST_CONTEXT_TOKENS,
     MOST_CONTEXT_TOKENS,
     alias,
-    automatic,
     candidate,
     candidates_here,
+    named_or_best,
     needs,
     recommended,
     require_fit,
@@ -124,7 +124,7 @@ def test_the_hub_is_asked_before_a_download(hub: list[str]) -> None:
 
 
 def test_the_best_model_that_is_here_and_fits_is_chosen(hub: list[str], tmp_path: Path) -> None:
-    assert automatic(REGISTRY_WITH_DEMO, 16 * GB).model == "demo"
+    assert named_or_best(None, REGISTRY_WITH_DEMO, 16 * GB).model == "demo"
     cached(tmp_path, "maker/small", CONFIG, GB)
     cached(tmp_path, "maker/large", CONFIG, 4 * GB)
     cached(tmp_path, "maker/huge", CONFIG, 40 * GB)
@@ -132,7 +132,7 @@ def test_the_best_model_that_is_here_and_fits_is_chosen(hub: list[str], tmp_path
     (tmp_path / "hub" / "models--maker--half").mkdir()
     here = candidates_here(REGISTRY, 16 * GB)
     assert [each.model for each in here] == ["maker/large", "maker/small"]
-    assert automatic(REGISTRY, 16 * GB, 20_000).context == 20_000
+    assert named_or_best(None, REGISTRY, 16 * GB, 20_000).context == 20_000
     assert hub == []
 
 

@@ -24,8 +24,7 @@ import mlx_provider
 from mlx_provider import hookspecs, records
 from mlx_provider.chat.output.whole_reply import read_chunks
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.scaffold import KINDS, PluginName
-from mlx_provider.scaffold.writing import rendered
+from mlx_provider.scaffold import KINDS, PluginName, render
 
 ROOT = Path(__file__).parents[2]
 FROZEN = ROOT / "tests" / "data" / "plugins"
@@ -201,7 +200,7 @@ def test_listing_plugins_stays_light() -> None:
     """The page's examples, plugins as `new-plugin` writes them, and the frozen ones."""
     sources = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     sources += [path.read_text(encoding="utf-8") for path in FROZEN.glob("*.py")]
-    sources += [rendered(PluginName("new"), kind)[NEW] for kind in KINDS.values()]
+    sources += [render(PluginName("new"), kind)[NEW] for kind in KINDS.values()]
     done = subprocess.run(
         [sys.executable, "-c", LISTED], input=json.dumps(sources), capture_output=True, text=True
     )

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_provider.scaffold import KINDS, PluginName
-from mlx_provider.scaffold.writing import rendered
+from mlx_provider.scaffold import KINDS, PluginName, render
 
 PAGES = Path(__file__).parents[2] / "docs" / "plugins"
 
@@ -17,7 +16,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "plugins"
 def test_the_code_of_a_tutorial_is_the_templates(option: str) -> None:
     page = (PAGES / f"{option}.md").read_text(encoding="utf-8")
     (name,) = re.findall(rf"^\$ mlx-provider new-plugin (\S+) --{option}$", page, re.MULTILINE)
-    files = rendered(PluginName(name), KINDS[option])
+    files = render(PluginName(name), KINDS[option])
     shown = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     written = [text for path, text in files.items() if path.startswith("mlx_provider_")]
     assert sorted(shown) == sorted(written), written

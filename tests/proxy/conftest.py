@@ -21,7 +21,7 @@ from mlx_provider.client.generation import EngineClient
 from mlx_provider.client.http import HttpClient
 from mlx_provider.client.stream_connection import Address
 from mlx_provider.gateway.config import proxy_config, write_config
-from mlx_provider.gateway.progress import end_engine, warm_up
+from mlx_provider.gateway.engine import end_engine, warm_up
 from mlx_provider.gateway.proxy import Proxy, start_proxy
 from tiny import build
 from tiny_embedding import as_embedding
@@ -74,6 +74,14 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
+IMPATIENT = """
+from mlx_provider.litellm import handler, streams
+
+streams.SILENCE = 0.25
+"""
+"""The handler, whose silent streams get an event after a quarter of a second."""
+
+
 @pytest.fixture
 def wait_until() -> Callable[[Callable[[], object]], None]:
     return until
@@ -110,12 +118,9 @@ def proxy(
     """A proxy with the model `scripted`; the others are on this machine's own engine."""
     folder = tmp_path_factory.mktemp("proxy")
     config = proxy_config("scripted", "any", api_base=scripted_engine.url, api_key=ENGINE_KEY)
-    config["model_list"][0]["model_info"]["mlx"] = {"kv_bits": 8, "heartbeat": 0.25}
-    (strict,) = proxy_config("strict", "any", api_base=scripted_engine.url, api_key=ENGINE_KEY)[
-        "model_list"
-    ]
-    strict["model_info"]["mlx"] = {"on_ignored_params": "refuse"}
-    config["model_list"] += [strict]
+    config["model_list"][0]["model_info"]["mlx"] = {"kv_bits": 8}
+    (folder / "impatient.py").write_text(IMPATIENT)
+    config["litellm_settings"]["custom_provider_map"][0]["custom_handler"] = "impatient.handler"
     config["model_list"] += proxy_config("demo", "demo")["model_list"]
     (brief,) = proxy_config("brief", "demo")["model_list"]
     brief["model_info"]["mlx"] = {"context_length": 1000}

@@ -53,7 +53,7 @@ def test_ctrl_c_ends_it_with_130(monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
         yield
 
-    monkeypatch.setattr("mlx_provider.demo.scenario.stage", stage)
+    monkeypatch.setattr("mlx_provider.demo.stage", stage)
     app = typer.Typer()
     app.command()(demo)
     assert CliRunner().invoke(app, []).exit_code == 128 + signal.SIGINT

@@ -67,15 +67,6 @@ def test_a_request_that_is_honoured_whole_names_none(engine, raw):
     assert HEADER not in reply.headers
 
 
-def test_an_operator_may_refuse_them(engine, raw):
-    body = {"model": "strict", **ROUTES["/v1/chat/completions"]}
-    reply = raw.post("/v1/chat/completions", json=body)
-    assert reply.status_code == 400
-    assert "store: has no effect here" in reply.text
-    fine = raw.post("/v1/chat/completions", json={"model": "strict", **CHAT})
-    assert fine.status_code == 200
-
-
 def test_a_template_that_reads_no_effort(raw, own_engine):
     body = {"model": "demo", **CHAT, "max_tokens": 2, "verbosity": "low"}
     reply = raw.post("/v1/chat/completions", json=body)

@@ -10,7 +10,7 @@ import pytest
 from mlx_provider.client.generation import EngineClient
 from mlx_provider.doctor import Subject, examine, model
 from mlx_provider.doctor.model import last_measured
-from mlx_provider.gateway.progress import end_engine, warm_up
+from mlx_provider.gateway.engine import end_engine, warm_up
 from mlx_provider.gateway.proxy import Proxy
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from mlx_provider.client.connection import Connections
 from mlx_provider.client.generation import EngineClient
-from mlx_provider.gateway.progress import end_engine
+from mlx_provider.gateway.engine import end_engine
 
 from .asking import Judge, Model
 

@@ -18,7 +18,7 @@ import pytest
 
 from mlx_provider.engine.detokenizer import byte_of_character
 from mlx_provider.gateway.config import proxy_config, write_config
-from mlx_provider.gateway.progress import warm_up
+from mlx_provider.gateway.engine import warm_up
 from mlx_provider.gateway.proxy import start_proxy
 
 from .asking import Judge, Model, user

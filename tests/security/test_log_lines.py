@@ -60,7 +60,7 @@ def test_what_is_printable_stays_as_it_is():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="unix sockets")
 def test_an_engine_process_escapes_ids_and_names():
-    with engine_process(MLX_PROVIDER_LOG_LEVEL="info") as running:
+    with engine_process({"log_level": "info"}) as running:
         name = FORGED.replace("\0", "").replace("\ud800", "")
         status, _ = running.ask("hello", model=f"/no/{name}", id=name)
         assert status == 404

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlx_provider.client.connection import Connections
-from mlx_provider.gateway.progress import end_engine, warm_up
+from mlx_provider.gateway.engine import end_engine, warm_up
 
 NOT_NEEDED = (
     "mlx_lm.convert",

@@ -194,21 +194,6 @@ def test_a_removed_option_is_refused_with_its_replacement(name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "then"),
     [
-        ({"ignored": "refuse"}, "refuse"),
-        ({"ignored": "tell"}, "tell"),
-        ({"unseen_media": "omit"}, "tell"),
-        ({"ignored": "tell", "unseen_media": "refuse"}, "refuse"),
-        ({"on_ignored_params": "refuse", "ignored": "tell"}, "refuse"),
-    ],
-)
-def test_a_renamed_option_is_taken_by_its_old_name(given: Any, then: str) -> None:
-    assert operator_options({"model_info": {"mlx": given}}).on_ignored_params == then
-    assert ModelOptions(**given).on_ignored_params == then
-
-
-@pytest.mark.parametrize(
-    ("given", "then"),
-    [
         ({"allow_private_media": True}, ["private"]),
         ({"allow_file_media": True, "allow_private_media": False}, ["file"]),
         ({"allow_media": ["private"], "allow_file_media": True}, ["private", "file"]),

@@ -12,7 +12,7 @@ import pytest
 
 from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.scaffold import KINDS, named, write_plugin
+from mlx_provider.scaffold import KINDS, plugin_name, write_plugin
 
 ROLL = {"type": "object", "properties": {"sides": {"enum": [6, 20]}}, "required": ["sides"]}
 TOOLS = [{"type": "function", "function": {"name": "roll", "parameters": ROLL}}]
@@ -26,7 +26,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     made: dict[str, Path] = {}
     registry = PluginRegistry.discover({})
     for option in IN_USE:
-        name = named(f"served-{option}", KINDS[option], registry)
+        name = plugin_name(f"served-{option}", KINDS[option], registry)
         write_plugin(name, KINDS[option], tmp_path)
         made[option] = tmp_path / name.distribution
         info = made[option] / f"{name.module}-0.1.0.dist-info"

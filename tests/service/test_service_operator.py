@@ -45,15 +45,6 @@ def test_an_image_that_a_model_cannot_take_is_left_out(qwen: Any, in_tool: bool)
     assert "before\n\n[image omitted: this model cannot take it]\n\nafter" in prompt
 
 
-@pytest.mark.parametrize("in_tool", [False, True], ids=["user", "tool"])
-def test_such_an_image_is_refused_if_the_operator_says_so(qwen: Any, in_tool: bool) -> None:
-    options = ModelOptions(on_ignored_params="refuse")
-    with pytest.raises(MediaError, match="this model takes text only; remove the image") as error:
-        qwen.ask(messages=history(in_tool), options=options)
-    assert error.value.status == 400
-    assert error.value.param == f"messages[{2 * in_tool}].content[1]"
-
-
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma3", "qwen2_vl"])
 def test_a_vision_model_can_be_served_as_text(tiny: Any, family: str) -> None:
     model, as_text = tiny(family), ModelOptions(modality="text")
@@ -64,8 +55,6 @@ def test_a_vision_model_can_be_served_as_text(tiny: Any, family: str) -> None:
     for in_tool in (False, True):
         with pytest.raises(MediaError, match="operator serves this model as text only"):
             model.ask(messages=history(in_tool), options=as_text)
-    left_out = ModelOptions(modality="text", on_ignored_params="tell")
-    assert model.ask(messages=history(False), max_tokens=2, options=left_out).warnings
     whole, bare = (model.served(options).status for options in (ModelOptions(), as_text))
     assert (whole.vision, bare.vision) == (True, False)
     assert bare.family == whole.family

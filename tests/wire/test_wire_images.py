@@ -8,7 +8,7 @@ import anthropic
 import openai
 import pytest
 
-from mlx_provider.demo.scenario import PICTURE, SEEN, red_circle
+from mlx_provider.demo import PICTURE, SEEN, red_circle
 
 pytestmark = pytest.mark.sweep  # it loads a model
 MODEL: Any = "demo"

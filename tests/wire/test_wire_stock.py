@@ -22,7 +22,7 @@ import openai
 import pytest
 import yaml
 
-from mlx_provider.gateway.files import START
+from mlx_provider.gateway.config import START
 from mlx_provider.gateway.proxy import FOREIGN, free_port
 from mlx_provider.testing.scripted import Call, Step, script
 

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import from_json
 
-from ...installed import installed_version
+from ...config import installed_version
 from ...isolation import Fault, Isolation
 from ...safe_open import open_own
 from .layers import ArrayPack

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from ...bounds import MAX_NAME
 from ...errors import BadRequest
 from ...invalid import bad_request, shown
-from ...protocol.requests import GenerateRequest, ModelOptions, Sampling
+from ...protocol.requests import GenerateRequest, Sampling
 from .parameters import Parameters, constraint, template_variables
 from .tools import as_functions, choice_of, custom_names, with_functions
 
@@ -105,7 +105,7 @@ def generate_requests(
     else:
         each = [_chat(params, content, continues=continues)]
     params.flag("timings")
-    fields["ignored"] = _check_ignored(params, sender["options"])
+    fields["ignored"] = params.ignored()
     params.refuse_rest()
     return [_validate({**sender, **fields, **more}) for more in each]
 
@@ -132,16 +132,6 @@ def _max_tokens(params: Parameters) -> dict[str, Any]:
 def _stop(params: Parameters) -> Any:
     stop = params.take("stop", [])
     return [stop] if isinstance(stop, str) else stop
-
-
-def _check_ignored(params: Parameters, options: ModelOptions) -> list[str]:
-    """Names for a warning. Raises `BadRequest` where such parameters are refused."""
-    ignored = params.ignored()
-    if ignored and options.on_ignored_params == "refuse":
-        raise BadRequest(
-            f"{', '.join(ignored)}: has no effect here, leave it out", param=ignored[0]
-        )
-    return ignored
 
 
 def _session(params: Parameters, known: Any) -> str | None:

@@ -1,0 +1,358 @@
+"""Engine and proxy for clients: `mlx-provider init`, `up`, `down` and `launch`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ..errors import BadRequest, EngineUnavailable
+from ..records import Client
+from ..registry import PluginRegistry
+from ..registry.discovery import near
+
+if TYPE_CHECKING:
+    from ..gateway.models import Candidate
+    from ..gateway.standing import GatewayFiles, LoginItem, Record
+
+
+ContextTokens = Annotated[
+    int | None,
+    typer.Option("--context", min=256, help="Tokens of context. Default: what fits into memory."),
+]
+
+
+def show_step(phase: str, what: str) -> None:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text(f"{phase:<8}", style="dim"), Text(what), sep="")
+
+
+def init(
+    context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Hub id, folder, or demo. Default: the best one here."),
+    ] = None,
+    tokens: ContextTokens = None,
+    folder: Annotated[Path, typer.Option(help="Where the files are written.")] = Path(),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
+) -> None:
+    """Write config.yaml and .env for a LiteLLM proxy. Downloads only the model's config."""
+    from ..gateway.config import START, write_pair
+    from ..gateway.models import chosen, device_memory, size
+
+    registry = PluginRegistry.of(context)
+    memory = device_memory()
+    found = chosen(model, registry, memory, tokens)
+    paths = write_pair(folder, found.served(), limited_by=found.limited_by, force=force)
+    typer.echo(f"{found.summary}, family {found.family}; {size(memory)} for models")
+    typer.echo(f"written: {', '.join(map(str, paths))}")
+    where = "" if folder == Path() else f"cd {folder}; "
+    typer.echo(f"start it: {where}{START}")
+
+
+AT_LOGIN = "--at-login"
+
+
+def up(
+    context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Hub id, folder, or demo. Default: the last one or the best one here."),
+    ] = None,
+    tokens: ContextTokens = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Port of the proxy. Default: the last one or 4100."),
+    ] = None,
+    at_login: Annotated[
+        bool, typer.Option(AT_LOGIN, help="Start it again each time you log in.")
+    ] = False,
+    new_key: Annotated[
+        bool, typer.Option("--new-key", help="Replace the key. The old one is no longer valid.")
+    ] = False,
+) -> None:
+    """Serve a model to every client of this machine, until `mlx-provider down`.
+
+    Starts engine and LiteLLM proxy in the background. Prints what clients need, for the shell.
+    """
+    from ..gateway.foreground import Ended
+    from ..gateway.standing import GatewayFiles, start
+    from ..serving.hub import full_name
+
+    files = GatewayFiles()
+    files.prepare()
+    model = None if model is None else full_name(model)
+    if new_key:
+        if files.running():
+            raise BadRequest("the running gateway has the old key: run `mlx-provider down` first")
+        files.key(renew=True)
+    try:
+        record = _running(files, model, tokens, port)
+        while record is None:
+            record = _record(context, files, model, tokens, port)
+            if not start(files, record, os.environ, show_step):
+                record = _running(files, model, tokens, port)
+    except Ended as ended:
+        raise typer.Exit(128 + ended.number) from None
+    if at_login:
+        item = _login_item(files)
+        item.write()
+        show_step("login", f"{item.path} starts it")
+    key, new = files.key()
+    if new:  # the file was removed, or opened to others, while the gateway ran
+        raise EngineUnavailable(
+            f"{files.key_file} holds a new key, which counts from the next start on: "
+            "`mlx-provider down`, then `mlx-provider up`"
+        )
+    for line in _exports(record, key):
+        typer.echo(line)
+    show_step("stop", "mlx-provider down")
+
+
+def down(
+    at_login: Annotated[
+        bool, typer.Option(AT_LOGIN, help="Also stop starting it at login.")
+    ] = False,
+) -> None:
+    """Stop what `mlx-provider up` has started."""
+    from ..gateway.engine import end_idle_engine
+    from ..gateway.standing import GatewayFiles, stop
+
+    files = GatewayFiles()
+    files.prepare()
+    if running := files.running():
+        stop(files, running, os.environ, show_step)
+    else:
+        show_step("proxy", "none runs that `mlx-provider up` has started")
+        # a proxy that was killed leaves its engine, and so does an `up` that was interrupted
+        alone = files.record() is None
+        show_step("engine", end_idle_engine(os.environ, "`mlx-provider down`", alone=alone))
+    item = _login_item(files)
+    if at_login:
+        show_step("login", f"{item.path} is {'removed' if item.remove() else 'not there'}")
+    elif item.path.exists():
+        show_step(
+            "login", f"{item.path} starts it again: `mlx-provider down {AT_LOGIN}` removes that"
+        )
+
+
+def _running(
+    files: GatewayFiles, model: str | None, tokens: int | None, port: int | None
+) -> Record | None:
+    """Waits until it answers. Raises `BadRequest` if another gateway is wanted."""
+    from ..gateway.standing import await_ready
+
+    running = files.running()
+    if running is None:
+        return None
+    record, served = running.record, running.record.served
+    asked, has = (model, tokens, port), (served.model, served.context, record.port)
+    if any(one is not None and one != other for one, other in zip(asked, has, strict=True)):
+        raise BadRequest(
+            f"a gateway already serves {served.model} (context {served.context:,}) at "
+            f"{record.url}: end it with `mlx-provider down`, then run this again"
+        )
+    await_ready(files, running)
+    show_step("runs", f"process {running.pid}, {served.model}")
+    return record
+
+
+def _record(
+    context: typer.Context,
+    files: GatewayFiles,
+    model: str | None,
+    tokens: int | None,
+    port: int | None,
+) -> Record:
+    """Unset values are those of the last time."""
+    from ..gateway.models import chosen, device_memory
+    from ..gateway.standing import PORT, Record
+    from ..serving.hub import folder_of
+
+    last = files.record()
+    port = port or (last.port if last else PORT)
+    if last and tokens is None and model in (None, last.served.model):
+        return Record(last.served, port)
+    registry = PluginRegistry.of(context)
+    memory = device_memory()
+    found = chosen(model or (last.served.model if last else None), registry, memory, tokens)
+    show_step("model", found.summary)
+    if not found.here:
+        folder_of(found.model)  # by this process, which shows the progress
+        found = chosen(found.model, registry, memory, tokens)
+    return Record(found.served(), port)
+
+
+def _login_item(files: GatewayFiles) -> LoginItem:
+    from ..gateway.standing import login_item
+
+    return login_item(files.folder / "login.log")
+
+
+def _exports(record: Record, key: str) -> list[str]:
+    return [
+        f"# model {record.served.name}, context {record.served.context:,}; "
+        "any other name leads to it, too",
+        f"export OPENAI_BASE_URL={record.url}/v1",
+        f"export OPENAI_API_KEY={key}",
+        f"export ANTHROPIC_BASE_URL={record.url}",
+        f"export ANTHROPIC_AUTH_TOKEN={key}",
+    ]
+
+
+DEMO = "demo"
+
+
+def launch(
+    context: typer.Context,
+    client: Annotated[
+        str | None, typer.Argument(help="The agent. Default: a menu, in a terminal.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Hub id, folder, or demo. Default: the best one here.")
+    ] = None,
+    tokens: ContextTokens = None,
+    show: Annotated[
+        bool, typer.Option("--print", help="Show environment, files and command; run nothing.")
+    ] = False,
+    direct: Annotated[
+        bool, typer.Option("--direct", help="Connect to the engine without a LiteLLM proxy.")
+    ] = False,
+    as_subagent: Annotated[
+        bool,
+        typer.Option("--as-subagent", help="Keep the agent's main model; add a local subagent."),
+    ] = False,
+) -> None:
+    """Run a coding agent on a local model. Arguments after `--` go to the agent.
+
+    Starts engine and proxy if they do not run. The agent gets its own variables, and files in a
+    folder that is removed afterwards. Your own settings of the agent are not written, and read only
+    with --as-subagent.
+    """
+    from ..gateway.foreground import Ended
+    from ..gateway.profile import executable
+    from ..gateway.session import Launch
+
+    registry = PluginRegistry.of(context)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    chosen = _client(client, registry, console) if client else _ask_client(registry, console)
+    if direct and as_subagent and chosen.forwards:
+        raise typer.BadParameter("its main model needs the proxy: leave out --direct")
+    if not show:
+        executable(chosen)  # fails before the user is asked for a model
+    found = _model(chosen, registry, model, tokens, console, as_subagent=as_subagent)
+    launched = Launch(
+        chosen, found.served(), context.args, dict(os.environ), direct, as_subagent=as_subagent
+    )
+    if show:
+        for line in launched.preview():
+            typer.echo(line)
+        return
+    show_step("model", found.summary)
+    if not found.here:
+        launched = replace(launched, served=_download(found, registry, tokens).served())
+    try:
+        code = launched.run(show_step)
+    except Ended as ended:
+        code = 128 + ended.number
+    raise typer.Exit(code)
+
+
+def _client(name: str, registry: PluginRegistry, console: Console) -> Client:
+    """For another name, shows the known clients and raises `BadRequest`."""
+    try:
+        return registry.client(name)
+    except BadRequest:
+        for line in _listed(registry):
+            console.print(Text(line))
+        like = near(name, registry.clients)
+        hint = f"; did you mean {' or '.join(map(repr, like))}?" if like else ""
+        raise BadRequest(f"no client {name!r} is known{hint}", param="client") from None
+
+
+def _listed(registry: PluginRegistry) -> list[str]:
+    """Lines for people, with the command that installs a missing one."""
+    return [f"{each.name:<10} {each.serves}{_missing(each)}" for each in registry.clients.values()]
+
+
+def _ask_client(registry: PluginRegistry, console: Console) -> Client:
+    clients, lines = list(registry.clients.values()), _listed(registry)
+    if not sys.stdin.isatty():
+        for line in lines or ["no client is installed as a plugin"]:
+            console.print(Text(line))
+        raise typer.Exit(2)
+    return clients[_pick(lines, "which client", console)]
+
+
+def _missing(client: Client) -> str:
+    from ..gateway.profile import is_installed
+
+    return "" if is_installed(client) else f"  (not installed: {client.install})"
+
+
+def _model(
+    client: Client,
+    registry: PluginRegistry,
+    model: str | None,
+    tokens: int | None,
+    console: Console,
+    *,
+    as_subagent: bool,
+) -> Candidate:
+    """Raises an error with the sizes if the model does not fit."""
+    from ..gateway.models import device_memory, named_or_best, require_fit, require_prompt_fits
+
+    memory = device_memory()
+    if model is None and sys.stdin.isatty() and sys.stderr.isatty():
+        model = _ask_model(registry, memory, console)
+    found = named_or_best(model, registry, memory, tokens)
+    if not as_subagent:  # its first request is smaller
+        require_prompt_fits(found, client)
+    require_fit(found, memory, tokens)
+    return found
+
+
+def _download(found: Candidate, registry: PluginRegistry, tokens: int | None) -> Candidate:
+    """Downloads in this process, which shows the progress; then examines it again."""
+    from ..gateway.models import candidate, device_memory
+    from ..serving.hub import folder_of
+
+    folder_of(found.model)
+    return candidate(found.model, registry, device_memory(), tokens)
+
+
+def _ask_model(registry: PluginRegistry, memory: int, console: Console) -> str:
+    from ..gateway.models import candidates_here, recommended, size
+
+    here = candidates_here(registry, memory)
+    names = [each.model for each in here]
+    lines = [each.summary for each in here]
+    for name, weights in recommended(registry, memory).items():
+        if name not in names:
+            names.append(name)
+            lines.append(f"{name}: about {size(weights)}, to be downloaded")
+    names.append(DEMO)
+    lines.append(f"{DEMO}: part of this package, a few MB; shows that it works, no more")
+    console.print(Text(f"{size(memory)} of memory for models", style="dim"))
+    return names[_pick(lines, "which model", console)]
+
+
+def _pick(lines: list[str], question: str, console: Console) -> int:
+    """Index of the line that the user selects by number; return selects the first."""
+    for number, line in enumerate(lines, 1):
+        console.print(Text(f"{number:>3}  {line}"))
+    while True:
+        try:
+            typed = console.input(f"{question}? [1] ").strip() or "1"
+        except (EOFError, KeyboardInterrupt):
+            raise typer.Exit(130) from None
+        if typed.isdigit() and 1 <= int(typed) <= len(lines):
+            return int(typed) - 1
+        console.print(Text(f"a number from 1 to {len(lines)}", style="dim"))

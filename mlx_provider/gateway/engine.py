@@ -1,0 +1,340 @@
+"""Starts, watches and ends the engine behind a proxy or a listener."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from ..client.connection import TRANSPORT, Connections
+from ..client.generation import EngineClient
+from ..client.http import HttpClient
+from ..client.runtime_folder import EngineLock
+from ..client.stream_connection import Address
+from ..config import PREFIX, runtime
+from ..errors import EngineUnavailable, MLXProviderError
+from ..protocol.events import Done, Failed, Usage
+from ..protocol.health import Figures, Health, RequestFigures
+from ..protocol.requests import GenerateRequest, ModelOptions
+from .config import Served, write_config
+from .proxy import Proxy, master_key, require_proxy, start_proxy
+
+END_LIMIT = 10.0
+
+
+def warm_up(engine: EngineClient, model: str, context: int | None = None) -> None:
+    """Generate one token, which starts the engine process. `context`: the operator's
+    `context_length`, so that the same entry is loaded as later. Raises the errors of the load."""
+    messages = [{"role": "user", "content": "Hi"}]
+    options = ModelOptions(context_length=context)
+    answered(engine, GenerateRequest(model=model, messages=messages, max_tokens=1, options=options))
+
+
+def warm_up_in_thread(engine: EngineClient, model: str, context: int | None = None) -> Future[None]:
+    pool = ThreadPoolExecutor(1, thread_name_prefix="warm-up")
+    future = pool.submit(warm_up, engine, model, context)
+    pool.shutdown(wait=False)
+    return future
+
+
+def answered(engine: EngineClient, request: GenerateRequest) -> Usage:
+    generation, usage = engine.submit(request), Usage(prompt_tokens=0, completion_tokens=0)
+    try:
+        while events := generation.get():
+            for event in events:
+                if isinstance(event, Failed):
+                    raise event.error.exception()
+                usage = event.usage if isinstance(event, Done) else usage
+    finally:
+        generation.close()
+    return usage
+
+
+def end_engine(engine: EngineClient) -> None:
+    """Waits for the end. Does nothing if none runs."""
+    try:
+        pid = engine.health().pid
+    except EngineUnavailable:
+        return
+    engine.close()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return
+        if _gone(pid):
+            return
+
+
+def end_idle_engine(environ: Mapping[str, str], reason: str, *, alone: bool = False) -> str:
+    """Once no request runs; `alone`: and no other program is connected. Returns what happens."""
+    engine = HttpClient(Address("http://engine", os.fspath(runtime(environ).socket)))
+    try:
+        pid = engine.health().pid
+        if not engine.stop(reason, "alone" if alone else "idle"):
+            others = "other program uses it" if alone else "request runs"
+            return f"process {pid} ends as soon as no {others}"
+    except EngineUnavailable:
+        return "none runs"
+    finally:
+        engine.close()
+    return f"process {pid} has ended" if _gone(pid) else f"process {pid} is ending"
+
+
+def _gone(pid: int) -> bool:
+    deadline = time.monotonic() + END_LIMIT
+    while not has_ended(pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def has_ended(pid: int) -> bool:
+    """Also true for a zombie: a starter that ended first leaves the engine to process 1, which in a
+    container may not wait for it."""
+    try:
+        os.kill(pid, 0)
+        return b") Z " in Path(f"/proc/{pid}/stat").read_bytes()
+    except ProcessLookupError:
+        return True
+    except OSError:  # a system without /proc
+        return False
+
+
+THREAD = "engine-progress"
+EVERY = 0.5
+"""Seconds between two polls, and between updates of a line in a terminal."""
+PATIENCE = 5.0
+"""Seconds until the first line about a load, and between new lines."""
+AGAIN = 30.0
+LEAST_TOKENS = 1000
+"""Of a prompt that is shown. Agents ask for a title with fewer."""
+
+Tell = Callable[[str, str], None]
+"""(phase, message) for the user."""
+ReadFigures = Callable[[], Figures]
+
+
+@contextmanager
+def _watching(run: Callable[[threading.Event], None]) -> Iterator[None]:
+    over = threading.Event()
+    thread = threading.Thread(target=run, args=(over,), name=THREAD, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(EVERY)
+
+
+@contextmanager
+def show_load(figures: ReadFigures, tell: Tell, patience: float = PATIENCE) -> Iterator[None]:
+    """Report loads and measurements during the block that take longer than `patience` seconds."""
+
+    def run(over: threading.Event) -> None:
+        began, last, at = time.monotonic(), "", 0.0
+        while not over.wait(patience):
+            now = time.monotonic()
+            try:
+                text = "; ".join(each.summary for each in figures().loading)
+            except EngineUnavailable:
+                text = "the engine process starts"
+            if text and (text != last or now - at > AGAIN):
+                last, at = text, now
+                tell("loading", f"{text} ({now - began:.0f} s)")
+
+    with _watching(run):
+        yield
+
+
+@contextmanager
+def watch_engine(
+    health: Callable[[], Health], then: str, screen: TextIO, tell: Tell
+) -> Iterator[None]:
+    """Report an end of the engine during the block, and `then`, its consequence. While a client
+    draws on the screen, the line waits for the block's end."""
+    hidden: list[str] = []
+
+    def run(over: threading.Event) -> None:
+        pid = None
+        while not over.wait(EVERY):
+            with suppress(EngineUnavailable):
+                pid = pid or health().pid
+            if pid is not None and has_ended(pid):
+                line = f"process {pid} has ended: {then}"
+                if screen.isatty() and not is_line_mode(screen):
+                    hidden.append(line)
+                else:
+                    tell("engine", line)
+                break
+
+    with _watching(run):
+        yield
+    for line in hidden:
+        tell("engine", line)
+
+
+@contextmanager
+def show_prefill(
+    figures: ReadFigures, screen: TextIO, every: float = EVERY, patience: float = PATIENCE
+) -> Iterator[None]:
+    """Show the progress of the first prompt during the block; every `patience` seconds if `screen`
+    is no terminal, else in one line, which is finally cleared."""
+
+    def run(over: threading.Event) -> None:
+        last = ""
+        while not over.wait(every if screen.isatty() else patience):
+            try:
+                found = _first_large(figures())
+            except MLXProviderError:
+                break
+            if found is not None and found.state == "prefill":
+                done = found.cached_tokens + found.prefilled_tokens
+                text = f"prompt: {done:,} of {found.prompt_tokens:,} tokens"
+                if text != last:
+                    _write_progress(screen, text)
+                last = text
+            elif found is not None or last:
+                break
+        if last and screen.isatty():
+            _write_progress(screen, "")
+
+    with _watching(run):
+        yield
+
+
+def _first_large(figures: Figures) -> RequestFigures | None:
+    large = (each for each in figures.requests if each.prompt_tokens >= LEAST_TOKENS)
+    return next((each for each in large if each.state in ("prefill", "decode")), None)
+
+
+def _write_progress(screen: TextIO, text: str) -> None:
+    if not screen.isatty():
+        print(text, file=screen, flush=True)
+        return
+    title = f"mlx-provider: {text}" if text else ""
+    line = f"\r{text}\x1b[K" if is_line_mode(screen) else f"\x1b]2;{title}\x07"  # xterm's OSC 2
+    with suppress(OSError):  # the terminal may be gone
+        os.write(screen.fileno(), line.encode())
+
+
+def is_line_mode(screen: TextIO) -> bool:
+    """Whether no program draws on the whole terminal, which a line would damage."""
+    try:
+        return bool(termios.tcgetattr(screen.fileno())[3] & termios.ICANON)
+    except termios.error:
+        return False
+
+
+START_LIMIT = 20.0
+
+
+@dataclass(frozen=True)
+class Apart:
+    proxy: Proxy
+    engine: EngineClient
+
+
+@contextmanager
+def gateway_apart(
+    config: Mapping[str, Any],
+    environ: Mapping[str, str] = os.environ,
+    *,
+    idle_seconds: int = 30,
+) -> Iterator[Apart]:
+    """Start a proxy for `config`; end it and its engine with the block. Does not wait for the
+    proxy. `idle_seconds`: until the engine ends if this process is killed.
+
+    It has its own runtime and state folders, so it neither uses nor ends an engine of the user, and
+    keeps no prefix of an earlier run. Raises `NotInstalled` or `EngineUnavailable`."""
+    require_proxy()
+    with ExitStack() as ending:
+        folder = Path(tempfile.mkdtemp(prefix="mlxp-"))  # short: the path of a socket is limited
+        ending.callback(shutil.rmtree, folder, ignore_errors=True)
+        own = {
+            PREFIX + "DISK_CACHE_BYTES": "0",
+            **environ,
+            TRANSPORT: "process",
+            PREFIX + "RUNTIME_DIR": os.fspath(folder),
+            "XDG_STATE_HOME": os.fspath(folder),
+            PREFIX + "IDLE_TIMEOUT": str(idle_seconds),
+        }
+        connections = Connections(own)
+        engine = connections.client(None, None)
+        ending.callback(_end_for_good, engine, runtime(own).lock)
+        ending.callback(connections.close)
+        proxy = start_proxy(write_config(config, folder), own)
+        ending.callback(proxy.stop)
+        yield Apart(proxy, engine)
+
+
+def _end_for_good(engine: EngineClient, lock: Path) -> None:
+    """Ends also an engine that does not listen yet."""
+    deadline = time.monotonic() + START_LIMIT
+    while time.monotonic() < deadline:
+        end_engine(engine)
+        if (free := EngineLock.try_take(lock)) is not None:
+            free.release()
+            return
+        time.sleep(0.1)
+
+
+def own_engine(environ: Mapping[str, str], ending: ExitStack) -> EngineClient:
+    """Its first request starts it; `ending` closes the connection."""
+    connections = Connections(environ)
+    ending.callback(connections.close)
+    return connections.client(None, None)
+
+
+def start_both(
+    served: Served, engine: EngineClient, start: Callable[[], Proxy], tell: Tell
+) -> Proxy:
+    """Load the model while `start` starts the proxy. Both are then ready."""
+    begun = time.monotonic()
+    warm = warm_up_in_thread(engine, served.model, served.options().get("context_length"))
+    with show_load(engine.figures, tell):
+        proxy = start()
+        warm.result()
+    tell("engine", f"{_engine_line(engine, served)}, {time.monotonic() - begun:.1f} s")
+    proxy.wait_ready()
+    tell("proxy", f"{proxy.url}, {time.monotonic() - begun:.1f} s")
+    return proxy
+
+
+@dataclass(frozen=True)
+class Listener:
+    url: str
+    key: str = field(repr=False)
+
+
+def open_listener(served: Served, engine: EngineClient, ending: ExitStack, tell: Tell) -> Listener:
+    """Load the model and open a listener, which `ending` closes. Raises the errors of the load, and
+    `EngineUnavailable` for an engine in this process."""
+    if not isinstance(engine, HttpClient):
+        raise EngineUnavailable("an engine in this process has no port for another program")
+    begun, key = time.monotonic(), master_key()
+    with show_load(engine.figures, tell):
+        warm_up(engine, served.model, served.options().get("context_length"))
+    wanted = {"key": key, "model": served.model, "max_tokens": served.output}
+    url, held = engine.open_door(wanted | {"options": served.options()})
+    ending.callback(held.end)
+    tell("engine", f"{_engine_line(engine, served)}, {time.monotonic() - begun:.1f} s")
+    return Listener(url, key)
+
+
+def _engine_line(engine: EngineClient, served: Served) -> str:
+    health: Health = engine.health()
+    status = next((each for each in health.models if each.model == served.model), None)
+    by = f", family {status.family} of plugin {status.plugin}" if status else ""
+    return f"process {health.pid} on {health.device}{by}"
