@@ -1,8 +1,9 @@
-"""An engine without threads: submit requests, step it, read their tokens. And plain greedy decoding
-with a `LoadedModel`, the reference for any engine."""
+"""An engine without threads: submit requests, step it, read their tokens. Plain greedy decoding
+with a `LoadedModel`, the reference for any engine. Pictures to ask about."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,7 +24,7 @@ from ..engine.speculation.policy import Policy, RowOdds
 from ..engine.step_output import Recorder
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Delta, Event, FinishReason, TokenLogprob
-from ..records import Features, LoadedModel, PrefillChunk, Prompt
+from ..records import Features, LoadedModel, MediaItem, PrefillChunk, Prompt
 
 
 @dataclass
@@ -241,3 +242,11 @@ def continue_greedily(
 def greedy(model: LoadedModel, prompt: Prompt, count: int, *, chunk: int = 0) -> list[int]:
     row = start(model, prompt, chunk=chunk)
     return continue_greedily(model, [row], row.cache, count)[0]
+
+
+def picture(seed: int, edge: int = 96) -> MediaItem:
+    """Six by six random patches."""
+    patches = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    at = np.arange(edge) * 6 // edge
+    pixels = np.ascontiguousarray(patches[at][:, at])
+    return MediaItem.of("image", pixels, hashlib.sha256(pixels.tobytes()).hexdigest())

@@ -53,14 +53,23 @@ class PrefixPart(StrEnum):
     conversation = "conversation"
 
 
+class Variant(StrEnum):
+    demo = "demo"
+    hybrid = "demo-hybrid"
+    image = "demo+image"
+
+
+Dtype = StrEnum("Dtype", ["float32", "bfloat16", "float16"])
+
+
 def prefix(
     context: typer.Context,
     part: Annotated[
         list[PrefixPart] | None, typer.Option(help="Repeat for several; all by default.")
     ] = None,
     variant: Annotated[
-        list[str] | None,
-        typer.Option(help="demo or demo-hybrid; +image: an image before the document; repeatable."),
+        list[Variant] | None,
+        typer.Option(help="A demo model; +image: an image before the document; repeatable."),
     ] = None,
     model: Annotated[
         Path | None,
@@ -73,25 +82,25 @@ def prefix(
     document: Annotated[int, typer.Option(help="Tokens of the conversation's document.")] = 17_000,
     turns: Annotated[int, typer.Option(help="Turns of the conversation.")] = 6,
     dtype: Annotated[
-        str | None, typer.Option(help="Expand the weights to it. Default: as they are.")
+        Dtype | None, typer.Option(help="Expand the weights to it. Default: as they are.")
     ] = None,
 ) -> None:
     """Measure what a stored prefix saves: time to first token, and a conversation."""
     preload()
-    from .prefix_cache import VARIANTS, Plan
+    from .prefix_cache import Plan
     from .prefix_cache import bench as measure
 
-    default = Plan()
-    talk = default.talk if variant is None else [v for v in variant if v in VARIANTS][:1]
+    default, variants = Plan(), [each.value for each in variant or ()]
+    talk = variants[:1] or default.talk
     if model is not None:
         model = model.resolve()
-        variant = talk = [model.name]
+        variants = talk = [model.name]
     print_result(
         measure(
             Plan(
-                variants=variant or default.variants,
+                variants=variants or default.variants,
                 sizes=tokens or default.sizes,
-                dtype=dtype,
+                dtype=dtype and dtype.value,
                 model=model,
                 talk=talk,
                 talk_document=document,

@@ -5,7 +5,6 @@ engine is stepped in this process."""
 
 from __future__ import annotations
 
-import hashlib
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,7 @@ from mlx_provider.engine.prefix_cache.tree import CacheKey, as_ids, key_tokens
 from mlx_provider.engine.scheduling.chunking import GRID
 from mlx_provider.engine.scheduling.costs import Costs
 from mlx_provider.records import LoadedModel, MediaItem, PrefillChunk, Prompt
-from mlx_provider.testing.driver import TokenOutput, new_engine, new_request
+from mlx_provider.testing.driver import TokenOutput, new_engine, new_request, picture
 
 from .model_speed import WORDS
 from .report import Result, against, print_rows, size_of, surroundings
@@ -96,16 +95,6 @@ def words_of(asked: Asked, image: Mapping[str, Any] | None) -> list[dict[str, An
         messages.append({"role": "user", "content": question})
         messages.append({"role": "assistant", "content": reply})
     return [*messages, {"role": "user", "content": asked.question}]
-
-
-def picture(seed: int, edge: int) -> MediaItem:
-    """Six by six random patches."""
-    import numpy as np
-
-    patches = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
-    at = np.arange(edge) * 6 // edge
-    pixels = np.ascontiguousarray(patches[at][:, at])
-    return MediaItem.of("image", pixels, hashlib.sha256(pixels.tobytes()).hexdigest())
 
 
 def document(model: LoadedModel, tokens: int, seed: int) -> str:
@@ -271,7 +260,8 @@ Report = Callable[[str], None]
 
 def bench(plan: Plan, report: Report) -> Result:
     """JSON-able. `report` gets what is measured; tables go to stderr."""
-    result = surroundings(plan.dtype or "of the checkpoint") | _models(plan, report)
+    own = "float32" if plan.model is None else "of the checkpoint"
+    result = surroundings(plan.dtype or own) | _models(plan, report)
     _print(result)
     return result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -79,7 +80,14 @@ and with others than MLX's own, attention here never holds its scores."""
 )
 def test_the_peak_of_a_request_is_within_its_reservation(family: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "m"), family]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     peak, reserved, kept = json.loads(done.stdout)
     assert peak <= 1.2 * reserved

@@ -4,7 +4,6 @@ one checkpoint in one format; a check is a function, and its docstring is the pr
 from __future__ import annotations
 
 import gc
-import hashlib
 import itertools
 import json
 import weakref
@@ -16,7 +15,6 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from ...engine.execution import solo_rows
 from ...engine.execution.probe import Probe, exact_rows, probe
@@ -30,7 +28,7 @@ from ...protocol.events import Event, Failed, TokenLogprob
 from ...records import LoadedModel, LoadOptions, MediaItem, ModelFamily, Prompt
 from ...serving.kernels import equip
 from .. import DEMO, HYBRID
-from ..driver import Alternating, alone, new_engine, new_request, output_of, run, start
+from ..driver import Alternating, alone, new_engine, new_request, output_of, picture, run, start
 from . import Case, Laboratory, NotApplicable, cases, checkpoint, demand, same
 
 FORMATS = ("float32", "bfloat16", "4 bit")
@@ -175,13 +173,6 @@ def _quantise(model: nn.Module) -> None:
 
 def _divisible(path: str, layer: nn.Module) -> bool:
     return hasattr(layer, "to_quantized") and layer.weight.shape[-1] % GROUP == 0
-
-
-def picture(seed: int, edge: int = 96) -> MediaItem:
-    """Six by six random patches."""
-    patches = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
-    pixels = patches.repeat(edge // 6, axis=0).repeat(edge // 6, axis=1)
-    return MediaItem.of("image", pixels, hashlib.sha256(pixels.tobytes()).hexdigest())
 
 
 def user(words: str, *, sees: bool = False) -> dict[str, Any]:

@@ -173,7 +173,8 @@ def plain_text(of: Format | Thoughts) -> None:
 
     def check(parts: list[str]) -> None:
         text = "".join(parts)
-        if any(marker in text for marker in of.parser.visible() if len(marker) > 2):
+        marks = [marker for marker in of.parser.visible() if len(marker) > 2]
+        if text.isspace() or any(marker in text for marker in marks):
             return
         for chunks in ([text], list(text)):
             found = of.read(chunks, False)
