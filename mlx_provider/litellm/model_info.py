@@ -140,7 +140,7 @@ def chosen_by(litellm_params: Mapping[str, Any], model: str) -> Literal["owner",
     `model_info`, because all models of a comma list share `metadata`. A script that calls without a
     router is the owner."""
     info = litellm_params.get("model_info") or {}
-    if not info and not litellm_params.get("proxy_server_request"):
+    if "id" not in info and not litellm_params.get("proxy_server_request"):  # no router's entry
         return "owner"
     return "owner" if info.get(CONFIGURED) == Configured(model) else "client"
 

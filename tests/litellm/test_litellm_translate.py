@@ -375,7 +375,9 @@ def test_the_config_entry_of_the_call_decides_who_chose_the_model(info, origin):
     """Closed where no entry is known behind a proxy, or its model is not known."""
     params = {"model_info": info, "proxy_server_request": {"body": {}}}
     assert request(model_name="/models/a", litellm_params=params).origin == origin
-    assert request(model_name="/models/a").origin == "owner"
+    script = {"model_info": {"mlx": {"tool_parser": "hermes"}}}
+    for given in ({}, script):
+        assert request(model_name="/models/a", litellm_params=given).origin == "owner"
 
 
 def test_time_limit_reaches_the_engine():
