@@ -7,7 +7,8 @@
 | `context_in_memory` | tokens of context that fit into this machine's memory |
 | `prepare_mlx`, `preload_blas`, `active_blas` | this process, before MLX is imported |
 | `load_model` | a model in this process, with the kernels that an engine would choose |
-| `gateway_apart`, `Apart`, `EngineClient`, `Proxy` | a separate engine and a proxy for a command |
+| `engine_apart`, `EngineClient` | a separate engine for a command |
+| `gateway_apart`, `Apart`, `Proxy` | a separate engine and a proxy for a command |
 | `proxy_config`, `TIMEOUT`, `require_proxy` | the configuration of such a proxy |
 | `answered` | the complete reply of the engine to a request |
 | `GenerateRequest`, `ModelOptions` | a request to the engine |
@@ -40,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 from .client.generation import EngineClient
 from .config import PREFIX, EngineSettings, installed_version
 from .gateway.config import TIMEOUT, proxy_config
-from .gateway.engine import Apart, answered, gateway_apart
+from .gateway.engine import Apart, answered, engine_apart, gateway_apart
 from .gateway.foreground import PASSED_ON, Ended
 from .gateway.models import MEMORY_SHARE, device_memory, needs
 from .gateway.profile import direct
@@ -80,6 +81,7 @@ __all__ = [
     "checkpoint",
     "context_in_memory",
     "direct",
+    "engine_apart",
     "folder_of",
     "free_port",
     "full_name",

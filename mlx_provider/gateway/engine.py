@@ -247,34 +247,41 @@ class Apart:
 
 
 @contextmanager
-def gateway_apart(
-    config: Mapping[str, Any],
+def engine_apart(
     environ: Mapping[str, str] = os.environ,
-    *,
-    idle_seconds: int = 30,
-) -> Iterator[Apart]:
-    """Start a proxy for `config`; end it and its engine with the block. Does not wait for the
-    proxy. `idle_seconds`: until the engine ends if this process is killed.
+) -> Iterator[tuple[EngineClient, dict[str, str]]]:
+    """An engine that starts at its first request and ends with the block (if this process is
+    killed: when it has been idle), and the variables by which others find it.
 
     It has its own runtime and state folders, so it neither uses nor ends an engine of the user, and
-    keeps no prefix of an earlier run. Raises `NotInstalled` or `EngineUnavailable`."""
-    require_proxy()
+    keeps no prefix of an earlier run."""
     with ExitStack() as ending:
-        folder = Path(tempfile.mkdtemp(prefix="mlxp-"))  # short: the path of a socket is limited
+        folder = tempfile.mkdtemp(prefix="mlxp-")  # short: the path of a socket is limited
         ending.callback(shutil.rmtree, folder, ignore_errors=True)
         own = {
             PREFIX + "DISK_CACHE_BYTES": "0",
+            PREFIX + "IDLE_TIMEOUT": "30",
             **environ,
             TRANSPORT: "process",
-            PREFIX + "RUNTIME_DIR": os.fspath(folder),
-            "XDG_STATE_HOME": os.fspath(folder),
-            PREFIX + "IDLE_TIMEOUT": str(idle_seconds),
+            PREFIX + "RUNTIME_DIR": folder,
+            "XDG_STATE_HOME": folder,
         }
         connections = Connections(own)
         engine = connections.client(None, None)
         ending.callback(_end_for_good, engine, runtime(own).lock)
         ending.callback(connections.close)
-        proxy = start_proxy(write_config(config, folder), own)
+        yield engine, own
+
+
+@contextmanager
+def gateway_apart(
+    config: Mapping[str, Any], environ: Mapping[str, str] = os.environ
+) -> Iterator[Apart]:
+    """A proxy for `config` in front of `engine_apart`; both end with the block. Does not wait for
+    the proxy. Raises `NotInstalled` or `EngineUnavailable`."""
+    require_proxy()
+    with engine_apart(environ) as (engine, own), ExitStack() as ending:
+        proxy = start_proxy(write_config(config, Path(own[PREFIX + "RUNTIME_DIR"])), own)
         ending.callback(proxy.stop)
         yield Apart(proxy, engine)
 

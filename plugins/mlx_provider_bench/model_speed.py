@@ -6,16 +6,28 @@ cache and decodes."""
 from __future__ import annotations
 
 import random
-import tempfile
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from statistics import median
+from typing import Any
 
-from mlx_provider.commands import folder_of
+from mlx_provider.commands import (
+    Delta,
+    Done,
+    EngineClient,
+    Failed,
+    GenerateRequest,
+    engine_apart,
+    folder_of,
+)
+from mlx_provider.errors import MLXProviderError
 
 from .report import Result, print_rows, shown, surroundings
-from .servers import OURS, Answer, Client, Messages, running
+
+Messages = Sequence[dict[str, Any]]
 
 SAMPLE = 200
 """Words of the prompt from which tokens per word are measured."""
@@ -42,6 +54,26 @@ class Plan:
     reply: int = 128
 
 
+@dataclass(frozen=True)
+class Answer:
+    """Times in seconds since the request was sent."""
+
+    first: float
+    """Until the first text; until the end if there was none."""
+    total: float
+    tokens: int
+    prompt: int
+    failure: str = ""
+
+    @property
+    def pace(self) -> float:
+        return (self.tokens - 1) / max(1e-9, self.total - self.first)
+
+
+Ask = Callable[[Sequence[Messages], int], list[Answer]]
+"""Sends all prompts at once, for so many tokens each. Answers in order."""
+
+
 def bench(plan: Plan, report: Callable[[str], None]) -> Result:
     """JSON-able. `report` gets what is measured; a table goes to stderr. Raises `ModelNotFound`,
     `BadRequest`, `EngineUnavailable`, or `RequestFailed` if the model cannot be loaded. A row that
@@ -50,23 +82,19 @@ def bench(plan: Plan, report: Callable[[str], None]) -> Result:
     result = surroundings("of the checkpoint") | {"model": plan.model, "rows": []}
     total = len(plan.streams) * len(plan.prompts)
     report(f"an engine starts, loads {plan.model} and times its passes on this device")
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        running(OURS, folder, Path(scratch) / "engine.log") as server,
-    ):
-        client = Client(server)
-        per_word = client.ask(question("sample", SAMPLE), 1).prompt / SAMPLE
+    with engine_apart() as (engine, _):
+        ask = partial(ask_together, engine, str(folder))
+        per_word = _ask(engine, str(folder), question("sample", SAMPLE), 1).prompt / SAMPLE
         for count in plan.streams:
             report(f"streams: {count}; a short reply compiles kernels and is not measured")
-            client.ask_together(questions("warming", count, SAMPLE), WARMING)
+            ask(questions("warming", count, SAMPLE), WARMING)
             for tokens in plan.prompts:
                 which = f"{len(result['rows']) + 1} of {total}"
                 report(f"{which}: streams: {count}, prompts of {tokens:,} tokens")
                 asked = questions(f"{tokens}", count, round(tokens / per_word))
-                found = row(client, asked, tokens, plan.reply)
+                found = row(ask, asked, tokens, plan.reply)
                 report(f"{which}: {_figures(found)}")
                 result["rows"].append(found)
-        client.close()
     print_rows(f"{plan.model}, {result['device']}", _TABLE, result["rows"])
     return result
 
@@ -78,10 +106,10 @@ def _figures(row: Result) -> str:
     return ", ".join(f"{name}: {shown(value)}" for name, value in known.items())
 
 
-def row(client: Client, asked: Sequence[Messages], tokens: int, reply: int) -> Result:
+def row(ask: Ask, asked: Sequence[Messages], tokens: int, reply: int) -> Result:
     """`tokens`: of a prompt, as planned. Times are in seconds."""
-    computed = client.ask_together(asked, 1)
-    decoded = computed if failed(computed) else client.ask_together(asked, reply)
+    computed = ask(asked, 1)
+    decoded = computed if failed(computed) else ask(asked, reply)
     found: Result = {"prompt": tokens, "streams": len(asked)}
     if why := failed(decoded):
         return found | {"failed": why}
@@ -95,6 +123,39 @@ def row(client: Client, asked: Sequence[Messages], tokens: int, reply: int) -> R
         "pace": median(paces) if paces else None,
         "rate": sum(paces) if paces else None,
     }
+
+
+def ask_together(
+    engine: EngineClient, model: str, prompts: Sequence[Messages], max_tokens: int
+) -> list[Answer]:
+    def one(messages: Messages) -> Answer:
+        try:
+            return _ask(engine, model, messages, max_tokens)
+        except MLXProviderError as error:
+            return Answer(0, 0, 0, 0, failure=error.message[:200])
+
+    pool = ThreadPoolExecutor(len(prompts))
+    try:
+        return list(pool.map(one, prompts))
+    finally:  # a signal ends the wait at once; the requests end with their engine
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _ask(engine: EngineClient, model: str, messages: Messages, max_tokens: int) -> Answer:
+    """Greedy. Raises the errors of the engine."""
+    began, first, usage = time.perf_counter(), None, None
+    asked = {"messages": messages, "max_tokens": max_tokens, "sampling": {"temperature": 0}}
+    generation = engine.submit(GenerateRequest.model_validate({"model": model, **asked}))
+    while events := generation.get():
+        for event in events:
+            if isinstance(event, Failed):
+                raise event.error.exception()
+            if isinstance(event, Delta) and event.reasoning + event.content and first is None:
+                first = time.perf_counter() - began
+            usage = event.usage if isinstance(event, Done) else usage
+    total = time.perf_counter() - began
+    tokens, prompt = (usage.completion_tokens, usage.prompt_tokens) if usage else (0, 0)
+    return Answer(total if first is None else first, total, tokens, prompt)
 
 
 def failed(answers: Sequence[Answer]) -> str:

@@ -28,8 +28,8 @@ from compare.verdict import not_faster, ratios, without_rival
 from mlx_provider.commands import load_model
 from mlx_provider.errors import BadRequest, EngineUnavailable
 from mlx_provider.families.checkpoint import read_json
-from mlx_provider_bench.servers import Answer, Kept, Kind, Server
 from peers import PeerClient, chat_pieces, chat_request, questions, through_proxy
+from servers import Answer, Kept, Kind, Server
 
 SUBJECT = Subject("llama", "4bit", Path(), sees=False)
 SMALL = Plan(crowd=4, words=4, reply=8, rounds=1, streams=(1, 2), prompt=300, limit=300)

@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 
 from mlx_provider.commands import Ended, long_command
-from mlx_provider_bench.servers import held
+from servers import held
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/environ").exists(), reason="processes are found by their environment"

@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 from mlx_provider.cli.app import build
 from mlx_provider.registry import PluginRegistry
-from mlx_provider_bench.model_speed import row
-from mlx_provider_bench.servers import Answer
+from mlx_provider_bench.model_speed import Answer, row
 
 
 def test_a_row_for_each_length_and_number_of_streams(
@@ -37,24 +36,20 @@ def test_a_row_for_each_length_and_number_of_streams(
     assert "2 of 4: refused: " in told
 
 
-class Scripted:
-    """A server with one answer for prompts that it has not seen, and another for the others."""
-
-    def __init__(self, *answers: list[Answer]) -> None:
-        self._answers = list(answers)
-
-    def ask_together(self, asked: Any, reply: int) -> list[Answer]:
-        return self._answers.pop(0)
+def scripted(*answers: list[Answer]) -> Callable[[Any, int], list[Answer]]:
+    """One answer for prompts that the engine has not seen, and another for the others."""
+    left = iter(answers)
+    return lambda asked, reply: next(left)
 
 
 def answer(first: float, total: float, tokens: int, failure: str = "") -> Answer:
-    return Answer("", first, total, tokens, 0, failure=failure, prompt=100)
+    return Answer(first, total, tokens, 100, failure)
 
 
 def test_streams_are_timed_while_all_of_them_decode() -> None:
     computed = [answer(1.0, 1.0, 1), answer(2.0, 2.0, 1)]
     decoded = [answer(0.5, 1.5, 11), answer(0.5, 1.0, 11)]
-    found = row(Scripted(computed, decoded), [[], []], 100, 11)  # type: ignore[arg-type]
+    found = row(scripted(computed, decoded), [[], []], 100, 11)
     assert found == {
         "prompt": 100,
         "streams": 2,
@@ -68,12 +63,12 @@ def test_streams_are_timed_while_all_of_them_decode() -> None:
 def test_a_reply_that_came_at_once_has_no_rate() -> None:
     """A short one whose tokens were all drafted."""
     answers = [answer(1.0, 1.0, 1)], [answer(0.5, 0.5001, 3)]
-    assert row(Scripted(*answers), [[]], 100, 16)["rate"] is None  # type: ignore[arg-type]
+    assert row(scripted(*answers), [[]], 100, 16)["rate"] is None
 
 
 def test_a_stream_that_is_refused_fails_its_row() -> None:
     answers = [answer(1.0, 1.0, 1), answer(1.0, 1.0, 0, "no memory")]
-    found = row(Scripted(answers), [[], []], 100, 11)  # type: ignore[arg-type]
+    found = row(scripted(answers), [[], []], 100, 11)
     assert found == {"prompt": 100, "streams": 2, "failed": "no memory"}
 
 

@@ -25,7 +25,7 @@ from typer.main import get_group
 from mlx_provider.errors import BadRequest, RequestFailed
 from mlx_provider_bench import commands
 from mlx_provider_bench.report import Result, print_rows
-from mlx_provider_bench.servers import stop
+from servers import stop
 
 OURS = "mlx-provider"
 PEERS = ("mlx-lm", "mlx_lm", "mlx_vlm")

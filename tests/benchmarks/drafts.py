@@ -23,8 +23,8 @@ from draft_pair import write_pair
 from mlx_provider.config import PREFIX
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider_bench.report import Result, print_rows, surroundings
-from mlx_provider_bench.servers import OURS, Client, Kind, Messages, Server, running
 from peers import MLX_LM, MLX_VLM, Run, both, same
+from servers import OURS, Client, Kind, Messages, Server, running
 from stories import ask_all, short_stories
 
 HYBRID = Path(mlx_provider.__file__).parent / "demo" / "hybrid"

@@ -25,8 +25,8 @@ from mlx_provider.gateway.engine import gateway_apart
 from mlx_provider.gateway.proxy import Proxy
 from mlx_provider.protocol.requests import GenerateRequest, Sampling
 from mlx_provider_bench.report import Result, against, print_rows, surroundings
-from mlx_provider_bench.servers import Answer, Client, Messages, Server
 from peers import HELLO, Run, through_proxy
+from servers import Answer, Client, Messages, Server
 from stories import ask_all, short_stories
 
 NAME = "measured"
@@ -64,7 +64,8 @@ def per_token(turns: Sequence[Turn]) -> float:
 def bench(plan: Plan) -> Result:
     """Run the plan; JSON-able. A table goes to stderr."""
     result = surroundings("float32") | {"model": plan.model}
-    with gateway_apart(proxy_config(NAME, plan.model), idle_seconds=600) as apart:
+    environ = {**os.environ, "MLX_PROVIDER_IDLE_TIMEOUT": "600"}
+    with gateway_apart(proxy_config(NAME, plan.model), environ) as apart:
         engine, proxy = apart.engine, apart.proxy
         proxy.wait_ready()
         server = Server(through_proxy(NAME), proxy.url, Path(), proxy.key, alias=NAME)

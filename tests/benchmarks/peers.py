@@ -17,7 +17,7 @@ import httpx
 from mlx_provider.errors import RequestFailed
 from mlx_provider_bench.model_speed import ORDER, WORDS
 from mlx_provider_bench.prefix_cache import Asked, words_of
-from mlx_provider_bench.servers import (
+from servers import (
     Answer,
     Client,
     Kind,

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 
 from mlx_provider_bench.model_speed import WORDS
-from mlx_provider_bench.servers import Client, Messages
 from peers import Run
+from servers import Client, Messages
 
 
 def short_stories(count: int, turn: int) -> list[Messages]:

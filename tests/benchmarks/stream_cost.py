@@ -20,8 +20,8 @@ from tempfile import TemporaryDirectory
 
 from gateway_share import cpu_seconds
 from mlx_provider_bench.report import Result, against, print_rows, surroundings
-from mlx_provider_bench.servers import OURS, Client, Kept
 from peers import HELLO, MLX_LM, MLX_VLM, chat_pieces, gateway_request, through_proxy
+from servers import OURS, Client, Kept
 from stories import ask_all, short_stories
 from tiny import build
 

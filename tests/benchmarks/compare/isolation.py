@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 from mlx_provider.errors import RequestFailed
-from mlx_provider_bench.servers import Answer, Messages
 from peers import HELLO, both, questions
+from servers import Answer, Messages
 
 from .begun import Begun
 from .plan import Plan, Subject

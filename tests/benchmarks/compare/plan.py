@@ -9,8 +9,8 @@ from pathlib import Path
 
 from mlx_provider.errors import BadRequest
 from mlx_provider_bench.prefix_cache import IMAGE_EDGE
-from mlx_provider_bench.servers import OURS, Kind
 from peers import MLX_LM, MLX_VLM
+from servers import OURS, Kind
 
 from .formats import FORMATS, refuse_unknown, write_format
 from .others import Other

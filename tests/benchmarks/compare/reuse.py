@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from mlx_provider_bench.model_speed import document
 from mlx_provider_bench.prefix_cache import Asked
-from mlx_provider_bench.servers import Answer, Messages
 from peers import messages_of
+from servers import Answer, Messages
 
 from .plan import Plan, Subject
 from .rows import Row, Rows

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mlx_provider_bench.servers import Answer
 from peers import same
+from servers import Answer
 
 from .plan import Subject
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlx_provider.commands import Proxy, gateway_apart, proxy_config
+from mlx_provider.commands import PREFIX, Proxy, gateway_apart, proxy_config
 from mlx_provider.errors import EngineUnavailable, RequestFailed
-from mlx_provider_bench.servers import OURS, START_LIMIT, Answer, Kept, Messages, Server, held
 from peers import HELLO, THINKING, PeerClient, through_proxy
+from servers import OURS, START_LIMIT, Answer, Kept, Messages, Server, held
 
 from .others import Other, key_of, model_of
 from .plan import Plan, Subject
@@ -147,9 +147,9 @@ def opened(plan: Plan, subject: Subject) -> Iterator[tuple[list[Side], list[Abse
 
 def _proxy(ending: ExitStack, config: Mapping[str, Any], variables: Mapping[str, str]) -> Proxy:
     """A proxy that answers; it and its engine end with `ending`."""
-    environ = {**os.environ, **variables, "HF_HUB_OFFLINE": "1"}
+    own = {PREFIX + "IDLE_TIMEOUT": str(IDLE_SECONDS), "HF_HUB_OFFLINE": "1"}
     with held():
-        apart = ending.enter_context(gateway_apart(config, environ, idle_seconds=IDLE_SECONDS))
+        apart = ending.enter_context(gateway_apart(config, {**os.environ, **variables, **own}))
     apart.proxy.wait_ready()
     return apart.proxy
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from mlx_provider_bench.servers import Messages
 from peers import Run, questions
+from servers import Messages
 
 from .plan import Plan, Subject
 from .progress import say

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mlx_provider_bench.model_speed import document
-from mlx_provider_bench.servers import Answer, Messages
 from peers import both, questions
+from servers import Answer, Messages
 
 from .begun import Begun
 from .plan import Plan, Subject
