@@ -57,16 +57,16 @@ def subject(tmp_path: Path) -> Subject:
 
 def test_a_wrong_reuse_shows(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     store = subject.warm._store
-    resume = store.resume
+    acquire = store.acquire
 
     def spoilt(match: Any, *given: Any, **more: Any) -> Any:
-        cache, holding = resume(match, *given, **more)
+        cache, lease = acquire(match, *given, **more)
         if match.length > 100:
             for layer in cache:
                 layer.values = layer.values[..., ::-1]
-        return cache, holding
+        return cache, lease
 
-    monkeypatch.setattr(store, "resume", spoilt)
+    monkeypatch.setattr(store, "acquire", spoilt)
     row = _first_tokens(subject, "llama", 200)
     assert row["same_tokens"] != "15/15"
 

@@ -27,9 +27,7 @@ def restored(
 ) -> tuple[list[Any], int]:
     """A row with what memory and disk have of a prompt, and how many tokens that is."""
     ids, make = as_ids(tokens), model.make_cache
-    found = prefix_cache.on_disk(
-        key, ids, limit=len(ids) - 1, make_cache=make, room=room, grid=grid
-    )
+    found = prefix_cache.on_disk(key, ids, make, room, grid)
     if found is not None and found.available:
         restore = found.start()
         while not restore.ended:

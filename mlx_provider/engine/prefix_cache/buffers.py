@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -39,7 +40,7 @@ class RowBuffers:
         first: int = 0,
         base: RowBuffers | None = None,
     ) -> None:
-        """`base`: the common prefix, which holds the tokens before `first`."""
+        """`base`: the common prefix, which holds tokens `[0, first)`."""
         self.layers = layers
         self.first = first
         self.base = base
@@ -89,7 +90,7 @@ class RowBuffers:
         return not self.intact and not self.in_use
 
     def arrays(self, leaf: int, start: int, stop: int) -> list[Any]:
-        """Views of tokens `start .. stop`. Drop them before the row's next pass."""
+        """Views of tokens `[start, stop)`. Drop them before the row's next pass."""
         layer = self.layers[leaf]
         found = own_arrays(layer) if isinstance(layer, Prefix) else kv_arrays(layer)
         return [each[..., start:stop, :] for each in found]
@@ -166,7 +167,7 @@ class RowBuffers:
             set_arrays(layer, grown)
 
     def divided(self, at: int) -> RowBuffers:
-        """Make the first `at` tokens a prefix for other rows. Copies each layer once."""
+        """Make tokens `[0, at)` a prefix for other rows. Copies each layer once."""
         mx.eval([own_arrays(layer) for layer in self.layers.values()])  # or raise before a change
         room = self.capacity - at
         layers = {x: divide(layer, at, room) for x, layer in self.layers.items()}
@@ -270,15 +271,15 @@ class Leases:
         """`least`: fewest tokens to share; `None`: this model's rows share none."""
         self._store = store
         self._budget = budget
-        self._least = least
+        self._least = inf if least is None else max(1, least)
 
     def prepare(self, match: Match) -> bool:
         """Split the entry where the row will leave it. Returns whether to match again."""
-        own = _last(match)
-        if own is not None and self._may_take(own, match):
+        own = self._takeable(match)
+        if own is not None:
             return self._cut_behind(own, match)
-        first = segment_of(match.path[0]).held if match.path else None
-        if self._least is None or first is None or first.common or first.first:
+        first = _first(match)
+        if first is None or first.common or first.first:
             return False
         at = self._divisible(first, match)
         return bool(at) and self._divide(first, at, match.path)
@@ -288,24 +289,23 @@ class Leases:
     ) -> tuple[Lease, dict[int, int]]:
         """Give a fresh row cache what it need not copy. Returns the row's lease, and the tokens in
         place, by leaf index. `room`, `spare` (bytes): see `RowBuffers.grow`."""
-        own = _last(match)
-        if own is not None and self._may_take(own, match) and not self._beyond(own, match):
+        own = self._takeable(match)
+        if own is not None and not self._beyond(own, match):
             own.move_to(cache, match.length)
             self._store.use_slack(own)
             lease = Lease(own, own.base, own.first)
             own.grow(match.length, room, spare // max(1, segment_of(match.path[0]).token_bytes))
             lease.capacity = own.capacity
             return lease, dict.fromkeys(own.layers, match.length)
-        layers, base = own_layers(cache), self._common(match)
-        if base is None:
+        layers, base = own_layers(cache), _first(match)
+        length = 0 if base is None else _end(base, match)
+        if base is None or not base.common or length < self._least:
             own = RowBuffers(layers) if layers else None
             return self._known(Lease(own)), {}
-        length = _end(base, match)
         for leaf, prefix in base.head(length).items():
             begin_with(layers[leaf], prefix)
-        own = None
-        if layers.keys() == base.layers.keys():
-            own = RowBuffers(layers, length, base)
+        whole = layers.keys() == base.layers.keys()
+        own = RowBuffers(layers, length, base) if whole else None
         lease = self._known(Lease(own, base, length))
         lease.capacity = length + whole_steps(match.length + room - length)
         return lease, dict.fromkeys(base.layers, length)
@@ -314,7 +314,7 @@ class Leases:
         """Another row with the tokens of a row whose prompt is complete. Both share all tokens but
         the last, if these are enough."""
         own = lease.own
-        if own is not None and self._least is not None and own.is_of(cache) and own.base is None:
+        if own is not None and own.is_of(cache) and own.base is None:
             held = min(int(layer.offset) for layer in own.layers.values())
             if held > self._least and divisible(own.layers):
                 self._divide(own, held - 1, self._store.nodes_in(own))
@@ -329,19 +329,18 @@ class Leases:
 
     def claim(self, match: Match) -> Lease | None:
         """What a queued prompt will use. It stays while memory is made."""
-        own = _last(match)
-        if own is not None and self._may_take(own, match):
+        own, first = self._takeable(match), _first(match)
+        if own is not None:
             tokens, shared, steps = match.length, own.first, 0
             claimed = [each for each in (own.base, own) if each is not None]
+        elif first is None or first.first:
+            return None
         else:
-            first = segment_of(match.path[0]).held if match.path else None
-            if self._least is None or first is None or first.first:
-                return None
             tokens = _end(first, match) if first.common else self._divisible(first, match)
             shared, claimed = tokens, [first]
             steps = 0 if first.common else STEP_TOKENS  # a row that is divided may take one more
-        if tokens < max(1, self._least or 0) and claimed[-1] is not own:
-            return None
+            if tokens < self._least:
+                return None
         each = segment_of(match.path[0]).token_bytes
         nbytes = (tokens - steps) * each
         return Lease(shared=shared, claimed=tuple(claimed), claimed_bytes=nbytes, token_bytes=each)
@@ -376,15 +375,17 @@ class Leases:
         if base is not None and own is not None:
             self._store.move(base, own)
 
-    def _may_take(self, own: RowBuffers, match: Match) -> bool:
-        if own.common or own.needed or not own.intact:
-            return False
+    def _takeable(self, match: Match) -> RowBuffers | None:
+        """The buffers that a row may take over, with all that it needs."""
+        own = segment_of(match.path[-1]).held if match.path else None
+        if own is None or own.common or own.needed or not own.intact:
+            return None
         fits = all(
             segment_of(node).held is (own if node.start >= own.first else own.base)
             for node in match.path
         )
         # what the row would overwrite is copied
-        return fits and self._beyond(own, match) <= match.length - own.first
+        return own if fits and self._beyond(own, match) <= match.length - own.first else None
 
     def _beyond(self, own: RowBuffers, match: Match) -> int:
         return max(node.stop for node in self._store.nodes_in(own)) - match.length
@@ -401,19 +402,13 @@ class Leases:
         self._store.recount()
         return True
 
-    def _common(self, match: Match) -> RowBuffers | None:
-        base = segment_of(match.path[0]).held if match.path and self._least is not None else None
-        if base is None or not base.common or _end(base, match) < (self._least or 0):
-            return None
-        return base
-
     def _divisible(self, row: RowBuffers, match: Match) -> int:
         """The first tokens of a row that others can share. 0: none, or too few for the copy."""
         if not divisible(row.layers):
             return 0
         held = min(int(layer.offset) for layer in row.layers.values())
         at = min(_end(row, match), held - 1)  # one token at least stays the row's own
-        return 0 if at < max(1, self._least or 0) or held > 2 * at else at
+        return 0 if at < self._least or held > 2 * at else at
 
     def _divide(self, row: RowBuffers, at: int, path: Sequence[Node]) -> bool:
         """Copy the buffers once. `path`: the nodes in them."""
@@ -431,8 +426,8 @@ class Leases:
         return tried.fault is None
 
 
-def _last(match: Match) -> RowBuffers | None:
-    return segment_of(match.path[-1]).held if match.path else None
+def _first(match: Match) -> RowBuffers | None:
+    return segment_of(match.path[0]).held if match.path else None
 
 
 def _end(buffers: RowBuffers, match: Match) -> int:

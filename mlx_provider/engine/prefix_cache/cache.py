@@ -39,7 +39,6 @@ rest."""
 SPARE_SHARE = 4
 """A continued conversation may get this fraction (1/n) of the free budget for later turns."""
 MAX_OUTLINED = 40
-"""Most nodes in the figures."""
 
 
 @dataclass
@@ -119,26 +118,16 @@ class PrefixCache:
         return cache, lease
 
     def leases(self, least: int | None) -> Leases:
-        """`least`: fewest tokens that several rows share; `None`: they share none."""
         return Leases(self._store, self._budget, least)
 
     def on_disk(
-        self,
-        key: CacheKey,
-        ids: Ids,
-        *,
-        limit: int,
-        make_cache: Callable[[], list[Any]],
-        room: int,
-        grid: int = 1,
+        self, key: CacheKey, ids: Ids, make_cache: Callable[[], list[Any]], room: int, grid: int = 1
     ) -> Restore | None:
-        """`None`: there is no disk tier."""
+        """What a row of `room` tokens would get that memory has not. `None`: there is no disk
+        tier."""
         if self.disk is None:
             return None
-        return Restore(
-            self.disk, self._store, key, ids, limit=limit, grid=grid, make_cache=make_cache,
-            room=room,
-        )  # fmt: skip
+        return Restore(self.disk, self._store, key, ids, make_cache, room, grid)
 
     def save_head(self, key: CacheKey, ids: Ids, cache: list[Any], start: int) -> None:
         """Write a row to disk during its prefill, if the disk is fast enough. The last pass
@@ -231,7 +220,8 @@ class PrefixCache:
             if own is not None:
                 own.count(len(ids), row.token_bytes(complete=False))
             budget = self._budget()  # what the cache counts is no longer the row's
-            leaf = self._add(key, ids, path, budget, session)
+            share = self._sessions.share(session, budget)
+            leaf = self._store.add(key, ids, path, budget=budget, share=share)
             self._save(key, ids, path, shared)
         except Unstorable as reason:
             self._warn_once(str(reason))
@@ -248,15 +238,6 @@ class PrefixCache:
             each = path.row.token_bytes(complete=path.row.complete) + ID_BYTES
             self._sessions.pin(session, leaf, len(ids) * each, awaited=awaited)
         return min(leaf.stop, len(ids))
-
-    def _add(
-        self, key: CacheKey, ids: Ids, path: LivePath, budget: int, session: str | None
-    ) -> Node | None:
-        if len(ids) and not self._store.fits_layout(key, path):
-            self._warn_once("a row with another KV shape or dtype than the stored ones is not kept")
-            return None
-        share = self._sessions.share(session, budget)
-        return self._store.add(key, ids, path, budget=budget, share=share)
 
     def _save(self, key: CacheKey, ids: Ids, path: LivePath, shared: int) -> None:
         """Of the states inside messages, only those that rows wanted before are written."""

@@ -45,7 +45,6 @@ log = logging.getLogger(__name__)
 
 FOLDER = "prefixes"
 FREE_SHARE = 0.1
-"""Share of the space that is free without the prefix cache."""
 MOST_BYTES = 20 * 10**9
 EDGE = 512
 """Most tokens of a file: limits the memory to write or read it, and what is copied into a row
@@ -145,41 +144,34 @@ class Stored:
     state: Header | None
 
 
+@dataclass(eq=False)
 class Restore:
     """Finds the part of a prompt that only the disk has, and fills a row with all that is stored.
 
     Engine thread only: the reader's thread calls it there.
     """
 
-    def __init__(
-        self,
-        disk: DiskTier,
-        store: Store,
-        key: CacheKey,
-        ids: Ids,
-        *,
-        limit: int,
-        grid: int,
-        make_cache: Callable[[], list[Any]],
-        room: int,
-    ) -> None:
-        """`limit`: most tokens to restore, a multiple of `grid`. `room`: tokens of the row."""
-        self._disk, self._store, self._key, self._ids = disk, store, key, ids
-        self._limit, self._grid = limit, grid
-        self._make_cache, self._room = make_cache, room
-        self._in_memory = 0
-        self._found: Stored | None = None
-        self._filler: RowFiller | None = None
-        self._reached = 0
-        self._stops: dict[str, int] = {}
-        """Where the prompt leaves each segment, by the name of its file."""
-        self._state: Snapshot | None = None
-        self.ended = False
-        """Any thread may read this."""
-        self.cache: list[Any] | None = None
-        """The row cache once the restore has ended. `None`: nothing was restored."""
-        self.length = 0
-        """Tokens in it."""
+    disk: DiskTier
+    store: Store
+    key: CacheKey
+    ids: Ids
+    make_cache: Callable[[], list[Any]]
+    room: int
+    """Tokens of the row."""
+    grid: int
+    """The row resumes at a multiple of this."""
+    ended: bool = False
+    """Any thread may read this."""
+    cache: list[Any] | None = None
+    """The row cache once the restore has ended. `None`: nothing was restored."""
+    length: int = 0
+    _in_memory: int = 0
+    _found: Stored | None = None
+    _filler: RowFiller | None = None
+    _reached: int = 0
+    _stops: Mapping[str, int] = field(default_factory=dict)
+    """Where the prompt leaves each segment, by the name of its file."""
+    _state: Snapshot | None = None
 
     @property
     def available(self) -> int:
@@ -187,24 +179,24 @@ class Restore:
         return self._find()[1].length
 
     def start(self) -> Restore:
-        self._disk.read(self)
+        self.disk.read(self)
         return self
 
     def _find(self) -> tuple[Walk, Stored]:
-        ids = self._ids[: self._limit]
-        walk = self._store.walk(self._key, ids)
-        self._in_memory = Match.of(walk, self._ids).length // self._grid * self._grid
+        ids = self.ids[:-1]  # one token at least is prefilled
+        walk = self.store.walk(self.key, ids)
+        self._in_memory = Match.of(walk, self.ids).length // self.grid * self.grid
         complete = all(node.complete for node, _ in walk.steps)
-        return walk, self._disk.find(
-            self._key, ids, walk.shared, complete=complete, usable=self._usable
+        return walk, self.disk.find(
+            self.key, ids, walk.shared, complete=complete, usable=self._usable
         )
 
     def _usable(self, length: int) -> int:
         """The largest length within `length` at which the row may resume. 0: memory has as many
         tokens."""
-        at = outside_spans(self._ids, length)
-        while at % self._grid:
-            at = outside_spans(self._ids, at - at % self._grid)
+        at = outside_spans(self.ids, length)
+        while at % self.grid:
+            at = outside_spans(self.ids, at - at % self.grid)
         return at if at > self._in_memory else 0
 
     # -- steps of the reader
@@ -217,11 +209,11 @@ class Restore:
         if not found.length:
             self.abandon()
             return []
-        self._disk.touch(self._key, self._ids[: found.length])
+        self.disk.touch(self.key, self.ids[: found.length])
         states = frozenset(leaf for leaf, _ in found.state.layers) if found.state else frozenset()
-        room = self._room - found.length
+        room = self.room - found.length
         self._found = found
-        self._filler = RowFiller(self._make_cache(), found.length, room, states)
+        self._filler = RowFiller(self.make_cache(), found.length, room, states)
         for node, agreed in walk.steps:
             stop = min(node.start + agreed, found.length)
             if node.start < stop:
@@ -250,10 +242,9 @@ class Restore:
         return True
 
     def stop(self, name: str, reason: BadFile | OSError) -> None:
-        """A file cannot be read."""
         if self.ended:
             return
-        self._disk.damaged(name, reason)
+        self.disk.damaged(name, reason)
         useless = self._found is None or self._found.state is not None
         self._end(self._usable(0 if useless else self._reached))
 
@@ -476,7 +467,6 @@ def _cuts(start: int, stop: int, prompted: int | None) -> list[int]:
 
 
 def _own(folder: Path) -> None:
-    """Create the folder, or check that only this user can use it."""
     try:
         make_folder(folder)
         found = folder.lstat()

@@ -42,8 +42,6 @@ class Session:
 
 
 class Sessions:
-    """The newest path of each session."""
-
     def __init__(self) -> None:
         self._known: OrderedDict[str, Session] = OrderedDict()
         self._turn = 0
@@ -268,7 +266,10 @@ class _Sizes:
         return self.path[-1].stop if self.path else 0
 
     def of(self, stop: int) -> int:
-        stored = sum(_share(node, stop) for node in self.path if node.start < stop)
+        stored = 0
+        for node in self.path:
+            tokens = max(0, min(stop, node.stop) - node.start)
+            stored += node.token_bytes * tokens // len(node.tokens)
         return stored + self.beyond(stop)
 
     def beyond(self, stop: int) -> int:
@@ -283,7 +284,3 @@ class _Sizes:
                 return min(within, limit)
             budget -= size
         return min(limit, self.shared + budget // self.each)
-
-
-def _share(node: Node, stop: int) -> int:
-    return node.token_bytes * (min(stop, node.stop) - node.start) // len(node.tokens)

@@ -25,7 +25,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -182,7 +182,6 @@ Shapes = list[tuple[str, tuple[int, ...]]]
 
 
 def _begin(file: BinaryIO, name: str, versions: str) -> tuple[Header, Shapes, Mapping[str, str]]:
-    """Read all but the arrays."""
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if length > MAX_HEADER:
@@ -257,10 +256,8 @@ def _digest(metadata: Mapping[str, str]) -> Any:
     return hashlib.sha256(json.dumps(sorted(metadata.items())).encode())
 
 
-class Call(Protocol):
-    """Runs a function on the engine thread, between steps."""
-
-    def __call__(self, function: Callable[[], T], /) -> Future[T]: ...
+Call = Callable[[Callable[[], Any]], Future[Any]]
+"""Runs a function on the engine thread, between steps."""
 
 
 class Closed(Exception):
@@ -307,7 +304,7 @@ class Reader:
         self._on_engine_thread(restore.finish)
 
     def _on_engine_thread(self, function: Callable[[], T]) -> T:
-        future = self._call(function)
+        future: Future[T] = self._call(function)
         while not future.done():
             wait([future], CLOSE_CHECK_SECONDS)
             if self._closed and not future.done():
@@ -356,7 +353,6 @@ class Writer:
         self._thread.start()
 
     def do(self, job: Callable[..., None], *arguments: Any) -> None:
-        """Returns at once."""
         self._jobs.put((job, *arguments))
 
     def flush(self) -> None:

@@ -130,7 +130,7 @@ class ArrayPack:
         return self.stacks[stack][row : row + 1].squeeze(0)  # an index alone copies (MLX 0.32.4)
 
     def cut(self, start: int, stop: int) -> ArrayPack:
-        """Copies of tokens `start .. stop` of the token axis (-2)."""
+        """Copies of tokens `[start, stop)` of the token axis (-2)."""
         stacks = tuple(mx.contiguous(stack[..., start:stop, :]) for stack in self.stacks)
         mx.eval(stacks)
         return ArrayPack(stacks, self.places)

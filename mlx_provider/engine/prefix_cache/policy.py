@@ -20,7 +20,6 @@ from ..memory import MemoryProfile, profile
 from ..request import PrefillJob, Request, Row
 from .buffers import Lease, divisible, own_layers, shares
 from .cache import PrefixCache
-from .disk import Restore
 from .layers import Kind
 from .store import NEAR, RECENT
 from .tree import CacheKey, Ids, Match, as_ids, key_tokens, outside_spans
@@ -75,7 +74,7 @@ class PrefixCachePolicy:
             job.ids = as_ids(key_tokens(job.prompt))
         key = self._key(job.request)
         job.match = self._match(key, job.ids)
-        on_disk = self._on_disk(key, job.ids)
+        on_disk = self._cache.on_disk(key, job.ids, self._make_cache, 0, self._grid)
         beyond = 0 if on_disk is None else on_disk.available
         job.estimated_cached = max(job.match.length, beyond)
 
@@ -88,11 +87,6 @@ class PrefixCachePolicy:
         it finds stored."""
         few = len(job.tokens) - max(job.match.shared, job.estimated_cached) <= NEAR
         return not few and job.cost <= job.estimated_cached
-
-    def _on_disk(self, key: CacheKey, ids: Ids, room: int = 0) -> Restore | None:
-        return self._cache.on_disk(
-            key, ids, limit=len(ids) - 1, make_cache=self._make_cache, room=room, grid=self._grid
-        )
 
     def _match(self, key: CacheKey, ids: Ids) -> Match:
         return self._cache.match(key, ids, limit=len(ids) - 1)
@@ -144,7 +138,8 @@ class PrefixCachePolicy:
         if job.match is None or not self._cache.holds(job.match):
             self.look_up(job)
         if job.restore is None:
-            on_disk = self._on_disk(self._key(job.request), job.ids, room)
+            key = self._key(job.request)
+            on_disk = self._cache.on_disk(key, job.ids, self._make_cache, room, self._grid)
             if on_disk is not None and on_disk.available:
                 job.restore = on_disk.start()
                 return None
@@ -251,26 +246,15 @@ class PrefixCachePolicy:
         ids: Ids,
         cache: list[Any],
         snapshots: dict[int, Any],
-        *,
-        awaited: bool = False,
-        beyond: bool = False,
-        lease: Lease | None = None,
+        **more: Any,
     ) -> None:
-        """`awaited`: the next request of its session will come. `beyond`: the cache holds more
-        tokens."""
+        """`more`: see `PrefixCache.insert`."""
+        prompted = len(request.prompt.tokens)
         stored = self._cache.insert(
-            self._key(request),
-            ids,
-            cache,
-            snapshots,
-            prompted=len(request.prompt.tokens),
-            session=request.session,
-            awaited=awaited,
-            beyond=beyond,
-            lease=lease,
-        )
-        new = min(stored, len(request.prompt.tokens)) - request.cached
-        request.stored = max(request.stored, new)
+            self._key(request), ids, cache, snapshots, prompted=prompted, session=request.session,
+            **more,
+        )  # fmt: skip
+        request.stored = max(request.stored, min(stored, prompted) - request.cached)
 
     def give_back(self, rows: Iterable[Row]) -> None:
         for row in rows:
@@ -339,13 +323,7 @@ class WholePasses(PrefixCachePolicy):
         while at := usable.length % self._shapes.tokens:
             usable = self._cache.match(key, ids, limit=usable.length - at)
         # the longest stored path shows where the prompt leaves it
-        return replace(
-            usable,
-            shared=found.shared,
-            branch=found.branch,
-            diverged_at=found.diverged_at,
-            stored_token=found.stored_token,
-        )
+        return replace(found, length=usable.length, path=usable.path, stateful=usable.stateful)
 
     def _whole(self, done: int) -> int:
         return self._shapes.whole(done)

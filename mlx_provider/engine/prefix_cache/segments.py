@@ -87,7 +87,6 @@ class RowParts:
     window: Mapping[int, list[Any]]
     """The same for windows that have not wrapped."""
     complete: bool
-    """Whether these are all layers."""
     exact: bool
     """Whether no layer holds more than `length` tokens, so that its state is a valid snapshot."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from .buffers import RowBuffers
 from .eviction import Fit, Share, evict, fit, value
-from .layers import Snapshot, take_snapshot
+from .layers import Snapshot, Unstorable, take_snapshot
 from .segments import RowParts
 from .tree import (
     CacheKey,
@@ -59,7 +59,6 @@ class LivePath:
 
     @cached_property
     def states(self) -> Mapping[int, Snapshot]:
-        """By token count, for paths with layers that cannot be cut."""
         last = take_snapshot(self.cache) if self.row.exact else None
         return {**self.given, **({} if last is None else {self.row.length: last})}
 
@@ -113,16 +112,17 @@ class Store:
 
     # -- growth
 
-    def fits_layout(self, key: CacheKey, source: LivePath) -> bool:
-        return self._layouts.get(key, source.row.layout) == source.row.layout
-
     def add(
         self, key: CacheKey, ids: Ids, source: LivePath, *, budget: int, share: Share
     ) -> Node | None:
         """Store a path as far as its share permits, evicting others for it. Returns the last
-        stored node, if any."""
+        stored node, if any. Raises `Unstorable` if it could not be joined with the stored ones."""
         if len(ids) == 0:
             return None
+        if self._layouts.get(key, source.row.layout) != source.row.layout:
+            raise Unstorable(
+                "a row with another KV shape or dtype than the stored ones is not kept"
+            )
         root = self.roots.get(key) or new_root(self.tally)
         found = walk(root, ids, len(ids))
         complete = source.row.complete and all(node.complete for node, _ in found.steps)

@@ -87,7 +87,7 @@ class Tally:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """Tokens `start .. stop` of every path through it. Its parent ends where it starts."""
+    """Tokens `[start, stop)` of every path through it. Its parent ends where it starts."""
 
     tokens: Ids
     start: int
@@ -157,29 +157,27 @@ def segment_of(node: Node) -> Segment:
 
 @dataclass(frozen=True)
 class Walk:
+    """The stored path that is closest to a prompt."""
+
     steps: tuple[tuple[Node, int], ...]
     """Nodes along the path, each with the number of its tokens that match."""
     shared: int
+    """Tokens `[0, shared)` of the prompt are stored."""
     diverged_at: int | None
-    """First position that differs from the closest stored path."""
+    """First position that differs from the path, if any."""
     stored_token: int | None
     branch: int = 0
     """`diverged_at`, if another prompt continues there. 0 if at most a reply does."""
 
 
 @dataclass(frozen=True)
-class Match:
-    """A row can resume with the tokens `[0, length)` of a prompt; `[0, shared)` are stored."""
+class Match(Walk):
+    """A row can resume with the tokens `[0, length)` of a prompt: less than `shared` if a state is
+    missing."""
 
-    length: int
-    asked: int
-    shared: int
-    """Tokens in common with the closest stored path. More than `length` if a state is missing."""
-    branch: int
-    """Tokens before the point where this prompt leaves another one. 0: it leaves none."""
-    diverged_at: int | None
-    """First position that differs from that path, if any."""
-    stored_token: int | None
+    length: int = 0
+    asked: int = 0
+    """Tokens of the prompt."""
     path: tuple[Node, ...] = ()
     stateful: Node | None = None
     """Its snapshot is needed."""
@@ -202,8 +200,8 @@ class Match:
                 length, stateful = node.stop, node
         path = tuple(node for node, _ in found.steps if node.start < length)
         return cls(
-            length, len(ids), found.shared, found.branch, found.diverged_at, found.stored_token,
-            path, stateful, version,
+            **vars(found), length=length, asked=len(ids), path=path, stateful=stateful,
+            version=version,
         )  # fmt: skip
 
     @property
