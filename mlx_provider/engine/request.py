@@ -146,7 +146,7 @@ class Row:
     retry_alone: bool = False
     """After a failed device step: it decodes alone once before it joins other rows."""
 
-    holding: Lease | None = None
+    lease: Lease | None = None
     """Its buffers that entries of the prefix cache may refer to."""
     merged: int = 0
     """Tokens of the longest row in its shared cache after the next pass. 0: it has its own."""
@@ -369,7 +369,7 @@ class PrefillJob:
     def drop_cache(self) -> None:
         self.cache = None
         for row in self.rows:
-            row.holding = None
+            row.lease = None
 
     def leave_prefix(self) -> None:
         """Use no stored prefix, so that the selection of tokens does not depend on it."""

@@ -237,7 +237,7 @@ def test_rows_use_what_the_cache_counts(qwen3: TextModel, *, cancelled: bool) ->
     engine.submit(request)
     while len(request.rows[0].tokens) < 5:
         engine.step()
-    own = request.rows[0].holding
+    own = request.rows[0].lease
     assert own is not None
     assert own.stored == stored.in_use > 0
     alone_bytes = 1024 * (len(COMMON) + 30)
@@ -308,7 +308,7 @@ def test_capacity_for_later_turns_is_always_charged(qwen3: TextModel) -> None:
     request = asked(own.engine, LONG)
     for reply in (30, 500):
         request = own.turn(request, reply)
-        held = request.rows[0].holding
+        held = request.rows[0].lease
         assert held is not None
         rooms = []
         while not own.engine.idle:

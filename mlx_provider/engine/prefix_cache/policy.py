@@ -98,20 +98,20 @@ class PrefixCachePolicy:
         if not self._cache.holds(job.match):
             self.look_up(job)
         if job.estimated_cached == job.match.length:  # else more of it comes from disk, as copies
-            job.rows[0].holding = self._leases.claim(job.match)
+            job.rows[0].lease = self._leases.claim(job.match)
         self._claim_forks(job)
 
     def trim(self, row: Row, tokens: int) -> None:
-        if self._leases is not None and row.holding is not None:
-            self._leases.trim(row.holding, tokens)
+        if self._leases is not None and row.lease is not None:
+            self._leases.trim(row.lease, tokens)
 
     def _claim_forks(self, job: PrefillJob) -> None:
-        first, further = job.rows[0].holding, len(job.rows) - 1
+        first, further = job.rows[0].lease, len(job.rows) - 1
         nbytes = self.fork_bytes(len(job.tokens), further + 1) // max(1, further)
         if first is not None and first.base is not None:
             nbytes = min(nbytes, first.base.stored)
         for row in job.rows[1:]:
-            row.holding = Lease(claimed_bytes=nbytes) if nbytes else None
+            row.lease = Lease(claimed_bytes=nbytes) if nbytes else None
 
     def fork_bytes(self, tokens: int, rows: int) -> int:
         if self._least is None or not self._forks or tokens <= self._least:
@@ -122,12 +122,12 @@ class PrefixCachePolicy:
         return max(0, steps) * STEP_TOKENS * each
 
     def fork(self, rows: Sequence[Row], cache: list[Any]) -> list[list[Any]]:
-        first, caches = rows[0].holding, [cache]
+        first, caches = rows[0].lease, [cache]
         for row in rows[1:]:
             if first is None or self._leases is None:
-                copied, row.holding = deepcopy(cache), None
+                copied, row.lease = deepcopy(cache), None
             else:
-                copied, row.holding = self._leases.fork(first, cache)
+                copied, row.lease = self._leases.fork(first, cache)
             caches.append(copied)
         return caches
 
@@ -155,9 +155,9 @@ class PrefixCachePolicy:
             match = replace(
                 match, length=restored.length, shared=max(match.shared, restored.length)
             )
-            job.rows[0].holding = None if self._leases is None else self._leases.lease(job.cache)
+            job.rows[0].lease = None if self._leases is None else self._leases.lease(job.cache)
         else:
-            job.cache, job.rows[0].holding = self._cache.acquire(
+            job.cache, job.rows[0].lease = self._cache.acquire(
                 match, self._make_cache, room=room - match.length, leases=self._leases
             )
         self._claim_forks(job)
@@ -228,7 +228,7 @@ class PrefixCachePolicy:
         if job.cache is not None and whole and job.done >= WORTH_KEEPING:
             self._insert(
                 job.request, job.ids[: job.done], job.cache, job.snapshots,
-                lease=job.rows[0].holding,
+                lease=job.rows[0].lease,
             )  # fmt: skip
 
     def keep_row(self, row: Row, tokens: Sequence[int], cache: list[Any]) -> None:
@@ -238,7 +238,7 @@ class PrefixCachePolicy:
         prompt = as_ids(key_tokens(row.request.prompt))
         ids = np.concatenate([prompt, as_ids(tokens)])
         awaited = row.finish == "tool_calls" or row.request.retain
-        self._insert(row.request, ids, cache, {}, awaited=awaited, lease=row.holding)
+        self._insert(row.request, ids, cache, {}, awaited=awaited, lease=row.lease)
 
     def _insert(
         self,
@@ -258,18 +258,18 @@ class PrefixCachePolicy:
 
     def give_back(self, rows: Iterable[Row]) -> None:
         for row in rows:
-            if self._leases is not None and row.holding is not None:
-                self._leases.release(row.holding)
+            if self._leases is not None and row.lease is not None:
+                self._leases.release(row.lease)
 
     def settle(self, rows: Iterable[Row], cache_of: Callable[[Row], Sequence[Any] | None]) -> None:
         """The layout may have merged rows, or united their buffers with a prefix."""
         for row in rows:
-            if row.holding is not None and row.holding.buffers:
+            if row.lease is not None and row.lease.buffers:
                 cache = cache_of(row)
                 if cache is None:
                     self.give_back([row])
-                elif self._leases is not None and row.holding.base and not shares(cache):
-                    self._leases.unite(row.holding)
+                elif self._leases is not None and row.lease.base and not shares(cache):
+                    self._leases.unite(row.lease)
 
     def _key(self, request: Request) -> CacheKey:
         return CacheKey(self._model.info.fingerprint, self._kv, request.salt)

@@ -160,7 +160,7 @@ class Admission:
 
     def spare(self, row: Row) -> int:
         """Bytes of the capacity that a row has only for later turns of its conversation."""
-        if row.holding is None or row.holding.capacity <= self.kv_needed(row):
+        if row.lease is None or row.lease.capacity <= self.kv_needed(row):
             return 0
         reserved = self._bytes(row, self._tokens_reserved(row))
         return max(0, reserved - self._bytes(row, self.kv_needed(row)))
@@ -178,13 +178,13 @@ class Admission:
         return self.outgrown(row) or row.merged > self._first_capacity(row.request)[0]
 
     def _own_bytes(self, row: Row) -> int:
-        stored = 0 if row.holding is None else row.holding.stored
+        stored = 0 if row.lease is None else row.lease.stored
         return max(0, self._bytes(row, self._tokens_reserved(row)) - stored)
 
     def _bytes(self, row: Row, tokens: int) -> int:
         """Cache bytes of a row of this capacity, also of what it uses of the prefix cache."""
         whole = self.budget.row_bytes(tokens)
-        return whole if row.holding is None else whole + row.holding.beyond(tokens)
+        return whole if row.lease is None else whole + row.lease.beyond(tokens)
 
     def _tokens_to_run(self, row: Row) -> int:
         """Tokens of a row that are prefilled, or may have to be prefilled again."""
@@ -197,7 +197,7 @@ class Admission:
     def _own_capacity(self, row: Row) -> int:
         """Token capacity of a row in a cache of its own."""
         first, longest = self._first_capacity(row.request)
-        held = 0 if row.holding is None else row.holding.capacity
+        held = 0 if row.lease is None else row.lease.capacity
         return kv_capacity(first, longest, row.held + 1, held)
 
     def _first_capacity(self, request: Request) -> tuple[int, int]:

@@ -318,7 +318,7 @@ class Scheduler:
             if fits:
                 self._give_back(rows)
         for row in job.rows:  # if it is admitted, it begins at once and holds more
-            row.holding = None
+            row.lease = None
         # behind a prefix, a row may take more than without it, which may be all that there is
         return fits or (claims and not rows and self._make_room(job, claims=False))
 

@@ -202,7 +202,7 @@ class Commit:
         self.drop(running)
         scheduler.leave(running)
         for row in rows:
-            row.holding = None
+            row.lease = None
         if not request.unfinished:
             self._state.ended.append(request)
             for job in scheduler.drop(request):
@@ -214,7 +214,7 @@ class Commit:
         self._state.drafting.forget(rows)
         self._state.charge_merged()
         for row in rows:
-            row.holding, row.merged = None, 0
+            row.lease, row.merged = None, 0
 
     def keep(self, request: Request, running: Sequence[Row]) -> None:
         """Store what rows and prefills of a request have computed in the prefix cache."""
