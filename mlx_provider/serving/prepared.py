@@ -18,7 +18,7 @@ from ..protocol.events import Accepted, Delta, FinishReason, TokenLogprob
 from ..protocol.requests import EmbedRequest, GenerateRequest
 from ..records import Embedding, ModelInfo, Pooling, Prompt, ShowsHidden, ShowsLogits
 from .grants import account
-from .prompt import Turn, prepare, prompt_text, taken_media
+from .prompt import Turn, media_support, prepare, prompt_text
 from .structure import Form, form_of, make_row
 from .weights import ModelView
 
@@ -85,7 +85,7 @@ def prepare_generation(
         prompt_tokens=len(prompt.tokens),
         max_tokens=request.max_tokens,
         context_length=view.info.context_length,
-        vision="image" in taken_media(view.info, wire.options).kinds,
+        vision="image" in media_support(view.info, wire.options).kinds,
         reasoning=view.reasoning_parser is not None,
         temperature=request.params.temperature,
         top_p=request.params.top_p,

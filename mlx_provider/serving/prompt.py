@@ -11,7 +11,7 @@ from typing import Any
 
 from ..chat.media.fetch import MediaPolicy
 from ..chat.media.load import MediaClaim, load_media
-from ..chat.messages.normalise import Normalised, Taken, normalise
+from ..chat.messages.normalise import MediaSupport, Normalised, normalise
 from ..chat.messages.tools_as_text import (
     described_tools,
     fold_tools,
@@ -314,17 +314,17 @@ def normalised_messages(
         system_role=info.system_role,
         alternate=info.alternate,
         tool_media=info.tool_media,
-        taken=replace(taken_media(info, request.options), unreadable=unreadable or {}),
+        taken=replace(media_support(info, request.options), unreadable=unreadable or {}),
         # the beginning of a reply is one text
         text_parts=info.template.text_parts - ({"assistant"} if request.continues else set()),
         about_tools=about_tools,
     )
 
 
-def taken_media(info: ModelInfo, options: ModelOptions) -> Taken:
+def media_support(info: ModelInfo, options: ModelOptions) -> MediaSupport:
     if options.modality == "text":
-        return Taken(frozenset(), "the operator serves this model as text only")
-    return Taken(info.media)
+        return MediaSupport(frozenset(), "the operator serves this model as text only")
+    return MediaSupport(info.media)
 
 
 def _media(

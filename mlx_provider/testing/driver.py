@@ -20,7 +20,7 @@ from ..engine.request import PrefillJob, Request, Row, SamplingParams
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
 from ..engine.speculation.costs import Ask, Asks
-from ..engine.speculation.policy import Policy, RowOdds
+from ..engine.speculation.policy import Policy, RowAcceptance
 from ..engine.step_output import Recorder
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Delta, Event, FinishReason, TokenLogprob
@@ -170,7 +170,7 @@ class Eager(Policy):
         super().__init__(beside_prompts=True)
 
     def wanted(
-        self, rows: Sequence[Sequence[RowOdds | None]], others: int, seconds: object
+        self, rows: Sequence[Sequence[RowAcceptance | None]], others: int, seconds: object
     ) -> list[Asks]:
         """0 to `most` for each row, all of them in turn, of one drafter after the other."""
         self.turns += 1
@@ -179,7 +179,7 @@ class Eager(Policy):
             for i, row in enumerate(rows)
         ]
 
-    def _ask(self, row: Sequence[RowOdds | None], turn: int, drafts: int) -> Asks:
+    def _ask(self, row: Sequence[RowAcceptance | None], turn: int, drafts: int) -> Asks:
         able = [source for source, odds in enumerate(row) if odds is not None]
         return (Ask(able[turn % len(able)], drafts),) if drafts else ()
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from mlx_provider.engine.scheduling.costs import Curve
-from mlx_provider.engine.speculation.policy import Policy, RowOdds
+from mlx_provider.engine.speculation.policy import Policy, RowAcceptance
 from speculation_curves import DEVICES
 
 DEVICE = "M3 Max, dense 8B"
@@ -37,8 +37,8 @@ def decided(curve: Curve, rows: int, drafters: int) -> float:
     return median(spent)
 
 
-def _trusted(policy: Policy, drafter: int, row: int) -> RowOdds:
-    odds = RowOdds()
+def _trusted(policy: Policy, drafter: int, row: int) -> RowAcceptance:
+    odds = RowAcceptance()
     odds.odds.learn(round(20 * SHARES[(drafter + row) % len(SHARES)]), 20)
     policy.sources[drafter].everyone.learn(14, 20)
     return odds

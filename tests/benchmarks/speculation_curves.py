@@ -17,7 +17,7 @@ from mlx_provider.engine.scheduling.chunking import StepPlan
 from mlx_provider.engine.scheduling.costs import Costs, PassTimer
 from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
 from mlx_provider.engine.speculation.costs import Kind
-from mlx_provider.engine.speculation.policy import Policy, RowOdds
+from mlx_provider.engine.speculation.policy import Policy, RowAcceptance
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import Prompt
 from mlx_provider.testing.driver import TokenOutput
@@ -90,7 +90,7 @@ class Draw:
 
     luck: Luck
     dice: random.Random
-    odds: RowOdds = field(default_factory=RowOdds)
+    odds: RowAcceptance = field(default_factory=RowAcceptance)
     tokens: int = 0
     drafts: int = 0
     accepted: int = 0

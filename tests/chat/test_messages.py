@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_provider.chat.messages.normalise import Normalised, Taken, normalise
+from mlx_provider.chat.messages.normalise import MediaSupport, Normalised, normalise
 from mlx_provider.chat.messages.tools_as_text import fold_tools
 from mlx_provider.chat.messages.turns import NO_RESULT
 from mlx_provider.errors import BadRequest, MediaError
@@ -320,7 +320,7 @@ def test_refusal_names_the_part(messages: Any, param: str) -> None:
 
 
 def test_media_that_are_refused_are_named() -> None:
-    taken = Taken(frozenset(), "this model takes text only")
+    taken = MediaSupport(frozenset(), "this model takes text only")
     with pytest.raises(MediaError, match=r"messages\[0\]\.content\[1\]: this model takes text"):
         client("05", taken=taken)
 
@@ -329,17 +329,17 @@ def test_no_model_takes_audio() -> None:
     audio = [{"type": "input_audio", "input_audio": {"data": "abc", "format": "wav"}}]
     sent = [{"role": "user", "content": audio}]
     sees = frozenset({"image", "video"})
-    done = normalise(sent, hoist_system=False, taken=Taken(sees))
+    done = normalise(sent, hoist_system=False, taken=MediaSupport(sees))
     assert done.messages[0]["content"] == "[audio omitted: this model cannot take it]"
     with pytest.raises(MediaError, match="takes text and image; remove the audio"):
-        normalise(sent, hoist_system=False, taken=Taken(sees, "takes text and image"))
+        normalise(sent, hoist_system=False, taken=MediaSupport(sees, "takes text and image"))
 
 
 @pytest.mark.parametrize("tool_media", [True, False])
 @pytest.mark.parametrize("name", ["04", "05"])
 def test_text_model_reads_on_past_images_of_users_and_tools(name: str, tool_media: bool) -> None:
     seen = client(name, tool_media=tool_media)
-    done = client(name, tool_media=tool_media, taken=Taken(frozenset()))
+    done = client(name, tool_media=tool_media, taken=MediaSupport(frozenset()))
     assert done.media == ()
     assert len(done.warnings) == len(seen.media) > 0
     shown = [m["content"] for m in done.messages]
@@ -352,7 +352,7 @@ def test_only_what_is_not_taken_is_left_out() -> None:
     frames = {"type": "video_url", "video_url": ["data:,a"]}
     image = {"type": "image_url", "image_url": {"url": "data:,"}}
     sent = [{"role": "user", "content": [image, frames, image]}]
-    done = normalise(sent, hoist_system=False, taken=Taken(frozenset({"image"})))
+    done = normalise(sent, hoist_system=False, taken=MediaSupport(frozenset({"image"})))
     kinds = [part["type"] for part in done.messages[0]["content"]]
     assert kinds == ["image", "text", "image"]
     assert [ref.path for ref in done.media] == ["messages[0].content[0]", "messages[0].content[2]"]
@@ -360,7 +360,7 @@ def test_only_what_is_not_taken_is_left_out() -> None:
 
 
 def test_accepted_media_change_nothing() -> None:
-    assert client("04", taken=Taken(frozenset({"image"}))) == client("04")
+    assert client("04", taken=MediaSupport(frozenset({"image"}))) == client("04")
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
@@ -489,6 +489,6 @@ def test_images_without_number_that_a_model_cannot_take_cost_linear_time() -> No
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     given = [{"role": "user", "content": [image] * 20_000}]
     began = time.process_time()
-    made = normalise(given, hoist_system=False, taken=Taken(frozenset()))
+    made = normalise(given, hoist_system=False, taken=MediaSupport(frozenset()))
     assert time.process_time() - began < 10, "each is looked up among all others"
     assert len(made.warnings) == 20_000

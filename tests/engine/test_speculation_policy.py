@@ -14,9 +14,9 @@ from mlx_provider.engine.speculation.policy import (
     MISSED_PASSES,
     REFUSED,
     SAVED,
-    Odds,
+    AcceptanceRate,
     Policy,
-    RowOdds,
+    RowAcceptance,
     Trials,
 )
 from speculation_curves import (
@@ -140,12 +140,12 @@ def plain(drafts: int) -> float:
 ALONE: Kind = frozenset({0})
 
 
-def untrusted(count: int = 1) -> list[RowOdds]:
-    return [RowOdds(missed=MISSED_PASSES) for _ in range(count)]
+def untrusted(count: int = 1) -> list[RowAcceptance]:
+    return [RowAcceptance(missed=MISSED_PASSES) for _ in range(count)]
 
 
 def counts(
-    policy: Policy, rows: list[RowOdds], others: int, seconds: Callable[[int], float]
+    policy: Policy, rows: list[RowAcceptance], others: int, seconds: Callable[[int], float]
 ) -> list[int]:
     """The number of drafts of each row, with one drafter."""
     asked = policy.wanted([[row] for row in rows], others, seconds)
@@ -208,7 +208,7 @@ def test_refused_trials_are_considered_again_some_steps_later_all_in_one(
 
 
 def test_drafts_that_are_rarely_accepted_are_not_compared() -> None:
-    rows = [RowOdds() for _ in range(8)]
+    rows = [RowAcceptance() for _ in range(8)]
     for row in rows:
         row.odds.learn(0, 50)
     asked: list[int] = []
@@ -229,14 +229,14 @@ def test_rows_that_cannot_draft_are_not_slowed_down_by_those_that_can() -> None:
     def wider(drafts: int) -> float:
         return 0.01 if drafts <= 2 else 0.02
 
-    rows = [RowOdds()]
+    rows = [RowAcceptance()]
     rows[0].learn(20, 20)
     assert counts(Policy(), rows, 0, wider) == [7]
     assert counts(Policy(), rows, 3, wider) == [2]
 
 
 def test_a_pass_that_compiled_kernels_is_no_measurement() -> None:
-    policy, rows = Policy(), [RowOdds()]
+    policy, rows = Policy(), [RowAcceptance()]
     wanted = counts(policy, rows, 0, plain)
     policy.costs[ALONE].passed(sum(wanted), 50.0)
     policy.costs[ALONE].timed(0.5, 0.5, 7)
@@ -246,7 +246,7 @@ def test_a_pass_that_compiled_kernels_is_no_measurement() -> None:
 
 
 def test_a_width_that_is_slower_than_its_curve_is_avoided_and_tried_again() -> None:
-    policy, rows = Policy(), [RowOdds()]
+    policy, rows = Policy(), [RowAcceptance()]
     found = []
     for _ in range(4000):
         (count,) = counts(policy, rows, 0, plain)
@@ -263,12 +263,12 @@ def test_a_width_that_is_slower_than_its_curve_is_avoided_and_tried_again() -> N
 def test_a_new_row_is_expected_to_accept_drafts_like_the_others() -> None:
     policy = Policy()
     for _ in range(100):
-        policy.learn(0, RowOdds(), 2, 0)
-    shy = counts(policy, [RowOdds()], 0, lambda drafts: 0.01 + 0.002 * drafts)
+        policy.learn(0, RowAcceptance(), 2, 0)
+    shy = counts(policy, [RowAcceptance()], 0, lambda drafts: 0.01 + 0.002 * drafts)
     assert shy == [1]  # a trial
     for _ in range(200):
-        policy.learn(0, RowOdds(), 7, 7)
-    assert counts(policy, [RowOdds()], 0, lambda drafts: 0.01 + 0.002 * drafts) == [7]
+        policy.learn(0, RowAcceptance(), 7, 7)
+    assert counts(policy, [RowAcceptance()], 0, lambda drafts: 0.01 + 0.002 * drafts) == [7]
 
 
 def test_certain_drafts_of_one_row_pay_only_if_other_rows_lose_less() -> None:
@@ -287,7 +287,7 @@ def test_certain_drafts_of_one_row_pay_only_if_other_rows_lose_less() -> None:
 
 
 def test_tokens_are_read_first_if_foretold_text_often_begins() -> None:
-    policy, value, name = Policy(), Odds(), Odds()
+    policy, value, name = Policy(), AcceptanceRate(), AcceptanceRate()
     for at in range(40):
         policy.known_text.learn_beginning(value, begun=False)
         policy.known_text.learn_beginning(name, begun=at % 3 == 0)
@@ -320,7 +320,7 @@ def settled(
     held: for each row, the accepted drafts of each drafter; aside: seconds that the device waits,
     by the drafters of a pass; width: seconds that a pass takes longer for each draft.
     """
-    rows: list[list[RowOdds | None]] = [[RowOdds() for _ in row] for row in held]
+    rows: list[list[RowAcceptance | None]] = [[RowAcceptance() for _ in row] for row in held]
     asked: list[Counter[int]] = [Counter() for _ in rows]
     for step in range(steps):
         wanted = policy.wanted(rows, 0, lambda drafts: 0.01 + width * drafts)
@@ -349,7 +349,7 @@ def test_the_duration_of_a_pass_is_estimated_once_in_a_step() -> None:
         asked[drafts] += 1
         return 0.01 + 0.0001 * drafts
 
-    rows: list[list[RowOdds | None]] = [[RowOdds(), RowOdds()] for _ in range(4)]
+    rows: list[list[RowAcceptance | None]] = [[RowAcceptance(), RowAcceptance()] for _ in range(4)]
     assert all(Policy().wanted(rows, 0, seconds))
     assert max(asked) == 4 * 7
     assert {*asked.values()} == {1}
@@ -395,7 +395,7 @@ def test_a_row_is_not_slowed_down_by_the_drafter_of_another_row() -> None:
 
 def test_late_drafts_that_are_never_accepted_are_not_made() -> None:
     """Two of three are accepted: the head was trained for two tokens, or the rate is 2/3."""
-    policy, rows = Policy(), [RowOdds()]
+    policy, rows = Policy(), [RowAcceptance()]
     for _ in range(60):
         (drafts,) = counts(policy, rows, 0, lambda drafts: 0.01 * (1 + 0.08 * drafts))
         policy.rested([rows])
@@ -404,7 +404,7 @@ def test_late_drafts_that_are_never_accepted_are_not_made() -> None:
 
 
 def test_a_second_drafter_is_used_if_the_better_one_has_no_guess() -> None:
-    policy, row = Policy(), [RowOdds(), RowOdds()]
+    policy, row = Policy(), [RowAcceptance(), RowAcceptance()]
     for _ in range(20):
         policy.learn(LOOKUP, row[LOOKUP], 7, 7)
         policy.learn(HEAD, row[HEAD], 2, 1)

@@ -38,7 +38,7 @@ class Normalised:
 
 
 @dataclass(frozen=True)
-class Taken:
+class MediaSupport:
     kinds: frozenset[str]
     refusal: str = ""
     """Error for the others. Empty: text replaces them."""
@@ -60,7 +60,7 @@ def normalise(
     system_role: bool = True,
     alternate: bool = False,
     tool_media: bool = False,
-    taken: Taken | None = None,
+    taken: MediaSupport | None = None,
     text_parts: frozenset[str] = frozenset(),
     about_tools: str = "",
 ) -> Normalised:
@@ -107,7 +107,7 @@ def normalise(
     return Normalised([_write(turn, text_parts) for turn in merged], media, tuple(warnings))
 
 
-def _taken(turns: Sequence[Turn], taken: Taken) -> tuple[list[Turn], tuple[str, ...]]:
+def _taken(turns: Sequence[Turn], taken: MediaSupport) -> tuple[list[Turn], tuple[str, ...]]:
     """Text replaces media that the model does not accept: images stay in an agent's history, so an
     error would end its session."""
     parts = [part for turn in turns for part in turn.parts]
@@ -120,7 +120,7 @@ def _taken(turns: Sequence[Turn], taken: Taken) -> tuple[list[Turn], tuple[str, 
     return shown, tuple(f"{p.path}: {p.kind} omitted, this model cannot take it" for p in unseen)
 
 
-def _shown(parts: Sequence[Part], taken: Taken) -> list[Part]:
+def _shown(parts: Sequence[Part], taken: MediaSupport) -> list[Part]:
     shown: list[Part] = []
     apart = True
     for part in parts:

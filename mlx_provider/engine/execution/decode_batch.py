@@ -32,7 +32,7 @@ Read = tuple[Row, int, Logprob | None]
 
 
 @dataclass(frozen=True)
-class Held:
+class PassResult:
     row: Row
     drafts: int
     """Drafts in the pass."""
@@ -174,7 +174,7 @@ class DecodeBatch:
             return mx.array([*drafts], dtype=mx.int32)
         return mx.clip(drafts.array.astype(mx.int32), 0, self.model.info.vocab_size - 1)
 
-    def read(self) -> list[Held]:
+    def read(self) -> list[PassResult]:
         """Wait for the pending tokens, which are in the last pass already. Raises any error of the
         device. The tokens then stay pending."""
         found = self.catch_up()
@@ -182,7 +182,7 @@ class DecodeBatch:
         self._pending = {row: Pending.again(row, behind - 1) for row, behind in again.items()}
         return found
 
-    def catch_up(self) -> list[Held]:
+    def catch_up(self) -> list[PassResult]:
         """Like `read`, before the tokens go to the model. The caller must then call the layout's
         `keep` for each row with drafts."""
         found = []
@@ -190,7 +190,7 @@ class DecodeBatch:
             before = self._pending[row]
             at = before.index + len(reads) - 1
             self._pending[row] = replace(before, index=at, committed=True, drafts=())
-            found.append(Held(row, len(before.drafts), reads))
+            found.append(PassResult(row, len(before.drafts), reads))
         return found
 
     def extract(self, row: Row) -> RowCache:

@@ -64,9 +64,9 @@ class Scheduler:
         self._claim = claim
         self._trim = trim
         self._shares = FairShares()
-        self._invited: PrefillJob | None = None
+        self._preempted_for: PrefillJob | None = None
         """The prompt for which rows of other accounts have given way."""
-        self._owed = 0.0
+        self._itl_debt = 0.0
         """Seconds that decoding rows have waited for chunks beyond their fair time."""
         self._settled = 0
         """Bytes of live rows for which memory was last reclaimed."""
@@ -96,8 +96,8 @@ class Scheduler:
     def admit(self, now: float) -> PrefillJob | None:
         """Admit the most urgent prompt that fits, unless a prompt in prefill goes first. Reclaims
         memory for it and reserves it. `None`: no prompt is admitted."""
-        invited, self._invited, tried = self._invited, None, 0
-        for job in (*filter(None, (invited,)), *self._in_order(now)):
+        preempted_for, self._preempted_for, tried = self._preempted_for, None, 0
+        for job in (*filter(None, (preempted_for,)), *self._in_order(now)):
             if job.restoring:
                 continue
             if job.admitted:
@@ -130,7 +130,7 @@ class Scheduler:
         """The vision tower has run for these seconds. The other prompts in prefill have waited for
         it, and decoding rows for what exceeds the plan."""
         self._waited_for(plan.embedded, seconds)
-        self._owed += max(0.0, seconds - plan.embedding_seconds) if self.running else 0.0
+        self._itl_debt += max(0.0, seconds - plan.embedding_seconds) if self.running else 0.0
 
     def join(self, job: PrefillJob) -> None:
         self.waiting.remove(job)
@@ -188,7 +188,7 @@ class Scheduler:
         job = next(ready, None)
         if job is None:
             return StepPlan(rows, pass_seconds=alone)
-        if rows and self._owed and (job.unembedded or not self._precedes(job)):
+        if rows and self._itl_debt and (job.unembedded or not self._precedes(job)):
             return StepPlan(rows, pass_seconds=alone)
         if job.unembedded:
             most = sizes.fair(alone) - alone if rows else IDLE_SECONDS
@@ -219,7 +219,7 @@ class Scheduler:
         took = plan.pass_seconds + behind
         alone = self.chunking.seconds(plan.rows) if plan.mixed else plan.pass_seconds
         fair = self.chunking.fair(alone) if plan.rows else 0.0
-        self._owed = max(0.0, self._owed + took - fair) if self.running else 0.0
+        self._itl_debt = max(0.0, self._itl_debt + took - fair) if self.running else 0.0
 
     def _in_order(self, now: float) -> Sequence[PrefillJob]:
         """Prompts in the queue or in prefill, the most urgent first, fair between accounts."""
@@ -277,7 +277,7 @@ class Scheduler:
         for row in above_share(self.running):
             rows.append(row)
             if self._make_room(job, rows):
-                self._invited = job
+                self._preempted_for = job
                 return rows
         return ()
 

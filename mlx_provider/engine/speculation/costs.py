@@ -146,7 +146,7 @@ PACE_SHARE = 0.75
 Floats = NDArray[np.float64]
 
 
-class Prospects:
+class ExpectedGain:
     def __init__(self, chances: Floats) -> None:
         """`chances`: (rows, drafters, drafts), that a draft and all before it are accepted. 0: the
         drafter is not asked."""
@@ -195,16 +195,16 @@ class Choice:
         return self.step.took(sum(self.counts), max(self.counts, default=0))
 
 
-def best_of(prospects: Prospects, step: Callable[[Kind], Step]) -> Choice:
+def best_of(gain: ExpectedGain, step: Callable[[Kind], Step]) -> Choice:
     """The drafters and drafts with the greatest product of all rows' rates, if the gain is
     sufficient. `step`: with drafts of a kind."""
-    plain, none = step(frozenset()), [0] * len(prospects.held)
+    plain, none = step(frozenset()), [0] * len(gain.held)
     best = Choice(plain, none, none, plain.rows * MARGIN)
-    for kind in _kinds(prospects.drafters):
-        picks = prospects.likeliest(kind)
+    for kind in _kinds(gain.drafters):
+        picks = gain.likeliest(kind)
         if len({*picks.tolist()} - {-1}) < len(kind):
             continue  # fewer drafters are enough
-        found = fastest(prospects, picks, step(frozenset(kind)))
+        found = fastest(gain, picks, step(frozenset(kind)))
         if found.gain > best.gain:
             best = found
     return best
@@ -215,15 +215,15 @@ def _kinds(able: Sequence[int]) -> Iterator[tuple[int, ...]]:
         yield from combinations(able, size)
 
 
-def fastest(prospects: Prospects, picks: NDArray[np.int_], step: Step) -> Choice:
+def fastest(gain: ExpectedGain, picks: NDArray[np.int_], step: Step) -> Choice:
     """The number of drafts with the greatest product of all rows' rates, if the gain is sufficient;
     a sum would let rows with poor drafts pay for the others. `picks`: the drafter of each row;
     -1: none."""
     counts, most = np.zeros(len(picks), np.int_), step.rows * MARGIN
     able = np.flatnonzero(picks >= 0)
     chosen = able, picks[able]
-    if np.log1p(prospects.held[chosen]).sum() > most:  # if drafts took no time
-        gains, tokens = prospects.gains[chosen], prospects.tokens[chosen]
+    if np.log1p(gain.held[chosen]).sum() > most:  # if drafts took no time
+        gains, tokens = gain.gains[chosen], gain.tokens[chosen]
         order = np.argsort(-gains, axis=None, kind="stable")  # of a row, each gains less
         rows, rounds = np.divmod(order, gains.shape[1])
         longer = step.took_each(np.maximum.accumulate(rounds) + 1) / step.plain

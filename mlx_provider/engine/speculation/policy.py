@@ -1,9 +1,9 @@
 """Decides how many drafts pay in a pass, and which drafter gives them. Imports no mlx.
 
 A draft costs the extra time of a wider pass and saves a whole pass if it is accepted. `costs` knows
-the measured times, `Odds` each row's acceptance by drafter. A drafter that does not pay for a row,
-or might replace another, is tried again within an allowance (`Trials`). Drafters are named by their
-index, the best first.
+the measured times, `RowAcceptance` how many drafts of each drafter a row accepts. A drafter that
+does not pay for a row, or might replace another, is tried again within an allowance (`Trials`).
+Drafters are named by their index, the best first.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .costs import (
     Asks,
     Choice,
     DraftCosts,
+    ExpectedGain,
     Floats,
     Kind,
     Passes,
-    Prospects,
     Seconds,
     Step,
     best_of,
@@ -55,7 +55,7 @@ PLACES = 4.0
 
 
 @dataclass
-class Odds:
+class AcceptanceRate:
     memory: int = MEMORY
     held: float = 0.0
     tried: float = 0.0
@@ -77,8 +77,8 @@ class Odds:
 
 
 @dataclass
-class RowOdds:
-    odds: Odds = field(default_factory=Odds)
+class RowAcceptance:
+    odds: AcceptanceRate = field(default_factory=AcceptanceRate)
     missed: int = 0
     rest: int = 0
     """Steps until it may be tried again, if no drafter has drafts for the row."""
@@ -107,17 +107,17 @@ class RowOdds:
 
 
 @dataclass
-class SourceOdds:
-    everyone: Odds = field(default_factory=lambda: Odds(LASTING))
+class DrafterAcceptance:
+    everyone: AcceptanceRate = field(default_factory=lambda: AcceptanceRate(LASTING))
     held: list[float] = field(default_factory=lambda: [0.0] * MOST_DRAFTS)
     """Accepted drafts by position."""
     expected: list[float] = field(default_factory=lambda: [0.0] * MOST_DRAFTS)
     """Expected accepted drafts by position, from the acceptance rate of each row."""
 
-    def share(self, row: RowOdds) -> float:
+    def share(self, row: RowAcceptance) -> float:
         return row.odds.share(self.everyone.share(HOPE))
 
-    def learn(self, row: RowOdds, drafts: int, held: int) -> None:
+    def learn(self, row: RowAcceptance, drafts: int, held: int) -> None:
         share, tried = self.share(row), min(max(1, drafts), held + 1)
         kept = 1 - 1 / LASTING
         for at in range(min(tried, MOST_DRAFTS)):
@@ -153,8 +153,8 @@ class Trials:
 
     def chosen(
         self,
-        rows: Sequence[Sequence[RowOdds | None]],
-        prospects: Prospects,
+        rows: Sequence[Sequence[RowAcceptance | None]],
+        gain: ExpectedGain,
         best: Choice,
         step: Callable[[Kind], Step],
     ) -> list[Ask | None]:
@@ -167,7 +167,7 @@ class Trials:
         ]
         if not any(due):
             return [None] * len(rows)
-        hopeful = best_of(_hoped(prospects, due, best.counts), step)
+        hopeful = best_of(_hoped(gain, due, best.counts), step)
         tries = [
             Ask(pick, drafts if instead else min(TRIED, drafts))
             if drafts and pick in tried
@@ -191,16 +191,16 @@ class Trials:
                 odds.rest, odds.pause = AWAITED, min(LONGEST_REST, 2 * odds.pause)
         return tries
 
-    def learn(self, row: RowOdds, held: int) -> None:
+    def learn(self, row: RowAcceptance, held: int) -> None:
         self.saved = min(SAVED, self.saved + held * row.worth)
 
-    def rested(self, odds: Sequence[RowOdds]) -> None:
+    def rested(self, odds: Sequence[RowAcceptance]) -> None:
         self.steps += 1
         self.saved = min(SAVED, self.saved + ALLOWANCE)
         for each in odds:
             each.rest = max(0, each.rest - 1)
 
-    def _due(self, row: Sequence[RowOdds | None], pick: int, drafts: int) -> set[int]:
+    def _due(self, row: Sequence[RowAcceptance | None], pick: int, drafts: int) -> set[int]:
         return {
             source
             for source, odds in enumerate(row)
@@ -220,14 +220,14 @@ class Trials:
         return True
 
 
-def _hoped(prospects: Prospects, due: Sequence[set[int]], counts: Sequence[int]) -> Prospects:
+def _hoped(gain: ExpectedGain, due: Sequence[set[int]], counts: Sequence[int]) -> ExpectedGain:
     """The chances, with assumed ones for drafters that are tried. `counts`: drafts of others."""
-    chances = prospects.chances.copy()
+    chances = gain.chances.copy()
     places = np.arange(1, 1 + chances.shape[2])
     for row, (tried, instead) in enumerate(zip(due, counts, strict=True)):
         for source in tried:
             chances[row, source] = (SUREST if instead else GOOD) ** places
-    return Prospects(chances)
+    return ExpectedGain(chances)
 
 
 def _price(tried: Choice, best: Choice) -> float:
@@ -245,9 +245,9 @@ SELDOM = 0.1
 class KnownText:
     most: int = MOST_DRAFTS
     costs: DraftCosts = field(default_factory=DraftCosts)
-    foretold: Odds = field(default_factory=lambda: Odds(LASTING))
+    foretold: AcceptanceRate = field(default_factory=lambda: AcceptanceRate(LASTING))
     """Acceptance of predicted tokens, whether they were drafts or not."""
-    begins: Odds = field(default_factory=lambda: Odds(LASTING))
+    begins: AcceptanceRate = field(default_factory=lambda: AcceptanceRate(LASTING))
     """How often predicted text begins after a token that was not predicted."""
 
     def worthwhile(self, chances: Sequence[float], rows: int, seconds: Seconds) -> int:
@@ -265,10 +265,10 @@ class KnownText:
                 best, most = drafts, gained
         return best
 
-    def foresees(self, row: Odds) -> float:
+    def foresees(self, row: AcceptanceRate) -> float:
         return row.share(self.foretold.share(HOPE))
 
-    def reads_first(self, row: Odds, rows: int, seconds: Seconds) -> bool:
+    def reads_first(self, row: AcceptanceRate, rows: int, seconds: Seconds) -> bool:
         """Whether reading a row's last token before the next pass gains more than all rows lose,
         because predicted text may begin after it. That saves one pass. `row`: its own results, see
         `begins`; rows, `seconds`: see `worthwhile`."""
@@ -276,12 +276,12 @@ class KnownText:
         aside = self.costs.aside
         return log1p(chance) > rows * (log1p(aside / seconds(0)) + MARGIN)
 
-    def learn_beginning(self, row: Odds, *, begun: bool) -> None:
+    def learn_beginning(self, row: AcceptanceRate, *, begun: bool) -> None:
         """Count a token that the forecast did not predict. `begun`: it predicts the next one."""
         row.learn(int(begun), 1)
         self.begins.learn(int(begun), 1)
 
-    def learn_forecast(self, row: Odds, *, right: bool) -> None:
+    def learn_forecast(self, row: AcceptanceRate, *, right: bool) -> None:
         row.learn(int(right), 1)
         self.foretold.learn(int(right), 1)
 
@@ -291,7 +291,9 @@ class Policy:
     most: int = MOST_DRAFTS
     beside_prompts: bool = False
     """Whether a step that prefills may have drafts. They delay the first token of the prompt."""
-    sources: dict[int, SourceOdds] = field(default_factory=lambda: defaultdict(SourceOdds))
+    sources: dict[int, DrafterAcceptance] = field(
+        default_factory=lambda: defaultdict(DrafterAcceptance)
+    )
     costs: dict[Kind, DraftCosts] = field(default_factory=lambda: defaultdict(DraftCosts))
     known_text: KnownText = field(default_factory=KnownText)
     trials: Trials = field(default_factory=Trials)
@@ -303,7 +305,7 @@ class Policy:
         self.costs[KNOWN_TEXT] = self.known_text.costs
 
     def wanted(
-        self, rows: Sequence[Sequence[RowOdds | None]], others: int, seconds: Seconds
+        self, rows: Sequence[Sequence[RowAcceptance | None]], others: int, seconds: Seconds
     ) -> list[Asks]:
         """The drafters to ask for each row, and for how many drafts. `rows`: of each drafter,
         `None` if it cannot draft for the row; `others`: rows without drafters; `seconds`: duration
@@ -315,13 +317,13 @@ class Policy:
         def step(kind: Kind) -> Step:
             return (self.costs[kind] if kind else DraftCosts()).step(count, passes, self.most)
 
-        prospects = Prospects(self._chances(rows))
-        best = best_of(prospects, step)
-        tried = self.trials.chosen(rows, prospects, best, step)
+        gain = ExpectedGain(self._chances(rows))
+        best = best_of(gain, step)
+        tried = self.trials.chosen(rows, gain, best, step)
         asks: list[Asks] = []
         picks = zip(rows, best.picks, best.counts, tried, strict=True)
         for at, (row, pick, drafts, trial) in enumerate(picks):
-            regular = prospects.asks(at, pick, drafts) if drafts else ()
+            regular = gain.asks(at, pick, drafts) if drafts else ()
             if trial:
                 regular = (trial, *(ask for ask in regular if ask.source != trial.source))
             asks.append(regular)
@@ -341,21 +343,21 @@ class Policy:
         seconds of one guess."""
         held, step = min(SUREST, share), DraftCosts(per_draft).step(1, Passes(seconds), self.most)
         chances = np.array([[[held**each for each in range(1, self.most + 1)]]])
-        (drafts,) = fastest(Prospects(chances), np.zeros(1, np.int_), step).counts
+        (drafts,) = fastest(ExpectedGain(chances), np.zeros(1, np.int_), step).counts
         tokens = sum(held**each for each in range(drafts + 1))
         return drafts, tokens * step.plain / step.took(drafts, drafts)
 
-    def rested(self, rows: Sequence[Sequence[RowOdds | None]]) -> None:
+    def rested(self, rows: Sequence[Sequence[RowAcceptance | None]]) -> None:
         for costs in self.costs.values():
             costs.forget()
         self.trials.rested([each for row in rows for each in row if each is not None])
 
-    def learn(self, source: int, row: RowOdds, drafts: int, held: int) -> None:
+    def learn(self, source: int, row: RowAcceptance, drafts: int, held: int) -> None:
         """0 drafts: the drafter had none."""
         self.sources[source].learn(row, drafts, held)
         self.trials.learn(row, held)
 
-    def _chances(self, rows: Sequence[Sequence[RowOdds | None]]) -> Floats:
+    def _chances(self, rows: Sequence[Sequence[RowAcceptance | None]]) -> Floats:
         """A drafter that is not trusted for a row is not asked."""
         sources = [self.sources[at] for at in range(max(map(len, rows), default=0))]
         beliefs = [source.everyone.share(HOPE) for source in sources]

@@ -23,7 +23,7 @@ from ...records import (
 from ..execution.batching import CircuitBreaker
 from ..request import Row
 from .costs import KNOWN_TEXT, Ask, Asks, Kind, within
-from .policy import Odds, Policy, RowOdds
+from .policy import AcceptanceRate, Policy, RowAcceptance
 
 log = logging.getLogger(__name__)
 
@@ -44,17 +44,17 @@ class Source:
 
 
 @dataclass
-class Own:
-    odds: RowOdds = field(default_factory=RowOdds)
+class DrafterRow:
+    odds: RowAcceptance = field(default_factory=RowAcceptance)
     seen: DraftRow | None = None
 
 
 @dataclass
-class Followed:
-    own: Sequence[Own]
-    foretold: Odds = field(default_factory=Odds)
+class DraftedRow:
+    own: Sequence[DrafterRow]
+    foretold: AcceptanceRate = field(default_factory=AcceptanceRate)
     """Acceptance of its predicted tokens."""
-    begins: Odds = field(default_factory=Odds)
+    begins: AcceptanceRate = field(default_factory=AcceptanceRate)
     """How often predicted text began after a token that was not predicted."""
     shown: list[mx.array] = field(default_factory=list)
     """Hidden states, (n, hidden), that the drafter has not received yet."""
@@ -85,7 +85,7 @@ class Speculation:
         self.shows = hidden[0].shows if hidden else None
         self.policy = policy or Policy()
         self.clock = clock
-        self._rows: dict[Row, Followed] = {}
+        self._rows: dict[Row, DraftedRow] = {}
         self._asked: set[int] = set()
         self._guessing = 0.0, 0
         """Seconds of the last drafting, and its rounds. 0 rounds: it included preparation."""
@@ -247,10 +247,10 @@ class Speculation:
         closed = any(breaker.closed for breaker in self._breakers)
         return closed and row in self._rows and _may(row)
 
-    def _new(self, shown: list[mx.array]) -> Followed:
-        return Followed([Own() for _ in self.sources], shown=shown)
+    def _new(self, shown: list[mx.array]) -> DraftedRow:
+        return DraftedRow([DrafterRow() for _ in self.sources], shown=shown)
 
-    def _able(self, row: Row) -> list[RowOdds | None]:
+    def _able(self, row: Row) -> list[RowAcceptance | None]:
         if not _may(row):
             return []
         if row not in self._rows:
@@ -308,7 +308,7 @@ def _count(hidden: Sequence[mx.array]) -> int:
     return sum(each.shape[0] for each in hidden)
 
 
-def _keep(own: Followed, hidden: mx.array) -> None:
+def _keep(own: DraftedRow, hidden: mx.array) -> None:
     if len(own.shown) >= KEPT:
         own.shown = []
     own.shown.append(hidden)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ...isolation import Fault, Isolation
 from ...records import LoadedModel, PrefillChunk, ShowsHidden
 from ...records.drafter import MOST_DRAFTS
-from ..execution.decode_batch import Drafts, Forward, Held
+from ..execution.decode_batch import Drafts, Forward, PassResult
 from ..request import PrefillJob, Row, RowConstraint
 from ..scheduling.chunking import StepPlan
 from ..scheduling.scheduler import Scheduler
@@ -236,7 +236,7 @@ class DraftStep:
         for origin in origins:
             origin.kind = kind
 
-    def passed(self, results: Sequence[Held], times: float) -> None:
+    def passed(self, results: Sequence[PassResult], times: float) -> None:
         """A pass took `times` its expected duration. `results`: of its rows."""
         drafts = sum(each.drafts for each in results)
         kinds = [

@@ -14,7 +14,7 @@ from functools import partial
 import mlx.core as mx
 
 from ...isolation import Fault, Isolation
-from ..execution.decode_batch import Forward, Held
+from ..execution.decode_batch import Forward, PassResult
 from ..request import Row
 from ..scheduling.chunking import Chunk
 from ..speculation.step import Place, places
@@ -33,7 +33,7 @@ class Decoded:
     forward: Forward
     chunk: Chunk | None
     """The mixed chunk."""
-    reads: Sequence[Held] | None = None
+    reads: Sequence[PassResult] | None = None
     """Tokens of the last pass, unless they were read before this one was decided."""
     read_at: float = 0.0
     unreadable: Fault | None = None
@@ -112,7 +112,9 @@ class Decode:
         self._take(found, state.read_at, left=len(state.behind), apart=True)
         return True
 
-    def _take(self, found: Sequence[Held], now: float, *, left: int, apart: bool = False) -> None:
+    def _take(
+        self, found: Sequence[PassResult], now: float, *, left: int, apart: bool = False
+    ) -> None:
         """Take the result of the last pass. `left`: newer passes on the device; `apart`: row by
         row, because drafts were in it."""
         state = self._state
@@ -123,9 +125,9 @@ class Decode:
             self._commit.take([read for each in found for read in each.reads], now)
             return
         for each in found:
-            self._take_held(each, now)
+            self._take_result(each, now)
 
-    def _take_held(self, result: Held, now: float) -> None:
+    def _take_result(self, result: PassResult, now: float) -> None:
         """Take what held of a row's drafts, token by token."""
         state, row = self._state, result.row
         state.drafting.held(row, result.drafts, len(result.reads) - 1)
