@@ -36,11 +36,3 @@ def test_files_in_the_life_of_a_request_exist() -> None:
 def test_the_glossary_is_short() -> None:
     (terms,) = re.findall(r"^## Terms$(.*?)^## ", read("CONTRIBUTING.md"), re.DOTALL | re.MULTILINE)
     assert len(re.findall(r"^\| ", terms, re.MULTILINE)) - 1 <= 25
-
-
-def test_the_readme_promises_what_the_page_on_reproducible_answers_says() -> None:
-    (promise,) = re.findall(
-        r"In float32, a request gets.*?bit for bit", read("README.md"), re.DOTALL
-    )
-    page = read("docs/operations/reproducible.md")
-    assert " ".join(promise.split()) in " ".join(page.split())
