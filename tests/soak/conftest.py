@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from mlx_provider.client.connection import Connections
 from mlx_provider.client.generation import EngineClient
 from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.engine import end_engine, warm_up
-from mlx_provider.gateway.proxy import Proxy, start_proxy
+from mlx_provider.gateway.proxy import Proxy, free_port, master_key, start_proxy
 
 StartProxy = Callable[..., Proxy]
 HERE = Path(__file__).parent
@@ -35,16 +37,40 @@ def engine() -> Iterator[EngineClient]:
     connections.close()
 
 
+def start_litellm(config: Path, environ: dict[str, str], options: Sequence[str]) -> Proxy:
+    port, key, log = free_port(), master_key(), config.with_name("proxy.log")
+    command = [
+        Path(sys.executable).with_name("litellm"),
+        "--config",
+        config,
+        "--telemetry",
+        "False",
+    ]
+    process = subprocess.Popen(
+        [*command, "--host", "127.0.0.1", "--port", str(port), *options],
+        stdout=log.open("wb"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env={**environ, "LITELLM_MASTER_KEY": key, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+    )
+    return Proxy(process, f"http://127.0.0.1:{port}", key, log)
+
+
 @pytest.fixture
 def start(tmp_path: Path, engine: EngineClient) -> Iterator[StartProxy]:
-    """Start a proxy for the shipped model with some options of LiteLLM's command."""
+    """Start a proxy for the shipped model with some options of LiteLLM's command. Ours runs on
+    uvicorn; other servers bind the port themselves, so LiteLLM's own command starts them."""
     started: list[Proxy] = []
 
     def make(*options: str) -> Proxy:
         folder = tmp_path / str(len(started))
         folder.mkdir()
         config = write_config(proxy_config("demo", "demo"), folder)
-        proxy = start_proxy(config, {**os.environ, "HF_HUB_OFFLINE": "1"}, options=options)
+        environ = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        if any(option.startswith("--run_") for option in options):
+            proxy = start_litellm(config, environ, options)
+        else:
+            proxy = start_proxy(config, environ, options=options)
         started.append(proxy)
         proxy.wait_ready()
         return proxy

@@ -131,7 +131,8 @@ def test_a_restart_of_the_engine_is_told_with_a_time_to_try_again(start, engine)
             httpx.post, url, json=whole, headers=headers, timeout=LIMIT, trust_env=False
         )
         next(events)
-        time.sleep(0.5)
+        while len(engine.figures().requests) < 2:
+            time.sleep(0.05)
         restart(idle=False)
         told = list(events)[-1]
     assert "engine" in told.error
