@@ -39,20 +39,16 @@ def engine() -> Iterator[EngineClient]:
 
 def start_litellm(config: Path, environ: dict[str, str], options: Sequence[str]) -> Proxy:
     port, key, log = free_port(), master_key(), config.with_name("proxy.log")
-    command = [
-        Path(sys.executable).with_name("litellm"),
-        "--config",
-        config,
-        "--telemetry",
-        "False",
-    ]
-    process = subprocess.Popen(
-        [*command, "--host", "127.0.0.1", "--port", str(port), *options],
-        stdout=log.open("wb"),
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        env={**environ, "LITELLM_MASTER_KEY": key, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-    )
+    command = [Path(sys.executable).with_name("litellm"), "--config", config]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--telemetry", "False", *options]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**environ, "LITELLM_MASTER_KEY": key, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        )
     return Proxy(process, f"http://127.0.0.1:{port}", key, log)
 
 
