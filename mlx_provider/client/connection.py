@@ -1,9 +1,5 @@
-"""The engine as a thread of this process.
-
-The engine process of this machine and user, started by the first client that needs it.
-
-Owns the connections to engines: one per address and key, per process.
-"""
+"""Connections to engines, one per address and key in a process. An engine is the process of this
+machine and user, which the first client starts, one at an address, or a thread of this process."""
 
 from __future__ import annotations
 
@@ -194,12 +190,12 @@ def _open_log(path: Path) -> int:
     return open_own_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
-def _tail(log: Path, begin: int, lines: int = 5) -> str:
+def _tail(log: Path, begin: int) -> str:
     with os.fdopen(open_own_file(log, os.O_RDONLY), "rb") as file:
         file.seek(begin)
         text = file.read(2**20).decode(errors="replace")
     summary = [s for s in text.splitlines() if s.strip() and not s.startswith((" ", "Traceback"))]
-    return " / ".join(summary[-lines:]) or "nothing in the log"
+    return " / ".join(summary[-5:]) or "nothing in the log"
 
 
 def _reported(report: bytes) -> Exception:

@@ -62,8 +62,8 @@ class Running:
 class GatewayFiles:
     """Methods raise `EngineUnavailable` with a remedy if one is not exclusive to this user."""
 
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self.folder = state_folder(environ) / "gateway"
+    def __init__(self) -> None:
+        self.folder = state_folder() / "gateway"
         self.lock = self.folder / "lock"
         self.key_file = self.folder / "key"
         self._record = self.folder / "record.json"

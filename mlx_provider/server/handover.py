@@ -1,12 +1,8 @@
-"""Counts attached clients and open requests, and the time since the last one left.
+"""Replaces the engine with a newer one without interrupting a request.
 
-Detects changes on disk since the engine process started.
-
-Replaces the engine with a newer one without interrupting a request.
-
-`POST /v1/stop` asks for it. An engine whose plugins have changed on disk starts it at the next
-request: it refuses that request, and the client sends it to the engine that it then starts.
-"""
+`POST /v1/stop` asks for it. An engine whose plugins have changed on disk since its process started
+does it at the next request: it refuses that request, and the client sends it to the engine that it
+then starts. `Activity` counts attached clients and open requests."""
 
 from __future__ import annotations
 
@@ -119,8 +115,8 @@ class OutOfDate:
     """Created before the plugins are imported. Used in the event loop: a check costs a `stat` of
     each watched file and import folder."""
 
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self._environ = dict(environ)
+    def __init__(self) -> None:
+        self._environ = dict(os.environ)
         self._folders = _folders()
         self._began = self._installed({})
         self._now = self._began

@@ -261,7 +261,7 @@ class OnDevice:
         if tokens == 1:
             cache = self._make()
             self._timed(cache, 0, 1)
-            self._memory, self._copied = profile(cache, 1), copied_bytes(cache)
+            self._memory, self._copied = profile(cache), copied_bytes(cache)
         if not self._reserve(self._held + self._pass_bytes(tokens)):
             return ()
         took, released = [], 0
@@ -379,7 +379,7 @@ def least_shared(model: LoadedModel, make_cache: MakeCache, curve: Curve, reserv
     with Isolation() as tried:
         short = deep_cache(model, make_cache, 2 * TAIL, SHARED_PASSES)
         # the row, a divided layer, and the tails
-        if not reserve(2 * profile(short, 2 * TAIL).row_bytes(depth + 2 * TAIL)):
+        if not reserve(2 * profile(short).row_bytes(depth + 2 * TAIL)):
             return SHARED_UNMEASURED
         apart = _step(model, short, 0)
         divided = _step(model, short, TAIL)

@@ -109,7 +109,7 @@ def measure(
     behind = [0, 0]
     with Isolation() as tried:
         one = taken(model, first := make_cache(), 0, 1)
-        memory, copied = profile(first, 1), copied_bytes(first)
+        memory, copied = profile(first), copied_bytes(first)
         del first
 
         def fits(depth: int, width: int) -> bool:

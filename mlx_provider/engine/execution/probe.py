@@ -110,12 +110,12 @@ def probe(
     if not room or not together:
         longest = solo_rows.prefilled(model, make_cache, prompts[-1])
         why = () if room else (ALONE,)
-        return Probe("solo", profile(longest, LENGTHS[-1]), why, conclusive=room)
+        return Probe("solo", profile(longest), why, conclusive=room)
     rows = [
         solo_rows.decoding(model, make_cache, tokens, delta)
         for tokens, delta in zip(prompts, ROPE_DELTAS, strict=True)
     ]
-    memory = profile(rows[-1].cache, LENGTHS[-1])
+    memory = profile(rows[-1].cache)
     notes, failed = [], False
     for name in together:
         found = _judged(rows, partial(_together, model, rows, name))
@@ -147,7 +147,7 @@ def probe(
 def has_room(model: LoadedModel, make_cache: MakeCache, tokens: int, reserve: Reserve) -> bool:
     """Reserve the memory of a trial, if it is free. `tokens`: of its longest row."""
     one = taken(model, first := make_cache(), 0, 1)
-    return reserve(ROWS * profile(first, 1).row_bytes(tokens) + one * tokens)
+    return reserve(ROWS * profile(first).row_bytes(tokens) + one * tokens)
 
 
 def _grouped_passes(
