@@ -1,9 +1,6 @@
-"""One line per log entry, with any text from clients or third parties.
-
-Finds the plugin that caused an error, from the traceback.
-
-The boundary for errors in the work of one request, or of one plugin.
-"""
+"""The boundary for errors in the work of one request, or of one plugin: the plugin that caused an
+error, by its traceback, and a log with one line per entry, with any text from clients or third
+parties."""
 
 from __future__ import annotations
 

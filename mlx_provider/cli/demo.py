@@ -1,7 +1,5 @@
-"""`mlx-provider demo`: engine, proxy and an OpenAI client, end to end, with no download.
-
-`mlx-provider chat`: a conversation with the engine in the terminal.
-"""
+"""Talks to an engine in the terminal: `mlx-provider demo` (engine, proxy and an OpenAI client, end
+to end, with no download) and `mlx-provider chat`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The identity of an engine process: shows a client that it needs another one. The engine itself
-watches plugin files, because it knows its imports.
-
-The owner-only folder where clients find a user's engine, and its lock.
-"""
+"""The owner-only folder where clients find a user's engine: its lock, and the identity of the
+engine's process, by which a client sees that it needs another one. The engine itself watches plugin
+files, because it knows its imports."""
 
 from __future__ import annotations
 

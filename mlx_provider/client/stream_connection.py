@@ -1,17 +1,12 @@
-"""The address of an engine: `http(s)://host:port` or `unix:/path/to.sock`.
+"""One request to an engine over its own connection, with blocking calls and h11. Its address is
+`http(s)://host:port` or `unix:/path/to.sock`.
 
-Decides when a request is sent again: only if no running engine has accepted it.
-
-That is so if no process listens, if the engine refuses because it is ending, or if the connection
-is lost at once, before any answer. All other failures end the request.
-
-Requests, event lines and errors as bytes over HTTP.
-
-One HTTP request over its own connection, with blocking calls and h11.
+A request is sent again only if no running engine has accepted it: no process listens, the engine
+refuses because it is ending, or the connection is lost at once, before any answer. All other
+failures end the request.
 
 Not httpx: in an event loop it takes 250 µs of CPU per event of a stream, this module 160 µs (one
-token per message, 300 per second). In a thread both take the same.
-"""
+token per message, 300 per second). In a thread both take the same."""
 
 from __future__ import annotations
 

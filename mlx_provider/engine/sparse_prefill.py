@@ -2,17 +2,8 @@
 
 After SpecPrefill (arXiv 2502.02789): a small model estimates the attention that tokens get from
 later ones; chunks with little are left out. The model does not see them, so only the operator can
-enable it.
-
-Selects the prompt tokens to keep: the chunks with the highest scores. Imports no mlx.
-
-Passes over prompt tokens that are not consecutive, and a test whether a model supports them.
-
-To the model, each token is a row at its own position; attention and recurrent layers treat the
-tokens as one row.
-
-Decides which prompts are prefilled sparsely, and scores them. Engine thread only.
-"""
+enable it. In a pass, each token is a row at its own position; attention and recurrent layers treat
+the tokens as one row. A trial shows whether a model supports that."""
 
 from __future__ import annotations
 

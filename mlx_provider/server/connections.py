@@ -1,6 +1,5 @@
-"""The limit of open files of the process. Each connection is one.
-
-Closes connections that occupy a place without using it.
+"""Closes connections that occupy a place without using it. Each is an open file, whose
+number is limited.
 
 uvicorn does not limit the time of a request's head or body, nor that of a reader, and its limit of
 connections only answers 503. This adapter adds these limits to `H11Protocol` and `ServerState` as

@@ -1,11 +1,5 @@
-"""Threads for the code of one request that would keep the event loop waiting.
-
-Our own requests and events: the protocol of our clients.
-
-Reads request bodies, limited in bytes, values and time.
-
-Reads requests within limits, parses them, and marks their origin.
-"""
+"""Reads requests within limits of bytes, values and time, parses them, and marks their origin. Work
+on one request that would keep the event loop waiting runs in threads."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""A unix socket for processes of its owner alone.
-
-The listening socket of an engine process.
-
-A small server beside the engine on a separate port.
-"""
+"""The listening sockets of an engine process (on TCP, or a unix socket for processes of its owner
+alone), and a small server beside the engine on a separate port."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""macOS: no idle sleep during requests, and memory pressure.
+"""Runs one engine process from its first request to its last.
 
-Nothing here has run on a Mac; the calls follow Apple's documentation.
-
-Runs one engine process from its first request to its last.
-"""
+On macOS, requests keep the machine from idle sleep, and memory pressure shrinks the prefix
+cache: nothing of this has run on a Mac; the calls follow Apple's documentation."""
 
 from __future__ import annotations
 

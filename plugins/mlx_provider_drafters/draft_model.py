@@ -1,11 +1,7 @@
-"""Rows of different lengths in one pass, each with its own cache and some tokens.
-
-The tokens of one row that a draft model has read, in a cache that can remove rejected ones.
-
-A smaller model that drafts for a larger one: greedily, with one pass of all rows per draft. It
-reads up to `LONGEST` of a row's last tokens, in pieces between the larger model's steps. Rows that
-exceed `KV_BYTES` are not followed until another row has ended.
-"""
+"""A smaller model that drafts for a larger one: greedily, with one pass of all rows per draft. It
+reads up to `LONGEST` of a row's last tokens, in pieces between the larger model's steps, into a
+cache that can remove rejected ones. Rows that exceed `KV_BYTES` are not followed until another row
+has ended."""
 
 from __future__ import annotations
 

@@ -1,14 +1,9 @@
-"""The operator's sliding window, for both kinds of Gemma 3.
+"""Gemma 3, with and without its vision tower, and the operator's sliding window for both.
 
-Gemma 3's text model with attention in both directions inside an image. mlx-vlm 0.7.10
+Its text model has attention in both directions inside an image. mlx-vlm 0.7.10
 (models/gemma3/language.py) attends causally everywhere. In the reference (transformers 5.23,
 models/gemma3/modeling_gemma3.py, `create_masks_for_vision_model`) tokens of one image see each
-other, in sliding layers within the window.
-
-One loaded Gemma 3 model.
-
-One loaded Gemma 3 model without a vision tower.
-"""
+other, in sliding layers within the window."""
 
 from __future__ import annotations
 

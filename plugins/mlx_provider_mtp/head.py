@@ -1,8 +1,5 @@
-"""Loads and checks the weights of a head, quantised as stored.
-
-The MTP head: joins a state and the next token; one layer, with the model's embedding and output
-matrix.
-"""
+"""The MTP head: joins a state and the next token; one layer, with the model's embedding and output
+matrix. Its weights are checked, and quantised as they are stored."""
 
 from __future__ import annotations
 

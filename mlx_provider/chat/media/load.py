@@ -1,7 +1,5 @@
-"""The memory limit for the images of all requests, shared between tenants.
-
-Images and videos of a request: fetched, checked, and decoded when a family needs them.
-"""
+"""Images and videos of a request: fetched, checked, and decoded when a family needs them, in memory
+that all requests share by tenants."""
 
 from __future__ import annotations
 

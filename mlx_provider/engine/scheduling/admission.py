@@ -1,11 +1,10 @@
-"""Shares the device between accounts by tokens. Imports no mlx.
+"""Which prompt runs next, as accounts share the device by tokens, and which rows fit into memory.
+Imports no mlx.
 
 Each account has a count of the tokens that it was served, as in VTC (Sheng et al., OSDI 2024). An
 account without requests is forgotten, and starts again at the smallest count. Prompts run in the
 order of the counts at which they would end. So a short prompt precedes a long one, and however many
 prompts another account has, at most as many tokens of them run before a prompt as that has itself.
-
-Decides which rows fit into memory. Read-only. Imports no mlx.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
-"""What drafters are asked for in one step. Imports no mlx.
-
-What drafts were measured to take, and what a step with drafts takes. Imports no mlx.
-
-The drafters and drafts of a step that make its rows fastest. Imports no mlx.
-"""
+"""What drafts take, by measurement, and the drafters and drafts of a step that make its rows
+fastest. Imports no mlx."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""A row as if its drafts were accepted, for the sampler and the grammar.
-
-Drafts in a step of the engine: requested, filtered by grammars, judged.
-"""
+"""Drafts in a step of the engine: requested, filtered by grammars, judged. To the sampler and the
+grammar, a row looks as if its drafts were accepted."""
 
 from __future__ import annotations
 
