@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 NEXT = """
 [bold]mlx-provider up demo[/bold] starts the same to stay, and prints what your own client needs.
 Coding agents need a larger model: [bold]mlx-provider[/bold] alone names two for this machine."""
+Message = dict[str, Any]
 
 
 def demo() -> None:
@@ -110,9 +111,6 @@ def _print_check(check: Check, console: Console) -> None:
     mark, style = ("ok", "green") if check.passed else ("failed", "red")
     console.print(Text(mark, style=style), Text(check.claim), end="")
     console.print("" if check.passed else Text(f" - answered {check.answer!r}", style="red"))
-
-
-Message = dict[str, Any]
 
 
 def chat(

@@ -32,6 +32,18 @@ from .stream_connection import Address, parse_address
 if TYPE_CHECKING:
     from ..serving.service import ChatService
 
+START_LIMIT = 180.0
+"""Seconds for Python, MLX and the plugins, on a slow busy machine."""
+POLL = 0.05
+READY = b"ready\n"
+"""What a started engine reports once it listens; else an `ErrorBody`."""
+LARGEST_LOG = 8 * 2**20
+"""Bytes. A larger log is renamed to `*.log.1`, which replaces an earlier one."""
+LOG_POLL = 1.0
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.server")
+TRANSPORT = PREFIX + "TRANSPORT"
+"""`process` (default): an engine process, started on demand; `in_process`: a thread of this one."""
+
 
 class InProcessClient:
     """`EngineClient` over a service object: the same objects, without JSON."""
@@ -50,17 +62,6 @@ class InProcessClient:
         queue = EventQueue()
         accepted = self._service.submit(request, queue)
         return Generation(accepted, queue, partial(self._service.cancel, accepted.id))
-
-
-START_LIMIT = 180.0
-"""Seconds for Python, MLX and the plugins, on a slow busy machine."""
-POLL = 0.05
-READY = b"ready\n"
-"""What a started engine reports once it listens; else an `ErrorBody`."""
-LARGEST_LOG = 8 * 2**20
-"""Bytes. A larger log is renamed to `*.log.1`, which replaces an earlier one."""
-LOG_POLL = 1.0
-ENGINE_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.server")
 
 
 class LocalEngine:
@@ -203,10 +204,6 @@ def _reported(report: bytes) -> Exception:
         return ErrorBody.model_validate_json(report).exception()
     except ValidationError:
         return EngineUnavailable(f"the engine process sent an unknown report: {report[:200]!r}")
-
-
-TRANSPORT = PREFIX + "TRANSPORT"
-"""`process` (default): an engine process, started on demand; `in_process`: a thread of this one."""
 
 
 def connect(api_base: str | None = None, api_key: str | None = None) -> EngineClient:

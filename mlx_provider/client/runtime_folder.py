@@ -41,6 +41,8 @@ OTHERS = (
 MLX, WINDOW = "MLX_", "_SLIDING_WINDOW"
 """Prefix of MLX's variables, and suffix of variables that change what a model attends to."""
 SECRET = ("HF_TOKEN",)
+LONGEST_SOCKET_PATH = 103
+"""Bytes on any system (macOS 103, Linux 107)."""
 
 
 def identity(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -75,10 +77,6 @@ def _shown(name: str, value: str) -> str:
     if name not in SECRET:
         return value
     return "a secret with digest " + hashlib.blake2b(value.encode(), digest_size=4).hexdigest()
-
-
-LONGEST_SOCKET_PATH = 103
-"""Bytes on any system (macOS 103, Linux 107)."""
 
 
 def prepare(runtime: Runtime) -> None:

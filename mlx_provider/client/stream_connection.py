@@ -39,6 +39,16 @@ from ..protocol.events import EVENT_BATCH, PROTOCOL_VERSION, ErrorBody, Event
 from ..protocol.health import Figures, Health
 from ..protocol.requests import ModelRequest
 
+T = TypeVar("T")
+PAUSES = (0.0, 0.2, 1.0)
+"""Seconds before each further try."""
+GOING_DOWN = 0.25
+"""Seconds: a connection lost earlier, without an answer, means that the engine was ending."""
+CONNECT_SECONDS = 5.0
+"""Seconds. Replies have no limit: a model may load for minutes."""
+PIECE = 2**16
+FAILURES = (OSError, h11.RemoteProtocolError)
+
 
 @dataclass(frozen=True)
 class Address:
@@ -74,14 +84,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-T = TypeVar("T")
-
-PAUSES = (0.0, 0.2, 1.0)
-"""Seconds before each further try."""
-GOING_DOWN = 0.25
-"""Seconds: a connection lost earlier, without an answer, means that the engine was ending."""
 
 
 class NotTaken(Exception):
@@ -185,12 +187,6 @@ def parse_figures(line: bytes) -> Figures:
         return Figures.model_validate_json(line)
     except ValidationError as error:
         raise EngineUnavailable(f"the engine's figures cannot be read: {error}") from None
-
-
-CONNECT_SECONDS = 5.0
-"""Seconds. Replies have no limit: a model may load for minutes."""
-PIECE = 2**16
-FAILURES = (OSError, h11.RemoteProtocolError)
 
 
 @dataclass(frozen=True)

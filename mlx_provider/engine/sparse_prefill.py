@@ -34,6 +34,17 @@ FIRST = 32
 """First tokens of the prompt that are always kept, because they get much of the attention."""
 LAST = 128
 """The same at its end: the question, and the start of the reply."""
+LENGTH = 12
+MOVED = 70
+AT_ONCE = 7
+MakeCache = Callable[[], list[Any]]
+log = logging.getLogger(__name__)
+CACHED = 0.1
+"""Above this cached share, the rest is prefilled completely, so that the next turn finds all of it.
+Below, the cached prefix is not used."""
+LEAST_PIECE_TOKENS = 16
+OTHERS = 64
+"""Allowed scoring pieces beyond those of the prompt. More mean that the scorer does not end."""
 
 
 class Nonsense(ValueError):
@@ -84,13 +95,6 @@ def _padded(scores: NDArray[np.float64], each: int) -> NDArray[np.float64]:
     return np.pad(scores, each, mode="edge")
 
 
-LENGTH = 12
-MOVED = 70
-AT_ONCE = 7
-
-MakeCache = Callable[[], list[Any]]
-
-
 def run_alone(model: LoadedModel, chunk: MixedChunk) -> mx.array:
     """Append a chunk to its row's cache. Returns logits (vocab,) after its last token."""
     tokens, places = (mx.array(list(each), mx.int32) for each in (chunk.tokens, chunk.positions))
@@ -127,16 +131,6 @@ def _append(
     logits = run_alone(model, MixedChunk(tokens[start:stop], places, cache, sparse=True))
     mx.eval(logits)
     return logits
-
-
-log = logging.getLogger(__name__)
-
-CACHED = 0.1
-"""Above this cached share, the rest is prefilled completely, so that the next turn finds all of it.
-Below, the cached prefix is not used."""
-LEAST_PIECE_TOKENS = 16
-OTHERS = 64
-"""Allowed scoring pieces beyond those of the prompt. More mean that the scorer does not end."""
 
 
 class SparsePrefill:

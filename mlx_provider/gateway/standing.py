@@ -38,6 +38,11 @@ SIGN_LIMIT = 5.0
 """Seconds from the lock to the process id in it."""
 POLL = 0.1
 KEY = re.compile(r"sk-[!-~]{16,}")
+LABEL = "mlx-provider"
+SELECTING = (*OTHERS, "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
+"""Variables that a login does not set, but that select the gateway's files."""
+SECRETS = (*SECRET, f"{PREFIX}API_KEY")
+WANTS = "default.target"
 
 
 @dataclass(frozen=True)
@@ -207,13 +212,6 @@ def stop(files: GatewayFiles, running: Running, environ: Mapping[str, str], tell
         raise EngineUnavailable(f"the proxy (process {running.pid}) does not end")
     tell("proxy", f"process {running.pid} has ended")
     tell("engine", end_idle_engine(environ, "`mlx-provider down`"))
-
-
-LABEL = "mlx-provider"
-SELECTING = (*OTHERS, "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
-"""Variables that a login does not set, but that select the gateway's files."""
-SECRETS = (*SECRET, f"{PREFIX}API_KEY")
-WANTS = "default.target"
 
 
 @dataclass(frozen=True)

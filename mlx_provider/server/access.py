@@ -42,6 +42,7 @@ FOUND = "mlx_provider.key"
 """The item of a request's scope with its key."""
 CONNECTION = "mlx_provider.connection"
 """The item of the scope's `state` with its connection."""
+JSON = "application/json"
 
 
 @dataclass(frozen=True)
@@ -199,9 +200,6 @@ def _made(file: Path) -> str:
     finally:
         Path(draft).unlink()
     return read_key(file)
-
-
-JSON = "application/json"
 
 
 class Gate:

@@ -28,6 +28,8 @@ FASTEST, SLOWEST = 0.2, 60.0
 """Seconds between two lines."""
 STREAMS = 16
 """Open streams. Each costs a snapshot per line."""
+HEARTBEAT = 10.0
+"""Seconds between empty lines, which detect a lost connection."""
 
 
 class FiguresRoute:
@@ -85,10 +87,6 @@ def _seconds(given: str) -> float:
     raise BadRequest(
         f"stream is the seconds between two lines, {FASTEST:g} .. {SLOWEST:g}", param="stream"
     )
-
-
-HEARTBEAT = 10.0
-"""Seconds between empty lines, which detect a lost connection."""
 
 
 class DoorRequest(BaseModel):

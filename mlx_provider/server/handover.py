@@ -33,6 +33,14 @@ from .access import error_response
 
 UNREAD_TOTAL = 2**29
 """Bytes of unread replies of all requests."""
+OWN = "mlx-provider"
+PACKAGES = (OWN, "mlx", "mlx-lm", "mlx-vlm", "transformers")
+TOLD = 5
+log = logging.getLogger(__name__)
+STARTS = tuple(each.encode() for each in STARTS_ENGINES)
+NEXT = "it is replaced at the next request, if no other request runs"
+REMOTE = "it continues unchanged until its operator restarts it"
+OTHERS = "it is replaced at the first request of a client of the new version"
 
 
 class Activity:
@@ -104,11 +112,6 @@ class Activity:
     def fail_open(self, error: MLXProviderError) -> None:
         for queue in self._open:
             queue.put([Failed.of(error)])
-
-
-OWN = "mlx-provider"
-PACKAGES = (OWN, "mlx", "mlx-lm", "mlx-vlm", "transformers")
-TOLD = 5
 
 
 class OutOfDate:
@@ -183,14 +186,6 @@ def _files(paths: list[str]) -> str:
     names = [f"{Path(path).parent.name}/{Path(path).name}" for path in paths]
     more = len(names) - TOLD
     return ", ".join(names[:TOLD]) + (f" and {more} more" if more > 0 else "")
-
-
-log = logging.getLogger(__name__)
-
-STARTS = tuple(each.encode() for each in STARTS_ENGINES)
-NEXT = "it is replaced at the next request, if no other request runs"
-REMOTE = "it continues unchanged until its operator restarts it"
-OTHERS = "it is replaced at the first request of a client of the new version"
 
 
 class StopRequest(BaseModel):

@@ -53,6 +53,8 @@ from mlx_provider.families.vision.patches import image_size
 WINDOW_VARIABLE = "GEMMA3_SLIDING_WINDOW"
 """Tokens that sliding layers see, instead of the checkpoint's number; 0: all. A larger window costs
 memory and is not what the model was trained with."""
+DEFAULT_CONTEXT = 131072
+"""Gemma 3's configs leave it out (transformers 5.23, `Gemma3TextConfig`)."""
 
 
 @dataclass(frozen=True)
@@ -212,10 +214,6 @@ def _scaled_embeddings(text_model: Any, chunk: PrefillChunk, end: int) -> mx.arr
         rows.append(text * scale.astype(text.dtype))
     dtype = text_model.norm.weight.dtype
     return mx.concatenate([r.astype(dtype) for r in rows])[None]
-
-
-DEFAULT_CONTEXT = 131072
-"""Gemma 3's configs leave it out (transformers 5.23, `Gemma3TextConfig`)."""
 
 
 class GemmaModel(VisionModel):

@@ -23,6 +23,8 @@ from .row_states import States
 
 MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
 """Modes of quantised weights without biases, by bits and group size (mlx 0.32.4)."""
+NO_LANGUAGE = "the model is not one of mlx-lm's or mlx-vlm's"
+NO_ATTENTION = "no layer of the model is known to have attention, of which its head has one"
 
 
 def load_into(module: nn.Module, tensors: Tensors, language: Any) -> None:
@@ -69,10 +71,6 @@ def _check(module: nn.Module, tensors: Mapping[str, mx.array]) -> None:
                 f"mtp.{name} is {have or 'missing'}, and should be {wanted.get(name) or 'absent'}"
             )
             raise BadRequest(f"the MTP head does not fit its model: {summary}", param="drafter")
-
-
-NO_LANGUAGE = "the model is not one of mlx-lm's or mlx-vlm's"
-NO_ATTENTION = "no layer of the model is known to have attention, of which its head has one"
 
 
 class Head(nn.Module):  # type: ignore[misc]

@@ -30,6 +30,11 @@ __all__ = [
     "MediaRoom",
     "load_media",
 ]
+LARGE = 64 * 2**20
+"""Bytes of a decoding above which free memory is returned to the system."""
+PIXEL = 3
+Encoded = Picture | Clip
+T = TypeVar("T")
 
 
 class MediaRoom:
@@ -87,15 +92,6 @@ class MediaClaim:
     def close(self) -> None:
         if self._ticket is not None:
             self._ticket.close()
-
-
-LARGE = 64 * 2**20
-"""Bytes of a decoding above which free memory is returned to the system."""
-PIXEL = 3
-
-
-Encoded = Picture | Clip
-T = TypeVar("T")
 
 
 def load_media(

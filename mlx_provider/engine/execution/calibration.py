@@ -73,6 +73,21 @@ timed if they take more than this part of the time of as many tokens in narrower
 Took = Sequence[float]
 """Seconds of passes of one shape; the first may be the first ever. Empty: too little memory
 is free."""
+SHARED_UNMEASURED = 2048
+"""Tokens from which on rows share without a measurement: reading so many keys of an 8B model takes
+as long as the additional kernels (by arithmetic for 400 GB/s)."""
+FEWEST_TOKENS, MOST_TOKENS = 256, 32_768
+"""Limits of what a measurement may choose. Below, a copy is nothing; above, memory counts more: a
+copy of so many tokens of an 8B model has 4.8 GB."""
+SHARED_GAIN = 1.2
+"""Rows share a prefix where a step with copies takes this many times as long. On an H100, copies of
+10,000 tokens were faster (36 against 41 ms)."""
+SHARED_DEPTH, SLOW_SHARED_DEPTH = 4096, 1024
+"""Tokens of the prefix in the timed passes, on a GPU and on a CPU."""
+TAIL = 16
+"""Own tokens of each of the two rows in them."""
+SHARED_PASSES = 2
+"""Passes of each kind. The fastest counts."""
 
 
 class Times:
@@ -351,22 +366,6 @@ class OnDevice:
 
 
 # -- shared prefixes
-
-SHARED_UNMEASURED = 2048
-"""Tokens from which on rows share without a measurement: reading so many keys of an 8B model takes
-as long as the additional kernels (by arithmetic for 400 GB/s)."""
-FEWEST_TOKENS, MOST_TOKENS = 256, 32_768
-"""Limits of what a measurement may choose. Below, a copy is nothing; above, memory counts more: a
-copy of so many tokens of an 8B model has 4.8 GB."""
-SHARED_GAIN = 1.2
-"""Rows share a prefix where a step with copies takes this many times as long. On an H100, copies of
-10,000 tokens were faster (36 against 41 ms)."""
-SHARED_DEPTH, SLOW_SHARED_DEPTH = 4096, 1024
-"""Tokens of the prefix in the timed passes, on a GPU and on a CPU."""
-TAIL = 16
-"""Own tokens of each of the two rows in them."""
-SHARED_PASSES = 2
-"""Passes of each kind. The fastest counts."""
 
 
 def least_shared(model: LoadedModel, make_cache: MakeCache, curve: Curve, reserve: Reserve) -> int:

@@ -52,6 +52,16 @@ ROWS = 15
 copies that share a pass. A pass of fixed size has fewer rows."""
 NO_ROOM = "too little memory is free to try them together"
 ALONE = f"rows decode alone: {NO_ROOM}"
+NOT_USED = {
+    "mixed": "chunks run in forward passes of their own",
+    "drafted": "nothing is drafted",
+    "shared": "rows share no prefix",
+}
+KINDS = ((11, 0), (270, 9))
+"""Prompt lengths of the tested rows, with their rotary deltas."""
+LONGEST = KINDS[-1][0] + STEPS
+"""Tokens of the longest of them at the end."""
+ROWS_ALONE = "each row decodes in a pass of its own"
 
 
 @dataclass(frozen=True)
@@ -87,13 +97,6 @@ class Judgement:
     widest: float = 0.0
     """Largest difference of a likely token's log-probability from the row alone, if they may."""
     failed: bool = False
-
-
-NOT_USED = {
-    "mixed": "chunks run in forward passes of their own",
-    "drafted": "nothing is drafted",
-    "shared": "rows share no prefix",
-}
 
 
 def probe(
@@ -317,12 +320,6 @@ _NO_TEXT: RowOutput = _NoText()
 
 
 # -- passes of a reproducible model
-
-KINDS = ((11, 0), (270, 9))
-"""Prompt lengths of the tested rows, with their rotary deltas."""
-LONGEST = KINDS[-1][0] + STEPS
-"""Tokens of the longest of them at the end."""
-ROWS_ALONE = "each row decodes in a pass of its own"
 
 
 @dataclass(frozen=True)

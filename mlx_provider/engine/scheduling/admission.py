@@ -19,6 +19,8 @@ from ..request import PrefillJob, Request, Row
 
 OUTPUT_TOKEN = 2.0
 """A token of a reply counts as this many of a prompt, as in VTC."""
+OTHER_ACCOUNTS = 0.25
+"""Places in the queue for accounts without a request in it, as a share of the others."""
 
 
 class FairShares:
@@ -99,10 +101,6 @@ class Budget:
     """Bytes of a running pass of this many prompt tokens and rows."""
     fork_bytes: Callable[[int, int], int] = lambda tokens, rows: 0
     """Bytes that this many rows of a prompt of so many tokens take less because they share it."""
-
-
-OTHER_ACCOUNTS = 0.25
-"""Places in the queue for accounts without a request in it, as a share of the others."""
 
 
 class Admission:

@@ -26,6 +26,10 @@ from .costs import Asks, Kind, Seconds
 from .speculation import NONE, Guess, Speculation
 
 Mask = NDArray[np.uint32]
+log = logging.getLogger(__name__)
+Place = tuple[Row, int]
+"""A row, and the number of its drafts before a position."""
+Isolated = Callable[[Row, str], Isolation]
 
 
 class TokensAhead(Sequence[int]):
@@ -80,13 +84,6 @@ def masks_ahead(constraint: RowConstraint, drafts: Sequence[int]) -> list[Mask |
 
 def allows(mask: Mask | None, token: int) -> bool:
     return mask is None or bool(mask[token // 32] >> np.uint32(token % 32) & 1)
-
-
-log = logging.getLogger(__name__)
-
-Place = tuple[Row, int]
-"""A row, and the number of its drafts before a position."""
-Isolated = Callable[[Row, str], Isolation]
 
 
 @dataclass(frozen=True)
