@@ -27,6 +27,21 @@ INTERVAL = 0.1
 """Seconds between readings."""
 ENFORCED = sys.platform == "linux"
 """Whether a process's own limit holds."""
+KEPT = 2
+"""Idle processes that stay."""
+MAX_SETUPS = 64
+"""Setups in one process; then it is replaced."""
+ENDS: Mapping[int, str] = MappingProxyType(
+    {
+        signal.SIGPROF: "it takes too much processor time",
+        signal.SIGXCPU: "it takes too much processor time",
+        signal.SIGSEGV: "it is nested too deep",
+        signal.SIGBUS: "it is nested too deep",
+        signal.SIGABRT: "it takes too much memory",
+        signal.SIGKILL: "it takes too much memory",
+    }
+)
+"""Signals that end a process at one of its limits."""
 
 
 @contextmanager
@@ -58,23 +73,6 @@ def _resident(pid: int) -> int:
     command = ["ps", "-o", "rss=", "-p", str(pid)]
     printed = subprocess.run(command, capture_output=True, check=False).stdout.strip()
     return int(printed or 0) * 1024
-
-
-KEPT = 2
-"""Idle processes that stay."""
-MAX_SETUPS = 64
-"""Setups in one process; then it is replaced."""
-ENDS: Mapping[int, str] = MappingProxyType(
-    {
-        signal.SIGPROF: "it takes too much processor time",
-        signal.SIGXCPU: "it takes too much processor time",
-        signal.SIGSEGV: "it is nested too deep",
-        signal.SIGBUS: "it is nested too deep",
-        signal.SIGABRT: "it takes too much memory",
-        signal.SIGKILL: "it takes too much memory",
-    }
-)
-"""Signals that end a process at one of its limits."""
 
 
 class ProcessEnded(Exception):

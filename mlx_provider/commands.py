@@ -94,6 +94,10 @@ __all__ = [
     "proxy_config",
     "require_proxy",
 ]
+EVERY = 10.0
+UNNOTICED = 1.5
+"""Seconds that the main thread may leave a signal unhandled: a long call into MLX or BLAS delays
+Python's handlers."""
 
 
 def prepare_mlx() -> None:
@@ -139,12 +143,6 @@ def load_model(folder: Path, dtype: str | None = None, **options: Any) -> Loaded
     loaded = family.load(folder, LoadOptions(dtype=dtype, **options))
     equip(loaded, registry)
     return loaded
-
-
-EVERY = 10.0
-UNNOTICED = 1.5
-"""Seconds that the main thread may leave a signal unhandled: a long call into MLX or BLAS delays
-Python's handlers."""
 
 
 class Progress:

@@ -1,9 +1,6 @@
-"""One line per log entry, with any text from clients or third parties.
-
-Finds the plugin that caused an error, from the traceback.
-
-The boundary for errors in the work of one request, or of one plugin.
-"""
+"""The boundary for errors in the work of one request, or of one plugin: the plugin that caused an
+error, by its traceback, and a log with one line per entry, with any text from clients or third
+parties."""
 
 from __future__ import annotations
 
@@ -21,6 +18,13 @@ from pathlib import Path
 from types import FrameType
 
 from .errors import MLXProviderError, PluginError, RequestFailed
+
+CORE = __name__.partition(".")[0]
+"""Our package, and the group of plugins' entry points."""
+MACHINE = (OSError, MemoryError)
+DEVICE = ("[metal", "[malloc", "[cuda", "out of memory", "insufficient memory")
+"""Parts of MLX's messages about the device."""
+LOG = "its traceback is in the engine's log (`mlx-provider engine logs`)"
 
 
 class Trace(str):
@@ -55,13 +59,6 @@ def log_to_stderr(level: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(LogLines("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler])
-
-
-CORE = __name__.partition(".")[0]
-"""Our package, and the group of plugins' entry points."""
-MACHINE = (OSError, MemoryError)
-DEVICE = ("[metal", "[malloc", "[cuda", "out of memory", "insufficient memory")
-"""Parts of MLX's messages about the device."""
 
 
 @dataclass(frozen=True)
@@ -191,9 +188,6 @@ def _shown(frame: FrameType) -> str:
     path = Path(frame.f_code.co_filename)
     depth = _module(frame).count(".") + (path.name == "__init__.py")
     return "/".join(path.parts[-1 - depth :])
-
-
-LOG = "its traceback is in the engine's log (`mlx-provider engine logs`)"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
-"""`mlx-provider` without a command: shows the state of this machine and the next steps.
-
-Assembles the commands. Our own errors are shown as one line, not as a traceback.
-"""
+"""Assembles the commands. Without one, `mlx-provider` shows the state of this machine and the next
+steps. Our own errors are shown as one line, not as a traceback."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""`mlx-provider demo`: engine, proxy and an OpenAI client, end to end, with no download.
-
-`mlx-provider chat`: a conversation with the engine in the terminal.
-"""
+"""Talks to an engine in the terminal: `mlx-provider demo` (engine, proxy and an OpenAI client, end
+to end, with no download) and `mlx-provider chat`."""
 
 from __future__ import annotations
 
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
 NEXT = """
 [bold]mlx-provider up demo[/bold] starts the same to stay, and prints what your own client needs.
 Coding agents need a larger model: [bold]mlx-provider[/bold] alone names two for this machine."""
+Message = dict[str, Any]
 
 
 def demo() -> None:
@@ -112,9 +111,6 @@ def _print_check(check: Check, console: Console) -> None:
     mark, style = ("ok", "green") if check.passed else ("failed", "red")
     console.print(Text(mark, style=style), Text(check.claim), end="")
     console.print("" if check.passed else Text(f" - answered {check.answer!r}", style="red"))
-
-
-Message = dict[str, Any]
 
 
 def chat(

@@ -35,6 +35,11 @@ ApiKeyFile = Annotated[
     Path | None,
     typer.Option(help=f"File with the engine's key. Default: {PREFIX}API_KEY."),
 ]
+engine = typer.Typer(no_args_is_help=True, help="The engine process of this machine and user.")
+END_LIMIT = 30.0
+"""Seconds within which an engine must end."""
+POLL = 0.1
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def no_key_in_sight(key: str | None) -> None:
@@ -150,14 +155,6 @@ def serve(
     command += ["--api-key-file", str(api_key_file)] if api_key_file is not None else []
     command += ["--drain", str(drain)] if drain else []
     os.execv(command[0], command)  # this process becomes the engine
-
-
-engine = typer.Typer(no_args_is_help=True, help="The engine process of this machine and user.")
-END_LIMIT = 30.0
-"""Seconds within which an engine must end."""
-POLL = 0.1
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @engine.command()

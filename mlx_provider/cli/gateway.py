@@ -26,6 +26,8 @@ ContextTokens = Annotated[
     int | None,
     typer.Option("--context", min=256, help="Tokens of context. Default: what fits into memory."),
 ]
+AT_LOGIN = "--at-login"
+DEMO = "demo"
 
 
 def show_step(phase: str, what: str) -> None:
@@ -55,9 +57,6 @@ def init(
     typer.echo(f"written: {', '.join(map(str, paths))}")
     where = "" if folder == Path() else f"cd {folder}; "
     typer.echo(f"start it: {where}{START}")
-
-
-AT_LOGIN = "--at-login"
 
 
 def up(
@@ -205,9 +204,6 @@ def _exports(record: Record, key: str) -> list[str]:
         f"export ANTHROPIC_BASE_URL={record.url}",
         f"export ANTHROPIC_AUTH_TOKEN={key}",
     ]
-
-
-DEMO = "demo"
 
 
 def launch(

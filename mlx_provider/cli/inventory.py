@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 Repository = Annotated[str, typer.Argument(help="OWNER/NAME or OWNER/NAME@REVISION on the Hub.")]
+STYLES = {"fail": "bold red", "warn": "yellow", "note": "cyan", "ok": "green"}
+LABEL_WIDTH = 18
 
 
 def pull(context: typer.Context, model: Repository) -> None:
@@ -85,9 +87,6 @@ def rm(model: Repository) -> None:
 
     model = model.removeprefix("mlx/")
     typer.echo(f"{model} is removed, {size(remove(model))}")
-
-
-STYLES = {"fail": "bold red", "warn": "yellow", "note": "cyan", "ok": "green"}
 
 
 def doctor(
@@ -200,9 +199,6 @@ def _next_steps(name: str, module: str) -> tuple[tuple[str, str], ...]:
         ("python try_it.py", "a served answer"),
         (f"pytest --mlx-conformance {name}", "what every plugin of its kind must do"),
     )
-
-
-LABEL_WIDTH = 18
 
 
 def plugins(

@@ -30,6 +30,29 @@ if TYPE_CHECKING:
         StepFigures,
     )
 
+BAR = 48
+MODEL_WIDTH = 26
+TREE = 12
+MISSES = 5
+STEPS = 60
+BLOCKS = "▁▂▃▄▅▆▇█"
+STATE_STYLES = {"preparing": "dim", "queued": "yellow", "prefill": "cyan", "decode": "green"}
+OWNER_STYLES = {
+    "weights": "blue",
+    "drafters": "magenta",
+    "rows": "green",
+    "prefix_cache": "cyan",
+    "features": "yellow",
+    "media": "red",
+    "pool": "bright_black",
+}
+REASONS = {
+    "": "cached as far as it is stored",
+    "cold": "nothing stored begins like it",
+    "diverged": "left what is stored",
+    "no_state": "a pass cannot go on from there",
+}
+
 
 def top(
     once: Annotated[bool, typer.Option("--once", help="Show it once and exit.")] = False,
@@ -89,30 +112,6 @@ def _live(client: HttpClient, every: float) -> None:
         except EngineDied:  # an expected end of the engine
             pass
     console.print(f"the engine has ended ({time.strftime('%H:%M:%S')})")
-
-
-BAR = 48
-MODEL_WIDTH = 26
-TREE = 12
-MISSES = 5
-STEPS = 60
-BLOCKS = "▁▂▃▄▅▆▇█"
-STATE_STYLES = {"preparing": "dim", "queued": "yellow", "prefill": "cyan", "decode": "green"}
-OWNER_STYLES = {
-    "weights": "blue",
-    "drafters": "magenta",
-    "rows": "green",
-    "prefix_cache": "cyan",
-    "features": "yellow",
-    "media": "red",
-    "pool": "bright_black",
-}
-REASONS = {
-    "": "cached as far as it is stored",
-    "cold": "nothing stored begins like it",
-    "diverged": "left what is stored",
-    "no_state": "a pass cannot go on from there",
-}
 
 
 def view(figures: Figures) -> RenderableType:

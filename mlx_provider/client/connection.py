@@ -1,9 +1,5 @@
-"""The engine as a thread of this process.
-
-The engine process of this machine and user, started by the first client that needs it.
-
-Owns the connections to engines: one per address and key, per process.
-"""
+"""Connections to engines, one per address and key in a process. An engine is the process of this
+machine and user, which the first client starts, one at an address, or a thread of this process."""
 
 from __future__ import annotations
 
@@ -36,6 +32,18 @@ from .stream_connection import Address, parse_address
 if TYPE_CHECKING:
     from ..serving.service import ChatService
 
+START_LIMIT = 180.0
+"""Seconds for Python, MLX and the plugins, on a slow busy machine."""
+POLL = 0.05
+READY = b"ready\n"
+"""What a started engine reports once it listens; else an `ErrorBody`."""
+LARGEST_LOG = 8 * 2**20
+"""Bytes. A larger log is renamed to `*.log.1`, which replaces an earlier one."""
+LOG_POLL = 1.0
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.server")
+TRANSPORT = PREFIX + "TRANSPORT"
+"""`process` (default): an engine process, started on demand; `in_process`: a thread of this one."""
+
 
 class InProcessClient:
     """`EngineClient` over a service object: the same objects, without JSON."""
@@ -54,17 +62,6 @@ class InProcessClient:
         queue = EventQueue()
         accepted = self._service.submit(request, queue)
         return Generation(accepted, queue, partial(self._service.cancel, accepted.id))
-
-
-START_LIMIT = 180.0
-"""Seconds for Python, MLX and the plugins, on a slow busy machine."""
-POLL = 0.05
-READY = b"ready\n"
-"""What a started engine reports once it listens; else an `ErrorBody`."""
-LARGEST_LOG = 8 * 2**20
-"""Bytes. A larger log is renamed to `*.log.1`, which replaces an earlier one."""
-LOG_POLL = 1.0
-ENGINE_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.server")
 
 
 class LocalEngine:
@@ -194,12 +191,12 @@ def _open_log(path: Path) -> int:
     return open_own_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
-def _tail(log: Path, begin: int, lines: int = 5) -> str:
+def _tail(log: Path, begin: int) -> str:
     with os.fdopen(open_own_file(log, os.O_RDONLY), "rb") as file:
         file.seek(begin)
         text = file.read(2**20).decode(errors="replace")
     summary = [s for s in text.splitlines() if s.strip() and not s.startswith((" ", "Traceback"))]
-    return " / ".join(summary[-lines:]) or "nothing in the log"
+    return " / ".join(summary[-5:]) or "nothing in the log"
 
 
 def _reported(report: bytes) -> Exception:
@@ -207,10 +204,6 @@ def _reported(report: bytes) -> Exception:
         return ErrorBody.model_validate_json(report).exception()
     except ValidationError:
         return EngineUnavailable(f"the engine process sent an unknown report: {report[:200]!r}")
-
-
-TRANSPORT = PREFIX + "TRANSPORT"
-"""`process` (default): an engine process, started on demand; `in_process`: a thread of this one."""
 
 
 def connect(api_base: str | None = None, api_key: str | None = None) -> EngineClient:

@@ -1,7 +1,5 @@
-"""The events of one reply. Their reader, a thread or an event loop, reads the connection.
-
-The interface of an engine, in this process or elsewhere.
-"""
+"""The interface of an engine, in this process or elsewhere, and the events of one reply. Their
+reader, a thread or an event loop, reads the connection."""
 
 from __future__ import annotations
 

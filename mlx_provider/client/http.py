@@ -94,7 +94,7 @@ class HttpClient:
         return parse_figures(self._ask("GET", "/v1/figures"))
 
     def watch(self, every: float) -> Iterator[bytes]:
-        """A line of JSON every `every` seconds until the engine ends, see `wire.parse_figures`.
+        """A line of JSON every `every` seconds until the engine ends, see `parse_figures`.
         Starts none. Reading raises typed errors, `EngineDied` if the stream is cut off."""
         return self._control.lines(f"/v1/figures?stream={every:g}")
 
@@ -112,8 +112,8 @@ class HttpClient:
         return _gives_way(self._control, reason, when)
 
     def open_door(self, request: Mapping[str, Any]) -> tuple[str, Held]:
-        """Open a port of the owner's engine (`server.door.DoorRequest`). Returns its URL, and the
-        connection that keeps it open. Starts no engine. Raises typed errors."""
+        """Open a port of the owner's engine (`server.figures.DoorRequest`). Returns its URL, and
+        the connection that keeps it open. Starts no engine. Raises typed errors."""
         body = json.dumps(request).encode()
         return last_try(lambda: self._control.open_door(body))
 

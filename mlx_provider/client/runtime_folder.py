@@ -1,8 +1,6 @@
-"""The identity of an engine process: shows a client that it needs another one. The engine itself
-watches plugin files, because it knows its imports.
-
-The owner-only folder where clients find a user's engine, and its lock.
-"""
+"""The owner-only folder where clients find a user's engine: its lock, and the identity of the
+engine's process, by which a client sees that it needs another one. The engine itself watches plugin
+files, because it knows its imports."""
 
 from __future__ import annotations
 
@@ -43,6 +41,8 @@ OTHERS = (
 MLX, WINDOW = "MLX_", "_SLIDING_WINDOW"
 """Prefix of MLX's variables, and suffix of variables that change what a model attends to."""
 SECRET = ("HF_TOKEN",)
+LONGEST_SOCKET_PATH = 103
+"""Bytes on any system (macOS 103, Linux 107)."""
 
 
 def identity(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -77,10 +77,6 @@ def _shown(name: str, value: str) -> str:
     if name not in SECRET:
         return value
     return "a secret with digest " + hashlib.blake2b(value.encode(), digest_size=4).hexdigest()
-
-
-LONGEST_SOCKET_PATH = 103
-"""Bytes on any system (macOS 103, Linux 107)."""
 
 
 def prepare(runtime: Runtime) -> None:

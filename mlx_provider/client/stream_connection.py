@@ -1,17 +1,12 @@
-"""The address of an engine: `http(s)://host:port` or `unix:/path/to.sock`.
+"""One request to an engine over its own connection, with blocking calls and h11. Its address is
+`http(s)://host:port` or `unix:/path/to.sock`.
 
-Decides when a request is sent again: only if no running engine has accepted it.
-
-That is so if no process listens, if the engine refuses because it is ending, or if the connection
-is lost at once, before any answer. All other failures end the request.
-
-Requests, event lines and errors as bytes over HTTP.
-
-One HTTP request over its own connection, with blocking calls and h11.
+A request is sent again only if no running engine has accepted it: no process listens, the engine
+refuses because it is ending, or the connection is lost at once, before any answer. All other
+failures end the request.
 
 Not httpx: in an event loop it takes 250 µs of CPU per event of a stream, this module 160 µs (one
-token per message, 300 per second). In a thread both take the same.
-"""
+token per message, 300 per second). In a thread both take the same."""
 
 from __future__ import annotations
 
@@ -43,6 +38,16 @@ from ..errors import (
 from ..protocol.events import EVENT_BATCH, PROTOCOL_VERSION, ErrorBody, Event
 from ..protocol.health import Figures, Health
 from ..protocol.requests import ModelRequest
+
+T = TypeVar("T")
+PAUSES = (0.0, 0.2, 1.0)
+"""Seconds before each further try."""
+GOING_DOWN = 0.25
+"""Seconds: a connection lost earlier, without an answer, means that the engine was ending."""
+CONNECT_SECONDS = 5.0
+"""Seconds. Replies have no limit: a model may load for minutes."""
+PIECE = 2**16
+FAILURES = (OSError, h11.RemoteProtocolError)
 
 
 @dataclass(frozen=True)
@@ -79,14 +84,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-T = TypeVar("T")
-
-PAUSES = (0.0, 0.2, 1.0)
-"""Seconds before each further try."""
-GOING_DOWN = 0.25
-"""Seconds: a connection lost earlier, without an answer, means that the engine was ending."""
 
 
 class NotTaken(Exception):
@@ -190,12 +187,6 @@ def parse_figures(line: bytes) -> Figures:
         return Figures.model_validate_json(line)
     except ValidationError as error:
         raise EngineUnavailable(f"the engine's figures cannot be read: {error}") from None
-
-
-CONNECT_SECONDS = 5.0
-"""Seconds. Replies have no limit: a model may load for minutes."""
-PIECE = 2**16
-FAILURES = (OSError, h11.RemoteProtocolError)
 
 
 @dataclass(frozen=True)

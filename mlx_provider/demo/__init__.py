@@ -25,6 +25,18 @@ MODEL = "demo"
 HYBRID = "demo-hybrid"
 """A model with recurrent layers, and a head that drafts."""
 STORY = "Tell me a story."
+Message = dict[str, Any]
+STREAMED = "Tell me a story."
+INTRODUCTION = "My name is Maria."
+RECALL = "What is my name?"
+NAME = "Maria"
+SEEN = "What is this?"
+PICTURE = "red circle"
+AT_ONCE = {
+    "What is the capital of France?": "Paris",
+    "Count from 1 to 5.": "1, 2, 3, 4, 5",
+    "Say: BANANA": "BANANA",
+}
 
 
 @dataclass(frozen=True)
@@ -57,21 +69,6 @@ def stage(environ: Mapping[str, str] = os.environ) -> Iterator[Stage]:
         warm_up(apart.engine, MODEL)
         apart.proxy.wait_ready()
         yield Stage(apart.proxy, apart.engine)
-
-
-Message = dict[str, Any]
-
-STREAMED = "Tell me a story."
-INTRODUCTION = "My name is Maria."
-RECALL = "What is my name?"
-NAME = "Maria"
-SEEN = "What is this?"
-PICTURE = "red circle"
-AT_ONCE = {
-    "What is the capital of France?": "Paris",
-    "Count from 1 to 5.": "1, 2, 3, 4, 5",
-    "Say: BANANA": "BANANA",
-}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
-"""A run of the vision tower over the media of one prompt, a slice of layers at a time.
-
-Texts to embed: progress through them, and their results.
-"""
+"""What a prompt computes beside its tokens: its media, through the vision tower a slice of layers
+at a time, and the vectors of texts to embed."""
 
 from __future__ import annotations
 

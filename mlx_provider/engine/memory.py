@@ -43,8 +43,8 @@ class MemoryProfile:
         return self.state_bytes + grown * self.token_bytes + windowed
 
 
-def profile(cache: Sequence[Any], tokens: int) -> MemoryProfile:
-    """Measure a row cache that holds `tokens` tokens (at least one)."""
+def profile(cache: Sequence[Any]) -> MemoryProfile:
+    """Measure a row cache that holds at least one token."""
     state, each, windows = 0, 0, []
     for layer in leaves(cache):
         size = sum(a.nbytes for a in arrays([layer]))

@@ -2,17 +2,8 @@
 
 After SpecPrefill (arXiv 2502.02789): a small model estimates the attention that tokens get from
 later ones; chunks with little are left out. The model does not see them, so only the operator can
-enable it.
-
-Selects the prompt tokens to keep: the chunks with the highest scores. Imports no mlx.
-
-Passes over prompt tokens that are not consecutive, and a test whether a model supports them.
-
-To the model, each token is a row at its own position; attention and recurrent layers treat the
-tokens as one row.
-
-Decides which prompts are prefilled sparsely, and scores them. Engine thread only.
-"""
+enable it. In a pass, each token is a row at its own position; attention and recurrent layers treat
+the tokens as one row. A trial shows whether a model supports that."""
 
 from __future__ import annotations
 
@@ -43,6 +34,17 @@ FIRST = 32
 """First tokens of the prompt that are always kept, because they get much of the attention."""
 LAST = 128
 """The same at its end: the question, and the start of the reply."""
+LENGTH = 12
+MOVED = 70
+AT_ONCE = 7
+MakeCache = Callable[[], list[Any]]
+log = logging.getLogger(__name__)
+CACHED = 0.1
+"""Above this cached share, the rest is prefilled completely, so that the next turn finds all of it.
+Below, the cached prefix is not used."""
+LEAST_PIECE_TOKENS = 16
+OTHERS = 64
+"""Allowed scoring pieces beyond those of the prompt. More mean that the scorer does not end."""
 
 
 class Nonsense(ValueError):
@@ -93,13 +95,6 @@ def _padded(scores: NDArray[np.float64], each: int) -> NDArray[np.float64]:
     return np.pad(scores, each, mode="edge")
 
 
-LENGTH = 12
-MOVED = 70
-AT_ONCE = 7
-
-MakeCache = Callable[[], list[Any]]
-
-
 def run_alone(model: LoadedModel, chunk: MixedChunk) -> mx.array:
     """Append a chunk to its row's cache. Returns logits (vocab,) after its last token."""
     tokens, places = (mx.array(list(each), mx.int32) for each in (chunk.tokens, chunk.positions))
@@ -136,16 +131,6 @@ def _append(
     logits = run_alone(model, MixedChunk(tokens[start:stop], places, cache, sparse=True))
     mx.eval(logits)
     return logits
-
-
-log = logging.getLogger(__name__)
-
-CACHED = 0.1
-"""Above this cached share, the rest is prefilled completely, so that the next turn finds all of it.
-Below, the cached prefix is not used."""
-LEAST_PIECE_TOKENS = 16
-OTHERS = 64
-"""Allowed scoring pieces beyond those of the prompt. More mean that the scorer does not end."""
 
 
 class SparsePrefill:

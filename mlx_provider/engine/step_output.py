@@ -15,6 +15,13 @@ from .execution.decode_batch import Logprob
 from .request import Request
 
 log = logging.getLogger(__name__)
+MAX_NAMES = 50_000
+"""Alternatives repeat from step to step."""
+Post = tuple[Request, list[Event]]
+"""Events of one step for one request. Its reader waits at `Request.events`."""
+STEPS = 512
+LOOKUPS = 32
+T = TypeVar("T", bound=NamedTuple)
 
 
 class Recorder:
@@ -67,10 +74,6 @@ def log_line(request: Request, reason: str, now: float) -> str:
     return "; ".join([*summary, *filter(None, [request.prefilling, request.explanation])])
 
 
-MAX_NAMES = 50_000
-"""Alternatives repeat from step to step."""
-
-
 class TokenNames:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -99,10 +102,6 @@ class TokenNames:
             bytes=list(data),
             top=top or [],
         )
-
-
-Post = tuple[Request, list[Event]]
-"""Events of one step for one request. Its reader waits at `Request.events`."""
 
 
 class StepOutput:
@@ -169,9 +168,6 @@ class StepOutput:
 
 # -- statistics
 
-STEPS = 512
-LOOKUPS = 32
-
 
 class Step(NamedTuple):
     """One step that ran something. Times are monotonic seconds."""
@@ -201,9 +197,6 @@ class LookedUp(NamedTuple):
             "no_state": self.shared - self.reused,
             rest: self.asked - self.shared,
         }
-
-
-T = TypeVar("T", bound=NamedTuple)
 
 
 class Ring(Generic[T]):

@@ -26,6 +26,18 @@ CLAIMED = (
     "supports_prompt_caching",
 )
 """Features of every model: the engine enforces the formats of calls and schemas."""
+AGENTS = ("claude-*", "gpt-*")
+"""Model names with which agents ask for titles, summaries, subagents."""
+ANYTHING = ("*",)
+START = "set -a; . ./.env; set +a; litellm --config config.yaml --host 127.0.0.1"
+NOTES = {
+    "max_tokens": "of an answer, if a client sets none",
+    "timeout": "seconds: a long prompt may take minutes",
+    "sse_keepalive_ping_interval_seconds": "keep-alive signals during a prefill",
+    "cancel_on_disconnect": "ends a request when its client disconnects",
+    "custom_provider_map": "replaces the whole list: include your other custom providers",
+    "num_retries": "agents retry themselves",
+}
 
 
 @dataclass(frozen=True)
@@ -68,11 +80,6 @@ class Served:
             {"model_name": name, "litellm_params": {**params}, "model_info": deepcopy(info)}
             for name in (self.name, *names)
         ]
-
-
-AGENTS = ("claude-*", "gpt-*")
-"""Model names with which agents ask for titles, summaries, subagents."""
-ANYTHING = ("*",)
 
 
 def served_config(served: Served, names: tuple[str, ...]) -> dict[str, Any]:
@@ -123,17 +130,6 @@ def write_config(config: Mapping[str, Any], folder: Path) -> Path:
     with os.fdopen(create_own(path), "w") as file:
         file.write(json.dumps(config, indent=2) + "\n")  # is valid YAML
     return path
-
-
-START = "set -a; . ./.env; set +a; litellm --config config.yaml --host 127.0.0.1"
-NOTES = {
-    "max_tokens": "of an answer, if a client sets none",
-    "timeout": "seconds: a long prompt may take minutes",
-    "sse_keepalive_ping_interval_seconds": "keep-alive signals during a prefill",
-    "cancel_on_disconnect": "ends a request when its client disconnects",
-    "custom_provider_map": "replaces the whole list: include your other custom providers",
-    "num_retries": "agents retry themselves",
-}
 
 
 def config_text(served: Served, limited_by: str = "") -> str:

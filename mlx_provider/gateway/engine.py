@@ -30,6 +30,18 @@ from .config import Served, write_config
 from .proxy import Proxy, master_key, require_proxy, start_proxy
 
 END_LIMIT = 10.0
+THREAD = "engine-progress"
+EVERY = 0.5
+"""Seconds between two polls, and between updates of a line in a terminal."""
+PATIENCE = 5.0
+"""Seconds until the first line about a load, and between new lines."""
+AGAIN = 30.0
+LEAST_TOKENS = 1000
+"""Of a prompt that is shown. Agents ask for a title with fewer."""
+Tell = Callable[[str, str], None]
+"""(phase, message) for the user."""
+ReadFigures = Callable[[], Figures]
+START_LIMIT = 20.0
 
 
 def warm_up(engine: EngineClient, model: str, context: int | None = None) -> None:
@@ -110,20 +122,6 @@ def has_ended(pid: int) -> bool:
         return True
     except OSError:  # a system without /proc
         return False
-
-
-THREAD = "engine-progress"
-EVERY = 0.5
-"""Seconds between two polls, and between updates of a line in a terminal."""
-PATIENCE = 5.0
-"""Seconds until the first line about a load, and between new lines."""
-AGAIN = 30.0
-LEAST_TOKENS = 1000
-"""Of a prompt that is shown. Agents ask for a title with fewer."""
-
-Tell = Callable[[str, str], None]
-"""(phase, message) for the user."""
-ReadFigures = Callable[[], Figures]
 
 
 @contextmanager
@@ -235,9 +233,6 @@ def is_line_mode(screen: TextIO) -> bool:
         return bool(termios.tcgetattr(screen.fileno())[3] & termios.ICANON)
     except termios.error:
         return False
-
-
-START_LIMIT = 20.0
 
 
 @dataclass(frozen=True)

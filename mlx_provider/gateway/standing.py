@@ -38,6 +38,11 @@ SIGN_LIMIT = 5.0
 """Seconds from the lock to the process id in it."""
 POLL = 0.1
 KEY = re.compile(r"sk-[!-~]{16,}")
+LABEL = "mlx-provider"
+SELECTING = (*OTHERS, "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
+"""Variables that a login does not set, but that select the gateway's files."""
+SECRETS = (*SECRET, f"{PREFIX}API_KEY")
+WANTS = "default.target"
 
 
 @dataclass(frozen=True)
@@ -62,8 +67,8 @@ class Running:
 class GatewayFiles:
     """Methods raise `EngineUnavailable` with a remedy if one is not exclusive to this user."""
 
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self.folder = state_folder(environ) / "gateway"
+    def __init__(self) -> None:
+        self.folder = state_folder() / "gateway"
         self.lock = self.folder / "lock"
         self.key_file = self.folder / "key"
         self._record = self.folder / "record.json"
@@ -207,13 +212,6 @@ def stop(files: GatewayFiles, running: Running, environ: Mapping[str, str], tell
         raise EngineUnavailable(f"the proxy (process {running.pid}) does not end")
     tell("proxy", f"process {running.pid} has ended")
     tell("engine", end_idle_engine(environ, "`mlx-provider down`"))
-
-
-LABEL = "mlx-provider"
-SELECTING = (*OTHERS, "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
-"""Variables that a login does not set, but that select the gateway's files."""
-SECRETS = (*SECRET, f"{PREFIX}API_KEY")
-WANTS = "default.target"
 
 
 @dataclass(frozen=True)

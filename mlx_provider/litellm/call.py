@@ -277,7 +277,7 @@ def generate_requests(call: Call) -> list[GenerateRequest]:
 
 def _tools_without_effect(values: dict[str, Any], names: Any) -> list[str]:
     """Remove tools that no model can call, and members of others, which a bridge has passed.
-    `names`: what `bridged` calls them; `None`: not bridged."""
+    `names`: what `fit` calls them; `None`: not bridged."""
     if not isinstance(names, list):
         return []
     values.pop("web_search_options", None)  # LiteLLM's form of a web search

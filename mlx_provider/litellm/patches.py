@@ -62,6 +62,10 @@ CREATED = "mlx_created"
 """Attribute of our streams: Unix seconds."""
 
 Original = Callable[..., Any]
+REMEDY = (
+    "send the proxy's key as `Authorization: Bearer KEY` or `x-api-key: KEY`. `mlx-provider up` "
+    "prints it; for `mlx-provider init` it is LITELLM_MASTER_KEY in .env"
+)
 
 
 def install() -> None:
@@ -294,12 +298,6 @@ def _of_chat(request: Any) -> Mapping[str, Any]:
         tools = [tool for tool in tools if tool["type"] == "function"]
     fields, _ = as_functions(tools)
     return {"messages": messages, **fields, "continues": continues}
-
-
-REMEDY = (
-    "send the proxy's key as `Authorization: Bearer KEY` or `x-api-key: KEY`. `mlx-provider up` "
-    "prints it; for `mlx-provider init` it is LITELLM_MASTER_KEY in .env"
-)
 
 
 def refuse_key(proxy: Any, original: Original, *args: Any, **given: Any) -> Any:

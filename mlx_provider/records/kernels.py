@@ -39,7 +39,7 @@ class Replacement:
     """(original) -> a function with the same arguments and result, up to rounding.
 
     It calls the original for everything else: other dtypes, quantised keys, arrays that are too
-    small. The keys of an attention may be `Parts`, see `records.attention`. If it returns the
+    small. The keys of an attention may be `Parts`, see `parts_of`. If it returns the
     original, nothing is replaced.
     """
     at_home: bool = False

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Size = tuple[int, int]
 """(height, width)."""
-LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
+LANCZOS, BICUBIC = 1, 3
 """Pillow's filters (PIL/Image.py, `Resampling`)."""
 
 

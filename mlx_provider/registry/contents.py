@@ -36,6 +36,16 @@ PARTS: dict[object, type[Part]] = {
     "TaggedArguments | None": TaggedArguments,
 }
 """Records within records, by the annotation of the field."""
+R = TypeVar("R", ModelFamily, ToolParser, ReasoningParser, Kernels, Drafter, Client)
+CALLABLES: dict[type, tuple[str, ...]] = {
+    ModelFamily: ("matches", "load"),
+    ToolParser: ("parse", "detect"),
+    ReasoningParser: ("detect",),
+    Kernels: ("matches", "replacements"),
+    Drafter: ("refuses", "start"),
+    Client: ("profile",),
+}
+"""Fields that the core calls, checked here rather than by the first request that needs them."""
 
 
 def _text(value: object) -> bool:
@@ -77,19 +87,6 @@ def check_texts(
                 raise PluginError(f"{where}{field.name} is not {wanted}")
     if isinstance(record, CallGrammar) and "{name}" not in record.before:
         raise PluginError(f"{where}before does not hold {{name}}, the place of the tool's name")
-
-
-R = TypeVar("R", ModelFamily, ToolParser, ReasoningParser, Kernels, Drafter, Client)
-
-CALLABLES: dict[type, tuple[str, ...]] = {
-    ModelFamily: ("matches", "load"),
-    ToolParser: ("parse", "detect"),
-    ReasoningParser: ("detect",),
-    Kernels: ("matches", "replacements"),
-    Drafter: ("refuses", "start"),
-    Client: ("profile",),
-}
-"""Fields that the core calls, checked here rather than by the first request that needs them."""
 
 
 @dataclass(frozen=True)

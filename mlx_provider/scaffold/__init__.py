@@ -17,6 +17,11 @@ from ..errors import BadRequest
 from ..hookspecs import API_VERSION
 from ..registry import PluginRegistry, canonical, installed
 
+LONGEST = 40
+_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+_PREFIX = re.compile(r"mlx[-_]provider[-_]", re.IGNORECASE)
+PACKAGE, SUFFIX = "package", ".jinja"
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -38,11 +43,6 @@ KINDS = {
         Kind("kernels", "kernels", "A faster function for a device"),
     )
 }
-
-
-LONGEST = 40
-_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-_PREFIX = re.compile(r"mlx[-_]provider[-_]", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,6 @@ def _plain(given: str) -> str:
 
 
 TEMPLATES = Path(__file__).parent / "templates"
-PACKAGE, SUFFIX = "package", ".jinja"
 
 
 def write_plugin(name: PluginName, kind: Kind, parent: Path) -> list[Path]:

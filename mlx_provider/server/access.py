@@ -1,9 +1,5 @@
-"""The keys of a server on TCP: one of its operator, and named keys for others.
-
-The keys of an engine that listens on TCP: given, or one generated and stored for its owner.
-
-Access control of the engine over TCP: refuses web pages and clients without its key.
-"""
+"""Access to a server on TCP: the key of its operator (given, or made and stored for its owner),
+named keys for others, and the refusal of web pages and of clients without a key."""
 
 from __future__ import annotations
 
@@ -46,6 +42,7 @@ FOUND = "mlx_provider.key"
 """The item of a request's scope with its key."""
 CONNECTION = "mlx_provider.connection"
 """The item of the scope's `state` with its connection."""
+JSON = "application/json"
 
 
 @dataclass(frozen=True)
@@ -203,9 +200,6 @@ def _made(file: Path) -> str:
     finally:
         Path(draft).unlink()
     return read_key(file)
-
-
-JSON = "application/json"
 
 
 class Gate:

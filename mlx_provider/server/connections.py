@@ -1,6 +1,5 @@
-"""The limit of open files of the process. Each connection is one.
-
-Closes connections that occupy a place without using it.
+"""Closes connections that occupy a place without using it. Each is an open file, whose
+number is limited.
 
 uvicorn does not limit the time of a request's head or body, nor that of a reader, and its limit of
 connections only answers 503. This adapter adds these limits to `H11Protocol` and `ServerState` as
@@ -29,6 +28,15 @@ from .access import CONNECTION, error_response
 LEAST_FILES = 48
 """For the engine, a model, and a few connections."""
 WANTED = 2048
+log = logging.getLogger(__name__)
+FULL = "the engine has too many connections: try again"
+ACCEPTED_AT_ONCE = 16
+"""Connections that asyncio accepts in one turn. About four times as many may be open before the
+first is closed here: if no file can be opened, asyncio (CPython 3.11, `selector_events.py`,
+`_accept_connection`) logs as many tracebacks per second."""
+LINGERING = 32
+"""Refused connections that stay open for their clients to read the reason: closing a connection
+with unread bytes resets it, and the answer is lost."""
 
 
 def open_files() -> int:
@@ -48,19 +56,6 @@ def raise_file_limit() -> None:
         )
     if open_files() < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-log = logging.getLogger(__name__)
-
-FULL = "the engine has too many connections: try again"
-
-ACCEPTED_AT_ONCE = 16
-"""Connections that asyncio accepts in one turn. About four times as many may be open before the
-first is closed here: if no file can be opened, asyncio (CPython 3.11, `selector_events.py`,
-`_accept_connection`) logs as many tracebacks per second."""
-LINGERING = 32
-"""Refused connections that stay open for their clients to read the reason: closing a connection
-with unread bytes resets it, and the answer is lost."""
 
 
 def accepted_at_once() -> int:

@@ -1,10 +1,6 @@
-"""`GET /v1/figures`: live statistics of the engine, once or as a stream.
-
-A listener for one agent: a loopback port of the owner's engine with its own key.
-
-`POST /v1/door` on the owner's socket opens it. It closes with that connection, so with the program
-that asked for it.
-"""
+"""Routes that can last as long as their reader. `GET /v1/figures`: live statistics of the engine,
+once or as a stream. `POST /v1/door` on the owner's socket: a listener on loopback with its own key
+for one agent, which closes with that connection, so with the program that asked for it."""
 
 from __future__ import annotations
 
@@ -32,6 +28,8 @@ FASTEST, SLOWEST = 0.2, 60.0
 """Seconds between two lines."""
 STREAMS = 16
 """Open streams. Each costs a snapshot per line."""
+HEARTBEAT = 10.0
+"""Seconds between empty lines, which detect a lost connection."""
 
 
 class FiguresRoute:
@@ -89,10 +87,6 @@ def _seconds(given: str) -> float:
     raise BadRequest(
         f"stream is the seconds between two lines, {FASTEST:g} .. {SLOWEST:g}", param="stream"
     )
-
-
-HEARTBEAT = 10.0
-"""Seconds between empty lines, which detect a lost connection."""
 
 
 class DoorRequest(BaseModel):

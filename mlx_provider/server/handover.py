@@ -1,12 +1,8 @@
-"""Counts attached clients and open requests, and the time since the last one left.
+"""Replaces the engine with a newer one without interrupting a request.
 
-Detects changes on disk since the engine process started.
-
-Replaces the engine with a newer one without interrupting a request.
-
-`POST /v1/stop` asks for it. An engine whose plugins have changed on disk starts it at the next
-request: it refuses that request, and the client sends it to the engine that it then starts.
-"""
+`POST /v1/stop` asks for it. An engine whose plugins have changed on disk since its process started
+does it at the next request: it refuses that request, and the client sends it to the engine that it
+then starts. `Activity` counts attached clients and open requests."""
 
 from __future__ import annotations
 
@@ -37,6 +33,14 @@ from .access import error_response
 
 UNREAD_TOTAL = 2**29
 """Bytes of unread replies of all requests."""
+OWN = "mlx-provider"
+PACKAGES = (OWN, "mlx", "mlx-lm", "mlx-vlm", "transformers")
+TOLD = 5
+log = logging.getLogger(__name__)
+STARTS = tuple(each.encode() for each in STARTS_ENGINES)
+NEXT = "it is replaced at the next request, if no other request runs"
+REMOTE = "it continues unchanged until its operator restarts it"
+OTHERS = "it is replaced at the first request of a client of the new version"
 
 
 class Activity:
@@ -110,17 +114,12 @@ class Activity:
             queue.put([Failed.of(error)])
 
 
-OWN = "mlx-provider"
-PACKAGES = (OWN, "mlx", "mlx-lm", "mlx-vlm", "transformers")
-TOLD = 5
-
-
 class OutOfDate:
     """Created before the plugins are imported. Used in the event loop: a check costs a `stat` of
     each watched file and import folder."""
 
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self._environ = dict(environ)
+    def __init__(self) -> None:
+        self._environ = dict(os.environ)
         self._folders = _folders()
         self._began = self._installed({})
         self._now = self._began
@@ -187,14 +186,6 @@ def _files(paths: list[str]) -> str:
     names = [f"{Path(path).parent.name}/{Path(path).name}" for path in paths]
     more = len(names) - TOLD
     return ", ".join(names[:TOLD]) + (f" and {more} more" if more > 0 else "")
-
-
-log = logging.getLogger(__name__)
-
-STARTS = tuple(each.encode() for each in STARTS_ENGINES)
-NEXT = "it is replaced at the next request, if no other request runs"
-REMOTE = "it continues unchanged until its operator restarts it"
-OTHERS = "it is replaced at the first request of a client of the new version"
 
 
 class StopRequest(BaseModel):

@@ -1,11 +1,5 @@
-"""Threads for the code of one request that would keep the event loop waiting.
-
-Our own requests and events: the protocol of our clients.
-
-Reads request bodies, limited in bytes, values and time.
-
-Reads requests within limits, parses them, and marks their origin.
-"""
+"""Reads requests within limits of bytes, values and time, parses them, and marks their origin. Work
+on one request that would keep the event loop waiting runs in threads."""
 
 from __future__ import annotations
 
@@ -42,6 +36,24 @@ from .access import owner_of
 from .handover import Activity
 
 T = TypeVar("T")
+NDJSON = "application/x-ndjson"
+SMALL = 2**20
+"""Bytes of the largest body that does not wait behind large ones."""
+SMALL_ROOM = 64 * 2**20
+PARSED_AT_ONCE = 2
+MAX_VALUES = 2**21
+"""JSON values of one body. Each takes about a hundred bytes once parsed, but may be only 3 in the
+body (`{},`)."""
+SILENCE = 60.0
+"""Seconds without a byte until a body is abandoned."""
+DRAIN_SECONDS = 5.0
+"""Seconds for discarding the rest of a body that is too large. Closing a connection with unread
+bytes resets it, and the answer is lost."""
+R = TypeVar("R")
+Q = TypeVar("Q", bound=ModelRequest)
+AT_ONCE = 2**16
+"""Bytes that are parsed faster than a thread starts."""
+THREADS = 1024
 
 
 async def in_thread(
@@ -68,9 +80,6 @@ def _outcome(call: Callable[[], T]) -> T | MLXProviderError:
         return for_another(error)
 
 
-NDJSON = "application/x-ndjson"
-
-
 class Lines:
     """One line per wake-up of the reader. See `api.Reply`."""
 
@@ -88,20 +97,6 @@ def own_request(request: ModelRequest) -> ParsedRequest:
 
 def _lines(accepted: Accepted) -> Lines:
     return Lines()
-
-
-SMALL = 2**20
-"""Bytes of the largest body that does not wait behind large ones."""
-SMALL_ROOM = 64 * 2**20
-PARSED_AT_ONCE = 2
-MAX_VALUES = 2**21
-"""JSON values of one body. Each takes about a hundred bytes once parsed, but may be only 3 in the
-body (`{},`)."""
-SILENCE = 60.0
-"""Seconds without a byte until a body is abandoned."""
-DRAIN_SECONDS = 5.0
-"""Seconds for discarding the rest of a body that is too large. Closing a connection with unread
-bytes resets it, and the answer is lost."""
 
 
 @dataclass
@@ -195,13 +190,6 @@ def _length(headers: Headers) -> int | None:
     if not (given.isascii() and given.isdigit()):
         raise BadRequest(f"content-length {given!r} is not a number")
     return int(given)
-
-
-R = TypeVar("R")
-Q = TypeVar("Q", bound=ModelRequest)
-AT_ONCE = 2**16
-"""Bytes that are parsed faster than a thread starts."""
-THREADS = 1024
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,5 @@
-"""A unix socket for processes of its owner alone.
-
-The listening socket of an engine process.
-
-A small server beside the engine on a separate port.
-"""
+"""The listening sockets of an engine process (on TCP, or a unix socket for processes of its owner
+alone), and a small server beside the engine on a separate port."""
 
 from __future__ import annotations
 
@@ -28,6 +24,7 @@ log = logging.getLogger(__name__)
 
 # from <sys/un.h> of macOS; Python defines neither
 SOL_LOCAL, LOCAL_PEERCRED = 0, 1
+BACKLOG = 2048
 
 
 class OwnerSocket(socket.socket):
@@ -56,9 +53,6 @@ def peer_uid(connection: socket.socket) -> int | None:
         return int(struct.unpack("3i", credentials)[1])
     except (OSError, struct.error):
         return None
-
-
-BACKLOG = 2048
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,7 @@
-"""macOS: no idle sleep during requests, and memory pressure.
+"""Runs one engine process from its first request to its last.
 
-Nothing here has run on a Mac; the calls follow Apple's documentation.
-
-Runs one engine process from its first request to its last.
-"""
+On macOS, requests keep the machine from idle sleep, and memory pressure shrinks the prefix
+cache: nothing of this has run on a Mac; the calls follow Apple's documentation."""
 
 from __future__ import annotations
 
@@ -42,6 +40,16 @@ PRESSURE = b"kern.memorystatus_vm_pressure_level"
 NORMAL, CRITICAL = 1, 4
 """Levels of `PRESSURE`; 2 is a warning."""
 AGAIN_SECONDS = 10.0
+logger = logging.getLogger(__name__)
+KEEP_ALIVE = 75
+"""Seconds for an unused connection. Our clients close theirs after 30."""
+CLOSE_LIMIT = 2.0
+"""Seconds until the server itself ends requests that the service has not ended."""
+WRITE_LIMIT = 3
+"""Seconds to write open replies at the end."""
+WATCH = 0.5
+DRAIN_POLL = 0.05
+STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 class StayAwake:
@@ -93,19 +101,6 @@ def pressure_level() -> int:
     libc = ctypes.CDLL(None)
     failed = libc.sysctlbyname(PRESSURE, ctypes.byref(found), ctypes.byref(size), None, 0)
     return NORMAL if failed else found.value
-
-
-logger = logging.getLogger(__name__)
-
-KEEP_ALIVE = 75
-"""Seconds for an unused connection. Our clients close theirs after 30."""
-CLOSE_LIMIT = 2.0
-"""Seconds until the server itself ends requests that the service has not ended."""
-WRITE_LIMIT = 3
-"""Seconds to write open replies at the end."""
-WATCH = 0.5
-DRAIN_POLL = 0.05
-STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 class LoopDelivery:

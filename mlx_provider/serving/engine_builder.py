@@ -56,6 +56,9 @@ MakeCache = Callable[[], list[Any]]
 MEASUREMENTS = 4
 NOT_EVERYWHERE = ("bfloat16", "float16")
 """Dtypes in which some devices cannot run every layer (experts on a CPU, mlx 0.32.4)."""
+TRIAL_TOKENS = 4
+GROUPS = (64, 32)
+"""Values per scale. The first that divides every head size is used."""
 
 
 @dataclass(frozen=True)
@@ -273,11 +276,6 @@ def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:
     if not fixed:
         log.info("%s: %s", weights.name, beside_a_prompt(chunking))
     log.info("%s: %s%s%s%s", weights.name, how, drafts, sparse, kv and f", KV in {kv}")
-
-
-TRIAL_TOKENS = 4
-GROUPS = (64, 32)
-"""Values per scale. The first that divides every head size is used."""
 
 
 def kv_kind(options: ModelOptions) -> str:

@@ -141,7 +141,7 @@ class Reproducible:
 
 @dataclass(eq=False)
 class EngineInstance:
-    """For requests of one `kv_choice.engine_kind`."""
+    """For requests of one `engine_builder.engine_kind`."""
 
     engine: Engine
     probe: Probe

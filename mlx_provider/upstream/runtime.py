@@ -56,6 +56,23 @@ from typing import Any
 
 from ..config import installed_version
 
+KEPT = 1 << 30
+"""Bytes of freed memory that the process keeps, as MLX's buffer cache does on a GPU."""
+LARGEST = (KEPT, 32 << 20)
+"""Maximum sizes of arrays on the heap, in order of preference. glibc before 2.35 accepts only the
+second one."""
+M_MXFAST, M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = 1, -1, -3, -8
+PACKAGES = frozenset({"mlx_lm", "mlx_vlm", "mlx_vlm.trainer", "requests", "transformers.models"})
+COMMAND_LINE = "httpx._main"
+BUFFERS = {"MLX_MAX_OPS_PER_BUFFER": "1000", "MLX_MAX_MB_PER_BUFFER": "400"}
+CUDA = {"MLX_ENABLE_TF32": "0", "MLX_ENABLE_CACHE_THRASHING_CHECK": "0"}
+KERNELS = "MLX_PTX_CACHE_DIR"
+NAMES = {*BUFFERS, *CUDA, KERNELS}
+CHIPS = re.compile(r"Apple M[1-4]\b")
+"""Chips that benefit from `BUFFERS`."""
+CARDS = Path("/proc/driver/nvidia/gpus")
+"""Of NVIDIA's driver: a folder for each card, with a file `information` that has a line `Model`."""
+
 
 def quiet_transformers() -> None:
     """Let transformers log only errors, unless the user has set its level. Call it before its
@@ -79,14 +96,6 @@ def file_limit_kept() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit = original
-
-
-KEPT = 1 << 30
-"""Bytes of freed memory that the process keeps, as MLX's buffer cache does on a GPU."""
-LARGEST = (KEPT, 32 << 20)
-"""Maximum sizes of arrays on the heap, in order of preference. glibc before 2.35 accepts only the
-second one."""
-M_MXFAST, M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = 1, -1, -3, -8
 
 
 def keep_freed() -> bool:
@@ -122,10 +131,6 @@ def wake_without_preemption() -> None:
     if sys.platform == "linux":
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
-PACKAGES = frozenset({"mlx_lm", "mlx_vlm", "mlx_vlm.trainer", "requests", "transformers.models"})
-COMMAND_LINE = "httpx._main"
 
 
 def lean_packages() -> None:
@@ -180,16 +185,6 @@ class LeanPackage(ModuleType):
             if other is not self:
                 return getattr(other, name)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-
-
-BUFFERS = {"MLX_MAX_OPS_PER_BUFFER": "1000", "MLX_MAX_MB_PER_BUFFER": "400"}
-CUDA = {"MLX_ENABLE_TF32": "0", "MLX_ENABLE_CACHE_THRASHING_CHECK": "0"}
-KERNELS = "MLX_PTX_CACHE_DIR"
-NAMES = {*BUFFERS, *CUDA, KERNELS}
-CHIPS = re.compile(r"Apple M[1-4]\b")
-"""Chips that benefit from `BUFFERS`."""
-CARDS = Path("/proc/driver/nvidia/gpus")
-"""Of NVIDIA's driver: a folder for each card, with a file `information` that has a line `Model`."""
 
 
 def set_variables(

@@ -42,6 +42,15 @@ WORDS = (
 ).split()
 WARMING = 4
 """Tokens of a first answer, which compiles kernels for new shapes."""
+_TABLE = {
+    "prompt tokens": "prompt",
+    "streams": "streams",
+    "first token, s": "first_token",
+    "prompt tokens/s": "prompt_rate",
+    "tokens/s of a stream": "pace",
+    "of all": "rate",
+    "failed": "failed",
+}
 
 
 @dataclass(frozen=True)
@@ -173,14 +182,3 @@ def document(name: str, words: int) -> str:
 
 def question(name: str, words: int) -> Messages:
     return [{"role": "user", "content": f"{document(name, words)}. {ORDER}"}]
-
-
-_TABLE = {
-    "prompt tokens": "prompt",
-    "streams": "streams",
-    "first token, s": "first_token",
-    "prompt tokens/s": "prompt_rate",
-    "tokens/s of a stream": "pace",
-    "of all": "rate",
-    "failed": "failed",
-}

@@ -45,6 +45,22 @@ SPEEDUP_AT = 16_384
 SPEEDUP_TARGET = 28.0
 SUFFIX_TARGET = 1.3
 CONVERSATION_TARGET = 10.76
+Report = Callable[[str], None]
+_TTFT = {
+    "variant": "variant",
+    "tokens": "prompt_tokens",
+    "cold s": "cold_seconds",
+    "repeat s": "repeat_seconds",
+    "cold/repeat": "cold_over_repeat",
+    "cold/turn": "next_turn.cold_over_hit",
+    "turn/suffix": "next_turn.over_suffix",
+    "cold/other": "other_question.cold_over_hit",
+    "other/suffix": "other_question.over_suffix",
+    "other computed": "other_question.computed",
+    "same message": "same_message.reused",
+    "equal": "same_tokens",
+}
+_TALK = {"variant": "variant", "cold/cached": "cold_over_cached", "equal": "same_tokens"}
 
 
 @dataclass(frozen=True)
@@ -255,9 +271,6 @@ class Subject:
         return [picture(asked.image, asked.image_edge)]
 
 
-Report = Callable[[str], None]
-
-
 def bench(plan: Plan, report: Report) -> Result:
     """JSON-able. `report` gets what is measured; tables go to stderr."""
     own = "float32" if plan.model is None else "of the checkpoint"
@@ -415,20 +428,3 @@ def _conversation(subject: Subject, variant: str, plan: Plan, report: Report) ->
 def _print(result: Mapping[str, Any]) -> None:
     print_rows("time to first token, in process", _TTFT, result.get("ttft", []))
     print_rows("conversation", _TALK, result.get("conversation", []))
-
-
-_TTFT = {
-    "variant": "variant",
-    "tokens": "prompt_tokens",
-    "cold s": "cold_seconds",
-    "repeat s": "repeat_seconds",
-    "cold/repeat": "cold_over_repeat",
-    "cold/turn": "next_turn.cold_over_hit",
-    "turn/suffix": "next_turn.over_suffix",
-    "cold/other": "other_question.cold_over_hit",
-    "other/suffix": "other_question.over_suffix",
-    "other computed": "other_question.computed",
-    "same message": "same_message.reused",
-    "equal": "same_tokens",
-}
-_TALK = {"variant": "variant", "cold/cached": "cold_over_cached", "equal": "same_tokens"}

@@ -1,10 +1,7 @@
-"""NumPy's threads beside those of MLX.
-
-Attention in NumPy, because MLX's build computes exponentials slowly. Outside of macOS, MLX's CPU
+"""Attention in NumPy, because MLX's build computes exponentials slowly. Outside of macOS, MLX's CPU
 build (0.32.4, x86-64) takes some 20 ns per exponential, NumPy 2 ns: with a few hundred tokens of
 context most of the cost of attention. NumPy computes blocks of queries with the keys up to their
-positions, in place, and divides the heads of a large call among the cores.
-"""
+positions, in place, and divides the heads of a large call among the cores."""
 
 from __future__ import annotations
 

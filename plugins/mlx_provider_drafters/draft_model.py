@@ -1,11 +1,7 @@
-"""Rows of different lengths in one pass, each with its own cache and some tokens.
-
-The tokens of one row that a draft model has read, in a cache that can remove rejected ones.
-
-A smaller model that drafts for a larger one: greedily, with one pass of all rows per draft. It
-reads up to `LONGEST` of a row's last tokens, in pieces between the larger model's steps. Rows that
-exceed `KV_BYTES` are not followed until another row has ended.
-"""
+"""A smaller model that drafts for a larger one: greedily, with one pass of all rows per draft. It
+reads up to `LONGEST` of a row's last tokens, in pieces between the larger model's steps, into a
+cache that can remove rejected ones. Rows that exceed `KV_BYTES` are not followed until another row
+has ended."""
 
 from __future__ import annotations
 
@@ -24,6 +20,19 @@ from mlx_provider.families.text import TextModel
 from mlx_provider.records import DeviceTokens, DraftRow, Parts, Run
 
 from .prompt_scoring import ScoringModel, token_bytes
+
+LONGEST = 4096
+"""Last tokens of a row that are read, so that memory and time to the first draft do not grow with a
+prompt."""
+MIN_WINDOW_TOKENS = 256
+AHEAD = 8
+"""Tokens that one call adds: a row's new one and its drafts."""
+PIECE = 256
+"""Prompt tokens per call: about a step of the larger model."""
+KV_BYTES = 2**31
+"""Limit of all rows' caches; one row is always followed."""
+CLOSE = 0.05
+"""Tolerance of logits in a batch, as a share of the largest one."""
 
 
 def packed_rows(
@@ -64,14 +73,6 @@ class PackedLayer:
         return Parts(all_keys, self._runs), Parts(all_values, self._runs)
 
 
-LONGEST = 4096
-"""Last tokens of a row that are read, so that memory and time to the first draft do not grow with a
-prompt."""
-MIN_WINDOW_TOKENS = 256
-AHEAD = 8
-"""Tokens that one call adds: a row's new one and its drafts."""
-
-
 def longest(cache: Sequence[Any]) -> int:
     """Length up to which the last tokens can be removed from every layer; 0: never. A window can
     remove tokens until it has wrapped (mlx_lm/models/cache.py 0.32.2)."""
@@ -105,13 +106,6 @@ class RowContext:
     def start_again(self, cache: list[Any], begin: int) -> None:
         self.cache, self.begin, self.known, self.guessed = cache, begin, begin, ()
 
-
-PIECE = 256
-"""Prompt tokens per call: about a step of the larger model."""
-KV_BYTES = 2**31
-"""Limit of all rows' caches; one row is always followed."""
-CLOSE = 0.05
-"""Tolerance of logits in a batch, as a share of the largest one."""
 
 Followed = tuple[DraftRow, RowContext]
 

@@ -1,15 +1,11 @@
-"""A drafter without guesses: with any drafter, the engine drafts text that a grammar forces.
-
-Finds earlier occurrences of the end of a growing text: chains of positions by hashed n-grams. As
-in deflate (RFC 1951, section 4): a bucket has the last position of its n-grams, each position
-refers to the previous one in its bucket. 8 bytes per token; the cost per token does not depend on
-the text's length.
-
-Prompt lookup: drafts the tokens that followed the same text earlier in prompt or reply. One
+"""Prompt lookup: drafts the tokens that followed the same text earlier in prompt or reply. One
 draft after a match of `MIN_MATCH_TOKENS` tokens, one more for each further token. Measured on
 rewritten files of this project: 5.8 tokens a pass, 96 % of drafts accepted; always seven drafts:
 6.0 tokens and 16 %. In text without quotations, one of eight passes has drafts, 40 % accepted.
-"""
+
+Earlier occurrences are chains of positions by hashed n-grams, as in deflate (RFC 1951, section 4):
+a bucket has the last position of its n-grams, each position refers to the previous one in its
+bucket. 8 bytes per token; the cost per token does not depend on the text's length."""
 
 from __future__ import annotations
 

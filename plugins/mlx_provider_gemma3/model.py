@@ -1,14 +1,9 @@
-"""The operator's sliding window, for both kinds of Gemma 3.
+"""Gemma 3, with and without its vision tower, and the operator's sliding window for both.
 
-Gemma 3's text model with attention in both directions inside an image. mlx-vlm 0.7.10
+Its text model has attention in both directions inside an image. mlx-vlm 0.7.10
 (models/gemma3/language.py) attends causally everywhere. In the reference (transformers 5.23,
 models/gemma3/modeling_gemma3.py, `create_masks_for_vision_model`) tokens of one image see each
-other, in sliding layers within the window.
-
-One loaded Gemma 3 model.
-
-One loaded Gemma 3 model without a vision tower.
-"""
+other, in sliding layers within the window."""
 
 from __future__ import annotations
 
@@ -58,6 +53,8 @@ from mlx_provider.families.vision.patches import image_size
 WINDOW_VARIABLE = "GEMMA3_SLIDING_WINDOW"
 """Tokens that sliding layers see, instead of the checkpoint's number; 0: all. A larger window costs
 memory and is not what the model was trained with."""
+DEFAULT_CONTEXT = 131072
+"""Gemma 3's configs leave it out (transformers 5.23, `Gemma3TextConfig`)."""
 
 
 @dataclass(frozen=True)
@@ -217,10 +214,6 @@ def _scaled_embeddings(text_model: Any, chunk: PrefillChunk, end: int) -> mx.arr
         rows.append(text * scale.astype(text.dtype))
     dtype = text_model.norm.weight.dtype
     return mx.concatenate([r.astype(dtype) for r in rows])[None]
-
-
-DEFAULT_CONTEXT = 131072
-"""Gemma 3's configs leave it out (transformers 5.23, `Gemma3TextConfig`)."""
 
 
 class GemmaModel(VisionModel):

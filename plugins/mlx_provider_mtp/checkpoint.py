@@ -51,14 +51,6 @@ def read(folder: Path, dtype: mx.Dtype) -> Tensors:
     return _together(_gains(found))
 
 
-def read_all(folder: Path, dtype: mx.Dtype) -> Tensors:
-    found: Tensors = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        stored: Any = mx.load(str(path))
-        found |= {name: _cast(value, dtype) for name, value in stored.items()}
-    return found
-
-
 def _files(folder: Path) -> dict[Path, dict[str, str]]:
     found = {path: _names(path) for path in sorted(folder.glob("*.safetensors"))}
     return {path: names for path, names in found.items() if names}

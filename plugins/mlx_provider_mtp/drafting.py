@@ -1,8 +1,5 @@
-"""Measures the acceptance rate of first guesses, to detect a useless drafter.
-
-Drafts of a head for all rows at once: it reads the new tokens, then its own guesses, which stay on
-the device.
-"""
+"""Drafts of a head for all rows at once: it reads the new tokens, then its own guesses, which stay
+on the device. The acceptance of first guesses shows a useless head."""
 
 from __future__ import annotations
 
@@ -24,6 +21,12 @@ log = logging.getLogger(__name__)
 TRIED = 500
 CHANCE = 0.02
 """Acceptance rate below which a drafter is useless."""
+KV_BYTES = 2**29
+"""Limit of keys and values of all rows; one row is always followed."""
+KV_SHARE = 4
+"""At most 1/4 of the memory for a head and its rows."""
+UNASKED = 4096
+"""Tokens of all rows whose states the engine keeps until it asks the head."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,14 +63,6 @@ class Judged:
                 held,
                 TRIED,
             )
-
-
-KV_BYTES = 2**29
-"""Limit of keys and values of all rows; one row is always followed."""
-KV_SHARE = 4
-"""At most 1/4 of the memory for a head and its rows."""
-UNASKED = 4096
-"""Tokens of all rows whose states the engine keeps until it asks the head."""
 
 
 @dataclass

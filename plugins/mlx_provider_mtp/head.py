@@ -1,8 +1,5 @@
-"""Loads and checks the weights of a head, quantised as stored.
-
-The MTP head: joins a state and the next token; one layer, with the model's embedding and output
-matrix.
-"""
+"""The MTP head: joins a state and the next token; one layer, with the model's embedding and output
+matrix. Its weights are checked, and quantised as they are stored."""
 
 from __future__ import annotations
 
@@ -26,6 +23,8 @@ from .row_states import States
 
 MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
 """Modes of quantised weights without biases, by bits and group size (mlx 0.32.4)."""
+NO_LANGUAGE = "the model is not one of mlx-lm's or mlx-vlm's"
+NO_ATTENTION = "no layer of the model is known to have attention, of which its head has one"
 
 
 def load_into(module: nn.Module, tensors: Tensors, language: Any) -> None:
@@ -72,10 +71,6 @@ def _check(module: nn.Module, tensors: Mapping[str, mx.array]) -> None:
                 f"mtp.{name} is {have or 'missing'}, and should be {wanted.get(name) or 'absent'}"
             )
             raise BadRequest(f"the MTP head does not fit its model: {summary}", param="drafter")
-
-
-NO_LANGUAGE = "the model is not one of mlx-lm's or mlx-vlm's"
-NO_ATTENTION = "no layer of the model is known to have attention, of which its head has one"
 
 
 class Head(nn.Module):  # type: ignore[misc]

@@ -1,15 +1,14 @@
-"""Rows of several lengths in one cache, attended in one call. Without a kernel for them (never on
-CUDA, on Metal only for rows of about one length), mlx-vlm 0.7.10 (models/qwen3_5/language.py,
-`_qwen3_5_left_padded_attention`) copies keys and values and attends length after length. With a
-mask, a CPU step of 8 rows takes 0.4 of the time in float32, 0.7 in bfloat16.
+"""Speeds up what mlx-vlm 0.7.10 does slowly for Qwen3.5 without Metal.
 
-Speeds up what mlx-vlm 0.7.10 does slowly for Qwen3.5 without Metal.
+Without a kernel for rows of several lengths in one cache (never on CUDA, on Metal only for rows of
+about one length), it copies keys and values and attends length after length
+(models/qwen3_5/language.py, `_qwen3_5_left_padded_attention`). With a mask and one call, a CPU step
+of 8 rows takes 0.4 of the time in float32, 0.7 in bfloat16.
 
 Its gated delta rule (models/qwen3_5/gated_delta.py, `gated_delta_chunked`) pads every call to
 chunks of 64, each solved in 64 sequential steps. On a CPU, chunks of 16 take 0.13 of that for 16
 tokens and 0.53 for 1,024. All calls use one size, because another size rounds differently: a result
-must not depend on the length of passes, which end on multiples of it.
-"""
+must not depend on the length of passes, which end on multiples of it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Formats whose markers are no think tags.
-
-Formats that put thoughts between `<think>` and `</think>`.
-"""
+"""Formats that put thoughts between `<think>` and `</think>`, or between other markers."""
 
 from __future__ import annotations
 

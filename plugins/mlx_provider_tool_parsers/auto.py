@@ -1,7 +1,6 @@
-"""Reads any format, detected from the text: for models whose template has no known format.
-
-Muse: messages addressed to the model itself or to the user, calls as `atem:` tags.
-"""
+"""Formats that are found in the text of a reply: any format, for models whose template has no known
+one; and Muse, whose messages are addressed to the model itself or to the user, with calls as
+`atem:` tags."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""`<function=NAME><parameter=KEY>value</parameter></function>`: Qwen3-Coder and related models.
-
-`<invoke name="NAME"><parameter name="KEY">value</parameter></invoke>` and variants.
-"""
+"""Calls with the names of function and parameters in attributes of tags:
+`<function=NAME><parameter=KEY>value</parameter></function>` (Qwen3-Coder and related models), and
+`<invoke name="NAME"><parameter name="KEY">value</parameter></invoke>` and variants."""
 
 from __future__ import annotations
 

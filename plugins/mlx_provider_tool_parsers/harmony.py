@@ -1,7 +1,6 @@
-"""Harmony (gpt-oss): every message is addressed to a channel, and calls to a recipient.
-
-Kimi K2 names a call by an id, `functions.NAME:INDEX`. Models also write other forms.
-"""
+"""Calls that are addressed to a function: Harmony (gpt-oss), in which every message has a channel
+and calls a recipient, and Kimi K2, which names a call by an id, `functions.NAME:INDEX`, or in other
+forms."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""`[Calling tool: NAME({...})]`: the form of calls in histories of some servers, which models
-imitate.
-
-JSON calls between markers: Hermes, Qwen and many more.
-"""
+"""JSON calls between markers: Hermes, Qwen and many more; and `[Calling tool: NAME({...})]`, the
+form of calls in histories of some servers, which models imitate."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Removes the white space at the ends of a text that arrives in pieces.
-
-Turn-end markers that models write as text after their calls.
-
-Reads calls as JSON objects, and the text around them.
-"""
+"""Reads calls as JSON objects, and the text around them: without the white space at its ends, and
+without turn-end markers that models write as text after their calls."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""`NAME<arg_key>K</arg_key><arg_value>V</arg_value>`: GLM 4.5 to 4.7, Poolside, Hunyuan V3.
-
-Apertus: a list of objects in which the tool's name is the key of its arguments.
-"""
+"""Calls whose arguments have keys of their own: `NAME<arg_key>K</arg_key><arg_value>V</arg_value>`
+(GLM 4.5 to 4.7, Poolside, Hunyuan V3), and Apertus, a list of objects in which the tool's name is
+the key of its arguments."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Lookahead: later text of a reply decides how a reader continues.
-
-Names and types from a request's tools, and conversion of values to them.
-
-Arguments between tags: values are bare text, with types from the tool's schema.
-"""
+"""Arguments between tags: values are bare text, with names and types from the request's tools.
+Later text of a reply decides where a value ends."""
 
 from __future__ import annotations
 

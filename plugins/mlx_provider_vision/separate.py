@@ -72,8 +72,8 @@ class Blocks:
 
 
 class SeparateVisionModel(AnyVisionModel):
-    """Every image is a separate span, identified by its content. Only for models that pass
-    `proof`."""
+    """Every image is a separate span, identified by its content. Only for models in which
+    `loading.problem_of` finds none."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)

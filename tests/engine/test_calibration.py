@@ -104,7 +104,7 @@ def test_passes_stay_within_the_free_memory(
     """With less memory, they use a shorter cache, or none. All memory that they use is reserved."""
     model = Timed(qwen3, replace(qwen3.info, context_length=32768))
     qwen3.prefill(PrefillChunk(Prompt([1]), 0, 1, cache := qwen3.make_cache()))
-    room = Room(tokens * profile(cache, 1).token_bytes)
+    room = Room(tokens * profile(cache).token_bytes)
     peaks: list[int] = []
     reset = mx.reset_peak_memory
     monkeypatch.setattr(

@@ -24,7 +24,7 @@ def rows(model: TextModel) -> tuple[Engine, list[Request], int]:
     """An engine with two rows of different lengths, and the bytes of one token."""
     row = model.make_cache()
     model.prefill(PrefillChunk(Prompt([1, 2, 3]), 0, 3, row))
-    memory = profile(row, 3)
+    memory = profile(row)
     engine = new_engine(model, row_bytes=memory.row_bytes, max_chunk=256, reserve=16)
     asked = [
         new_request([20 + (i * 31 + j) % 200 for j in range(length)], max_tokens=REPLY)

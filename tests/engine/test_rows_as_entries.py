@@ -158,7 +158,7 @@ def tight(model: TextModel) -> tuple[Engine, PrefixCache, int]:
     """An engine with memory for one prefix and one step of eight tails; the bytes of a token."""
     row = model.make_cache()
     model.prefill(PrefillChunk(Prompt(PREFIX[:64]), 0, 64, row))
-    memory = profile(row, 64)
+    memory = profile(row)
     each = memory.token_bytes
     room = each * (len(PREFIX) + 9 * STEP_TOKENS)
     stored = PrefixCache(budget=lambda: max(0, room - engine.scheduler.live_bytes))
@@ -262,7 +262,7 @@ class Shrinking:
     def __init__(self, model: TextModel, least: int | None = None) -> None:
         row = model.make_cache()
         model.prefill(PrefillChunk(Prompt(LONG[:64]), 0, 64, row))
-        self.memory = profile(row, 64)
+        self.memory = profile(row)
         self.room = 2**30
         self.stored = PrefixCache(budget=lambda: max(0, self.room - self.scheduler.live_bytes))
         self.engine = new_engine(

@@ -93,7 +93,7 @@ class Twins:
             mx.eval(arrays(self.prefilled[length]))
         (row,) = request.rows
         cache, self.alone[row] = (copy.deepcopy(self.prefilled[length]) for _ in range(2))
-        self.unit = self.unit or profile(cache, length).row_bytes(1)
+        self.unit = self.unit or profile(cache).row_bytes(1)
         for layer in cache if roomy else []:
             if type(layer) is KVCache:
                 room = [(0, 0), (0, 0), (0, 600), (0, 0)]
@@ -267,7 +267,7 @@ def test_rows_above_the_bound_join_and_leave_without_copies(
 ) -> None:
     model = tiny(family)
     rows = [long_row(model) for _ in range(4)]
-    row_bytes = profile(rows[0][1], LONG).row_bytes(LONG)
+    row_bytes = profile(rows[0][1]).row_bytes(LONG)
     monkeypatch.setattr(batch_layout, "MERGED_BYTES", 2 * row_bytes - 1)
     layout = GroupedLayout()
     for row, cache in rows[:3]:

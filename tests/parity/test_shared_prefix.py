@@ -199,7 +199,7 @@ def test_a_row_behind_a_part_of_a_prefix_reserves_the_rest(tiny: Tiny) -> None:
     model = tiny("qwen3")
     row = model.make_cache()
     model.prefill(PrefillChunk(Prompt(COMMON), 0, len(COMMON), row))
-    engine, _ = sharing(model, row_bytes=(memory := profile(row, len(COMMON))).row_bytes)
+    engine, _ = sharing(model, row_bytes=(memory := profile(row)).row_bytes)
     for i in range(2):
         decoding(engine, branch(i))
     part, own = 120, 400
@@ -220,7 +220,7 @@ def test_rows_behind_a_prefix_are_charged_for_their_memory(tiny: Tiny, bits: int
     make_cache = quantised(model, bits) or model.make_cache
     row = make_cache()
     model.prefill(PrefillChunk(Prompt(COMMON), 0, len(COMMON), row))
-    memory = profile(row, len(COMMON))
+    memory = profile(row)
     engine, cache = sharing(model, make_cache=make_cache, row_bytes=memory.row_bytes)
     apart = bits is not None
     own = [[40 + (i * 31 + j) % 200 for j in range(190 * apart + i)] for i in range(3)]
@@ -309,7 +309,7 @@ def storm(
     make_cache = quantised(model, bits) or model.make_cache
     row = make_cache()
     model.prefill(PrefillChunk(Prompt(COMMON), 0, len(COMMON), row))
-    memory = profile(row, len(COMMON))
+    memory = profile(row)
     asked = {which for each, which, _ in what if each == "fork"}
     longest = max(len(ask(which).prompt.tokens) for which in asked) + REPLY
     # a prefix in use can be longer than its only row's part of it; the row's tail has whole steps

@@ -1,7 +1,5 @@
-"""Calls in the form that their grammar allows.
-
-Checks that the format's own parser can read what a grammar would force.
-"""
+"""Calls in the form that their grammar allows, and the check that the format's own parser reads
+what a grammar would force."""
 
 from __future__ import annotations
 

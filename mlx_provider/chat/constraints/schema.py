@@ -1,10 +1,8 @@
-"""Pieces of llguidance's Lark: text, special tokens, JSON schemas.
+"""Pieces of llguidance's Lark: texts, special tokens, JSON schemas, and a Lark grammar as one
+terminal, so that its text can stand in a call, bare or as JSON.
 
-A Lark grammar as one terminal, so that its text can stand in a call: bare, or as JSON.
-
-Converts JSON schemas for the grammar engine. Unsupported keywords are refused by name. The lists
-follow llguidance 1.9.1 (parser/src/json/schema.rs and docs/json_schema.md).
-"""
+Unsupported keywords of a schema are refused by name. The lists follow llguidance 1.9.1
+(parser/src/json/schema.rs and docs/json_schema.md)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Reads the header of a WebP file; Pillow would allocate two canvases for it.
-
-Decodes images to RGB pixels with as little memory as the codecs permit. Codecs decode a whole
+"""Decodes images to RGB pixels with as little memory as the codecs permit. Codecs decode a whole
 picture (JPEG: also at an eighth, a quarter or half of its sides). The other steps run in strips.
-"""
+The header of a WebP file is read here: Pillow would allocate two canvases for it."""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
-"""The operator's limits on media in requests.
+"""The bytes of a media URL (`data:`, `http(s):`, or a local file), within the operator's limits.
 
-Fetches media over http and https: limited in time, size and redirects, without access to private
-hosts. Every hop is resolved once and its addresses are checked; the connection goes to a checked
-address, so rebinding of the name has no effect.
-
-The bytes of a media URL: `data:`, `http(s):`, or a local file if allowed.
-"""
+http and https are limited in time, size and redirects, without access to private hosts. Every hop
+is resolved once and its addresses are checked; the connection goes to a checked address, so
+rebinding of the name has no effect."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""The memory limit for the images of all requests, shared between tenants.
-
-Images and videos of a request: fetched, checked, and decoded when a family needs them.
-"""
+"""Images and videos of a request: fetched, checked, and decoded when a family needs them, in memory
+that all requests share by tenants."""
 
 from __future__ import annotations
 
@@ -32,6 +30,11 @@ __all__ = [
     "MediaRoom",
     "load_media",
 ]
+LARGE = 64 * 2**20
+"""Bytes of a decoding above which free memory is returned to the system."""
+PIXEL = 3
+Encoded = Picture | Clip
+T = TypeVar("T")
 
 
 class MediaRoom:
@@ -89,15 +92,6 @@ class MediaClaim:
     def close(self) -> None:
         if self._ticket is not None:
             self._ticket.close()
-
-
-LARGE = 64 * 2**20
-"""Bytes of a decoding above which free memory is returned to the system."""
-PIXEL = 3
-
-
-Encoded = Picture | Clip
-T = TypeVar("T")
 
 
 def load_media(

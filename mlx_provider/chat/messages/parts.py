@@ -1,7 +1,5 @@
-"""The content of one message: text, media references, and thoughts of earlier turns.
-
-Tool calls of earlier assistant turns, as chat templates iterate over them.
-"""
+"""The parts of one message: text, media references, thoughts of earlier turns, and their tool calls
+as chat templates iterate over them."""
 
 from __future__ import annotations
 

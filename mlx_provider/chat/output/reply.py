@@ -177,10 +177,6 @@ class Reply:
     def calls(self) -> int:
         return self._whole_calls
 
-    @property
-    def in_call(self) -> bool:
-        return self._reader.in_call
-
     def push(self, token: int, logprob: TokenLogprob | None = None) -> list[Delta]:
         """Usually returns at most one delta."""
         if self.stopped or self._ended:

@@ -73,6 +73,21 @@ timed if they take more than this part of the time of as many tokens in narrower
 Took = Sequence[float]
 """Seconds of passes of one shape; the first may be the first ever. Empty: too little memory
 is free."""
+SHARED_UNMEASURED = 2048
+"""Tokens from which on rows share without a measurement: reading so many keys of an 8B model takes
+as long as the additional kernels (by arithmetic for 400 GB/s)."""
+FEWEST_TOKENS, MOST_TOKENS = 256, 32_768
+"""Limits of what a measurement may choose. Below, a copy is nothing; above, memory counts more: a
+copy of so many tokens of an 8B model has 4.8 GB."""
+SHARED_GAIN = 1.2
+"""Rows share a prefix where a step with copies takes this many times as long. On an H100, copies of
+10,000 tokens were faster (36 against 41 ms)."""
+SHARED_DEPTH, SLOW_SHARED_DEPTH = 4096, 1024
+"""Tokens of the prefix in the timed passes, on a GPU and on a CPU."""
+TAIL = 16
+"""Own tokens of each of the two rows in them."""
+SHARED_PASSES = 2
+"""Passes of each kind. The fastest counts."""
 
 
 class Times:
@@ -261,7 +276,7 @@ class OnDevice:
         if tokens == 1:
             cache = self._make()
             self._timed(cache, 0, 1)
-            self._memory, self._copied = profile(cache, 1), copied_bytes(cache)
+            self._memory, self._copied = profile(cache), copied_bytes(cache)
         if not self._reserve(self._held + self._pass_bytes(tokens)):
             return ()
         took, released = [], 0
@@ -352,22 +367,6 @@ class OnDevice:
 
 # -- shared prefixes
 
-SHARED_UNMEASURED = 2048
-"""Tokens from which on rows share without a measurement: reading so many keys of an 8B model takes
-as long as the additional kernels (by arithmetic for 400 GB/s)."""
-FEWEST_TOKENS, MOST_TOKENS = 256, 32_768
-"""Limits of what a measurement may choose. Below, a copy is nothing; above, memory counts more: a
-copy of so many tokens of an 8B model has 4.8 GB."""
-SHARED_GAIN = 1.2
-"""Rows share a prefix where a step with copies takes this many times as long. On an H100, copies of
-10,000 tokens were faster (36 against 41 ms)."""
-SHARED_DEPTH, SLOW_SHARED_DEPTH = 4096, 1024
-"""Tokens of the prefix in the timed passes, on a GPU and on a CPU."""
-TAIL = 16
-"""Own tokens of each of the two rows in them."""
-SHARED_PASSES = 2
-"""Passes of each kind. The fastest counts."""
-
 
 def least_shared(model: LoadedModel, make_cache: MakeCache, curve: Curve, reserve: Reserve) -> int:
     """Tokens from which on two rows decode faster with a shared prefix than with copies, on the
@@ -379,7 +378,7 @@ def least_shared(model: LoadedModel, make_cache: MakeCache, curve: Curve, reserv
     with Isolation() as tried:
         short = deep_cache(model, make_cache, 2 * TAIL, SHARED_PASSES)
         # the row, a divided layer, and the tails
-        if not reserve(2 * profile(short, 2 * TAIL).row_bytes(depth + 2 * TAIL)):
+        if not reserve(2 * profile(short).row_bytes(depth + 2 * TAIL)):
             return SHARED_UNMEASURED
         apart = _step(model, short, 0)
         divided = _step(model, short, TAIL)

@@ -25,12 +25,6 @@ MakeCache = Callable[[], list[Any]]
 Reserve = Callable[[int], bool]
 """Reserves bytes for measurements, in place of those reserved before. Returns whether they are
 free."""
-
-
-def unlimited(nbytes: int) -> bool:
-    return True
-
-
 WIDTHS = (256, 64, 16)
 """Tokens of the wide pass that is measured: the most that run within `BRIEF`."""
 BRIEF = 0.6
@@ -38,10 +32,13 @@ BRIEF = 0.6
 NARROW = (16, 32)
 """Tokens of the deep passes that are measured. Fewer may run in kernels that keep no scores (mlx
 0.32, backend/metal/scaled_dot_product_attention.cpp: `sdpa_vector` takes up to 8)."""
-
 DEPTHS = (2048, 512)
 """Cached tokens before the deep pass. The first depth within the context and the free memory is
 used."""
+
+
+def unlimited(nbytes: int) -> bool:
+    return True
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ def measure(
     behind = [0, 0]
     with Isolation() as tried:
         one = taken(model, first := make_cache(), 0, 1)
-        memory, copied = profile(first, 1), copied_bytes(first)
+        memory, copied = profile(first), copied_bytes(first)
         del first
 
         def fits(depth: int, width: int) -> bool:

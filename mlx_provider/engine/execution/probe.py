@@ -52,6 +52,16 @@ ROWS = 15
 copies that share a pass. A pass of fixed size has fewer rows."""
 NO_ROOM = "too little memory is free to try them together"
 ALONE = f"rows decode alone: {NO_ROOM}"
+NOT_USED = {
+    "mixed": "chunks run in forward passes of their own",
+    "drafted": "nothing is drafted",
+    "shared": "rows share no prefix",
+}
+KINDS = ((11, 0), (270, 9))
+"""Prompt lengths of the tested rows, with their rotary deltas."""
+LONGEST = KINDS[-1][0] + STEPS
+"""Tokens of the longest of them at the end."""
+ROWS_ALONE = "each row decodes in a pass of its own"
 
 
 @dataclass(frozen=True)
@@ -89,13 +99,6 @@ class Judgement:
     failed: bool = False
 
 
-NOT_USED = {
-    "mixed": "chunks run in forward passes of their own",
-    "drafted": "nothing is drafted",
-    "shared": "rows share no prefix",
-}
-
-
 def probe(
     model: LoadedModel,
     make_cache: MakeCache,
@@ -110,12 +113,12 @@ def probe(
     if not room or not together:
         longest = solo_rows.prefilled(model, make_cache, prompts[-1])
         why = () if room else (ALONE,)
-        return Probe("solo", profile(longest, LENGTHS[-1]), why, conclusive=room)
+        return Probe("solo", profile(longest), why, conclusive=room)
     rows = [
         solo_rows.decoding(model, make_cache, tokens, delta)
         for tokens, delta in zip(prompts, ROPE_DELTAS, strict=True)
     ]
-    memory = profile(rows[-1].cache, LENGTHS[-1])
+    memory = profile(rows[-1].cache)
     notes, failed = [], False
     for name in together:
         found = _judged(rows, partial(_together, model, rows, name))
@@ -147,7 +150,7 @@ def probe(
 def has_room(model: LoadedModel, make_cache: MakeCache, tokens: int, reserve: Reserve) -> bool:
     """Reserve the memory of a trial, if it is free. `tokens`: of its longest row."""
     one = taken(model, first := make_cache(), 0, 1)
-    return reserve(ROWS * profile(first, 1).row_bytes(tokens) + one * tokens)
+    return reserve(ROWS * profile(first).row_bytes(tokens) + one * tokens)
 
 
 def _grouped_passes(
@@ -317,12 +320,6 @@ _NO_TEXT: RowOutput = _NoText()
 
 
 # -- passes of a reproducible model
-
-KINDS = ((11, 0), (270, 9))
-"""Prompt lengths of the tested rows, with their rotary deltas."""
-LONGEST = KINDS[-1][0] + STEPS
-"""Tokens of the longest of them at the end."""
-ROWS_ALONE = "each row decodes in a pass of its own"
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ class Groups:
             at = min(fits, key=lambda i: abs(groups[i].rows[0].held - row.held))
             groups[at] = groups[at].joined_by(row, cache)
         else:
-            groups.append(group_of([row], [cache], profile(cache, row.held)))
+            groups.append(group_of([row], [cache], profile(cache)))
 
     def drop(self, rows: Sequence[Row]) -> None:
         """Remove rows from their groups, and remove empty groups."""

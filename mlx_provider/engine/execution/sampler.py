@@ -24,6 +24,27 @@ from numpy.typing import NDArray
 
 from ..request import Row, SamplingParams
 
+BLOCK = 64
+"""Tokens of one block. The best tokens are in the blocks with the highest maxima."""
+BINS = 1024
+"""Intervals of the range of logits, and of the interval that is looked at again. Values within one
+of those count as equal."""
+UNIT = 2.0**31
+"""Sum of the weights for shares. Metal adds 32-bit integers in any order, with one result."""
+MARGIN = 0.25
+"""Share of an interval by which rounding may move a value. Those that are so near count, too."""
+LEAST_SPAN = 1e-6
+RANGE = 30.0
+"""Logit distance from the maximum beyond which probabilities do not matter."""
+FEW, MANY = 64, 256
+"""For top-k up to these values, this many best tokens are examined. Above, a threshold is
+searched."""
+Columns = Mapping[str, mx.array]
+"""Parameters of the rows, each (R, 1). A row without a parameter has a value that changes nothing,
+so that it draws the same beside others."""
+Draw = Callable[[mx.array, Columns, mx.array], mx.array]
+"""(logits (R, vocab), parameters, keys (R, 2)) -> tokens (R,) int32."""
+
 
 @dataclass(frozen=True)
 class Logprobs:
@@ -229,20 +250,6 @@ def _followed(row: Row, vocab: int) -> History:
     return history
 
 
-BLOCK = 64
-"""Tokens of one block. The best tokens are in the blocks with the highest maxima."""
-BINS = 1024
-"""Intervals of the range of logits, and of the interval that is looked at again. Values within one
-of those count as equal."""
-UNIT = 2.0**31
-"""Sum of the weights for shares. Metal adds 32-bit integers in any order, with one result."""
-MARGIN = 0.25
-"""Share of an interval by which rounding may move a value. Those that are so near count, too."""
-LEAST_SPAN = 1e-6
-RANGE = 30.0
-"""Logit distance from the maximum beyond which probabilities do not matter."""
-
-
 def best(values: mx.array, count: int) -> mx.array:
     """Ids of the highest values of each row, best first: (R, vocab) -> (R, at most `count`)."""
     rows, size = values.shape
@@ -295,17 +302,6 @@ def _before(bins: mx.array, weights: mx.array, wanted: mx.array) -> tuple[mx.arr
 def _sorted(values: mx.array, ids: mx.array) -> mx.array:
     order = mx.argsort(-mx.take_along_axis(values, ids, axis=-1), axis=-1)
     return mx.take_along_axis(ids, order, axis=-1)
-
-
-FEW, MANY = 64, 256
-"""For top-k up to these values, this many best tokens are examined. Above, a threshold is
-searched."""
-
-Columns = Mapping[str, mx.array]
-"""Parameters of the rows, each (R, 1). A row without a parameter has a value that changes nothing,
-so that it draws the same beside others."""
-Draw = Callable[[mx.array, Columns, mx.array], mx.array]
-"""(logits (R, vocab), parameters, keys (R, 2)) -> tokens (R,) int32."""
 
 
 def kind(params: SamplingParams) -> str:

@@ -44,6 +44,22 @@ CHUNKED_LENGTH = CHUNK_ENDS[-1] + CHUNK_STEPS
 MakeCache = Callable[[], list[Any]]
 ByStep = Sequence[mx.array]
 """Logits (vocab,) of one row, step by step."""
+LIKELY = 64
+"""Number of the likeliest tokens of the row alone whose log-probabilities are compared."""
+MULTIPLE = 4.0
+"""A difference above this multiple of the noise is an error. In random models of 36 layers
+(bfloat16 and 4 bit), noise reaches 2.1 times, and the smallest of a dozen layout errors 8 times."""
+FEW = 16
+"""One of this many values is rounded the other way in a copy of a row."""
+SEEDS = 2**20
+"""More than the arrays of a cache: each array has its own seed."""
+HARMLESS = {"float32": 1e-3, "low": 0.02}
+"""Differences that never count as errors, because a few steps may show little noise by chance."""
+REACH = 0.25
+"""Highest noise, as a share of the difference that another context makes. More would hide
+errors."""
+UNMEASURED = 0.05
+"""The same share, used as the noise if equal rows cannot run."""
 
 
 @dataclass(frozen=True)
@@ -148,24 +164,6 @@ def _bound(model: LoadedModel, alone: ByStep, equal: Sequence[ByStep]) -> float:
     spreads = [spread(*pair) for row in equal for pair in zip(alone, row, strict=False)]
     contexts = [spread(*pair) for pair in itertools.pairwise(alone)]
     return bound(model.info.precision, spreads, contexts)
-
-
-LIKELY = 64
-"""Number of the likeliest tokens of the row alone whose log-probabilities are compared."""
-MULTIPLE = 4.0
-"""A difference above this multiple of the noise is an error. In random models of 36 layers
-(bfloat16 and 4 bit), noise reaches 2.1 times, and the smallest of a dozen layout errors 8 times."""
-FEW = 16
-"""One of this many values is rounded the other way in a copy of a row."""
-SEEDS = 2**20
-"""More than the arrays of a cache: each array has its own seed."""
-HARMLESS = {"float32": 1e-3, "low": 0.02}
-"""Differences that never count as errors, because a few steps may show little noise by chance."""
-REACH = 0.25
-"""Highest noise, as a share of the difference that another context makes. More would hide
-errors."""
-UNMEASURED = 0.05
-"""The same share, used as the noise if equal rows cannot run."""
 
 
 def spread(expected: mx.array, found: mx.array) -> float:

@@ -57,6 +57,8 @@ STALE = 3600.0
 BACKUP_MARK = "CACHEDIR.TAG"
 BACKUP_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n"
 """Marks the folder as a cache for backup programs (bford.info/cachedir)."""
+Step = tuple[Header, int, int]
+"""A segment's file, its first token, and the number of its tokens that match."""
 
 
 def disk_limit(folder: Path, chosen: int | None) -> int:
@@ -69,10 +71,6 @@ def disk_limit(folder: Path, chosen: int | None) -> int:
 
 def bytes_on_disk(folder: Path) -> int:
     return sum(allocated(of) for _, of in list_files((folder / FOLDER).glob("*")))
-
-
-Step = tuple[Header, int, int]
-"""A segment's file, its first token, and the number of its tokens that match."""
 
 
 class Chain:

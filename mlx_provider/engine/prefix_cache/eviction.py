@@ -18,6 +18,18 @@ MAX_SESSIONS = 256
 """The least recently used session loses its pin first."""
 LIVE_TURNS = 16
 """A session counts as gone this many stored paths after it last returned. A request stores two."""
+ATTENTION_DEPTH = 8192
+"""Depth in tokens at which a token costs about twice as much to compute as at the start."""
+PINNED = 16
+"""Weight of the newest path of a session."""
+AWAITED = 256
+"""The weight while tools run whose results will come, or if the client says that it comes back."""
+PROVEN = 3
+"""Hits up to which the weight of a node grows."""
+GUESS = 0.1
+"""Probability that a request resumes from an unused snapshot inside a message."""
+FRESH = 0.3
+"""Age, as a share of the prefix cache, below which it matters little."""
 
 
 @dataclass(frozen=True)
@@ -103,20 +115,6 @@ def head(leaf: Node, nbytes: int) -> list[Node]:
     while found and not found[-1].complete and found[-1].snapshot is None:
         found.pop()
     return found
-
-
-ATTENTION_DEPTH = 8192
-"""Depth in tokens at which a token costs about twice as much to compute as at the start."""
-PINNED = 16
-"""Weight of the newest path of a session."""
-AWAITED = 256
-"""The weight while tools run whose results will come, or if the client says that it comes back."""
-PROVEN = 3
-"""Hits up to which the weight of a node grows."""
-GUESS = 0.1
-"""Probability that a request resumes from an unused snapshot inside a message."""
-FRESH = 0.3
-"""Age, as a share of the prefix cache, below which it matters little."""
 
 
 def evict(

@@ -60,6 +60,10 @@ DTYPES = {
     "C64": "<c8", BFLOAT16: "<u2",
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in DTYPES.items() if name != BFLOAT16}
+Shapes = list[tuple[str, tuple[int, ...]]]
+"""Dtype and shape of each array, in file order."""
+Call = Callable[[Callable[[], Any]], Future[Any]]
+"""Runs a function on the engine thread, between steps."""
 
 
 class BadFile(Exception):
@@ -177,10 +181,6 @@ def device_array(tensor: Tensor) -> Any:
     return array.view(mx.bfloat16) if tensor.dtype == BFLOAT16 else array
 
 
-Shapes = list[tuple[str, tuple[int, ...]]]
-"""Dtype and shape of each array, in file order."""
-
-
 def _begin(file: BinaryIO, name: str, versions: str) -> tuple[Header, Shapes, Mapping[str, str]]:
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
@@ -254,10 +254,6 @@ def _header(metadata: Mapping[str, str], versions: str, size: int) -> Header:
 
 def _digest(metadata: Mapping[str, str]) -> Any:
     return hashlib.sha256(json.dumps(sorted(metadata.items())).encode())
-
-
-Call = Callable[[Callable[[], Any]], Future[Any]]
-"""Runs a function on the engine thread, between steps."""
 
 
 class Closed(Exception):

@@ -35,6 +35,8 @@ KV = frozenset({"keys", "values", "offset"})
 QUANTISED = KV | {"group_size", "bits"}
 ROTATING = KV | {"keep", "max_size", "_idx"}
 CHUNKED = KV | {"chunk_size", "start_position"}
+Encoded = list[Any]
+"""JSON-able form of a value: `[tag, ...]`. Arrays are indices into a pack."""
 
 
 class Unstorable(TypeError):
@@ -196,10 +198,6 @@ def _in_order(array: Any, own: Mapping[str, Any]) -> Any:
         pieces = [array[..., :keep, :], array[..., keep + extra :, :]]
         array = mx.concatenate(pieces, axis=2)
     return array
-
-
-Encoded = list[Any]
-"""JSON-able form of a value: `[tag, ...]`. Arrays are indices into a pack."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .segments import Segment
 
 Ids = NDArray[np.int64]
+ID_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,6 @@ def outside_spans(ids: Ids, at: int) -> int:
     before = ids[:at]
     starts = np.flatnonzero((before < 0) & (before % 2 == 0))
     return int(starts[-1]) if len(starts) else 0
-
-
-ID_BYTES = 8
 
 
 @dataclass(slots=True)

@@ -1,11 +1,10 @@
-"""Shares the device between accounts by tokens. Imports no mlx.
+"""Which prompt runs next, as accounts share the device by tokens, and which rows fit into memory.
+Imports no mlx.
 
 Each account has a count of the tokens that it was served, as in VTC (Sheng et al., OSDI 2024). An
 account without requests is forgotten, and starts again at the smallest count. Prompts run in the
 order of the counts at which they would end. So a short prompt precedes a long one, and however many
 prompts another account has, at most as many tokens of them run before a prompt as that has itself.
-
-Decides which rows fit into memory. Read-only. Imports no mlx.
 """
 
 from __future__ import annotations
@@ -20,6 +19,8 @@ from ..request import PrefillJob, Request, Row
 
 OUTPUT_TOKEN = 2.0
 """A token of a reply counts as this many of a prompt, as in VTC."""
+OTHER_ACCOUNTS = 0.25
+"""Places in the queue for accounts without a request in it, as a share of the others."""
 
 
 class FairShares:
@@ -100,10 +101,6 @@ class Budget:
     """Bytes of a running pass of this many prompt tokens and rows."""
     fork_bytes: Callable[[int, int], int] = lambda tokens, rows: 0
     """Bytes that this many rows of a prompt of so many tokens take less because they share it."""
-
-
-OTHER_ACCOUNTS = 0.25
-"""Places in the queue for accounts without a request in it, as a share of the others."""
 
 
 class Admission:

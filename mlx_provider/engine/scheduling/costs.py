@@ -1,7 +1,5 @@
-"""Time of a forward pass: a curve measured at load and corrected by passes. Imports no mlx.
-
-Compares the time of passes with the expectation. Imports no mlx.
-"""
+"""Time of a forward pass: a curve that is measured at load, and corrected where passes take longer
+or shorter than it says. Imports no mlx."""
 
 from __future__ import annotations
 

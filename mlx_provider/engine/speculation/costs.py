@@ -1,9 +1,5 @@
-"""What drafters are asked for in one step. Imports no mlx.
-
-What drafts were measured to take, and what a step with drafts takes. Imports no mlx.
-
-The drafters and drafts of a step that make its rows fastest. Imports no mlx.
-"""
+"""What drafts take, by measurement, and the drafters and drafts of a step that make its rows
+fastest. Imports no mlx."""
 
 from __future__ import annotations
 
@@ -16,20 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-
-class Ask(NamedTuple):
-    source: int
-    drafts: int
-
-
-Asks = tuple[Ask, ...]
-"""The drafters of a row in one step. The next one is asked if the one before has no guess."""
-
-
-def within(asks: Asks, most: int) -> Asks:
-    return tuple(Ask(ask.source, min(ask.drafts, most)) for ask in asks) if most > 0 else ()
-
 
 DECAY = 0.8
 """Weight of the old seconds at each new measurement."""
@@ -46,13 +28,29 @@ KNOWN = -1
 LEAST_PASS_FACTOR = 0.1
 """Least factor on the expected duration of a pass with drafts: if kernels run while they are
 launched, most of the pass is over by then."""
-
-
 Kind = frozenset[int]
 """The drafters of one pass."""
 KNOWN_TEXT: Kind = frozenset({KNOWN})
 Seconds = Callable[[int], float]
 """Duration of a pass by the number of its extra tokens."""
+MARGIN = log(1.08)
+"""Least expected gain, as the logarithm of a rate, because the estimates are not exact."""
+PACE_SHARE = 0.75
+"""Least share of its pace that each row keeps, however much drafts help other rows."""
+Floats = NDArray[np.float64]
+
+
+class Ask(NamedTuple):
+    source: int
+    drafts: int
+
+
+Asks = tuple[Ask, ...]
+"""The drafters of a row in one step. The next one is asked if the one before has no guess."""
+
+
+def within(asks: Asks, most: int) -> Asks:
+    return tuple(Ask(ask.source, min(ask.drafts, most)) for ask in asks) if most > 0 else ()
 
 
 class Passes:
@@ -136,14 +134,6 @@ def _followed(known: float, seconds: float) -> float:
     if not known or SPIKE * seconds < known:
         return seconds
     return DECAY * known + (1 - DECAY) * min(seconds, RISE * known)
-
-
-MARGIN = log(1.08)
-"""Least expected gain, as the logarithm of a rate, because the estimates are not exact."""
-PACE_SHARE = 0.75
-"""Least share of its pace that each row keeps, however much drafts help other rows."""
-
-Floats = NDArray[np.float64]
 
 
 class ExpectedGain:

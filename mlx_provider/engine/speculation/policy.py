@@ -52,6 +52,20 @@ FIRST_PAUSE = 8
 """Steps between the first trials of a drafter in place of another one."""
 PLACES = 4.0
 """Prior weight, in accepted drafts, of equal rates at all positions."""
+GOOD = 0.9
+"""Assumed acceptance rate in a trial; in place of another drafter, it is `SUREST`."""
+TRIED = 1
+REFUSED = 8
+"""A refused trial is considered again in the next step whose number is a multiple of this: for all
+rows in one step, because that costs the host more than its other decisions."""
+AWAITED = 2
+"""Steps until the result of a trial is known: passes are planned before the last one is read."""
+ALLOWANCE = 0.01
+"""Share of the time that trials may take."""
+SAVED = 6.0
+"""Most plain steps in the allowance, also its initial value. Accepted drafts add to it."""
+SELDOM = 0.1
+"""Initial rate at which predicted text begins after a token that was not predicted."""
 
 
 @dataclass
@@ -130,20 +144,6 @@ class DrafterAcceptance:
         """Accepted over expected drafts by position."""
         pairs = zip(self.held[:most], self.expected[:most], strict=True)
         return [(held + PLACES) / (expected + PLACES) for held, expected in pairs]
-
-
-GOOD = 0.9
-"""Assumed acceptance rate in a trial; in place of another drafter, it is `SUREST`."""
-TRIED = 1
-REFUSED = 8
-"""A refused trial is considered again in the next step whose number is a multiple of this: for all
-rows in one step, because that costs the host more than its other decisions."""
-AWAITED = 2
-"""Steps until the result of a trial is known: passes are planned before the last one is read."""
-ALLOWANCE = 0.01
-"""Share of the time that trials may take."""
-SAVED = 6.0
-"""Most plain steps in the allowance, also its initial value. Accepted drafts add to it."""
 
 
 @dataclass
@@ -235,10 +235,6 @@ def _price(tried: Choice, best: Choice) -> float:
     drafts otherwise, this includes the idle time of the device."""
     longer = tried.seconds - best.seconds
     return (longer + (0.0 if any(best.counts) else tried.step.aside)) / best.step.plain
-
-
-SELDOM = 0.1
-"""Initial rate at which predicted text begins after a token that was not predicted."""
 
 
 @dataclass

@@ -1,7 +1,5 @@
-"""A row as if its drafts were accepted, for the sampler and the grammar.
-
-Drafts in a step of the engine: requested, filtered by grammars, judged.
-"""
+"""Drafts in a step of the engine: requested, filtered by grammars, judged. To the sampler and the
+grammar, a row looks as if its drafts were accepted."""
 
 from __future__ import annotations
 
@@ -28,6 +26,10 @@ from .costs import Asks, Kind, Seconds
 from .speculation import NONE, Guess, Speculation
 
 Mask = NDArray[np.uint32]
+log = logging.getLogger(__name__)
+Place = tuple[Row, int]
+"""A row, and the number of its drafts before a position."""
+Isolated = Callable[[Row, str], Isolation]
 
 
 class TokensAhead(Sequence[int]):
@@ -82,13 +84,6 @@ def masks_ahead(constraint: RowConstraint, drafts: Sequence[int]) -> list[Mask |
 
 def allows(mask: Mask | None, token: int) -> bool:
     return mask is None or bool(mask[token // 32] >> np.uint32(token % 32) & 1)
-
-
-log = logging.getLogger(__name__)
-
-Place = tuple[Row, int]
-"""A row, and the number of its drafts before a position."""
-Isolated = Callable[[Row, str], Isolation]
 
 
 @dataclass(frozen=True)

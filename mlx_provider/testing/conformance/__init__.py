@@ -75,9 +75,9 @@ def same(found: object, expected: object, what: str) -> None:
         raise Nonconformity(f"{what}\n  expected: {_short(expected)}\n  found:    {_short(found)}")
 
 
-def _short(value: object, longest: int = 600) -> str:
+def _short(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= longest else f"{text[:longest]}…"
+    return text if len(text) <= 600 else f"{text[:600]}…"
 
 
 def name_of(check: Callable[..., None]) -> str:

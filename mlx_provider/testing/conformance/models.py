@@ -50,6 +50,12 @@ DRAWN = SamplingParams(temperature=1.0, seed=11)
 PENALISED = SamplingParams(temperature=0, repetition_penalty=1.3)
 TOP = SamplingParams(temperature=0.8, top_p=0.9, top_k=40, seed=5)
 GRID = 16
+COMPANY: Sequence[tuple[int, bool, type[Scheduler]]] = (
+    (16, False, Alternating),
+    (64, True, Scheduler),
+    (32, True, Alternating),
+)
+"""Tokens of a chunk, whether prefixes are stored, and who decides."""
 
 
 class Arrival(NamedTuple):
@@ -74,12 +80,6 @@ ARRIVALS = (
     Arrival(9, 1, 3, 30, DRAWN),
     Arrival(14, 140, 0, 16),
 )
-COMPANY: Sequence[tuple[int, bool, type[Scheduler]]] = (
-    (16, False, Alternating),
-    (64, True, Scheduler),
-    (32, True, Alternating),
-)
-"""Tokens of a chunk, whether prefixes are stored, and who decides."""
 
 
 class Specimen:

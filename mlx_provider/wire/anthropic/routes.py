@@ -20,6 +20,11 @@ from ..openai.parameters import Parameters
 from .request import cache_marks, message_request
 
 TYPES = {**answer.TYPES, 404: "not_found_error", 413: "request_too_large"}
+Part = dict[str, Any]
+PING = event_frame({"type": "ping"})
+NOTHING_ELSE = dict.fromkeys(("cache_creation", "inference_geo", "server_tool_use", "service_tier"))
+DISPLAYS = ("summarized", "omitted")
+"""Of thoughts: a local model's are sent whole in place of a summary."""
 
 
 def error_body(error: MLXProviderError) -> dict[str, Any]:
@@ -28,13 +33,6 @@ def error_body(error: MLXProviderError) -> dict[str, Any]:
     kind = TYPES.get(error.status, other)
     shown = {"type": kind, "message": error.message, "details": {"error_code": error.code}}
     return {"type": "error", "error": shown, "request_id": None}
-
-
-Part = dict[str, Any]
-
-
-PING = event_frame({"type": "ping"})
-NOTHING_ELSE = dict.fromkeys(("cache_creation", "inference_geo", "server_tool_use", "service_tier"))
 
 
 @dataclass(frozen=True)
@@ -207,10 +205,6 @@ def _whole_block(block: Part, pieces: dict[str, list[str]]) -> Part:
     if block["type"] == "tool_use":
         return block | {"input": arguments_mapping(texts.get("partial_json"))}
     return block | texts
-
-
-DISPLAYS = ("summarized", "omitted")
-"""Of thoughts: a local model's are sent whole in place of a summary."""
 
 
 def _messages(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:

@@ -26,6 +26,27 @@ WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
     "store": (False,),
     "web_search_options": (),
 }
+CONSTRAINTS = {
+    "response_format": "an object",
+    "grammar": 'a Lark text or {"type": "regex" | "lark", "value": text}',
+    "guided_regex": "a text",
+    "guided_grammar": "a text",
+    "guided_choice": "a list of texts",
+    "guided_json": "an object",
+}
+"""The parameters that say what the answer must look like, and their values."""
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "grammar": (*reversed(CONSTRAINTS), "tools", "functions"),
+    "max_tokens": ("max_completion_tokens",),
+    "n": ("best_of",),
+    "response_format": ("guided_json",),
+    "template": ("chat_template_kwargs",),
+    "tool_choice": ("function_call",),
+    "tools": ("tools", "functions"),
+}
+"""The parameters that set each field, if other than its name; the first that is given counts. A
+constraint of any kind fails as a grammar."""
+SCHEMA = "response_format.json_schema.schema"
 
 
 class Parameters:
@@ -97,17 +118,6 @@ class Parameters:
             raise BadRequest(f"unknown parameter: {names}", param=min(self._left))
 
 
-CONSTRAINTS = {
-    "response_format": "an object",
-    "grammar": 'a Lark text or {"type": "regex" | "lark", "value": text}',
-    "guided_regex": "a text",
-    "guided_grammar": "a text",
-    "guided_choice": "a list of texts",
-    "guided_json": "an object",
-}
-"""The parameters that say what the answer must look like, and their values."""
-
-
 def constraint(params: Parameters) -> dict[str, Any]:
     """`response_format` and `grammar`, of which at most one is set. Raises `BadRequest` if two
     constraints contradict or one is malformed."""
@@ -150,20 +160,6 @@ def _parse_json(value: Any) -> Any:
         return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"guided_json is not JSON: {error}", param="guided_json") from None
-
-
-NAMES: Mapping[str, tuple[str, ...]] = {
-    "grammar": (*reversed(CONSTRAINTS), "tools", "functions"),
-    "max_tokens": ("max_completion_tokens",),
-    "n": ("best_of",),
-    "response_format": ("guided_json",),
-    "template": ("chat_template_kwargs",),
-    "tool_choice": ("function_call",),
-    "tools": ("tools", "functions"),
-}
-"""The parameters that set each field, if other than its name; the first that is given counts. A
-constraint of any kind fails as a grammar."""
-SCHEMA = "response_format.json_schema.schema"
 
 
 def parameter_names(values: Mapping[str, Any], content: str = "messages") -> ClientNames:

@@ -21,6 +21,13 @@ COMPLETION_TOKENS = 16
 MAX_CHOICES = 128
 """Prompts times `n` in one request, as for a single prompt."""
 MAX_LOGPROBS = 20
+PREFIX_KEY = "prefix"
+"""A caller of LiteLLM marks such a message with it (1.106.2,
+`convert_prefix_message_to_non_prefix_messages`)."""
+SAMPLING = tuple(Sampling.model_fields)
+PLAIN = ("stop_token_ids", "drafts", "sparse_prefill")
+NUMBERS = (*SAMPLING, "n", "min_tokens")
+_SHAPES = "must be a text, a list of token ids, or a list of these, and not empty"
 
 
 @dataclass(frozen=True)
@@ -50,11 +57,6 @@ class AnswerForm:
         return cls("functions" in values, text, values.get("timings") is True, best, custom)
 
 
-PREFIX_KEY = "prefix"
-"""A caller of LiteLLM marks such a message with it (1.106.2,
-`convert_prefix_message_to_non_prefix_messages`)."""
-
-
 def split_prefill_mark(messages: Sequence[Any], *, always: bool = False) -> tuple[list[Any], bool]:
     """The messages without the mark, and whether the reply continues the last one. `always`: the
     Messages API, where every last message of the assistant is continued. Clients of other APIs end
@@ -64,11 +66,6 @@ def split_prefill_mark(messages: Sequence[Any], *, always: bool = False) -> tupl
         return list(messages), always
     rest = {name: value for name, value in last.items() if name != PREFIX_KEY}
     return [*before, rest], bool(last[PREFIX_KEY]) or always
-
-
-SAMPLING = tuple(Sampling.model_fields)
-PLAIN = ("stop_token_ids", "drafts", "sparse_prefill")
-NUMBERS = (*SAMPLING, "n", "min_tokens")
 
 
 def generate_requests(
@@ -227,9 +224,6 @@ def prompt_list(given: Any, name: str) -> list[Any]:
             at = f"{name}[{index}]"
             raise BadRequest(f"{at}: each {name} {_SHAPES}", param=at)
     return items
-
-
-_SHAPES = "must be a text, a list of token ids, or a list of these, and not empty"
 
 
 def _is_tokens(value: Any) -> bool:

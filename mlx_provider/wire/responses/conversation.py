@@ -28,6 +28,28 @@ HOSTED = (
 )
 """Prefixes of the types of tools that a server runs itself; they have no effect here."""
 MEMBERS = ("name", "description", "parameters", "strict", "format", "type")
+ROLES = ("user", "assistant", "system", "developer")
+ITEMS = (
+    "message",
+    "reasoning",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "compaction",
+)
+RESULTS = ("_output", "_result")
+"""Endings of the types of items with the result of a call."""
+TEXTS = ("input_text", "output_text", "text")
+PARTS = (*TEXTS, "input_image", "image_url")
+ITEM_PARTS = (*PARTS, "refusal", "encrypted_content")
+FORMATS = ("text", "json_object", "json_schema")
+ABSENT = {
+    "prompt": "stored prompts are not known here: send the text as instructions and input",
+    "background": "answers are not stored: leave it out and read the answer as it comes",
+}
+"""Parameters that need a store, and the remedy."""
+SUMMARY = "Summary of the conversation so far:\n\n"
 
 
 @dataclass(frozen=True)
@@ -108,29 +130,6 @@ def _chat_choice(tool: Any) -> Any:
     return {"type": "function", "function": {"name": name}}
 
 
-ROLES = ("user", "assistant", "system", "developer")
-ITEMS = (
-    "message",
-    "reasoning",
-    "function_call",
-    "function_call_output",
-    "custom_tool_call",
-    "custom_tool_call_output",
-    "compaction",
-)
-RESULTS = ("_output", "_result")
-"""Endings of the types of items with the result of a call."""
-TEXTS = ("input_text", "output_text", "text")
-PARTS = (*TEXTS, "input_image", "image_url")
-ITEM_PARTS = (*PARTS, "refusal", "encrypted_content")
-FORMATS = ("text", "json_object", "json_schema")
-ABSENT = {
-    "prompt": "stored prompts are not known here: send the text as instructions and input",
-    "background": "answers are not stored: leave it out and read the answer as it comes",
-}
-"""Parameters that need a store, and the remedy."""
-
-
 def check_input(values: Mapping[str, Any], absent: Mapping[str, str]) -> None:
     """`absent`: parameters that are refused, and the remedy. Raises `BadRequest` that names the
     item or part."""
@@ -198,9 +197,6 @@ def _check_parts(content: Any, where: str, known: Collection[str] | None) -> Non
             check_text(part, at)
         if kind == "input_image" and known is not None and not part.get("image_url"):
             raise BadRequest(f"{at}.image_url is missing: send a data: or https: URL", param=at)
-
-
-SUMMARY = "Summary of the conversation so far:\n\n"
 
 
 def messages_of(given: Any, instructions: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:

@@ -15,6 +15,33 @@ from ..openai.tools import unwrap_text
 from .conversation import Called, ChatTools
 
 Fields = dict[str, Any]
+KINDS = {"part": "content_", "text": "output_"}
+ECHOED: Mapping[str, Any] = {
+    "background": False,
+    "frequency_penalty": 0.0,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "presence_penalty": 0.0,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "service_tier": "default",
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": None,
+    "truncation": "disabled",
+    "user": None,
+}
+"""Parameters that a response repeats, with their defaults."""
+OF_FUNCTIONS: Mapping[str, Any] = {"description": None, "parameters": None, "strict": None}
+"""Fields of a function in a response, with their defaults."""
 
 
 class _Text:
@@ -58,9 +85,6 @@ class _Text:
         return {} if self.thought else {"logprobs": logprobs}
 
 
-KINDS = {"part": "content_", "text": "output_"}
-
-
 class _Call:
     """A call of a function, or of a custom tool, whose text is sent when it is complete."""
 
@@ -102,34 +126,6 @@ class _Call:
     def _event(self, what: str, **more: Any) -> Fields:
         kind = "custom_tool_call_input" if self._custom else "function_call_arguments"
         return {"type": f"response.{kind}.{what}", **more}
-
-
-ECHOED: Mapping[str, Any] = {
-    "background": False,
-    "frequency_penalty": 0.0,
-    "instructions": None,
-    "max_output_tokens": None,
-    "max_tool_calls": None,
-    "metadata": {},
-    "parallel_tool_calls": True,
-    "presence_penalty": 0.0,
-    "previous_response_id": None,
-    "prompt_cache_key": None,
-    "reasoning": {"effort": None, "summary": None},
-    "safety_identifier": None,
-    "service_tier": "default",
-    "temperature": None,
-    "text": {"format": {"type": "text"}},
-    "tool_choice": "auto",
-    "tools": [],
-    "top_logprobs": 0,
-    "top_p": None,
-    "truncation": "disabled",
-    "user": None,
-}
-"""Parameters that a response repeats, with their defaults."""
-OF_FUNCTIONS: Mapping[str, Any] = {"description": None, "parameters": None, "strict": None}
-"""Fields of a function in a response, with their defaults."""
 
 
 def echo_of(body: Mapping[str, Any]) -> dict[str, Any]:

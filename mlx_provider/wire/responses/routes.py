@@ -43,6 +43,11 @@ WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
     "truncation": ("disabled",),
 }
 LOGPROBS = "message.output_text.logprobs"
+DEMAND = (
+    "Summarise this conversation for an assistant that continues it without having seen it: the "
+    "goal, what was done and found, decisions and constraints of the user, names of files and "
+    "values that are still needed, and the next steps. Write the summary alone."
+)
 
 
 def response_request(
@@ -93,13 +98,6 @@ def _text(body: Mapping[str, Any]) -> dict[str, Any]:
 def _logprobs(body: Mapping[str, Any]) -> dict[str, Any]:
     include = Parameters(body).items("include") or []
     return {"logprobs": True} if LOGPROBS in include or body.get("top_logprobs") else {}
-
-
-DEMAND = (
-    "Summarise this conversation for an assistant that continues it without having seen it: the "
-    "goal, what was done and found, decisions and constraints of the user, names of files and "
-    "values that are still needed, and the next steps. Write the summary alone."
-)
 
 
 def _with_demand(given: Any) -> Any:
