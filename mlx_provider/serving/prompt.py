@@ -322,9 +322,7 @@ def normalised_messages(
 
 
 def media_support(info: ModelInfo, options: ModelOptions) -> MediaSupport:
-    if options.modality == "text":
-        return MediaSupport(frozenset(), "the operator serves this model as text only")
-    return MediaSupport(info.media)
+    return MediaSupport(frozenset() if options.modality == "text" else info.media)
 
 
 def _media(

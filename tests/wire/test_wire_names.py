@@ -68,6 +68,8 @@ WRONG: dict[str, dict[str, dict[str, Any]]] = {
         "response_format": {"response_format": {"type": "json_schema", "json_schema": {}}},
         "tools[0]": {"tools": [{"type": "function"}], "tool_choice": "required"},
         "tools[0].function.parameters": {"tools": [FUNCTION], "tool_choice": "required"},
+        "tools[1].function.parameters": {"tools": [GOOD, {"type": "function", "function": {
+            "name": "x", "parameters": "x"}}]},
         "tools[1].custom": {"tools": [GOOD, {"type": "custom", "custom": {"name": "patch",
             "format": {"type": "grammar", "grammar": GRAMMAR}}}], "tool_choice": "required"},
         "tool_choice": {"tools": [GOOD], "tool_choice": {"type": "function",
@@ -114,6 +116,7 @@ WRONG: dict[str, dict[str, dict[str, Any]]] = {
         "parallel_tool_calls": {"parallel_tool_calls": "no"},
         "tools": {"tools": False},
         "tools[0]": {"tools": [{"type": "x"}]},
+        "tools[0].parameters": {"tools": [{"type": "function", "name": "x", "parameters": "x"}]},
         "tools[1].parameters": {"tools": [{"type": "web_search"}, {"type": "function", **STRICT,
             "parameters": NOT}], "tool_choice": "required"},
         "tools[0].tools[1].parameters": {"tools": [{"type": "namespace", "name": "n", "tools": [

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...errors import BadRequest, MediaError
+from ...errors import BadRequest
 from .parts import MediaRef, Part, canonical_calls, check_arguments, content_parts, reasoning_text
 from .turns import BLANK_LINE, Turn, join, place_results
 
@@ -40,8 +40,6 @@ class Normalised:
 @dataclass(frozen=True)
 class MediaSupport:
     kinds: frozenset[str]
-    refusal: str = ""
-    """Error for the others. Empty: text replaces them."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """By path: why text replaces a medium that cannot be shown."""
 
@@ -74,7 +72,7 @@ def normalise(
     line. `about_tools`: a system message after the client's own leading ones.
 
     A part that no model can take becomes a text, except in a message that a user has just typed.
-    Raises `BadRequest` that names the part, `MediaError` for media that are refused.
+    Raises `BadRequest` that names the part.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         raise BadRequest("messages must be a list of messages", param="messages")
@@ -112,10 +110,6 @@ def _taken(turns: Sequence[Turn], taken: MediaSupport) -> tuple[list[Turn], tupl
     error would end its session."""
     parts = [part for turn in turns for part in turn.parts]
     unseen = [p for p in parts if isinstance(p, MediaRef) and p.kind not in taken.kinds]
-    if unseen and taken.refusal:
-        ref = unseen[0]
-        reason = f"{taken.refusal}; remove the {ref.kind} or use another model"
-        raise MediaError(f"{ref.path}: {reason}", param=ref.path)
     shown = [replace(turn, parts=tuple(_shown(turn.parts, taken))) for turn in turns]
     return shown, tuple(f"{p.path}: {p.kind} omitted, this model cannot take it" for p in unseen)
 

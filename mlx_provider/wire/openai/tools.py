@@ -94,6 +94,9 @@ def _kind(tool: Any, where: str) -> str:
     name = own.get("name")
     if not isinstance(name, str) or not name.strip():
         raise BadRequest(f"{where}.{kind}.name must be a text", param=f"{where}.{kind}.name")
+    schema, place = own.get("parameters"), f"{where}.{kind}.parameters"
+    if kind == "function" and schema and not isinstance(schema, Mapping):
+        raise BadRequest(f"{place} must be an object, got {shown(schema)}", param=place)
     return kind
 
 
