@@ -120,7 +120,8 @@ def _choices(
         return [None]
     if id(schema) not in known:
         known[id(schema)] = None
-        known[id(schema)] = _joined(schema.get("anyOf", ()), root, known)
+        branches = schema.get("anyOf") or schema.get("oneOf") or ()
+        known[id(schema)] = _joined(branches, root, known)
     return known[id(schema)]
 
 

@@ -53,6 +53,11 @@ def test_the_first_ids_are_special_tokens(low: ByteModel) -> None:
             '{"x": 100}',
         ),
         ({"response_format": {"type": "json_object"}}, '{"any": [1, null]}', "[1]"),
+        (
+            {"response_format": {"type": "json_object", "json_schema": {"schema": POINT}}},
+            '{"x": 7}',
+            '{"x": 100}',
+        ),
         ({"grammar": {"type": "regex", "value": "[a-f]{2,4}"}}, "cafe", "cage"),
         ({"grammar": {"type": "lark", "value": 'start: "yes" | "no"'}}, "no", "maybe"),
         (
@@ -61,7 +66,7 @@ def test_the_first_ids_are_special_tokens(low: ByteModel) -> None:
             '{"x": 3}',
         ),
     ],
-    ids=["schema", "object", "regex", "lark", "call"],
+    ids=["schema", "object", "object of a schema", "regex", "lark", "call"],
 )
 def test_a_grammar_holds(low: ByteModel, given: dict[str, Any], fits: str, fails: str) -> None:
     start = low.started(CALLS, **given)

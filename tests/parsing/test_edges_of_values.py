@@ -44,6 +44,7 @@ UNTYPED: dict[str, Any] = {
     "deep": {"properties": {"a": {}}},
     "pick": {"enum": [1, 2, "3"]},
     "either": {"anyOf": [{"const": "5"}, {"const": 6}]},
+    "one": {"oneOf": [{"enum": [1]}, {"enum": ["2"]}]},
 }
 
 
@@ -62,6 +63,7 @@ def test_a_value_without_a_type(name: str) -> None:
         ("pick", 2),
         ("either", "5"),
         ("either", 6),
+        ("one", "2"),
     ):
         text = written_call(PARSERS[name].call_grammar(), "f", {key: value}, schema)
         for chunks in ([text], list(text)):

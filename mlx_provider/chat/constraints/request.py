@@ -199,7 +199,8 @@ def response_schema(response_format: Mapping[str, Any] | None) -> Any:
             param="response_format",
         )
     if kind == "json_object":
-        found = response_format.get("schema")
+        inside = response_format.get("json_schema") or response_format
+        found = inside.get("schema") if isinstance(inside, Mapping) else inside
         if isinstance(found, Mapping | None):
             return {"type": "object", **(found or {})}
         raise BadRequest("response_format.schema must be a JSON schema", param="response_format")
