@@ -80,12 +80,13 @@ def responded(messages: Any = None, **params: Any) -> GenerateRequest:
 NOT_OF_RESPONSES = {"response_format", "n"}
 NOT_OF_MESSAGES = {*CHATS_OWN, "tool_choice"}
 ENTRIES = f"at most {MAX_TOKEN_IDS} entries are possible, got "
+DEEP = {"properties": nested(150)}
 SAME: list[tuple[dict[str, Any], str]] = [
     ({"messages": [HI] * 20_000}, f"messages: at most {MAX_MESSAGES} entries are possible"),
     ({"messages": [{"role": "user", "content": [PART] * 50_000}]}, "messages: holds more than"),
     ({"tools": [TOOL] * 5000}, f"tools: at most {MAX_TOOLS} entries are possible"),
     (
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": nested(150)}}]},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": DEEP}}]},
         "tools: nested deeper",
     ),
     ({"response_format": {"schema": nested(150)}}, "response_format: nested deeper than 100"),
