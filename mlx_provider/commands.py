@@ -12,13 +12,12 @@
 | `proxy_config`, `TIMEOUT`, `require_proxy` | the configuration of such a proxy |
 | `answered` | the complete reply of the engine to a request |
 | `GenerateRequest`, `ModelOptions` | a request to the engine |
-| `Event`, `Delta`, `Done`, `Failed`, `EVENT_BATCH` | its reply; `EVENT_BATCH` reads a line |
+| `Delta`, `Done`, `Failed` | the events of its reply |
 | `Health`, `ModelStatus` | its state |
 | `EngineSettings`, `PREFIX` | an engine's settings, and the prefix of their variables |
 | `installed_version` | the version of an installed distribution |
-| `free_port` | a free port for a server |
 | `direct` | variables that let a program connect to this machine without an HTTP proxy |
-| `long_command`, `Ended`, `PASSED_ON` | a long command, and its end by a signal |
+| `long_command`, `Ended` | a long command, and its end by a signal |
 
 Import it inside a command, because a list of plugins does not need it. These names follow the
 core: a minor version can change them, with a note in the changelog.
@@ -45,8 +44,8 @@ from .gateway.engine import Apart, answered, engine_apart, gateway_apart
 from .gateway.foreground import PASSED_ON, Ended
 from .gateway.models import MEMORY_SHARE, device_memory, needs
 from .gateway.profile import direct
-from .gateway.proxy import Proxy, free_port, require_proxy
-from .protocol.events import EVENT_BATCH, Delta, Done, Event, Failed
+from .gateway.proxy import Proxy, require_proxy
+from .protocol.events import Delta, Done, Failed
 from .protocol.health import Health, ModelStatus
 from .protocol.requests import GenerateRequest, ModelOptions
 from .registry import PluginRegistry
@@ -58,8 +57,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEMOS",
-    "EVENT_BATCH",
-    "PASSED_ON",
     "PREFIX",
     "TIMEOUT",
     "Apart",
@@ -68,7 +65,6 @@ __all__ = [
     "Ended",
     "EngineClient",
     "EngineSettings",
-    "Event",
     "Failed",
     "GenerateRequest",
     "Health",
@@ -83,7 +79,6 @@ __all__ = [
     "direct",
     "engine_apart",
     "folder_of",
-    "free_port",
     "full_name",
     "gateway_apart",
     "installed_version",

@@ -49,10 +49,10 @@ def heartbeat(litellm_params: Mapping[str, Any]) -> float | None:
 def complete_stream(chunks: AsyncIterator[Any], route: str, logging: Any) -> AsyncIterator[Any]:
     """Adds heartbeats where bridges drop those of chat, and the ending of a message."""
     seconds = SILENCE + LATER
-    source = getattr(chunks, "_billing_source", chunks)
     if route.endswith("/messages"):  # as LiteLLM writes them (1.106.2), but less often
         ping = (STREAM_SSE_KEEPALIVE_PING_BYTES,)
         return add_heartbeats(chunks, seconds, lambda: ping, partial(with_ending, logging))
+    source = getattr(chunks, "_billing_source", chunks)
     if isinstance(source, LiteLLMCompletionStreamingIterator):
         first = Announcements(source)
         wrapper = source.litellm_custom_stream_wrapper

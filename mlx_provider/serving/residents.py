@@ -136,7 +136,7 @@ class MemoryLedger(Generic[T]):
         """Raises `ValueError` for a second model of that key."""
         with self.lock:
             if key in self._residents:
-                raise ValueError(f"{key} has an account already")
+                raise ValueError(f"{key} is in memory already")
             self._residents[key] = resident = Resident[T](key, nbytes)
             return resident
 

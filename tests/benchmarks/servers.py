@@ -21,17 +21,11 @@ from typing import Any, TypeVar
 
 import httpx
 
-from mlx_provider.commands import (
-    EVENT_BATCH,
-    PASSED_ON,
-    PREFIX,
-    Delta,
-    Done,
-    Event,
-    Failed,
-    free_port,
-)
+from mlx_provider.config import PREFIX
 from mlx_provider.errors import EngineUnavailable, RequestFailed
+from mlx_provider.gateway.foreground import PASSED_ON
+from mlx_provider.gateway.proxy import free_port
+from mlx_provider.protocol.events import EVENT_BATCH, Delta, Done, Event, Failed
 
 Messages = Sequence[dict[str, Any]]
 T = TypeVar("T")

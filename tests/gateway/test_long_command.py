@@ -11,7 +11,8 @@ import sys
 
 import pytest
 
-from mlx_provider.commands import PASSED_ON, Ended, long_command
+from mlx_provider.commands import Ended, long_command
+from mlx_provider.gateway.foreground import PASSED_ON
 from mlx_provider.isolation import Isolation
 
 LIMIT = 60

@@ -12,7 +12,7 @@ import sys
 import tokenize
 from pathlib import Path
 
-CEILINGS = {"files": 313, "lines": 61_100, "lines of code": 44_000}
+CEILINGS = {"files": 313, "lines": 60_760, "lines of code": 43_990}
 ROOT = Path(__file__).parents[2]
 COMMAND = ("git", "ls-files", "mlx_provider/*.py", "plugins/*.py")
 NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)

@@ -18,11 +18,12 @@ from mlx_provider import LoadedModel, LoadOptions, MediaItem
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.feature_cache import FeatureCache
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.request import Phase, Request
+from mlx_provider.engine.request import Request
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import Alternating, alone, new_engine, new_request, output_of, run
+from schedules import run_arrivals
 from tiny import build
 
 FAMILIES = ("qwen3_vl", "qwen3_vl_moe", "gemma3", "qwen3_5", "qwen3_5_moe")
@@ -134,18 +135,8 @@ def test_text_and_images_in_any_schedule(vision: Load, family: str, examples: in
             features=features,
         )
         requests = [request_of(model, turn) for turn in turns]
-        last = max(t.step + (t.cancel_after or 0) for t in turns)
-        step = 0
-        while step <= last or not engine.idle:
-            for turn, request in zip(turns, requests, strict=True):
-                if turn.step == step:
-                    engine.submit(request)
-                if turn.cancel_after is not None and turn.step + turn.cancel_after == step:
-                    engine.cancel(request)
-            engine.step()
-            step += 1
+        run_arrivals(engine, turns, requests)
         for turn, request in zip(turns, requests, strict=True):
-            assert request.phase is Phase.DONE
             got, want = output_of(request), output_of(reference(model, request))
             count = len(want.tokens) if turn.cancel_after is None else len(got.tokens)
             assert got.tokens == want.tokens[:count]

@@ -176,6 +176,12 @@ def run_schedule(
         speculation=speculation,
         **more,
     )
+    run_arrivals(engine, arrivals, requests)
+    return requests
+
+
+def run_arrivals(engine: Engine, arrivals: Sequence[Any], requests: Sequence[Request]) -> None:
+    """Each request comes at the `step` of its arrival, and leaves `cancel_after` steps later."""
     last = max(a.step + (a.cancel_after or 0) for a in arrivals)
     step = 0
     while step <= last or not engine.idle:
@@ -188,7 +194,6 @@ def run_schedule(
         step += 1
         assert step < LAST, "a request never ends"
     assert all(request.phase is Phase.DONE for request in requests)
-    return requests
 
 
 def guessing(

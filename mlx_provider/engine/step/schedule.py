@@ -1,8 +1,7 @@
-"""Decides a whole step before any of it runs.
-
-Memory changes come first: requests end at their deadlines, rows that have outgrown the memory are
-preempted, one prompt is admitted. Then the plan is made, and drafts are requested.
-"""
+"""Makes a step's plan before its passes run. It changes rows and caches on the way: requests end at
+their deadlines, rows that have outgrown the memory are preempted, one prompt is admitted and gets
+its cache. Then the rows and the chunk are chosen. If there may be drafts, the tokens of the last
+pass are read first, because drafts follow them."""
 
 from __future__ import annotations
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import threading
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -13,7 +15,7 @@ from typing import Any
 from ...errors import BadRequest, ContextTooLong, UnsupportedModel
 from ...records import LoadOptions, TemplateForm
 from ..checkpoint import named_template, read_json
-from .long_text import PIECE, LongText, Turns, characters_per_token
+from .long_text import PIECE, LongText, characters_per_token
 from .sanitize import ControlTokens, Encoded, Hidden, Messages, Variables, hide, keeps_marks, spelt
 from .template_fit import fit_messages
 from .template_probe import ASKED, dialect, template_form
@@ -48,6 +50,33 @@ class Rendered:
     snapshot_points: tuple[int, ...]
 
 
+class FairLock:
+    """First come, first served; `threading.Lock` usually goes to the thread that has just released
+    it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken = False
+        self._line: deque[threading.Lock] = deque()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._taken:
+                self._taken = True
+                return
+            mine = threading.Lock()
+            mine.acquire()
+            self._line.append(mine)
+        mine.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            if self._line:
+                self._line.popleft().release()
+            else:
+                self._taken = False
+
+
 class HFTokenizer:
     """Encode, decode and render. Safe from any thread. No text of a client becomes a control token:
     `rendered` hides it, and `tokens` spells it in letters.
@@ -63,7 +92,7 @@ class HFTokenizer:
         self._renderer = renderer
         self._reserved = tuple(reserved)
         # two threads must not use a fast tokenizer at once: "Already borrowed"
-        self.lock = Turns()
+        self.lock = FairLock()
         self.context: int | None = None
 
     def within(self, context_length: int) -> HFTokenizer:

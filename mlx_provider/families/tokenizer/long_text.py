@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import pairwise
@@ -194,30 +192,3 @@ class LongText:
     def _pairs(self) -> frozenset[str]:
         entries = self._fast.get_vocab(with_added_tokens=False)
         return frozenset(a + b for entry in entries for a, b in pairwise(entry))
-
-
-class Turns:
-    """First come, first served; `threading.Lock` usually goes to the thread that has just released
-    it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._taken = False
-        self._line: deque[threading.Lock] = deque()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._taken:
-                self._taken = True
-                return
-            mine = threading.Lock()
-            mine.acquire()
-            self._line.append(mine)
-        mine.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            if self._line:
-                self._line.popleft().release()
-            else:
-                self._taken = False
