@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from mlx_provider.errors import BadRequest, ContextTooLong
 from mlx_provider.families.tokenizer import long_text
-from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer
-from mlx_provider.families.tokenizer.long_text import Turns, characters_per_token
+from mlx_provider.families.tokenizer.hf_tokenizer import FairLock, HFTokenizer
+from mlx_provider.families.tokenizer.long_text import characters_per_token
 from mlx_provider.families.tokenizer.sanitize import Hidden
 
 LLAMA = (
@@ -183,7 +183,7 @@ def test_a_text_without_a_place_to_cut_is_refused() -> None:
 
 
 def test_threads_take_turns() -> None:
-    turns, order = Turns(), []
+    turns, order = FairLock(), []
     begun = threading.Event()
 
     def long() -> None:
