@@ -229,8 +229,8 @@ def example(install_plugin: Install) -> Callable[[str], Any]:
 
 
 def test_the_family_of_the_page_is_served(example: Any, tmp_path: Path) -> None:
+    from greedy import greedy
     from mlx_provider import LoadOptions, Prompt
-    from mlx_provider.testing.driver import greedy
     from tiny import build
 
     folder = build(tmp_path / "model", "llama")
