@@ -266,7 +266,6 @@ def _describe(health: Health, other: list[str], api_base: str | None = None) -> 
     ]
     lines += [f"decoding of {m.model}: {decoding(m)}" for m in health.models]
     lines += [f"note of {m.model}: {note}" for m in health.models for note in m.notes]
-    lines += [f"plugin {p.name}: {p.conformance}" for p in health.plugins if p.conformance]
     lines += [f"out of date: {each}" for each in health.out_of_date]
     return [*lines, *(f"other than this shell: {each}" for each in other)]
 

@@ -20,7 +20,6 @@ from ..config import installed_version
 from ..errors import BadRequest, MLXProviderError
 from ..records import Kernels, ModelFamily, UpstreamPatch
 from ..registry import Plugin, PluginRegistry
-from ..registry.conformance import for_people, for_programs
 from ..scaffold import KINDS, Kind
 
 if TYPE_CHECKING:
@@ -205,11 +204,10 @@ def plugins(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the installed plugins with their hooks, records, errors and findings of checks."""
+    """List the installed plugins with their hooks, records and errors."""
     registry = PluginRegistry.of(context)
     if as_json:
-        summary = [asdict(each) | {"conformance": for_programs(each)} for each in registry.plugins]
-        typer.echo(json.dumps(summary, indent=2))
+        typer.echo(json.dumps([asdict(plugin) for plugin in registry.plugins], indent=2))
         return
     console = Console(highlight=False, soft_wrap=True)
     if not registry.plugins:
@@ -230,7 +228,6 @@ def _described(
     own = plugin.records.get("kernels", ())
     lines += [("serves", kernels[name].serves) for name in own if name in kernels]
     lines += [("replaces", _replaced(patch)) for patch in plugin.patches]
-    lines.append(("conformance", for_people(plugin)))
     lines += [("note", note) for note in plugin.notes]
     lines.append(("error", plugin.error or ""))
     for label, content in lines:

@@ -230,8 +230,6 @@ class PluginStatus(Wire):
     distribution: str
     version: str
     in_use: bool
-    conformance: str = ""
-    """Result of `pytest --mlx-conformance`, and whether it is still valid; empty: not run."""
 
 
 class Health(Wire):

@@ -34,14 +34,14 @@ from ..errors import (
 from ..isolation import Fault, Isolation, Trace
 from ..protocol.event_queue import Deliver, EventQueue, Put
 from ..protocol.events import Accepted, Done, Failed
-from ..protocol.health import Figures, Health
+from ..protocol.health import Figures, Health, PluginStatus
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest, WarmPrompt
 from ..records import Prompt
 from ..registry import PluginRegistry
 from ..upstream import blas
 from .figures import Active, Entry, InFlight, take
 from .grants import Grants, account, names_repository, read_grants
-from .metrics import EngineMetrics, PluginStatuses
+from .metrics import EngineMetrics
 from .model_cache import ModelCache
 from .next_prompt import NextPrompts, turn_of, warm_requests
 from .prepared import prepare_embedding, prepare_generation, within_vocabulary
@@ -85,7 +85,7 @@ class ChatService:
         self._media = MediaRoom(settings.media_bytes, settings.max_queue)
         self._turns = ByteGate(TURNS)
         plugins = registry or PluginRegistry.discover()
-        self._plugins = PluginStatuses(plugins)
+        self._plugins = plugins.plugins
         self._models = ModelCache(
             settings, plugins, self._worker, self._recorder, media=lambda: self._media.held
         )
@@ -277,7 +277,15 @@ class ChatService:
             device=device_name(),
             blas=blas.active(),
             models=[s for view in self._models.views() if (s := view.status) is not None],
-            plugins=self._plugins.all(),
+            plugins=[
+                PluginStatus(
+                    name=plugin.name,
+                    distribution=plugin.distribution,
+                    version=plugin.version,
+                    in_use=plugin.error is None,
+                )
+                for plugin in self._plugins
+            ],
             queued=self._queued(),
             running=self._running(),
             active_memory=mx.get_active_memory(),

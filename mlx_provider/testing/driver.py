@@ -1,5 +1,4 @@
-"""An engine without threads: submit requests, step it, read their tokens. Plain greedy decoding
-with a `LoadedModel`, the reference for any engine. Pictures to ask about."""
+"""An engine without threads: submit requests, step it, read their tokens."""
 
 from __future__ import annotations
 
@@ -104,8 +103,7 @@ def new_engine(
     memory: MemoryProfile | None = None,
     **more: Any,
 ) -> Engine:
-    """`max_chunk` is small so that prompts take several steps. `in_place`, `least`, `memory`: see
-    `PrefixCachePolicy`."""
+    """`max_chunk` is small so that prompts take several steps."""
     fresh = make_cache or model.make_cache
     policy, how = None, dict[str, Any]()
     if prefix_cache is not None and fixed is None:
@@ -172,76 +170,33 @@ class Eager(Policy):
     def wanted(
         self, rows: Sequence[Sequence[RowAcceptance | None]], others: int, seconds: object
     ) -> list[Asks]:
-        """0 to `most` for each row, all of them in turn, of one drafter after the other."""
         self.turns += 1
-        return [
-            self._ask(row, self.turns + i, (self.turns + 3 * i) % (self.most + 1))
-            for i, row in enumerate(rows)
-        ]
-
-    def _ask(self, row: Sequence[RowAcceptance | None], turn: int, drafts: int) -> Asks:
-        able = [source for source, odds in enumerate(row) if odds is not None]
-        return (Ask(able[turn % len(able)], drafts),) if drafts else ()
+        asks = list[Asks]()
+        for i, row in enumerate(rows):
+            able = [source for source, rate in enumerate(row) if rate is not None]
+            drafts = (self.turns + 3 * i) % (self.most + 1)
+            asks.append((Ask(able[(self.turns + i) % len(able)], drafts),) if drafts else ())
+        return asks
 
 
-@dataclass
-class Started:
-    prompt: Prompt
-    cache: list[Any]
-    logits: mx.array
-    """(vocab,) after the last token."""
-    length: int
-
-    @property
-    def position(self) -> int:
-        """Rotary position of the next token."""
-        return self.length + self.prompt.rope_delta
-
-
-def features_of(model: LoadedModel, prompt: Prompt) -> dict[str, Features]:
-    return {span.content_hash: model.embed(span) for span in prompt.spans}
-
-
-def start(
+def prefill(
     model: LoadedModel,
     prompt: Prompt,
     *,
     chunk: int = 0,
     features: Mapping[str, Features] | None = None,
-) -> Started:
-    """Prefill one row, in chunks of `chunk` tokens (0: at once)."""
-    known = features_of(model, prompt) if features is None else features
+) -> tuple[mx.array, list[Any]]:
+    """Logits (vocab,) after a prompt, read in chunks of so many tokens (0: at once); and its row's
+    cache."""
+    if features is None:
+        features = {span.content_hash: model.embed(span) for span in prompt.spans}
     cache, length = model.make_cache(), len(prompt.tokens)
     logits = mx.zeros(())
     for at in range(0, length, chunk or length):
         stop = min(at + (chunk or length), length)
-        logits = model.prefill(PrefillChunk(prompt, at, stop, cache, known))
+        logits = model.prefill(PrefillChunk(prompt, at, stop, cache, features))
         mx.eval(logits)
-    return Started(prompt, cache, logits, length)
-
-
-def continue_greedily(
-    model: LoadedModel, rows: Sequence[Started], cache: list[Any], count: int
-) -> list[list[int]]:
-    logits = mx.stack([row.logits for row in rows])
-    out: list[list[int]] = [[] for _ in rows]
-    for _ in range(count):
-        tokens = mx.argmax(logits, axis=-1)
-        for own, token in zip(out, np.array(tokens).tolist(), strict=True):
-            own.append(int(token))
-        positions = mx.array([row.position for row in rows], dtype=mx.int32)
-        logits = model.decode(tokens.astype(mx.int32), cache, positions)
-        mx.eval(logits)
-        for row in rows:
-            row.length += 1
-    for row, last in zip(rows, logits, strict=True):
-        row.logits = last
-    return out
-
-
-def greedy(model: LoadedModel, prompt: Prompt, count: int, *, chunk: int = 0) -> list[int]:
-    row = start(model, prompt, chunk=chunk)
-    return continue_greedily(model, [row], row.cache, count)[0]
+    return logits, cache
 
 
 def picture(seed: int, edge: int = 96) -> MediaItem:

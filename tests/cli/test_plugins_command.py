@@ -55,7 +55,6 @@ def test_json_says_everything(registry: PluginRegistry) -> None:
         "error": "ModuleNotFoundError: No module named 'nowhere_to_be_found' "
         "(broken.py, line 1, in <module>)",
         "notes": [],
-        "conformance": None,
     }
     assert toy["hooks"] == ["mlx_reasoning_parsers", "mlx_register_commands"]
     assert toy["records"]["reasoning parser"] == ["angle"]

@@ -70,13 +70,6 @@ class Toy(Base):
     def decode(self, tokens, cache, positions, logits_at=None):
         return self.nudged(self.inner.decode(tokens, cache, positions, logits_at), 2.0)
 """
-NOISE = """
-class Toy(Base):
-    def decode(self, tokens, cache, positions, logits_at=None):
-        import mlx.core as mx
-        logits = self.inner.decode(tokens, cache, positions, logits_at)
-        return logits + 1e-5 * mx.random.normal(logits.shape)
-"""
 KEEPS = """
 class Toy(Base):
     def prefill(self, chunk):
@@ -114,11 +107,10 @@ class Toy(Base):
 TOYS = {
     "good": (GOOD, set()),
     "rows see each other": (ROWS_SEE_EACH_OTHER, {"layouts"}),
-    "remembers": (REMEMBERS, {"company", "chunked prefill", "reproducible"}),
+    "remembers": (REMEMBERS, {"company", "chunked prefill"}),
     "forgets what is not in the cache": (FORGETS, {"prefix reuse"}),
     "chunks": (CHUNKS, {"chunked prefill"}),
     "decodes": (DECODES, {"one by one"}),
-    "noise": (NOISE, {"reproducible"}),
     "keeps caches": (KEEPS, {"cancellation"}),
     "busy for ever": (BUSY, {"faults"}),
     "untyped": (UNTYPED, {"bad input"}),
@@ -127,7 +119,7 @@ TOYS = {
 }
 TINY = {"tiny": partial(build, family="llama")}
 Failures = Callable[..., dict[str, str]]
-QUICK = ("rows see each other", "forgets what is not in the cache", "noise", "busy for ever")
+QUICK = ("rows see each other", "forgets what is not in the cache", "busy for ever")
 """The others are left to `tox -e conformance`."""
 
 
@@ -139,17 +131,9 @@ def test_the_broken_promise_is_named(
     install_plugin: Callable[..., str], failures: Failures, toy: str
 ) -> None:
     source, broken = TOYS[toy]
-    only = tuple(f"float32 {check}" for check in broken) or ("float32",)
+    only = tuple(f"tiny {check}" for check in broken) or ("tiny",)
     found = failures(install_plugin("toyfamily", HEAD + source), TINY, only)
-    assert set(found) == {f"{check} [tiny, float32]" for check in broken}, found
-
-
-@pytest.mark.conformance
-def test_a_good_family_in_the_formats_of_users(
-    install_plugin: Callable[..., str], failures: Failures
-) -> None:
-    only = ("bfloat16", "4 bit")
-    assert failures(install_plugin("toyfamily", HEAD + GOOD), TINY, only) == {}
+    assert set(found) == {f"{check} [tiny]" for check in broken}, found
 
 
 def test_two_images_of_one_key(install_plugin: Callable[..., str], failures: Failures) -> None:
@@ -164,10 +148,10 @@ class Toy(Base):
         return replace(prompt, spans=[replace(s, content_hash="image") for s in prompt.spans])
 """
     tiny: dict[str, Any] = {"tiny": partial(build, family="qwen3_vl")}
-    only = ("float32 images",)
+    only = ("tiny images",)
     found = failures(install_plugin("seer", source + one_key), tiny, only)
-    assert set(found) == {"images [tiny, float32]"}
-    assert "one is answered for the other" in found["images [tiny, float32]"]
+    assert set(found) == {"images [tiny]"}
+    assert "one is answered for the other" in found["images [tiny]"]
 
 
 def test_without_a_checkpoint_nothing_is_proven(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mlx_provider.testing.conformance import parsers
+from mlx_provider.testing.conformance import Nonconformity, parsers
 
 HEAD = """
 import json, re
@@ -170,3 +170,15 @@ def test_a_plugin_that_does_not_load_fails_by_name(
     found = failures(install_plugin("broken", "import nowhere_to_be_found"))
     assert set(found) == {"loads", "import weight"}
     assert "ModuleNotFoundError: No module named 'nowhere_to_be_found'" in found["loads"]
+
+
+def test_endless_work_ends() -> None:
+    def loop() -> None:
+        while True:
+            pass
+
+    with (
+        pytest.raises(Nonconformity, match="the loop was not done"),
+        parsers.bounded(0.05, "the loop"),
+    ):
+        loop()

@@ -113,9 +113,8 @@ COMPUTING = {
     "good": ("", set()),
     "off": ("FACTOR = 1.01", {"results [tiny, float32]"}),
     "off as told": ("FACTOR = 1.01; TOLERANCE = 0.02", set()),
-    "far off": ("FACTOR = -1.0", {"answers [tiny, float32]"}),
     "nowhere": ("WHERE = (WHERE[0], 'no_such_function')", {"functions"}),
-    "no word": ("def matches(device, precision):\n    return None", {"matching"}),
+    "no word": ("def matches(device, precision):\n    return None", {"functions"}),
 }
 
 

@@ -13,8 +13,8 @@ from mlx_vlm.generate.dispatch import stream_generate
 from mlx_vlm.speculative.drafters import load_drafter
 
 import mlx_provider
+from greedy import greedy
 from mlx_provider import LoadedModel, LoadOptions, MediaItem
-from mlx_provider.testing.driver import greedy
 from mlx_provider_qwen3_5 import load as load_qwen3_5
 
 DEMO = Path(mlx_provider.__file__).parent / "demo"

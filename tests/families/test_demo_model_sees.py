@@ -12,8 +12,8 @@ import pytest
 from PIL import Image, ImageDraw
 
 import mlx_provider
+from greedy import continue_greedily, greedy, start
 from mlx_provider import LoadedModel, LoadOptions, MediaItem, Prompt
-from mlx_provider.testing.driver import continue_greedily, greedy, start
 from mlx_provider.upstream.batch_caches import merged
 from mlx_provider_qwen3_vl import load as load_qwen3_vl
 

@@ -13,6 +13,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
+from greedy import start
 from mlx_provider import LoadedModel, LoadOptions
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.layers import expand
@@ -20,7 +21,6 @@ from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.weight_files import weights_dtype, weights_estimate
 from mlx_provider.serving.weights import WeightsKey
-from mlx_provider.testing.driver import start
 from quantised import FILE, GROUP, quantise
 from tiny import build
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
+from greedy import features_of, greedy, start
 from mlx_provider import BadRequest, LoadOptions, Prompt
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.testing.driver import features_of, greedy, start
 from mlx_provider_gemma3 import load_text, matches_text
 from mlx_provider_gemma3.model import WINDOW_VARIABLE, chosen_window
 from tiny.models import tiny_image

@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from greedy import greedy
 from mlx_provider import LoadOptions, UnsupportedModel
-from mlx_provider.testing.driver import greedy
 from mlx_provider_text import load
 
 PARTS = {

@@ -11,20 +11,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from greedy import features_of, greedy, start
 from mlx_provider import BadRequest, LoadOptions, MediaError, MediaItem, PrefillChunk
 from mlx_provider.engine.feature_cache import FeatureCache
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
 from mlx_provider.families.vision.model import head
-from mlx_provider.testing.driver import (
-    features_of,
-    greedy,
-    new_engine,
-    new_request,
-    output_of,
-    run,
-    start,
-)
+from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.upstream.mlx_vlm import accepted
 from mlx_provider_vision import matches
 from mlx_provider_vision.loading import load_any

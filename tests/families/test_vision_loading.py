@@ -15,8 +15,8 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
+from greedy import features_of, greedy, start
 from mlx_provider import BadRequest, LoadOptions, MediaError
-from mlx_provider.testing.driver import features_of, greedy, start
 from tiny import build
 from tiny.models import tiny_image
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from greedy import Started, continue_greedily, features_of, greedy, start
 from mlx_provider import LoadedModel, MediaItem, Prompt
 from mlx_provider.engine.execution.grouped_kv import joined
-from mlx_provider.testing.driver import Started, continue_greedily, features_of, greedy, start
 from mlx_provider.upstream.batch_caches import merged, rows_of
 from tiny.models import tiny_image
 

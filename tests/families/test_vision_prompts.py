@@ -10,9 +10,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from greedy import features_of, greedy
 from mlx_provider import BadRequest, MediaError, MediaItem
 from mlx_provider.families.vision import patches
-from mlx_provider.testing.driver import features_of, greedy
 from tiny.models import tiny_image, tiny_video
 
 QWEN = ["qwen3_vl", "qwen3_5"]

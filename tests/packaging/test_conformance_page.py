@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 import pytest
 
-from mlx_provider.testing import pytest_plugin
 from mlx_provider.testing.conformance import (
     PLUGIN_CHECKS,
     checkpoint,
@@ -28,10 +26,3 @@ CHECKS = [
 @pytest.mark.parametrize("check", dict.fromkeys(map(name_of, CHECKS)))
 def test_a_check_stands_on_the_page(check: str) -> None:
     assert f"\n| {check} | " in PAGE
-
-
-def test_each_fixture_stands_on_the_page() -> None:
-    source = inspect.getsource(pytest_plugin)
-    fixtures = [name for name in vars(pytest_plugin) if name.startswith("mlx_")]
-    assert len(fixtures) == source.count("@pytest.fixture")
-    assert [name for name in fixtures if f"\n| `{name}` | " not in PAGE] == []

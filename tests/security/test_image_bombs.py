@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlx_provider.testing.pytest_plugin import EngineProcess, engine_process
+from engine_process import EngineProcess, engine_process
 
 MB = 2**20
 ROOM = 64 * MB

@@ -17,7 +17,7 @@ from mlx_provider.client.http import HttpClient
 from mlx_provider.client.stream_connection import Address
 from mlx_provider.errors import BodyTooLarge
 from mlx_provider.protocol.requests import GenerateRequest
-from mlx_provider.testing.pytest_plugin import EngineProcess, engine_process
+from engine_process import EngineProcess, engine_process
 
 MB = 2**20
 LIMIT = 8 * MB

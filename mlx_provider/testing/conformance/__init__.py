@@ -7,7 +7,6 @@ is a function of its subject; the docstring is its promise. It raises `Nonconfor
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import subprocess
@@ -17,22 +16,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib.metadata import EntryPoint
-from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import pytest
 
 from ...isolation import Isolation
-from ...records import ReasoningParser, ToolParser
+from ...records import ToolParser
 from ...registry import Plugin, PluginRegistry
-from ...registry.conformance import CheckResult, ConformanceRecord, software, source_digest
 from ...registry.contents import Contents, load
 from ...registry.discovery import installed
 
 S = TypeVar("S")
-PROPERTY = "mlx_conformance"
-TITLE = "mlx conformance"
 HEAVY = ("litellm", "mlx", "mlx_lm", "mlx_vlm", "transformers", "torch", "huggingface_hub", "typer")
 """Packages whose import takes tenths of seconds to seconds."""
 ODD_CONFIGS: Sequence[dict[str, object]] = (
@@ -59,10 +54,6 @@ class Nonconformity(AssertionError):
 
 class NotApplicable(Exception):
     """A check does not apply; the message says why."""
-
-
-class UnknownPlugin(LookupError):
-    """No such plugin is installed; the message says which are."""
 
 
 def demand(kept: bool, summary: str) -> None:
@@ -155,11 +146,7 @@ def recognition(of: Installed) -> None:
     for family in of.contents.model_families:
         for config in ODD_CONFIGS:
             same(family.matches(config), 0, f"family {family.name!r} claims {config}")
-    parsers: Sequence[ToolParser | ReasoningParser] = (
-        *of.contents.tool_parsers,
-        *of.contents.reasoning_parsers,
-    )
-    for parser in parsers:
+    for parser in (*of.contents.tool_parsers, *of.contents.reasoning_parsers):
         for template in ("", "{{ messages }}", "{% for message in messages %}{{ message }}"):
             summary = f"parser {parser.name!r} claims the chat template {template!r}"
             demand(not parser.detect(template), summary)
@@ -177,13 +164,13 @@ PLUGIN_CHECKS = (loads, import_weight, recognition)
 
 
 def find(name: str) -> tuple[Plugin, EntryPoint]:
-    """By name, or `distribution:name`. Raises `UnknownPlugin`."""
+    """By name, or `distribution:name`. Raises `pytest.UsageError`."""
     known = installed()
     for plugin, point in known:
         if name in (plugin.name, plugin.key):
             return plugin, point
     names = ", ".join(sorted(plugin.name for plugin, _ in known)) or "none"
-    raise UnknownPlugin(f"no plugin {name!r} is installed (installed: {names})")
+    raise pytest.UsageError(f"no plugin {name!r} is installed (installed: {names})")
 
 
 def cases_of(plugin: Plugin, point: EntryPoint, lab: Laboratory) -> list[Case]:
@@ -211,38 +198,34 @@ def _of_parsers(contents: Contents) -> Iterator[Case]:
 
     writer = cache(demo_model)
     whole = {parser.name: parser for parser in contents.reasoning_parsers}
+
+    def read(parser: ToolParser) -> Format:
+        return Format(parser, whole.get(parser.name), writer())
+
     for calls in contents.tool_parsers:
-        read = partial(_format, Format, calls, whole.get(calls.name), writer)
-        yield from cases(f"tool parser {calls.name}", "", TOOL_CHECKS, read)
+        yield from cases(f"tool parser {calls.name}", "", TOOL_CHECKS, partial(read, calls))
     for parser in contents.reasoning_parsers:
         made = partial(Thoughts, parser)
         yield from cases(f"reasoning parser {parser.name}", "", REASONING_CHECKS, made)
-
-
-def _format(kind: Callable[..., S], calls: Any, thoughts: Any, writer: Callable[[], Any]) -> S:
-    return kind(calls, thoughts, writer())
 
 
 def cases(
     subject: str, variant: str, checks: Iterable[Callable[[S], None]], made: Callable[[], S]
 ) -> Iterator[Case]:
     """Calls `made` when a check runs, not when it is listed."""
+
+    def run(check: Callable[[S], None]) -> None:
+        check(made())
+
     for check in checks:
         promise = " ".join((check.__doc__ or "").split())
-        yield Case(subject, variant, name_of(check), promise, partial(_run, check, made))
-
-
-def _run(check: Callable[[S], None], made: Callable[[], S]) -> None:
-    check(made())
+        yield Case(subject, variant, name_of(check), promise, partial(run, check))
 
 
 class ConformanceItem(pytest.Item):
-    def __init__(self, *, plugin: Plugin, case: Case, **given: Any) -> None:
+    def __init__(self, *, case: Case, **given: Any) -> None:
         super().__init__(**given)
         self.case = case
-        self.user_properties.append(
-            (PROPERTY, [plugin.key, case.subject, case.variant, case.check])
-        )
 
     def runtest(self) -> None:
         try:
@@ -260,77 +243,18 @@ class ConformanceItem(pytest.Item):
         return self.path, None, self.name
 
 
-class Suite:
-    """The checks of one plugin, and their results so far."""
-
-    def __init__(self, plugin: Plugin, point: EntryPoint, lab: Laboratory) -> None:
-        self.plugin = plugin
-        self._point, self._lab = point, lab
-        self.results: dict[tuple[str, ...], CheckResult] = {}
-
-    @cached_property
-    def cases(self) -> list[Case]:
-        return cases_of(self.plugin, self._point, self._lab)
-
-    def items(self, session: pytest.Session) -> Iterator[ConformanceItem]:
-        for case in self.cases:
-            name = " ".join(filter(None, (case.subject, case.variant, case.check)))
-            name = name.replace("::", ":")
-            yield ConformanceItem.from_parent(
-                session,
-                name=name,
-                nodeid=f"{self.plugin.name}::{name}",
-                plugin=self.plugin,
-                case=case,
-            )
-
-    @property
-    def ordered(self) -> list[CheckResult]:
-        keys = [(case.subject, case.variant, case.check) for case in self.cases]
-        return [self.results[key] for key in keys if key in self.results]
-
-    def store(self) -> str:
-        """Write the record if every check ran; in words, where it is or why there is none."""
-        missing = len(self.cases) - len(self.ordered)
-        if missing:
-            return f"no record is kept: {missing} of {len(self.cases)} checks did not run"
-        from ...serving.kernels import device_kind
-
-        record = ConformanceRecord(
-            plugin=self.plugin.name,
-            distribution=self.plugin.distribution,
-            version=self.plugin.version,
-            software=software(),
-            device=device_kind(),
-            date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            source=source_digest(self.plugin),
-            results=self.ordered,
-        )
-        try:
-            return f"record: {record.write()}"
-        except OSError as error:
-            return f"no record can be kept: {error}"
-
-
 class Collecting:
     """The pytest plugin of a run with `--mlx-conformance`."""
 
     def __init__(self, config: pytest.Config, names: Sequence[str]) -> None:
-        self._config = config
+        self._hook = config.hook
         self._lab = Laboratory(self._builders)
-        self.suites: dict[str, Suite] = {}
-        for name in names:
-            try:
-                plugin, point = find(name)
-            except UnknownPlugin as error:
-                raise pytest.UsageError(str(error)) from None
-            self.suites[plugin.key] = Suite(plugin, point, self._lab)
-        self._summaries: list[str] = []
+        self._found = [find(name) for name in names]
 
     def _builders(self, name: str) -> Mapping[str, Callable[[Path], object]]:
         found: dict[str, Callable[[Path], object]] = {}
-        for each in self._config.hook.pytest_mlx_conformance_models(name=name):
-            found |= each or {}
+        for builders in self._hook.pytest_mlx_conformance_models(name=name):
+            found |= builders or {}
         return found
 
     @pytest.hookimpl(tryfirst=True)
@@ -338,58 +262,15 @@ class Collecting:
         self, session: pytest.Session, items: list[pytest.Item]
     ) -> None:
         """First, so that options such as `-k` also select these."""
-        for suite in self.suites.values():
-            items += suite.items(session)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        key = dict(report.user_properties).get(PROPERTY)
-        if key is None or (report.when != "call" and report.passed):
-            return
-        reason = "" if report.passed else _reason(report)
-        plugin, subject, variant, check = cast("list[str]", key)
-        result = CheckResult(subject, variant, check, report.outcome, reason)
-        self.suites[plugin].results[subject, variant, check] = result
+        for plugin, point in self._found:
+            for case in cases_of(plugin, point, self._lab):
+                name = " ".join(filter(None, (case.subject, case.variant, case.check)))
+                name = name.replace("::", ":")
+                node = f"{plugin.name}::{name}"
+                items.append(
+                    ConformanceItem.from_parent(session, name=name, nodeid=node, case=case)
+                )
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    def pytest_sessionfinish(self) -> None:
         self._lab.close()
-        if not hasattr(session.config, "workerinput"):  # else: the controller
-            self._summaries = [suite.store() for suite in self.suites.values()]
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        for suite, summary in zip(self.suites.values(), self._summaries, strict=False):
-            terminalreporter.section(f"{TITLE}: {suite.plugin}")
-            for line in table(suite.ordered):
-                failed = "FAILED" in line
-                terminalreporter.write_line(line, red=failed, green=not failed)
-            terminalreporter.write_line(summary)
-
-
-def table(results: Iterable[CheckResult]) -> list[str]:
-    groups = [
-        (" ".join(filter(None, [subject, variant and f"[{variant}]"])), list(each))
-        for (subject, variant), each in groupby(results, key=lambda r: (r.subject, r.variant))
-    ]
-    width = max((len(name) for name, _ in groups), default=0)
-    return [f"  {name:<{width}}  {_line(each)}" for name, each in groups]
-
-
-def _line(results: Sequence[CheckResult]) -> str:
-    passed = sum(each.outcome == "passed" for each in results)
-    failed = [each.check for each in results if each.outcome == "failed"]
-    reasons: dict[str, list[str]] = {}
-    for each in results:
-        if each.outcome == "skipped":
-            reasons.setdefault(each.told, []).append(each.check)
-    parts = [f"{passed} passed", *(["FAILED: " + ", ".join(failed)] if failed else [])]
-    parts += [f"skipped: {', '.join(names)} ({why})" for why, names in reasons.items()]
-    return "; ".join(parts)
-
-
-def _reason(report: pytest.TestReport) -> str:
-    found = report.longrepr
-    if isinstance(found, tuple):
-        return str(found[2]).removeprefix("Skipped: ")
-    crash = getattr(found, "reprcrash", None)
-    text = str(found) if crash is None else str(crash.message)
-    return text[text.find("\nfound: ") + 1 :].removeprefix("found: ")[:2000]

@@ -11,16 +11,10 @@ Tests of a client, a parser, a gateway or a plugin need a model whose next words
 The script is in the user's message; the client may write anything around it. The first step
 answers that message, the second what follows the first tool results, and so on; then the model
 ends with a text that quotes the last tool result. Without a script it repeats the question. A
-request for a summary of the conversation, with which coding agents make room, gets one that
-contains the rest of the script; a request for a title, without tools, gets a title.
+request for a summary, with which coding agents make room, gets one with the rest of the script.
 
-It is a model like any other: rendered by a chat template, tokenised, prefilled in chunks, decoded
-token by token, sampled, masked by grammars, cached and cut. It reads what it says only from its KV
-cache, so that a wrong cache gives wrong words.
-
-This module is also the plugin with the family. Other processes (an engine, a proxy) find it if
-their environment has `environment(folder)`; nothing has to be installed. A test in one process
-uses `FAMILY.load(folder, LoadOptions())`.
+It reads what it says only from its KV cache, so that a wrong cache gives wrong words. This module
+is also the plugin with the family: other processes find it by `environment(folder)`.
 """
 
 from __future__ import annotations
@@ -139,67 +133,22 @@ def _unquoted(written: str) -> Any:
     return json.loads(json.loads(f'"{written}"'))
 
 
-_TEMPLATE = """\
-{%- macro said(content) -%}
-{%- if content is string -%}{{ content }}
-{%- else -%}{%- for part in content or [] -%}{{ part.text }}{%- endfor -%}{%- endif -%}
-{%- endmacro -%}
-{%- set first = said(messages[0].content) if messages[0].role == 'system' else '' -%}
-{%- if tools or first -%}
-{{ '<|im_start|>system\\n' ~ first }}
-{%- if tools -%}
-{{ '\\n\\n# Tools\\n\\nYou may call these functions:\\n<tools>' }}
-{%- for tool in tools -%}{{ '\\n' ~ (tool | tojson) }}{%- endfor -%}
-{{ '\\n</tools>\\n\\nTo call one, write:\\n<tool_call>\\nEXAMPLE\\n</tool_call>' }}
-{%- endif -%}
-{{ '<|im_end|>\\n' }}
-{%- endif -%}
-{%- for message in messages -%}
-{%- if message.role == 'system' and loop.first -%}
-{%- elif message.role == 'tool' -%}
-{{ '<|im_start|>user\\n<tool_response>\\n' ~ said(message.content) }}
-{{- '\\n</tool_response><|im_end|>\\n' }}
-{%- else -%}
-{{ '<|im_start|>' ~ message.role ~ '\\n' }}
-{%- if message.reasoning_content -%}
-{{ '<think>\\n' ~ message.reasoning_content ~ '\\n</think>\\n\\n' }}
-{%- endif -%}
-{{ said(message.content) }}
-{%- for call in message.tool_calls or [] -%}
-{{ '\\n' if said(message.content) or not loop.first }}
-{{- '<tool_call>\\n' }}CALL{{ '\\n</tool_call>' }}
-{%- endfor -%}
-{{ '<|im_end|>\\n' }}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
-"""
-
-_JSON_CALL = (
-    """{{ '{"name": "' ~ call.function.name ~ '", "arguments": ' """
-    "~ (call.function.arguments | tojson) ~ '}' }}"
-)
-_TAGGED_CALL = """\
-{{ '<function=' ~ call.function.name ~ '>\\n' }}
-{%- for name, value in call.function.arguments.items() -%}
-{{ '<parameter=' ~ name ~ '>\\n' }}
-{{- value if value is string else value | tojson }}{{ '\\n</parameter>\\n' }}
-{%- endfor -%}
-{{ '</function>' }}"""
-
-
 @dataclass(frozen=True)
 class Format:
-    name: str
-    template: str
-    _call: Callable[[Call], str]
+    """How a model writes calls."""
+
+    example: str
+    call: str
+    """The body of a call in the chat template."""
+    body: Callable[[Call], str]
 
     def calls(self, calls: tuple[Call, ...]) -> str:
-        return "\n".join(f"<tool_call>\n{self._call(call)}\n</tool_call>" for call in calls)
+        return "\n".join(f"<tool_call>\n{self.body(call)}\n</tool_call>" for call in calls)
 
-
-def _template(example: str, call: str) -> str:
-    return _TEMPLATE.replace("EXAMPLE", example.replace("\n", "\\n")).replace("CALL", call)
+    @property
+    def template(self) -> str:
+        text = (Path(__file__).parent / "template.jinja").read_text("utf-8")
+        return text.replace("EXAMPLE", self.example).replace("CALL", self.call)
 
 
 def _as_json(call: Call) -> str:
@@ -217,21 +166,21 @@ def _as_tags(call: Call) -> str:
 
 
 FORMATS = {
-    each.name: each
-    for each in (
-        Format(
-            "json",
-            _template('{"name": <function-name>, "arguments": <args-json-object>}', _JSON_CALL),
-            _as_json,
-        ),
-        Format(
-            "tags",
-            _template(
-                "<function=name>\n<parameter=name>\nvalue\n</parameter>\n</function>", _TAGGED_CALL
-            ),
-            _as_tags,
-        ),
-    )
+    "json": Format(
+        '{"name": <function-name>, "arguments": <args-json-object>}',
+        """{{ '{"name": "' ~ call.function.name ~ '", "arguments": ' """
+        "~ (call.function.arguments | tojson) ~ '}' }}",
+        _as_json,
+    ),
+    "tags": Format(
+        r"<function=name>\n<parameter=name>\nvalue\n</parameter>\n</function>",
+        r"{{ '<function=' ~ call.function.name ~ '>\n' }}"
+        "{%- for name, value in call.function.arguments.items() -%}"
+        r"{{ '<parameter=' ~ name ~ '>\n' }}"
+        r"{{- value if value is string else value | tojson }}{{ '\n</parameter>\n' }}"
+        "{%- endfor -%}{{ '</function>' }}",
+        _as_tags,
+    ),
 }
 """By name: `json`, as Hermes and Qwen have it; `tags`, as Qwen's coders do."""
 

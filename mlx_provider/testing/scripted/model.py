@@ -82,31 +82,29 @@ class Reply:
     since: float = 0.0
 
 
-@dataclass(frozen=True)
-class Playing:
-    steps: tuple[Step, ...]
-    done: int
-
-    @property
-    def rest(self) -> tuple[Step, ...]:
-        return self.steps[self.done :]
+Playing = tuple[tuple[Step, ...], int]
+"""The steps of a script, and how many of them are done."""
 
 
 def reply_to(turns: Sequence[Turn], calls: Format) -> Reply:
     """For an unreadable script, the error."""
     try:
-        playing = _playing(turns)
+        steps, done = _playing(turns)
     except BadScript as error:
         return Reply(f"Bad script: {error}")
     if _summary_wanted(turns):
-        return Reply(_summary(playing))
-    if _title_wanted(turns):
+        rest = script(*steps[done:]) if steps else "Nothing."
+        return Reply(f"<summary>\nThe steps so far are done. What is left: {rest}\n</summary>")
+    if TOOLS not in _system(turns) and TITLE_WANTED.search(_system(turns)):
         return Reply('{"title": "A scripted title"}')
-    if playing is None:
-        return Reply(f"You said: {_asked(turns)[-80:]}")
-    if not playing.rest:
-        return Reply(f"All {playing.done} steps are done. The last result: {_last_result(turns)}")
-    return _acted(playing.rest[0], calls)
+    if not steps:
+        asked = (
+            turn.text for turn in reversed(turns) if turn.role == "user" and not turn.is_result
+        )
+        return Reply(f"You said: {next(asked, '')[-80:]}")
+    if done >= len(steps):
+        return Reply(f"All {done} steps are done. The last result: {_last_result(turns)}")
+    return _acted(steps[done], calls)
 
 
 def _acted(step: Step, calls: Format) -> Reply:
@@ -116,12 +114,12 @@ def _acted(step: Step, calls: Format) -> Reply:
     return Reply(text, (thought + made, made) if made else (), step.slow, step.prefill, step.since)
 
 
-def _playing(turns: Sequence[Turn]) -> Playing | None:
+def _playing(turns: Sequence[Turn]) -> Playing:
     for at, turn in reversed(list(enumerate(turns))):
         found = None if turn.is_result or turn.role == "system" else steps_in(turn.text)
         if found is not None:
-            return Playing(found, _answered(found, _quoted(found, turn.text), turns[at + 1 :]))
-    return None
+            return found, _answered(found, _quoted(found, turn.text), turns[at + 1 :])
+    return (), 0
 
 
 def _answered(steps: Sequence[Step], done: int, turns: Sequence[Turn]) -> int:
@@ -129,13 +127,13 @@ def _answered(steps: Sequence[Step], done: int, turns: Sequence[Turn]) -> int:
     it. Other texts of the assistant (its thanks for a summary, what a client keeps of earlier
     turns) are not steps."""
     for turn in turns:
-        done += turn.role == "assistant" and (done >= len(steps) or _is(turn, steps[done]))
+        if turn.role == "assistant" and done < len(steps):
+            step = steps[done]
+            called = bool(step.calls) and all(call.name in turn.text for call in step.calls)
+            done += called or step.say in turn.text
+        elif turn.role == "assistant":
+            done += 1
     return done
-
-
-def _is(turn: Turn, step: Step) -> bool:
-    called = bool(step.calls) and all(call.name in turn.text for call in step.calls)
-    return called or step.say in turn.text
 
 
 def _quoted(steps: Sequence[Step], text: str) -> int:
@@ -146,28 +144,14 @@ def _quoted(steps: Sequence[Step], text: str) -> int:
 
 def _summary_wanted(turns: Sequence[Turn]) -> bool:
     asked = without_script(turns[-1].text) if turns and not turns[-1].is_result else ""
-    if any(words in asked for words in SUMMARY_WANTED):
-        return True
     system = _system(turns)
-    return TOOLS not in system and bool(SUMMARISER.search(system))
-
-
-def _summary(playing: Playing | None) -> str:
-    rest = script(*playing.rest) if playing else "Nothing."
-    return f"<summary>\nThe steps so far are done. What is left: {rest}\n</summary>"
-
-
-def _title_wanted(turns: Sequence[Turn]) -> bool:
-    system = _system(turns)
-    return bool(TITLE_WANTED.search(system)) and TOOLS not in system
+    return any(words in asked for words in SUMMARY_WANTED) or (
+        TOOLS not in system and bool(SUMMARISER.search(system))
+    )
 
 
 def _system(turns: Sequence[Turn]) -> str:
     return turns[0].text if turns and turns[0].role == "system" else ""
-
-
-def _asked(turns: Sequence[Turn]) -> str:
-    return next((t.text for t in reversed(turns) if t.role == "user" and not t.is_result), "")
 
 
 def _last_result(turns: Sequence[Turn]) -> str:
@@ -261,20 +245,20 @@ class ScriptedModel:
         return found
 
     def _going_on(self, text: str, said: tuple[int, ...]) -> list[tuple[int, float]]:
-        """Candidates with their logits, the best one last; empty: the text ends."""
+        """Candidates with their logits, the best one last: the next token, and where a mask bars
+        it, the first letters of the rest and of that behind white space. Empty: the text ends."""
         whole = self._encoded(text)
         if whole[: len(said)] == said:
-            left = self.tokenizer.decode(whole[len(said) :], skip_special=False)
-            return [*self._otherwise(left), ((*whole, self._end)[len(said)], WANTED)]
-        rest = rest_of(text, self.tokenizer.decode(said, skip_special=False))
-        if rest is None:
-            return []
-        return [*self._otherwise(rest), ((*self._encoded(rest), self._end)[0], WANTED)]
-
-    def _otherwise(self, rest: str) -> list[tuple[int, float]]:
-        """First letters of the rest, and of that behind white space."""
-        beginnings = zip((rest.lstrip()[:1], rest[:1]), reversed(OTHERWISE), strict=True)
-        return [(self._encoded(each)[0], height) for each, height in beginnings if each]
+            left = whole[len(said) :]
+            rest = self.tokenizer.decode(left, skip_special=False)
+        else:
+            found = rest_of(text, self.tokenizer.decode(said, skip_special=False))
+            if found is None:
+                return []
+            rest, left = found, self._encoded(found)
+        letters = zip((rest.lstrip()[:1], rest[:1]), reversed(OTHERWISE), strict=True)
+        candidates = [(self._encoded(each)[0], height) for each, height in letters if each]
+        return [*candidates, ((*left, self._end)[0], WANTED)]
 
     def _before(self, history: Tokens) -> Reply:
         return self._remembered(history[: self._last_turn(history)].tobytes())
