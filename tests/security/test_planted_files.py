@@ -95,7 +95,7 @@ def test_the_disk_tier_ignores_it(
         plant(tmp_path / "prefixes" / f"{name}.safetensors")
     with caplog.at_level(logging.WARNING):
         disk = in_time(lambda: DiskTier(tmp_path, 2**20, Calls()))
-    in_time(disk._writer._shrink)
+    in_time(disk._writer.shrink)
     in_time(disk.clear)
     disk.close()
     assert len(caplog.records) == 1, caplog.text
@@ -143,7 +143,8 @@ def test_a_folder_that_was_replaced_is_not_written_to(
     disk.folder.rename(tmp_path / "away")
     disk.folder.symlink_to(other) if by == "link" else other.rename(disk.folder)
     header = Header("k", "p", 0, np.arange(8), True, [])
-    disk._writer.do(disk._writer.write, header, [Tensor("U8", np.zeros(64, np.uint8))], 64)
+    tensors = [Tensor("U8", np.zeros(64, np.uint8))]
+    disk._writer.do(partial(disk._writer.write, header, tensors))
     disk.clear()
     in_time(disk.flush)
     assert [each.name for each in disk.folder.iterdir()] == ["mine.safetensors"]

@@ -1,6 +1,6 @@
 """The disk tier: stores prefixes for later processes, and more than fits into memory.
 
-Two threads write segments during prefill and read them back; the engine thread decides, and creates
+A thread writes segments during prefill and reads them back; the engine thread decides, and creates
 every array. A file never changes, is named by its content, and appears by rename, so processes may
 share a folder. A file removed by another process is a miss.
 """
@@ -10,25 +10,24 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import queue
 import shutil
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ...errors import BadRequest
+from ...errors import BadRequest, EngineDied
+from ...isolation import Fault, Isolation
 from ...safe_open import make_folder, replace_own
 from . import files
 from .files import (
     BadFile,
-    Call,
     Header,
-    News,
-    Reader,
     Tensor,
     Writer,
     allocated,
@@ -39,7 +38,7 @@ from .files import (
 from .layers import ArrayPack, Snapshot
 from .segments import RowFiller, RowParts
 from .store import INSIDE, RECENT, Store
-from .tree import CacheKey, Ids, Match, Walk, common, outside_spans, segment_of
+from .tree import CacheKey, Ids, Match, common, outside_spans, segment_of
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +57,9 @@ BACKUP_MARK = "CACHEDIR.TAG"
 BACKUP_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n"
 """Marks the folder as a cache for backup programs (bford.info/cachedir)."""
 Step = tuple[Header, int, int]
-"""A segment's file, its first token, and the number of its tokens that match."""
+"""A file, its first token (a damaged header may name another), and where the prompt leaves it."""
+Call = Callable[[Callable[[], Any]], Future[Any]]
+"""Runs a function on the engine thread, between steps."""
 
 
 def disk_limit(folder: Path, chosen: int | None) -> int:
@@ -73,20 +74,17 @@ def bytes_on_disk(folder: Path) -> int:
     return sum(allocated(of) for _, of in list_files((folder / FOLDER).glob("*")))
 
 
-class Chain:
-    """Digests of a key's tokens `[0, at)`, for ascending `at`."""
+def digests(key: CacheKey, ids: Ids) -> Callable[[int], str]:
+    """A function that digests key and tokens `[0, at)`, for ascending `at`."""
+    state, done = hashlib.blake2b(key.digest(), digest_size=16), 0
 
-    def __init__(self, key: CacheKey, ids: Ids) -> None:
-        self._ids = ids
-        self._at = 0
-        self._hash = hashlib.blake2b(key.digest(), digest_size=16)
+    def digest(at: int) -> str:
+        nonlocal done
+        state.update(ids[done:at].tobytes())
+        done = at
+        return state.hexdigest()
 
-    def at(self, position: int) -> str:
-        if position < self._at:
-            raise ValueError("digests are taken in ascending order")
-        self._hash.update(self._ids[self._at : position].tobytes())
-        self._at = position
-        return self._hash.hexdigest()
+    return digest
 
 
 @dataclass
@@ -112,14 +110,14 @@ class Index:
             del self.states[parent]
 
     def walk(self, key: CacheKey, ids: Ids) -> list[Step]:
-        chain, at, steps = Chain(key, ids), 0, []
+        digest, at, steps = digests(key, ids), 0, []
         while at < len(ids):
-            known = self.segments.get(chain.at(at), {}).values()
+            known = self.segments.get(digest(at), {}).values()
             fits = [(common(h.tokens, ids[at:]), h.complete, h.name, h) for h in known]
             took, _, _, header = max(fits, default=(0, False, "", None))
             if header is None or not took:
                 break
-            steps.append((header, at, took))
+            steps.append((header, at, at + took))
             at += took
         return steps
 
@@ -128,25 +126,17 @@ class Index:
         own, limit = key.digest().hex(), min(limit, len(ids))
         known = self.states.values()
         stops = sorted({h.start for h in known if h.key == own and h.start <= limit})
-        chain = Chain(key, ids)
-        found = [self.states.get(chain.at(stop)) for stop in stops]
+        digest = digests(key, ids)
+        found = [self.states.get(digest(stop)) for stop in stops]
         return [header for header in reversed(found) if header is not None]
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A prefix of `length` tokens on disk, beyond the part in memory."""
-
-    length: int
-    segments: Sequence[Step]
-    state: Header | None
 
 
 @dataclass(eq=False)
 class Restore:
     """Finds the part of a prompt that only the disk has, and fills a row with all that is stored.
 
-    Engine thread only: the reader's thread calls it there.
+    Engine thread only. It reads one file after another, so that steps of other requests run in
+    between.
     """
 
     disk: DiskTier
@@ -164,29 +154,37 @@ class Restore:
     """The row cache once the restore has ended. `None`: nothing was restored."""
     length: int = 0
     _in_memory: int = 0
-    _found: Stored | None = None
     _filler: RowFiller | None = None
+    _stateful: bool = False
+    """Whether nothing is usable without a state from disk."""
     _reached: int = 0
-    _stops: Mapping[str, int] = field(default_factory=dict)
-    """Where the prompt leaves each segment, by the name of its file."""
+    """Tokens of the row that are filled."""
+    _goal: int = 0
+    _steps: list[Step] = field(default_factory=list)
+    """Files to read, the state first."""
     _state: Snapshot | None = None
 
     @property
     def available(self) -> int:
         """Tokens that a restore gives now. 0: memory has as many."""
-        return self._find()[1].length
+        return self._find()[1]
 
     def start(self) -> Restore:
-        self.disk.read(self)
+        self.disk.on_engine_thread(self, self._begin)
         return self
 
-    def _find(self) -> tuple[Walk, Stored]:
+    def abandon(self) -> None:
+        """The request ended or the restore failed. Frees its memory at once."""
+        self._end(0)
+
+    def _find(self) -> tuple[Match, int, list[Step]]:
+        """What memory has, the tokens with which the row can resume, and the files they need."""
         ids = self.ids[:-1]  # one token at least is prefilled
-        walk = self.store.walk(self.key, ids)
-        self._in_memory = Match.of(walk, self.ids).length // self.grid * self.grid
-        complete = all(node.complete for node, _ in walk.steps)
-        return walk, self.disk.find(
-            self.key, ids, walk.shared, complete=complete, usable=self._usable
+        match = Match.of(self.store.walk(self.key, ids), self.ids)
+        self._in_memory = match.length // self.grid * self.grid
+        complete = all(node.complete for node, _ in match.steps)
+        return match, *self.disk.find(
+            self.key, ids, match.shared, complete=complete, usable=self._usable
         )
 
     def _usable(self, length: int) -> int:
@@ -197,62 +195,50 @@ class Restore:
             at = outside_spans(self.ids, at - at % self.grid)
         return at if at > self._in_memory else 0
 
-    # -- steps of the reader
-
-    def begin(self) -> Sequence[Header]:
-        """The files to read, the state first, because nothing is usable without it."""
-        if self.ended:
-            return []
-        walk, found = self._find()
-        if not found.length:
-            self.abandon()
-            return []
-        self.disk.touch(self.key, self.ids[: found.length])
-        states = frozenset(leaf for leaf, _ in found.state.layers) if found.state else frozenset()
-        room = self.room - found.length
-        self._found = found
-        self._filler = RowFiller(self.make_cache(), found.length, room, states)
-        for node, agreed in walk.steps:
-            stop = min(node.start + agreed, found.length)
+    def _begin(self) -> None:
+        match, self._goal, self._steps = self._find()
+        if not self._goal:
+            return self.abandon()
+        self.disk.touch(self.key, self.ids[: self._goal])
+        state = next((header for header, _, _ in self._steps if not len(header.tokens)), None)
+        states = frozenset(leaf for leaf, _ in state.layers) if state else frozenset()
+        self._stateful = state is not None
+        room = self.room - self._goal
+        self._filler = RowFiller(self.make_cache(), self._goal, room, states)
+        for node, agreed in match.steps:
+            stop = min(node.start + agreed, self._goal)
             if node.start < stop:
                 self._filler.put(segment_of(node).arrays(), node.start, stop, 0)
                 self._reached = stop
-        self._stops = {header.name: start + took for header, start, took in found.segments}
-        segments = [header for header, _, _ in found.segments]
-        return segments if found.state is None else [found.state, *segments]
+        return self._read()
 
-    def take(self, header: Header, tensors: Sequence[Tensor]) -> bool:
-        """Copy a file into the row. Returns whether the restore goes on."""
-        if self.ended or self._filler is None or self._found is None:
-            return False
+    def _read(self) -> None:
+        if self._steps:
+            self.disk.read(self, *self._steps.pop(0))
+        else:
+            self._end(self._goal)
+
+    def take(self, header: Header, start: int, stop: int, tensors: Sequence[Tensor]) -> None:
+        """Copy a file into the row."""
+        if self.ended or self._filler is None:
+            return None
         arrays = [device_array(each) for each in tensors]
         if len(header.tokens) == 0:
             self._state = Snapshot(dict(header.layers), ArrayPack.loose(arrays))
-            return True
+            return self._read()
         by_leaf, at = dict[int, Sequence[Any]](), 0
         for leaf, count in header.layers:
             by_leaf[leaf] = arrays[at : at + count]
             at += count
-        start = max(header.start, self._reached)
-        stop = min(self._stops[header.name], self._found.length)
-        self._filler.put(by_leaf, start, stop, start - header.start)
+        first, stop = max(start, self._reached), min(stop, self._goal)
+        self._filler.put(by_leaf, first, stop, first - start)
         self._reached = stop
-        return True
+        return self._read()
 
     def stop(self, name: str, reason: BadFile | OSError) -> None:
-        if self.ended:
-            return
-        self.disk.damaged(name, reason)
-        useless = self._found is None or self._found.state is not None
-        self._end(self._usable(0 if useless else self._reached))
-
-    def finish(self) -> None:
-        if self._found is not None:
-            self._end(self._found.length)
-
-    def abandon(self) -> None:
-        """The request ended or the restore failed. Frees its memory at once."""
-        self._end(0)
+        if not self.ended:
+            self.disk.damaged(name, reason)
+            self._end(0 if self._stateful else self._usable(self._reached))
 
     def _end(self, length: int) -> None:
         if self.ended:
@@ -260,12 +246,12 @@ class Restore:
         if length and self._filler is not None:
             self.cache = self._filler.finish(length, self._state)
             self.length = length
-        self._found = self._filler = self._state = None
+        self._filler = self._state = None
         self.ended = True
 
 
 class DiskTier:
-    """Engine thread only, except for the threads that it starts."""
+    """Engine thread only, except for the thread that it starts."""
 
     def __init__(
         self, folder: Path, limit: int, call: Call, *, versions: str | None = None
@@ -275,15 +261,13 @@ class DiskTier:
         self.limit = limit
         self.versions = files.versions() if versions is None else versions
         _own(self.folder)
+        self._call = call
         self._index = Index()
         self._read_headers()
-        self._queued = 0
-        self._written = 0
+        self._sent = 0
+        """Bytes handed to the thread."""
         self._skipped = 0
-        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
-        known = self._index.sizes.keys()
-        self._writer = Writer(self.folder, limit, self.versions, self._news, known)
-        self._reader = Reader(self.folder, self.versions, call, self._writer.flush)
+        self._writer = Writer(self.folder, limit, self.versions, self._index.sizes.keys())
 
     # -- writing
 
@@ -304,55 +288,57 @@ class DiskTier:
         last tokens can wait."""
         self._drain()
         steps = self._index.walk(key, ids)
-        covered = sum(took for _, _, took in steps)
+        covered = steps[-1][2] if steps else 0
         complete = row.complete and all(header.complete for header, _, _ in steps)
         path = [header.name for header, _, _ in steps]
-        self._writer.do(self._writer.touch, [*path])
+        self._touch([*path])
         left = self.limit - sum(header.nbytes for header, _, _ in steps)
         stop = len(ids) if prompted is not None else len(ids) // EDGE * EDGE
-        chain, own = Chain(key, ids), key.digest().hex()
+        digest, own = digests(key, ids), key.digest().hex()
         for start, end in pairwise(_cuts(covered, stop, prompted)):
             nbytes = (end - start) * row.token_bytes(complete=complete)
             size = _file_bytes(end - start, nbytes, len(row.shape(complete=complete)))
             if size > left or not self._takes(size):
                 break
             segment = row.cut(start, end, complete=complete)
-            parent, tokens = chain.at(start), ids[start:end]
+            parent, tokens = digest(start), ids[start:end]
             header = Header(own, parent, start, tokens, complete, segment.layers, size)
             self._write(header, host_tensors(segment.pack))
             path.append(header.name)
             left -= size
         if not complete:
             self._save_states(key, ids, states)
-        self._writer.do(self._writer.touch, path)
+        self._touch(path)
 
     def _save_states(self, key: CacheKey, ids: Ids, states: Mapping[int, Snapshot]) -> None:
-        chain, own = Chain(key, ids), key.digest().hex()
+        digest, own = digests(key, ids), key.digest().hex()
         for at, state in sorted(states.items()):
-            digest = chain.at(at)
-            if digest not in self._index.states and self._takes(state.nbytes):
+            parent = digest(at)
+            if parent not in self._index.states and self._takes(state.nbytes):
                 size = _file_bytes(0, state.nbytes, len(state.layers))
                 layers = list(state.layers.items())
-                header = Header(own, digest, at, ids[:0], False, layers, size)
+                header = Header(own, parent, at, ids[:0], False, layers, size)
                 self._write(header, host_tensors(state.pack))
         every = self._index.states_along(key, ids, len(ids))
         for header in every[RECENT + INSIDE : -1]:  # the first and the last ones stay
             self._forget(header.name)
 
     def _takes(self, size: int) -> bool:
-        fits = not self._queued or self._queued + size <= MAX_QUEUED
+        queued = self._sent - self._writer.done
+        fits = not queued or queued + size <= MAX_QUEUED
         self._skipped += not fits
         return fits
 
     def _write(self, header: Header, tensors: Sequence[Tensor]) -> None:
-        nbytes = sum(tensor.data.nbytes for tensor in tensors)
-        self._queued += nbytes
+        self._sent += sum(tensor.data.nbytes for tensor in tensors)
         self._index.add(header)
-        self._writer.do(self._writer.write, header, tensors, nbytes)
+        self._writer.do(partial(self._writer.write, header, tensors))
 
     def touch(self, key: CacheKey, ids: Ids) -> None:
-        names = [header.name for header, _, _ in self._index.walk(key, ids)]
-        self._writer.do(self._writer.touch, names)
+        self._touch([header.name for header, _, _ in self._index.walk(key, ids)])
+
+    def _touch(self, names: Sequence[str]) -> None:
+        self._writer.do(partial(self._writer.touch, names))
 
     # -- reading
 
@@ -364,30 +350,54 @@ class DiskTier:
         *,
         complete: bool,
         usable: Callable[[int], int],
-    ) -> Stored:
-        """The longest prefix of `ids` from which a row can resume. Memory has the first `shared`
-        tokens. `complete`: with every layer. `usable`: maps a length to the largest length at which
-        a row may resume."""
+    ) -> tuple[int, list[Step]]:
+        """The longest prefix of `ids` from which a row can resume, and its files. Memory has the
+        first `shared` tokens. `complete`: with every layer. `usable`: maps a length to the largest
+        length at which a row may resume."""
         self._drain()
         steps = self._index.walk(key, ids)
-        covered = max(shared, sum(took for _, _, took in steps))
-        complete = complete and all(header.complete for header, _, _ in steps)
-        state = None
-        length = usable(covered) if complete else 0
-        if not complete:
+        covered = max(shared, steps[-1][2] if steps else 0)
+        if complete and all(header.complete for header, _, _ in steps):
+            length, needed = usable(covered), list[Step]()
+        else:
             along = self._index.states_along(key, ids, covered)
             state = next((each for each in along if usable(each.start) == each.start), None)
-            length = 0 if state is None else state.start
-        beyond = [step for step in steps if step[1] < length and step[1] + step[2] > shared]
-        return Stored(length, beyond, state)
+            if state is None:
+                return 0, []
+            length, needed = state.start, [(state, state.start, state.start)]
+        return length, needed + [s for s in steps if s[1] < length and s[2] > shared]
 
-    def read(self, restore: Restore) -> None:
-        self._reader.read(restore)
+    def read(self, restore: Restore, header: Header, start: int, stop: int) -> None:
+        """Hand a file to a restore, once all is written that waits."""
+
+        def job() -> None:
+            try:
+                taken = partial(restore.take, header, start, stop, self._writer.read(header))
+            except (BadFile, OSError) as reason:
+                taken = partial(restore.stop, header.name, reason)
+            self.on_engine_thread(restore, taken)
+
+        self._writer.do(job)
+
+    def on_engine_thread(self, restore: Restore, step: Callable[[], None]) -> None:
+        """Any thread. A restore whose step fails has found nothing."""
+
+        def failed(fault: Fault) -> None:
+            log.error("prefix cache: a prefix could not be read from disk\n%s", fault.trace)
+            restore.abandon()
+
+        def isolated() -> None:
+            with Isolation(failed):
+                step()
+
+        try:
+            self._call(isolated)
+        except EngineDied:
+            restore.abandon()
 
     def damaged(self, name: str, reason: BadFile | OSError) -> None:
-        if isinstance(reason, FileNotFoundError):  # not written yet, or another process removed it
-            if not self._queued:
-                self._index.remove(name)
+        if isinstance(reason, FileNotFoundError):  # another process removed it
+            self._index.remove(name)
             return
         log.warning("prefix cache: %s is ignored and removed: %s", self.folder / name, reason)
         self._forget(name)
@@ -406,7 +416,7 @@ class DiskTier:
             "files": len(self._index.sizes),
             "bytes": sum(self._index.sizes.values()),
             "limit": self.limit,
-            "written_bytes": self._written,
+            "written_bytes": self._writer.written,
             "skipped": self._skipped,
         }
 
@@ -414,23 +424,19 @@ class DiskTier:
         self._writer.flush()
 
     def close(self) -> None:
-        self._reader.close()
         self._writer.close()
 
     def _forget(self, name: str) -> None:
         self._index.remove(name)
-        self._writer.do(self._writer.remove, name)
+        self._writer.do(partial(self._writer.remove, name))
 
     def _drain(self) -> None:
-        while not self._news.empty():
-            news = self._news.get()
-            self._queued -= news.written
-            if news.found is not None:
-                self._index.add(news.found)
-            elif news.removed:
-                self._index.remove(news.removed)
+        while not self._writer.news.empty():
+            news = self._writer.news.get()
+            if isinstance(news, Header):
+                self._index.add(news)
             else:
-                self._written += news.written
+                self._index.remove(news)
 
     def _read_headers(self) -> None:
         """Build the index. Removes damaged and abandoned files."""

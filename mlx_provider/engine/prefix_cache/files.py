@@ -1,10 +1,10 @@
-"""The files of the disk tier, and the threads that read and write them.
+"""The files of the disk tier, and the thread that reads and writes them.
 
 A file is a segment or a snapshot, as safetensors with a checksum. Its metadata holds everything but
 arrays, so an index needs only headers. The format is read and written here, as the library maps
 files, which other processes may cut short, and makes further copies. bfloat16, which numpy lacks,
 is handled as its 16 bits. Reads and writes release the interpreter lock. Only the engine thread
-makes MLX arrays; these threads have numpy views and copies.
+makes MLX arrays; this one has numpy views and copies.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO
 
 import mlx.core as mx
 import numpy as np
@@ -33,17 +31,12 @@ from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from ...config import installed_version
-from ...isolation import Fault, Isolation
 from ...safe_open import open_own
 from .layers import ArrayPack
 from .tree import Ids
 
-if TYPE_CHECKING:
-    from .disk import Restore
-
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 FORMAT = 4
 SUFFIX = ".safetensors"
 TEMPORARY = ".tmp"
@@ -51,8 +44,6 @@ MAX_HEADER = 2**24
 PIECE = 2**24
 SCAN_SECONDS = 2.0
 """Between looks for files of other engines."""
-CLOSE_CHECK_SECONDS = 1.0
-"""Between checks whether anyone still runs the thread's calls."""
 BFLOAT16 = "BF16"
 DTYPES = {
     "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "U32": "<u4",
@@ -62,8 +53,6 @@ DTYPES = {
 _NAMES = {kind: name for name, kind in DTYPES.items() if name != BFLOAT16}
 Shapes = list[tuple[str, tuple[int, ...]]]
 """Dtype and shape of each array, in file order."""
-Call = Callable[[Callable[[], Any]], Future[Any]]
-"""Runs a function on the engine thread, between steps."""
 
 
 class BadFile(Exception):
@@ -256,100 +245,29 @@ def _digest(metadata: Mapping[str, str]) -> Any:
     return hashlib.sha256(json.dumps(sorted(metadata.items())).encode())
 
 
-class Closed(Exception):
-    """The engine thread no longer runs calls."""
-
-
-class Reader:
-    """Reads one file after another, so that steps of other requests run in between."""
-
-    def __init__(
-        self, folder: Path, versions: str, call: Call, written: Callable[[], None]
-    ) -> None:
-        """`written` waits for files that are being written."""
-        self._folder, self._versions, self._call, self._written = folder, versions, call, written
-        self._closed = False
-        self._jobs: queue.SimpleQueue[Restore | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="prefix-disk-reader", daemon=True).start()
-
-    def read(self, restore: Restore) -> None:
-        self._jobs.put(restore)
-
-    def close(self) -> None:
-        self._closed = True
-        self._jobs.put(None)
-
-    def _run(self) -> None:
-        while (restore := self._jobs.get()) is not None and not self._closed:
-            with Isolation(self._failed):
-                self._restore(restore)
-            with Isolation():
-                self._on_engine_thread(restore.abandon)  # no effect once it has ended
-
-    def _restore(self, restore: Restore) -> None:
-        needed = self._on_engine_thread(restore.begin)
-        self._written()
-        for header in needed:
-            try:
-                found, tensors = read(self._folder / header.name, self._versions)
-            except (BadFile, OSError) as reason:
-                self._on_engine_thread(partial(restore.stop, header.name, reason))
-                return
-            if not self._on_engine_thread(partial(restore.take, found, tensors)):
-                return
-        self._on_engine_thread(restore.finish)
-
-    def _on_engine_thread(self, function: Callable[[], T]) -> T:
-        future: Future[T] = self._call(function)
-        while not future.done():
-            wait([future], CLOSE_CHECK_SECONDS)
-            if self._closed and not future.done():
-                raise Closed
-        return future.result()
-
-    def _failed(self, fault: Fault) -> None:
-        if not self._closed:
-            log.error("prefix cache: a prefix could not be read from disk\n%s", fault.trace)
-
-
-class News(NamedTuple):
-    """What the writer's thread has done or found."""
-
-    written: int = 0
-    """Bytes that no longer wait."""
-    removed: str = ""
-    """Name of a file that is not there."""
-    found: Header | None = None
-    """A file of another process."""
-
-
 class Writer:
-    """Makes all changes in the folder, on a thread of its own, to which `do` hands them."""
+    """The thread that makes all changes in the folder, and reads it, one job after another."""
 
-    def __init__(
-        self,
-        folder: Path,
-        limit: int,
-        versions: str,
-        news: queue.SimpleQueue[News],
-        known: AbstractSet[str],
-    ) -> None:
+    def __init__(self, folder: Path, limit: int, versions: str, known: AbstractSet[str]) -> None:
         """`known`: names of files that need no report."""
+        self.news: queue.SimpleQueue[Header | str] = queue.SimpleQueue()
+        """Files of other processes, and names of files that are gone."""
+        self.done = self.written = 0
+        """Bytes that no longer wait, and those of them that are on disk."""
         self._path = folder
         self._identity = _identity(folder)
         self._limit = limit
         self._versions = versions
-        self._news = news
         self._known = set(known)
         self._seen = 0
         self._failure = ""
-        self._jobs: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
-        self.do(self._shrink)  # the limit may be lower than that of the last process
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self.do(self.shrink)  # the limit may be lower than that of the last process
         self._thread = threading.Thread(target=self._run, name="prefix-disk", daemon=True)
         self._thread.start()
 
-    def do(self, job: Callable[..., None], *arguments: Any) -> None:
-        self._jobs.put((job, *arguments))
+    def do(self, job: Callable[[], object]) -> None:
+        self._jobs.put(job)
 
     def flush(self) -> None:
         done = threading.Event()
@@ -364,17 +282,17 @@ class Writer:
     def _run(self) -> None:
         while (job := self._next()) is not None:
             try:
-                job[0](*job[1:])
+                job()
             except (OSError, BadFile) as reason:
                 if str(reason) != self._failure:
                     log.warning("prefix cache: disk tier: %s", reason)
                 self._failure = str(reason)
 
-    def _next(self) -> tuple[Any, ...] | None:
+    def _next(self) -> Callable[[], object] | None:
         try:
             return self._jobs.get(timeout=SCAN_SECONDS)
         except queue.Empty:
-            return (self._scan,)
+            return self._scan
 
     @property
     def _folder(self) -> Path:
@@ -385,16 +303,23 @@ class Writer:
 
     # -- jobs
 
-    def write(self, header: Header, tensors: Sequence[Tensor], nbytes: int) -> None:
-        failed = header.name
+    def write(self, header: Header, tensors: Sequence[Tensor]) -> None:
+        nbytes, on_disk = sum(tensor.data.nbytes for tensor in tensors), False
         try:
             if not (self._folder / header.name).exists():
                 write(self._folder, header, tensors, self._versions)
             self._known.add(header.name)
-            failed = ""
+            on_disk = True
         finally:
-            self._news.put(News(written=nbytes, removed=failed))
-        self._shrink()
+            self.done += nbytes
+            self.written += nbytes if on_disk else 0
+            if not on_disk:
+                self.news.put(header.name)
+        self.shrink()
+
+    def read(self, header: Header) -> list[Tensor]:
+        """Raises `BadFile` and `OSError`."""
+        return read(self._path / header.name, self._versions)[1]
 
     def remove(self, name: str) -> None:
         (self._folder / name).unlink(missing_ok=True)
@@ -419,19 +344,19 @@ class Writer:
         there = {path.name for path, _ in self._files()}
         for name in sorted(there - self._known):
             try:
-                self._news.put(News(found=read_header(self._folder / name, self._versions)))
+                self.news.put(read_header(self._folder / name, self._versions))
             except (BadFile, FileNotFoundError):
                 continue
         self._known = there
 
-    def _shrink(self) -> None:
+    def shrink(self) -> None:
         found = [(of.st_mtime_ns, allocated(of), path) for path, of in self._files()]
         total = sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
             if total <= self._limit:
                 return
             path.unlink(missing_ok=True)
-            self._news.put(News(removed=path.name))
+            self.news.put(path.name)
             total -= size
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
