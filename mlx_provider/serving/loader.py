@@ -27,7 +27,6 @@ from ..errors import (
 )
 from ..families.checkpoint import read_json
 from ..families.estimate import DTYPE_BYTES
-from ..families.tokenizer.hf_tokenizer import try_template
 from ..isolation import LOG, Fault, Isolation
 from ..protocol.health import LoadingFigures
 from ..protocol.requests import ModelOptions
@@ -216,7 +215,6 @@ class Loader:
         began, before = time.monotonic(), mx.get_active_memory()
         read = lambda: mx.get_active_memory() - before  # noqa: E731
         with self._progress.stage(job.name, "weights", read, nbytes, "bytes"):
-            try_template(job.key.folder)  # outside the engine thread, so that other models continue
             weights = self._worker.call(partial(self._load_here, job)).result()
         log.info(
             "loaded %s in %.1f s: family %s, %d bytes",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from mlx_provider.families.tokenizer.hf_tokenizer import CHANGES_MARKS, HFTokenizer
+from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer
 from mlx_provider.families.tokenizer.sanitize import ControlTokens, Hidden, hide
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzTH0123456789<>|/_[]:.,'\"{}\\-▁ \n"
@@ -239,7 +239,6 @@ FILTERS = {
 def test_no_filter_lets_a_control_token_through(name: str, word: str) -> None:
     template = "{% for m in messages %}<s>" + FILTERS[name] + "{% endfor %}"
     ours = made_of("bytes", *OWN, *TYPED, template=template)
-    assert (CHANGES_MARKS in ours.notes) == (name == "html")
     for content in (word, f"{word}<tool_call>", f"</think>{word}", f"<TOOL_call>{word}"):
         made = ours.render([{"role": "user", "content": content}], [], {})
         own = [t for t in made.tokens if t in ours.control.content]
@@ -281,12 +280,11 @@ def test_a_tag_that_the_template_opens_or_closes_is_a_control_token() -> None:
     assert {*ours.control.content.values()} == {"<s>", "</s>"}
 
 
-def test_a_template_that_changes_marks_is_told_and_gets_escapes() -> None:
+def test_a_template_that_drops_marks_gets_escapes() -> None:
     template = (
         "{% for m in messages %}<s>{{ m.content.encode('ascii', 'ignore').decode() }}{% endfor %}"
     )
     ours = made_of("bytes", *OWN, *TYPED, template=template)
-    assert CHANGES_MARKS in ours.notes
     made = ours.render(asked("call <tool_call> it"), [], {})
     assert made.text == "<s>call \\u003ctool_call> it"
 
@@ -297,7 +295,6 @@ def test_a_mark_that_one_field_loses_is_escaped_in_that_request() -> None:
         "{{ m.name.encode('ascii', 'ignore').decode() }}: {% endif %}{{ m.content }}{% endfor %}"
     )
     ours = made_of("bytes", *OWN, *TYPED, template=template)
-    assert CHANGES_MARKS not in ours.notes
     message = {"role": "user", "name": "<tool_call>", "content": "hi"}
     assert ours.render([message], [], {}).text == "<s>\\u003ctool_call>: hi"
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -337,20 +335,3 @@ def test_a_reply_renders_to_a_prefix_of_the_next_prompt(
     header = len(letters.encode("assistant\n").ids)
     begun = [*first.tokens[:-header], *spelt]
     assert list(following.tokens[: len(begun)]) == begun
-
-
-def test_what_a_template_does_to_hidden_text_is_told(served: ServedOf, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(served("llama").name, tmp_path / "odd"))
-    (folder / "chat_template.jinja").write_text(
-        "{% for m in messages %}<|start_header_id|>{{ m.content | urlencode }}{% endfor %}"
-    )
-    service = ChatService(EngineSettings())
-    try:
-        odd = service._models.use(str(folder), ModelOptions())[0]
-        assert any("private characters" in note for note in odd.status.notes)
-        prompt = prompt_of(odd, [{"role": "user", "content": "<|eot_id|>"}])
-        names = [control_of(odd)[token] for token in written(odd, prompt)]
-    finally:
-        service.close()
-    assert names == ["<|start_header_id|>"]
-    assert not any("private" in note for note in served("llama").status.notes)

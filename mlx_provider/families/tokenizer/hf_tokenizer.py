@@ -14,20 +14,15 @@ from typing import Any
 
 from ...errors import BadRequest, ContextTooLong, UnsupportedModel
 from ...records import LoadOptions, TemplateForm
-from ..checkpoint import named_template, read_json
-from .long_text import PIECE, LongText, characters_per_token
-from .sanitize import ControlTokens, Encoded, Hidden, Messages, Variables, hide, keeps_marks, spelt
+from ..checkpoint import read_json
+from .long_text import PIECE, LongText
+from .sanitize import ControlTokens, Encoded, Hidden, Messages, Variables, hide, spelt
 from .template_fit import fit_messages
-from .template_probe import ASKED, dialect, template_form
-from .template_renderer import Probe, TemplateLimit, TemplateRenderer, accepted
+from .template_probe import ASKED, template_form
+from .template_renderer import TemplateLimit, TemplateRenderer, accepted
 
 OTHER_USER = "\N{SOFT HYPHEN}"
 """The beginning of a message that no real message shares."""
-CHANGES_MARKS = (
-    "the chat template changes private characters: control tokens in the text of users and tools "
-    "are written with \\u escapes"
-)
-
 NO_TOOLS = "the chat template shows no tools: a system message describes them"
 NO_TEXT_BESIDE_CALLS = (
     "the chat template has no place for text beside tool calls: it is left out of the history"
@@ -125,7 +120,7 @@ class HFTokenizer:
         """Raises `UnsupportedModel` for a template that exceeds its limits."""
         if self._renderer is None and self._source([]) is None:
             return TemplateForm()
-        return template_form(partial(self.apply_template, variables={}, probe="cached"))
+        return template_form(partial(self.apply_template, variables={}, probe=True))
 
     @cached_property
     def control(self) -> ControlTokens:
@@ -137,7 +132,6 @@ class HFTokenizer:
         if refusal := self._refusal():
             return (f"{REFUSES}: {refusal}",)
         found = (
-            (CHANGES_MARKS, not self._keeps_marks),
             (NO_TOOLS, form.shows_tools == "never"),
             (NO_CALLS, not form.takes_calls),
             (NO_TEXT_BESIDE_CALLS, form.text_with_calls == "dropped"),
@@ -150,7 +144,7 @@ class HFTokenizer:
             return ""
         try:
             asked = fit_messages([{"role": "user", "content": ASKED}], self.form)
-            self.apply_template(asked, [], {}, probe="cached")
+            self.apply_template(asked, [], {}, probe=True)
         except TemplateLimit:
             raise
         except BadRequest as refused:
@@ -161,7 +155,6 @@ class HFTokenizer:
         """Raises `ContextTooLong` once the text certainly has more tokens than `within` allows."""
         if len(text) <= PIECE:
             return self._encode(text, special=special)
-        self._refuse_by_length(text)
         around = self._added(special=special)
         if around is None:
             return self._encode(text, special=special)
@@ -183,18 +176,9 @@ class HFTokenizer:
         with self.lock:
             return list(self._backend.encode(text, add_special_tokens=special))
 
-    def _refuse_by_length(self, text: str) -> None:
-        if self.context is not None and len(text) > self.context:
-            most = self._most_characters
-            self._check(0 if most is None else len(text) // most)
-
     def _check(self, at_least: int) -> None:
         if self.context is not None and at_least >= self.context:
             raise ContextTooLong.of(at_least, self.context, "at least ")
-
-    @cached_property
-    def _most_characters(self) -> int | None:
-        return characters_per_token(self.fast)
 
     @cached_property
     def _long(self) -> LongText:
@@ -235,7 +219,6 @@ class HFTokenizer:
         """Tokens without added special tokens, and the characters of each: (first, end)."""
         tokens: list[int] = []
         spans: list[tuple[int, int]] = []
-        self._refuse_by_length(text)
         for begin, piece in self._long.pieces(text):
             with self.lock:
                 encoding = self._backend(
@@ -254,7 +237,7 @@ class HFTokenizer:
         variables: Variables,
         *,
         generation_prompt: bool = True,
-        probe: Probe = "no",
+        probe: bool = False,
     ) -> str:
         """Raises `BadRequest` with the template's own message. A None in a message reaches the
         template."""
@@ -308,7 +291,7 @@ class HFTokenizer:
         replaces each mark that does not arrive, because the template changes or drops it.
         `escaped`: see `hide`."""
         given = Hidden(messages, tools, variables)
-        hidden = self._hide(given, escaped if self._keeps_marks else None)
+        hidden = self._hide(given, escaped)
         text = self._text(hidden)
         lost = hidden.lost(text)
         if lost:
@@ -349,20 +332,14 @@ class HFTokenizer:
     def _hide(self, given: Hidden, escaped: Container[str] | None) -> Hidden:
         return hide(self.control, given, escaped=escaped, taken=self.chat_template or "")
 
-    def _text(self, hidden: Hidden, *, generation_prompt: bool = True, probe: Probe = "no") -> str:
+    def _text(self, hidden: Hidden, *, generation_prompt: bool = True) -> str:
         text = self.apply_template(
             hidden.messages,
             hidden.tools,
             hidden.variables,
             generation_prompt=generation_prompt,
-            probe=probe,
         )
         return hidden.mended(text)
-
-    @cached_property
-    def _keeps_marks(self) -> bool:
-        text = partial(self._text, probe="fresh")
-        return keeps_marks(self.control, self.chat_template or "", text, self.form)
 
 
 def load_tokenizer(folder: Path, options: LoadOptions, nested: Any = None) -> HFTokenizer:
@@ -384,37 +361,3 @@ def _chat_template(folder: Path, own: Any) -> str | Mapping[str, str] | None:
     if not (folder / "chat_template.jinja").is_file():
         own = read_json(folder / "chat_template.json").get("chat_template") or own
     return own or None
-
-
-FILES = ("tokenizer_config.json", "special_tokens_map.json")
-
-
-@dataclass(frozen=True)
-class _Described:
-    """The part of a transformers tokenizer that a template needs, from the files alone."""
-
-    chat_template: str
-    special_tokens_map: Mapping[str, str]
-
-
-def try_template(folder: Path) -> None:
-    """Run the probes of a template, so that the load finds their results. Blocks for some seconds.
-    A wrong guess of the special tokens costs only time: the load then probes again. Raises
-    `UnsupportedModel` for a template that exceeds its limits."""
-    source = named_template(folder)
-    if source:
-        dialect(HFTokenizer(_Described(source, _special_tokens(folder))))
-
-
-def _special_tokens(folder: Path) -> dict[str, str]:
-    """Like `special_tokens_map` of transformers: `bos_token` and others, as text."""
-    found: dict[str, str] = {}
-    for name in FILES:
-        given = read_json(folder / name)
-        own = given.get("extra_special_tokens")
-        named = {key: value for key, value in given.items() if key.endswith("_token")}
-        for key, value in (named | (own if isinstance(own, dict) else {})).items():
-            text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str):
-                found[key] = text
-    return found

@@ -285,4 +285,4 @@ def shows_tool_media(tokenizer: HFTokenizer, image: str) -> bool:
 
 def _rendered(tokenizer: HFTokenizer, messages: Sequence[Message]) -> str | None:
     fitted = fit_messages(messages, tokenizer.form)
-    return accepted(lambda: tokenizer.apply_template(fitted, [], {}, probe="cached"))
+    return accepted(lambda: tokenizer.apply_template(fitted, [], {}, probe=True))

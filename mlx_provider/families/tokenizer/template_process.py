@@ -1,7 +1,7 @@
 """Renders chat templates for the engine, in a process of `bounded_process`.
 
-A chat template is a program of the model's publisher. Here it runs in Jinja's sandbox, with limits
-on processor time, memory and output.
+A chat template is a program of the model's publisher. Here it runs in Jinja's sandbox; the process
+limits its processor time and memory, and `rendered` its output.
 The environment is that of transformers 5.23 (`utils/chat_template_utils.py`,
 `_cached_compile_jinja_template`); a test compares the two.
 """
@@ -19,13 +19,8 @@ import jinja2
 import jinja2.ext
 import jinja2.utils
 from jinja2.exceptions import SecurityError, TemplateError
-from jinja2.filters import FILTERS as DEFAULT_FILTERS
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-LARGEST = 1 << 26
-"""Most characters, or items, of one value that an operator creates."""
-DIGITS = 4
-"""Most digits of a width in a format: `%10000d` is refused."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Fields in which templates read the thoughts of an earlier turn."""
 
@@ -42,31 +37,6 @@ class Generation(jinja2.ext.Extension):
     def parse(self, parser: Any) -> Any:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class Environment(ImmutableSandboxedEnvironment):
-    """No operator or method creates a value of gigabytes."""
-
-    intercepted_binops = frozenset({"+", "*", "%", "**"})
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" and not _small_power(left, right):
-            raise SecurityError("the template computes a power that is too large")
-        if operator == "*":
-            _check_product(left, right)
-            _check_product(right, left)
-        if operator == "%" and isinstance(left, str):
-            _check_widths(left, right)
-        if operator == "+" and _length(left) + _length(right) > LARGEST:
-            raise SecurityError("the template makes too large a value")
-        return super().call_binop(context, operator, left, right)
-
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """Refuse large widths in methods of a text that pad it, and in its `format`."""
-        owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
-        if isinstance(owner, str):
-            _check_widths(owner, [*args, *kwargs.values()])
-        return super().call(__context, __obj, *args, **kwargs)
 
 
 class Namespace(jinja2.utils.Namespace):
@@ -98,44 +68,6 @@ def _check_name(name: Any) -> None:
         raise SecurityError(f"a name in a namespace cannot begin with an underscore: {name}")
 
 
-def _small_power(left: Any, right: Any) -> bool:
-    numbers = isinstance(left, (int, float)) and isinstance(right, (int, float))
-    return numbers and abs(left) <= LARGEST and abs(right) <= 64
-
-
-def _length(value: Any) -> int:
-    return len(value) if isinstance(value, (str, list, tuple)) else 0
-
-
-def _check_product(many: Any, times: Any) -> None:
-    if isinstance(times, int) and _length(many) * times > LARGEST:
-        raise SecurityError("the template repeats a value too often")
-
-
-def _check_widths(form: str, values: Any) -> None:
-    run = 0
-    for character in form if "%" in form or "{" in form else "":
-        run = run + 1 if character.isdigit() else 0
-        if run > DIGITS:
-            raise SecurityError("the template asks for too wide a format")
-    _check_numbers(values if isinstance(values, (list, tuple)) else [values])
-
-
-def _check_numbers(values: Any) -> None:
-    if any(isinstance(value, int) and abs(value) > LARGEST for value in values):
-        raise SecurityError("the template asks for too large a text")
-
-
-def _padding(name: str) -> Any:
-    pad = DEFAULT_FILTERS[name]
-
-    def padded(value: Any, *args: Any, **kwargs: Any) -> Any:
-        _check_widths(str(value) if name == "format" else "", [*args, *kwargs.values()])
-        return pad(value, *args, **kwargs)
-
-    return padded
-
-
 def tojson(
     value: Any,
     ensure_ascii: bool = False,
@@ -144,7 +76,6 @@ def tojson(
     sort_keys: bool = False,
 ) -> str:
     """JSON as `json.dumps` writes it; Jinja's own filter escapes HTML."""
-    _check_numbers([indent])
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -156,15 +87,13 @@ def raise_exception(message: Any) -> None:
 
 
 def strftime_now(form: str) -> str:
-    _check_widths(form, ())
     return datetime.datetime.now().strftime(form)  # noqa: DTZ005  (as upstream)
 
 
-def environment() -> Environment:
-    made = Environment(
+def environment() -> ImmutableSandboxedEnvironment:
+    made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
-    made.filters |= {name: _padding(name) for name in ("center", "format", "indent")}
     made.filters["tojson"] = tojson
     made.globals["raise_exception"] = raise_exception
     made.globals["strftime_now"] = strftime_now
@@ -244,7 +173,7 @@ def _line(error: Exception) -> int | None:
     return line
 
 
-def compile_template(made: Environment, source: str, seconds: float) -> Any:
+def compile_template(made: ImmutableSandboxedEnvironment, source: str, seconds: float) -> Any:
     """A template, or one that raises the error of its source."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ...bounded_process import BoundedProcesses, ProcessEnded
 from ...errors import BadRequest, RequestFailed, UnsupportedModel, for_another
@@ -25,8 +25,6 @@ MEMORY = 2 << 30
 PROGRAM = Path(__file__).with_name("template_process.py")
 REMEMBERED = 100_000
 """Most characters of a probe's text in the cache."""
-Probe = Literal["no", "cached", "fresh"]
-"""Whether a rendering is a probe at load, and whether a cached one is sufficient."""
 
 
 class TemplateLimit(UnsupportedModel):
@@ -60,13 +58,13 @@ class _Probes:
         self._known: dict[bytes, dict[str, Any]] = {}
 
     def answer(
-        self, asked: dict[str, Any], ask: Callable[[float], dict[str, Any]], *, cached: bool
+        self, asked: dict[str, Any], ask: Callable[[float], dict[str, Any]]
     ) -> dict[str, Any]:
         key = hashlib.sha256(_json(asked)).digest()
         with self._lock:
             if self._refused is not None:
                 raise for_another(self._refused)
-            if cached and key in self._known:
+            if key in self._known:
                 return self._known[key]
             try:
                 answer = ask(self._left)
@@ -76,14 +74,14 @@ class _Probes:
             self._left -= answer["spent"]
             if self._left <= 0:
                 self._refused = _refused("it takes too much processor time")
-            if cached and len(answer.get("text", "")) <= REMEMBERED:
+            if len(answer.get("text", "")) <= REMEMBERED:
                 self._known[key] = answer
             return answer
 
 
 @lru_cache(maxsize=4)
 def _probes_of(source: str) -> _Probes:
-    """Shared by the thread that tries a template before the load, and by the load itself."""
+    """Shared by the tokenizers of one model."""
     return _Probes()
 
 
@@ -101,10 +99,11 @@ class TemplateRenderer:
         variables: Mapping[str, Any],
         *,
         generation_prompt: bool,
-        probe: Probe = "no",
+        probe: bool = False,
     ) -> str:
         """Raises `BadRequest` with the template's message and its line, and `TemplateLimit`. Keys
-        with the value None reach the template."""
+        with the value None reach the template. `probe`: an earlier answer of this template will
+        do, and all probes share `SECONDS`."""
         given = _json({"messages": messages, "tools": tools})
         asked = {
             "messages": messages,
@@ -117,10 +116,7 @@ class TemplateRenderer:
         def ask(seconds: float) -> dict[str, Any]:
             return self._answer({**asked, "seconds": seconds})
 
-        if probe == "no":
-            answer = ask(SECONDS)
-        else:
-            answer = _probes_of(self.source).answer(asked, ask, cached=probe == "cached")
+        answer = _probes_of(self.source).answer(asked, ask) if probe else ask(SECONDS)
         if "text" in answer:
             return str(answer["text"])
         raise BadRequest(

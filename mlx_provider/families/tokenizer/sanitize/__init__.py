@@ -9,7 +9,7 @@ renders in this process.
 """
 
 from .control_tokens import ControlTokens
-from .spelling import Encoded, Hidden, Messages, Variables, hide, keeps_marks, spelt
+from .spelling import Encoded, Hidden, Messages, Variables, hide, spelt
 
 __all__ = [
     "ControlTokens",
@@ -18,6 +18,5 @@ __all__ = [
     "Messages",
     "Variables",
     "hide",
-    "keeps_marks",
     "spelt",
 ]

@@ -19,10 +19,6 @@ from itertools import chain, islice
 from typing import Any
 
 from ....errors import BadRequest
-from ....isolation import Isolation
-from ....records import TemplateForm
-from ..template_fit import fit_messages, fit_tools
-from ..template_renderer import TemplateLimit
 from .control_tokens import SPACE_SIGN, UNKNOWN, ControlTokens, any_of
 
 MARKS = (
@@ -88,10 +84,6 @@ def hide(
         return text if places is None else _replace(text, places, signs)
 
     return _change_strings(given, change, marks)
-
-
-def show_marks(hidden: Hidden, signs: Mapping[str, str]) -> Hidden:
-    return _change_strings(hidden, lambda text: with_signs(text, signs), {})
 
 
 def with_signs(text: str, signs: Mapping[str, str]) -> str:
@@ -302,59 +294,3 @@ class Letters:
             return ids
         # a single sign that is only a control token has no other spelling
         return self._parted(piece[:1]) + self._parted(piece[1:]) if len(piece) > 1 else []
-
-
-DIGIT = "7"
-"""Like a mark, it has no case and passes every escape."""
-
-
-def keeps_marks(
-    control: ControlTokens, taken: str, render: Callable[[Hidden], str], form: TemplateForm
-) -> bool:
-    """Whether every mark appears where a digit in its place would; also true for a template that
-    refuses every probe, because a missing mark is detected in the request, too. Raises
-    `TemplateLimit`."""
-    for probe in _probes(control.texts, form):
-        hidden = hide(control, probe, taken=taken)
-        digits = dict.fromkeys(hidden.marks, DIGIT)
-        plain = show_marks(hidden, digits)
-        with Isolation() as trying:  # a template may support neither tools nor a system part
-            # twice, because a template may write the time
-            return any(with_signs(render(hidden), digits) == render(plain) for _ in range(2))
-        if trying.fault is not None and isinstance(trying.fault.error, TemplateLimit):
-            raise trying.fault.error
-    return True
-
-
-def _probes(texts: list[str], form: TemplateForm) -> Iterator[Hidden]:
-    for text in texts[:1]:
-        turns = _turns(text, calls=True), _turns(text, calls=False), [_user(text)]
-        tools: tuple[list[dict[str, Any]], ...] = fit_tools([_tool(text)], form), [], []
-        for messages, shown in zip(turns, tools, strict=True):
-            yield Hidden(fit_messages(messages, form), shown, {})
-
-
-def _user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
-def _turns(text: str, *, calls: bool) -> list[dict[str, Any]]:
-    call = {"type": "function", "function": {"name": "look", "arguments": {"at": f"a {text} b"}}}
-    called: list[dict[str, Any]] = [
-        {"role": "assistant", "content": f"c {text}", "tool_calls": [call]},
-        {"role": "tool", "content": f"d {text} e", "name": "look"},
-    ]
-    system: list[dict[str, Any]] = [{"role": "system", "content": f"f {text} g"}]
-    return [
-        *(system if calls else []),
-        _user(f"h {text} i"),
-        *(called if calls else []),
-        {"role": "assistant", "content": f"j {text} k", "reasoning_content": f"l {text} m"},
-        _user(f"n {text}"),
-    ]
-
-
-def _tool(text: str) -> dict[str, Any]:
-    schema = {"type": "object", "properties": {"at": {"type": "string", "description": text}}}
-    function = {"name": "look", "description": f"o {text} p", "parameters": schema}
-    return {"type": "function", "function": function}
