@@ -13,19 +13,13 @@ import mlx.core as mx
 
 from ..config import EngineSettings
 from ..engine.engine import Engine
-from ..engine.execution.calibration import (
-    SHARED_UNMEASURED,
-    calibrate,
-    compile_kernels,
-    least_shared,
-)
-from ..engine.execution.pass_memory import PassBytes, PassMemory, Reserve, measure, unlimited
-from ..engine.execution.probe import Probe, probe
+from ..engine.execution.calibration import PassMemory, calibrate, compile_kernels
+from ..engine.execution.probe import Probe, Reserve, probe, unlimited
 from ..engine.execution.sampler import compiles
 from ..engine.memory import arrays
 from ..engine.prefix_cache.policy import PrefixCachePolicy, WholePasses
 from ..engine.scheduling.chunking import GRID, LONGEST_GAP
-from ..engine.scheduling.costs import Costs, Curve
+from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Limits, Scheduler
 from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
@@ -53,7 +47,7 @@ log = logging.getLogger(__name__)
 
 MakeCache = Callable[[], list[Any]]
 
-MEASUREMENTS = 4
+MEASUREMENTS = 2
 NOT_EVERYWHERE = ("bfloat16", "float16")
 """Dtypes in which some devices cannot run every layer (experts on a CPU, mlx 0.32.4)."""
 TRIAL_TOKENS = 4
@@ -196,9 +190,8 @@ class EngineBuilder:
         policy: PrefixCachePolicy | WholePasses,
     ) -> Scheduler:
         memory, curve = measured.probe.memory, measured.curve
-        each = measured.passes or self._pass_bytes(weights, kv, curve)
         longest = max(limits.stall_target, LONGEST_GAP)
-        passes = PassMemory.of(each, curve, longest, limits.max_chunk)
+        passes = PassMemory.of(measured.passes, curve, longest, limits.max_chunk)
         passing = fixed.passing(passes, memory.state_bytes) if fixed else passes
         budget = self._budgets.budget(weights, kind, memory, passing)
         return Scheduler(
@@ -217,7 +210,7 @@ class EngineBuilder:
         return drafts_of(self._registry, weights.folder, weights.model, options, room)
 
     def _measure(self, weights: Weights, kv: _KVCache, options: ModelOptions) -> Measured:
-        model, make_cache, shared = weights.model, kv.make_cache, SHARED_UNMEASURED
+        model, make_cache = weights.model, kv.make_cache
         if compiles():
             compiling = self._progress.stage(weights.name, "compiling kernels")
             with compiling, self._budgets.measuring(weights) as reserve:
@@ -229,26 +222,22 @@ class EngineBuilder:
         with self._budgets.measuring(weights) as reserve:
             with measuring(1, "how rows decode together"):
                 found = probe_layouts(model, make_cache, options.kv_bits, kv.layouts, reserve)
-            with measuring(2, "the time of passes"):
-                curve, padded = calibrate(model, make_cache, found, reserve)
-                found = replace(found, padded=padded)
-            with measuring(3, "the memory of passes"):
-                passes = measure(model, make_cache, curve, reserve)
-            if found.shares:
-                with measuring(4, "shared prefixes"):
-                    shared = least_shared(model, make_cache, curve, reserve)
-        at, kind = str(weights.folder), kv_kind(options)
-        measured = Measured(found, curve, passes, at, kind, software(), shared)
+            with measuring(2, "the time and memory of passes"):
+                times = calibrate(model, make_cache, found, reserve)
+        measured = Measured(
+            replace(found, padded=times.padded),
+            times.curve,
+            times.passes,
+            str(weights.folder),
+            kv_kind(options),
+            software(),
+            times.least_shared,
+        )
         self._measurements.keep(kv.key, measured)
         return measured
 
     def _reporting(self, model: str, step: int, what: str) -> AbstractContextManager[None]:
         return self._progress.stage(model, f"measuring {what}", lambda: step, MEASUREMENTS)
-
-    def _pass_bytes(self, weights: Weights, kv: _KVCache, curve: Curve) -> PassBytes:
-        with self._budgets.measuring(weights) as reserve:
-            found = measure(weights.model, kv.make_cache, curve, reserve)
-        return found or PassBytes()
 
     def _keep_learned(self, key: str, measured: Measured, costs: Costs) -> None:
         """Store measurements with the costs that passes over deep caches have refined."""

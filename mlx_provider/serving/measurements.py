@@ -8,7 +8,7 @@ import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import mlx.core as mx
@@ -17,8 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from .. import __version__
 from ..config import PREFIX, installed_version, state_folder
 from ..engine.execution.batch_layout import LAYOUTS
-from ..engine.execution.calibration import SHARED_UNMEASURED
-from ..engine.execution.pass_memory import PassBytes
+from ..engine.execution.calibration import SHARED_UNMEASURED, PassBytes
 from ..engine.execution.probe import Probe
 from ..engine.scheduling.chunking import Chunking
 from ..engine.scheduling.costs import UNMEASURED, Curve
@@ -73,7 +72,7 @@ LARGEST = 2**20
 ENTRIES = 64
 """Entries (model and KV cache); the oldest is dropped first."""
 UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm")
-FORMAT = 10
+FORMAT = 11
 """Version of the measurements and their method. Entries of other versions are not used."""
 
 
@@ -81,8 +80,7 @@ FORMAT = 10
 class Measured:
     probe: Probe
     curve: Curve
-    passes: PassBytes | None = None
-    """`None`: failed, and tried again."""
+    passes: PassBytes = field(default_factory=PassBytes)
     folder: str = ""
     kind: str = ""
     """Kind of the KV cache. Empty: not quantised."""
@@ -97,20 +95,15 @@ class Measured:
     @property
     def sound(self) -> bool:
         """Whether this version can have written it."""
-        points = (
-            *self.curve.widths,
-            *self.curve.depths,
-            *self.curve.rows,
-            *self.curve.drafts,
-        )
-        numbers = [self.probe.noise_floor, self.curve.first]
-        numbers += [number for point in points for number in point]
-        numbers += vars(self.passes).values() if self.passes is not None else ()
+        curve = self.curve
+        numbers = [self.probe.noise_floor, curve.first, *vars(self.passes).values()]
+        for points in (curve.widths, curve.depths, curve.rows, curve.drafts):
+            numbers += [number for point in points for number in point]
         return (
             self.probe.layout in LAYOUTS
-            and bool(self.curve.widths)
+            and bool(curve.widths)
             and self.least_shared > 0
-            and math.isfinite(self.curve.saved or 0)
+            and math.isfinite(curve.saved or 0)
             and all(math.isfinite(number) and number >= 0 for number in numbers)
         )
 

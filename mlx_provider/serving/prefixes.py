@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import mlx.core as mx
 
-from ..engine.execution.pass_memory import Reserve
+from ..engine.execution.probe import Reserve
 from ..engine.memory import MemoryProfile
 from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.prefix_cache.disk import DiskTier, disk_limit

@@ -10,8 +10,7 @@ from typing import Any, Literal
 from ..chat.constraints.compiler import GrammarCompiler
 from ..chat.output.turn_layout import NO_LAYOUT, TurnLayout
 from ..engine.engine import Engine
-from ..engine.execution.pass_memory import Reserve
-from ..engine.execution.probe import Probe, exact_rows
+from ..engine.execution.probe import Probe, Reserve, exact_rows
 from ..engine.feature_cache import FeatureCache
 from ..engine.fixed_shapes import FixedShapes
 from ..engine.scheduling.scheduler import Limits

@@ -166,7 +166,7 @@ def server_engine(
         model,
         layout=found.layout,
         mixes=found.mixes,
-        costs=costs or Costs(calibrate(model, model.make_cache, found)[0]),
+        costs=costs or Costs(calibrate(model, model.make_cache, found).curve),
         grid=GRID if found.memory.recurrent else 1,
         max_chunk=s.max_chunk,
         max_rows=s.max_rows,

@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_provider.engine.execution import batch_layout
-from mlx_provider.engine.execution.batch_layout import Layout, make_layout
+from mlx_provider.engine.execution.batch_layout import Layout
 from mlx_provider.engine.execution.decode_batch import run_pass
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import LoadOptions
@@ -81,7 +81,7 @@ def filled(
 ) -> Layout:
     """Rows of these lengths that joined one after another, a step between. `prefix`: tokens of each
     that are in another buffer."""
-    rows = make_layout(layout)
+    rows = Layout(layout)
     for length in lengths:
         cache = model.make_cache()
         for layer in cache:  # what it holds does not matter

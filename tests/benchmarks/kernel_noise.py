@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_provider.engine.execution import probe, row_groups, solo_rows
+from mlx_provider.engine.execution import batch_layout, probe, solo_rows
 from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import LoadOptions
@@ -133,7 +133,7 @@ def noisy_device(folder: Path) -> Iterator[NoisyDevice]:
             patch.setattr(kind, "__call__", lambda layer, x: own.linear(layer, x))
         patch.setattr(mx.fast, "scaled_dot_product_attention", attention)
         # Two groups of two rows each, as the lengths make that a device is probed with.
-        patch.setattr(row_groups, "SHORT", 16)
+        patch.setattr(batch_layout, "SHORT", 16)
         patch.setattr(probe, "LENGTHS", (5, 11, 33, 40))
         for name in ("decoding", "chunked"):
             patch.setattr(solo_rows, name, remembered(getattr(solo_rows, name)))

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, BatchRotatingKVCache, RotatingKVCache
 
-from mlx_provider.engine.execution import batch_layout, grouped_kv, row_groups
+from mlx_provider.engine.execution import batch_layout, grouped_kv
 from mlx_provider.engine.execution.grouped_kv import ChunkKV, GroupedKV
 from mlx_provider.upstream.recurrent import StateRun
 from replaced import Patch, wrap
@@ -41,7 +41,7 @@ def merging(change: Callable[[Any], None]) -> Bug:
 
         return merged
 
-    return lambda patch: wrap(patch, row_groups, "merged", changed)
+    return lambda patch: wrap(patch, batch_layout, "merged", changed)
 
 
 def offset_of_all(cache: Any) -> None:
@@ -95,7 +95,7 @@ def leaves_without_its_last_token(patch: Patch) -> None:
 
         return extracted
 
-    wrap(patch, row_groups, "rows_of", shorter)
+    wrap(patch, batch_layout, "rows_of", shorter)
 
 
 def another_row_leaves(patch: Patch) -> None:
@@ -106,19 +106,19 @@ def another_row_leaves(patch: Patch) -> None:
 
         return extracted
 
-    wrap(patch, row_groups, "rows_of", next_one)
+    wrap(patch, batch_layout, "rows_of", next_one)
 
 
 def comes_back_without_its_last_token(patch: Patch) -> None:
-    add, known = row_groups.Groups.add, set()
+    add, known = batch_layout.Layout.add, set()
 
-    def added(groups: row_groups.Groups, row: Any, cache: list[Any], **more: Any) -> None:
-        for layer in cache if row in known else ():
+    def added(layout: batch_layout.Layout, row: Any, cache: list[Any]) -> None:
+        for layer in cache if row in known and layout.name != "solo" else ():
             layer.offset -= 1
         known.add(row)
-        add(groups, row, cache, **more)
+        add(layout, row, cache)
 
-    patch.setattr(row_groups.Groups, "add", added)
+    patch.setattr(batch_layout.Layout, "add", added)
 
 
 def groups_share_offsets(patch: Patch) -> None:

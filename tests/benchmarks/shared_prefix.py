@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from allocator_replay import TOKEN_ROW_BYTES
 from mlx_provider import LoadOptions
-from mlx_provider.engine.execution.batch_layout import GroupedLayout
+from mlx_provider.engine.execution.batch_layout import Layout
 from mlx_provider.engine.execution.decode_batch import run_pass
 from mlx_provider.engine.execution.probe import stand_in
 from mlx_provider.engine.memory import arrays, leaves
@@ -78,7 +78,7 @@ def read_bytes(prefix: int = 20_000, tails: Iterable[int] = UNLIKE) -> int:
     rows in one group."""
     with tempfile.TemporaryDirectory() as folder:
         model = load_text(build(Path(folder) / "qwen3", "qwen3", **SIZES), LoadOptions())
-    layout = GroupedLayout()
+    layout = Layout("grouped")
     filled = _filled(model, PADDED_AT + 1, None)
     held = [divide(layer, PADDED_AT) for layer in filled]
     for tail in tails:
@@ -88,7 +88,7 @@ def read_bytes(prefix: int = 20_000, tails: Iterable[int] = UNLIKE) -> int:
             shape = (1, SIZES["num_key_value_heads"], tail, SIZES["head_dim"])
             layer.update_and_fetch(mx.zeros(shape), mx.zeros(shape))
         layout.add(stand_in([1] * (PADDED_AT + tail), 0), cache)
-    groups = layout.rows.groups
+    groups = layout.groups
     padded = sum(len(each.rows) * max(row.held for row in each.rows) for each in groups)
     own = padded - PADDED_AT * sum(len(each.rows) for each in groups)
     return (prefix + own) * TOKEN_ROW_BYTES
@@ -121,10 +121,8 @@ def _measured(model: TextModel, rows: int, prefix: int, bits: int | None) -> lis
     ]
 
 
-def _layout(
-    model: TextModel, rows: int, prefix: int, bits: int | None, *, shared: bool
-) -> GroupedLayout:
-    layout, held = GroupedLayout(), prefix + TAIL
+def _layout(model: TextModel, rows: int, prefix: int, bits: int | None, *, shared: bool) -> Layout:
+    layout, held = Layout("grouped"), prefix + TAIL
     filled = _filled(model, held, bits)
     for layer in filled if shared else ():
         divide(layer, prefix)
@@ -133,8 +131,8 @@ def _layout(
     return layout
 
 
-def _nbytes(layout: GroupedLayout) -> int:
-    caches = [layer for group in layout.rows.groups for layer in leaves(group.cache)]
+def _nbytes(layout: Layout) -> int:
+    caches = [layer for group in layout.groups for layer in leaves(group.cache)]
     once = {each for layer in caches if (each := prefix_of(layer)) is not None}
     nbytes = sum(a.nbytes for a in arrays(caches))
     return nbytes + sum(a.nbytes for _, a in tree_flatten([[p.keys, p.values] for p in once]))
@@ -158,7 +156,7 @@ def _copied(cache: list[Any], *, shared: bool) -> list[Any]:
     return found
 
 
-def _step(model: TextModel, layout: GroupedLayout, position: int) -> Step:
+def _step(model: TextModel, layout: Layout, position: int) -> Step:
     began, used = time.perf_counter(), time.process_time()
     for each in layout.passes():
         count = len(each.rows)

@@ -95,7 +95,7 @@ def _setting(plan: Plan, scratch: Path) -> Setting:
         folder, draft = _random(plan, scratch)
     model = load_model(folder, plan.dtype)
     found = probe(model, model.make_cache, model.kv_layouts)
-    curve = calibrate(model, model.make_cache, found)[0]
+    curve = calibrate(model, model.make_cache, found).curve
     options = ModelOptions(drafter="model", draft_model=str(draft))
     registry = PluginRegistry.discover()
     scorer = drafts_of(registry, folder, model, options).scorer

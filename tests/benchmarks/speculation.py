@@ -165,7 +165,7 @@ def _setting(plan: Plan, scratch: Path) -> Setting:
         folder = build(scratch / "model", "qwen3", **shape)
     model = load_model(folder, plan.dtype)
     found = probe(model, model.make_cache, model.kv_layouts)
-    curve = calibrate(model, model.make_cache, found)[0]
+    curve = calibrate(model, model.make_cache, found).curve
     source = (plan.prompt or Path(__file__)).read_text()
     text = model.tokenizer.encode(source, special=False)
     return Setting(plan, model, folder, PluginRegistry.discover(), found, curve, text)

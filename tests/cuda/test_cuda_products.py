@@ -15,7 +15,7 @@ import pytest
 
 from kernel_count import step
 from mlx_provider import LoadOptions, PrefillChunk, Prompt
-from mlx_provider.engine.execution.batch_layout import Layout, make_layout
+from mlx_provider.engine.execution.batch_layout import Layout
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.serving.kernels import install, remove
 from mlx_provider.testing.driver import new_request
@@ -108,7 +108,7 @@ def _divisible(path: str, layer: nn.Module) -> bool:
 
 
 def prefilled(model: TextModel, rows: int) -> Layout:
-    layout = make_layout("padded")
+    layout = Layout("padded")
     for i in range(rows):
         cache, tokens = model.make_cache(), [30] * (3 + 9 * i)
         mx.eval(model.prefill(PrefillChunk(Prompt(tokens), 0, len(tokens), cache)))

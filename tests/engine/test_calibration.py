@@ -12,10 +12,9 @@ from few_passes import OF_THE_PRODUCT
 from mlx_provider import ModelInfo, PrefillChunk, Prompt
 from mlx_provider.engine.execution import calibration
 from mlx_provider.engine.execution.calibration import DEPTHS, WIDTHS, calibrate
-from mlx_provider.engine.execution.pass_memory import measure
 from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.memory import MemoryProfile, profile
-from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
+from mlx_provider.engine.scheduling.costs import UNMEASURED
 from mlx_provider.families.text import TextModel
 
 
@@ -50,7 +49,7 @@ class Timed:
 @pytest.mark.parametrize("context", [2, 128, 1024, 2600, 32768])
 def test_no_pass_reaches_beyond_the_context(qwen3: TextModel, context: int) -> None:
     model = Timed(qwen3, replace(qwen3.info, context_length=context))
-    curve, _ = calibrate(model, qwen3.make_cache, FOUND)  # type: ignore[arg-type]
+    curve = calibrate(model, qwen3.make_cache, FOUND).curve  # type: ignore[arg-type]
     assert max(model.reached, default=0) <= context
     assert bool(curve.depths) == (context > DEPTHS[-1])
     assert (curve is UNMEASURED) == (context == 2)
@@ -65,7 +64,8 @@ def test_passes_with_drafts_are_timed(qwen3: TextModel) -> None:
             widths.append(tokens.size)
             return self.inner.decode(tokens, *args)
 
-    curve, _ = calibrate(Counted(qwen3, qwen3.info), qwen3.make_cache, FOUND)  # type: ignore[arg-type]
+    model: Any = Counted(qwen3, qwen3.info)
+    curve = calibrate(model, qwen3.make_cache, FOUND).curve
     assert [n for n, _ in curve.drafts] == [1, 3, 7]
     assert all(seconds >= 0 for _, seconds in curve.drafts)
     assert widths[-9:] == [2, 2, 2, 4, 4, 4, 8, 8, 8]
@@ -74,7 +74,7 @@ def test_passes_with_drafts_are_timed(qwen3: TextModel) -> None:
 def test_a_failed_pass_is_not_measured(qwen3: TextModel) -> None:
     for fails_from, widths in ((1, ()), (4, ()), (256, WIDTHS[:6])):
         model = Timed(qwen3, qwen3.info, fails_from)
-        curve, _ = calibrate(model, qwen3.make_cache, FOUND)  # type: ignore[arg-type]
+        curve = calibrate(model, qwen3.make_cache, FOUND).curve  # type: ignore[arg-type]
         assert set(widths) <= {n for n, _ in curve.widths} or (curve is UNMEASURED and not widths)
         assert all(n < fails_from for n, _ in curve.widths) or curve is UNMEASURED
 
@@ -111,16 +111,10 @@ def test_passes_stay_within_the_free_memory(
         mx, "reset_peak_memory", lambda: (peaks.append(mx.get_peak_memory()), reset())
     )
     before = mx.get_active_memory()
-    for measured in (
-        lambda: calibrate(model, qwen3.make_cache, FOUND, room.reserve)[0],  # type: ignore[arg-type]
-        lambda: measure(model, qwen3.make_cache, UNMEASURED, reserve=room.reserve),  # type: ignore[arg-type]
-    ):
-        reset()
-        peaks.clear()
-        curve = measured()
-        assert max(*peaks, mx.get_peak_memory()) - before <= room.most + ROUNDING
-        assert room.most <= room.free
-        if isinstance(curve, Curve):
-            assert len(curve.widths) > 2
-            assert bool(curve.depths) == bool(deepest)
-            assert deepest <= max(model.reached) < 2 * max(deepest, 512)
+    reset()
+    curve = calibrate(model, qwen3.make_cache, FOUND, room.reserve).curve  # type: ignore[arg-type]
+    assert max(*peaks, mx.get_peak_memory()) - before <= room.most + ROUNDING
+    assert room.most <= room.free
+    assert len(curve.widths) > 2
+    assert bool(curve.depths) == bool(deepest)
+    assert deepest <= max(model.reached) < 2 * max(deepest, 512)

@@ -12,7 +12,7 @@ import pytest
 
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution import batching as circuit_breaker
-from mlx_provider.engine.execution.batch_layout import GroupedLayout
+from mlx_provider.engine.execution.batch_layout import Layout
 from mlx_provider.engine.execution.batching import CircuitBreaker
 from mlx_provider.engine.request import Request
 from mlx_provider.families.text import TextModel
@@ -140,15 +140,15 @@ def test_rows_that_cannot_be_merged_continue_alone(
     while engine.batch.layout.name != "solo":
         engine.step()
     broken[0] = False
-    add, refused = GroupedLayout.add, []
+    add, refused = Layout.add, []
 
-    def refuse(layout: GroupedLayout, *args: Any) -> None:
-        if layout.rows.groups and not refused:
+    def refuse(layout: Layout, *args: Any) -> None:
+        if layout.name != "solo" and layout.groups and not refused:
             refused.append(args)
             raise MemoryError("no room to merge")
         add(layout, *args)
 
-    monkeypatch.setattr(GroupedLayout, "add", refuse)
+    monkeypatch.setattr(Layout, "add", refuse)
     run(engine)
     assert refused
     assert "rows cannot decode together yet: " in caplog.text

@@ -19,6 +19,7 @@ import pytest
 
 from few_passes import OF_THE_PRODUCT
 from mlx_provider.engine.execution import calibration
+from mlx_provider.engine.execution.batch_layout import MAX_RATIO, PADDED, SHORT
 from mlx_provider.engine.execution.calibration import (
     DEPTHS,
     LONGEST_ROW,
@@ -27,7 +28,6 @@ from mlx_provider.engine.execution.calibration import (
     choose,
 )
 from mlx_provider.engine.execution.probe import Probe
-from mlx_provider.engine.execution.row_groups import MAX_RATIO, PADDED, SHORT
 from mlx_provider.engine.memory import MemoryProfile
 from mlx_provider.engine.request import PrefillJob, Request, Row, SamplingParams
 from mlx_provider.engine.scheduling.chunking import LONGEST_GAP, Chunk
@@ -112,7 +112,7 @@ class Device:
 
 
 def groups_of(lengths: Sequence[int], short: int) -> list[list[int]]:
-    """Lengths of the rows of each group, as `Groups` forms them."""
+    """Lengths of the rows of each group, as `Layout` forms them."""
     found: list[list[int]] = []
     for length in sorted(lengths):
         if not found or length > max(short, MAX_RATIO * found[-1][0]):
@@ -158,11 +158,11 @@ class Engine:
 
     def __init__(self, device: Device) -> None:
         self.device, self.now, self.read = device, 0.0, 0.0
-        curve, padded = choose(Times(device, 40_960, DEPTHS, LONGEST_ROW), PROBE)
-        self.layout = "padded" if padded else "grouped"
+        found = choose(Times(device, 40_960, DEPTHS, LONGEST_ROW), PROBE)
+        self.layout = "padded" if found.padded else "grouped"
         budget = Budget(lambda tokens: tokens, lambda: 2**50, lambda need: None, lambda: 2**50)
         limits = Limits(64, 256, DIAL, 2048, 2048)
-        self.scheduler = Scheduler(limits, budget, Costs(curve))
+        self.scheduler = Scheduler(limits, budget, Costs(found.curve))
         self.first: dict[Request, float] = {}
         """When each request had its first token."""
         self.gaps: list[float] = []

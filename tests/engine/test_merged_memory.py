@@ -38,7 +38,7 @@ def rows(model: TextModel) -> tuple[Engine, list[Request], int]:
 def taken(engine: Engine) -> int:
     """Bytes of the buffers of the rows that decode."""
     groups: Any = engine.batch.layout
-    every = [layer for group in groups.rows.groups for layer in leaves(group.cache)]
+    every = [layer for group in groups.groups for layer in leaves(group.cache)]
     return sum(layer.keys.nbytes + layer.values.nbytes for layer in every)
 
 

@@ -15,20 +15,22 @@ import pytest
 
 from mlx_provider import LoadOptions, PrefillChunk, Prompt
 from mlx_provider.engine import memory
-from mlx_provider.engine.execution.pass_memory import (
+from mlx_provider.engine.execution.calibration import (
     PassBytes,
     PassMemory,
+    calibrate,
     copied_bytes,
     deep_cache,
-    measure,
 )
-from mlx_provider.engine.memory import arrays
+from mlx_provider.engine.execution.probe import Probe
+from mlx_provider.engine.memory import MemoryProfile, arrays
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.serving.engine_builder import cache_maker
 from tiny import build
 
 GIGA = 2**30
+SOLO = Probe("solo", MemoryProfile(0, 0), ())
 
 
 def passing(model: TextModel, cache: list[Any], start: int, width: int) -> int:
@@ -47,7 +49,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from mlx_provider import LoadOptions
-from mlx_provider.engine.execution.pass_memory import PassMemory, measure
+from mlx_provider.engine.execution.calibration import PassMemory, calibrate
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.scheduling.costs import Curve
 from mlx_provider.families.text import load_text
@@ -56,10 +58,12 @@ from tiny import build
 from pathlib import Path
 
 model = load_text(build(Path(sys.argv[1]), sys.argv[2]), LoadOptions())
-rows = probe(model, model.make_cache, ["solo"]).memory
+found = probe(model, model.make_cache, ["solo"])
+rows = found.memory
 # one that no busy machine changes
 curve = Curve([(1, 0.001), (256, 0.01)], [(1, 1e-9), (256, 2e-9)])
-passes = PassMemory.of(measure(model, model.make_cache, curve), curve, seconds=100, most=256)
+measured = calibrate(model, model.make_cache, found).passes
+passes = PassMemory.of(measured, curve, seconds=100, most=256)
 engine = new_engine(model, layout="solo", max_chunk=256, row_bytes=rows.row_bytes)
 engine.scheduler.admission.budget = replace(engine.scheduler.admission.budget, passing=passes)
 request = new_request([5 + i % 90 for i in range(1500)], max_tokens=4)
@@ -127,8 +131,7 @@ def test_the_copy_of_one_quantised_layer_is_reserved_for_each_cached_token(
             assert mx.array_equal(each[:, :, :3000], mx.repeat(each[:, :, :1], 3000, axis=2))
     one_layer = copied_bytes(deep)
     assert one_layer == 2 * 2 * 64 * 4
-    found = measure(model, make, UNMEASURED)
-    assert found is not None
+    found = calibrate(model, make, SOLO).passes
     assert one_layer <= found.key <= 2.2 * one_layer  # a CPU dequantises in two steps
     assert (
         found.pair < 8
@@ -143,8 +146,9 @@ def test_a_failed_measurement_reserves_nothing() -> None:
     class Broken:
         info = SimpleNamespace(context_length=4096, vocab_size=100)
 
-    assert measure(Broken(), list, UNMEASURED) is None  # type: ignore[arg-type]
-    passes = PassMemory.of(PassBytes(), UNMEASURED, 0.5, 2048)
+    found = calibrate(Broken(), list, SOLO)  # type: ignore[arg-type]
+    assert (found.curve, found.passes) == (UNMEASURED, PassBytes())
+    passes = PassMemory.of(found.passes, UNMEASURED, 0.5, 2048)
     assert passes(10_000, 3) == 0
 
 

@@ -312,7 +312,7 @@ def test_capacity_for_later_turns_is_always_charged(qwen3: TextModel) -> None:
         assert held is not None
         rooms = []
         while not own.engine.idle:
-            (group,) = own.engine.batch.layout.rows.groups  # type: ignore[attr-defined]
+            (group,) = own.engine.batch.layout.groups
             rooms.append(max(layer.keys.shape[2] for layer in group.cache))
             charged = own.scheduler.live_bytes + own.stored.in_use
             charged //= own.memory.token_bytes

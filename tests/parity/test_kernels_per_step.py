@@ -25,7 +25,7 @@ from kernel_count import (
     step,
 )
 from mlx_provider import LoadOptions, PrefillChunk, Prompt
-from mlx_provider.engine.execution.batch_layout import Layout, make_layout
+from mlx_provider.engine.execution.batch_layout import Layout
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.testing.driver import new_engine, new_request
 from mlx_provider_qwen3_5 import load
@@ -69,7 +69,7 @@ def test_sixteen_unlike_rows_launch_little_more_than_one_where_rows_are_padded(
     padded = filled(deep, SIXTEEN, "padded")
     assert kernels(deep, padded) - one <= 3 * LAYERS
     assert kernels(deep, filled(deep, SIXTEEN)) - one > 3 * LAYERS, "otherwise it proves nothing"
-    assert len(filled(deep, (700, 2000, 9000), "padded").rows.groups) == 2
+    assert len(filled(deep, (700, 2000, 9000), "padded").groups) == 2
 
 
 @pytest.mark.sweep
@@ -153,7 +153,7 @@ def test_a_step_launches_no_more_kernels_than_recorded(
 
 def prefilled(model: TextModel, rows: int) -> Layout:
     """Rows that joined one after another, each with its own prompt."""
-    layout = make_layout("grouped")
+    layout = Layout("grouped")
     for _ in range(rows):
         cache = model.make_cache()
         mx.eval(model.prefill(PrefillChunk(Prompt([30] * 5), 0, 5, cache)))
@@ -171,7 +171,7 @@ def test_a_step_leaves_no_lazy_arrays(tmp_path: Path, lengths: tuple[int, ...]) 
         engine.submit(new_request([20] * length, max_tokens=100))
     for _ in range(20):
         engine.step()
-    groups = engine.batch.layout.rows.groups
+    groups = engine.batch.layout.groups
     counts = [layer.offset for g in groups for layer in g.cache if hasattr(layer, "offset")]
     asked = [count for count in counts if isinstance(count, mx.array)]
     assert asked

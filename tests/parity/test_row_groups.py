@@ -21,9 +21,8 @@ from mlx_vlm.models.qwen3_5 import language
 
 from mlx_provider import LoadOptions
 from mlx_provider.engine.execution import batch_layout
-from mlx_provider.engine.execution.batch_layout import NO_DRAFTS, GroupedLayout, MergedLayout
+from mlx_provider.engine.execution.batch_layout import GROWN, NO_DRAFTS, Layout
 from mlx_provider.engine.execution.decode_batch import run_pass
-from mlx_provider.engine.execution.row_groups import GROWN
 from mlx_provider.engine.memory import arrays, profile
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
 from mlx_provider.engine.request import Row
@@ -54,9 +53,7 @@ EVENTS = st.lists(
 class Twins:
     """Rows of a layout, and the same rows alone."""
 
-    def __init__(
-        self, model: TextModel, layout: GroupedLayout | MergedLayout, prefilled: dict[int, Any]
-    ) -> None:
+    def __init__(self, model: TextModel, layout: Layout, prefilled: dict[int, Any]) -> None:
         self.model = model
         self.layout = layout
         self.prefilled = prefilled
@@ -69,7 +66,7 @@ class Twins:
             if kind == "join":
                 self.join(*more)
             elif kind == "bound":
-                self.layout.rows.bound = int(more[0] * self.unit)
+                self.layout.bound = int(more[0] * self.unit)
             elif kind == "steps":
                 for _ in range(*more):
                     self.step(tolerance)
@@ -104,10 +101,10 @@ class Twins:
         self, tolerance: float, drafting: Mapping[Row, int] = NO_DRAFTS, kept: int = 1
     ) -> None:
         """Of the tokens of a row with several, the first `kept` stay."""
-        widths = drafting if isinstance(self.layout, GroupedLayout) else NO_DRAFTS
+        widths = drafting if self.layout.one_pass else NO_DRAFTS
         passes = self.layout.passes(widths=widths)
-        limit = GROWN * self.layout.rows.bound
-        assert all(len(g.rows) == 1 or g.nbytes() <= limit for g in self.layout.rows.groups)
+        limit = GROWN * self.layout.bound
+        assert all(len(g.rows) == 1 or g.nbytes() <= limit for g in self.layout.groups)
         for each in passes:
             places = [(row, 0) for row in each.rows]
             places += [(row, i) for row in each.drafting for i in range(widths[row])]
@@ -127,7 +124,7 @@ class Twins:
         """The extracted cache of a row continues like its own; the layout does not change."""
         cache = self.layout.extract(row)
         own = copy.deepcopy(self.alone[row])
-        if any(cache is group.cache for group in self.layout.rows.groups):
+        if any(cache is group.cache for group in self.layout.groups):
             cache = copy.deepcopy(cache)
         for token in (25, 61):
             found, wanted = (self.decode([row], each, {row: token})[0] for each in (cache, own))
@@ -152,10 +149,10 @@ EXAMPLES = [1, pytest.param(20, marks=pytest.mark.sweep)]
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
-@pytest.mark.parametrize("layout", [GroupedLayout, MergedLayout])
+@pytest.mark.parametrize("layout", ["grouped", "merged"])
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3_5_text"])
 def test_any_mix_of_lengths_decodes_as_alone(
-    tiny: Tiny, family: str, layout: Any, examples: int, monkeypatch
+    tiny: Tiny, family: str, layout: str, examples: int, monkeypatch
 ) -> None:
     monkeypatch.setattr(batch_layout, "REUNITED", 2)
     model = tiny(family)
@@ -164,7 +161,7 @@ def test_any_mix_of_lengths_decodes_as_alone(
     @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     @given(EVENTS)
     def check(events: list[Event]) -> None:
-        Twins(model, layout(), prefilled).play(events, 1e-4)
+        Twins(model, Layout(layout), prefilled).play(events, 1e-4)
 
     check()
 
@@ -183,7 +180,7 @@ def test_formats_that_users_run_decode_bitwise_as_alone(
     @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     @given(EVENTS)
     def check(events: list[Event]) -> None:
-        Twins(model, GroupedLayout(), prefilled).play(events, 0)
+        Twins(model, Layout("grouped"), prefilled).play(events, 0)
 
     check()
 
@@ -191,7 +188,7 @@ def test_formats_that_users_run_decode_bitwise_as_alone(
 def test_caches_that_change_offsets_in_place_decode_in_groups(tiny: Tiny) -> None:
     """mlx-vlm's own batch caches change their array of offsets (models/cache.py 0.7.10)."""
     model = tiny("qwen3", num_hidden_layers=1)
-    twins = Twins(model, GroupedLayout(), {})
+    twins = Twins(model, Layout("grouped"), {})
     for length in (40, 30, 700, 600):
         other = [in_place.KVCache() for _ in model.make_cache()]
         prompt = new_request([20 + 7 * i % 300 for i in range(length)]).prompt
@@ -200,7 +197,7 @@ def test_caches_that_change_offsets_in_place_decode_in_groups(tiny: Tiny) -> Non
         twins.join(length, roomy=False)
     for _ in range(4):
         twins.step(1e-4)
-    assert len(twins.layout.rows.groups) == 2
+    assert len(twins.layout.groups) == 2
 
 
 LONG = 2000
@@ -222,7 +219,7 @@ def long_row(model: TextModel) -> tuple[Row, list[Any]]:
     return request.rows[0], cache
 
 
-def step(model: TextModel, layout: GroupedLayout) -> None:
+def step(model: TextModel, layout: Layout) -> None:
     for each in layout.passes():
         positions = [row.length for row in each.rows]
         mx.eval(run_pass(model, each, mx.array([30] * len(each.rows)), positions).logits)
@@ -242,7 +239,7 @@ def allocated(work: Callable[[], None]) -> int:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("count", [1, 3])
 def test_an_insertion_copies_only_the_new_tokens(tiny: Tiny, family: str, count: int) -> None:
-    model, layout = tiny(family), GroupedLayout()
+    model, layout = tiny(family), Layout("grouped")
     rows = [long_row(model) for _ in range(count)]
     first, cache = rows[0]
     key, store = CacheKey("model"), PrefixCache(budget=lambda: 2**40)
@@ -253,8 +250,8 @@ def test_an_insertion_copies_only_the_new_tokens(tiny: Tiny, family: str, count:
     del rows, cache, own
     for _ in range(4):
         step(model, layout)
-    assert len(layout.rows.groups) == 1
-    row_bytes = layout.rows.groups[0].nbytes() // count
+    assert len(layout.groups) == 1
+    row_bytes = layout.groups[0].nbytes() // count
     stored = store.nbytes
     assert allocated(lambda: store.insert(key, ids, layout.extract(first), {})) < row_bytes / 8
     assert 0 < store.nbytes - stored < row_bytes / 8
@@ -269,7 +266,7 @@ def test_rows_above_the_bound_join_and_leave_without_copies(
     rows = [long_row(model) for _ in range(4)]
     row_bytes = profile(rows[0][1]).row_bytes(LONG)
     monkeypatch.setattr(batch_layout, "MERGED_BYTES", 2 * row_bytes - 1)
-    layout = GroupedLayout()
+    layout = Layout("grouped")
     for row, cache in rows[:3]:
         layout.add(row, cache)
     step(model, layout)
@@ -290,7 +287,7 @@ def test_rows_above_the_bound_join_and_leave_without_copies(
 def test_a_model_reads_the_length_without_waiting(
     tiny: Tiny, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    twins = Twins(tiny(family), GroupedLayout(), {})
+    twins = Twins(tiny(family), Layout("grouped"), {})
     for length in (40, 30, 270):
         twins.join(length, roomy=False)
     twins.step(1e-4)
@@ -303,10 +300,10 @@ def test_a_model_reads_the_length_without_waiting(
 
 def test_a_group_that_outgrows_the_bound_is_halved(tiny: Tiny) -> None:
     model = tiny("qwen3")
-    twins = Twins(model, GroupedLayout(), {})
+    twins = Twins(model, Layout("grouped"), {})
     for length in (40, 250, 60, 200):
         twins.join(length, roomy=False)
-    groups = twins.layout.rows
+    groups = twins.layout
     assert [len(g.rows) for g in groups.groups] == [4]
     groups.bound = 2 * twins.unit
     twins.step(1e-4)
@@ -322,32 +319,32 @@ def test_a_group_that_outgrows_the_bound_is_halved(tiny: Tiny) -> None:
 
 
 def test_a_recurrent_state_is_stored_once(tiny: Tiny) -> None:
-    model, layout = tiny("qwen3_5_text"), GroupedLayout()
+    model, layout = tiny("qwen3_5_text"), Layout("grouped")
     for _ in range(3):
         layout.add(*long_row(model))
-    layout.rows.bound = 0
+    layout.bound = 0
     step(model, layout)
-    states = [layer for g in layout.rows.groups for layer in g.cache if hasattr(layer, "cache")]
+    states = [layer for g in layout.groups for layer in g.cache if hasattr(layer, "cache")]
     assert states
     assert not arrays(states)
-    layout.drop([layout.rows.groups[0].rows[0]])
-    assert arrays([layer for layer in layout.rows.groups[0].cache if hasattr(layer, "cache")])
+    layout.drop([layout.groups[0].rows[0]])
+    assert arrays([layer for layer in layout.groups[0].cache if hasattr(layer, "cache")])
 
 
 def test_rows_without_recent_drafts_share_a_group_again(tiny: Tiny, monkeypatch) -> None:
     monkeypatch.setattr(batch_layout, "REUNITED", 3)
-    twins = Twins(tiny("qwen3"), GroupedLayout(), {})
+    twins = Twins(tiny("qwen3"), Layout("grouped"), {})
     for _ in range(3):
         twins.join(40, roomy=False)
     first, second, _ = twins.alone
     twins.step(1e-4, {first: 3, second: 2}, kept=2)
-    assert sorted(len(group.rows) for group in twins.layout.rows.groups) == [1, 1, 1]
+    assert sorted(len(group.rows) for group in twins.layout.groups) == [1, 1, 1]
     twins.step(1e-4, {second: 2}, kept=1)
     for _ in range(2):
         twins.step(1e-4)
-    assert sorted(len(group.rows) for group in twins.layout.rows.groups) == [1, 2]
+    assert sorted(len(group.rows) for group in twins.layout.groups) == [1, 2]
     twins.step(1e-4)
-    assert [len(group.rows) for group in twins.layout.rows.groups] == [3]
+    assert [len(group.rows) for group in twins.layout.groups] == [3]
 
 
 RULES = {
@@ -373,7 +370,7 @@ def test_the_rule_of_a_layer_of_mlx_lm_runs_once_for_each_draft(
         return original(first, *args, **more)
 
     monkeypatch.setattr(sys.modules[module], name, noted)
-    twins = Twins(model, GroupedLayout(), {})
+    twins = Twins(model, Layout("grouped"), {})
     drafts = [("drafts", row, width, kept) for row in (0, 1) for width, kept in DRAFTED]
     twins.play([("join", 300, False), *drafts, ("leave", 0), *drafts], 1e-4)
     assert asked.count((1, 1)) > 10
@@ -394,7 +391,7 @@ def test_a_recurrent_layer_that_records_its_states_runs_once_over_drafts(
         return original(q, *args, **more)
 
     monkeypatch.setattr(language, "gated_delta_update", noted)
-    twins = Twins(model, GroupedLayout(), {})
+    twins = Twins(model, Layout("grouped"), {})
     drafts = [("drafts", row, width, kept) for row in (0, 1) for width, kept in DRAFTED]
     twins.play([("join", 300, False), *drafts, ("leave", 0), *drafts], 1e-4)
     assert {shape for shape in asked if 1 < shape[1] < 9} == {(1, 2), (1, 3), (1, 4)}

@@ -15,7 +15,6 @@ from mlx.utils import tree_flatten
 from mlx_provider import LoadedModel, MediaItem
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution import batch_layout
-from mlx_provider.engine.execution.batch_layout import GroupedLayout
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.kv_capacity import STEP_TOKENS, whole_steps
 from mlx_provider.engine.memory import arrays, leaves, profile
@@ -72,8 +71,7 @@ def decoding(engine: Engine, request: Request, tokens: int = 3) -> None:
 
 def layers(engine: Engine) -> Iterator[Any]:
     layout = engine.batch.layout
-    assert isinstance(layout, GroupedLayout)
-    for group in layout.rows.groups:
+    for group in layout.groups:
         yield from leaves(group.cache)
 
 

@@ -78,7 +78,7 @@ def test_what_is_loaded_and_measured(
     assert "qwen3: weights, 0.0 of 0.0 GB" in seen["weights"]
     assert seen["compiling kernels"].endswith("qwen3: compiling kernels")
     how = "measuring how rows decode together"
-    assert seen[how].endswith(f"qwen3: {how}, step 1 of 4")
+    assert seen[how].endswith(f"qwen3: {how}, step 1 of 2")
     assert client.figures().loading == []
 
 

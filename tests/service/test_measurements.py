@@ -13,6 +13,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from mlx_provider.config import EngineSettings
+from mlx_provider.engine.execution.calibration import Calibration
 from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.memory import MemoryProfile
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
@@ -64,7 +65,6 @@ def load(make_service: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> Load
 
     counting(engine_builder, "probe")
     counting(engine_builder, "calibrate")
-    counting(engine_builder, "measure")
 
     def run(folder: Path, options: ModelOptions | None = None, **settings: Any) -> ModelView:
         counted.clear()
@@ -85,7 +85,7 @@ def folder(build_tiny: Any) -> Path:
 
 def test_the_second_load_measures_nothing(load: Any, folder: Path, file: Path) -> None:
     first = load(folder)
-    assert load.measured == ["probe", "calibrate", "measure"]
+    assert load.measured == ["probe", "calibrate"]
     second = load(folder)
     assert load.measured == []
     assert second.instance.probe == first.instance.probe
@@ -143,7 +143,7 @@ def test_a_changed_model_is_measured_again(
     else:
         monkeypatch.setenv("MLX_ENABLE_TF32", "0")
     load(own, options, **settings)
-    assert load.measured == ["probe", "calibrate", "measure"]
+    assert load.measured == ["probe", "calibrate"]
     load(own, options, **settings)
     assert load.measured == []
 
@@ -151,7 +151,7 @@ def test_a_changed_model_is_measured_again(
 def test_it_can_be_switched_off(load: Any, folder: Path, file: Path) -> None:
     for _ in range(2):
         load(folder, measurements="off")
-        assert load.measured == ["probe", "calibrate", "measure"]
+        assert load.measured == ["probe", "calibrate"]
     assert not file.parent.exists()
 
 
@@ -159,7 +159,7 @@ def test_a_broken_file_is_replaced_by_new_measurements(load: Any, folder: Path, 
     file.parent.mkdir(mode=0o700)
     file.write_text('{"half": ')
     load(folder)
-    assert load.measured == ["probe", "calibrate", "measure"]
+    assert load.measured == ["probe", "calibrate"]
     load(folder)
     assert load.measured == []
 
@@ -180,7 +180,8 @@ def test_the_status_says_how_rows_decode(load: Any, folder: Path) -> None:
 def test_the_status_names_the_padded_layout(
     load: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_builder, "calibrate", lambda *_: (MEASURED.curve, True))
+    found = Calibration(MEASURED.curve, padded=True)
+    monkeypatch.setattr(engine_builder, "calibrate", lambda *_: found)
     served = load(folder)
     assert served.status.kv_layout == "padded"
     assert decoding(served.status).startswith("rows decode together (padded)")

@@ -1,34 +1,34 @@
-"""The layout of the caches of decoding rows. All share one interface.
+"""The caches of decoding rows, in groups, and the passes that the groups share.
 
-- `solo`: every row has its own pass. Always correct.
-- `merged`: rows of similar length share upstream's batch caches. Each such group has one pass.
+- `solo`: each row has its own pass. Always correct.
+- `merged`: a group has rows of similar length, in upstream's batch caches, and its own pass.
 - `grouped`: all groups share one pass, which reads the weights once for any mix of lengths.
 - `padded`: `grouped` with groups of rows up to 2,048 tokens, whatever their lengths: each further
   group launches operations in every layer, which takes longer than padding on some GPUs.
-- `fixed`: passes of one size, for reproducible models.
+- `fixed`: passes of one size, for reproducible models. Each row is its own group and attends only
+  to its own keys; fillers replace missing rows. The place of a row and the other rows do not change
+  its result (`probe.exact_rows` checks it).
 
-A row keeps its own cache until another row joins its group. It gets its own cache back when it is
-the last row of the group.
+A merged cache is padded to its longest row and copied as a whole when a row joins or leaves. So
+only rows of similar length share one, up to a limit in bytes. A row above the limit is a group of
+its own, whose cache is never copied, and so is the last row of a group.
 """
 
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import mlx.core as mx
-
 from ...isolation import Isolation
-from ...upstream.batch_caches import RowCache
-from ...upstream.shared_kv import prefix_of, unite
-from ..memory import leaves
+from ...upstream.batch_caches import RowCache, counting_alike, mergeable, merged, rows_of
+from ...upstream.shared_kv import Prefix, prefix_of, unite
+from ..kv_capacity import whole_steps
+from ..memory import MemoryProfile, leaves, profile
 from ..request import Row
-from .grouped_kv import GroupedKV, MixedChunk, WideRow, joined, split, with_wide_rows
-from .row_groups import PADDED, Group, Groups
+from .grouped_kv import GroupedKV, MixedChunk, WideRow, fillers, joined, split, with_wide_rows
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +37,16 @@ LAYOUTS = ("grouped", "merged", "solo")
 MERGED_BYTES = 1 << 29
 """Largest group that a row may join, in bytes. The copy takes a few milliseconds."""
 PASS_BYTES = 1 << 32
-"""The same limit for layouts with one pass per group. One more pass reads the weights again in
-every step, which costs more than an occasional copy."""
-
+"""The same where more groups cost more than an occasional copy: passes that read the weights again,
+or operations that take longer than padding."""
+GROWN = 2
+"""A group may grow to this multiple of its bound. Each half of it then fits again."""
+MAX_RATIO = 2.0
+"""Longest over shortest row of a group. Padding costs memory and compute."""
+SHORT = 256
+"""Lengths up to this many tokens count as similar,"""
+PADDED = 2048
+"""and up to this many where more operations take longer than padding."""
 REUNITED = 32
 """Passes without drafts after which a row may share a group again. More kernels in each pass cost
 more than an occasional copy."""
@@ -62,112 +69,102 @@ class Pass:
     """Padding rows after the others. Nothing reads their results."""
 
 
-class Layout(ABC):
-    name: str
-    one_pass = False
-    """Whether all rows share one pass, which may have drafts and a chunk."""
+@dataclass(frozen=True, eq=False)
+class Group:
+    rows: list[Row]
+    cache: RowCache
+    """Of its only row, or merged."""
+    memory: MemoryProfile
+    alike: list[list[Any]]
+    """Layers with equal token counts."""
 
-    @abstractmethod
-    def add(self, row: Row, cache: RowCache) -> None:
-        """The layout owns the cache from now on."""
+    @classmethod
+    def of(cls, rows: list[Row], caches: Sequence[RowCache], memory: MemoryProfile) -> Group:
+        together = merged(caches) if len(caches) > 1 else caches[0]
+        return cls(rows, together, memory, counting_alike(leaves(together)))
 
-    @abstractmethod
-    def drop(self, rows: Sequence[Row]) -> None:
-        """Remove rows and free their caches."""
+    def caches(self, rows: Sequence[Row]) -> list[RowCache]:
+        """Row caches of some of its rows. The cache of the group does not change."""
+        if len(self.rows) == 1:
+            return [self.cache for _ in rows]
+        return rows_of(self.cache, [self.rows.index(row) for row in rows])
 
-    @abstractmethod
-    def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
-        """The passes for one token of every row. Only `grouped` includes the chunk. `widths`: token
-        counts of the rows with drafts, only for `grouped`. Call `keep` for these rows before any
-        other use."""
+    def part(self, rows: list[Row]) -> Group:
+        if len(rows) == len(self.rows):
+            return self
+        return Group.of(rows, self.caches(rows), self.memory)
 
-    @abstractmethod
-    def cache_of(self, row: Row) -> RowCache | None:
-        """The row's own cache. `None`: it is merged with those of others."""
+    def own_tokens(self, *more: Row) -> list[int]:
+        """Tokens of its rows, and of these if they joined, without a shared prefix."""
+        prefix = shared_prefix(self.cache)
+        shared = 0 if prefix is None else prefix.length
+        return [row.held - shared for row in (*self.rows, *more)]
 
-    @abstractmethod
-    def extract(self, row: Row) -> RowCache:
-        """A cache of that row alone, made of views. Reading some tokens copies only those. The
-        arrays of the layout do not change."""
+    def nbytes(self, *more: Row) -> int:
+        lengths = self.own_tokens(*more)
+        return len(lengths) * self.memory.row_bytes(max(lengths))
 
-    def merged(self) -> Mapping[Row, int]:
-        """The rows in caches with others, each with `Row.merged`."""
-        return {}
-
-    def keep(self, row: Row, tokens: int) -> None:  # noqa: B027
-        """Keep the first `tokens` tokens of the last pass in the row's cache, at least one. If
-        called again before any other use of the row, the last call counts."""
-
-
-def make_layout(name: str) -> Layout:
-    if name == "solo":
-        return SoloLayout()
-    return MergedLayout() if name == "merged" else GroupedLayout(padded=name == "padded")
-
-
-class SoloLayout(Layout):
-    name = "solo"
-
-    def __init__(self) -> None:
-        self._caches: dict[Row, RowCache] = {}
-
-    def add(self, row: Row, cache: RowCache) -> None:
-        self._caches[row] = cache
-
-    def drop(self, rows: Sequence[Row]) -> None:
-        for row in rows:
-            del self._caches[row]
-
-    def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
-        return [Pass([row], cache) for row, cache in self._caches.items()]
-
-    def cache_of(self, row: Row) -> RowCache | None:
-        return self._caches[row]
-
-    def extract(self, row: Row) -> RowCache:
-        return self._caches[row]
+    def admits(self, row: Row, short: int, bound: int) -> bool:
+        """Whether `row` may join: it has a similar length, or all lengths are up to `short`; within
+        `bound` bytes. A row that was preempted joins only if no row gets more capacity by that."""
+        lengths = self.own_tokens(row)
+        preempted = any(each.gave_way for each in (row, *self.rows))
+        if preempted and len({whole_steps(tokens + 1) for tokens in lengths}) > 1:
+            return False
+        similar = max(lengths) <= max(short, MAX_RATIO * min(lengths))
+        return similar and self.nbytes(row) <= bound
 
 
-class GroupLayout(Layout):
-    rows: Groups
+class Tile:
+    """Groups that share a pass. `size`: rows of the pass, with fillers; 0: those of the groups."""
 
-    def cache_of(self, row: Row) -> RowCache | None:
-        return None if self.rows.shared(row) else self.rows.cache_of(row)
+    def __init__(self, groups: list[Group], size: int) -> None:
+        self.groups = groups
+        self.rows = [row for group in groups for row in group.rows]
+        self.sizes = [len(group.rows) for group in groups]
+        self.missing = max(0, size - len(self.rows))
+        own = self.caches()
+        if self.missing:
+            own.append([fillers(layer) for layer in own[0]])
+            self.sizes.append(self.missing)
+        self._joined = joined(own, self.sizes) if len(own) > 1 else None
+        for layer in leaves(self._joined or []) if size else ():
+            if isinstance(layer, GroupedKV):
+                layer.apart = True
+        self._own = own
 
-    def merged(self) -> Mapping[Row, int]:
-        return self.rows.merged()
+    @property
+    def cache(self) -> RowCache:
+        return self._joined if self._joined is not None else self._own[0]
+
+    def caches(self) -> list[RowCache]:
+        """Of the groups. Layers with equal counts share one array of offsets again: in passes of
+        the group alone, each layer has counted for itself."""
+        for group in self.groups:
+            for first, *others in group.alike:
+                for layer in others:
+                    layer.offset = first.offset
+        return [group.cache for group in self.groups]
+
+    def split(self) -> None:
+        """Give every group its recurrent state back."""
+        if self._joined is not None:
+            split(self._joined, self._own, self.sizes)
 
 
-class MergedLayout(GroupLayout):
-    name = "merged"
-
-    def __init__(self) -> None:
-        self.rows = Groups(PASS_BYTES)
-
-    def add(self, row: Row, cache: RowCache) -> None:
-        self.rows.add(row, cache)
-
-    def drop(self, rows: Sequence[Row]) -> None:
-        self.rows.drop(rows)
-
-    def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
-        self.rows.halve()
-        return [Pass(group.rows, group.cache) for group in self.rows.groups]
-
-    def extract(self, row: Row) -> RowCache:
-        return self.rows.cache_of(row)
-
-
-class GroupedLayout(GroupLayout):
-    one_pass = True
-
-    def __init__(self, *, padded: bool = False) -> None:
-        self.name = "padded" if padded else "grouped"
-        self.rows = Groups(PASS_BYTES, short=PADDED) if padded else Groups(MERGED_BYTES)
-        self._joined: RowCache | None = None
-        """The joint cache of several groups. `None`: it must be rebuilt."""
-        self._members: list[Group] = []
-        """The groups in the joint cache."""
+class Layout:
+    def __init__(self, name: str, size: int = 0) -> None:
+        """`size`: rows of each pass of the layout `fixed`."""
+        self.name = name
+        self.one_pass = name in ("grouped", "padded")
+        """Whether all rows share one pass, which may have drafts and a chunk."""
+        self.bound = MERGED_BYTES if name == "grouped" else PASS_BYTES
+        """Largest merged cache in bytes."""
+        self.groups: list[Group] = []
+        self._merges = self.one_pass or name == "merged"
+        self._short = PADDED if name == "padded" else SHORT
+        self._size = size
+        self._tiles: list[Tile] = []
         self._unverified: dict[Row, WideRow] = {}
         """Rows that had several tokens in the last pass."""
         self._since: dict[Row, int] = {}
@@ -177,57 +174,127 @@ class GroupedLayout(GroupLayout):
         """Rows that were the only ones with their prefix at the last look."""
 
     def add(self, row: Row, cache: RowCache) -> None:
+        """The layout owns the cache from now on."""
         self._split()
-        self.rows.add(row, cache, apart=self._unverified)  # whose length is not known yet
+        self._add(row, cache, self._unverified)  # whose length is not known yet
 
-    def drop(self, rows: Sequence[Row]) -> None:
+    def drop(self, rows: Collection[Row]) -> None:
+        """Remove rows and free their caches."""
         self._split()
-        self.rows.drop(rows)
+        self._remove(rows)
         for row in rows:
             self._unverified.pop(row, None)
             self._since.pop(row, None)
             self._lone.discard(row)
 
-    def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
+    def cache_of(self, row: Row) -> RowCache | None:
+        """The row's own cache. `None`: it is merged with those of others, or fixed."""
+        group = self._group(row)
+        return None if self._size or len(group.rows) > 1 else group.cache
+
+    def extract(self, row: Row) -> RowCache:
+        """A cache of that row alone, made of views. Reading some tokens copies only those. The
+        arrays of the layout do not change."""
         self._settle()
-        self._unite()
-        self._reunite(widths)
-        self._part(widths)
-        if not self.rows.groups:
-            return []
-        groups = [g for g in self.rows.groups if g.rows[0] not in widths]
-        together = self._together(groups)
-        rows = [row for group in groups for row in group.rows]
-        drafting = {
-            row: WideRow(self.rows.cache_of(row), tokens, drafts=True)
-            for row, tokens in widths.items()
-        }
-        self._unverified |= drafting
-        wide = [*drafting.values(), *([] if chunk is None else [chunk.wide])]
-        if not wide and together is not None:
-            return [Pass(rows, together)]
-        cache = with_wide_rows(together, _caches(groups), _sizes(groups), wide)
-        return [Pass(rows, cache, tuple(widths), chunk)]
+        self._split()
+        return self._extract(row)
+
+    def merged(self) -> dict[Row, int]:
+        """The rows in caches with others, each with `Row.merged`."""
+        several = [group.rows for group in self.groups if len(group.rows) > 1]
+        longest = [(rows, max(row.held for row in rows)) for rows in several]
+        return {row: held + 1 for rows, held in longest for row in rows}
 
     def keep(self, row: Row, tokens: int) -> None:
+        """Keep the first `tokens` tokens of the last pass in the row's cache, at least one. If
+        called again before any other use of the row, the last call counts."""
         if row in self._unverified:
             self._unverified[row].kept = tokens
 
-    def extract(self, row: Row) -> RowCache:
+    def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
+        """The passes for one token of every row. Only one pass of all rows includes the chunk, and
+        rows with drafts. `widths`: their token counts; call `keep` for these rows before any other
+        use."""
         self._settle()
-        self._split()
-        return self.rows.cache_of(row)
+        if self.one_pass:
+            self._unite()
+            self._reunite(widths)
+        self._separate(widths)
+        if not self.groups:
+            return []
+        wanted = self._arrange([g for g in self.groups if g.rows[0] not in widths])
+        if wanted != [tile.groups for tile in self._tiles]:
+            self._split()
+            self._tiles = [Tile(groups, self._size) for groups in wanted]
+        drafting = {
+            row: WideRow(self._extract(row), tokens, drafts=True) for row, tokens in widths.items()
+        }
+        self._unverified |= drafting
+        wide = [*drafting.values(), *([] if chunk is None else [chunk.wide])]
+        if not wide or not self.one_pass:
+            return [Pass(tile.rows, tile.cache, fillers=tile.missing) for tile in self._tiles]
+        if not self._tiles:
+            return [Pass([], with_wide_rows(None, [], [], wide), tuple(widths), chunk)]
+        (tile,) = self._tiles
+        cache = with_wide_rows(tile.cache, tile.caches(), tile.sizes, wide)
+        return [Pass(tile.rows, cache, tuple(widths), chunk)]
+
+    def _arrange(self, groups: list[Group]) -> list[list[Group]]:
+        """The groups of each pass. In fixed passes, a row whose step failed has its own."""
+        if self.one_pass:
+            return [groups] if groups else []
+        size = max(1, self._size)
+        alone = [[group] for group in groups if self._size and group.rows[0].retry_alone]
+        others = [group for group in groups if [group] not in alone]
+        return alone + [others[at : at + size] for at in range(0, len(others), size)]
+
+    def _split(self) -> None:
+        """Before the groups change."""
+        for tile in self._tiles:
+            tile.split()
+        self._tiles = []
 
     def _settle(self) -> None:
         for row in [row for row, wide in self._unverified.items() if wide.kept is not None]:
             self._unverified.pop(row).settle()
+
+    # -- groups
+
+    def _add(self, row: Row, cache: RowCache, separate: Collection[Row]) -> None:
+        """To the group that fits best, or to a new one, but not to a row of `separate`."""
+        fits: list[Group] = []
+        if self._merges and row not in separate and mergeable(cache):
+            prefix = shared_prefix(cache)
+            fits = [
+                group
+                for group in self.groups
+                if group.rows[0] not in separate
+                and shared_prefix(group.cache) is prefix
+                and group.admits(row, self._short, self.bound)
+            ]
+        if not fits:
+            self.groups.append(Group.of([row], [cache], profile(cache)))
+            return
+        best = min(fits, key=lambda group: abs(group.rows[0].held - row.held))
+        caches = [*best.caches(best.rows), cache]
+        self.groups[self.groups.index(best)] = Group.of([*best.rows, row], caches, best.memory)
+
+    def _remove(self, rows: Collection[Row]) -> None:
+        stay = [(group, [row for row in group.rows if row not in rows]) for group in self.groups]
+        self.groups = [group.part(left) for group, left in stay if left]
+
+    def _group(self, row: Row) -> Group:
+        return next(group for group in self.groups if row in group.rows)
+
+    def _extract(self, row: Row) -> RowCache:
+        return self._group(row).caches([row])[0]
 
     def _unite(self) -> None:
         """Let rows that hold a prefix alone for long become one buffer again."""
         self._passes += 1
         if self._passes % REUNITED:
             return
-        lone = {group.rows[0]: group.cache for group in self.rows.groups if group.holds_alone}
+        lone = {group.rows[0]: group.cache for group in self.groups if _holds_alone(group)}
         with Isolation() as tried:  # an earlier pass may fail here, which its tokens tell again
             for row in lone.keys() & self._lone:
                 for layer in leaves(lone[row]):
@@ -244,138 +311,43 @@ class GroupedLayout(GroupLayout):
         due = [row for row, passes in self._since.items() if passes >= REUNITED]
         for row in due:
             del self._since[row]
-        if due and len(self.rows.groups) > 1:
+        if not due or len(self.groups) < 2:
+            return
+        self._split()
+        for row in due:
+            group = self._group(row)
+            if len(group.rows) == 1:
+                self._remove([row])
+                self._add(row, group.cache, self._since)
+
+    def _separate(self, widths: Widths) -> None:
+        """Rows with drafts have groups of their own. Groups above the bound are halved, shorter
+        rows from longer ones."""
+        shared = [row for row in widths if len(self._group(row).rows) > 1]
+        if shared:
             self._split()
-            self.rows.reunite([row for row in due if not self.rows.shared(row)], self._since)
-
-    def _part(self, widths: Widths) -> None:
-        shared = [row for row in widths if self.rows.shared(row)]
-        if self.rows.outgrown or shared:
+            alone = [Group.of([r], [self._extract(r)], self._group(r).memory) for r in shared]
+            self._remove(shared)
+            self.groups += alone
+        while grown := self._outgrown():
             self._split()
-            self.rows.halve()
-            self.rows.part(shared)
+            rows = sorted(grown.rows, key=lambda row: row.held)
+            halves = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+            at = self.groups.index(grown)
+            self.groups[at : at + 1] = [grown.part(half) for half in halves]
 
-    def _together(self, groups: list[Group]) -> RowCache | None:
-        """The joint cache of these groups. `None`: there are no groups."""
-        if self._members != groups:
-            self._split()
-        if len(groups) < 2:
-            return groups[0].cache if groups else None
-        if self._joined is None:
-            self._joined, self._members = joined(_caches(groups), _sizes(groups)), groups
-        return self._joined
-
-    def _split(self) -> None:
-        """Give every group its recurrent state back before the groups change."""
-        if self._joined is not None:
-            split(self._joined, [g.cache for g in self._members], _sizes(self._members))
-        self._joined, self._members = None, []
+    def _outgrown(self) -> Group | None:
+        limit = GROWN * self.bound
+        return next((g for g in self.groups if len(g.rows) > 1 and g.nbytes() > limit), None)
 
 
-def _caches(groups: Sequence[Group]) -> list[RowCache]:
-    for group in groups:
-        group.share_offsets()
-    return [group.cache for group in groups]
+def shared_prefix(cache: RowCache) -> Prefix | None:
+    """The prefix that rows of this cache share with others, in its first layer that has one."""
+    found = (prefix_of(layer) for layer in leaves(cache))
+    return next((prefix for prefix in found if prefix is not None), None)
 
 
-def _sizes(groups: Sequence[Group]) -> list[int]:
-    return [len(group.rows) for group in groups]
-
-
-class FillerKV:
-    """Attention cache of one layer for filler rows. Each row sees only its own token. The cache
-    stores nothing, so it never grows."""
-
-    offset = 0
-
-    def make_mask(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        return keys, values
-
-
-def fillers(layer: Any) -> Any:
-    """Cache of one layer for the filler rows of a pass beside a row that has `layer`."""
-    if hasattr(layer, "caches"):
-        together = type(layer)()
-        together.caches = tuple(fillers(each) for each in layer.caches)
-        return together
-    # a missing recurrent state begins with zeros and keeps its size
-    return FillerKV() if hasattr(layer, "update_and_fetch") else type(layer)(len(layer.cache))
-
-
-class Tile:
-    def __init__(self, rows: list[Row], caches: Sequence[RowCache], size: int) -> None:
-        self.rows = rows
-        self.missing = size - len(rows)
-        self._caches = list(caches)
-        self._sizes = [1] * len(rows)
-        if self.missing:
-            self._caches.append([fillers(layer) for layer in caches[0]])
-            self._sizes.append(self.missing)
-        self._together = joined(self._caches, self._sizes) if size > 1 else None
-        for layer in leaves(self._together or []):
-            if isinstance(layer, GroupedKV):
-                layer.apart = True
-
-    @property
-    def each(self) -> Pass:
-        return Pass(self.rows, self._together or self._caches[0], fillers=self.missing)
-
-    def part(self) -> None:
-        if self._together is not None:
-            split(self._together, self._caches, self._sizes)
-
-
-class FixedLayout(Layout):
-    """Passes of one size, for reproducible models. A row whose step failed has its own pass. Each
-    row is its own group and attends only to its own keys, in arrays that it shares with no other
-    row. All other computation runs for `size` rows at once; filler rows replace missing ones. The
-    place of a row and the other rows do not change its result (`probe.exact_rows` checks it)."""
-
-    name = "fixed"
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._caches: dict[Row, RowCache] = {}
-        self._tiles: list[Tile] = []
-
-    def add(self, row: Row, cache: RowCache) -> None:
-        self._caches[row] = cache
-
-    def drop(self, rows: Sequence[Row]) -> None:
-        self._part(rows)
-        for row in rows:
-            del self._caches[row]
-
-    def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
-        wanted = self._arranged()
-        if wanted != [tile.rows for tile in self._tiles]:
-            self._part(
-                [row for tile in self._tiles if tile.rows not in wanted for row in tile.rows]
-            )
-            known = {tile.rows[0]: tile for tile in self._tiles}
-            self._tiles = [
-                known.get(rows[0]) or Tile(rows, [self._caches[row] for row in rows], self._size)
-                for rows in wanted
-            ]
-        return [tile.each for tile in self._tiles]
-
-    def cache_of(self, row: Row) -> RowCache | None:
-        return None
-
-    def extract(self, row: Row) -> RowCache:
-        self._part([row])
-        return self._caches[row]
-
-    def _arranged(self) -> list[list[Row]]:
-        apart = [[row] for row in self._caches if row.retry_alone]
-        others = [row for row in self._caches if not row.retry_alone]
-        starts = range(0, len(others), self._size)
-        return [*apart, *(others[at : at + self._size] for at in starts)]
-
-    def _part(self, rows: Sequence[Row]) -> None:
-        touched = set(rows)
-        for tile in [tile for tile in self._tiles if touched & {*tile.rows}]:
-            tile.part()
-            self._tiles.remove(tile)
+def _holds_alone(group: Group) -> bool:
+    """Whether its only row is the only one with its prefix."""
+    prefix = shared_prefix(group.cache)
+    return len(group.rows) == 1 and prefix is not None and len(prefix.holders) == 1

@@ -11,7 +11,7 @@ from ...records import LoadedModel
 from ..fixed_shapes import FixedShapes
 from ..request import PrefillJob
 from ..scheduling.chunking import Chunk
-from .batch_layout import FixedLayout, Layout, make_layout
+from .batch_layout import Layout
 from .decode_batch import DecodeBatch
 from .grouped_kv import MixedChunk
 
@@ -159,8 +159,8 @@ class Batching:
     def layout(self, name: str) -> Layout:
         """A new layout of this name, or the fixed layout if passes are fixed."""
         if self._fixed is not None:
-            return FixedLayout(self._fixed.rows)
-        return make_layout(name)
+            return Layout("fixed", self._fixed.rows)
+        return Layout(name)
 
     def passed(self, rows: int) -> None:
         self.mixed.passed()

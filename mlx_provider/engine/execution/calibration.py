@@ -1,12 +1,15 @@
-"""Times at load the passes that will run on this device: chunks, decode passes, mixed passes, and
-decode passes of rows that share a prefix."""
+"""Times passes at load as they will run on this device (chunks, decode passes, mixed passes, passes
+with drafts, rows that share a prefix), and measures the memory of a pass, beyond that of rows and
+weights."""
 
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -15,18 +18,17 @@ import mlx.core as mx
 from ...isolation import Isolation
 from ...records import LoadedModel, PrefillChunk, Prompt
 from ...records.drafter import MOST_DRAFTS
-from ...upstream.batch_caches import RowCache
 from ...upstream.cache_classes import take_back
 from ...upstream.shared_kv import SHAREABLE, divide
 from ..memory import MemoryProfile, arrays, leaves, profile
 from ..row_cache import grow_by
-from ..scheduling.chunking import LONGEST_GAP, WIDE
+from ..scheduling.chunking import LONGEST_GAP, WIDE, fixed_sizes, worthwhile
 from ..scheduling.costs import UNMEASURED, Curve
-from .batch_layout import NO_DRAFTS, GroupedLayout, make_layout
+from .batch_layout import NO_DRAFTS, Layout
 from .decode_batch import run_pass
 from .grouped_kv import MixedChunk
-from .pass_memory import MakeCache, Reserve, copied_bytes, deep_cache, spread, unlimited
-from .probe import Probe, stand_in
+from .probe import Probe, Reserve, stand_in, unlimited
+from .solo_rows import MakeCache, some_tokens, timed_pass
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +36,15 @@ WIDTHS = (1, 4, 8, 16, 32, 64, 256, 512, 1024, 2048)
 """Tokens of the timed chunks: drafts, parts of a tile, and the sizes of chunks."""
 DEEP_WIDTHS = (1, 8, 64, 256, 1024)
 """Widths that are also timed over a deep cache. On Metal (mlx 0.32.4), attention has kernels for up
-to 8 tokens; the others take as long for 9 as for 64."""
+to 8 tokens; the others keep scores and take as long for 9 as for 64."""
+SCORED = (16, 32)
+"""Tokens of passes over it that tell the memory of scores and of copies of keys."""
+DEPTHS = (8192, 4096, 2048, 1024)
+"""Depths of the deep cache in tokens. The first within the context and the free memory is used."""
+SLOW_DEPTHS = DEPTHS[2:]
+"""The same on a CPU."""
+SHALLOW = 8
+"""A timed pass has at most this fraction (1/n) of the tokens of the deep cache."""
 ROWS = (1, 2, 4, 8, 16)
 """Rows of the timed decode passes,"""
 LONGEST_ROW, SLOW_ROW = 1920, 240
@@ -43,51 +53,39 @@ MIXED, BRIEF = 4, 0.2
 """Rows of the timed mixed pass, and the most seconds of its chunk."""
 DRAFTS = (1, 3, 7)
 """Drafts of the row in the timed passes with drafts."""
-COMPILED = (1, 8, 16, 32, 64, 256)
-"""Tokens of passes for which a GPU may have to compile kernels: a product has others for few rows,
-for each size of a tile, and where weights are dequantised."""
+COMPILED = 256
+"""Tokens of the widest pass for which a GPU may have to compile kernels: a product has others for
+few rows, for each size of a tile, and where weights are dequantised."""
 FLAT = 64
 """Widest pass, in tokens, with this flat cost."""
-DEPTHS = (8192, 4096, 2048, 1024)
-"""Depths of the deep cache in tokens. The first one within the context and the free memory is
-used."""
-SLOW_DEPTHS = DEPTHS[2:]
-"""The same on a CPU."""
-SHALLOW = 8
-"""A timed pass has at most this fraction (1/n) of the tokens of the deep cache."""
 REPEATS = 3
-"""Passes of each shape. The first may compile kernels and make plans, so it is apart. The fastest
-of the others counts."""
+"""Passes of each shape. The first may compile kernels and make plans. The fastest of the others
+counts."""
 ENOUGH = 1.5
 """After this many seconds of passes of a kind, no further ones are timed, so that a slow machine
 loads fast. First passes do not count: what they compile is needed anyway."""
-MOSTLY = 4.0
-"""If a pass over the deep cache takes this many times as long, attention dominates, and wider
-passes take proportionally longer."""
 LITTLE = 0.01
 """New shapes that take so many seconds longer are not avoided."""
 CLEARLY = 0.9
 """Rows are padded if their passes then take less than this part of the time. Wider chunks are not
 timed if they take more than this part of the time of as many tokens in narrower ones."""
+SHARED_UNMEASURED = 2048
+"""Tokens from which on rows share a prefix without a trial: reading so many keys of an 8B model
+takes as long as the additional kernels (by arithmetic for 400 GB/s)."""
+SHARED_GAIN = 1.2
+"""They share a prefix as long as that of the trial where a step with copies takes this many times
+as long. On an H100, copies of 10,000 tokens were faster (36 against 41 ms)."""
+MOST_TOKENS = 32_768
+"""Otherwise from so many tokens on, because memory counts more: a copy of them for an 8B model has
+4.8 GB."""
+SHARED_DEPTH, SLOW_SHARED_DEPTH = 4096, 1024
+"""Tokens of the prefix in the trial, on a GPU and on a CPU."""
+TAIL = 16
+"""Own tokens of each of the two rows in it."""
 
 Took = Sequence[float]
 """Seconds of passes of one shape; the first may be the first ever. Empty: too little memory
 is free."""
-SHARED_UNMEASURED = 2048
-"""Tokens from which on rows share without a measurement: reading so many keys of an 8B model takes
-as long as the additional kernels (by arithmetic for 400 GB/s)."""
-FEWEST_TOKENS, MOST_TOKENS = 256, 32_768
-"""Limits of what a measurement may choose. Below, a copy is nothing; above, memory counts more: a
-copy of so many tokens of an 8B model has 4.8 GB."""
-SHARED_GAIN = 1.2
-"""Rows share a prefix where a step with copies takes this many times as long. On an H100, copies of
-10,000 tokens were faster (36 against 41 ms)."""
-SHARED_DEPTH, SLOW_SHARED_DEPTH = 4096, 1024
-"""Tokens of the prefix in the timed passes, on a GPU and on a CPU."""
-TAIL = 16
-"""Own tokens of each of the two rows in them."""
-SHARED_PASSES = 2
-"""Passes of each kind. The fastest counts."""
 
 
 class Times:
@@ -135,20 +133,17 @@ class Times:
             return
         self.depth, self._spent = depth, 0.0
         for width in (n for n in DEEP_WIDTHS if n in self.short and n * SHALLOW <= depth):
-            if depth + width > self._context or self._dominates(width):
+            if depth + width > self._context or self._too_long(width):
                 break
             took = self._took(self._passes.deep, width)
             if not took:
                 break
             self.deep[width] = self._later(took)
 
-    def _dominates(self, width: int) -> bool:
-        """Whether what wider passes take is known, or is longer than a chunk may take."""
-        if width <= FLAT:
-            return False
-        widest = max(self.deep)
-        attends = self.deep[widest] > MOSTLY * self.short[widest]
-        return attends or self.deep[widest] * width / widest > LONGEST_GAP
+    def _too_long(self, width: int) -> bool:
+        """Whether a wider pass would take longer than any chunk may."""
+        widest = max(self.deep, default=1)
+        return width > FLAT and self.deep[widest] * width / widest > LONGEST_GAP
 
     def rows(self, layout: str) -> dict[int, float]:
         return self._each(ROWS, lambda count: self._passes.rows(self.unlike(count), layout))
@@ -215,12 +210,20 @@ class Times:
         return min(took[1:])
 
 
-def choose(times: Times, probe: Probe) -> tuple[Curve, bool]:
-    """The curve, and whether rows are padded: where passes of several rows are clearly faster."""
+@dataclass(frozen=True)
+class Calibration:
+    curve: Curve
+    padded: bool = False
+    """Whether rows are padded: where passes of several rows are then clearly faster."""
+    passes: PassBytes = field(default_factory=lambda: PassBytes())
+    least_shared: int = SHARED_UNMEASURED
+
+
+def choose(times: Times, probe: Probe) -> Calibration:
     times.chunks()
     times.over_deep_cache()
     if probe.layout != "grouped" or not times.short:
-        return times.curve({}, None, {}), False
+        return Calibration(times.curve({}, None, {}))
     layout, rows = "grouped", times.rows("grouped")
     if probe.padded:
         padded = times.rows("padded")
@@ -229,81 +232,102 @@ def choose(times: Times, probe: Probe) -> tuple[Curve, bool]:
             layout, rows = "padded", padded
     saved = times.saved(layout, rows) if probe.mixes else None
     drafts = times.drafts(layout, rows) if probe.drafts else {}
-    return times.curve(rows, saved, drafts), layout == "padded"
+    return Calibration(times.curve(rows, saved, drafts), layout == "padded")
 
 
 def compile_kernels(model: LoadedModel, make_cache: MakeCache, reserve: Reserve) -> None:
     """Run passes of each kind, so that no request waits until their kernels are compiled: on CUDA
     up to 40 s each. Never raises: the probe reports what fails."""
-    passes = OnDevice(model, make_cache, reserve)
+    passes = OnDevice(model, make_cache, reserve, repeats=1)
     with Isolation():
-        for width in COMPILED:
-            if width <= model.info.context_length:
-                passes.chunk(width)
+        for width in (n for n in WIDTHS if n <= min(COMPILED, model.info.context_length)):
+            passes.chunk(width)
 
 
 def calibrate(
     model: LoadedModel, make_cache: MakeCache, probe: Probe, reserve: Reserve = unlimited
-) -> tuple[Curve, bool]:
+) -> Calibration:
     """Time passes of `model` on the engine thread. Never raises; a pass that fails is not measured.
-    `reserve`: a pass for whose memory it returns `False` is not run. Returns what `choose` does."""
-    gpu = mx.default_device() == mx.gpu
+    `reserve`: a pass for whose memory it returns `False` is not run."""
+    gpu, context = mx.default_device() == mx.gpu, model.info.context_length
     depths, longest = (DEPTHS, LONGEST_ROW) if gpu else (SLOW_DEPTHS, SLOW_ROW)
     passes = OnDevice(model, make_cache, reserve)
-    times = Times(passes, model.info.context_length, depths, longest)
-    return choose(times, probe)
+    found = choose(Times(passes, context, depths, longest), probe)
+    shared, prefix = SHARED_UNMEASURED, SHARED_DEPTH if gpu else SLOW_SHARED_DEPTH
+    if probe.shares and found.curve.depths and prefix + TAIL + REPEATS <= context:
+        shared = least_shared(passes, prefix)
+    return replace(found, passes=passes.nbytes, least_shared=shared)
+
+
+def least_shared(passes: OnDevice, prefix: int) -> int:
+    """Tokens from which on rows share a prefix, from a trial of two rows with a prefix of so many
+    tokens. A shared prefix is read once, but attention in two parts launches more kernels in each
+    layer."""
+    alike = [prefix + TAIL] * 2
+    with Isolation() as tried:
+        copies = passes.rows(alike, "grouped")
+        shared = passes.rows(alike, "grouped", shared=prefix) if copies else ()
+        if not shared:
+            return SHARED_UNMEASURED
+        return prefix if min(copies[1:]) >= SHARED_GAIN * min(shared[1:]) else MOST_TOKENS
+    if tried.fault is not None:
+        log.info("a shared prefix could not be timed: %s", tried.fault.summary)
+    return SHARED_UNMEASURED
 
 
 class OnDevice:
-    """Passes of a model, `REPEATS` of each shape."""
+    """Passes of a model, `repeats` of each shape."""
 
-    def __init__(self, model: LoadedModel, make: MakeCache, reserve: Reserve) -> None:
+    def __init__(
+        self, model: LoadedModel, make: MakeCache, reserve: Reserve, repeats: int = REPEATS
+    ) -> None:
         self._model = model
         self._make = make
         self._reserve = reserve
+        self._repeats = repeats
         self._memory = MemoryProfile(0, 0)
         self._copied = 0
         """Bytes of a copy of one token of one quantised layer."""
         self._deep: list[Any] = []
-        self._depth = 0
-        self._held = 0
-        """Bytes of the deep cache, and of the copy of one of its layers."""
-        self._over_empty = self._over_deep = (1, 0)
-        """Width of the widest passes so far over an empty and over the deep cache, and the bytes
-        that they released at their peak."""
+        self._depth = self._held = 0
+        """Tokens of the deep cache, and its bytes with those of the copy of one of its layers."""
+        self._over_empty: dict[int, int] = {}
+        """Bytes that passes of so many tokens released at their peak,"""
+        self._over_deep: dict[int, int] = {}
+        """and over the deep cache."""
 
     def chunk(self, tokens: int) -> Took:
         if tokens == 1:
-            cache = self._make()
-            self._timed(cache, 0, 1)
+            timed_pass(self._model, cache := self._make(), 0, 1)
             self._memory, self._copied = profile(cache), copied_bytes(cache)
-        if not self._reserve(self._held + self._pass_bytes(tokens)):
+        if not self._has_room(self._held, tokens):
             return ()
         took, released = [], 0
-        for _ in range(REPEATS):
-            cache = self._make()
-            grow_by(cache, tokens)
-            seconds, released = self._timed(cache, 0, tokens)
+        for _ in range(self._repeats):
+            grow_by(cache := self._make(), tokens)
+            seconds, released = timed_pass(self._model, cache, 0, tokens)
             took.append(seconds)
-        self._over_empty = tokens, released
+        self._over_empty[tokens] = released
         return took
 
     def deepen(self, depth: int) -> bool:
         """Make the deep cache. Returns whether there is memory for it."""
-        more = depth // SHALLOW + REPEATS
+        more = depth // SHALLOW + self._repeats
         held = self._memory.row_bytes(depth + more) + (depth + more) * self._copied
-        if not self._reserve(held + self._pass_bytes(1)):
+        if not self._has_room(held, 1):
             return False
         self._deep = deep_cache(self._model, self._make, depth, more)
         self._depth, self._held = depth, held
+        for tokens in SCORED:
+            self.deep(tokens, repeats=1)
         return True
 
-    def deep(self, tokens: int) -> Took:
-        if not self._reserve(self._held + self._pass_bytes(tokens)):
+    def deep(self, tokens: int, repeats: int = REPEATS) -> Took:
+        if not self._has_room(self._held, tokens):
             return ()
         took, released = [], 0
-        for _ in range(REPEATS):
-            seconds, released = self._timed(self._deep, self._depth, tokens)
+        for _ in range(repeats):
+            seconds, released = timed_pass(self._model, self._deep, self._depth, tokens)
             took.append(seconds)
             if tokens == 1:
                 self._depth += 1
@@ -311,23 +335,29 @@ class OnDevice:
             for layer in leaves(self._deep):
                 if hasattr(layer, "update_and_fetch"):
                     take_back(layer, tokens)
-        self._over_deep = tokens, released
+        self._over_deep[tokens] = released
         return took
 
-    def rows(self, lengths: Sequence[int], layout: str, chunk: int = 0, drafts: int = 0) -> Took:
-        self._deep, self._held, self._over_deep = [], 0, (1, 0)
-        more, width = REPEATS + drafts, len(lengths) * (1 + drafts)
+    def rows(
+        self, lengths: Sequence[int], layout: str, chunk: int = 0, drafts: int = 0, shared: int = 0
+    ) -> Took:
+        """`shared`: tokens of a prefix that equal rows share."""
+        self._deep, self._held = [], 0
+        more, width = self._repeats + drafts, len(lengths) * (1 + drafts)
         held = 2 * len(lengths) * self._memory.row_bytes(max(lengths) + more)
-        if not self._reserve(held + self._pass_bytes(chunk + width)):
+        if not self._has_room(held, chunk + width):
             return ()
-        rows, took = make_layout(layout), []
-        widths = {}
-        for length in lengths:
-            row = stand_in([1] * length, 0)
-            rows.add(row, deep_cache(self._model, self._make, length, more))
-            widths[row] = 1 + drafts
-        tokens = list(spread(self._model, max(chunk, width)))
-        for _ in range(REPEATS):
+        rows, took, cache = Layout(layout), [], list[Any]()
+        widths = {stand_in([1] * length, 0): 1 + drafts for length in lengths}
+        for row in widths:
+            if not (cache and shared):
+                cache = deep_cache(self._model, self._make, row.length, more)
+                for layer in leaves(cache) if shared else ():
+                    if type(layer) in SHAREABLE:
+                        divide(layer, shared)
+            rows.add(row, deepcopy(cache) if shared else cache)
+        tokens = some_tokens(self._model, max(chunk, width), 0)
+        for _ in range(self._repeats):
             along = None
             if chunk:
                 along = MixedChunk(tokens[:chunk], range(chunk), cache := self._make())
@@ -344,78 +374,134 @@ class OnDevice:
                 row.tokens.append(1)
         return took
 
-    def _timed(self, cache: list[Any], start: int, width: int) -> tuple[float, int]:
-        """Seconds of a pass over `width` tokens, and the bytes that it released."""
-        prompt = Prompt(spread(self._model, start + width))
-        mx.reset_peak_memory()
-        began = perf_counter()
-        logits = self._model.prefill(PrefillChunk(prompt, start, start + width, cache))
-        mx.eval(logits, arrays(cache))
-        took = perf_counter() - began
-        return took, mx.get_peak_memory() - mx.get_active_memory()
+    @property
+    def nbytes(self) -> PassBytes:
+        empty, deep = self._over_empty, self._over_deep
+        one, widest = empty.get(1, 0), max((n for n in empty if n <= WIDE), default=1)
+        token = max(0, empty.get(widest, 0) - one) / max(1, widest - 1)
+        if not all(n in deep and n in empty for n in SCORED):
+            return PassBytes(one, token)
+        (few, less), (many, more) = ((n, max(0, deep[n] - empty[n])) for n in SCORED)
+        pair = max(0, more - less) / (many - few) / self._depth
+        return PassBytes(one, token, pair, max(0.0, less / self._depth - few * pair))
 
-    def _pass_bytes(self, width: int) -> int:
-        """Most bytes of such a pass and of its own cache. Scores of attention over an empty cache
-        grow with the square of the width."""
-        (short, over_empty), (deep, over_deep) = self._over_empty, self._over_deep
+    def _has_room(self, held: int, width: int) -> bool:
+        """Reserve `held` bytes and the most of a pass of this width and of its own cache. Scores of
+        attention over an empty cache grow with the square of the width."""
+        short, over_empty = next(reversed(self._over_empty.items()), (1, 0))
+        deepest = self._over_deep if self._deep else {}
+        deep, over_deep = next(reversed(deepest.items()), (1, 0))
         times = width / short
         released = max(
             over_empty * max(times, times**2), over_deep * width / deep * (1 + 1 / SHALLOW)
         )
-        return self._memory.row_bytes(width) + int(released)
+        return self._reserve(held + self._memory.row_bytes(width) + int(released))
 
 
-# -- shared prefixes
+# -- memory
 
 
-def least_shared(model: LoadedModel, make_cache: MakeCache, curve: Curve, reserve: Reserve) -> int:
-    """Tokens from which on two rows decode faster with a shared prefix than with copies, on the
-    engine thread. Never raises. A shared prefix is read once, but attention in two parts launches
-    more kernels in each layer."""
-    depth = SHARED_DEPTH if mx.default_device() == mx.gpu else SLOW_SHARED_DEPTH
-    if not curve.depths or model.info.context_length < depth + TAIL + SHARED_PASSES:
-        return SHARED_UNMEASURED
-    with Isolation() as tried:
-        short = deep_cache(model, make_cache, 2 * TAIL, SHARED_PASSES)
-        # the row, a divided layer, and the tails
-        if not reserve(2 * profile(short).row_bytes(depth + 2 * TAIL)):
-            return SHARED_UNMEASURED
-        apart = _step(model, short, 0)
-        divided = _step(model, short, TAIL)
-        cache = deep_cache(model, make_cache, depth + TAIL, SHARED_PASSES)
-        deep = _step(model, cache, depth)
-        each = (deep - divided) / depth, 2 * curve.per_key(1)
-        return least_tokens(apart, divided - apart, *each)
-    if tried.fault is not None:
-        log.info("a shared prefix could not be timed: %s", tried.fault.summary)
-    return SHARED_UNMEASURED
+@dataclass(frozen=True)
+class PassBytes:
+    row: float = 0.0
+    """Per row that decodes."""
+    token: float = 0.0
+    """Per further token."""
+    pair: float = 0.0
+    """Per pair of a new token and a cached one. 0 if attention never stores its scores."""
+    key: float = 0.0
+    """Per cached token, however many are new. 0 if attention copies no keys and values."""
 
 
-def least_tokens(step: float, overhead: float, shared: float, copied: float) -> int:
-    """The length from which on a step with a shared prefix is clearly faster. step: seconds of one
-    without a prefix. overhead: additional ones of a shared prefix. shared, copied: seconds for each
-    token of the prefix."""
-    gained = copied - SHARED_GAIN * shared
-    if gained <= 0:
-        return MOST_TOKENS
-    least = ((SHARED_GAIN - 1) * step + SHARED_GAIN * overhead) / gained
-    return round(min(MOST_TOKENS, max(FEWEST_TOKENS, least)))
+@dataclass(frozen=True)
+class PassMemory:
+    """Bytes of passes over rows or a chunk, from the measurements and the chunk limits."""
+
+    each: PassBytes
+    widest: int
+    """Most tokens of a chunk."""
+    deepest: Sequence[tuple[int, float]] = field(default=(), repr=False)
+    """(tokens of a chunk, largest number of cached tokens before it). A deep chunk is narrow,
+    because its time is limited."""
+    least: int = 0
+    """Tokens that a chunk may always have, however long it takes."""
+
+    @classmethod
+    def of(cls, each: PassBytes, curve: Curve, seconds: float, most: int) -> PassMemory:
+        sizes = fixed_sizes(most)
+        least = worthwhile(sizes, curve.seconds)
+        if curve.depths:  # deep in a prompt, attention is most of a pass
+            least = max(least, worthwhile(sizes, lambda n: curve.per_key(n) or inf))
+        longest = max(seconds, curve.seconds(least))
+        widest = bisect_right(range(1, most + 1), longest, key=curve.seconds)
+
+        def depth(tokens: int) -> float:
+            slope, left = curve.per_key(tokens), longest - curve.seconds(tokens)
+            return left / slope if slope > 0 else inf
+
+        return cls(each, widest, [(n, depth(n)) for n in (*sizes, widest) if n <= widest], least)
+
+    def __call__(self, tokens: int, rows: int) -> int:
+        """Bytes of the largest pass of this many rows, or over a prompt of this many tokens."""
+        chunk = min(self.widest, tokens)
+        pairs = max((min(n, chunk) * min(d, tokens) for n, d in self.deepest), default=0.0)
+        pairs = max(pairs, min(self.least, chunk) * tokens)
+        each = self.each
+        cached = each.pair * pairs + each.key * tokens
+        return int(each.row * rows + each.token * max(chunk, rows) + cached)
 
 
-def _step(model: LoadedModel, cache: RowCache, prefix: int) -> float:
-    layout = GroupedLayout()
-    layers = [layer for layer in leaves(cache) if type(layer) in SHAREABLE]
-    held = layers[0].offset
-    for layer in layers if prefix else ():
-        divide(layer, prefix)
-    rows = [stand_in([1] * held, 0) for _ in range(2)]
-    for row in rows:
-        layout.add(row, deepcopy(cache))
-    took = []
-    for at in range(held, held + SHARED_PASSES):
-        (each,) = layout.passes()
-        began = perf_counter()
-        logits = run_pass(model, each, mx.ones(2, mx.int32), [at] * 2).logits
-        mx.eval(logits, [arrays(group.cache) for group in layout.rows.groups])
-        took.append(perf_counter() - began)
-    return min(took)
+# -- row caches that appear to hold a long prompt
+
+
+def deep_cache(model: LoadedModel, make_cache: MakeCache, depth: int, more: int) -> list[Any]:
+    """A row cache that appears to hold `depth` tokens, with capacity for `more` tokens. Only its
+    first token is computed."""
+    cache = make_cache()
+    grow_by(cache, depth + more)
+    model.prefill(PrefillChunk(Prompt([0]), 0, 1, cache))
+    for layer in leaves(cache):
+        if _quantised(layer):
+            _repeat_quantised(layer, depth)
+        elif all(isinstance(getattr(layer, name, None), mx.array) for name in ("keys", "values")):
+            layer.update_and_fetch(*(_longer(each, depth - 1) for each in _first_token(layer)))
+    mx.eval(arrays(cache))
+    return cache
+
+
+def copied_bytes(cache: Sequence[Any]) -> int:
+    """Bytes per token of the copy that attention makes of a quantised layer, see
+    `upstream.attention`. 0 if no layer of `cache`, which holds a token, is quantised."""
+    return max(map(_copied, filter(_quantised, leaves(cache))), default=0)
+
+
+def _copied(layer: Any) -> int:
+    found = 0
+    for packed, scales, _ in (layer.keys, layer.values):
+        values = packed.shape[-1] * 8 * packed.itemsize // layer.bits
+        found += packed.shape[1] * values * scales.itemsize
+    return found
+
+
+def _quantised(layer: Any) -> bool:
+    return isinstance(getattr(layer, "keys", None), (tuple, list)) and hasattr(layer, "bits")
+
+
+def _repeat_quantised(layer: Any, depth: int) -> None:
+    """Write the first token to the places of all others, in the buffers of the layer."""
+    for stored in (layer.keys, layer.values):
+        for each in stored:
+            each[:, :, 1:depth] = _longer(mx.contiguous(each[:, :, :1]), depth - 1)
+    layer.offset = depth
+
+
+def _first_token(layer: Any) -> list[mx.array]:
+    """Copies of its keys and values, so that the buffers of the layer are filled in place."""
+    found = [mx.contiguous(each[:, :, :1]) for each in (layer.keys, layer.values)]
+    mx.eval(found)
+    return found
+
+
+def _longer(array: mx.array, tokens: int) -> mx.array:
+    """(1, heads, 1, D) repeated to (1, heads, tokens, D), without a copy."""
+    return mx.broadcast_to(array, (1, array.shape[1], tokens, array.shape[3]))

@@ -101,6 +101,28 @@ class ChunkKV:
         return fetched
 
 
+class FillerKV:
+    """Attention cache of one layer for filler rows. Each row sees only its own token. The cache
+    stores nothing, so it never grows."""
+
+    offset = 0
+
+    def make_mask(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        return keys, values
+
+
+def fillers(layer: Any) -> Any:
+    """Cache of one layer for the filler rows of a pass beside a row that has `layer`."""
+    if hasattr(layer, "caches"):
+        together = type(layer)()
+        together.caches = tuple(fillers(each) for each in layer.caches)
+        return together
+    # a missing recurrent state begins with zeros and keeps its size
+    return FillerKV() if hasattr(layer, "update_and_fetch") else type(layer)(len(layer.cache))
+
+
 def can_share_a_pass(cache: Sequence[Any]) -> bool:
     """Whether every layer of a row cache is attention with a token count, or recurrent."""
     return all(

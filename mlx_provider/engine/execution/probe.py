@@ -16,7 +16,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Any
+from typing import cast
 
 import mlx.core as mx
 
@@ -27,12 +27,23 @@ from ...upstream.shared_kv import FEW, SHAREABLE, divide
 from ..memory import MemoryProfile, arrays, leaves, profile
 from ..request import Request, Row, RowOutput, SamplingParams
 from . import solo_rows
-from .batch_layout import NO_DRAFTS, FixedLayout, Layout, Widths, make_layout
+from .batch_layout import NO_DRAFTS, Layout, Widths
 from .decode_batch import run_pass
 from .grouped_kv import MixedChunk, can_share_a_pass
-from .pass_memory import MakeCache, Reserve, taken, unlimited
-from .solo_rows import CHUNK_ENDS, CHUNK_START, CHUNKED_LENGTH, STEPS, ByStep, SoloRow
+from .solo_rows import (
+    CHUNK_ENDS,
+    CHUNK_START,
+    CHUNKED_LENGTH,
+    STEPS,
+    ByStep,
+    MakeCache,
+    SoloRow,
+    timed_pass,
+)
 
+Reserve = Callable[[int], bool]
+"""Reserves bytes for measurements, in place of those reserved before. Returns whether they are
+free."""
 LENGTHS = (5, 11, 270, 283)
 """Lengths of the test prompts: two groups with two rows each, all of different lengths."""
 ROPE_DELTAS = (0, 4, 9, 2)
@@ -61,7 +72,6 @@ KINDS = ((11, 0), (270, 9))
 """Prompt lengths of the tested rows, with their rotary deltas."""
 LONGEST = KINDS[-1][0] + STEPS
 """Tokens of the longest of them at the end."""
-ROWS_ALONE = "each row decodes in a pass of its own"
 
 
 @dataclass(frozen=True)
@@ -91,12 +101,15 @@ class Probe:
 
 @dataclass(frozen=True)
 class Judgement:
-    passed: bool = False
     problem: str = ""
-    """Why they may not run together. Empty: they may, or were not tried."""
+    """Why they may not run together. Empty: they may."""
     widest: float = 0.0
     """Largest difference of a likely token's log-probability from the row alone, if they may."""
     failed: bool = False
+
+
+def unlimited(nbytes: int) -> bool:
+    return True
 
 
 def probe(
@@ -112,16 +125,14 @@ def probe(
     room = has_room(model, make_cache, LENGTHS[-1] + STEPS, reserve)
     if not room or not together:
         longest = solo_rows.prefilled(model, make_cache, prompts[-1])
-        why = () if room else (ALONE,)
-        return Probe("solo", profile(longest), why, conclusive=room)
+        return Probe("solo", profile(longest), () if room else (ALONE,), conclusive=room)
     rows = [
         solo_rows.decoding(model, make_cache, tokens, delta)
         for tokens, delta in zip(prompts, ROPE_DELTAS, strict=True)
     ]
-    memory = profile(rows[-1].cache)
     notes, failed = [], False
     for name in together:
-        found = _judged(rows, partial(_together, model, rows, name))
+        found = _judge(rows, partial(_together, model, rows, name))
         failed |= found.failed
         if found.problem:
             notes.append(f"layout {name!r} is not used: {found.problem}")
@@ -129,13 +140,14 @@ def probe(
         more: dict[str, Judgement] = {}
         if name == "grouped" and can_share_a_pass(rows[-1].cache):
             more = dict(_grouped_passes(model, make_cache, rows))
-        reasons = {NOT_USED[kind]: more[kind].problem for kind in NOT_USED if kind in more}
-        notes += [f"{what}: {why}" for what, why in reasons.items() if why]
+        for kind, each in more.items():
+            if each.problem and kind in NOT_USED:
+                notes.append(f"{NOT_USED[kind]}: {each.problem}")
         failed |= any(more[kind].failed for kind in ("mixed", "drafted") if kind in more)
-        passed = {kind for kind, each in more.items() if each.passed}
+        passed = {kind for kind, each in more.items() if not each.problem}
         return Probe(
             name,
-            memory,
+            profile(rows[-1].cache),
             tuple(notes),
             mixes="mixed" in passed,
             noise_floor=max(each.widest for each in (found, *more.values())),
@@ -144,12 +156,12 @@ def probe(
             shares="shared" in passed,
             padded="padded" in passed,
         )
-    return Probe("solo", memory, tuple(notes), conclusive=not failed)
+    return Probe("solo", profile(rows[-1].cache), tuple(notes), conclusive=not failed)
 
 
 def has_room(model: LoadedModel, make_cache: MakeCache, tokens: int, reserve: Reserve) -> bool:
     """Reserve the memory of a trial, if it is free. `tokens`: of its longest row."""
-    one = taken(model, first := make_cache(), 0, 1)
+    _, one = timed_pass(model, first := make_cache(), 0, 1)
     return reserve(ROWS * profile(first).row_bytes(tokens) + one * tokens)
 
 
@@ -157,23 +169,22 @@ def _grouped_passes(
     model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]
 ) -> Iterator[tuple[str, Judgement]]:
     yield "mixed", _mixing(model, make_cache, rows)
-    yield "drafted", _judged(rows, partial(_drafted, model, rows))
+    yield "drafted", _judge(rows, partial(_drafted, model, rows))
     if any(type(each) in SHAREABLE for each in leaves(rows[-1].cache)):
         twins = [rows[0], rows[-1], rows[-1]]
-        yield "shared", _judged(twins, partial(_shared, model, make_cache, twins))
+        yield "shared", _judge(twins, partial(_shared, model, make_cache, twins))
     if mx.default_device() == mx.gpu:  # a CPU has no launches that it could save
-        yield "padded", _judged(rows, partial(_together, model, rows, "padded"))
+        yield "padded", _judge(rows, partial(_together, model, rows, "padded"))
 
 
-def _judged(rows: Sequence[SoloRow], run: Callable[[], Sequence[ByStep]]) -> Judgement:
+def _judge(rows: Sequence[SoloRow], run: Callable[[], Sequence[ByStep]]) -> Judgement:
     """Compare the result of `run`, by row, with the same rows alone. Never raises."""
     with Isolation() as tried:
         pairs = list(zip(rows, run(), strict=True))
         problems = [problem for row, found in pairs if (problem := row.problem(found))]
         widest = max(row.widest(found) for row, found in pairs)
-    if tried.fault is not None:
-        return Judgement(problem=tried.fault.summary, failed=True)
-    return Judgement(problem=problems[0]) if problems else Judgement(True, widest=widest)
+        return Judgement(problems[0]) if problems else Judgement(widest=widest)
+    return Judgement(tried.fault.summary if tried.fault else "", failed=True)
 
 
 def _mixing(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> Judgement:
@@ -181,14 +192,13 @@ def _mixing(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) 
     with Isolation() as tried:
         tokens = solo_rows.some_tokens(model, CHUNKED_LENGTH, len(rows))
         chunked = solo_rows.chunked(model, make_cache, tokens)
-    if tried.fault is not None:
-        return Judgement(problem=tried.fault.summary, failed=True)
-    return _judged([*rows, chunked], partial(_mixed, model, rows, chunked))
+        return _judge([*rows, chunked], partial(_mixed, model, rows, chunked))
+    return Judgement(tried.fault.summary if tried.fault else "", failed=True)
 
 
 def _together(model: LoadedModel, rows: Sequence[SoloRow], name: str) -> list[ByStep]:
     """Logits of the rows in a layout. One row of each group decodes apart for one step."""
-    layout, apart = make_layout(name), make_layout("solo")
+    layout, apart = Layout(name), Layout("solo")
     found = _joined(layout, rows)
     leave = list(found)[1::2]
     for step in range(STEPS):
@@ -203,7 +213,7 @@ def _together(model: LoadedModel, rows: Sequence[SoloRow], name: str) -> list[By
 
 def _mixed(model: LoadedModel, rows: Sequence[SoloRow], chunked: SoloRow) -> list[ByStep]:
     """Logits of the rows in passes with chunks, and those of the chunks' row."""
-    layout = make_layout("grouped")
+    layout = Layout("grouped")
     found = _joined(layout, rows)
     cache, after, start = deepcopy(chunked.cache), [], CHUNK_START
     for stop in CHUNK_ENDS:
@@ -224,7 +234,7 @@ def _shared(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) 
             divide(layer, start // 2)
     model.prefill(PrefillChunk(Prompt(tokens), start, len(tokens), cache))
     mx.eval(arrays(cache))
-    layout, found = make_layout("grouped"), dict[Row, list[mx.array]]()
+    layout, found = Layout("grouped"), dict[Row, list[mx.array]]()
     for each, own in zip(rows, (rows[0].cache, cache, cache), strict=True):
         delta = ROPE_DELTAS[0 if each is rows[0] else -1]
         row = stand_in(each.tokens, delta)
@@ -237,7 +247,7 @@ def _shared(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) 
 
 def _drafted(model: LoadedModel, rows: Sequence[SoloRow]) -> list[ByStep]:
     """Logits of the rows if some have several tokens in a pass, of which the last are wrong."""
-    layout = make_layout("grouped")
+    layout = Layout("grouped")
     found = _joined(layout, rows)
     drafting = list(found)[: len(DRAFTED)]
     for step in range(max(map(len, DRAFTED))):
@@ -298,25 +308,11 @@ def one_step(
 
 
 def stand_in(tokens: list[int], delta: int) -> Row:
-    prompt = Prompt(tokens, rope_delta=delta)
+    """A row without output."""
+    prompt, no_text = Prompt(tokens, rope_delta=delta), cast("RowOutput", None)
     request = Request("probe", prompt, SamplingParams(), STEPS + 1, EventQueue())
-    row = Row(request, 0, _NO_TEXT)
-    request.rows.append(row)
+    request.rows.append(row := Row(request, 0, no_text))
     return row
-
-
-class _NoText:
-    stopped = ""
-    reasoning_tokens = 0
-
-    def push(self, token: int, logprob: Any = None) -> list[Any]:
-        return []
-
-    def finish(self, reason: Any) -> tuple[list[Any], Any]:
-        return [], reason
-
-
-_NO_TEXT: RowOutput = _NoText()
 
 
 # -- passes of a reproducible model
@@ -343,20 +339,18 @@ def exact_rows(
     if wanted == 1:
         return Exact(1)
     with Isolation() as tried:
-        if not has_room(model, make_cache, LONGEST, reserve):
-            return Exact(1, note=f"{ROWS_ALONE}: {NO_ROOM}")
-        rows = [
-            solo_rows.decoding(model, make_cache, solo_rows.some_tokens(model, *kind), kind[1])
-            for kind in KINDS
-        ]
-        problem = _inexact(model, rows, wanted)
-        if problem:
-            return Exact(1, note=f"{ROWS_ALONE}: {problem}")
-        single, filled = (_pass_seconds(model, rows[0], size) for size in (1, wanted))
-        return Exact(wanted, max(1.0, filled / single))
-    return Exact(
-        1, note=ROWS_ALONE if tried.fault is None else f"{ROWS_ALONE}: {tried.fault.summary}"
-    )
+        problem = NO_ROOM
+        if has_room(model, make_cache, LONGEST, reserve):
+            rows = [
+                solo_rows.decoding(model, make_cache, solo_rows.some_tokens(model, *kind), kind[1])
+                for kind in KINDS
+            ]
+            problem = _inexact(model, rows, wanted)
+        if not problem:
+            single, filled = (_pass_seconds(model, rows[0], size) for size in (1, wanted))
+            return Exact(wanted, max(1.0, filled / single))
+    why = problem if tried.fault is None else tried.fault.summary
+    return Exact(1, note=f"each row decodes in a pass of its own: {why}")
 
 
 def _inexact(model: LoadedModel, rows: Sequence[SoloRow], size: int) -> str:
@@ -377,7 +371,7 @@ def _inexact(model: LoadedModel, rows: Sequence[SoloRow], size: int) -> str:
 def _fixed(
     model: LoadedModel, which: Sequence[int], rows: Sequence[SoloRow], size: int
 ) -> list[ByStep]:
-    layout, found = FixedLayout(size), dict[Row, list[mx.array]]()
+    layout, found = Layout("fixed", size), dict[Row, list[mx.array]]()
     for i in which:
         row = stand_in(rows[i].tokens, KINDS[i][1])
         layout.add(row, deepcopy(rows[i].cache))
@@ -389,7 +383,7 @@ def _fixed(
 
 def _pass_seconds(model: LoadedModel, one: SoloRow, size: int) -> float:
     """Seconds of the fastest pass of one row, padded to `size`."""
-    layout, row, best = FixedLayout(size), stand_in(one.tokens, KINDS[0][1]), inf
+    layout, row, best = Layout("fixed", size), stand_in(one.tokens, KINDS[0][1]), inf
     layout.add(row, deepcopy(one.cache))
     for _ in range(STEPS):
         began = time.perf_counter()

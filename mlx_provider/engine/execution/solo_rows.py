@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import mlx.core as mx
@@ -138,6 +139,15 @@ def some_tokens(model: LoadedModel, length: int, start: int) -> list[int]:
     usable = max(2, model.info.vocab_size)
     ids = ((7919 * (i + 1) + 104729 * start) % usable for i in range(2 * length))
     return [i for i in ids if i not in model.info.stop_tokens][:length]
+
+
+def timed_pass(model: LoadedModel, cache: list[Any], start: int, width: int) -> tuple[float, int]:
+    """Seconds of a pass over `width` tokens, and the bytes that it released."""
+    prompt = Prompt(some_tokens(model, start + width, 0))
+    mx.reset_peak_memory()
+    began = perf_counter()
+    mx.eval(model.prefill(PrefillChunk(prompt, start, start + width, cache)), arrays(cache))
+    return perf_counter() - began, max(0, mx.get_peak_memory() - mx.get_active_memory())
 
 
 def decoded(
