@@ -249,6 +249,11 @@ def from_code(
     return cls(message, param=param, retry_after=retry_after)
 
 
+def wrong_part(part: str, problem: str, inside: str = "") -> BadRequest:
+    """Of a request. `inside`: the wrong member of the part that clients read as the parameter."""
+    return BadRequest(f"{part}{inside} {problem}", param=part)
+
+
 def wrong_option(option: str, message: str) -> BadRequest:
     """In an operator's option of a model."""
     name = f"model_info.mlx.{option}"

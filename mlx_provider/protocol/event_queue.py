@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from ..errors import RequestFailed, RequestTimedOut
 from .events import Delta, Done, Embedded, Event, Failed, Finish, ToolCallDelta
@@ -32,69 +33,48 @@ def size(event: Event) -> int:
     return EVENT_BYTES + len(event.content) + len(event.reasoning) + calls + LOGPROB_BYTES * named
 
 
-def compacted(events: list[Event]) -> list[Event]:
+def compacted(events: Sequence[Event]) -> list[Event]:
     """Joins deltas; the order within a choice does not change."""
-    if len(events) < 2:
-        return events
-    runs: list[_Run | Event] = []
-    growing: dict[int, _Run] = {}
+    runs: list[list[Any]] = []
+    growing: dict[int, list[Delta]] = {}
+    """By choice: the run that its next delta may join, and (`room`) bytes that fit into it."""
+    room: dict[int, int] = {}
     for event in events:
         if not isinstance(event, Delta):
-            runs.append(event)
-            _end_runs(growing, event)
+            runs.append([event])
+            if isinstance(event, Finish):
+                growing.pop(event.index, None)
+            else:
+                growing.clear()
             continue
         run = growing.get(event.index)
-        if run is None or not run.takes(event):
-            run = growing[event.index] = _Run()
+        if run is None or room[event.index] <= 0 or _last_kind(run[-1]) > _first_kind(event):
+            run = growing[event.index] = []
             runs.append(run)
-        run.add(event)
-    return [run.joined() if isinstance(run, _Run) else run for run in runs]
+            room[event.index] = JOINED
+        run.append(event)
+        room[event.index] -= size(event) - EVENT_BYTES
+    return [run[0] if len(run) == 1 else joined(run) for run in runs]
 
 
-def _end_runs(growing: dict[int, _Run], event: Event) -> None:
-    """End the open deltas of the event's choice; of all choices if it belongs to all."""
-    if isinstance(event, Finish):
-        growing.pop(event.index, None)
-    else:
-        growing.clear()
-
-
-class _Run:
-    def __init__(self) -> None:
-        self.deltas: list[Delta] = []
-        self.bytes = 0
-
-    def takes(self, delta: Delta) -> bool:
-        return self.bytes < JOINED and _last_kind(self.deltas[-1]) <= _first_kind(delta)
-
-    def add(self, delta: Delta) -> None:
-        self.deltas.append(delta)
-        self.bytes += size(delta) - EVENT_BYTES
-
-    def joined(self) -> Delta:
-        if len(self.deltas) == 1:
-            return self.deltas[0]
-        return Delta(
-            index=self.deltas[0].index,
-            content="".join(d.content for d in self.deltas),
-            reasoning="".join(d.reasoning for d in self.deltas),
-            tool_calls=_joined_calls([c for d in self.deltas for c in d.tool_calls]),
-            logprobs=[p for d in self.deltas for p in d.logprobs],
-        )
-
-
-def _joined_calls(pieces: list[ToolCallDelta]) -> list[ToolCallDelta]:
-    """A piece with a name begins a new call."""
+def joined(deltas: Sequence[Delta]) -> Delta:
+    """Of one choice, in one. A piece of a call with a name begins a new call."""
     calls: list[list[ToolCallDelta]] = []
-    for piece in pieces:
+    for piece in (piece for delta in deltas for piece in delta.tool_calls):
         begins = piece.id is not None or piece.name is not None
         if begins or not calls or calls[-1][0].index != piece.index:
             calls.append([])
         calls[-1].append(piece)
-    return [
-        call[0].model_copy(update={"arguments": "".join(piece.arguments for piece in call)})
-        for call in calls
-    ]
+    return Delta(
+        index=deltas[0].index if deltas else 0,
+        content="".join(delta.content for delta in deltas),
+        reasoning="".join(delta.reasoning for delta in deltas),
+        tool_calls=[
+            call[0].model_copy(update={"arguments": "".join(piece.arguments for piece in call)})
+            for call in calls
+        ],
+        logprobs=[token for delta in deltas for token in delta.logprobs],
+    )
 
 
 def _first_kind(delta: Delta) -> int:

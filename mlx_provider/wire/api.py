@@ -8,15 +8,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from ..errors import BadRequest, MLXProviderError, for_another
+from ..errors import MLXProviderError, for_another, wrong_part
+from ..invalid import shown
+from ..protocol.event_queue import compacted
 from ..protocol.events import Accepted, Done, Event, Failed
 from ..protocol.requests import ModelRequest
 
+T = TypeVar("T")
 NAME = re.compile(r"(?<![\w.\]'\"])[a-z]\w*(?:\[\d+\]|\.\w+)*")
 """A field's name or path. Text in quotes is a value."""
 
@@ -57,53 +60,31 @@ class ClientNames:
             raise self.error(error) from None
 
     def _name(self, path: str, *, first: bool) -> str:
-        if path.isalpha() and not first:
-            return path
-        for head in _heads(path):
-            if head in self.of:
-                return self.of[head] + path[len(head) :]
-        return path
+        head = path if first or not path.isalpha() else ""
+        while head and head not in self.of:
+            head = head[: max(head.rfind("."), head.rfind("["), 0)]
+        return self.of[head] + path[len(head) :] if head else path
 
 
-def _heads(path: str) -> Iterator[str]:
-    while path:
-        yield path
-        path = path[: max(path.rfind("."), path.rfind("["), 0)]
+# -- checks of a request; each raises `BadRequest` that names the part
+
+WORDS: Mapping[Any, str] = {
+    bool: "true or false",
+    str: "a text",
+    list: "a list",
+    Mapping: "an object",
+}
 
 
-JSON = "application/json"
+def expect(value: Any, kind: type[T], where: str, inside: str = "") -> T:
+    """`inside`: see `wrong_part`."""
+    if not isinstance(value, kind):
+        raise wrong_part(where, f"must be {WORDS[kind]}, got {shown(value)}", inside)
+    return value
 
 
-class Reply(Protocol):
-    media_type: str
-    heartbeat: bytes
-    """Sent while there are no events; empty: nothing."""
-    streamed: bool
-
-    def feed(self, events: Sequence[Event]) -> bytes:
-        """The bytes for some events; a reply that is not streamed has all of them at its end.
-        Raises the error of a `Failed` event, unless the reply is streamed, which then tells it."""
-
-
-@dataclass(frozen=True)
-class ParsedRequest:
-    requests: Sequence[ModelRequest]
-    """One, or one for each prompt of a text completion."""
-    reply: Callable[[Accepted], Reply]
-    names: ClientNames = field(default_factory=ClientNames)
-    refusal: Callable[[MLXProviderError], bytes] | None = None
-    """A stream with an error before acceptance, for clients that read errors only there; empty: the
-    error gets its HTTP status."""
-    joined: bool = True
-    """Whether all requests make one reply, with the echo of its prompts; else our own client joins
-    them."""
-
-
-Read = Callable[[dict[str, Any], Mapping[str, Any]], ParsedRequest]
-
-
-def json_bytes(value: Any) -> bytes:
-    return to_json(value, inf_nan_mode="null")
+def expect_object(value: Any, where: str, inside: str = "") -> Mapping[str, Any]:
+    return expect(value, Mapping, where, inside)  # type: ignore[type-abstract]
 
 
 def objects(
@@ -111,9 +92,7 @@ def objects(
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Each object of a list and its place in the request; `texts`: plain texts are allowed."""
     if not isinstance(items, list):
-        raise BadRequest(
-            f"{where} must be a text or a list, got {type(items).__name__}", param=where
-        )
+        raise wrong_part(where, f"must be a text or a list, got {type(items).__name__}")
     for index, item in enumerate(items):
         at = f"{where}[{index}]"
         if isinstance(item, Mapping):
@@ -121,7 +100,7 @@ def objects(
         elif isinstance(item, BaseModel):  # a script can pass objects of a reply
             yield at, item.model_dump()
         elif not (texts and isinstance(item, str)):
-            raise BadRequest(f"{at} must be an object, got {type(item).__name__}", param=at)
+            raise wrong_part(at, f"must be an object, got {type(item).__name__}")
 
 
 def parts_of(
@@ -139,23 +118,24 @@ def parts_of(
 def check_kind(value: Any, where: str, known: Collection[str] | None = None) -> str:
     """The type of a part. `known`: `None` for an earlier turn, where types of other servers are
     allowed."""
-    if known is None and not (isinstance(value, str) and value):
-        raise BadRequest(f"{where} is {value!r}: it must be a text", param=where)
-    if known is not None and not (isinstance(value, str) and value in known):
-        raise BadRequest(
-            f"{where} is {value!r}, which is not supported: it must be one of {', '.join(known)}",
-            param=where,
-        )
-    return str(value)
+    if isinstance(value, str) and value and (known is None or value in known):
+        return value
+    if known is None:
+        raise wrong_part(where, f"is {value!r}: it must be a text")
+    allowed = ", ".join(known)
+    raise wrong_part(where, f"is {value!r}, which is not supported: it must be one of {allowed}")
 
 
-def check_text(part: Mapping[str, Any], where: str) -> None:
-    if not isinstance(part.get("text"), str):
-        raise BadRequest(f"{where}.text must be a text", param=where)
+# -- replies
 
-
+JSON = "application/json"
+MEDIA_TYPE = "text/event-stream"
+COMMENT = b": the engine is at work\n\n"
+"""Clients ignore comments."""
 HEADER = "x-mlx-warnings"
 LONGEST = 1000
+MANY = 1000
+"""Events of a whole reply that are kept apart."""
 
 
 def header_text(warnings: Sequence[str]) -> str:
@@ -164,9 +144,8 @@ def header_text(warnings: Sequence[str]) -> str:
     return "".join(c if " " <= c <= "~" else "?" for c in text)[:LONGEST]
 
 
-MEDIA_TYPE = "text/event-stream"
-COMMENT = b": the engine is at work\n\n"
-"""Clients ignore comments."""
+def json_bytes(value: Any) -> bytes:
+    return to_json(value, inf_nan_mode="null")
 
 
 def data_frame(value: object) -> bytes:
@@ -178,7 +157,7 @@ def event_frame(value: Mapping[str, object]) -> bytes:
 
 
 class Stream(ABC):
-    """Nothing follows an error."""
+    """Nothing follows an error, which is its last event."""
 
     media_type = MEDIA_TYPE
     heartbeat = COMMENT
@@ -212,25 +191,50 @@ class Whole(ABC):
     media_type = JSON
     heartbeat = b""
     streamed = False
+    _events: Sequence[Event] = ()
 
     def feed(self, events: Sequence[Event]) -> bytes:
         body = self.body(events)
         return b"" if body is None else json_bytes(body)
 
     def body(self, events: Sequence[Event]) -> dict[str, Any] | None:
-        """The reply once `events` has the last one."""
-        for event in events:
-            if isinstance(event, Failed):
-                raise event.error.exception()
-            self._take(event)
-            if isinstance(event, Done):
-                return self._body(event)
-        return None
+        """The reply once `events` has the last one. Raises the error of a `Failed` event."""
+        self._events = [*self._events, *events]
+        last = events[-1]
+        if isinstance(last, Failed):
+            raise last.error.exception()
+        if isinstance(last, Done) or len(self._events) > MANY:
+            self._events = compacted(self._events)
+        return self._body(self._events, last) if isinstance(last, Done) else None
 
     @abstractmethod
-    def _take(self, event: Event) -> None:
-        """Keep what the body needs of it."""
+    def _body(self, events: Sequence[Event], done: Done) -> dict[str, Any]:
+        """The reply, from all its events."""
 
-    @abstractmethod
-    def _body(self, done: Done) -> dict[str, Any]:
-        """The reply, once every event is known."""
+
+class Reply(Protocol):
+    media_type: str
+    heartbeat: bytes
+    """Sent while there are no events; empty: nothing."""
+    streamed: bool
+
+    def feed(self, events: Sequence[Event]) -> bytes:
+        """The bytes for some events; a reply that is not streamed has all of them at its end, and
+        raises the error of a `Failed` event."""
+
+
+@dataclass(frozen=True)
+class ParsedRequest:
+    requests: Sequence[ModelRequest]
+    """One, or one for each prompt of a text completion."""
+    reply: Callable[[Accepted], Reply]
+    names: ClientNames = field(default_factory=ClientNames)
+    refusal: Callable[[MLXProviderError], bytes] | None = None
+    """A stream with an error before acceptance, for clients that read errors only there; empty: the
+    error gets its HTTP status."""
+    joined: bool = True
+    """Whether all requests make one reply, with the echo of its prompts; else our own client joins
+    them."""
+
+
+Read = Callable[[dict[str, Any], Mapping[str, Any]], ParsedRequest]

@@ -44,6 +44,7 @@ ITEMS = [
     ([user(TEXT, {"type": "input_text"})], "input[0].content[1].text must be a text"),
     ([user({"text": None})], "input[0].content[0].text must be a text"),
     ([U, output([{"type": "input_text", "txt": "a"}])], "input[1].output[0].text must be a text"),
+    ([U, output({"temperature": 21})], "input[1].output must be a text or a list, got dict"),
     (5, "input must be a text or a list, got int"),
 ]
 
@@ -53,6 +54,13 @@ async def test_items_that_would_be_dropped(engine, sent, words):
     with pytest.raises(litellm.BadRequestError) as caught:
         await litellm.aresponses(model="mlx/m", input=sent)
     assert words in str(caught.value)
+    assert not engine.requests
+
+
+@pytest.mark.parametrize("tool", [{}, {"type": None}, {"type": 5}, {"type": ""}])
+async def test_a_tool_without_a_type_is_refused(engine, tool):
+    with pytest.raises(litellm.BadRequestError, match=r"tools\[0\].type is"):
+        await litellm.aresponses(model="mlx/m", input="x", tools=[tool])
     assert not engine.requests
 
 

@@ -299,6 +299,12 @@ def test_a_compaction_is_read_back(engine: Any, client: openai.OpenAI) -> None:
         ({"input": []}, 400, "input"),
         ({"input": [{"role": "system", "content": BILLING}]}, 400, "input"),
         ({"tools": [{"type": "function"}]}, 400, "tools[0]"),
+        ({"tools": [{}]}, 400, "tools[0]"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "c", "output": {"a": 1}}]},
+            400,
+            "input[0].output",
+        ),
         ({"tools": [LOOK, LOOK]}, 400, "tools[1]"),
         ({"tenant": "other"}, 400, "tenant"),
     ],

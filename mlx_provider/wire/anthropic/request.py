@@ -8,10 +8,10 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...errors import BadRequest
+from ...errors import wrong_part
 from ...invalid import shown
 from ...protocol.requests import GenerateRequest
-from ..api import ClientNames, check_kind, check_text, objects, parts_of
+from ..api import ClientNames, check_kind, expect, expect_object, objects, parts_of
 from ..openai.parameters import SCHEMA, Parameters, parameter_names
 from ..openai.request import AnswerForm, generate_requests
 from ..openai.tools import without
@@ -32,14 +32,13 @@ def check_messages(given: Mapping[str, Any]) -> None:
     _check_blocks(given.get("system"), "system", BLOCKS["system"])
     messages = given.get("messages")
     if not messages:
-        raise BadRequest("messages must be a list of at least one message", param="messages")
+        raise wrong_part("messages", "must be a list of at least one message")
     listed = [*objects(messages, "messages")]
     typed = is_typed([message for _, message in listed[-2:]])
     for at, (where, message) in enumerate(listed, 1):
         role = check_kind(message.get("role"), f"{where}.role", ROLES)
         strict = role == "system" or (typed and at == len(listed))
         _check_blocks(message.get("content"), f"{where}.content", BLOCKS[role] if strict else None)
-    _check_tools(given.get("tools"), given.get("tool_choice"))
 
 
 def is_typed(last: Sequence[Mapping[str, Any]]) -> bool:
@@ -53,20 +52,10 @@ def _has_results(message: Mapping[str, Any]) -> bool:
     return any(isinstance(b, Mapping) and b.get("type") == "tool_result" for b in blocks)
 
 
-def _check_tools(tools: Any, choice: Any) -> None:
-    for where, tool in objects(tools or [], "tools"):
-        if not isinstance(tool.get("name"), str):
-            raise BadRequest(f"{where}.name must be a text", param=where)
-    if not isinstance(choice, Mapping | None):
-        raise BadRequest(
-            "tool_choice must be an object, such as {'type': 'any'}", param="tool_choice"
-        )
-
-
 def _check_blocks(content: Any, where: str, known: Collection[str] | None) -> None:
     for at, kind, block in parts_of(content, where, known):
         if kind == "text":
-            check_text(block, at)
+            expect(block.get("text"), str, at, ".text")
         elif kind == "image" and known is not None:
             check_image(block, at)
         elif kind == "tool_result":
@@ -74,12 +63,9 @@ def _check_blocks(content: Any, where: str, known: Collection[str] | None) -> No
 
 
 def check_image(block: Mapping[str, Any], where: str) -> None:
-    source, where = block.get("source"), f"{where}.source"
-    if not isinstance(source, Mapping):
-        raise BadRequest(f"{where} must be an object", param=where)
+    source, where = expect_object(block.get("source"), f"{where}.source"), f"{where}.source"
     place = IMAGE_SOURCES[check_kind(source.get("type"), f"{where}.type", IMAGE_SOURCES)]
-    if not isinstance(source.get(place), str) or not source[place]:
-        raise BadRequest(f"{where}.{place} must be a text", param=where)
+    expect(source.get(place) or None, str, where, f".{place}")
 
 
 MEMBERS = ("name", "description", "strict")
@@ -104,17 +90,14 @@ def chat_tools(params: Parameters) -> dict[str, Any]:
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    kind, schema = tool.get("type") or "custom", tool.get("input_schema")
+    kind = tool.get("type") or "custom"
     if kind != "custom":
         built_in = isinstance(kind, str) and kind.startswith(BUILT_IN)
         reason = "only Anthropic's models know its schema" if built_in else "no server runs it here"
-        raise BadRequest(
-            f"{where}.type is {shown(kind)}: {reason}; send a tool of the client's own, with a "
-            "name and an input_schema",
-            param=where,
-        )
-    if not isinstance(schema, Mapping):
-        raise BadRequest(f"{where}.input_schema must be an object", param=where)
+        remedy = "send a tool of the client's own, with a name and an input_schema"
+        raise wrong_part(where, f"is {shown(kind)}: {reason}; {remedy}", ".type")
+    expect(tool.get("name"), str, where, ".name")
+    schema = expect_object(tool.get("input_schema"), where, ".input_schema")
     given = {name: tool[name] for name in MEMBERS if name in tool}
     function = {**given, "parameters": schema}  # models know this order
     rest = without(tool, (*MEMBERS, "input_schema", "type"))
@@ -129,9 +112,7 @@ def _choice(choice: Mapping[str, Any]) -> Any:
     kind = check_kind(choice.get("type"), "tool_choice.type", CHOICES)
     if kind != "tool":
         return CHOICES[kind]
-    name = choice.get("name")
-    if not isinstance(name, str):
-        raise BadRequest("tool_choice.name must be a text", param="tool_choice.name")
+    name = expect(choice.get("name"), str, "tool_choice.name")
     return {"type": "function", "function": {"name": name}}
 
 
@@ -225,7 +206,7 @@ def message_request(
     check_messages(body)
     params = Parameters(body)
     if not counted and body.get("max_tokens") is None:
-        raise BadRequest("max_tokens is missing", param="max_tokens")
+        raise wrong_part("max_tokens", "is missing")
     for name in CHATS_OWN:
         params.choice(name, (), "the Messages API has no such parameter")
     params.take("cache_control")  # every prompt is cached, as far as there is room
@@ -237,9 +218,8 @@ def message_request(
         "user": _session(params.mapping("metadata")),
         "prompt_cache_retention": "24h" if retains(body) else None,
     }
-    given = {name: value for name, value in values.items() if value is not None}
+    given = params.rest() | {name: v for name, v in values.items() if v is not None}
     model = {**sender, "model": body.get("model")}
-    given = params.rest() | given
     names = ClientNames(_names(body) | places).before(parameter_names(given))
     with names.naming():
         (request,) = generate_requests(
@@ -274,9 +254,8 @@ def answer_format(params: Parameters) -> dict[str, Any]:
     if form is None:
         return fields
     if not isinstance(form, Mapping) or form.get("type") != "json_schema":
-        raise BadRequest(
-            f"output_config.format must be of type json_schema, got {shown(form)}",
-            param="output_config",
+        raise wrong_part(
+            "output_config", f"must be of type json_schema, got {shown(form)}", ".format"
         )
     schema = {"name": "output", "schema": form.get("schema")}
     return fields | {"response_format": {"type": "json_schema", "json_schema": schema}}

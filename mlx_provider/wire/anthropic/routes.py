@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -44,9 +44,11 @@ class Options:
 
 
 class _Message:
-    """Each method yields the events of a stream. One block is open at a time."""
+    """One block is open at a time."""
 
-    def __init__(self, accepted: Accepted, wanted: int | None, options: Options) -> None:
+    def __init__(
+        self, accepted: Accepted, wanted: int | None, options: Options = Options()
+    ) -> None:
         """`wanted`: `max_tokens` of the request, of which the context may leave less; -1: all."""
         self._accepted = accepted
         self._options = options
@@ -57,26 +59,11 @@ class _Message:
         self._index = -1
         self._signature = sha256()
 
-    def start(self) -> Part:
-        return {
-            "type": "message_start",
-            "message": {
-                "id": f"msg_{self._accepted.id}",
-                "type": "message",
-                "role": "assistant",
-                "model": self._accepted.model,
-                "content": [],
-                "stop_reason": None,
-                "stop_sequence": None,
-                "stop_details": None,
-                "container": None,
-                "usage": _counts(self._accepted.prompt_tokens, 0, 0, 0) | NOTHING_ELSE,
-            },
-        }
-
-    def feed(self, event: Event) -> Iterator[Part]:
-        """Raises the error of a cancelled request."""
-        if isinstance(event, Delta):
+    def _write(self, event: Event) -> Iterator[Part]:
+        """The events of a stream. Raises the error of a cancelled request."""
+        if isinstance(event, Accepted):
+            yield {"type": "message_start", "message": self._head()}
+        elif isinstance(event, Delta):
             yield from self._blocks(event)
         elif isinstance(event, Finish):
             self._ending = ending(event, clipped=self._clipped)
@@ -86,25 +73,37 @@ class _Message:
             yield {"type": "message_delta", "delta": end, "usage": self._usage(event)}
             yield {"type": "message_stop"}
 
+    def _head(self) -> Part:
+        return {
+            "id": f"msg_{self._accepted.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._accepted.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "stop_details": None,
+            "container": None,
+            "usage": _counts(self._accepted.prompt_tokens, 0, 0, 0) | NOTHING_ELSE,
+        }
+
     def _blocks(self, delta: Delta) -> Iterator[Part]:
         if delta.reasoning:
-            yield from self._begin(
-                "thinking", {"type": "thinking", "thinking": "", "signature": ""}
-            )
+            thought = {"type": "thinking", "thinking": "", "signature": ""}
+            yield from self._begin("thinking", thought)
             self._signature.update(delta.reasoning.encode())
             if self._options.thoughts:
-                yield self._delta({"type": "thinking_delta", "thinking": delta.reasoning})
+                yield self._delta("thinking", thinking=delta.reasoning)
         if delta.content:
             yield from self._begin("text", {"type": "text", "text": "", "citations": None})
-            yield self._delta({"type": "text_delta", "text": delta.content})
+            yield self._delta("text", text=delta.content)
         for piece in call_pieces(delta.tool_calls):
             function = piece["function"]
             call = {"type": "tool_use", "id": piece["id"], "name": function["name"]}
             block = {**call, "input": {}, "caller": {"type": "direct"}}
             yield from self._begin(piece["index"], block)
             if function["arguments"]:
-                part = {"type": "input_json_delta", "partial_json": function["arguments"]}
-                yield self._delta(part)
+                yield self._delta("input_json", partial_json=function["arguments"])
 
     def _begin(self, kind: object, block: Part) -> Iterator[Part]:
         if kind != self._open:
@@ -117,13 +116,13 @@ class _Message:
         if self._open is None:
             return
         if self._open == "thinking":  # clients drop thoughts without a signature
-            signature = b64encode(self._signature.digest()).decode()
-            yield self._delta({"type": "signature_delta", "signature": signature})
+            yield self._delta("signature", signature=b64encode(self._signature.digest()).decode())
         yield {"type": "content_block_stop", "index": self._index}
         self._open = None
 
-    def _delta(self, part: Part) -> Part:
-        return {"type": "content_block_delta", "index": self._index, "delta": part}
+    def _delta(self, kind: str, **text: str) -> Part:
+        delta = {"type": f"{kind}_delta", **text}
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
     def _usage(self, done: Done) -> Part:
         """The last token of a prompt is always computed, so neither count of the cache has it."""
@@ -159,52 +158,31 @@ def _counts(prompt: int, cached: int, stored: int, completion: int) -> Part:
     }
 
 
-class Stream(api.Stream):
+class Stream(_Message, api.Stream):
     heartbeat = PING
 
-    def __init__(
-        self, accepted: Accepted, wanted: int | None, options: Options = Options()
-    ) -> None:
-        self._message = _Message(accepted, wanted, options)
-
     def _frames(self, event: Event) -> Iterator[bytes]:
-        parts = self._message.feed(event)
-        return map(event_frame, [self._message.start()] if isinstance(event, Accepted) else parts)
+        return map(event_frame, self._write(event))
 
     def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
         yield event_frame(error_body(error))
 
 
-class Whole(api.Whole):
-    def __init__(
-        self, accepted: Accepted, wanted: int | None, options: Options = Options()
-    ) -> None:
-        self._message = _Message(accepted, wanted, options)
-        self._blocks: list[tuple[Part, dict[str, list[str]]]] = []
-        """Each with the pieces of its texts, by name."""
-
-    def _take(self, event: Event) -> None:
-        if isinstance(event, Done):
-            return
-        for part in self._message.feed(event):
+class Whole(_Message, api.Whole):
+    def _body(self, events: Sequence[Event], done: Done) -> Part:
+        message, content = self._head(), list[Part]()
+        for part in (part for event in events for part in self._write(event)):
             if part["type"] == "content_block_start":
-                self._blocks.append((part["content_block"], {}))
+                content.append(part["content_block"])
             elif part["type"] == "content_block_delta":
                 ((name, text),) = ((k, v) for k, v in part["delta"].items() if k != "type")
-                self._blocks[-1][1].setdefault(name, []).append(text)
-
-    def _body(self, done: Done) -> Part:
-        message, end = self._message.start()["message"], next(self._message.feed(done))
-        content = [_whole_block(*block) for block in self._blocks]
-        usage = message["usage"] | end["usage"]
-        return {**message, **end["delta"], "content": content, "usage": usage}
-
-
-def _whole_block(block: Part, pieces: dict[str, list[str]]) -> Part:
-    texts = {name: "".join(parts) for name, parts in pieces.items()}
-    if block["type"] == "tool_use":
-        return block | {"input": arguments_mapping(texts.get("partial_json"))}
-    return block | texts
+                content[-1][name] = content[-1].get(name, "") + text
+            elif part["type"] == "message_delta":
+                message |= {**part["delta"], "usage": message["usage"] | part["usage"]}
+        for block in content:
+            if block["type"] == "tool_use":
+                block["input"] = arguments_mapping(block.pop("partial_json", None))
+        return message | {"content": content}
 
 
 def _messages(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:

@@ -4,18 +4,18 @@ provider makes its objects of the same choices."""
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 from math import fsum
 from typing import Any
 
 from ...errors import ContextTooLong, EngineUnavailable, MLXProviderError
+from ...protocol.event_queue import joined
 from ...protocol.events import Accepted, Delta, Done, Event, Finish, TokenLogprob, ToolCallDelta
 from .. import api
 from ..api import json_bytes
 from .request import AnswerForm, BestOf
-from .tools import WholeCalls, unwrap_text, with_custom
+from .tools import WholeCalls, unwrap_text, whole_call
 
 TYPES = {
     401: "authentication_error",
@@ -159,10 +159,18 @@ class ChunkChoices:
         """One choice per kind of output, because accumulators of clients take one kind at a time.
         Raises the error of a request that the engine cancelled."""
         for part in self._calls.of(event):
-            if isinstance(part, Delta):
-                yield from self._deltas(part)
-            elif isinstance(part, Finish):
+            if isinstance(part, Finish):
                 yield self.choice(part.index, reason=finish_reason(part, legacy=self._form.legacy))
+            elif isinstance(part, Delta) and self._form.text:
+                begins = self._written[part.index]
+                self._written[part.index] += sum(len(token.token) for token in part.logprobs)
+                logprobs = text_logprobs(part.logprobs, begins)
+                yield self.choice(part.index, {"content": part.content}, logprobs)
+            elif isinstance(part, Delta):
+                logprobs = logprobs_of(part.logprobs)
+                for delta in self._parts(part) or ([{"content": ""}] if logprobs else []):
+                    yield self.choice(part.index, delta, logprobs)
+                    logprobs = None
 
     def choice(
         self,
@@ -181,30 +189,13 @@ class ChunkChoices:
             part = {"delta": {"role": "assistant", **part}}
         return {"index": index, **part, "logprobs": logprobs, "finish_reason": reason}
 
-    def _deltas(self, event: Delta) -> Iterator[dict[str, Any]]:
-        if self._form.text:
-            begins = self._written[event.index]
-            self._written[event.index] += sum(len(token.token) for token in event.logprobs)
-            logprobs = text_logprobs(event.logprobs, begins)
-            yield self.choice(event.index, {"content": event.content}, logprobs)
-            return
-        logprobs = logprobs_of(event.logprobs)
-        for part in self._parts(event) or ([{"content": ""}] if logprobs else []):
-            yield self.choice(event.index, part, logprobs)
-            logprobs = None
-
     def _parts(self, event: Delta) -> list[dict[str, Any]]:
-        parts: list[dict[str, Any]] = []
-        if event.reasoning:
-            parts.append({"reasoning_content": event.reasoning})
-        if event.content:
-            parts.append({"content": event.content})
-        for piece in call_pieces(event.tool_calls, self._form.custom):
-            legacy = self._form.legacy
-            parts.append(
-                {"function_call": piece["function"]} if legacy else {"tool_calls": [piece]}
-            )
-        return parts
+        texts = {"reasoning_content": event.reasoning, "content": event.content}
+        pieces = call_pieces(event.tool_calls, self._form.custom)
+        return [{name: text} for name, text in texts.items() if text] + [
+            {"function_call": piece["function"]} if self._form.legacy else {"tool_calls": [piece]}
+            for piece in pieces
+        ]
 
 
 def _head(accepted: Accepted, form: AnswerForm, *, chunk: bool = False) -> dict[str, Any]:
@@ -239,87 +230,58 @@ class Stream(api.Stream):
         yield api.data_frame(error_body(error))
 
 
-@dataclass
-class Answer:
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish: Finish | None = None
-
-    def add(self, delta: Delta) -> None:
-        self.content.append(delta.content)
-        self.reasoning.append(delta.reasoning)
-        self.logprobs.extend(delta.logprobs)
-        for piece in delta.tool_calls:
-            call = self.calls.setdefault(
-                piece.index,
-                {"id": piece.id, "type": "function", "function": {"name": None, "arguments": ""}},
-            )
-            call["id"] = call["id"] or piece.id
-            call["function"]["name"] = call["function"]["name"] or piece.name
-            call["function"]["arguments"] += piece.arguments
-
-    def choice(self, index: int, form: AnswerForm) -> dict[str, Any]:
-        reason = finish_reason(self.finish, legacy=form.legacy)
-        if form.text:
-            text, lists = "".join(self.content), text_logprobs(self.logprobs)
-            return {"index": index, "text": text, "logprobs": lists, "finish_reason": reason}
-        logprobs = logprobs_of(self.logprobs)
-        message = self._message(form) | ALWAYS_EMPTY
-        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
-
-    def _message(self, form: AnswerForm) -> dict[str, Any]:
-        """`content` is null if there are only calls."""
-        calls = [with_custom(self.calls[index], form.custom) for index in sorted(self.calls)]
-        content = "".join(self.content)
-        fields: dict[str, Any] = {"role": "assistant"}
-        fields["content"] = None if calls and not content else content
-        if calls and form.legacy:
-            fields["function_call"] = calls[0]["function"]
-        elif calls:
-            fields["tool_calls"] = calls
-        if reasoning := "".join(self.reasoning):
-            fields["reasoning_content"] = reasoning
-        return fields
-
-
 class Whole(api.Whole):
     def __init__(self, accepted: Accepted, form: AnswerForm) -> None:
         self._head = _head(accepted, form)
         self._form = form
-        self._answers: dict[int, Answer] = {}
 
-    def _take(self, event: Event) -> None:
-        if isinstance(event, Delta):
-            self._answers.setdefault(event.index, Answer()).add(event)
-        elif isinstance(event, Finish):
-            self._answers.setdefault(event.index, Answer()).finish = event
-
-    def _body(self, done: Done) -> dict[str, Any]:
-        answers = [self._answers[index] for index in sorted(self._answers)]
+    def _body(self, events: Sequence[Event], done: Done) -> dict[str, Any]:
+        deltas: defaultdict[int, list[Delta]] = defaultdict(list)
+        ends = {event.index: event for event in events if isinstance(event, Finish)}
+        for event in events:
+            if isinstance(event, Delta):
+                deltas[event.index].append(event)
+        answers = [(joined(deltas[at]), ends.get(at)) for at in sorted(deltas.keys() | ends)]
         if self._form.best_of is not None:
             answers = _best(answers, self._form.best_of)
-        choices = [answer.choice(index, self._form) for index, answer in enumerate(answers)]
+        choices = [self._choice(at, *answer) for at, answer in enumerate(answers)]
         usage = usage_of(done, timings=self._form.timings)
         return self._head | {"choices": choices, "usage": usage}
+
+    def _choice(self, index: int, answer: Delta, finish: Finish | None) -> dict[str, Any]:
+        text, reason = self._form.text, finish_reason(finish, legacy=self._form.legacy)
+        said = {"text": answer.content} if text else {"message": self._message(answer)}
+        logprobs = (text_logprobs if text else logprobs_of)(answer.logprobs)
+        return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
+
+    def _message(self, answer: Delta) -> dict[str, Any]:
+        """`content` is null if there are only calls."""
+        calls = [whole_call(call, self._form.custom) for call in answer.tool_calls]
+        content = None if calls and not answer.content else answer.content
+        fields: dict[str, Any] = {"role": "assistant", "content": content}
+        if calls and self._form.legacy:
+            fields["function_call"] = calls[0]["function"]
+        elif calls:
+            fields["tool_calls"] = calls
+        if answer.reasoning:
+            fields["reasoning_content"] = answer.reasoning
+        return fields | ALWAYS_EMPTY
+
+
+Answer = tuple[Delta, Finish | None]
 
 
 def _best(answers: Sequence[Answer], form: BestOf) -> list[Answer]:
     """Of each prompt, the choices with the highest log-probability per token."""
     groups = [answers[at : at + form.made] for at in range(0, len(answers), form.made)]
-    best = [
-        answer
-        for group in groups
-        for answer in sorted(group, key=_per_token, reverse=True)[: form.wanted]
-    ]
-    if not form.logprobs:
-        for answer in best:
-            answer.logprobs.clear()
-    return best
+    ranked = (sorted(group, key=_per_token, reverse=True) for group in groups)
+    best = [answer for group in ranked for answer in group[: form.wanted]]
+    if form.logprobs:
+        return best
+    return [(delta.model_copy(update={"logprobs": []}), finish) for delta, finish in best]
 
 
 def _per_token(answer: Answer) -> float:
     """The mean; an empty choice counts as certain."""
-    found = [token.logprob or 0.0 for token in answer.logprobs]
+    found = [token.logprob or 0.0 for token in answer[0].logprobs]
     return fsum(found) / len(found) if found else 0.0

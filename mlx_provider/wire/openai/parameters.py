@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from ...errors import BadRequest
+from ...errors import BadRequest, wrong_part
 from ...invalid import shown
 from ...protocol.requests import RENDERER_ARGUMENTS
-from ..api import ClientNames
+from ..api import ClientNames, expect
 
 T = TypeVar("T")
 WithoutEffect = tuple[object, ...] | None
@@ -65,29 +65,21 @@ class Parameters:
         """The value of `name`, which then counts as known."""
         return self._left.pop(name, default)
 
+    def typed(self, name: str, kind: type[T]) -> T | None:
+        value = self.take(name)
+        return None if value is None else expect(value, kind, name)
+
     def flag(self, name: str) -> bool | None:
-        return self._typed(name, bool, "true or false")
-
-    def text(self, name: str) -> str | None:
-        return self._typed(name, str, "a text")
-
-    def items(self, name: str) -> list[Any] | None:
-        return self._typed(name, list, "a list")
+        return self.typed(name, bool)
 
     def mapping(self, name: str) -> dict[str, Any]:
-        return dict(self._typed(name, Mapping, "an object") or {})  # type: ignore[type-abstract]
+        return dict(self.typed(name, Mapping) or {})  # type: ignore[type-abstract]
 
     def number(self, name: str) -> Any:
         """Refuses a truth value, which is a number in Python."""
         value = self.take(name)
         if isinstance(value, bool):
-            raise BadRequest(f"{name} must be a number, got {shown(value)}", param=name)
-        return value
-
-    def _typed(self, name: str, kind: type[T], words: str) -> T | None:
-        value = self.take(name)
-        if value is not None and not isinstance(value, kind):
-            raise BadRequest(f"{name} must be {words}, got {shown(value)}", param=name)
+            raise wrong_part(name, f"must be a number, got {shown(value)}")
         return value
 
     def choice(self, name: str, allowed: tuple[object, ...], remedy: str) -> None:
@@ -101,11 +93,12 @@ class Parameters:
 
     def ignored(self) -> list[str]:
         """Take parameters without effect; returns the names for the warning."""
-        found = {name: self.take(name) for name in self._without_effect}
-        return [*self._ignored] + [
+        return self._ignored + [
             name
             for name, nothing in self._without_effect.items()
-            if nothing is not None and found[name] is not None and found[name] not in nothing
+            if (value := self.take(name)) is not None
+            and nothing is not None
+            and value not in nothing
         ]
 
     def rest(self) -> dict[str, Any]:
@@ -152,14 +145,14 @@ def _field(name: str, value: Any) -> dict[str, Any]:
             return {"grammar": {"type": "regex", "value": value}}
         case (("grammar" | "guided_grammar"), str()):
             return {"grammar": {"type": "lark", "value": value}}
-    raise BadRequest(f"{name} must be {CONSTRAINTS[name]}, got {shown(value)}", param=name)
+    raise wrong_part(name, f"must be {CONSTRAINTS[name]}, got {shown(value)}")
 
 
 def _parse_json(value: Any) -> Any:
     try:
         return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"guided_json is not JSON: {error}", param="guided_json") from None
+        raise wrong_part("guided_json", f"is not JSON: {error}") from None
 
 
 def parameter_names(values: Mapping[str, Any], content: str = "messages") -> ClientNames:
@@ -197,18 +190,13 @@ def template_variables(params: Parameters) -> tuple[dict[str, Any], int | None]:
     variables = _effort(params.take("reasoning_effort"))
     switches, budget = _thinking(params.mapping("thinking"))
     variables.update(switches)
-    enabled = params.flag("enable_thinking")
-    if enabled is not None:
+    if (enabled := params.flag("enable_thinking")) is not None:
         variables["enable_thinking"] = enabled
-    verbosity = params.take("verbosity")
-    if verbosity is not None:
+    if (verbosity := params.take("verbosity")) is not None:
         variables["verbosity"] = verbosity
     own = params.mapping("chat_template_kwargs")
     if taken := RENDERER_ARGUMENTS & own.keys():
-        raise BadRequest(
-            f"chat_template_kwargs cannot set {', '.join(sorted(taken))}",
-            param="chat_template_kwargs",
-        )
+        raise wrong_part("chat_template_kwargs", f"cannot set {', '.join(sorted(taken))}")
     given_budget = params.number("thinking_budget")
     return variables | own, budget if given_budget is None else given_budget
 
@@ -220,9 +208,7 @@ def _effort(value: object) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, str):
-        raise BadRequest(
-            f"reasoning_effort must be a word, got {shown(value)}", param="reasoning_effort"
-        )
+        raise wrong_part("reasoning_effort", f"must be a word, got {shown(value)}")
     if value in ("none", "disable"):
         return {"enable_thinking": False}
     return {"reasoning_effort": value, "enable_thinking": True}

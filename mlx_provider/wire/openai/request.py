@@ -10,7 +10,7 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from ...bounds import MAX_NAME
-from ...errors import BadRequest
+from ...errors import BadRequest, wrong_part
 from ...invalid import bad_request, shown
 from ...protocol.requests import GenerateRequest, Sampling
 from .parameters import Parameters, constraint, template_variables
@@ -139,10 +139,10 @@ def _session(params: Parameters, known: Any) -> str | None:
 
 def _chat(params: Parameters, messages: Any, *, continues: bool) -> dict[str, Any]:
     if not isinstance(messages, list) or not messages:
-        raise BadRequest("messages must be a list of at least one message", param="messages")
+        raise wrong_part("messages", "must be a list of at least one message")
     top, wanted = params.number("top_logprobs"), params.flag("logprobs")
     if top is not None and not wanted:
-        raise BadRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+        raise wrong_part("top_logprobs", "needs logprobs to be true")
     continues = _continues(params, messages[-1]) or continues
     messages, continues = split_prefill_mark(messages, always=continues)
     return {
@@ -158,23 +158,17 @@ def _continues(params: Parameters, last: Any) -> bool:
     """Whether vLLM's parameters ask that the reply continues the last message."""
     wanted, new_turn = params.flag("continue_final_message"), params.flag("add_generation_prompt")
     if wanted and new_turn:
-        both = "add_generation_prompt must be false with continue_final_message"
-        raise BadRequest(both, param="add_generation_prompt")
+        raise wrong_part("add_generation_prompt", "must be false with continue_final_message")
     if new_turn is False and not wanted:
-        raise BadRequest(
-            "add_generation_prompt=false is only supported with continue_final_message",
-            param="add_generation_prompt",
-        )
+        only = "false is only supported with continue_final_message"
+        raise wrong_part("add_generation_prompt", only)
     if wanted and not (isinstance(last, Mapping) and last.get("role") == "assistant"):
-        raise BadRequest(
-            "continue_final_message needs a last message of the assistant",
-            param="continue_final_message",
-        )
+        raise wrong_part("continue_final_message", "needs a last message of the assistant")
     return bool(wanted)
 
 
 def _tools(params: Parameters) -> dict[str, Any]:
-    tools, functions = params.items("tools"), params.items("functions")
+    tools, functions = params.typed("tools", list), params.typed("functions", list)
     choice, call = choice_of(params.take("tool_choice")), params.take("function_call")
     parallel = params.flag("parallel_tool_calls")
     if functions is not None:
@@ -199,7 +193,7 @@ def completions(
     params.take("best_of")
     fields: dict[str, Any] = {"echo": params.flag("echo") or False, **_logprobs(params)}
     if best is not None and fields["echo"]:
-        raise BadRequest("best_of with echo is not supported: leave out echo", param="best_of")
+        raise wrong_part("best_of", "with echo is not supported: leave out echo")
     if best is not None:
         fields |= {"n": best.made, "logprobs": True}
     if "max_tokens" not in shared:
@@ -218,7 +212,7 @@ def prompt_list(given: Any, name: str) -> list[Any]:
     """A text, token ids, or a list of these, as a list. Raises `BadRequest` that names the item."""
     items = [given] if isinstance(given, str) or _is_tokens(given) else given
     if not isinstance(items, list) or not items:
-        raise BadRequest(f"{name} {_SHAPES}, got {type(items).__name__}", param=name)
+        raise wrong_part(name, f"{_SHAPES}, got {type(items).__name__}")
     for index, each in enumerate(items):
         if not isinstance(each, str) and not _is_tokens(each):
             at = f"{name}[{index}]"
@@ -236,15 +230,10 @@ def best_of(values: Mapping[str, Any]) -> BestOf | None:
     if made is None or made == wanted:
         return None
     if type(made) is not int or type(wanted) is not int or not wanted < made <= MAX_CHOICES:
-        raise BadRequest(
-            f"best_of must be a whole number from n ({shown(wanted)}) to {MAX_CHOICES}, got "
-            f"{shown(made)}",
-            param="best_of",
-        )
+        numbers = f"from n ({shown(wanted)}) to {MAX_CHOICES}"
+        raise wrong_part("best_of", f"must be a whole number {numbers}, got {shown(made)}")
     if values.get("stream"):
-        raise BadRequest(
-            "best_of is known when all choices have ended: leave out stream", param="best_of"
-        )
+        raise wrong_part("best_of", "is known when all choices have ended: leave out stream")
     return BestOf(made, wanted, logprobs=values.get("logprobs") is not None)
 
 
@@ -253,8 +242,6 @@ def _logprobs(params: Parameters) -> dict[str, Any]:
     if count is None:
         return {}
     if type(count) is not int or not 0 <= count <= MAX_LOGPROBS:
-        raise BadRequest(
-            f"logprobs must be a whole number from 0 to {MAX_LOGPROBS}, got {count!r}",
-            param="logprobs",
-        )
+        bounds = f"from 0 to {MAX_LOGPROBS}"
+        raise wrong_part("logprobs", f"must be a whole number {bounds}, got {count!r}")
     return {"logprobs": True, "top_logprobs": count}

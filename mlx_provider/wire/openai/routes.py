@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from array import array
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 
-from ...errors import BadRequest
+from ...errors import wrong_part
 from ...invalid import bad_request
 from ...protocol.events import Accepted, Done, Embedded, Event
 from ...protocol.requests import EmbedRequest
@@ -30,9 +30,7 @@ def embed_request(
     """The request, and its `encoding_format`. Raises `BadRequest` that names the parameter."""
     wanted = params.take("encoding_format") or "float"
     if wanted not in FORMATS:
-        raise BadRequest(
-            f"encoding_format must be float or base64, got {wanted!r}", param="encoding_format"
-        )
+        raise wrong_part("encoding_format", f"must be float or base64, got {wanted!r}")
     params.take("user")  # nothing is kept for anybody
     fields: dict[str, Any] = {
         **sender,
@@ -52,20 +50,16 @@ class Embeddings(api.Whole):
     def __init__(self, accepted: Accepted, form: str) -> None:
         self._model = accepted.model
         self._form = form
-        self._vectors: dict[int, str] = {}
 
-    def _take(self, event: Event) -> None:
-        if isinstance(event, Embedded):
-            self._vectors[event.index] = event.vector
-
-    def _body(self, done: Done) -> dict[str, Any]:
+    def _body(self, events: Sequence[Event], done: Done) -> dict[str, Any]:
         read, usage = str if self._form == "base64" else numbers, usage_of(done)
+        vectors = {event.index: event.vector for event in events if isinstance(event, Embedded)}
         return {
             "object": "list",
             "model": self._model,
             "data": [
-                {"object": "embedding", "index": index, "embedding": read(self._vectors[index])}
-                for index in sorted(self._vectors)
+                {"object": "embedding", "index": index, "embedding": read(vectors[index])}
+                for index in sorted(vectors)
             ],
             "usage": {name: usage[name] for name in ("prompt_tokens", "total_tokens")},
         }

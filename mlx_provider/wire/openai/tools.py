@@ -9,13 +9,13 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from ...errors import BadRequest
+from ...errors import wrong_part
 from ...invalid import shown
 from ...protocol.events import Delta, Event, Finish, ToolCallDelta
+from ..api import expect_object
 
 TEXT = "content"
 """The parameter of a custom tool, as LiteLLM's bridge names it (1.106.2, `custom_tools.py`)."""
-SYNTAXES = ("lark", "regex")
 RESULT = ("return", "returns", "response")
 """Members of a function that describe its result; some chat templates read them."""
 MEMBERS = {
@@ -40,8 +40,8 @@ def unwrap_text(arguments: str) -> str:
 
 
 def custom_names(tools: Any) -> frozenset[str]:
-    own = [_of(tool).get("name") for tool in _listed(tools)]
-    return frozenset(name for name in own if isinstance(name, str))
+    names = [_of(tool).get("name") for tool in _listed(tools)]
+    return frozenset(name for name in names if isinstance(name, str))
 
 
 def as_functions(tools: Sequence[Any]) -> tuple[dict[str, Any], list[str]]:
@@ -79,24 +79,20 @@ def without(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
 def _kind(tool: Any, where: str) -> str:
     """`function` or `custom`, which is also the member that describes the tool. Raises `BadRequest`
     for other types."""
-    if not isinstance(tool, Mapping):
-        raise BadRequest(f"{where} must be an object, got {shown(tool)}", param=where)
-    kind = tool.get("type") or "function"
+    kind = expect_object(tool, where).get("type") or "function"
     if not isinstance(kind, str) or kind not in MEMBERS:
-        raise BadRequest(
-            f"{where}.type is {shown(kind)}: only tools of type function or custom can be called, "
-            "and no server runs others here",
-            param=where,
+        called = (
+            "only tools of type function or custom can be called, and no server runs others here"
         )
+        raise wrong_part(where, f"is {shown(kind)}: {called}", ".type")
     own = tool.get(kind)
     if not isinstance(own, Mapping):
-        raise BadRequest(f"{where}.{kind} must be an object with a name", param=where)
-    name = own.get("name")
-    if not isinstance(name, str) or not name.strip():
-        raise BadRequest(f"{where}.{kind}.name must be a text", param=f"{where}.{kind}.name")
-    schema, place = own.get("parameters"), f"{where}.{kind}.parameters"
-    if kind == "function" and schema and not isinstance(schema, Mapping):
-        raise BadRequest(f"{place} must be an object, got {shown(schema)}", param=place)
+        raise wrong_part(where, "must be an object with a name", f".{kind}")
+    where = f"{where}.{kind}"
+    if not isinstance(own.get("name"), str) or not own["name"].strip():
+        raise wrong_part(f"{where}.name", "must be a text")
+    if kind == "function" and own.get("parameters"):
+        expect_object(own["parameters"], f"{where}.parameters")
     return kind
 
 
@@ -118,17 +114,20 @@ def _custom_function(own: Mapping[str, Any], where: str) -> tuple[dict[str, Any]
 
 
 def _grammar(form: Any, where: str) -> dict[str, str] | None:
-    if form is None or (isinstance(form, Mapping) and form.get("type") == "text"):
-        return None
-    known = isinstance(form, Mapping) and form.get("type") == "grammar"
-    syntax, value = (form.get("syntax"), form.get("definition")) if known else (None, None)
-    if syntax not in SYNTAXES or not isinstance(value, str) or not value:
-        raise BadRequest(
-            f"{where}.format must be of type text, or of type grammar with a syntax (lark or "
-            "regex) and a definition",
-            param=where,
-        )
-    return {"type": syntax, "value": value}
+    match form:
+        case None | {"type": "text"}:
+            return None
+        case {
+            "type": "grammar",
+            "syntax": "lark" | "regex" as syntax,
+            "definition": str(value),
+        } if value:
+            return {"type": syntax, "value": value}
+    raise wrong_part(
+        where,
+        "must be of type text, or of type grammar with a syntax (lark or regex) and a definition",
+        ".format",
+    )
 
 
 def choice_of(choice: Any) -> Any:
@@ -142,17 +141,16 @@ def choice_of(choice: Any) -> Any:
 
 
 def with_functions(messages: Sequence[Any]) -> list[Any]:
-    return [_with_functions(message) for message in messages]
+    """Calls of custom tools as calls of functions."""
+    return [
+        {**message, "tool_calls": [_as_function(call) for call in message["tool_calls"]]}
+        if isinstance(message, Mapping) and any(map(_is_custom, _listed(message.get("tool_calls"))))
+        else message
+        for message in messages
+    ]
 
 
-def _with_functions(message: Any) -> Any:
-    calls = message.get("tool_calls") if isinstance(message, Mapping) else None
-    if not any(map(_is_custom, _listed(calls))):
-        return message
-    return {**message, "tool_calls": [_as_call(call) for call in _listed(calls)]}
-
-
-def _as_call(call: Any) -> Any:
+def _as_function(call: Any) -> Any:
     if not _is_custom(call):
         return call
     arguments = wrap_text(str(_of(call).get("input") or ""))
@@ -160,12 +158,12 @@ def _as_call(call: Any) -> Any:
     return {"id": call.get("id"), "type": "function", "function": function}
 
 
-def with_custom(call: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
-    function = call["function"]
-    if function["name"] not in names:
-        return call
-    custom = {"name": function["name"], "input": unwrap_text(function["arguments"])}
-    return {"id": call["id"], "type": "custom", "custom": custom}
+def whole_call(call: ToolCallDelta, custom: Collection[str]) -> dict[str, Any]:
+    if call.name in custom:
+        member = {"custom": {"name": call.name, "input": unwrap_text(call.arguments)}}
+    else:
+        member = {"function": {"name": call.name, "arguments": call.arguments}}
+    return {"id": call.id, "type": next(iter(member)), **member}
 
 
 def _listed(value: Any) -> list[Any]:
@@ -182,31 +180,29 @@ def _of(value: Any) -> Mapping[str, Any]:
 
 
 class WholeCalls:
-    """Holds the calls of custom tools in a stream back until they are complete."""
+    """Joins the calls of custom tools in a stream until each is complete."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
-        self._held: dict[int, ToolCallDelta] = {}
+        self._open: dict[int, ToolCallDelta] = {}
         """The last call of each choice."""
 
     def of(self, event: Event) -> Iterator[Event]:
         if isinstance(event, Delta) and self._names and event.tool_calls:
-            pieces = [each for piece in event.tool_calls for each in self._of(event.index, piece)]
-            yield event.model_copy(update={"tool_calls": pieces})
+            calls = [call for piece in event.tool_calls for call in self._of(event.index, piece)]
+            yield event.model_copy(update={"tool_calls": calls})
             return
-        if isinstance(event, Finish) and event.index in self._held:
-            yield Delta(index=event.index, tool_calls=[self._held.pop(event.index)])
+        if isinstance(event, Finish) and event.index in self._open:
+            yield Delta(index=event.index, tool_calls=[self._open.pop(event.index)])
         yield event
 
     def _of(self, choice: int, piece: ToolCallDelta) -> Iterator[ToolCallDelta]:
-        held = self._held.get(choice)
-        if held is not None and held.index == piece.index:
-            whole = held.arguments + piece.arguments
-            self._held[choice] = held.model_copy(update={"arguments": whole})
-            return
-        if held is not None:
-            yield self._held.pop(choice)
+        last = self._open.pop(choice, None)
+        if last is not None and last.index == piece.index:
+            piece = last.model_copy(update={"arguments": last.arguments + piece.arguments})
+        elif last is not None:
+            yield last
         if piece.name in self._names:
-            self._held[choice] = piece
+            self._open[choice] = piece
         else:
             yield piece

@@ -9,8 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import BadRequest
-from ..api import check_kind, check_text, objects, parts_of
+from ...errors import wrong_part
+from ...invalid import shown
+from ..api import check_kind, expect, objects, parts_of
 from ..openai.tools import without, wrap_text
 
 HOSTED = (
@@ -98,20 +99,18 @@ class ChatTools:
                 self._add(member, at, tool)
         elif kind in ("function", "custom"):
             self._add_callable(tool, where, space or {}, kind)
-        elif self.lenient or (isinstance(kind, str) and kind.startswith(HOSTED)):
+        elif isinstance(kind, str) and kind and (self.lenient or kind.startswith(HOSTED)):
             self.ignored.append(f"{where} ({kind})")
         else:
-            raise BadRequest(f"{where}.type is {kind!r}, which is not supported", param=where)
+            raise wrong_part(where, f"is {shown(kind)}, which is not supported", ".type")
 
     def _add_callable(
         self, tool: Mapping[str, Any], where: str, space: Mapping[str, Any], kind: str
     ) -> None:
-        name = tool.get("name")
-        if not isinstance(name, str) or not name:
-            raise BadRequest(f"{where}.name must be a text", param=where)
+        name = expect(tool.get("name") or None, str, where, ".name")
         called = Called(name, space.get("name"), kind == "custom")
         if called.chat_name in self.called:
-            raise BadRequest(f"{where}: there is another tool {called.chat_name}", param=where)
+            raise wrong_part(where, f"has the name of another tool, {called.chat_name}")
         self.called[called.chat_name] = called
         texts = [each.get("description") for each in (space, tool)]
         described = "\n\n".join(text for text in texts if isinstance(text, str) and text)
@@ -135,7 +134,7 @@ def check_input(values: Mapping[str, Any], absent: Mapping[str, str]) -> None:
     item or part."""
     for name, remedy in absent.items():
         if values.get(name):
-            raise BadRequest(f"{name} is not supported: {remedy}", param=name)
+            raise wrong_part(name, f"is not supported: {remedy}")
     text = values.get("text")
     form = text.get("format") if isinstance(text, Mapping) else None
     if isinstance(form, Mapping):
@@ -186,17 +185,16 @@ def _check_item(item: Mapping[str, Any], where: str, *, typed: bool) -> None:
                 list(objects(item[name], f"{where}.{name}", texts=True))
     elif kind in ITEMS and kind.endswith(RESULTS):
         if not item.get("call_id"):
-            raise BadRequest(f"{where}.call_id is missing: send the call's", param=where)
-        if isinstance(item.get("output"), list):
-            _check_parts(item["output"], f"{where}.output", None)
+            raise wrong_part(where, "is missing: send the call's", ".call_id")
+        _check_parts(item.get("output"), f"{where}.output", None)
 
 
 def _check_parts(content: Any, where: str, known: Collection[str] | None) -> None:
     for at, kind, part in parts_of(content, where, known, texts=True):
         if kind in TEXTS:
-            check_text(part, at)
+            expect(part.get("text"), str, at, ".text")
         if kind == "input_image" and known is not None and not part.get("image_url"):
-            raise BadRequest(f"{at}.image_url is missing: send a data: or https: URL", param=at)
+            raise wrong_part(at, "is missing: send a data: or https: URL", ".image_url")
 
 
 def messages_of(given: Any, instructions: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:

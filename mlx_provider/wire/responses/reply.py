@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...errors import ContextTooLong, MLXProviderError
@@ -168,8 +169,6 @@ def _head(name: str, model: str, echo: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Response:
-    """Each method yields the events of a stream."""
-
     def __init__(self, accepted: Accepted, tools: ChatTools, echo: Mapping[str, Any]) -> None:
         self._id = accepted.id
         self._tools = tools
@@ -180,14 +179,21 @@ class _Response:
             if self.fields[name] is None:
                 self.fields[name] = getattr(accepted, name)
 
-    def take(self, event: Event) -> Iterator[Fields]:
+    def _write(self, event: Event) -> Iterator[Fields]:
+        """The events of a stream. Raises the error of a cancelled request."""
         if isinstance(event, Accepted):
             yield self._event("created")
             yield self._event("in_progress")
         elif isinstance(event, Delta):
             yield from self._add(event)
         elif isinstance(event, Finish):
-            yield from self._finish(event)
+            cut = finish_reason(event) == "length"
+            self.fields["status"] = "incomplete" if cut else "completed"
+            if cut:
+                self.fields["incomplete_details"] = {"reason": "max_output_tokens"}
+            else:
+                self.fields["completed_at"] = int(time.time())
+            yield from self._end(self.fields["status"])
         elif isinstance(event, Done):
             self.fields["usage"] = response_usage(event)
             yield self._event(self.fields["status"])
@@ -195,22 +201,12 @@ class _Response:
     def _event(self, what: str) -> Fields:
         return {"type": f"response.{what}", "response": self.fields}
 
-    def _finish(self, finish: Finish) -> Iterator[Fields]:
-        cut = finish_reason(finish) == "length"
-        self.fields["status"] = "incomplete" if cut else "completed"
-        if cut:
-            self.fields["incomplete_details"] = {"reason": "max_output_tokens"}
-        else:
-            self.fields["completed_at"] = int(time.time())
-        yield from self._end(self.fields["status"])
-
     def _add(self, delta: Delta) -> Iterator[Fields]:
         for thought, text in ((True, delta.reasoning), (False, delta.content)):
             if text:
                 if self._open is None or self._open.thought is not thought:
-                    yield from self._begin(
-                        _Text(self._next_id("rs" if thought else "msg"), thought=thought)
-                    )
+                    item_id = self._next_id("rs" if thought else "msg")
+                    yield from self._begin(_Text(item_id, thought=thought))
                 logprobs = None if thought else logprobs_of(delta.logprobs)
                 yield from self._grow(text, logprobs)
         for piece in delta.tool_calls:
@@ -231,9 +227,8 @@ class _Response:
 
     def _grow(self, text: str, logprobs: Fields | None = None) -> Iterator[Fields]:
         assert self._open is not None  # noqa: S101  (a caller's mistake, not an input's)
-        yield from map(
-            self._with_place, self._open.add(text, logprobs["content"] if logprobs else [])
-        )
+        tokens = logprobs["content"] if logprobs else []
+        yield from map(self._with_place, self._open.add(text, tokens))
 
     def _end(self, status: str) -> Iterator[Fields]:
         if self._open is not None:
@@ -255,45 +250,44 @@ class _Response:
         return f"{kind}_{self._id}_{len(self._items)}"
 
 
-class Whole(api.Whole):
-    def __init__(self, accepted: Accepted, tools: ChatTools, echo: Mapping[str, Any]) -> None:
-        self._response = _Response(accepted, tools, echo)
-
-    def _take(self, event: Event) -> None:
-        for _ in self._response.take(event):
-            pass
-
-    def _body(self, done: Done) -> dict[str, Any]:
-        return self._response.fields
+class Whole(_Response, api.Whole):
+    def _body(self, events: Sequence[Event], done: Done) -> Fields:
+        for event in events:
+            deque(self._write(event), maxlen=0)
+        return self.fields
 
 
-class Stream(api.Stream):
-    def __init__(self, accepted: Accepted, tools: ChatTools, echo: Mapping[str, Any]) -> None:
-        self._response = _Response(accepted, tools, echo)
-        self._frame = _Numbering()
+class Stream(_Response, api.Stream):
+    _sent = 0
 
     def _frames(self, event: Event) -> Iterator[bytes]:
-        yield from map(self._frame, self._response.take(event))
+        yield from map(self._frame, self._write(event))
         if isinstance(event, Done):
             yield DONE
+
+    def _frame(self, event: Fields) -> bytes:
+        self._sent += 1
+        return event_frame({**event, "sequence_number": self._sent - 1})
 
     def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
         # A failed response has no place for our own code and the parameter.
         reported = {**error_body(error)["error"], "type": "error"}
-        yield from map(self._frame, (reported, _failure_event(self._response.fields, error)))
+        yield from map(self._frame, (reported, _failed(self.fields, error)))
         yield DONE
 
 
 def failed_stream(name: str, model: str, error: MLXProviderError, echo: Mapping[str, Any]) -> bytes:
     """The stream of a request that was not accepted."""
-    fields, numbered = _head(name, model, echo), _Numbering()
-    created = {"type": "response.created", "response": fields}
-    return b"".join(map(numbered, (created, _failure_event(fields, error)))) + DONE
+    fields = _head(name, model, echo)
+    events = ({"type": "response.created", "response": fields}, _failed(fields, error))
+    frames = (event_frame({**e, "sequence_number": at}) for at, e in enumerate(events))
+    return b"".join(frames) + DONE
 
 
-def _failure_event(fields: dict[str, Any], error: MLXProviderError) -> dict[str, Any]:
-    shown = {"code": _code(error), "message": error_body(error)["error"]["message"]}
-    return {"type": "response.failed", "response": {**fields, "status": "failed", "error": shown}}
+def _failed(fields: Fields, error: MLXProviderError) -> Fields:
+    reported = {"code": _code(error), "message": error_body(error)["error"]["message"]}
+    response = {**fields, "status": "failed", "error": reported}
+    return {"type": "response.failed", "response": response}
 
 
 def _code(error: MLXProviderError) -> str:
@@ -304,13 +298,3 @@ def _code(error: MLXProviderError) -> str:
     if error.status >= 500 or error.status == 408:
         return "server_error"
     return "rate_limit_exceeded" if error.status == 429 else "invalid_prompt"
-
-
-class _Numbering:
-    def __init__(self) -> None:
-        self._number = 0
-
-    def __call__(self, event: dict[str, Any]) -> bytes:
-        out = event_frame({**event, "sequence_number": self._number})
-        self._number += 1
-        return out

@@ -4,18 +4,18 @@ conversation."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ...errors import BadRequest, ContextTooLong, MLXProviderError
+from ...errors import ContextTooLong, MLXProviderError, wrong_part
 from ...protocol.events import Accepted, Delta, Done, Event
 from ...protocol.requests import GenerateRequest
 from .. import api
 from ..api import ClientNames, ParsedRequest, Read, objects
 from ..openai.parameters import SCHEMA, Parameters, WithoutEffect, parameter_names
 from ..openai.request import AnswerForm, generate_requests
-from .conversation import ABSENT, ChatTools, check_input, messages_of, seal
+from .conversation import ABSENT, ChatTools, check_input, is_typed, messages_of, seal
 from .reply import Stream, Whole, echo_of, failed_stream, response_usage
 
 STORED = {
@@ -55,7 +55,7 @@ def response_request(
 ) -> tuple[GenerateRequest, ClientNames, ChatTools]:
     """Raises `BadRequest` that names the parameter, item or part."""
     check_input(body, STORED)
-    instructions = Parameters(body).text("instructions")
+    instructions = Parameters(body).typed("instructions", str)
     tools = ChatTools.read(body.get("tools"))
     values = {name: value for name, value in body.items() if name not in OWN}
     own = Parameters(values)
@@ -69,7 +69,7 @@ def response_request(
     params.choice("n", (1,), "send the request again for another answer")
     messages, places = messages_of(body.get("input"), instructions)
     if not messages:
-        raise BadRequest("input must hold at least one item", param="input")
+        raise wrong_part("input", "must hold at least one item")
     fields = {**sender, "model": body.get("model")}
     names = ClientNames(_names(body) | tools.places | places).before(parameter_names(values))
     with names.naming():
@@ -96,7 +96,7 @@ def _text(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _logprobs(body: Mapping[str, Any]) -> dict[str, Any]:
-    include = Parameters(body).items("include") or []
+    include = Parameters(body).typed("include", list) or []
     return {"logprobs": True} if LOGPROBS in include or body.get("top_logprobs") else {}
 
 
@@ -110,12 +110,9 @@ def _with_demand(given: Any) -> Any:
 def _user_messages(given: Any) -> list[dict[str, Any]]:
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    messages = [item for _, item in objects(given, "input") if _is_users(item)]
+    items = [item for _, item in objects(given, "input")]
+    messages = [item for item in items if is_typed([item])]
     return [_as_output(item, index) for index, item in enumerate(messages)]
-
-
-def _is_users(item: Any) -> bool:
-    return (item.get("type") or "message") == "message" and (item.get("role") or "user") == "user"
 
 
 def _as_output(item: Any, index: int) -> dict[str, Any]:
@@ -129,15 +126,10 @@ class Compaction(api.Whole):
     def __init__(self, accepted: Accepted, items: list[dict[str, Any]]) -> None:
         self._id = accepted.id
         self._items = items
-        self._summary: list[str] = []
 
-    def _take(self, event: Event) -> None:
-        if isinstance(event, Delta):
-            self._summary.append(event.content)
-
-    def _body(self, done: Done) -> dict[str, Any]:
-        text = seal("".join(self._summary))
-        item = {"id": f"cmp_{self._id}", "type": "compaction", "encrypted_content": text}
+    def _body(self, events: Sequence[Event], done: Done) -> dict[str, Any]:
+        summary = "".join(event.content for event in events if isinstance(event, Delta))
+        item = {"id": f"cmp_{self._id}", "type": "compaction", "encrypted_content": seal(summary)}
         return {
             "id": f"resp_{self._id}",
             "object": "response.compaction",
