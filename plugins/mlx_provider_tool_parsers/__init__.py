@@ -11,15 +11,14 @@ from mlx_provider import ReasoningParser, ToolParser, hookimpl
 
 from . import (
     auto,
-    function_tags,
     gemma,
     harmony,
     json_blocks,
-    keyed,
     minicpm,
     minimax_m3,
     pythonic,
     sections,
+    tag_formats,
 )
 from .json_text import TURN_ENDS
 
@@ -27,15 +26,14 @@ mlx_provider_api = 1
 
 FORMATS = (
     json_blocks.PARSERS,
-    function_tags.PARSERS,
-    function_tags.INVOKE_PARSERS,
-    keyed.PARSERS,
+    tag_formats.PARSERS,
+    tag_formats.INVOKE_PARSERS,
+    tag_formats.PAIR_PARSERS,
     sections.PARSERS,
     pythonic.PARSERS,
     gemma.PARSERS,
     minicpm.PARSERS,
     minimax_m3.PARSERS,
-    keyed.APERTUS_PARSERS,
     harmony.PARSERS,
     auto.MUSE_PARSERS,
     auto.PARSERS,

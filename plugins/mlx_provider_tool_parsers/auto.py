@@ -18,13 +18,13 @@ from mlx_provider.records import (
     scan_block,
 )
 
-from . import gemma, json_blocks, keyed, pythonic, sections
+from . import gemma, json_blocks, pythonic, sections
 from .blocks import JsonBlock
-from .function_tags import INVOKE_PARSERS, QWEN3_CODER, invocations, invoke
 from .json_blocks import OPENER as CALLING
 from .json_blocks import scan_calling
 from .json_text import TURN_ENDS
 from .pythonic import scan_list
+from .tag_formats import GLM, INVOKE_PARSERS, PAIR_PARSERS, QWEN3_CODER, invocations, invoke
 from .values import behind
 
 _JSON = JsonBlock(openers=("<tool_call>", "<|tool_call|>", "[", "{"), end="</tool_call>")
@@ -73,7 +73,7 @@ def _tool_call(reader: TextReader, tools: Tools, opener: str) -> Reading[None]:
     elif following == "<":
         yield from QWEN3_CODER.scan(reader, tools)
     else:
-        yield from keyed.GLM.scan(reader, tools)
+        yield from GLM.scan(reader, tools)
 
 
 def _list(reader: TextReader, tools: Tools) -> Reading[None]:
@@ -85,7 +85,7 @@ _SHARED = ("<tool_call>", "<|tool_call|>", "<function=", CALLING, "[", "{")
 
 
 def _markers() -> tuple[str, ...]:
-    parsers = (*_DISTINCT, *keyed.PARSERS, *pythonic.PARSERS)
+    parsers = (*_DISTINCT, *PAIR_PARSERS, *pythonic.PARSERS)
     found = (marker for parser in parsers for marker in parser.visible())
     return tuple(dict.fromkeys(found))
 
@@ -106,7 +106,7 @@ PARSERS = (
 )
 
 
-FORM = invoke("atem:function_calls", "atem:", bare=False, lines=False, forgiving=False)
+FORM = invoke("atem:function_calls", "atem:", forgiving=False)
 START, MESSAGE, ENDS = "<|start|>", "<|message|>", ("<|eom|>", "<|eot|>")
 MARKERS = (START, MESSAGE, *ENDS, FORM.call, FORM.call_end, FORM.key, FORM.value_end)
 

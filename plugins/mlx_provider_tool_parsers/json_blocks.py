@@ -1,15 +1,18 @@
-"""JSON calls between markers: Hermes, Qwen and many more; and `[Calling tool: NAME({...})]`, the
-form of calls in histories of some servers, which models imitate."""
+"""JSON calls between markers: Hermes, Qwen and many more; `[Calling tool: NAME({...})]`, the form
+of calls in histories of some servers, which models imitate; and Apertus, a list of objects in which
+the tool's name is the key of its arguments."""
 
 from __future__ import annotations
 
+import json
+
 from mlx_provider import CallGrammar, ToolParser
-from mlx_provider.records import NotACall, Reading, TextReader, Tools
+from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, through
 
 from .blocks import JsonBlock, json_block
-from .json_text import read_call
+from .json_text import read_call, read_whole
 from .tagged import TagFormat
-from .values import behind
+from .values import accept_spaced, behind
 
 OPENER = "[Calling tool:"
 
@@ -65,6 +68,41 @@ def scan_hermes(reader: TextReader, tools: Tools) -> Reading[None]:
         yield from _TAGS.scan(reader, tools)
     else:
         yield from _HERMES.scan(reader, tools)
+
+
+_PREFIX, _SUFFIX = "<|tools_prefix|>", "<|tools_suffix|>"
+
+
+def scan_apertus(reader: TextReader, tools: Tools) -> Reading[None]:
+    """`<|tools_prefix|>[{"NAME": {...}}, ...]<|tools_suffix|>`."""
+    yield from reader.expect(_PREFIX)
+    yield from reader.space()
+    yield from reader.expect("[")
+    before = reader.calls
+    while True:
+        yield from reader.space()
+        yield from reader.accept(",")
+        yield from reader.space()
+        if (yield from reader.accept("]")):
+            break
+        yield from claimed(_named_call(reader), through(_SUFFIX))
+    if reader.calls == before:
+        raise NotACall("an empty list")
+    yield from accept_spaced(reader, _SUFFIX)
+
+
+def _named_call(reader: TextReader) -> Reading[None]:
+    """`{"NAME": {...}}`."""
+    yield from reader.expect("{")
+    yield from reader.space()
+    if (yield from reader.at('"')) != '"':
+        raise NotACall("a call is a name and its arguments")
+    name = json.loads((yield from read_whole(reader)))
+    yield from reader.space()
+    yield from reader.expect(":")
+    yield from read_call(reader, name)
+    yield from reader.space()
+    yield from reader.expect("}")
 
 
 HERMES = ToolParser(
@@ -180,5 +218,15 @@ PARSERS = (
         detect=lambda template: "<TOOLCALL>" in template,
         rank=3,
         grammar=CallGrammar.json_list("<TOOLCALL>", "</TOOLCALL>"),
+    ),
+    ToolParser(
+        name="apertus",
+        start=_PREFIX,
+        end=_SUFFIX,
+        scan=scan_apertus,
+        detect=lambda template: _PREFIX in template,
+        aliases=("apertus2509",),
+        rank=3,
+        grammar=CallGrammar('{"{name}": ', "}", f"{_PREFIX}[", f"]{_SUFFIX}", between=", "),
     ),
 )

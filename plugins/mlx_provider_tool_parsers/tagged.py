@@ -1,9 +1,12 @@
-"""Calls as tags: one for the function, one for each parameter, values as text."""
+"""Calls as tags, with values as text: one tag for the function and one for each parameter
+(`<function=NAME><parameter=KEY>value</parameter></function>`), or a name and pairs of tags
+(`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value></tool_call>`)."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from mlx_provider.records import (
     NotACall,
@@ -18,43 +21,38 @@ from mlx_provider.records import (
 
 from .blocks import JsonBlock
 from .json_text import ignore, pass_json
-from .values import (
-    Arguments,
-    Unknown,
-    Unreported,
-    ValueTags,
-    accept_spaced,
-    accepts,
-    behind,
-    properties,
-)
+from .values import Arguments, Unknown, accept_spaced, accepts, behind, properties
 
 _NAME = re.compile(r"""\bname\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>"']+))""")
+_BARE_NAME = re.compile(r"[\w.:/-]*")
 _STRING = re.compile(r"""\bstring\s*=\s*["']?(true|false)""")
+_LONGEST_TAG = 128
 
 
 @dataclass(frozen=True)
 class TagFormat:
-    """Tags with a name are given without their `>`."""
+    """Tags with a name inside are given without their `>`."""
 
     blocks: tuple[str, ...] = ("<tool_call>",)
     block_end: str = "</tool_call>"
     call: str = "<function="
     call_end: str = "</function>"
+    separator: str = ""
+    """Tag after a name that stands behind `call`; it can be missing."""
     key: str = "<parameter="
+    key_end: str = ""
+    """Empty: names stand in the tags; else behind `call`, and between `key` and `key_end`."""
+    value: str = ""
+    """Tag before a value, with `key_end`."""
     value_end: str = "</parameter>"
     unknown: Unknown = "string"
     lines: bool = True
     bare: bool = True
-    """Calls can occur without a block around them; these need a parameter."""
-    undeclared: bool = True
-    """A name that is not among the request's tools is a call."""
+    """Calls can occur without a block around them; with names in tags, these need a parameter."""
+    undeclared: Literal["call", "text", "nothing"] = "call"
+    """What a call becomes whose name is not among the request's tools."""
     forgiving: bool = True
     """The closing tag of a parameter can be missing before the next declared one."""
-
-    @property
-    def openers(self) -> tuple[str, ...]:
-        return (*self.blocks, self.call) if self.bare else self.blocks
 
     @property
     def traps(self) -> tuple[str, ...]:
@@ -62,10 +60,14 @@ class TagFormat:
         return (self.call, self.key) if self.forgiving else (self.call,)
 
     @property
-    def values(self) -> ValueTags:
-        opener = self.value_end.replace("</", "<").removesuffix(">")
-        calls = (*self.blocks, self.call)
-        return ValueTags(opener, self.value_end, self.key, self.call_end, self.block_end, calls)
+    def nested(self) -> str:
+        """Prefix of an opening tag of values, such as `<parameter`."""
+        return self.value_end.replace("</", "<").removesuffix(">")
+
+    @property
+    def malformed_end(self) -> str:
+        """Where the text of a malformed call in a block ends."""
+        return self.call_end if self.key_end else self.block_end
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
         return _TagReader(self, reader, tools).block()
@@ -78,15 +80,12 @@ def header_name(header: str) -> str:
     return next((x for x in match.groups() if x is not None), "").strip() if match else ""
 
 
-def read_call(form: TagFormat, reader: TextReader, tools: Tools) -> Reading[None]:
-    return _TagReader(form, reader, tools).call(wrapped=True)
-
-
 @dataclass
 class _TagReader:
     form: TagFormat
     reader: TextReader
     tools: Tools
+    found: bool = False
 
     def block(self) -> Reading[None]:
         form, reader = self.form, self.reader
@@ -94,8 +93,7 @@ class _TagReader:
         wrapped = bool(reader.skip(len(opener)))
         yield from reader.space()
         if wrapped and (yield from reader.at("{", "[")):
-            known = None if form.undeclared else accepts(self.tools)
-            yield from JsonBlock((), form.block_end, known=known).between(reader)
+            yield from self.json_calls(form.block_end)
             return
         while True:
             yield from reader.space()
@@ -104,7 +102,7 @@ class _TagReader:
             if not wrapped:
                 yield from self.call(wrapped)
                 break
-            yield from claimed(self.call(wrapped), through(form.block_end))
+            yield from claimed(self.call(wrapped), through(form.malformed_end))
         closed = bool(form.block_end and (yield from accept_spaced(reader, form.block_end)))
         if not self.found:
             yield from self.nothing_found(closed)
@@ -118,39 +116,52 @@ class _TagReader:
         rest = through(form.block_end) if broken and form.block_end else None
         raise NotACall("a block without a call", rest=rest)
 
-    found: bool = False
+    def json_calls(self, end: str) -> Reading[None]:
+        known = None if self.form.undeclared == "call" else accepts(self.tools)
+        yield from JsonBlock((), end, known=known).between(self.reader)
 
     def call(self, wrapped: bool) -> Reading[None]:
         form, reader = self.form, self.reader
-        yield from reader.expect(form.call.removesuffix("="))
-        header = yield from self.header()
-        name = header_name(header)
-        if not name and (yield from self.unnamed()):
-            return
+        name = yield from self.name()
         if not name:
-            raise NotACall("a call has a name")
-        known = form.undeclared or accepts(self.tools)(name)
-        report = reader if known else Unreported()
+            yield from reader.space()
+            if not (yield from reader.at("{", "[")):
+                raise NotACall("a call has a name")
+            yield from self.json_calls(form.call_end)
+            self.found = True
+            return
+        known = form.undeclared == "call" or accepts(self.tools)(name)
+        report = reader if known else TextReader()
         arguments = Arguments(report, self.tools, name, form.unknown, form.lines)
         yield from reader.space()
         if (yield from reader.at("{")):
             yield from claimed(self.json_body(arguments), through(form.call_end))
         else:
-            yield from self.parameters(arguments, wrapped)
-        if not known:
+            reading = self.parameters(arguments, wrapped)
+            yield from claimed(reading, through(form.call_end)) if form.key_end else reading
+        if not known and form.undeclared == "text":
             raise NotACall("no such tool", whole=True)
         self.found = True
 
-    def unnamed(self) -> Reading[bool]:
-        """A call whose name is in a JSON object: `<invoke>{...}`."""
+    def name(self) -> Reading[str]:
+        """Empty: there is none, as before a call in JSON."""
         form, reader = self.form, self.reader
+        yield from reader.expect(form.call.removesuffix("="))
+        if not form.key_end:
+            return header_name((yield from self.header()))
         yield from reader.space()
-        if not (yield from reader.at("{")):
-            return False
-        known = None if form.undeclared else accepts(self.tools)
-        yield from JsonBlock((), form.call_end, known=known).between(reader)
-        self.found = True
-        return True
+        if (yield from reader.at("{", "[")):
+            return ""
+        name = yield from reader.run(_BARE_NAME)
+        yield from reader.space()
+        following = yield from reader.peek()
+        if not following:
+            raise TextEnded
+        if not name or following not in ("<", "{"):
+            raise NotACall("not a name")
+        if form.separator:
+            yield from reader.accept(form.separator)
+        return name
 
     def header(self) -> Reading[str]:
         header = yield from self.reader.until(">")
@@ -171,43 +182,53 @@ class _TagReader:
             yield from reader.space()
             tags = tuple(x for x in (form.key, form.call_end, form.block_end) if x)
             found = yield from reader.at(*tags)
-            if not found and wrapped:
+            if not found and wrapped and not form.key_end:
                 found = yield from reader.pass_until(tags, ignore)
             if not found and not (yield from reader.peek()):
                 raise TextEnded
             if found == form.key:
-                end = form.block_end if wrapped and form.block_end else form.call_end
+                end = form.malformed_end if wrapped else form.call_end
                 yield from claimed(self.parameter(arguments), through(end))
                 continue
-            if found and (wrapped or arguments.keys):
+            if found and (wrapped or form.key_end or arguments.keys):
                 reader.skip(len(found) if found == form.call_end else 0)
                 arguments.end()
                 return
-            raise NotACall("a call without a block has parameters")
+            raise NotACall("no parameter")
 
     def parameter(self, arguments: Arguments) -> Reading[None]:
-        form, reader = self.form, self.reader
-        yield from reader.expect(form.key.removesuffix("="))
-        header = yield from self.header()
-        key = header_name(header)
+        key, header = yield from self.key()
         if not key:
             raise NotACall("a parameter without a name")
-        if key in arguments.keys:
-            raise NotACall("twice the same parameter")
         marked = _STRING.search(header)
         string = None if marked is None else marked.group(1) == "true"
-        bracket = yield from behind(reader, "", "{", "[")
+        bracket = yield from behind(self.reader, "", "{", "[")
         arguments.open(key, string, bracket=bool(bracket))
-        yield from self.value(arguments)
+        yield from self.text(arguments)
         arguments.close(force_json=string is False)
 
-    def value(self, arguments: Arguments) -> Reading[None]:
-        """Read up to the closing tag. Closing tags of opening tags in the value are text, and those
-        that the end of the call does not follow."""
-        form, reader, values = self.form, self.reader, self.form.values
+    def key(self) -> Reading[tuple[str, str]]:
+        """A parameter's name up to its value, and the inside of its tag."""
+        form, reader = self.form, self.reader
+        yield from reader.expect(form.key.removesuffix("="))
+        if not form.key_end:
+            header = yield from self.header()
+            return header_name(header), header
+        key = (yield from reader.until(form.key_end)).strip()
+        reader.skip(len(form.key_end))
+        yield from reader.space()
+        yield from reader.expect(form.value)
+        return key, ""
+
+    # ---- where a value ends: later text decides
+
+    def text(self, arguments: Arguments) -> Reading[None]:
+        """Read a value up to its closing tag. Closing tags of opening tags in the value are text,
+        and those that the end of the call does not follow."""
+        form, reader = self.form, self.reader
         if not arguments.is_text:
             arguments.piece((yield from pass_json(reader, form.value_end)))
-        ends = [form.value_end, values.opener, form.call]
+        ends = [form.value_end, form.nested, form.call]
         if form.forgiving:
             ends += ["\n" + form.key, form.call_end]
         depth = 0
@@ -216,7 +237,7 @@ class _TagReader:
             if not found:
                 raise TextEnded
             if found == form.value_end:
-                if (yield from values.closes(reader, depth, arguments.repeats)):
+                if (yield from self.value_ends(arguments, depth)):
                     return
                 depth = max(0, depth - 1)
             elif found == form.call:
@@ -225,18 +246,83 @@ class _TagReader:
             elif found == form.call_end:
                 if (yield from self.ends_reply(len(found))):
                     return
-            elif found != values.opener and (yield from self.next_declared(arguments)):
+            elif found != form.nested and (yield from self.next_declared(arguments)):
                 return
             else:
                 depth += 1
             arguments.piece(reader.skip(len(found)))
+
+    def value_ends(self, arguments: Arguments, depth: int) -> Reading[bool]:
+        """Read the closing tag here if it ends its value. Tags must follow, up to the next call or
+        the end of the reply. If text follows, or a parameter that the call has already, no later
+        closing tag may be left over. `depth`: opening tags in the value that are not closed. Raises
+        `NotACall` if either of two closing tags can be the end."""
+        form, reader, repeats = self.form, self.reader, arguments.repeats
+        start = reader.mark()
+        reader.skip(len(form.value_end))
+        space = yield from reader.space()
+        while repeated := (yield from reader.at(form.value_end)):
+            if depth or repeats == "text":
+                break
+            if repeats == "apart" and not space:
+                raise NotACall("a closing tag stands twice")
+            reader.skip(len(repeated))
+            space = yield from reader.space()
+        end = reader.mark()
+        closed = not repeated and (yield from self.call_goes_on(arguments, depth))
+        reader.rewind(end)
+        if closed:
+            reader.release()
+        else:
+            reader.rewind(start)
+        return closed
+
+    def call_goes_on(self, arguments: Arguments, depth: int) -> Reading[bool]:
+        form, reader = self.form, self.reader
+        found = yield from reader.at(*filter(None, (form.key, form.call_end, form.block_end)))
+        if not found:
+            return not (yield from reader.peek())
+        if found == form.key:
+            doubtful = depth or (yield from self.next_key()) in arguments.keys
+            return not doubtful or not (yield from self.is_left_over())
+        for tag in filter(None, (form.call_end, form.block_end)):
+            yield from reader.accept(tag)
+            yield from reader.space()
+        if not (yield from reader.peek()) or (yield from reader.at(*form.blocks, form.call)):
+            return True
+        return not (yield from self.is_left_over(to_end=True))
+
+    def is_left_over(self, *, to_end: bool = False) -> Reading[bool]:
+        """Read up to a closing tag without an opening one. False: there is none before the end of
+        the call, or `to_end` of the reply."""
+        form, reader, depth = self.form, self.reader, 0
+        wanted = (form.nested, form.value_end, *([] if to_end else [form.call_end]))
+        while found := (yield from reader.pass_until(wanted, ignore)):
+            reader.skip(len(found))
+            if found == form.nested:
+                depth += 1
+            elif found == form.value_end:
+                if not depth:
+                    return True
+                depth -= 1
+            else:
+                yield from reader.space()
+                ends = tuple(filter(None, (form.block_end, *form.blocks, form.call)))
+                if (yield from reader.at(*ends)) or not (yield from reader.peek()):
+                    return False
+        return False
 
     def quoted_call(self, arguments: Arguments) -> Reading[None]:
         """Pass a whole call inside a value as text; its closing tags do not close the value."""
         form, reader = self.form, self.reader
         mark = reader.mark()
         reader.skip(len(form.call.removesuffix("=")))
-        yield from self.short_header()
+        if form.key_end:
+            yield from reader.run(_BARE_NAME)
+            yield from reader.space()
+            yield from reader.accept(*filter(None, (form.separator,)))
+        else:
+            yield from self.short_header()
         yield from reader.space()
         found = yield from reader.at(form.key)
         reader.rewind(mark)
@@ -247,9 +333,22 @@ class _TagReader:
     def short_header(self) -> Reading[str]:
         """The inside of a tag up to its end, or the beginning of text that is not a tag."""
         reader, header = self.reader, ""
-        while not header.endswith(">") and len(header) < 128 and (yield from reader.peek()):
+        while (
+            not header.endswith(">") and len(header) < _LONGEST_TAG and (yield from reader.peek())
+        ):
             header += yield from reader.char()
         return header.removesuffix(">")
+
+    def next_key(self) -> Reading[str]:
+        """The name of the parameter that begins here. Reads nothing."""
+        form, reader = self.form, self.reader
+        mark = reader.mark()
+        reader.skip(len(form.key.removesuffix("=")))
+        header = yield from self.short_header()
+        reader.rewind(mark)
+        if form.key_end:
+            return (header + ">").partition(form.key_end)[0].strip()
+        return "" if header[:1] == "=" and form.key[-1:] != "=" else header_name(header)
 
     def ends_reply(self, size: int) -> Reading[bool]:
         """Whether a function's closing tag inside an unclosed value closes the last block."""
@@ -267,15 +366,11 @@ class _TagReader:
     def next_declared(self, arguments: Arguments) -> Reading[bool]:
         """Whether a parameter tag at a line's beginning opens the next declared parameter, and the
         closing tag before it is missing."""
-        form, reader = self.form, self.reader
+        reader = self.reader
         mark = reader.mark()
-        reader.skip(len("\n" + form.key.removesuffix("=")))
-        header = yield from self.short_header()
+        reader.skip(1)
+        key = yield from self.next_key()
+        known = key in properties(self.tools, arguments.name) and key not in arguments.keys
+        known = known and not (yield from self.is_left_over())
         reader.rewind(mark)
-        key = "" if header[:1] == "=" and form.key[-1:] != "=" else header_name(header)
-        if key not in properties(self.tools, arguments.name) or key in arguments.keys:
-            return False
-        mark = reader.mark()
-        quoted = yield from form.values.is_left_over(reader)
-        reader.rewind(mark)
-        return not quoted
+        return known

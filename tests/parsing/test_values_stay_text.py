@@ -109,11 +109,24 @@ def test_a_closing_tag_that_stands_twice(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TAGGED)
-def test_a_parameter_that_stands_twice_is_no_call(name: str) -> None:
+def test_of_a_parameter_that_stands_twice_the_second_value_counts(name: str) -> None:
+    """As in other servers. Where it stands in another value's text, it is text."""
     text = written(PARSERS[name], "write", {"path": "a.txt", "content": "b"})
-    reply = text.replace("content", "path")
-    found = read_chunks(list(reply), tool_parser=PARSERS[name], tools=FILES)
-    assert found.whole_calls == []
+    found = read_chunks(list(text.replace("content", "path")), tool_parser=PARSERS[name])
+    if PARSERS[name].name in ("minicpm5", "minimax_m3"):
+        assert found.whole_calls in ([], [("write", {"path": ["a.txt", "b"]})])
+        return
+    assert found.whole_calls == [("write", {"path": "b"})]
+    form = PARSERS[name].call_grammar().tagged
+    assert form is not None
+    opener = f"{form.key_before}path{form.text_key_after or form.key_after}"
+    end = form.value_after.strip()
+    quoted = {"path": "a.txt", "content": f"x {end}\n{opener}a.txt{end} y"}
+    reply = written(PARSERS[name], "write", quoted)
+    assert read_chunks(list(reply), tool_parser=PARSERS[name], tools=FILES).whole_calls in (
+        [],
+        [("write", quoted)],
+    )
 
 
 @pytest.mark.parametrize("name", TAGGED)

@@ -1,0 +1,255 @@
+"""The formats of `tagged`: names in attributes of tags (Qwen3-Coder and related models, and
+`<invoke name="NAME">` with variants), and names and keys between tags (GLM, Poolside, Hunyuan)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from mlx_provider import CallGrammar, TaggedArguments, ToolParser
+from mlx_provider.records import Reading, TextReader, Tools
+
+from .blocks import JsonBlock
+from .tagged import TagFormat
+from .values import behind
+
+
+def tag_parser(name: str, form: TagFormat, mark: str = "", **fields: Any) -> ToolParser:
+    """`mark`: text in a chat template of this format. `fields`: of `ToolParser`."""
+    opener, *more = [*form.blocks, *([form.call] if form.bare else [])]
+    return ToolParser(
+        **{
+            "name": name,
+            "start": opener,
+            "starts": tuple(more),
+            "end": form.block_end or form.call_end,
+            "scan": form.scan,
+            "markers": (
+                *(form.call, form.call_end, form.key, form.value_end),
+                *(tag for tag in (form.key_end, form.value, form.separator) if tag),
+            ),
+            "detect": lambda template: bool(mark) and mark in template,
+            "rank": 3,
+            **fields,
+        }
+    )
+
+
+# ---- <function=NAME><parameter=KEY>value</parameter></function>
+
+QWEN3_CODER = TagFormat()
+SEED_OSS = TagFormat(("<seed:tool_call>",), "</seed:tool_call>", bare=False, lines=False)
+_JSON = JsonBlock(openers=("<tool_call>",), end="</tool_call>")
+
+
+def _functions(form: TagFormat, line: str) -> CallGrammar:
+    """`line`: line end around a value."""
+    return CallGrammar(
+        f"{form.blocks[0]}\n<function={{name}}>\n",
+        f"</function>\n{form.block_end}",
+        between="\n",
+        tagged=TaggedArguments(
+            "<parameter=", f">{line}", f"{line}</parameter>\n", barred=form.traps
+        ),
+    )
+
+
+def scan_coder(reader: TextReader, tools: Tools) -> Reading[None]:
+    """Tags, or JSON between the same markers: these models were trained on both."""
+    json = yield from behind(reader, "<tool_call>", "{")
+    yield from (_JSON if json else QWEN3_CODER).scan(reader, tools)
+
+
+PARSERS = (
+    tag_parser(
+        "qwen3_coder",
+        QWEN3_CODER,
+        scan=scan_coder,
+        detect=lambda template: "<function=" in template and "<parameter=" in template,
+        aliases=(
+            *("qwen3_xml", "qwen3_coder_xml", "qwen3_5", "mimo"),
+            *("step3p5", "step", "olmo_hybrid"),
+        ),
+        rank=2,
+        grammar=_functions(QWEN3_CODER, "\n"),
+    ),
+    tag_parser(
+        "seed_oss",
+        SEED_OSS,
+        "<seed:tool_call>",
+        aliases=("seed",),
+        grammar=_functions(SEED_OSS, ""),
+    ),
+    tag_parser(
+        "nemotron",
+        TagFormat(undeclared="text", forgiving=False),
+        detect=lambda template: "nemotron" in template.lower() and "<function=" in template,
+        aliases=("nemotron3", "nemotron_v3"),
+        grammar=_functions(QWEN3_CODER, "\n"),
+    ),
+)
+
+
+# ---- <invoke name="NAME"><parameter name="KEY">value</parameter></invoke>
+
+
+def invoke(block: str, prefix: str = "", **fields: Any) -> TagFormat:
+    return TagFormat(
+        blocks=(f"<{block}>",),
+        block_end=f"</{block}>",
+        call=f"<{prefix}invoke",
+        call_end=f"</{prefix}invoke>",
+        key=f"<{prefix}parameter",
+        value_end=f"</{prefix}parameter>",
+        **{"bare": False, "lines": False, **fields},
+    )
+
+
+def invocations(form: TagFormat) -> CallGrammar:
+    """A format whose untyped values are JSON marks the parameters that are text."""
+    marked = form.unknown == "json"
+    text, other = ('" string="true">', '" string="false">') if marked else ("", '">')
+    return CallGrammar(
+        f'{form.call} name="{{name}}">\n',
+        f"{form.call_end}\n",
+        f"{form.blocks[0]}\n",
+        form.block_end,
+        tagged=TaggedArguments(
+            f'{form.key} name="',
+            other,
+            f"{form.value_end}\n",
+            text_key_after=text,
+            untyped="json" if marked else "text",
+            barred=form.traps,
+        ),
+    )
+
+
+def _invoke_parser(name: str, form: TagFormat, **fields: Any) -> ToolParser:
+    block = form.blocks[0]
+    return tag_parser(
+        name, form, block.strip("<>"), **{"grammar": invocations(form), "starts": (), **fields}
+    )
+
+
+_DSML = "｜DSML｜"
+_MARKED: dict[str, Any] = {"prefix": _DSML, "forgiving": False, "unknown": "json"}
+INVOKE_PARSERS = (
+    _invoke_parser(
+        "minimax_m2",
+        invoke("minimax:tool_call", bare=True),
+        starts=("<invoke name=",),
+        aliases=("minimax",),
+    ),
+    _invoke_parser("dots", invoke("dots_function_call")),
+    _invoke_parser("deepseek_v32", invoke(f"{_DSML}function_calls", **_MARKED)),
+    _invoke_parser(
+        "deepseek_v4",
+        invoke(f"{_DSML}tool_calls", **_MARKED),
+        aliases=("dsml", "deepseek_v4_0731"),
+    ),
+)
+
+
+# ---- NAME<arg_key>KEY</arg_key><arg_value>value</arg_value>
+
+
+def _pairs(block: str = "", suffix: str = "", separator: str = "", **fields: Any) -> TagFormat:
+    """`suffix`: text before the `>` of each tag."""
+
+    def tag(name: str) -> str:
+        return f"<{name}{suffix}>" if name.strip("/") else ""
+
+    return TagFormat(
+        blocks=(tag(block),) if block else (),
+        block_end=tag(f"/{block}"),
+        call=tag("tool_call"),
+        call_end=tag("/tool_call"),
+        separator=tag(separator),
+        key=tag("arg_key"),
+        key_end=tag("/arg_key"),
+        value=tag("arg_value"),
+        value_end=tag("/arg_value"),
+        lines=False,
+        forgiving=False,
+        **fields,
+    )
+
+
+def _pairs_grammar(form: TagFormat, **fields: Any) -> CallGrammar:
+    """Lines within blocks end with the block."""
+    line = "\n" if form.blocks else ""
+    return CallGrammar(
+        f"{form.call}{{name}}{form.separator}\n",
+        form.call_end + line,
+        "".join(form.blocks) + line,
+        form.block_end,
+        between="" if line else "\n",
+        tagged=TaggedArguments(
+            form.key,
+            f"{form.key_end}\n{form.value}",
+            f"{form.value_end}\n",
+            barred=(form.call,),
+            **fields,
+        ),
+    )
+
+
+GLM = _pairs(unknown="json")
+OPENSOURCE = ":opensource"
+"""Some published weights write it into every tag."""
+_HY_V3, _HY_V3_OPEN = (
+    _pairs("tool_calls", suffix, "tool_sep", undeclared="text") for suffix in ("", OPENSOURCE)
+)
+
+
+def scan_hy_v3(reader: TextReader, tools: Tools) -> Reading[None]:
+    opened = yield from reader.at(*_HY_V3_OPEN.blocks, _HY_V3_OPEN.call)
+    yield from (_HY_V3_OPEN if opened else _HY_V3).scan(reader, tools)
+
+
+def _hy_v3(name: str, form: TagFormat, detect: Callable[[str], bool], rank: int) -> ToolParser:
+    """Reads both spellings of the tags, and writes that of `form`."""
+    own, other = (
+        tag_parser(name, each) for each in (form, _HY_V3_OPEN if form is _HY_V3 else _HY_V3)
+    )
+    return replace(
+        own,
+        starts=(*own.starts, other.start, *other.starts),
+        ends=(other.end,),
+        scan=scan_hy_v3,
+        atomic=True,
+        markers=(*own.markers, *other.markers),
+        grammar=_pairs_grammar(form),
+        detect=detect,
+        rank=rank,
+    )
+
+
+PAIR_PARSERS = (
+    tag_parser(
+        "glm47",
+        GLM,
+        "<arg_key>",
+        cut="drop",
+        aliases=("glm", "glm4", "glm45", "glm46", "glm4_moe"),
+        grammar=_pairs_grammar(GLM, untyped="json"),
+    ),
+    tag_parser(
+        "poolside_v1",
+        replace(GLM, undeclared="nothing"),
+        cut="drop",
+        detect=lambda template: "<arg_key>" in template and "poolside" in template.lower(),
+        aliases=("poolside",),
+        rank=4,
+        grammar=_pairs_grammar(GLM, untyped="json"),
+    ),
+    _hy_v3("hy_v3", _HY_V3, lambda template: "<tool_sep" in template, 4),
+    _hy_v3(
+        "hy_v3_opensource",
+        _HY_V3_OPEN,
+        lambda template: "<tool_sep" in template and OPENSOURCE in template,
+        5,
+    ),
+)
