@@ -43,9 +43,6 @@ def main(
 
 
 def run_process(fixed: Mapping[str, Any] = MappingProxyType({})) -> None:
-    from ..upstream.runtime import lean_packages
-
-    lean_packages()  # before anything imports them
     from .run import end_process
 
     end_process(main(fixed=fixed))

@@ -1,12 +1,5 @@
 """The process of an engine before it imports MLX, and what it keeps of its system afterwards.
 
-Packages without their `__init__`, for a faster start: mlx-lm 0.32.2 and mlx-vlm 0.7.10 import
-conversion, training and generation (`mlx_lm/__init__.py`, `mlx_vlm/__init__.py`); the loader of
-mlx-vlm (`mlx_vlm/utils.py`) also adapters, with all of training (`mlx_vlm/trainer/__init__.py`),
-and requests. transformers 5.23 reads the source of all its models to list their names, and again
-for its subpackage (`transformers/models/__init__.py`). httpx 0.28 imports its command line if rich
-and click are installed (`httpx/__init__.py`).
-
 Variables of MLX; values of the user have precedence.
 
 - `BUFFERS`: MLX 0.32.4 closes a Metal command buffer after 50 operations or 50 Mi elements on most
@@ -45,25 +38,17 @@ import re
 import resource
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from ..config import installed_version
 
 KEPT = 1 << 30
 """Bytes of freed memory that the process keeps, as MLX's buffer cache does on a GPU."""
-LARGEST = (KEPT, 32 << 20)
-"""Maximum sizes of arrays on the heap, in order of preference. glibc before 2.35 accepts only the
-second one."""
+LARGEST = 32 << 20
+"""Maximum size of arrays on the heap: the largest that every glibc accepts."""
 M_MXFAST, M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = 1, -1, -3, -8
-PACKAGES = frozenset({"mlx_lm", "mlx_vlm", "mlx_vlm.trainer", "requests", "transformers.models"})
-COMMAND_LINE = "httpx._main"
 BUFFERS = {"MLX_MAX_OPS_PER_BUFFER": "1000", "MLX_MAX_MB_PER_BUFFER": "400"}
 CUDA = {"MLX_ENABLE_TF32": "0", "MLX_ENABLE_CACHE_THRASHING_CHECK": "0"}
 KERNELS = "MLX_PTX_CACHE_DIR"
@@ -100,28 +85,30 @@ def file_limit_kept() -> Iterator[None]:
 
 def keep_freed() -> bool:
     """Keep freed memory for the next arrays, merge small free blocks at once, and use one heap.
+    Only for an engine process. Returns whether the C library has these settings; none on macOS.
 
-    Returns whether the C library has these settings; none on macOS. Only for an engine process.
-    `malloc_trim` (glibc 2.35) returns the top of the main heap only, so with more heaps each thread
-    that has decoded an image would keep up to 64 MB.
-    """
-    if not _is_glibc():
-        return False
-    libc = ctypes.CDLL(None)
-    settings = ((M_TRIM_THRESHOLD, KEPT), (M_ARENA_MAX, 1), (M_MXFAST, 0))
-    kept = all(libc.mallopt(*each) for each in settings)
-    return any(libc.mallopt(M_MMAP_THRESHOLD, size) for size in LARGEST) and kept
+    `malloc_trim` returns the top of the main heap only: with more heaps, each thread that has
+    decoded an image would keep up to 64 MB."""
+    settings = {
+        M_TRIM_THRESHOLD: KEPT,
+        M_ARENA_MAX: 1,
+        M_MXFAST: 0,
+        M_MMAP_THRESHOLD: LARGEST,
+    }
+    glibc = _glibc()
+    return glibc is not None and all(glibc.mallopt(*setting) for setting in settings.items())
 
 
 def give_back() -> None:
     """Return all free memory to the system, after rare and large allocations. No effect on macOS,
     which returns large blocks when they are freed."""
-    if _is_glibc():
-        ctypes.CDLL(None).malloc_trim(0)
+    if (glibc := _glibc()) is not None:
+        glibc.malloc_trim(0)
 
 
-def _is_glibc() -> bool:
-    return sys.platform == "linux" and hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
+def _glibc() -> ctypes.CDLL | None:
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "gnu_get_libc_version") else None
 
 
 def wake_without_preemption() -> None:
@@ -131,60 +118,6 @@ def wake_without_preemption() -> None:
     if sys.platform == "linux":
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
-def lean_packages() -> None:
-    """Those already imported stay."""
-    if not any(isinstance(finder, LeanFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, LeanFinder())
-    if "httpx" not in sys.modules:
-        sys.modules.setdefault(COMMAND_LINE, None)  # type: ignore[arg-type]
-
-
-class LeanFinder(MetaPathFinder):
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path) if name in PACKAGES else None
-        if spec is not None and spec.loader is not None:
-            spec.loader = LeanLoader(spec.loader)
-        return spec
-
-
-class LeanLoader(Loader):
-    def __init__(self, whole: Loader) -> None:
-        self._whole = whole
-
-    def create_module(self, spec: ModuleSpec) -> LeanPackage:
-        return LeanPackage(spec.name, self._whole.exec_module)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._whole
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._whole
-
-
-class LeanPackage(ModuleType):
-    """A package whose `__init__` runs at the first access to an attribute that is not a module."""
-
-    def __init__(self, name: str, run: Callable[[ModuleType], object]) -> None:
-        super().__init__(name)
-        self.__run = run
-        self.__lock, self.__begun = threading.RLock(), False
-
-    def __getattr__(self, name: str) -> Any:
-        """Raises `AttributeError` if `__init__` does not set it."""
-        if not (name.startswith("__") and name.endswith("__")) or name == "__version__":
-            with self.__lock:  # a second thread waits until `__init__` is complete
-                if not self.__begun:
-                    self.__begun = True
-                    self.__run(self)
-            if name in self.__dict__:
-                return self.__dict__[name]
-            other = sys.modules.get(self.__name__, self)  # `__init__` can replace the module
-            if other is not self:
-                return getattr(other, name)
-        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
 
 def set_variables(

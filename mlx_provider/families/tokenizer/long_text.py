@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from ...errors import BadRequest
+from ...errors import ContextTooLong
 
 SLICE = 2**18
 """Characters that are searched in a few milliseconds."""
@@ -51,7 +51,7 @@ class LongText:
         self._encode = encode
 
     def pieces(self, text: str) -> Iterator[tuple[int, str]]:
-        """The text in pieces, with the start of each. Raises `BadRequest` if no cut is possible.
+        """The text in pieces, with the start of each. Raises `ContextTooLong` without a cut.
 
         A cut is made where the `NEAR` characters on either side have the same tokens together and
         apart, and the same words of the pre-tokeniser, or are one word with two characters at the
@@ -76,7 +76,7 @@ class LongText:
                 if tried >= TRIES:
                     break
         if len(text) - start > UNDIVIDED:
-            raise BadRequest(
+            raise ContextTooLong(
                 f"the prompt has {UNDIVIDED} characters that cannot be divided for this model's "
                 "tokenizer: shorten it, or break its words",
                 param="messages",
