@@ -1,4 +1,5 @@
-"""`python tests/packaging/count_lines.py`: the size of the package and its plugins.
+"""`python tests/packaging/count_lines.py`: the size of the package and its plugins, and names that
+say neither what is done nor what it is.
 
 The ceilings only fall: a change that adds lines removes more, and lowers them.
 """
@@ -12,7 +13,10 @@ import sys
 import tokenize
 from pathlib import Path
 
-CEILINGS = {"files": 313, "lines": 60_760, "lines of code": 43_990}
+CEILINGS = {"files": 313, "lines": 60_760, "lines of code": 43_990, "bare participles": 400}
+IRREGULAR = """asked begun bound chosen drawn found given gone held kept known led left lost made meant
+paid seen sent shown spent stood taken told thrown understood won written""".split()
+VERBS = ("embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed")
 ROOT = Path(__file__).parents[2]
 COMMAND = ("git", "ls-files", "mlx_provider/*.py", "plugins/*.py")
 NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
@@ -31,6 +35,17 @@ def lines_of_code(source: str) -> int:
     return len(lines)
 
 
+def bare_participles(source: str) -> int:
+    """Functions such as `shown`; a truth (`finished`) and a verb with its object are neither."""
+    return sum(
+        name in IRREGULAR or (name.endswith("ed") and name not in VERBS)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and not (node.returns and ast.unparse(node.returns) == "bool")
+        and "_" not in (name := node.name.strip("_"))
+    )
+
+
 def main() -> int:
     listed = subprocess.run(COMMAND, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     sources = [(ROOT / path).read_text(encoding="utf-8") for path in listed.split()]
@@ -38,6 +53,7 @@ def main() -> int:
         len(sources),
         sum(source.count("\n") for source in sources),
         sum(map(lines_of_code, sources)),
+        sum(map(bare_participles, sources)),
     )
     above = False
     for (name, ceiling), count in zip(CEILINGS.items(), counts, strict=True):

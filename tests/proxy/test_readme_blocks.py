@@ -64,7 +64,7 @@ def test_the_operators_options_are_valid():
 @pytest.fixture
 def folder(tmp_path):
     """The README's config, and `litellm` as a command that leaves its key where we find it."""
-    config = block(CONFIG).replace("  model_info:\n", OPTIONS)
+    config = block(CONFIG).replace("litellm_settings:\n", f"{OPTIONS}litellm_settings:\n")
     for large, small in SMALL.items():
         assert large in config
         config = config.replace(large, small)
