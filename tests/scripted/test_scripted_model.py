@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from engine_process import EngineProcess, engine_process
 from greedy import greedy, start
 from mlx_provider import LoadedModel, LoadOptions
-from engine_process import EngineProcess, engine_process
 from mlx_provider.testing.scripted import FAMILY, FORMATS, Call, Step, build, environment, script
 from mlx_provider.testing.scripted.model import rest_of
 

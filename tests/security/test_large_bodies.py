@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from engine_process import EngineProcess, engine_process
 from mlx_provider.client.http import HttpClient
 from mlx_provider.client.stream_connection import Address
 from mlx_provider.errors import BodyTooLarge
 from mlx_provider.protocol.requests import GenerateRequest
-from engine_process import EngineProcess, engine_process
 
 MB = 2**20
 LIMIT = 8 * MB
