@@ -43,9 +43,13 @@ def main() -> int:
     kept = chosen.folder / f"found with LiteLLM {installed_version('litellm')}.json"
     text = table.written(versions, chosen.prefill, results.merged(kept, found))
     print(text)
+    committed = HERE / "CLIENTS.md"
+    changed = table.changes(committed.read_text(encoding="utf-8"), found)
     if chosen.write:
-        (HERE / "CLIENTS.md").write_text(text, encoding="utf-8")
-    return int(not all(cell.good for cells in found.values() for cell in cells.values()))
+        committed.write_text(text, encoding="utf-8")
+    for change in changed:
+        print(f"not as in {committed.name}: {change}", file=sys.stderr)
+    return int(bool(changed))
 
 
 def _arguments() -> argparse.Namespace:

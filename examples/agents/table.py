@@ -16,7 +16,8 @@ This command writes the file:
 tox -e agents -- --write
 ```
 
-Every client has an empty home folder and needs only loopback. ✗ marks a failure.
+Every client has an empty home folder and needs only loopback. ✗ marks a failure, which the command
+expects from then on: it exits with 1 if a cell gets better or worse than here.
 
 - Tool loop: one call, then two calls at once that each write a file, then an answer.
 - Context full: twelve tool results that do not fit into the context. `compacts and goes on`: the
@@ -53,6 +54,24 @@ def written(versions: str, prefill: float, rows: Mapping[str, Mapping[str, Outco
     if libraries:
         parts += ["## Python\n", _table(["client", "tool loop"], libraries)]
     return "\n".join(parts)
+
+
+def changes(committed: str, found: Mapping[str, Mapping[str, Outcome]]) -> list[str]:
+    """Cells of a run that are good where those of the committed table fail, or the other way. A
+    client that the table does not have must be good."""
+    rows = [line.strip("| ").split(" | ") for line in committed.splitlines() if line[:2] == "| "]
+    failed = {
+        (row[0], at)
+        for row in rows
+        for at, cell in zip(COLUMNS, row[1:], strict=False)
+        if cell[:1] == "✗"
+    }
+    places = ((name, at, cell) for name, cells in found.items() for at, cell in cells.items())
+    return [
+        f"{name}, {COLUMNS.get(at, 'tool loop')}: {cell.told}"
+        for name, at, cell in places
+        if cell.good == ((name, "plain" if at == "library" else at) in failed)
+    ]
 
 
 def _cell(outcome: Outcome | None) -> str:

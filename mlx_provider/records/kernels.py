@@ -45,8 +45,8 @@ class Replacement:
     at_home: bool = False
     """Its callers are in the module that defines it, not in those of a model's layers."""
     tolerance: float = 1e-4
-    """Largest difference from the original in float32, as a share of the largest value; `pytest
-    --mlx-conformance` checks it."""
+    """Largest difference from the original in float32, as a share of the largest value; tests
+    of the plugin check it."""
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,19 @@ def test_the_file_has_the_form_that_the_command_writes(modules: dict[str, Module
     assert {row[0].rpartition(" ")[0] for row in agents[2:]} == known
 
 
+def test_a_cell_that_is_not_as_in_the_committed_table_is_named(
+    modules: dict[str, ModuleType],
+) -> None:
+    table, outcome = modules["table"], modules["scenarios"].Outcome
+    yes, no = outcome(True, "yes"), outcome(False, "no")
+    rows = {"a 1": {"plain": yes, "tools": no}, "lib (1)": {"library": yes}}
+    text = table.written("1", 400, rows)
+    assert table.changes(text, rows) == []
+    assert table.changes(text, {"a 1": {"tools": no}}) == []
+    assert table.changes(text, {"a 1": {"plain": no}}) == ["a 1, answer: no"]
+    assert len(table.changes(text, {"a 1": {"tools": yes}, "lib (1)": {"library": no}})) == 2
+
+
 def test_an_unknown_client_is_an_error() -> None:
     command = [sys.executable, str(EXAMPLE), "--client", "Codec"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -15,10 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from typer.testing import CliRunner
-
-from command_line import running
-from command_line.commands import benchmarks
 
 ROOT = Path(__file__).parents[2]
 Bench = Callable[..., dict[str, Any]]
@@ -52,19 +48,6 @@ def bench() -> Bench:
 def benchmark() -> Bench:
     """`python tests/benchmarks ...`"""
     return from_process(str(ROOT / "tests" / "benchmarks"))
-
-
-@pytest.fixture
-def benchmark_here(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """The same in this process, which has loaded another BLAS: for what computes little."""
-    monkeypatch.setattr(running, "preload", lambda: None)
-
-    def run(*arguments: str) -> dict[str, Any]:
-        done = CliRunner().invoke(benchmarks, arguments, catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return result_of(done.stdout)
-
-    return run
 
 
 def result_of(told: str) -> dict[str, Any]:

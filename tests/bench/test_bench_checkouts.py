@@ -20,10 +20,8 @@ def main():
     names = sorted(point.name for point in entry_points(group="mlx_provider"))
     asked = sys.argv[1:]
     print("a line before the last")
-    print(json.dumps({"rows": [{"step_seconds": 1e6, "valid": f"{names} {asked}"}]}))
+    print(json.dumps({"restarts": [{"layers": f"{names} {asked}", "share": 1e6}]}))
 """
-FEW = ("--vocabulary", "8000", "--rows", "2", "--constrained", "0", "--steps", "2")
-SMALL = ("--repeats", "1", "--hidden", "64", "--layers", "1")
 
 
 @pytest.fixture
@@ -39,18 +37,18 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_each_side_runs_its_own_code_and_plugins(checkout: Path) -> None:
-    asked = ["grammar", *FEW, *SMALL]
+    asked = ["restart"]
     done = CliRunner().invoke(benchmarks, ["checkouts", "--rounds", "1", str(checkout), *asked])
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["benchmark"] == asked
-    seconds, valid = result["figures"]
-    assert seconds["there"] == 1e6
-    assert 0 < seconds["here"] < 1e5
-    assert seconds["ratio"] == seconds["lowest"] == seconds["highest"] == seconds["here"] / 1e6
-    assert valid == {
-        "figure": "rows.0.valid",
-        "here": "0/0",
+    layers, share = result["figures"]
+    assert share["there"] == 1e6
+    assert 0 < share["here"] < 1e5
+    assert share["ratio"] == share["lowest"] == share["highest"] == share["here"] / 1e6
+    assert layers == {
+        "figure": "restarts.0.layers",
+        "here": "kv",
         "there": f"['before'] {['bench', *asked]}",
     }
 

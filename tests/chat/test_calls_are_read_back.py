@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from byte_model import read
 from mlx_provider.chat.constraints.readable import check_readable, written_call
 from mlx_provider.errors import BadRequest
 from mlx_provider.testing.conformance.calls import (
@@ -21,7 +22,6 @@ from mlx_provider.testing.conformance.calls import (
     meant,
     named,
     pieces,
-    read,
 )
 from mlx_provider_tool_parsers import mlx_reasoning_parsers, mlx_tool_parsers
 

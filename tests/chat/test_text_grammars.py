@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from byte_model import read
 from mlx_provider.chat.constraints.readable import written_call
 from mlx_provider.chat.constraints.schema import escaped_regex
 from mlx_provider.errors import BadRequest
 from mlx_provider.records import ToolParser
-from mlx_provider.testing.conformance.calls import read
 from mlx_provider_tool_parsers import mlx_tool_parsers
 
 PATCH = """

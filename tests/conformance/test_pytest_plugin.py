@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -58,36 +57,20 @@ def author(
     return run
 
 
-def test_a_run_of_an_author(
-    author: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    """Items without a file, results by thing, and a record."""
+def test_a_run_of_an_author(author: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """Items without a file, and failures in words."""
     done = author("--mlx-conformance", "angle")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "mlx conformance: angle (mlx-provider-angle 1.0)" in done.stdout
-    assert "  reasoning parser angle  5 passed" in done.stdout
-    assert "  plugin                  2 passed; FAILED: recognition" in done.stdout
+    assert "1 failed, 7 passed" in done.stdout
     assert "promised: `matches` and `detect` take any config" in done.stdout
     assert "found: parser 'angle' claims the chat template ''" in done.stdout
     assert "test_author" not in done.stdout
-    (record,) = (tmp_path / "state" / "mlx-provider" / "conformance").iterdir()
-    assert f"record: {record}" in done.stdout
-    kept = json.loads(record.read_text())
-    assert (kept["plugin"], kept["distribution"], kept["version"]) == (
-        "angle", "mlx-provider-angle", "1.0",
-    )  # fmt: skip
-    failed = [each for each in kept["results"] if each["outcome"] == "failed"]
-    assert [(each["subject"], each["check"]) for each in failed] == [("plugin", "recognition")]
 
 
-def test_a_part_of_the_checks_is_no_record(
-    author: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_a_part_of_the_checks(author: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = author("--mlx-conformance", "angle", "-k", "loads or of_the_author", ".")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed, 7 deselected" in done.stdout
-    assert "no record is kept: 7 of 8 checks did not run" in done.stdout
-    assert not (tmp_path / "state").exists()
 
 
 def test_an_unknown_plugin_is_told(pytestconfig: pytest.Config) -> None:

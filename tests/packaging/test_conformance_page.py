@@ -9,17 +9,16 @@ import pytest
 from mlx_provider.testing.conformance import (
     PLUGIN_CHECKS,
     checkpoint,
+    drafters,
     models,
     name_of,
     parsers,
-    speed,
 )
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plugins" / "conformance.md").read_text("utf-8")
 CHECKS = [
     *(*PLUGIN_CHECKS, *parsers.TOOL_CHECKS, *parsers.REASONING_CHECKS),
-    *(checkpoint, *models.CHECKS, *models.ONCE),
-    *(*speed.DRAFTER_CHECKS, *speed.KERNEL_CHECKS, *speed.ONCE),
+    *(checkpoint, *models.CHECKS, *drafters.DRAFTER_CHECKS),
 ]
 
 

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
-from mlx_provider.testing.conformance.calls import ByteModel
+from mlx_provider.chat.output.whole_reply import read_chunks
+from mlx_provider.records import ReasoningParser, ToolParser
+from mlx_provider.testing.conformance.calls import TEXT, ByteModel, Called, function
 
 MARKERS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<think>", "</think>"]
 WORDS = ['{"', '": ', '", "', "name", "arguments", "true", "ing", "\n  ", "}}", " the", '"]']
 ENDS = ["<|im_end|>", "<|endoftext|>"]
+GREP = function(
+    *("grep", "pattern", "mode"),
+    pattern=TEXT | {"maxLength": 6, "pattern": "^[a-z]+$"},
+    count={"type": "integer", "minimum": 0, "maximum": 99},
+    mode={"enum": ["all", "first"]},
+)
+SHORT = TEXT | {"maxLength": 3}
+TO = {"type": "object", "properties": {"id": SHORT}}
+MOVE = function("move", **{"from": SHORT}, to=TO, how={"enum": ["fast", 2, None]})
+"""All parameters are optional, and one key is a Python keyword."""
 
 
 def byte_tokenizer(first: Sequence[str] = ()) -> Tokenizer:
@@ -41,3 +54,10 @@ def byte_model(first: Sequence[str] = ()) -> ByteModel:
     eos = frozenset(tokenizer.token_to_id(end) for end in ENDS)
     rows = tokenizer.get_vocab_size() + 37
     return ByteModel(tokenizer, eos, rows, GrammarCompiler(tokenizer, eos, rows))
+
+
+def read(
+    text: str, parser: ToolParser, tools: Sequence[Any], thoughts: ReasoningParser | None = None
+) -> tuple[list[Called], str]:
+    found = read_chunks([text], tools=tools, tool_parser=parser, reasoning_parser=thoughts)
+    return [*found.whole_calls, *found.cut_calls], (found.content + found.reasoning).strip()

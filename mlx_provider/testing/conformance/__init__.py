@@ -1,6 +1,6 @@
 """`pytest --mlx-conformance NAME`: checks that anyone can run over an installed plugin.
 
-`parsers` has those of formats, `models` of model families, `speed` of drafters and kernels. A check
+`parsers` has those of formats, `models` of model families, `drafters` of drafters. A check
 is a function of its subject; the docstring is its promise. It raises `Nonconformity`,
 `NotApplicable`, or what the plugin raises.
 """
@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import pytest
 
 from ...isolation import Isolation
-from ...records import ToolParser
+from ...records import ReasoningParser, ToolParser
 from ...registry import Plugin, PluginRegistry
 from ...registry.contents import Contents, load
 from ...registry.discovery import installed
@@ -87,7 +87,7 @@ class Case:
 
 
 class Laboratory:
-    """`builders`: (name of a family, kernels or drafter) -> functions that write a checkpoint into
+    """`builders`: (name of a family or drafter) -> functions that write a checkpoint into
     an empty folder, by label."""
 
     def __init__(self, builders: Callable[[str], Mapping[str, Callable[[Path], object]]]) -> None:
@@ -146,7 +146,8 @@ def recognition(of: Installed) -> None:
     for family in of.contents.model_families:
         for config in ODD_CONFIGS:
             same(family.matches(config), 0, f"family {family.name!r} claims {config}")
-    for parser in (*of.contents.tool_parsers, *of.contents.reasoning_parsers):
+    parsers = list[ToolParser | ReasoningParser](of.contents.tool_parsers)
+    for parser in (*parsers, *of.contents.reasoning_parsers):
         for template in ("", "{{ messages }}", "{% for message in messages %}{{ message }}"):
             summary = f"parser {parser.name!r} claims the chat template {template!r}"
             demand(not parser.detect(template), summary)
@@ -184,11 +185,11 @@ def cases_of(plugin: Plugin, point: EntryPoint, lab: Laboratory) -> list[Case]:
     found = list(cases("plugin", "", PLUGIN_CHECKS, lambda: Installed(listed, point, contents)))
     if contents is not None:
         found += _of_parsers(contents)
-        if contents.model_families or contents.drafters or contents.kernels:
-            from . import models, speed
+        if contents.model_families or contents.drafters:
+            from . import drafters, models
 
             found += models.cases_of(contents.model_families, lab)
-            found += speed.cases_of(contents.drafters, contents.kernels, lab)
+            found += drafters.cases_of(contents.drafters, lab)
     return found
 
 

@@ -16,9 +16,8 @@ from tokenizers import Tokenizer
 from ...chat.constraints.compiler import Constraint, GrammarCompiler
 from ...chat.constraints.readable import framed
 from ...chat.constraints.thoughts import AfterThoughts
-from ...chat.output.whole_reply import read_chunks
 from ...protocol.requests import GenerateRequest
-from ...records import CallGrammar, ReasoningParser, ToolParser, value_types
+from ...records import CallGrammar, ToolParser, value_types
 from .. import DEMO
 
 Holds = Constraint | AfterThoughts
@@ -143,12 +142,6 @@ NODE = {
 }
 TREE: dict[str, Any] = {"$defs": {"Node": NODE}, "$ref": "#/$defs/Node"}
 PING: dict[str, Any] = {"type": "function", "function": {"name": "ping"}}
-GREP = function(
-    *("grep", "pattern", "mode"),
-    pattern=TEXT | {"maxLength": 6, "pattern": "^[a-z]+$"},
-    count={"type": "integer", "minimum": 0, "maximum": 99},
-    mode={"enum": ["all", "first"]},
-)
 PUT = function(
     *("put", "root", "kind", "count"),
     root={"$ref": "#/$defs/Node"},
@@ -158,12 +151,7 @@ PUT = function(
     flags={"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
 )
 PUT["function"]["parameters"]["$defs"] = TREE["$defs"]
-SHORT = TEXT | {"maxLength": 3}
-TO = {"type": "object", "properties": {"id": SHORT}}
-MOVE = function("move", **{"from": SHORT}, to=TO, how={"enum": ["fast", 2, None]})
-"""All parameters are optional, and one key is a Python keyword."""
-TOOLS: Sequence[dict[str, Any]] = (GREP, PING, PUT, MOVE)
-"""With references, enumerations, bounds, patterns, and a tool without parameters."""
+TOOLS: Sequence[dict[str, Any]] = (PING, PUT)
 ODD = (
     *("a", "Ж", "本", "😀", " ", "\n", "\n\n", "\t", "\r", "\u2028"),
     *('"', "'", "\\", "\\n", "/", "`"),
@@ -234,15 +222,6 @@ def _meant(parser: ToolParser, key: str, value: Any) -> Any:
 
 
 Called = tuple[str, Any]
-
-
-def read(
-    text: str, parser: ToolParser, tools: Sequence[Any], thoughts: ReasoningParser | None = None
-) -> tuple[list[Called], str]:
-    found = read_chunks([text], tools=tools, tool_parser=parser, reasoning_parser=thoughts)
-    return [*found.whole_calls, *found.cut_calls], (found.content + found.reasoning).strip()
-
-
 WORD = st.from_regex(r"[A-Za-z_][A-Za-z0-9_-]{0,20}", fullmatch=True)
 ODD_NAME = st.text(st.sampled_from("a-.:/ <>{}[]()\"'\\=,|&\n1Ж"), min_size=1, max_size=6)
 VALUES: dict[str, Any] = {"string": "v", "integer": 1, "array": []}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from ...engine.prefix_cache.cache import PrefixCache
 from ...engine.request import Phase, Request, SamplingParams
 from ...errors import MLXProviderError
 from ...isolation import Isolation
-from ...protocol.events import Event, Failed
+from ...protocol.events import Failed
 from ...records import LoadedModel, LoadOptions, MediaItem, ModelFamily, Prompt
 from ...serving.kernels import equip
 from .. import DEMO, HYBRID
@@ -146,21 +147,17 @@ def control_tokens(of: Specimen) -> None:
 def bad_input(of: Specimen) -> None:
     """What is wrong with an input is told by an error of `mlx_provider.errors`."""
     empty = of.lab.folder()
-    for path in of.folder.iterdir():
-        if path.is_file() and path.suffix != ".safetensors":
-            (empty / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(
+        of.folder, empty, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True
+    )
     loading = partial(of.family.load, empty, LoadOptions())
     _typed("loading a folder without weights", loading, must=True)
     said, answer = user("a"), {"role": "assistant", "content": "b"}
     system = {"role": "system", "content": "c"}
     result = {"role": "tool", "content": "22", "tool_call_id": "x"}
     for turns in (
-        [said, said],
-        [answer, said],
-        [said, answer],
-        [said, system, said],
-        [said, result],
-        [system],
+        *([said, said], [answer, said], [said, answer]),
+        *([said, system, said], [said, result], [system]),
     ):
         _typed(f"messages {turns}", partial(of.ask, *turns))
     if "image" not in of.model.info.media:
@@ -302,27 +299,41 @@ def images(of: Specimen) -> None:
     demand(third.cached <= begin, summary)
 
 
-def faults(of: Specimen) -> None:
-    """A pass that fails in its middle touches no other request."""
-    made: list[int] = []
+def endings(of: Specimen) -> None:
+    """A request that is cancelled, or whose pass fails, touches nobody, and nothing of its rows is
+    kept."""
+    layers: list[weakref.ref[Any]] = []
+    failing: list[Any] = []
 
     def make_cache() -> list[Any]:
-        layers = of.model.make_cache()
-        made.append(len(layers))
-        return [_failing(each) for each in layers] if len(made) == 2 else layers
+        made = of.model.make_cache()
+        layers.extend(weakref.ref(layer) for layer in made)
+        return list(map(_failing, made)) if failing else made
 
-    watched = [new_request(of.tokens(20 + 9 * i, i), max_tokens=12, logprobs=5) for i in range(3)]
-    engine = new_engine(
-        of.model, layout=of.probe.layout, make_cache=make_cache, scheduler=Alternating
-    )
-    events: list[Event] = []
-    for request in watched:
+    engine = new_engine(of.model, layout=of.probe.layout, max_chunk=16, make_cache=make_cache)
+    watched = new_request(of.tokens(20, 0), max_tokens=20, logprobs=5)
+    engine.submit(watched)
+    for steps in (2, 8):
+        request = new_request(of.tokens(LONG, 7), max_tokens=20)
         engine.submit(request)
-        events += [event for _, posted in engine.step() for event in posted]
-    failed = [event for event in events + run(engine) if isinstance(event, Failed)]
+        for _ in range(steps):
+            engine.step()
+        engine.cancel(request)
+        engine.step()
+        demand(request.phase is Phase.DONE, "a cancelled request does not end")
+    failing.append(True)
+    request = new_request(of.tokens(29, 1), max_tokens=12)
+    engine.submit(request)
+    failed = [event for event in run(engine) if isinstance(event, Failed)]
     same(len(failed), 1, "failed requests where one pass of one row raises")
-    for request in (watched[0], watched[2]):
-        _equal(of, request, alone(of.model, request), "beside a row whose pass failed")
+    failing.clear()
+    _equal(of, watched, alone(of.model, watched), "beside rows that ended early")
+    _answer(of, engine, Prompt(of.tokens(30, 7)), "after rows that ended early")
+    del engine, request, watched, failed
+    gc.collect()
+    alive = [reference() for reference in layers if reference() is not None]
+    names = sorted({type(each).__name__ for each in alive})
+    demand(not alive, f"{len(alive)} caches of rows that ended are still held: {names}")
 
 
 def _failing(layer: Any) -> Any:
@@ -333,32 +344,6 @@ def _failing(layer: Any) -> Any:
     own = {"update_and_fetch": fails, "__setitem__": fails}
     layer.__class__ = type(kind.__name__, (kind,), own)
     return layer
-
-
-def cancellation(of: Specimen) -> None:
-    """A cancelled request ends, touches nobody, and nothing of its rows is kept."""
-    layers: list[weakref.ref[Any]] = []
-
-    def make_cache() -> list[Any]:
-        made = of.model.make_cache()
-        layers.extend(weakref.ref(layer) for layer in made)
-        return made
-
-    engine = new_engine(of.model, layout=of.probe.layout, max_chunk=16, make_cache=make_cache)
-    for steps in (2, 8):
-        request = new_request(of.tokens(LONG, 7), max_tokens=20)
-        engine.submit(request)
-        for _ in range(steps):
-            engine.step()
-        engine.cancel(request)
-        run(engine)
-        demand(request.phase is Phase.DONE, "a cancelled request does not end")
-    _answer(of, engine, Prompt(of.tokens(30, 7)), "after cancelled requests")
-    del engine, request
-    gc.collect()
-    alive = [reference() for reference in layers if reference() is not None]
-    names = sorted({type(each).__name__ for each in alive})
-    demand(not alive, f"{len(alive)} caches of rows that ended are still held: {names}")
 
 
 def _answer(of: Specimen, engine: Engine, prompt: Prompt, what: str) -> Request:
@@ -385,7 +370,7 @@ def _equal(of: Specimen, request: Request, twin: Request, what: str, *, cut: boo
 
 CHECKS = (
     *(description, chunked_prefill, one_by_one, layouts, company, prefix_reuse, images),
-    *(cancellation, faults, control_tokens, bad_input),
+    *(endings, control_tokens, bad_input),
 )
 
 

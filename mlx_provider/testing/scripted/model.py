@@ -82,8 +82,8 @@ class Reply:
     since: float = 0.0
 
 
-Playing = tuple[tuple[Step, ...], int]
-"""The steps of a script, and how many of them are done."""
+Playing = tuple[tuple[Step, ...] | None, int]
+"""The steps of a script, and how many of them are done; `None`: there is no script."""
 
 
 def reply_to(turns: Sequence[Turn], calls: Format) -> Reply:
@@ -93,11 +93,11 @@ def reply_to(turns: Sequence[Turn], calls: Format) -> Reply:
     except BadScript as error:
         return Reply(f"Bad script: {error}")
     if _summary_wanted(turns):
-        rest = script(*steps[done:]) if steps else "Nothing."
+        rest = "Nothing." if steps is None else script(*steps[done:])
         return Reply(f"<summary>\nThe steps so far are done. What is left: {rest}\n</summary>")
     if TOOLS not in _system(turns) and TITLE_WANTED.search(_system(turns)):
         return Reply('{"title": "A scripted title"}')
-    if not steps:
+    if steps is None:
         asked = (
             turn.text for turn in reversed(turns) if turn.role == "user" and not turn.is_result
         )
@@ -119,7 +119,7 @@ def _playing(turns: Sequence[Turn]) -> Playing:
         found = None if turn.is_result or turn.role == "system" else steps_in(turn.text)
         if found is not None:
             return found, _answered(found, _quoted(found, turn.text), turns[at + 1 :])
-    return (), 0
+    return None, 0
 
 
 def _answered(steps: Sequence[Step], done: int, turns: Sequence[Turn]) -> int:

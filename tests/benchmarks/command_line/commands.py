@@ -6,14 +6,12 @@ import typer
 
 from mlx_provider_bench.group import LongGroup
 
-from .agents import agent_turn
 from .behind_proxy import gateway
-from .beside_others import stream_cost
 from .checkouts import checkouts
 from .comparing import compare, engine, model, report
 from .drafting import calls, drafts, sparse, speculation
-from .inside import accounts, gap, grammar, long_prompt, tower
-from .reuse import blocks, budgets, restart, shared, stays, turns
+from .inside import accounts, gap
+from .reuse import budgets, restart, stays, turns
 
 ANOTHER_COMMAND = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 """What follows the arguments is another command's."""
@@ -24,20 +22,13 @@ for command in (
     report,
     model,
     engine,
-    agent_turn,
     accounts,
     budgets,
     stays,
     restart,
-    shared,
-    blocks,
     turns,
-    grammar,
     gap,
-    long_prompt,
-    tower,
     gateway,
-    stream_cost,
     speculation,
     calls,
     drafts,

@@ -43,28 +43,3 @@ def turns() -> None:
     for in_place in (False, True):
         turns = [asdict(each) for each in measured(in_place=in_place)]
         running.show({"in_place": in_place, "turns": turns})
-
-
-def shared() -> None:
-    """8 rows with one prefix: memory and copies at 20k; step time at 4k, 16k, shared or not."""
-    running.preload()
-    from dataclasses import asdict
-
-    import shared_memory
-    import shared_prefix
-
-    running.show({"read_bytes_of_8b": shared_prefix.read_bytes()})
-    for bits in (None, 4):
-        running.show({"held": asdict(shared_memory.run(20_000, bits))})
-        running.show({"steps": [asdict(each) for each in shared_prefix.run(bits=bits)]})
-
-
-def blocks() -> None:
-    """Attention to a prefix by parts that other rows do not change: time, kernels, equal bits."""
-    running.preload()
-    from dataclasses import asdict
-
-    from canonical_blocks import run
-
-    for bits in (None, 4):
-        running.show({"attention": [asdict(each) for each in run(bits)]})

@@ -1,18 +1,11 @@
-"""Drafters: answers are those of the model without drafts. Kernels: functions give the results of
-the originals. A check is a function, and its docstring is the promise."""
+"""Drafters: answers are those of the model without drafts. A check is a function, and its docstring
+is the promise."""
 
 from __future__ import annotations
 
-import importlib
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
-
-import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from ...engine.execution.probe import probe
 from ...engine.request import Request, SamplingParams
@@ -24,15 +17,11 @@ from ...records import (
     Drafting,
     DraftOptions,
     DraftRow,
-    Function,
-    Kernels,
     LoadedModel,
     LoadOptions,
-    Replacement,
     ShowsHidden,
 )
-from ...serving.kernels import device_kind, equip, install, remove
-from ...upstream.patching import Unpatched
+from ...serving.kernels import equip
 from .. import DEMO, HYBRID, demo_checkpoint
 from ..driver import Eager, alone, new_engine, new_request, output_of, run
 from . import Case, Laboratory, NotApplicable, cases, demand, same
@@ -40,16 +29,6 @@ from . import Case, Laboratory, NotApplicable, cases, demand, same
 TEXT = [20 + (i * i * 31 + i // 7) % 300 for i in range(90)]
 LENGTHS = (12, 40, 97, 150)
 """Tokens of prompts that repeat `TEXT`."""
-LENGTH = 700
-"""Tokens of a prompt: enough for a kernel."""
-HALF = 2.0**-6
-"""Allowed relative difference in bfloat16: twice its last bit."""
-KEY = "conformance"
-
-
-def _load(lab: Laboratory, folder: Path, dtype: str) -> LoadedModel:
-    family, _ = lab.registry.family_for(read_json(folder / "config.json"))
-    return family.load(folder, LoadOptions(dtype=dtype))
 
 
 class Guessing:
@@ -82,7 +61,8 @@ class Guessing:
                 yield folder, model, given
 
     def _load(self, folder: Path) -> LoadedModel:
-        model = _load(self._lab, folder, "float32")
+        family, _ = self._lab.registry.family_for(read_json(folder / "config.json"))
+        model = family.load(folder, LoadOptions(dtype="float32"))
         equip(model, self._lab.registry)
         return model
 
@@ -185,106 +165,10 @@ def proposals(of: Guessing) -> None:
     demand(spy.calls > 0, "it was never asked")
 
 
-Computing = tuple[Kernels, LoadedModel]
-
-
-def results(of: Computing) -> None:
-    """Each call gives the original's result, within the tolerance that its `Replacement` tells."""
-    kernels, model = of
-    shares: dict[str, float] = {}
-
-    def beside(each: Replacement, original: Function) -> Function:
-        ours = each.make(original)
-
-        def call(*args: Any, **more: Any) -> Any:
-            expected = original(*args, **more)
-            share = _share(expected, ours(*args, **more), each.tolerance)
-            shares[each.name] = max(shares.get(each.name, 0.0), share)
-            return expected
-
-        return call
-
-    watched = [replace(each, make=partial(beside, each)) for each in kernels.replacements()]
-    with Unpatched(model.model):
-        install(KEY, watched, model.model)
-        try:
-            alone(model, new_request([(7919 * i) % 300 + 20 for i in range(LENGTH)], max_tokens=4))
-        finally:
-            remove(KEY, watched, model.model)
-    wrong = [f"{name} by {share:.3g}" for name, share in shares.items() if not share <= 1]
-    demand(not wrong, f"results differ from the original's, in tolerances: {', '.join(wrong)}")
-    if not shares:
-        raise NotApplicable("the model calls none of the functions that are replaced")
-
-
-def _share(expected: Any, found: Any, tolerance: float) -> float:
-    """The largest difference as a share of the tolerance; infinite if shapes or dtypes differ."""
-    wanted, got = (dict(tree_flatten({"": each})) for each in (expected, found))
-    if wanted.keys() != got.keys():
-        return float("inf")
-    worst = 0.0
-    for name, array in wanted.items():
-        if not isinstance(array, mx.array):
-            continue
-        if (got[name].shape, got[name].dtype) != (array.shape, array.dtype):
-            return float("inf")
-        allowed = tolerance if array.dtype == mx.float32 else max(tolerance, HALF)
-        a, b = (each.astype(mx.float32) for each in (array, got[name]))
-        share = float(mx.max(mx.abs(a - b))) / (float(mx.max(mx.abs(a))) + 1e-20) / allowed
-        worst = max(worst, share if share == share else float("inf"))
-    return worst
-
-
-def functions(kernels: Kernels) -> None:
-    """`matches` takes any device and precision, and what it replaces exists in upstream's
-    modules."""
-    for device in ("cpu", "metal", "cuda"):
-        for precision in ("float32", "low"):
-            found = kernels.matches(device, precision)
-            demand(isinstance(found, bool), f"matches({device!r}, {precision!r}) gave {found!r}")
-    if not kernels.matches(device_kind(), "float32"):
-        raise NotApplicable(f"it is not made for {device_kind()}")
-    for each in kernels.replacements():
-        original: Any = importlib.import_module(each.module)
-        for name in each.name.split("."):
-            original = getattr(original, name, None)
-        demand(callable(original), f"{each.module} has no function {each.name!r}")
-        demand(callable(each.make(original)), f"make of {each.name!r} gave no function")
-
-
 DRAFTER_CHECKS = (refusals, same_answers, proposals)
-KERNEL_CHECKS = (results, functions)
 
 
-def cases_of(
-    drafters: Iterable[Drafter], kernels: Iterable[Kernels], lab: Laboratory
-) -> Iterator[Case]:
+def cases_of(drafters: Iterable[Drafter], lab: Laboratory) -> Iterator[Case]:
     for drafter in drafters:
         guessing = cache(partial(Guessing, drafter, lab))
         yield from cases(f"drafter {drafter.name}", "", DRAFTER_CHECKS, guessing)
-    for each in kernels:
-        subject = f"kernels {each.name}"
-        for label, write in (lab.builders(each.name) or KNOWN).items():
-            for kept_in in ("float32", "bfloat16"):
-                computing = partial(_computing, each, write, lab, kept_in)
-                yield from cases(subject, f"{label}, {kept_in}", (results,), computing)
-        yield from cases(subject, "", (functions,), partial(lambda kernels: kernels, each))
-
-
-def _computing(
-    kernels: Kernels, write: Callable[[Path], object], lab: Laboratory, kept_in: str
-) -> Computing:
-    folder = lab.folder()
-    write(folder)
-    model = _load(lab, folder, kept_in)
-    if not kernels.matches(device_kind(), model.info.precision):
-        raise NotApplicable(f"it is not made for {device_kind()} in {kept_in}")
-    return kernels, model
-
-
-KNOWN: dict[str, Callable[[Path], object]] = {
-    "text": demo_checkpoint,
-    "demo model": partial(shutil.copytree, DEMO, dirs_exist_ok=True),
-    "demo hybrid": partial(shutil.copytree, HYBRID, dirs_exist_ok=True),
-}
-"""Models that call replaced functions, if the author gives none."""
