@@ -32,7 +32,7 @@ from pydantic_core import from_json
 
 from ...config import installed_version
 from ...safe_open import open_own
-from .layers import ArrayPack
+from .segments import ArrayPack
 from .tree import Ids
 
 log = logging.getLogger(__name__)

@@ -10,18 +10,19 @@ from itertools import pairwise
 from math import inf
 from typing import Any
 
+from ..row_cache import Unstorable
 from .buffers import RowBuffers
 from .eviction import Fit, Share, evict, fit, value
-from .layers import Snapshot, Unstorable, take_snapshot
-from .segments import RowParts
+from .segments import RowParts, Snapshot, take_snapshot
 from .tree import (
     CacheKey,
     Ids,
+    Match,
     Node,
     Tally,
-    Walk,
     add,
     check,
+    match,
     new_root,
     nodes,
     remove_below,
@@ -29,7 +30,6 @@ from .tree import (
     set_segment,
     set_snapshot,
     split,
-    walk,
 )
 
 RECENT = 3
@@ -62,11 +62,11 @@ class LivePath:
         last = take_snapshot(self.cache) if self.row.exact else None
         return {**self.given, **({} if last is None else {self.row.length: last})}
 
-    def refers(self, path: Sequence[Node], length: int, *, complete: bool) -> bool:
+    def refers(self, path: Sequence[Node], length: int) -> bool:
         """Whether the whole path can refer to the row's buffers, so that no token is held twice.
         Its stored nodes must be copies of the row's own tokens alone, or refer to the buffers."""
         own = self.buffers
-        if own is None or (complete and self.row.window):
+        if own is None or (self.row.complete and self.row.windows):
             return False
         for node in path:
             segment = segment_of(node)
@@ -76,7 +76,7 @@ class LivePath:
             if node.start < own.first:
                 if segment.held is not own.base:
                     return False
-            elif of_another or segment.layers != self.row.shape(complete=False):
+            elif of_another or segment.layers != self.row.shape:
                 return False
         return True
 
@@ -98,9 +98,10 @@ class Store:
     def nodes(self) -> Iterator[Node]:
         return (node for root in self.roots.values() for node in nodes(root))
 
-    def walk(self, key: CacheKey, ids: Ids) -> Walk:
+    def match(self, key: CacheKey, ids: Ids, limit: int | None = None) -> Match:
         self._drop_lost()
-        return walk(self.roots.get(key) or new_root(), ids, len(ids))
+        limit = len(ids) if limit is None else limit
+        return match(self.roots.get(key) or new_root(), ids, limit, self.version)
 
     def touch(self, leaf: Node | None) -> list[Node]:
         """The path of a leaf, which is in use now."""
@@ -124,16 +125,17 @@ class Store:
                 "a row with another KV shape or dtype than the stored ones is not kept"
             )
         root = self.roots.get(key) or new_root(self.tally)
-        found = walk(root, ids, len(ids))
-        complete = source.row.complete and all(node.complete for node, _ in found.steps)
+        found = match(root, ids, len(ids))
+        complete = source.row.complete and found.complete
         self.version += 1
         stored = _shared_path(found, len(ids), complete=complete)
         states, spare = ({}, {}) if complete else (source.states, source.spare)
+        source = replace(source, row=source.row.stored(complete=complete))
         kept = fit(
-            stored, len(ids), source.row.token_bytes(complete=complete), _sizes(states),
+            stored, len(ids), source.row.token_bytes, _sizes(states),
             _sizes(spare), prompted=source.prompted, complete=complete, budget=share.nbytes,
         )  # fmt: skip
-        if kept.stop < len(ids) or not source.refers(stored, len(ids), complete=complete):
+        if kept.stop < len(ids) or not source.refers(stored, len(ids)):
             source = replace(source, buffers=None)
         path = _cut_back(stored, kept, len(ids))
         if self.tally.nbytes > budget - kept.new_bytes:
@@ -146,7 +148,7 @@ class Store:
         own = source.buffers
         for node in path:
             if own is not None and node.start >= own.first:
-                set_segment(node, source.row.within(own, node.start, node.stop))
+                set_segment(node, source.row.cut(node.start, node.stop, own))
         before = self.tally.nbytes
         parent = path[-1] if path else root
         leaf = _grow(parent, ids, source, kept, complete=complete, shared=found.shared)
@@ -326,7 +328,7 @@ class Store:
             raise AssertionError("the bytes of a row's buffers are not those of its segments")
 
 
-def _shared_path(found: Walk, length: int, *, complete: bool) -> list[Node]:
+def _shared_path(found: Match, length: int, *, complete: bool) -> list[Node]:
     """The stored nodes of the path. The last node is split where the path leaves it."""
     path = [node for node, _ in found.steps]
     agreed = found.steps[-1][1] if path else 0
@@ -363,10 +365,7 @@ def _grow(
     cuts = sorted({first, *inner, kept.stop}) if first < kept.stop else []
     continued = int(2 * shared > len(ids))  # a conversation that continues may continue again
     for start, stop in pairwise(cuts):
-        if source.buffers is not None:
-            segment = source.row.within(source.buffers, start, stop)
-        else:
-            segment = source.row.cut(start, stop, complete=complete)
+        segment = source.row.cut(start, stop, source.buffers)
         parent = add(parent, ids[start:stop], segment, complete=complete)
         parent.hits, parent.generated = continued, start >= source.prompted
     for at, state in states.items():
