@@ -141,8 +141,8 @@ class PrefixCache:
         """Tokens of such a row, with the state at their end, that fit the session's share."""
         windows = sum(window * each for window, each in memory.windows)
         # a window is stored twice: in the segments until it wraps, and in the state
-        share = self._sessions.share(session, self._budget())
-        room = share.nbytes - memory.state_bytes - 2 * windows
+        share, _ = self._sessions.share(session, self._budget())
+        room = share - memory.state_bytes - 2 * windows
         return max(0, room // (memory.token_bytes + ID_BYTES))
 
     def count(self, match: Match, restored: int = 0) -> None:
@@ -234,7 +234,7 @@ class PrefixCache:
             self._store.offer(leaf, at, inside[at], budget=budget, wanted=at <= shared)
         self._store.prune(leaf)
         if session is not None:
-            each = path.row.token_bytes + ID_BYTES
+            each = row.stored(complete=row.complete).token_bytes + ID_BYTES
             self._sessions.pin(session, leaf, len(ids) * each, awaited=awaited)
         return min(leaf.stop, len(ids))
 
