@@ -13,6 +13,7 @@ import os
 import shutil
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -162,6 +163,8 @@ class Restore:
     _steps: list[Step] = field(default_factory=list)
     """Files to read, the state first."""
     _state: Snapshot | None = None
+    _waited: bool = False
+    """Whether all was written that waited when it began."""
 
     @property
     def available(self) -> int:
@@ -210,7 +213,8 @@ class Restore:
 
     def _read(self) -> None:
         if self._steps:
-            self.disk.read(self, *self._steps.pop(0))
+            self.disk.read(self, *self._steps.pop(0), first=not self._waited)
+            self._waited = True
         else:
             self._end(self._goal)
 
@@ -361,8 +365,9 @@ class DiskTier:
             length, needed = state.start, [(state, state.start, state.start)]
         return length, needed + [s for s in steps if s[1] < length and s[2] > match.shared]
 
-    def read(self, restore: Restore, header: Header, start: int, stop: int) -> None:
-        """Hand a file to a restore, once all is written that waits."""
+    def read(self, restore: Restore, header: Header, start: int, stop: int, *, first: bool) -> None:
+        """Hand a file to a restore: the first one once all is written that waits, later ones before
+        anything else."""
 
         def job() -> None:
             try:
@@ -371,7 +376,7 @@ class DiskTier:
                 taken = partial(restore.stop, header.name, reason)
             self.on_engine_thread(restore, taken)
 
-        self._writer.do(job)
+        self._writer.do(job, priority=int(first))
 
     def on_engine_thread(self, restore: Restore, step: Callable[[], None]) -> None:
         """Any thread. A restore whose step fails has found nothing."""
@@ -434,8 +439,7 @@ class DiskTier:
 
     def _read_headers(self) -> None:
         """Build the index. Removes damaged and abandoned files."""
-        refused: dict[str, int] = {}
-        ignored: dict[str, int] = {}
+        refused, ignored = Counter[str](), Counter[str]()
         for path in sorted(self.folder.iterdir()):
             try:
                 if path.suffix == files.TEMPORARY and time.time() - path.lstat().st_mtime > STALE:
@@ -445,10 +449,10 @@ class DiskTier:
                         raise BadFile("no regular file")
                     self._index.add(files.read_header(path, self.versions))
             except BadFile as reason:
-                refused[str(reason)] = refused.get(str(reason), 0) + 1
+                refused[str(reason)] += 1
                 path.unlink(missing_ok=True)
             except OSError as reason:
-                ignored[str(reason.strerror)] = ignored.get(str(reason.strerror), 0) + 1
+                ignored[str(reason.strerror)] += 1
         for text, count in ignored.items():
             log.warning("prefix cache: %d files in %s ignored: %s", count, self.folder, text)
         for text, count in refused.items():
