@@ -1,14 +1,152 @@
-"""Allocation of the buffers of a row's cache."""
+"""The layers of a row's cache: which can be cut at any token, their arrays and their capacity.
+
+A layer is known by its instance attributes (mlx-lm 0.32.2 models/cache.py, mlx-vlm 0.7.10
+models/cache.py), because a subclass that adds an attribute has state of its own:
+
+| attributes                                     | upstream                     | kind   |
+|------------------------------------------------|------------------------------|--------|
+| keys values offset                             | KVCache, ConcatenateKVCache  | APPEND |
+| keys values offset group_size bits             | QuantizedKVCache             | APPEND |
+| `SharedRow`                                    |                              | APPEND |
+| keys values offset keep max_size _idx          | RotatingKVCache              | WINDOW |
+| keys values offset chunk_size start_position   | ChunkedKVCache               | WINDOW |
+| cache …                                        | ArraysCache                  | STATE  |
+| caches                                         | CacheList                    | opened |
+| anything else                                  |                              | STATE  |
+
+APPEND keeps every token: cut anywhere. WINDOW keeps every token until it wraps, afterwards it
+counts only as a whole, like STATE. Of an unknown class every attribute is kept, since upstream's
+`state` leaves some out; a class with attributes other than arrays and plain data is not stored.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import enum
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import mlx.core as mx
+
 from ..upstream.cache_classes import SparseKVCache
+from ..upstream.shared_kv import SharedRow, arrays_of
 from .kv_capacity import whole_steps
 from .memory import leaves
-from .prefix_cache.layers import Kind, kind
+
+KV = frozenset({"keys", "values", "offset"})
+QUANTISED = KV | {"group_size", "bits"}
+ROTATING = KV | {"keep", "max_size", "_idx"}
+CHUNKED = KV | {"chunk_size", "start_position"}
+
+
+class Unstorable(TypeError):
+    """A cache holds something that cannot be stored for another row."""
+
+
+class Kind(enum.Enum):
+    APPEND = "append"
+    WINDOW = "window"
+    STATE = "state"
+
+
+def kind(layer: Any) -> Kind:
+    """Raises `Unstorable` if the layer's state is not accessible."""
+    if not hasattr(layer, "__dict__"):
+        raise Unstorable(f"{type(layer).__name__} has no attributes to keep")
+    if isinstance(layer, SharedRow):
+        return Kind.APPEND
+    names = vars(layer).keys() - {"step"}  # of growth, not of the state
+    if names in (KV, QUANTISED):
+        return Kind.APPEND
+    return Kind.WINDOW if names in (ROTATING, CHUNKED) else Kind.STATE
+
+
+def strictest(cache: list[Any]) -> Kind:
+    """Raises `Unstorable`."""
+    kinds = {kind(layer) for layer in leaves(cache) if layer is not None}
+    return next((k for k in (Kind.STATE, Kind.WINDOW) if k in kinds), Kind.APPEND)
+
+
+def unwrapped(layer: Any) -> bool:
+    """Whether a window still holds all tokens from the first."""
+    if layer.keys is None:
+        return True
+    if vars(layer).keys() == CHUNKED:
+        return bool(layer.start_position == 0)
+    return bool(layer.offset <= layer.max_size and vars(layer)["_idx"] == layer.offset)
+
+
+def kv_arrays(layer: Any) -> list[Any]:
+    """Keys and values in token order, of at least `offset` tokens."""
+    return arrays_of(layer) if isinstance(layer, SharedRow) else own_arrays(layer)
+
+
+def own_arrays(layer: Any) -> list[Any]:
+    """The same without those of a common prefix."""
+    if layer.keys is None:
+        return []
+    both = (layer.keys, layer.values)
+    return [a for each in both for a in (each if isinstance(each, (tuple, list)) else (each,))]
+
+
+def set_arrays(layer: Any, arrays: Sequence[Any]) -> None:
+    half = len(arrays) // 2
+    if half:
+        keys, values = tuple(arrays[:half]), tuple(arrays[half:])
+        layer.keys, layer.values = (keys[0], values[0]) if half == 1 else (keys, values)
+
+
+def window_attributes(layer: Any, at: int | None) -> dict[str, Any]:
+    """Cut to what the next token sees after `at` tokens, oldest first."""
+    own = dict(vars(layer))
+    if layer.keys is None:
+        return own
+    if at is not None and at < layer.offset:
+        own |= _shortened(own, layer.offset - at)
+    if own.keys() == CHUNKED:
+        used = own["offset"] - own["start_position"]
+        return own | {name: own[name][..., :used, :] for name in ("keys", "values")}
+    ordered = {name: _in_order(own[name], own) for name in ("keys", "values")}
+    return own | ordered | {"_idx": ordered["keys"].shape[2]}
+
+
+def _shortened(own: Mapping[str, Any], behind: int) -> dict[str, Any]:
+    """A window without its newest `behind` tokens, which its last pass has appended in order.
+
+    `RotatingKVCache._update_concat` (mlx-lm 0.32.2) keeps everything that the first of them sees,
+    except the oldest token of a full window. Zeros replace that token; the next update drops them
+    unseen. Raises `ValueError` if more is missing.
+    """
+    offset = own["offset"] - behind
+    if own.keys() == CHUNKED:
+        return {"offset": offset}
+    index = own["_idx"] - behind
+    gone = min(offset, own["max_size"]) - index
+    if gone > 1:
+        raise ValueError(f"a window no longer holds its state after {offset} tokens")
+    kept = {name: own[name][..., :index, :] for name in ("keys", "values")}
+    if gone == 1:
+        kept = {name: _blank_first(array, own["keep"]) for name, array in kept.items()}
+    return {"offset": offset, "_idx": kept["keys"].shape[2]} | kept
+
+
+def _blank_first(array: Any, keep: int) -> Any:
+    blank = mx.zeros((*array.shape[:-2], 1, array.shape[-1]), dtype=array.dtype)
+    return mx.concatenate([array[..., :keep, :], blank, array[..., keep:, :]], axis=2)
+
+
+def _in_order(array: Any, own: Mapping[str, Any]) -> Any:
+    """The first `keep` tokens of a rotating cache, then the newest in order."""
+    index, keep, size = own["_idx"], own["keep"], own["max_size"]
+    if index < own["offset"] and index < array.shape[2]:  # wrapped: the oldest token is at `index`
+        pieces = [array[..., :keep, :], array[..., index:, :], array[..., keep:index, :]]
+        array = mx.concatenate(pieces, axis=2)
+    else:
+        array = array[..., :index, :]
+    extra = array.shape[2] - size
+    if extra > 0:  # a long prefill chunk leaves more than the window; upstream trims it later
+        pieces = [array[..., :keep, :], array[..., keep + extra :, :]]
+        array = mx.concatenate(pieces, axis=2)
+    return array
 
 
 def grow_by(cache: Sequence[Any], tokens: int) -> None:

@@ -14,7 +14,7 @@ from mlx_lm.models.cache import KVCache
 
 from allocator_replay import DIM, LAYERS, StandIn
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.prefix_cache import buffers
+from mlx_provider.engine.prefix_cache import buffers, segments
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.testing.driver import new_engine, new_request, run
 
@@ -34,12 +34,16 @@ class Copies:
 def counted() -> Iterator[Copies]:
     """Counts what the engine makes contiguous, and rows that outgrow their buffers."""
     found = Copies()
-    contiguous, extended = mx.contiguous, buffers.extended
+    contiguous, extended, copy = mx.contiguous, buffers.extended, segments.copy_tokens
     update = KVCache.update_and_fetch
 
     def copied(array: mx.array, *more: Any) -> mx.array:
         found.nbytes += array.nbytes  # with new capacity, if it makes any
         return contiguous(array, *more)
+
+    def filled(piece: mx.array, *more: Any) -> None:
+        found.nbytes += piece.nbytes
+        copy(piece, *more)
 
     def grown(array: mx.array, tokens: int) -> Any:
         found.nbytes += array.nbytes
@@ -55,6 +59,7 @@ def counted() -> Iterator[Copies]:
 
     with (
         patch.object(mx, "contiguous", copied),
+        patch.object(segments, "copy_tokens", filled),
         patch.object(buffers, "extended", grown),
         patch.object(KVCache, "update_and_fetch", updated),
     ):

@@ -18,14 +18,8 @@ from mlx_lm.models.cache import (
 )
 
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
-from mlx_provider.engine.prefix_cache.layers import (
-    ArrayPack,
-    Kind,
-    Unstorable,
-    kind,
-    take_snapshot,
-    window_attributes,
-)
+from mlx_provider.engine.prefix_cache.segments import ArrayPack, take_snapshot
+from mlx_provider.engine.row_cache import Kind, Unstorable, kind, window_attributes
 from tiny import build
 
 KEY = CacheKey("tiny")

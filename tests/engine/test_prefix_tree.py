@@ -16,11 +16,11 @@ from mlx_provider.engine.prefix_cache.tree import (
     as_ids,
     check,
     common,
+    match,
     new_root,
     nodes,
     remove,
     split,
-    walk,
 )
 
 PATHS = st.lists(st.lists(st.integers(-2, 2), min_size=1, max_size=9), max_size=12)
@@ -50,7 +50,7 @@ class Tokens:
 
 def put(root: Node, path: list[int]) -> Node:
     ids = as_ids(path)
-    found = walk(root, ids, len(ids))
+    found = match(root, ids, len(ids))
     parent = root
     if found.steps:
         node, agreed = found.steps[-1]
@@ -81,7 +81,7 @@ def test_walk_finds_the_longest_stored_prefix(
         put(root, path)
         check(root)
     limit = min(limit, len(query))
-    found = walk(root, as_ids(query), limit)
+    found = match(root, as_ids(query), limit)
     best = max((shared(p, query[:limit]) for p in paths), default=0)
     assert found.shared == best == sum(agreed for _, agreed in found.steps)
     closest = [p for p in paths if shared(p, query[:limit]) == best]
@@ -108,7 +108,7 @@ def test_removing_leaves_keeps_the_other_paths(paths: list[list[int]], dice) -> 
         remove(gone)
         assert check(root) == total
         for path in left:
-            assert walk(root, as_ids(path), len(path)).shared == len(path)
+            assert match(root, as_ids(path), len(path)).shared == len(path)
     assert total == 0
 
 
@@ -118,7 +118,7 @@ def test_payloads_follow_their_tokens(paths: list[list[int]]) -> None:
     for path in paths:
         put(root, path)
     for path in paths:
-        found = walk(root, as_ids(path), len(path))
+        found = match(root, as_ids(path), len(path))
         held = np.concatenate([node.segment.ids for node, _ in found.steps])
         assert held[: len(path)].tolist() == path
 

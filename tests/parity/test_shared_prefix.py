@@ -18,6 +18,7 @@ from mlx_provider.engine.execution import batch_layout
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.kv_capacity import STEP_TOKENS, whole_steps
 from mlx_provider.engine.memory import arrays, leaves, profile
+from mlx_provider.engine.prefix_cache import segments
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
 from mlx_provider.engine.scheduling.chunking import StepPlan
@@ -168,17 +169,14 @@ def test_a_hit_on_a_shared_prefix_copies_nothing(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counts the tokens that are copied to new buffers."""
-    from mlx_provider.engine.prefix_cache import segments as rebuild
-
     copied = []
-    joined = rebuild._join
+    copy = segments.copy_tokens
 
-    def counted(pieces: Any, slack: int) -> mx.array:
-        copied.append(sum(piece.shape[-2] for piece in pieces))
-        found: mx.array = joined(pieces, slack)
-        return found
+    def counted(piece: mx.array, *more: Any) -> None:
+        copied.append(piece.shape[-2])
+        copy(piece, *more)
 
-    monkeypatch.setattr(rebuild, "_join", counted)
+    monkeypatch.setattr(segments, "copy_tokens", counted)
     engine, _ = sharing(tiny("qwen3"))
     decoding(engine, branch(0))
     decoding(engine, branch(1))

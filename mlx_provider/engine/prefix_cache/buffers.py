@@ -22,7 +22,7 @@ from ...upstream.shared_kv import SHAREABLE, Prefix, divide, prefix_of
 from ...upstream.shared_kv import start as begin_with
 from ..kv_capacity import STEP_TOKENS, whole_steps
 from ..memory import leaves
-from .layers import Kind, kind, kv_arrays, own_arrays, set_arrays
+from ..row_cache import Kind, kind, kv_arrays, own_arrays, set_arrays
 from .tree import Match, Node, segment_of, set_segment, split
 
 if TYPE_CHECKING:

@@ -19,14 +19,13 @@ from typing import Any
 
 from ...protocol.health import PrefixCacheFigures, PrefixNode
 from ..memory import MemoryProfile
-from ..row_cache import grow_by
+from ..row_cache import Kind, Unstorable, grow_by, strictest
 from .buffers import Lease, Leases
 from .disk import DiskTier, Restore
 from .eviction import Sessions
-from .layers import Kind, Snapshot, Unstorable, strictest, take_snapshot
-from .segments import rebuild, row_parts
+from .segments import RowFiller, Snapshot, row_parts, take_snapshot
 from .store import LivePath, Store
-from .tree import ID_BYTES, CacheKey, Ids, Match, Node, as_ids, key_tokens
+from .tree import ID_BYTES, CacheKey, Ids, Match, Node, as_ids, key_tokens, segment_of
 
 __all__ = ["CacheKey", "Match", "PrefixCache", "key_tokens"]
 
@@ -79,9 +78,7 @@ class PrefixCache:
     def match(self, key: CacheKey, tokens: Sequence[int] | Ids, limit: int) -> Match:
         """The longest usable prefix of at most `limit` tokens. It never ends inside a media span.
         `tokens` are key ids (`key_tokens`); an int64 array avoids the conversion. Read-only."""
-        ids = as_ids(tokens)
-        found = self._store.walk(key, ids[: max(0, limit)])
-        return Match.of(found, ids, self._store.version)
+        return self._store.match(key, as_ids(tokens), limit)
 
     def holds(self, match: Match) -> bool:
         return match.version == self._store.version
@@ -108,10 +105,12 @@ class PrefixCache:
             spare = max(0, self._budget() - self.nbytes) // SPARE_SHARE
             lease, in_place = leases.begin(match, cache, room, spare)
         if match.length:
-            rebuild(
-                cache, match.segments, match.snapshot, length=match.length, room=room,
-                in_place=in_place,
-            )  # fmt: skip
+            state = match.snapshot
+            filler = RowFiller(cache, match.length, room, state.layers if state else (), in_place)
+            for node in match.path:
+                stop = min(node.stop, match.length)
+                filler.put(segment_of(node).arrays(), node.start, stop, 0)
+            filler.finish(match.length, state)
         elif room:
             grow_by(cache, room)
         self.count(match)
@@ -142,8 +141,8 @@ class PrefixCache:
         """Tokens of such a row, with the state at their end, that fit the session's share."""
         windows = sum(window * each for window, each in memory.windows)
         # a window is stored twice: in the segments until it wraps, and in the state
-        share = self._sessions.share(session, self._budget())
-        room = share.nbytes - memory.state_bytes - 2 * windows
+        share, _ = self._sessions.share(session, self._budget())
+        room = share - memory.state_bytes - 2 * windows
         return max(0, room // (memory.token_bytes + ID_BYTES))
 
     def count(self, match: Match, restored: int = 0) -> None:
@@ -207,7 +206,7 @@ class PrefixCache:
         ids = as_ids(tokens)
         ends = {n: s for n, s in snapshots.items() if 0 < n <= len(ids) and not s.inside}
         inside = {n: s for n, s in snapshots.items() if n <= len(ids) and s.inside}
-        shared = self._store.walk(key, ids).shared if inside else 0
+        shared = self._store.match(key, ids).shared if inside else 0
         own = None if lease is None else lease.own_of(cache)
         leaf, budget = None, 0
         try:
@@ -218,7 +217,7 @@ class PrefixCache:
             before_reply = row.length if prompted is None else prompted
             path = LivePath(row, cache, ends, before_reply, inside, own)
             if own is not None:
-                own.count(len(ids), row.token_bytes(complete=False))
+                own.count(len(ids), row.stored(complete=False).token_bytes)
             budget = self._budget()  # what the cache counts is no longer the row's
             share = self._sessions.share(session, budget)
             leaf = self._store.add(key, ids, path, budget=budget, share=share)
@@ -235,7 +234,7 @@ class PrefixCache:
             self._store.offer(leaf, at, inside[at], budget=budget, wanted=at <= shared)
         self._store.prune(leaf)
         if session is not None:
-            each = path.row.token_bytes(complete=path.row.complete) + ID_BYTES
+            each = row.stored(complete=row.complete).token_bytes + ID_BYTES
             self._sessions.pin(session, leaf, len(ids) * each, awaited=awaited)
         return min(leaf.stop, len(ids))
 

@@ -13,6 +13,7 @@ import os
 import shutil
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -35,8 +36,7 @@ from .files import (
     host_tensors,
     list_files,
 )
-from .layers import ArrayPack, Snapshot
-from .segments import RowFiller, RowParts
+from .segments import ArrayPack, RowFiller, RowParts, Snapshot
 from .store import INSIDE, RECENT, Store
 from .tree import CacheKey, Ids, Match, common, outside_spans, segment_of
 
@@ -163,6 +163,8 @@ class Restore:
     _steps: list[Step] = field(default_factory=list)
     """Files to read, the state first."""
     _state: Snapshot | None = None
+    _waited: bool = False
+    """Whether all was written that waited when it began."""
 
     @property
     def available(self) -> int:
@@ -180,12 +182,9 @@ class Restore:
     def _find(self) -> tuple[Match, int, list[Step]]:
         """What memory has, the tokens with which the row can resume, and the files they need."""
         ids = self.ids[:-1]  # one token at least is prefilled
-        match = Match.of(self.store.walk(self.key, ids), self.ids)
+        match = self.store.match(self.key, self.ids, len(ids))
         self._in_memory = match.length // self.grid * self.grid
-        complete = all(node.complete for node, _ in match.steps)
-        return match, *self.disk.find(
-            self.key, ids, match.shared, complete=complete, usable=self._usable
-        )
+        return match, *self.disk.find(self.key, ids, match, self._usable)
 
     def _usable(self, length: int) -> int:
         """The largest length within `length` at which the row may resume. 0: memory has as many
@@ -214,7 +213,8 @@ class Restore:
 
     def _read(self) -> None:
         if self._steps:
-            self.disk.read(self, *self._steps.pop(0))
+            self.disk.read(self, *self._steps.pop(0), first=not self._waited)
+            self._waited = True
         else:
             self._end(self._goal)
 
@@ -290,17 +290,18 @@ class DiskTier:
         steps = self._index.walk(key, ids)
         covered = steps[-1][2] if steps else 0
         complete = row.complete and all(header.complete for header, _, _ in steps)
+        row = row.stored(complete=complete)
         path = [header.name for header, _, _ in steps]
         self._touch([*path])
         left = self.limit - sum(header.nbytes for header, _, _ in steps)
         stop = len(ids) if prompted is not None else len(ids) // EDGE * EDGE
         digest, own = digests(key, ids), key.digest().hex()
         for start, end in pairwise(_cuts(covered, stop, prompted)):
-            nbytes = (end - start) * row.token_bytes(complete=complete)
-            size = _file_bytes(end - start, nbytes, len(row.shape(complete=complete)))
+            nbytes = (end - start) * row.token_bytes
+            size = _file_bytes(end - start, nbytes, len(row.shape))
             if size > left or not self._takes(size):
                 break
-            segment = row.cut(start, end, complete=complete)
+            segment = row.cut(start, end)
             parent, tokens = digest(start), ids[start:end]
             header = Header(own, parent, start, tokens, complete, segment.layers, size)
             self._write(header, host_tensors(segment.pack))
@@ -346,18 +347,15 @@ class DiskTier:
         self,
         key: CacheKey,
         ids: Ids,
-        shared: int,
-        *,
-        complete: bool,
+        match: Match,
         usable: Callable[[int], int],
     ) -> tuple[int, list[Step]]:
-        """The longest prefix of `ids` from which a row can resume, and its files. Memory has the
-        first `shared` tokens. `complete`: with every layer. `usable`: maps a length to the largest
-        length at which a row may resume."""
+        """The longest prefix of `ids` from which a row can resume, and its files. `match`: what
+        memory has. `usable`: maps a length to the largest length at which a row may resume."""
         self._drain()
         steps = self._index.walk(key, ids)
-        covered = max(shared, steps[-1][2] if steps else 0)
-        if complete and all(header.complete for header, _, _ in steps):
+        covered = max(match.shared, steps[-1][2] if steps else 0)
+        if match.complete and all(header.complete for header, _, _ in steps):
             length, needed = usable(covered), list[Step]()
         else:
             along = self._index.states_along(key, ids, covered)
@@ -365,10 +363,11 @@ class DiskTier:
             if state is None:
                 return 0, []
             length, needed = state.start, [(state, state.start, state.start)]
-        return length, needed + [s for s in steps if s[1] < length and s[2] > shared]
+        return length, needed + [s for s in steps if s[1] < length and s[2] > match.shared]
 
-    def read(self, restore: Restore, header: Header, start: int, stop: int) -> None:
-        """Hand a file to a restore, once all is written that waits."""
+    def read(self, restore: Restore, header: Header, start: int, stop: int, *, first: bool) -> None:
+        """Hand a file to a restore: the first one once all is written that waits, later ones before
+        anything else."""
 
         def job() -> None:
             try:
@@ -377,7 +376,7 @@ class DiskTier:
                 taken = partial(restore.stop, header.name, reason)
             self.on_engine_thread(restore, taken)
 
-        self._writer.do(job)
+        self._writer.do(job, priority=int(first))
 
     def on_engine_thread(self, restore: Restore, step: Callable[[], None]) -> None:
         """Any thread. A restore whose step fails has found nothing."""
@@ -440,8 +439,7 @@ class DiskTier:
 
     def _read_headers(self) -> None:
         """Build the index. Removes damaged and abandoned files."""
-        refused: dict[str, int] = {}
-        ignored: dict[str, int] = {}
+        refused, ignored = Counter[str](), Counter[str]()
         for path in sorted(self.folder.iterdir()):
             try:
                 if path.suffix == files.TEMPORARY and time.time() - path.lstat().st_mtime > STALE:
@@ -451,10 +449,10 @@ class DiskTier:
                         raise BadFile("no regular file")
                     self._index.add(files.read_header(path, self.versions))
             except BadFile as reason:
-                refused[str(reason)] = refused.get(str(reason), 0) + 1
+                refused[str(reason)] += 1
                 path.unlink(missing_ok=True)
             except OSError as reason:
-                ignored[str(reason.strerror)] = ignored.get(str(reason.strerror), 0) + 1
+                ignored[str(reason.strerror)] += 1
         for text, count in ignored.items():
             log.warning("prefix cache: %d files in %s ignored: %s", count, self.folder, text)
         for text, count in refused.items():

@@ -6,13 +6,12 @@ The least time to recompute per byte goes first; the newest path of a session st
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
 from math import inf
 
-from .tree import ID_BYTES, Node, Tally, nodes, remove, set_snapshot, split
+from .tree import Node, Tally, nodes, remove, set_snapshot, split
 
 MAX_SESSIONS = 256
 """The least recently used session loses its pin first."""
@@ -32,30 +31,11 @@ FRESH = 0.3
 """Age, as a share of the prefix cache, below which it matters little."""
 
 
-@dataclass(frozen=True)
-class Share:
-    nbytes: int
-    """Most bytes of a session's path."""
-    equal: int = 0
-    others: Sequence[Node] = ()
-    """The ends of paths that each keep `equal` bytes of their head."""
-
-    def heads(self) -> list[Node]:
-        return [node for leaf in self.others for node in head(leaf, self.equal)]
-
-
-@dataclass
-class Session:
-    leaf: Node
-    wanted: int
-    """Bytes of the whole path, of which `leaf` may end only a head."""
-    returned: float
-    """When it last continued after another session's turn."""
-
-
 class Sessions:
     def __init__(self) -> None:
-        self._known: OrderedDict[str, Session] = OrderedDict()
+        self._known: dict[str, tuple[Node, int, float]] = {}
+        """The end of the newest path, of which it may be only a head; the bytes of the whole path;
+        and the turn of the last return after another session's turn. Oldest first."""
         self._turn = 0
         self._last = ""
 
@@ -68,38 +48,39 @@ class Sessions:
     def pin(self, session: str, leaf: Node, wanted: int, *, awaited: bool) -> None:
         """Mark the path to `leaf` in place of the session's previous path."""
         self._turn += 1
-        before = self._unpin(session)
-        returned = -inf if before is None else before.returned
-        if before is not None and session != self._last:
+        returned = self._unpin(session)
+        if returned is None:
+            returned = -inf
+        elif session != self._last:
             returned = self._turn
         self._last = session
-        self._known[session] = Session(leaf, wanted, returned)
+        self._known[session] = leaf, wanted, returned
         for node in leaf.path():
             node.sessions[session] = awaited
         while len(self._known) > MAX_SESSIONS:
             self._unpin(next(iter(self._known)))
 
-    def share(self, session: str | None, budget: int) -> Share:
-        """The part of `budget` bytes that a path of the session may use. Sessions that take turns
-        each keep the head of their path: more than an equal share would be evicted before their
-        next turn. A session that has never returned keeps no share."""
+    def share(self, session: str | None, budget: int) -> tuple[int, Callable[[], list[Node]]]:
+        """The part of `budget` bytes that a path of the session may use, and the nodes that others
+        keep. Sessions that take turns each keep the head of their path: more than an equal share
+        would be evicted before their next turn. A session that has never returned keeps none."""
         if session is None:
-            return Share(budget)
+            return budget, list
         gone = self._turn - LIVE_TURNS
         every = self._known.items()
-        others = [each for name, each in every if each.returned > gone and name != session]
+        others = [each for name, each in every if each[2] > gone and name != session]
         equal = budget // (1 + len(others))
-        left = budget - sum(min(equal, each.wanted) for each in others)
-        return Share(left, equal, [each.leaf for each in others])
+        left = budget - sum(min(equal, wanted) for _, wanted, _ in others)
+        return left, lambda: [node for leaf, _, _ in others for node in head(leaf, equal)]
 
     def clear(self) -> None:
         self._known.clear()
 
-    def _unpin(self, session: str) -> Session | None:
-        before = self._known.pop(session, None)
-        for node in before.leaf.path() if before is not None else ():
+    def _unpin(self, session: str) -> float | None:
+        leaf, _, returned = self._known.pop(session, (None, 0, None))
+        for node in () if leaf is None else leaf.path():
             node.sessions.pop(session, None)
-        return before
+        return returned
 
 
 def head(leaf: Node, nbytes: int) -> list[Node]:
@@ -125,11 +106,10 @@ def evict(
     buffers: float = inf,
     clock: int,
     keep: frozenset[Node] = frozenset(),
-    below: float = inf,
 ) -> None:
     """Evict leaves, and snapshots of inner nodes, the least valuable first, until `tally` is within
-    `nbytes` and `buffers`, or all that is left is worth `below` or more. Nodes in `keep`, and nodes
-    that rows use, lose only guesses. `clock`: the present time on the clock of `Node.used`."""
+    `nbytes` and `buffers`. Nodes in `keep`, and nodes that rows use, lose only guesses. `clock`:
+    the present time on the clock of `Node.used`."""
     order, held = count(), tally.nbytes
     heap: list[tuple[float, int, bool, Node]] = []
 
@@ -145,7 +125,7 @@ def evict(
     for root in roots:
         for node in nodes(root):
             consider(node)
-    while heap and (tally.nbytes > nbytes or tally.buffers > buffers) and heap[0][0] < below:
+    while heap and (tally.nbytes > nbytes or tally.buffers > buffers):
         _, _, whole, node = heapq.heappop(heap)
         if whole != goes_whole(node):
             continue  # became a leaf, and has a newer entry as one
@@ -192,13 +172,6 @@ def resumable_before(node: Node) -> int:
     return 0 if above is None else above.stop
 
 
-@dataclass(frozen=True)
-class Fit:
-    stop: int
-    states: frozenset[int]
-    new_bytes: int
-
-
 def fit(
     path: Sequence[Node],
     length: int,
@@ -209,7 +182,7 @@ def fit(
     prompted: float,
     complete: bool,
     budget: int,
-) -> Fit:
+) -> tuple[int, set[int]]:
     """The longest head from which a row can resume, and the snapshots that fit with it.
 
     The next prompt may tokenize the reply differently, so a head that ends in the reply also keeps
@@ -220,65 +193,28 @@ def fit(
     same for those kept only as the end of a shorter head. `prompted`: tokens before the reply.
     """
     held = {node.stop: node.snapshot.nbytes for node in path if node.snapshot is not None}
-    guessed = {node.stop for node in path if node.guessed}
-    sizes = _Sizes(path, token_bytes + ID_BYTES)
-    new = {at: size for at, size in states.items() if at not in held}
-    needed = sum(size for at, size in held.items() if at not in guessed) + sum(new.values())
-    if sizes.of(max(length, sizes.shared)) + needed <= budget:
-        return Fit(length, frozenset({*held, *new}), sizes.beyond(length) + sum(new.values()))
-    whole = length if complete else max((n.stop for n in path if n.complete), default=0)
-    stop = sizes.reach(budget, whole)
-    every = {**spare, **new, **held}
-    ends = sorted(at for at in every if at > stop and sizes.of(at) + every[at] <= budget)
-    safe = [at for at in ends if at <= prompted][-1:]
-    choices = [{*safe, at} for at in ends]
-    fitting = [ats for ats in choices if sizes.of(max(ats)) + _total(every, ats) <= budget]
-    kept: set[int] = fitting[-1] if fitting else set()
-    if kept:
-        stop = max(kept)
-        left = budget - sizes.of(stop) - _total(every, kept)
-        others = sorted(at for at in {**new, **held} if at < stop and at not in kept)
-        kept |= {*_within(left, [*others[:1], *reversed(others[1:])], every)}
-    added = _total(every, kept - {*held})
-    return Fit(stop, frozenset(kept), sizes.beyond(stop) + added)
+    sizes = {**spare, **states, **held}
+    shared = path[-1].stop if path else 0
 
-
-def _total(sizes: Mapping[int, int], ats: Iterable[int]) -> int:
-    return sum(sizes[at] for at in ats)
-
-
-def _within(left: int, ats: Iterable[int], sizes: Mapping[int, int]) -> Iterable[int]:
-    for at in ats:
-        if sizes[at] <= left:
-            left -= sizes[at]
-            yield at
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    path: Sequence[Node]
-    each: int
-
-    @property
-    def shared(self) -> int:
-        return self.path[-1].stop if self.path else 0
-
-    def of(self, stop: int) -> int:
-        stored = 0
-        for node in self.path:
+    def size(stop: int, kept: Collection[int] = ()) -> int:
+        nbytes = max(0, stop - shared) * token_bytes + sum(sizes[at] for at in kept)
+        for node in path:
             tokens = max(0, min(stop, node.stop) - node.start)
-            stored += node.token_bytes * tokens // len(node.tokens)
-        return stored + self.beyond(stop)
+            nbytes += node.token_bytes * tokens // len(node.tokens)
+        return nbytes
 
-    def beyond(self, stop: int) -> int:
-        """Bytes of the tokens between the stored ones and `stop`."""
-        return max(0, stop - self.shared) * self.each
-
-    def reach(self, budget: int, limit: int) -> int:
-        for node in self.path:
-            size = node.token_bytes
-            if size > budget or node.stop > limit:
-                within = node.start + budget * len(node.tokens) // size
-                return min(within, limit)
-            budget -= size
-        return min(limit, self.shared + budget // self.each)
+    guessed = {node.stop for node in path if node.guessed}
+    if size(max(length, shared), {*states, *held} - guessed) <= budget:
+        return length, {*states, *held}
+    whole = length if complete else max((n.stop for n in path if n.complete), default=0)
+    stop, kept = bisect_right(range(1, whole + 1), budget, key=size), set[int]()
+    ends = [at for at in sorted(sizes) if at > stop and size(at, [at]) <= budget]
+    safe = [at for at in ends if at <= prompted][-1:]
+    for end in reversed(ends):
+        if size(max([end, *safe]), {end, *safe}) <= budget:
+            stop, kept = max([end, *safe]), {end, *safe}
+            break
+    others = sorted(at for at in {*states, *held} if at < stop and at not in kept)
+    for at in [*others[:1], *reversed(others[1:])] if kept else []:
+        kept |= {at} if size(stop, {*kept, at}) <= budget else set()
+    return stop, kept

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,7 +33,7 @@ from pydantic_core import from_json
 
 from ...config import installed_version
 from ...safe_open import open_own
-from .layers import ArrayPack
+from .segments import ArrayPack
 from .tree import Ids
 
 log = logging.getLogger(__name__)
@@ -261,13 +262,16 @@ class Writer:
         self._known = set(known)
         self._seen = 0
         self._failure = ""
-        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._order = count()
+        self._jobs: queue.PriorityQueue[tuple[int, int, Callable[[], object] | None]]
+        self._jobs = queue.PriorityQueue()
         self.do(self.shrink)  # the limit may be lower than that of the last process
         self._thread = threading.Thread(target=self._run, name="prefix-disk", daemon=True)
         self._thread.start()
 
-    def do(self, job: Callable[[], object]) -> None:
-        self._jobs.put(job)
+    def do(self, job: Callable[[], object] | None, *, priority: int = 1) -> None:
+        """Jobs of priority 0 are done first. `None` ends the thread."""
+        self._jobs.put((priority, next(self._order), job))
 
     def flush(self) -> None:
         done = threading.Event()
@@ -276,7 +280,7 @@ class Writer:
             pass
 
     def close(self) -> None:
-        self._jobs.put(None)
+        self.do(None, priority=2)
         self._thread.join()
 
     def _run(self) -> None:
@@ -290,7 +294,7 @@ class Writer:
 
     def _next(self) -> Callable[[], object] | None:
         try:
-            return self._jobs.get(timeout=SCAN_SECONDS)
+            return self._jobs.get(timeout=SCAN_SECONDS)[2]
         except queue.Empty:
             return self._scan
 

@@ -18,9 +18,9 @@ from ..fixed_shapes import FixedShapes
 from ..kv_capacity import STEP_TOKENS
 from ..memory import MemoryProfile, profile
 from ..request import PrefillJob, Request, Row
+from ..row_cache import Kind
 from .buffers import Lease, divisible, own_layers, shares
 from .cache import PrefixCache
-from .layers import Kind
 from .store import NEAR, RECENT
 from .tree import CacheKey, Ids, Match, as_ids, key_tokens, outside_spans
 
@@ -323,7 +323,7 @@ class WholePasses(PrefixCachePolicy):
         while at := usable.length % self._shapes.tokens:
             usable = self._cache.match(key, ids, limit=usable.length - at)
         # the longest stored path shows where the prompt leaves it
-        return replace(found, length=usable.length, path=usable.path, stateful=usable.stateful)
+        return replace(found, length=usable.length, stateful=usable.stateful)
 
     def _whole(self, done: int) -> int:
         return self._shapes.whole(done)

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from math import inf
 from typing import Any
 
+from ..row_cache import Unstorable
 from .buffers import RowBuffers
-from .eviction import Fit, Share, evict, fit, value
-from .layers import Snapshot, Unstorable, take_snapshot
-from .segments import RowParts
+from .eviction import evict, fit
+from .segments import RowParts, Snapshot, take_snapshot
 from .tree import (
+    ID_BYTES,
     CacheKey,
     Ids,
+    Match,
     Node,
     Tally,
-    Walk,
     add,
     check,
+    match,
     new_root,
     nodes,
     remove_below,
@@ -29,7 +31,6 @@ from .tree import (
     set_segment,
     set_snapshot,
     split,
-    walk,
 )
 
 RECENT = 3
@@ -41,6 +42,7 @@ MAX_EDGE = 2048
 NEAR = 16
 """This many tokens are cheaper to compute again than to store with a state."""
 NOTHING: frozenset[Node] = frozenset()
+Share = tuple[int, Callable[[], list[Node]]]
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,11 @@ class LivePath:
         last = take_snapshot(self.cache) if self.row.exact else None
         return {**self.given, **({} if last is None else {self.row.length: last})}
 
-    def refers(self, path: Sequence[Node], length: int, *, complete: bool) -> bool:
+    def refers(self, path: Sequence[Node], length: int) -> bool:
         """Whether the whole path can refer to the row's buffers, so that no token is held twice.
         Its stored nodes must be copies of the row's own tokens alone, or refer to the buffers."""
         own = self.buffers
-        if own is None or (complete and self.row.window):
+        if own is None or (self.row.complete and self.row.windows):
             return False
         for node in path:
             segment = segment_of(node)
@@ -76,7 +78,7 @@ class LivePath:
             if node.start < own.first:
                 if segment.held is not own.base:
                     return False
-            elif of_another or segment.layers != self.row.shape(complete=False):
+            elif of_another or segment.layers != self.row.shape:
                 return False
         return True
 
@@ -98,9 +100,10 @@ class Store:
     def nodes(self) -> Iterator[Node]:
         return (node for root in self.roots.values() for node in nodes(root))
 
-    def walk(self, key: CacheKey, ids: Ids) -> Walk:
+    def match(self, key: CacheKey, ids: Ids, limit: int | None = None) -> Match:
         self._drop_lost()
-        return walk(self.roots.get(key) or new_root(), ids, len(ids))
+        limit = len(ids) if limit is None else limit
+        return match(self.roots.get(key) or new_root(), ids, limit, self.version)
 
     def touch(self, leaf: Node | None) -> list[Node]:
         """The path of a leaf, which is in use now."""
@@ -115,8 +118,9 @@ class Store:
     def add(
         self, key: CacheKey, ids: Ids, source: LivePath, *, budget: int, share: Share
     ) -> Node | None:
-        """Store a path as far as its share permits, evicting others for it. Returns the last
-        stored node, if any. Raises `Unstorable` if it could not be joined with the stored ones."""
+        """Store a path as far as its share permits, evicting others for it. `share`: its bytes,
+        and what others keep (`Sessions.share`). Returns the last stored node, if any. Raises
+        `Unstorable` if it could not be joined with the stored ones."""
         if len(ids) == 0:
             return None
         if self._layouts.get(key, source.row.layout) != source.row.layout:
@@ -124,46 +128,51 @@ class Store:
                 "a row with another KV shape or dtype than the stored ones is not kept"
             )
         root = self.roots.get(key) or new_root(self.tally)
-        found = walk(root, ids, len(ids))
-        complete = source.row.complete and all(node.complete for node, _ in found.steps)
+        found = match(root, ids, len(ids))
+        complete = source.row.complete and found.complete
         self.version += 1
         stored = _shared_path(found, len(ids), complete=complete)
         states, spare = ({}, {}) if complete else (source.states, source.spare)
-        kept = fit(
-            stored, len(ids), source.row.token_bytes(complete=complete), _sizes(states),
-            _sizes(spare), prompted=source.prompted, complete=complete, budget=share.nbytes,
+        source = replace(source, row=source.row.stored(complete=complete))
+        most, heads = share
+        each = source.row.token_bytes + ID_BYTES
+        stop, kept = fit(
+            stored, len(ids), each, _sizes(states), _sizes(spare), prompted=source.prompted,
+            complete=complete, budget=most,
         )  # fmt: skip
-        if kept.stop < len(ids) or not source.refers(stored, len(ids), complete=complete):
+        if stop < len(ids) or not source.refers(stored, len(ids)):
             source = replace(source, buffers=None)
-        path = _cut_back(stored, kept, len(ids))
-        if self.tally.nbytes > budget - kept.new_bytes:
-            keep = frozenset([*path, *share.heads()])
-            self.evict(nbytes=budget - kept.new_bytes, keep=keep)
-        if kept.stop == 0:
+        path = _cut_back(stored, stop, kept, len(ids))
+        new = {at: s for at, s in {**spare, **states}.items() if at in kept - {*_held(path)}}
+        left = budget - max(0, stop - found.shared) * each - sum(s.nbytes for s in new.values())
+        if self.tally.nbytes > left:
+            self.evict(nbytes=left, keep=frozenset([*path, *heads()]))
+        if stop == 0:
             return None
         self.roots[key] = root
         self._layouts[key] = source.row.layout
         own = source.buffers
         for node in path:
             if own is not None and node.start >= own.first:
-                set_segment(node, source.row.within(own, node.start, node.stop))
+                set_segment(node, source.row.cut(node.start, node.stop, own))
         before = self.tally.nbytes
         parent = path[-1] if path else root
-        leaf = _grow(parent, ids, source, kept, complete=complete, shared=found.shared)
+        leaf = _grow(parent, ids[:stop], source, new, continued=2 * found.shared > len(ids))
         self._clock += self.tally.nbytes - before
         self.touch(leaf)
         self.evict(buffers=self._max_buffers, keep=frozenset(leaf.path()))
         return leaf
 
     def offer(self, leaf: Node, at: int, state: Snapshot, *, budget: int, wanted: bool) -> None:
-        """Store a state inside a message, unless what must be evicted for it is worth more."""
+        """Store a state inside a message. A guess that no row has `wanted` evicts nothing."""
+        if not wanted and self.tally.nbytes + state.nbytes > budget:
+            return
         node = _attach(leaf, at, state, wanted=wanted)
         if node is None:
             return
         self.version += 1
         self._clock += state.nbytes
-        worth = value(node, self._clock, self.tally.nbytes)
-        self.evict(nbytes=budget, keep=frozenset(leaf.path()), below=worth)
+        self.evict(nbytes=budget, keep=frozenset(leaf.path()))
         if self.tally.nbytes > budget:
             set_snapshot(node, None)
 
@@ -187,9 +196,8 @@ class Store:
         nbytes: float = inf,
         buffers: float = inf,
         keep: frozenset[Node] = NOTHING,
-        below: float = inf,
     ) -> int:
-        """Shrink to this many bytes and buffers, if `keep` and `below` permit. Returns the freed
+        """Shrink to this many bytes and buffers, if `keep` permits. Returns the freed
         bytes. Capacity goes first if that is enough, and else last, if the entries themselves must
         stay."""
         self._drop_lost()
@@ -201,7 +209,7 @@ class Store:
         while self.tally.nbytes > nbytes or self.tally.buffers > buffers:
             evict(
                 self.roots.values(), self.tally, nbytes=nbytes, buffers=buffers, clock=self._clock,
-                keep=keep, below=below,
+                keep=keep,
             )  # fmt: skip
             self.version += 1
             self._drop_empty()
@@ -326,7 +334,7 @@ class Store:
             raise AssertionError("the bytes of a row's buffers are not those of its segments")
 
 
-def _shared_path(found: Walk, length: int, *, complete: bool) -> list[Node]:
+def _shared_path(found: Match, length: int, *, complete: bool) -> list[Node]:
     """The stored nodes of the path. The last node is split where the path leaves it."""
     path = [node for node, _ in found.steps]
     agreed = found.steps[-1][1] if path else 0
@@ -335,42 +343,39 @@ def _shared_path(found: Walk, length: int, *, complete: bool) -> list[Node]:
     return path
 
 
-def _cut_back(path: Sequence[Node], kept: Fit, length: int) -> list[Node]:
-    """The stored nodes that are kept, without the snapshots that are not kept. `length`: tokens of
-    the whole path. A shorter head ends in a snapshot that is not a guess."""
-    nodes = [node for node in path if node.start < kept.stop]
-    if nodes and kept.stop < nodes[-1].stop and kept.stop < length:
-        nodes[-1] = split(nodes[-1], kept.stop - nodes[-1].start)
+def _cut_back(path: Sequence[Node], stop: int, kept: Set[int], length: int) -> list[Node]:
+    """The stored nodes of a head, with the snapshots that it keeps. `length`: tokens of the whole
+    path. A shorter head ends in a snapshot that is not a guess."""
+    nodes = [node for node in path if node.start < stop]
+    if nodes and stop < nodes[-1].stop and stop < length:
+        nodes[-1] = split(nodes[-1], stop - nodes[-1].start)
     for node in nodes:
-        if node.snapshot is not None and node.stop not in kept.states:
+        if node.snapshot is not None and node.stop not in kept:
             set_snapshot(node, None)
-    if nodes and nodes[-1].guessed and kept.stop < length:
+    if nodes and nodes[-1].guessed and stop < length:
         nodes[-1].resumed = 1
     return nodes
 
 
+def _held(path: Sequence[Node]) -> Iterator[int]:
+    return (node.stop for node in path if node.snapshot is not None)
+
+
 def _grow(
-    parent: Node, ids: Ids, source: LivePath, kept: Fit, *, complete: bool, shared: int
+    parent: Node, ids: Ids, source: LivePath, states: Mapping[int, Snapshot], *, continued: bool
 ) -> Node:
-    """Add tokens `[parent.stop, kept.stop)` below `parent`. Returns the last node."""
-    every = {} if complete else source.states
-    states = {at: every[at] for at in kept.states if at in every}
-    spare = {at: source.spare[at] for at in kept.states - {*states} if at in source.spare}
-    states |= {at: replace(state, inside=False) for at, state in spare.items()}
-    first = parent.stop
-    edges = range(-(-first // MAX_EDGE) * MAX_EDGE, kept.stop, MAX_EDGE)
-    inner = {at for at in {source.prompted, *states, *edges} if first < at < kept.stop}
-    cuts = sorted({first, *inner, kept.stop}) if first < kept.stop else []
-    continued = int(2 * shared > len(ids))  # a conversation that continues may continue again
-    for start, stop in pairwise(cuts):
-        if source.buffers is not None:
-            segment = source.row.within(source.buffers, start, stop)
-        else:
-            segment = source.row.cut(start, stop, complete=complete)
-        parent = add(parent, ids[start:stop], segment, complete=complete)
-        parent.hits, parent.generated = continued, start >= source.prompted
+    """Add tokens `[parent.stop, len(ids))` below `parent`, and states. Returns the last node."""
+    first, stop = parent.stop, len(ids)
+    edges = range(-(-first // MAX_EDGE) * MAX_EDGE, stop, MAX_EDGE)
+    inner = {at for at in {source.prompted, *states, *edges} if first < at < stop}
+    cuts = sorted({first, *inner, stop}) if first < stop else []
+    for start, end in pairwise(cuts):
+        segment = source.row.cut(start, end, source.buffers)
+        parent = add(parent, ids[start:end], segment, complete=source.row.complete)
+        # a conversation that continues may continue again
+        parent.hits, parent.generated = int(continued), start >= source.prompted
     for at, state in states.items():
-        _attach(parent, at, state)
+        _attach(parent, at, replace(state, inside=False))
     return parent
 
 

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from ...records import Prompt
 
 if TYPE_CHECKING:
-    from .layers import Snapshot
-    from .segments import Segment
+    from .segments import Segment, Snapshot
 
 Ids = NDArray[np.int64]
 ID_BYTES = 8
@@ -154,57 +153,34 @@ def segment_of(node: Node) -> Segment:
 
 
 @dataclass(frozen=True)
-class Walk:
-    """The stored path that is closest to a prompt."""
+class Match:
+    """The stored path that is closest to a prompt. A row can resume with the tokens `[0, length)`:
+    less than `[0, shared)`, which are stored, if a state is missing."""
 
     steps: tuple[tuple[Node, int], ...]
     """Nodes along the path, each with the number of its tokens that match."""
     shared: int
-    """Tokens `[0, shared)` of the prompt are stored."""
-    diverged_at: int | None
-    """First position that differs from the path, if any."""
-    stored_token: int | None
-    branch: int = 0
-    """`diverged_at`, if another prompt continues there. 0 if at most a reply does."""
-
-
-@dataclass(frozen=True)
-class Match(Walk):
-    """A row can resume with the tokens `[0, length)` of a prompt: less than `shared` if a state is
-    missing."""
-
     length: int = 0
     asked: int = 0
     """Tokens of the prompt."""
-    path: tuple[Node, ...] = ()
     stateful: Node | None = None
     """Its snapshot is needed."""
+    diverged_at: int | None = None
+    """First position that differs from the path, if any."""
+    stored_token: int | None = None
+    branch: int = 0
+    """`diverged_at`, if another prompt continues there. 0 if at most a reply does."""
     version: int = 0
     counted: bool = True
     """Whether a client has asked for the prompt, so that it counts as a look-up."""
 
-    @classmethod
-    def of(cls, found: Walk, ids: Ids, version: int = 0) -> Match:
-        usable = outside_spans(ids, found.shared)
-        length, stateful = 0, None
-        for node, agreed in found.steps:
-            if node.complete:
-                length, stateful = min(usable, node.start + agreed), None
-            elif (
-                node.snapshot is not None
-                and agreed == len(node.tokens)
-                and node.stop == outside_spans(ids, node.stop) <= usable
-            ):
-                length, stateful = node.stop, node
-        path = tuple(node for node, _ in found.steps if node.start < length)
-        return cls(
-            **vars(found), length=length, asked=len(ids), path=path, stateful=stateful,
-            version=version,
-        )  # fmt: skip
+    @property
+    def path(self) -> tuple[Node, ...]:
+        return tuple(node for node, _ in self.steps if node.start < self.length)
 
     @property
-    def segments(self) -> tuple[Segment, ...]:
-        return tuple(segment_of(node) for node in self.path)
+    def complete(self) -> bool:
+        return all(node.complete for node, _ in self.steps)
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -215,27 +191,52 @@ def new_root(tally: Tally | None = None) -> Node:
     return Node(np.empty(0, np.int64), 0, None, None, tally or Tally(), complete=True)
 
 
-def walk(root: Node, ids: Ids, limit: int) -> Walk:
+def match(root: Node, ids: Ids, limit: int, version: int = 0) -> Match:
+    """The longest stored prefix of `ids`, of at most `limit` tokens."""
     steps: list[tuple[Node, int]] = []
-    node, at = root, 0
+    node, at, others = root, 0, list[Node]()
     while at < limit:
         child = node.children.get(int(ids[at]))
         if child is None:
-            others = node.children.values()
-            newest = max(others, key=lambda c: c.used, default=None)
-            stored = None if newest is None else int(newest.tokens[0])
-            branch = 0 if all(other.generated for other in others) else at
-            return Walk(tuple(steps), at, None if stored is None else at, stored, branch)
+            others = sorted(node.children.values(), key=lambda c: -c.used)
+            break
         agreed = common(child.tokens, ids[at:limit])
         steps.append((child, agreed))
         at += agreed
         if agreed < len(child.tokens):
-            differs = at < limit
-            stored = int(child.tokens[agreed]) if differs else None
-            branch = at if differs and not child.generated else 0
-            return Walk(tuple(steps), at, at if differs else None, stored, branch)
+            others = [child] if at < limit else []
+            break
         node = child
-    return Walk(tuple(steps), at, None, None)
+    length, stateful = _resumable(steps, ids, at)
+    stored = int(others[0].tokens[at - others[0].start]) if others else None
+    branch = 0 if all(other.generated for other in others) else at
+    return Match(
+        tuple(steps),
+        at,
+        length,
+        len(ids),
+        stateful,
+        at if others else None,
+        stored,
+        branch,
+        version,
+    )
+
+
+def _resumable(steps: Sequence[tuple[Node, int]], ids: Ids, shared: int) -> tuple[int, Node | None]:
+    """Where a row can resume, never inside a media span, and the node whose snapshot it needs."""
+    usable = outside_spans(ids, shared)
+    length, stateful = 0, None
+    for node, agreed in steps:
+        if node.complete:
+            length, stateful = min(usable, node.start + agreed), None
+        elif (
+            node.snapshot is not None
+            and agreed == len(node.tokens)
+            and node.stop == outside_spans(ids, node.stop) <= usable
+        ):
+            length, stateful = node.stop, node
+    return length, stateful
 
 
 def common(a: Ids, b: Ids) -> int:
