@@ -7,15 +7,18 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from ..errors import MLXProviderError
+from ..errors import MLXProviderError, RequestTimedOut
+from ..isolation import Isolation
 from ..records import LoadedModel
 from .execution.batching import Batching
 from .execution.decode_batch import DecodeBatch
 from .feature_cache import FeatureCache
 from .fixed_shapes import FixedShapes
 from .prefix_cache.policy import PrefixCachePolicy
-from .request import Phase, Request
+from .request import Phase, PrefillJob, Request
+from .scheduling.chunking import StepPlan
 from .scheduling.costs import PassTimer
+from .scheduling.record import Start, StepRecord
 from .scheduling.scheduler import Scheduler
 from .sparse_prefill import SparsePrefill
 from .speculation.speculation import Speculation
@@ -24,8 +27,7 @@ from .step.commit import Commit
 from .step.decode import Decode
 from .step.draw import Rows
 from .step.prefill import Prefill
-from .step.schedule import Schedule
-from .step.state import State, StepRecord
+from .step.state import State
 from .step_output import Post, Recent, Recorder, Step, StepOutput, TokenNames
 
 RESTORING_REST = 0.05
@@ -78,7 +80,9 @@ class Engine:
         rows = Rows(state, self._commit)
         self._prefill = Prefill(state, self._commit, rows)
         self._decode = Decode(state, self._commit, rows, self._prefill)
-        self._schedule = Schedule(state, self._commit, self._decode)
+        scheduler.preview = self._preview
+        if prefix_cache is not None:
+            scheduler.claim = prefix_cache.claim
 
     @property
     def batch(self) -> DecodeBatch:
@@ -126,7 +130,6 @@ class Engine:
                 self._commit.abandon(request)
             return
         self.state.recorder.request_queued()
-        self._schedule.queued(request)
 
     def prefill_ahead(self, request: Request) -> None:
         """Prefill a prompt without a reply (`Request.ahead`) while no request is here and its
@@ -153,19 +156,72 @@ class Engine:
         """Advance every row by one token and one prompt by one chunk. Returns the events for
         readers. The rows' next tokens are drawn before a chunk runs in its own pass, so no
         stream waits for it."""
-        record = self._schedule.record()
-        self._decode.commit(self._decode.run(record))
-        self._prefill.commit(self._prefill.run(record))
+        record = self.schedule()
+        self._prepare(record)
+        plan, drafts, caught_up = self._decode.draft(record.plan)
+        self.scheduler.ran(plan)
+        self._decode.commit(self._decode.run(plan, drafts, caught_up=caught_up))
+        self._prefill.commit(self._prefill.run(plan))
         self.state.settle()
-        self._remember(record)
+        self._remember(record.now, plan)
         restoring = any(job.restoring for job in self.scheduler.waiting)
         self._waits_for_disk = restoring and not record.runs
         return self.state.output.take()
 
-    def _remember(self, record: StepRecord) -> None:
-        plan, ended = record.plan, self.state.clock()
+    def schedule(self) -> StepRecord:
+        """Decide the next step. Changes nothing."""
+        state, now = self.state, self.state.clock()
+        return self.scheduler.schedule(
+            now,
+            mixes=state.batching.mixes,
+            stalled=now - state.advanced + sum(state.behind),
+            passes=state.batch.passes,
+        )
+
+    def _preview(self, job: PrefillJob) -> Start | None:
+        with Isolation():  # what fails here fails again, and is reported, when the prompt begins
+            return self._start_of(job)
+        return Start(0, job.cuts)
+
+    def _start_of(self, job: PrefillJob) -> Start | None:
+        state = self.state
+        if not job.uses_prefix_cache:
+            return Start(0, job.cuts)
+        found = Start()
+        if state.prefix_cache is not None:
+            start = state.prefix_cache.preview(job)
+            if start is None:
+                return None
+            found = Start(*start)
+        sparse = state.sparse_prefill
+        if sparse is not None and sparse.will_score(job, found.done):
+            return Start(scored=True)
+        return found
+
+    def _prepare(self, record: StepRecord) -> None:
+        """What happens before the passes: requests and rows end or wait, prompts begin."""
+        commit, prefixes = self._commit, self.state.prefix_cache
+        for request in record.expired:
+            commit.fail(request, RequestTimedOut("the request's time limit has passed"))
+        for row in record.cut:
+            commit.cut(row)
+        for row, tokens in record.trims.items():
+            if prefixes is not None:
+                prefixes.trim(row, tokens)
+        for row in record.preempted:
+            commit.keep(row.request, [row])
+            commit.drop([row])
+        for job in self.scheduler.apply(record):
+            commit.look_up(job)
+        for job in record.begins:
+            self.state.output.started(job.request)
+            with commit.isolated(job.request, "its prefill"):
+                commit.begin(job)
+
+    def _remember(self, now: float, plan: StepPlan) -> None:
+        ended = self.state.clock()
         if plan.rows or plan.chunk is not None:
             chunk = 0 if plan.chunk is None else plan.chunk.size
-            seconds, decoded = ended - record.now, self.state.output.decoded
+            seconds, decoded = ended - now, self.state.output.decoded
             self.recent.steps.add(Step(ended, seconds, len(plan.rows), decoded, chunk, plan.mixed))
             self.state.recorder.step(seconds, chunk, mixed=plan.mixed)

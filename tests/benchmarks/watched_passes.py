@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,10 +10,12 @@ from typing import Any
 from device_curves import HOST, Estimate
 from mlx_provider.chat.output.reply import Reply
 from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.execution.decode_batch import Drafts
+from mlx_provider.engine.request import Row
+from mlx_provider.engine.scheduling.chunking import StepPlan
 from mlx_provider.engine.speculation.speculation import Speculation
 from mlx_provider.engine.speculation.step import DraftStep, Origin
 from mlx_provider.engine.step.decode import Decode
-from mlx_provider.engine.step.state import StepRecord
 from mlx_provider.protocol.events import Delta
 from mlx_provider.records import ScoresPrompts
 from replaced import Replaced, wrap
@@ -74,10 +76,12 @@ def watched(engine: Engine) -> Iterator[Passes]:
         return catch_up
 
     def ran(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(decode: Decode, record: StepRecord) -> Any:
-            decoded = original(decode, record)
-            if record.plan.rows:
-                passes.all.append(_pass(record, engine.state.drafting, speculation))
+        def run(decode: Decode, plan: StepPlan, drafts: Drafts, *, caught_up: bool) -> Any:
+            decoded = original(decode, plan, drafts, caught_up=caught_up)
+            if plan.rows:
+                (row,) = plan.rows
+                own = drafts.get(row, ())
+                passes.all.append(_pass(row, own, caught_up, engine.state.drafting, speculation))
             return decoded
 
         return run
@@ -94,20 +98,24 @@ def watched(engine: Engine) -> Iterator[Passes]:
         return push
 
     with Replaced() as patch:
-        wrap(patch, Decode, "catch_up", caught_up)
+        wrap(patch, Decode, "_catch_up", caught_up)
         wrap(patch, Decode, "run", ran)
         wrap(patch, Reply, "push", pushed)
         yield passes
 
 
-def _pass(record: StepRecord, drafting: DraftStep, speculation: Speculation | None) -> Pass:
-    (row,) = record.plan.rows
-    drafts = record.drafts.get(row, ())
+def _pass(
+    row: Row,
+    drafts: Sequence[int],
+    caught_up: bool,
+    drafting: DraftStep,
+    speculation: Speculation | None,
+) -> Pass:
     origin = drafting._origins[row] if drafts else Origin()
     if origin.source is None or speculation is None:
-        return Pass(1 + len(drafts), record.caught_up)
+        return Pass(1 + len(drafts), caught_up)
     source = speculation.sources[origin.source]
     kind = "MTP" if source.shows else "lookup"
     if isinstance(source.drafting, ScoresPrompts):
         kind = "draft model"
-    return Pass(1 + len(drafts), record.caught_up, len(drafts) - origin.known, kind)
+    return Pass(1 + len(drafts), caught_up, len(drafts) - origin.known, kind)

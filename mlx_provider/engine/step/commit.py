@@ -204,7 +204,6 @@ class Commit:
         for row in rows:
             row.lease = None
         if not request.unfinished:
-            self._state.ended.append(request)
             for job in scheduler.drop(request):
                 job.restart()  # references to its last passes then keep no cache alive
             request.features = {}

@@ -14,14 +14,14 @@ from functools import partial
 import mlx.core as mx
 
 from ...isolation import Fault, Isolation
-from ..execution.decode_batch import Forward, PassResult
+from ..execution.decode_batch import NO_DRAFTS, Drafts, Forward, PassResult
 from ..request import Row
-from ..scheduling.chunking import Chunk
-from ..speculation.step import Place, places
+from ..scheduling.chunking import Chunk, StepPlan
+from ..speculation.step import Place, Wanted, places
 from .commit import Commit
 from .draw import Rows, only
 from .prefill import Prefill
-from .state import State, StepRecord
+from .state import State
 
 log = logging.getLogger(__name__)
 
@@ -55,20 +55,21 @@ class Decode:
         self._rows = rows
         self._prefill = prefill
 
-    def run(self, record: StepRecord) -> Decoded | None:
-        """Launch the pass, and read the tokens of the last one while it runs."""
-        state, chunk = self._state, record.mixed
-        if not record.plan.rows and chunk is None:
+    def run(self, plan: StepPlan, drafts: Drafts, *, caught_up: bool) -> Decoded | None:
+        """Launch the pass, and read the tokens of the last one while it runs. `caught_up`: they
+        have been read."""
+        state, chunk = self._state, plan.chunk if plan.mixed else None
+        if not plan.rows and chunk is None:
             return None
-        expected, began = state.drafting.seconds(record.plan, record.drafts), state.clock()
+        expected, began = state.drafting.seconds(plan, drafts), state.clock()
         along = state.batching.mixed.take_along(chunk)
-        forward = state.batch.forward(along, record.drafts)
-        load = state.scheduler.chunking.load(record.plan.rows, chunk)
-        state.timer.launched(expected, state.clock() if record.caught_up else began, load)
-        if record.drafts:
-            state.drafting.waited(record.drafts, state.clock() - state.read_at)
+        forward = state.batch.forward(along, drafts)
+        load = state.scheduler.chunking.load(plan.rows, chunk)
+        state.timer.launched(expected, state.clock() if caught_up else began, load)
+        if drafts:
+            state.drafting.waited(drafts, state.clock() - state.read_at)
         state.corrupted = {row for rows, _ in forward.failed for row in rows}
-        if record.caught_up:
+        if caught_up:
             return Decoded(forward, chunk)
         with Isolation() as reading:
             reads = state.batch.read()
@@ -99,7 +100,22 @@ class Decode:
         if not forward.failed:
             state.batching.passed(len(forward.rows))
 
-    def catch_up(self) -> bool:
+    def draft(self, plan: StepPlan) -> tuple[StepPlan, Drafts, bool]:
+        """If drafts pay, read the tokens of the last pass first, because drafts follow them.
+        Returns the plan without what ended with these tokens, drafts, and whether any were read."""
+        state = self._state
+        wanted = Wanted()
+        may_draft = state.drafting.allowed(plan, possible=state.batching.drafts)
+        if may_draft:
+            wanted = state.drafting.wanted(plan)
+        if not wanted and not (plan.rows and state.batch.drafted):
+            return plan, NO_DRAFTS, False
+        readable, drafts = self._catch_up(), NO_DRAFTS
+        if may_draft and readable:
+            drafts = state.drafting.guessed(plan, wanted.asked, self._commit.fails_next)
+        return state.scheduler.left_of(plan, readable=readable), drafts, True
+
+    def _catch_up(self) -> bool:
         """Take the tokens of the last pass before the next one is launched. Returns whether that
         worked."""
         state = self._state

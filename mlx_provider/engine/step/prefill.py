@@ -23,7 +23,7 @@ from ..sparse_prefill import run_alone
 from ..step_output import TokenNames
 from .commit import Commit
 from .draw import LONG_PREFILL_TOKENS, Rows
-from .state import State, StepRecord
+from .state import State
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +44,9 @@ class Prefill:
         self._commit = commit
         self._rows = rows
 
-    def run(self, record: StepRecord) -> Prefilled | None:
+    def run(self, plan: StepPlan) -> Prefilled | None:
         """Run the chunk with its own pass, or a part of the scoring of a prompt."""
-        plan, chunk = record.plan, record.own_pass
+        chunk = None if plan.mixed else plan.chunk
         if plan.scored is not None:
             self._score(plan.scored, plan.scoring_seconds)
         if plan.embedded is not None:
