@@ -219,8 +219,8 @@ def _measured(
 
 def _begin_anew(engine: Engine) -> None:
     """The engine reckons with the curve alone, and has learned nothing of drafts."""
-    engine.state.clock = _still
-    speculation = engine.state.drafting._speculation
+    engine.clock = _still
+    speculation = engine.drafting._speculation
     if speculation is not None:
         speculation.clock, speculation.policy = _still, Policy()
 

@@ -61,7 +61,7 @@ class Passes:
 def watched(engine: Engine) -> Iterator[Passes]:
     """Of the reply that is written meanwhile."""
     passes = Passes()
-    speculation = engine.state.drafting._speculation
+    speculation = engine.drafting._speculation
     apart = False
 
     def caught_up(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,7 +81,7 @@ def watched(engine: Engine) -> Iterator[Passes]:
             if plan.rows:
                 (row,) = plan.rows
                 own = drafts.get(row, ())
-                passes.all.append(_pass(row, own, caught_up, engine.state.drafting, speculation))
+                passes.all.append(_pass(row, own, caught_up, engine.drafting, speculation))
             return decoded
 
         return run
