@@ -13,8 +13,8 @@ from ..isolation import Isolation
 from ..records import LoadedModel
 from .execution.batching import Batching
 from .execution.decode_batch import DecodeBatch
-from .feature_cache import FeatureCache
 from .fixed_shapes import FixedShapes
+from .inputs import FeatureCache
 from .prefix_cache.policy import PrefixCachePolicy
 from .request import Phase, PrefillJob, Request, Row
 from .scheduling.chunking import StepPlan
