@@ -1,13 +1,15 @@
 """What a prompt computes beside its tokens: its media, through the vision tower a slice of layers
-at a time, and the vectors of texts to embed."""
+at a time, with a cache of their features, and the vectors of texts to embed."""
 
 from __future__ import annotations
 
 from base64 import b64encode
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
 from ..errors import RequestFailed
@@ -138,3 +140,49 @@ def _states(model: LoadedModel, chunk: PrefillChunk, last: int) -> mx.array | No
     if not isinstance(model, ShowsHidden):
         raise RequestFailed("the model shows no hidden states")
     return model.prefill_hidden(chunk, last)[1]
+
+
+Key = tuple[str, str]
+"""Tenant, because the time of an answer tells whether an image was seen, and content hash."""
+
+
+class FeatureCache:
+    """An LRU cache. Engine thread only; other threads may use `in`."""
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._kept: OrderedDict[Key, tuple[Features, int]] = OrderedDict()
+        self.nbytes = 0
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._kept
+
+    def get(self, key: Key) -> Features | None:
+        found = self._kept.get(key)
+        if found is None:
+            return None
+        self._kept.move_to_end(key)
+        return found[0]
+
+    def put(self, key: Key, features: Features) -> None:
+        """Features larger than the budget are not stored."""
+        size = features_bytes(features)
+        if size > self._budget or key in self._kept:
+            return
+        self._kept[key] = (features, size)
+        self.nbytes += size
+        while self.nbytes > self._budget:
+            _, (_, dropped) = self._kept.popitem(last=False)
+            self.nbytes -= dropped
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self.nbytes = 0
+
+
+def features_bytes(features: Features) -> int:
+    """Evaluates the arrays."""
+    tree = vars(features) if hasattr(features, "__dict__") else features
+    found = [a for _, a in tree_flatten(tree) if isinstance(a, mx.array)]
+    mx.eval(found)
+    return sum(a.nbytes for a in found)

@@ -167,6 +167,12 @@ class Row:
         return self.length - self.request.skipped
 
     @property
+    def stored(self) -> int:
+        """Bytes of the prefix cache in buffers that this row alone uses."""
+        own = None if self.lease is None else self.lease.own
+        return 0 if own is None else own.stored
+
+    @property
     def all_tokens(self) -> list[int]:
         return [*self.request.prompt.tokens, *self.tokens]
 
@@ -291,6 +297,8 @@ class PrefillJob:
     """Positions of the tokens, if some tokens of the prompt were left out."""
     scoring: Scoring | None = None
     """Nothing is prefilled before it ends."""
+    awaits_scores: bool = False
+    """Its scoring will begin with it."""
     tower: Tower | None = None
     """The run of the vision tower over its media, while it lasts."""
     pieces: int = 0

@@ -153,12 +153,19 @@ class SparsePrefill:
     def summary(self) -> str:
         return f"{self._share:g} of prompts from {self._least} tokens on"
 
+    def will_score(self, job: PrefillJob, cached: int) -> bool:
+        """Whether `begin` would start to score a prompt of which so many tokens are cached."""
+        return self._applies(job) and self._breaker.closed and not self._whole(job, cached)
+
+    def _applies(self, job: PrefillJob) -> bool:
+        """A prompt that was prefilled completely before must give the same result."""
+        long = job.request.may_skip and len(job.tokens) >= self._least
+        return long and not any(row.tokens for row in job.rows)
+
     def begin(self, job: PrefillJob) -> None:
         """Never raises."""
-        if not job.request.may_skip or len(job.tokens) < self._least:
+        if not self._applies(job):
             return
-        if any(row.tokens for row in job.rows):
-            return  # a prompt that was prefilled completely before must give the same result
         if not self._breaker.closed:
             self._breaker.passed(used=False)
             self._prefill_whole(job, "the scorer keeps failing")
@@ -169,7 +176,7 @@ class SparsePrefill:
             self._failed(job, tried.fault.summary)
 
     def _begin_scoring(self, job: PrefillJob) -> None:
-        if why := self._whole(job, len(job.tokens)):
+        if why := self._whole(job, job.done):
             self._prefill_whole(job, why)
         else:
             job.scoring = self._scorer.scoring(list(job.tokens))
@@ -197,13 +204,13 @@ class SparsePrefill:
         if scores is not None:
             self._thin_out(job, scores)
 
-    def _whole(self, job: PrefillJob, tokens: int) -> str:
+    def _whole(self, job: PrefillJob, cached: int) -> str:
         """Why all of a long prompt must be computed. Empty: it need not be."""
-        prompt = job.request.prompt
+        prompt, tokens = job.request.prompt, len(job.tokens)
         if prompt.spans or prompt.positions is not None or prompt.rope_delta:
             return "it has media"
-        if job.done > CACHED * tokens:
-            return f"{job.done} of its {tokens} tokens were cached"
+        if cached > CACHED * tokens:
+            return f"{cached} of its {tokens} tokens were cached"
         if tokens > self._scorer.longest_scored:
             return f"of {tokens} tokens, {self._scorer.longest_scored} at most can be scored"
         return ""

@@ -200,8 +200,6 @@ class EngineBuilder:
             Costs(curve),
             grid=GRID if memory.recurrent else 1,
             fixed=fixed.shapes if fixed else None,
-            claim=policy.claim,
-            trim=policy.trim,
         )
 
     def _drafts(self, weights: Weights, options: ModelOptions) -> Drafts:

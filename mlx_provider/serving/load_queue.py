@@ -154,10 +154,7 @@ class LoadQueue(Generic[T]):
         `stuck`: no row of `key` runs; if no idle model helps, the other models accept no new
         requests."""
         with self._changed:
-            free = self._ledger.free
-            never = stuck and rows > free  # unless a model leaves
-            before = inf if never else time.monotonic() - REST
-            idle = self._idle(rows + others - free, key, before)
+            idle = self._to_unload(key, rows, others, stuck=stuck)
             leaving = _detach(idle or ())
             if idle is None and stuck:
                 self._starved.add(key)
@@ -165,6 +162,20 @@ class LoadQueue(Generic[T]):
                 self._starved.remove(key)
                 self._serve()
         self._leave(leaving, unload)
+
+    def unloadable(self, key: Hashable, rows: int, others: int, *, stuck: bool) -> int:
+        """Bytes that `make_way` would free."""
+        with self._changed:
+            idle = self._to_unload(key, rows, others, stuck=stuck)
+            return sum(resident.nbytes for resident in idle or ())
+
+    def _to_unload(
+        self, key: Hashable, rows: int, others: int, *, stuck: bool
+    ) -> list[Resident[T]] | None:
+        free = self._ledger.free
+        never = stuck and rows > free  # unless a model leaves
+        before = inf if never else time.monotonic() - REST
+        return self._idle(rows + others - free, key, before)
 
     def grown(self, key: Hashable) -> None:
         with self._changed:

@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from ..chat.constraints.compiler import GrammarCompiler
 from ..chat.constraints.schema import spaces_of
-from ..engine.feature_cache import FeatureCache
+from ..engine.inputs import FeatureCache
 from ..engine.worker import EngineWorker
 from ..errors import (
     BadRequest,

@@ -173,6 +173,7 @@ class RowBudgets:
             passing=passing,
             available=partial(self._available, weights, kind),
             reclaim=partial(self._reclaim, weights, kind),
+            unloadable=partial(self._unloadable, weights, kind),
             alone=lambda: self.ledger.limit - self.ledger.of(weights.key),
             others_go_on=partial(self.queue.others_go_on, weights.key),
             image_bytes=self.ledger.media,
@@ -201,11 +202,18 @@ class RowBudgets:
     def _available(self, weights: Weights, kind: str) -> int:
         return self.ledger.free - self._others(weights, kind)
 
+    def _stuck(self, weights: Weights, kind: str, need: int) -> bool:
+        """Running rows need no more than they have, or no row runs."""
+        live = weights.engines[kind].engine.scheduler.live_bytes
+        return need <= live or not live
+
+    def _unloadable(self, weights: Weights, kind: str, need: int) -> int:
+        others, stuck = self._others(weights, kind), self._stuck(weights, kind, need)
+        return self.queue.unloadable(weights.key, need, others, stuck=stuck)
+
     def _reclaim(self, weights: Weights, kind: str, need: int) -> None:
         """Unload idle models, then shrink the prefix cache, so that rows may use `need` bytes."""
-        live = weights.engines[kind].engine.scheduler.live_bytes
-        stuck = need <= live or not live  # running rows need no more than they have, or no row runs
-        others = self._others(weights, kind)
+        others, stuck = self._others(weights, kind), self._stuck(weights, kind, need)
         self.queue.make_way(weights.key, need, others, self.unload, stuck=stuck)
         left = self._available(weights, kind) - need
         if left >= 0:

@@ -11,8 +11,8 @@ from ..chat.constraints.compiler import GrammarCompiler
 from ..chat.output.turn_layout import NO_LAYOUT, TurnLayout
 from ..engine.engine import Engine
 from ..engine.execution.probe import Probe, Reserve, exact_rows
-from ..engine.feature_cache import FeatureCache
 from ..engine.fixed_shapes import FixedShapes
+from ..engine.inputs import FeatureCache
 from ..engine.scheduling.scheduler import Limits
 from ..errors import EngineDied, wrong_option
 from ..protocol.health import FixedPasses, ModelStatus

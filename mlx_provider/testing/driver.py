@@ -105,7 +105,7 @@ def new_engine(
 ) -> Engine:
     """`max_chunk` is small so that prompts take several steps."""
     fresh = make_cache or model.make_cache
-    policy, how = None, dict[str, Any]()
+    policy = None
     if prefix_cache is not None and fixed is None:
         policy = PrefixCachePolicy(
             prefix_cache, model, "", fresh, in_place=in_place, least=least, memory=memory
@@ -116,10 +116,9 @@ def new_engine(
     budget = Budget(row_bytes, available, lambda need: None, alone=available)
     if policy is not None:
         budget = replace(budget, fork_bytes=policy.fork_bytes)
-        how = {"claim": policy.claim, "trim": policy.trim}
     return Engine(
         model,
-        scheduler(limits, budget, costs, grid=grid, fixed=fixed, **how),
+        scheduler(limits, budget, costs, grid=grid, fixed=fixed),
         layout=layout,
         fixed=fixed,
         mixes=mixes,

@@ -18,7 +18,7 @@ from mlx_provider.commands import EngineSettings, folder_of, load_model
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution.calibration import calibrate
 from mlx_provider.engine.execution.probe import Probe, probe
-from mlx_provider.engine.feature_cache import FeatureCache
+from mlx_provider.engine.inputs import FeatureCache
 from mlx_provider.engine.memory import arrays
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.tree import CacheKey, as_ids, key_tokens

@@ -54,11 +54,10 @@ class Accounts:
     def step(self) -> None:
         """Decide and run one step; the clock is the device's."""
         scheduler, device = self.scheduler, self.device
-        for row in scheduler.displaced(self.now):
-            scheduler.preempt(row)
-            self.preempted += 1
-        scheduler.admit(self.now)
-        plan = scheduler.plan(self.now, mixes=device.mixes, stalled=self.now - self._read)
+        record = scheduler.schedule(self.now, mixes=device.mixes, stalled=self.now - self._read)
+        scheduler.apply(record)
+        self.preempted += len(record.preempted)
+        plan = record.plan
         scheduler.ran(plan)
         chunk, rows, seconds = plan.chunk, plan.rows, HOST
         size = chunk.size if chunk is not None else 0

@@ -109,7 +109,7 @@ class ImaginedDevice:
 def guesses(engine: Engine, device: ImaginedDevice, seconds: float, patch: Patch) -> None:
     """Run the guesses of the engine's drafter on the device, for so long each, and begin passes as
     early as the engine does."""
-    drafting: Any = engine.state.drafting._speculation.sources[0].drafting
+    drafting: Any = engine.drafting._speculation.sources[0].drafting
     attention = sum(hasattr(layer, "update_and_fetch") for layer in engine.model.make_cache())
 
     def guessing(propose: Callable[..., Any]) -> Callable[..., Any]:

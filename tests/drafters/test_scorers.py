@@ -31,7 +31,7 @@ def served(engine: Any, *requests: Request) -> None:
 
 def plain(model: TextModel, tokens: Sequence[int], count: int = 8) -> list[int]:
     engine = thinning(model)
-    engine.state.sparse_prefill = None
+    engine.sparse_prefill = None
     request = new_request(list(tokens), max_tokens=count)
     served(engine, request)
     return request.rows[0].tokens

@@ -118,7 +118,7 @@ def test_all_kept_is_a_whole_prefill(qwen3: TextModel) -> None:
     one, other = (new_request(text(400), max_tokens=12, logprobs=3) for _ in range(2))
     served(thinning(qwen3, share=1.0), one)
     engine = thinning(qwen3)
-    engine.state.sparse_prefill = None
+    engine.sparse_prefill = None
     served(engine, other)
     assert one.kept is None
     assert output_of(one).logprobs == output_of(other).logprobs

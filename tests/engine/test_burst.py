@@ -8,9 +8,9 @@ import pytest
 
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.request import Phase
+from mlx_provider.engine.scheduling.chunking import StepPlan
 from mlx_provider.engine.scheduling.costs import Costs, Curve
-from mlx_provider.engine.step.decode import Decode, Decoded
-from mlx_provider.engine.step.state import StepRecord
+from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import new_engine, new_request, run
 
@@ -19,13 +19,13 @@ from mlx_provider.testing.driver import new_engine, new_request, run
 def decodes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Engine], int]:
     """A function that runs one step and returns the number of rows that decoded in it."""
     rows: list[int] = []
-    decode = Decode.run
+    ran = Scheduler.ran
 
-    def counted(of: Decode, record: StepRecord) -> Decoded | None:
-        rows.append(len(record.plan.rows))
-        return decode(of, record)
+    def counted(of: Scheduler, plan: StepPlan) -> None:
+        rows.append(len(plan.rows))
+        ran(of, plan)
 
-    monkeypatch.setattr(Decode, "run", counted)
+    monkeypatch.setattr(Scheduler, "ran", counted)
 
     def step(engine: Engine) -> int:
         rows.clear()

@@ -183,8 +183,9 @@ class Engine:
 
     def step(self) -> None:
         scheduler, device = self.scheduler, self.device
-        scheduler.admit(self.now)
-        plan = scheduler.plan(self.now, mixes=True, stalled=self.now - self.read)
+        record = scheduler.schedule(self.now, mixes=True, stalled=self.now - self.read)
+        scheduler.apply(record)
+        plan = record.plan
         scheduler.ran(plan)
         chunk, sizes, costs = plan.chunk, scheduler.chunking, scheduler.costs
         if plan.rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from mlx_provider.engine.feature_cache import FeatureCache
+from mlx_provider.engine.inputs import FeatureCache
 
 EACH = 400
 

@@ -14,9 +14,8 @@ from mlx_provider import MediaSpan, PrefillChunk
 from mlx_provider.engine.request import Phase
 from mlx_provider.engine.scheduling.chunking import StepPlan
 from mlx_provider.engine.scheduling.costs import Costs, Curve, PassTimer
+from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.engine.step import prefill
-from mlx_provider.engine.step.decode import Decode, Decoded
-from mlx_provider.engine.step.state import StepRecord
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of, run
 from references import alone
@@ -95,13 +94,13 @@ def test_rows_that_decode_in_several_passes_are_expected_to_take_as_long(
 ) -> None:
     """Otherwise a device with the measured speed would seem to be slow."""
     plans: list[StepPlan] = []
-    decode = Decode.run
+    ran = Scheduler.ran
 
-    def remembered(of: Decode, record: StepRecord) -> Decoded | None:
-        plans.append(record.plan)
-        return decode(of, record)
+    def remembered(of: Scheduler, plan: StepPlan) -> None:
+        plans.append(plan)
+        ran(of, plan)
 
-    monkeypatch.setattr(Decode, "run", remembered)
+    monkeypatch.setattr(Scheduler, "ran", remembered)
     costs = Costs(Curve(((1, 0.01), (256, 0.011)), ((1, 1e-5),)))
     engine = new_engine(qwen3, layout=layout, max_chunk=512, costs=costs, clock=lambda: 0.0)
     for length in (10, 12, 400):

@@ -22,6 +22,7 @@ from mlx_provider.engine.scheduling.chunking import (
     fixed_sizes,
 )
 from mlx_provider.engine.scheduling.costs import Costs, Curve, Load
+from mlx_provider.engine.scheduling.record import StepRecord
 from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
 from mlx_provider.errors import BadRequest, Overloaded
 from mlx_provider.protocol.event_queue import EventQueue
@@ -63,8 +64,13 @@ def scheduler(
 
 def next_chunk(plan: Scheduler, now: float = 0.0) -> Chunk | None:
     """The chunk of the next step, after admission."""
-    plan.admit(now)
-    return plan.plan(now).chunk
+    return decide(plan, now).plan.chunk
+
+
+def decide(plan: Scheduler, now: float = 0.0) -> StepRecord:
+    record = plan.schedule(now)
+    plan.apply(record)
+    return record
 
 
 def ran(plan: Scheduler, chunk: Chunk) -> None:
@@ -141,15 +147,15 @@ def test_the_budget_is_kept_and_every_request_ends_once(
                 plan.drop(request)
                 ended.append(request)
         advance_rows(plan, ended)
-        while (found := plan.overflowing()) is not None:
-            row, may_wait = found
-            assert may_wait == (plan.active_rows > 1)
-            if plan.active_rows == 1:
-                row.request.max_tokens = len(row.tokens)
-                end(plan, row, ended)
-            else:
-                plan.preempt(row)
-        chunk = next_chunk(plan, now)
+        plan.ran(StepPlan(tuple(plan.running)))
+        record = plan.schedule(now)
+        assert record == plan.schedule(now), "deciding changes nothing"
+        for row in record.cut:
+            assert plan.active_rows - len(record.preempted) == 1
+            row.request.max_tokens = len(row.tokens)
+            end(plan, row, ended)
+        plan.apply(record)
+        chunk = record.plan.chunk
         if chunk is not None:
             assert 0 < chunk.size <= plan.chunking.limits.max_chunk
             ran(plan, chunk)
@@ -199,7 +205,19 @@ def test_a_row_is_admitted_if_others_give_back_memory() -> None:
         Budget(lambda tokens: tokens, lambda: free, reclaim, lambda: 200),
     )
     plan.submit(make(100), 0.0)
-    assert plan.admit(0.0) is not None
+    assert decide(plan).admitted is None
+    assert free > 50, "memory is reclaimed for it"
+    assert decide(plan).admitted is not None
+
+
+def test_memory_of_idle_models_is_free_for_rows() -> None:
+    plan = scheduler(memory=50)
+    budget = dataclasses.replace(plan.admission.budget, unloadable=lambda need: 150)
+    plan.admission.budget = budget
+    plan.submit(make(100), 0.0)
+    record = plan.schedule(0.0)
+    assert record.admitted is not None
+    assert record.reclaim == plan.reservation(record.admitted.rows), "they are unloaded for it"
 
 
 def test_a_lower_limit_preempts_the_youngest_rows_until_the_others_fit() -> None:
@@ -211,15 +229,12 @@ def test_a_lower_limit_preempts_the_youngest_rows_until_the_others_fit() -> None
         plan.submit(request, float(at))
         while (chunk := next_chunk(plan, float(at))) is not None:
             ran(plan, chunk)
-    assert plan.overflowing() is None
+    plan.ran(StepPlan(tuple(plan.running)))
+    assert not decide(plan).preempted
     limit = 2 * plan.reservation(requests[0].rows) + 1
-    sent = []
-    while (found := plan.overflowing()) is not None:
-        row, may_wait = found
-        assert may_wait
-        sent.append(row.request)
-        plan.preempt(row)
-    assert sent == [requests[3], requests[2]]
+    record = decide(plan)
+    assert [row.request for row in record.preempted] == [requests[3], requests[2]]
+    assert not record.cut
     assert plan.live_bytes <= limit
 
 
@@ -308,23 +323,23 @@ def test_an_idle_device_takes_small_chunks_of_a_deep_prompt() -> None:
 def test_asking_for_a_plan_changes_nothing() -> None:
     plan = beside_rows(scheduler(max_rows=9))
     plan.submit(make(500), 0.0)
-    assert plan.plan(0.0).chunk is None, "nobody is let in by asking"
-    plan.admit(0.0)
-    assert plan.plan(0.0, mixes=True) == plan.plan(0.0, mixes=True)
-    assert plan.plan(0.0) == plan.plan(0.0)
+    record = plan.schedule(0.0)
+    assert record == plan.schedule(0.0)
+    assert record.admitted is plan.waiting[0]
+    assert not plan.waiting[0].admitted, "nobody is let in by asking"
 
 
 def beside_rows(plan: Scheduler, rows: int = 1, length: int = 10) -> Scheduler:
     """Add `rows` decoding rows."""
     job = plan.submit(make(length, n=rows), 0.0)
-    plan.admit(0.0)
+    decide(plan)
     ran(plan, Chunk(job, 0, length))
     return plan
 
 
 def long_prompt(plan: Scheduler) -> None:
     plan.submit(make(1_000_000), 0.0)
-    plan.admit(0.0)
+    decide(plan)
 
 
 CURVES = st.builds(
@@ -344,7 +359,7 @@ def test_a_chunk_keeps_the_longest_gap_and_is_worth_its_pass(
     plan = scheduler(max_rows=9, max_chunk=2048, curve=curve)
     plan.chunking.limits = dataclasses.replace(plan.chunking.limits, stall_target=target)
     long_prompt(beside_rows(plan, rows))
-    step = plan.plan(0.0, mixes=mixes, stalled=10.0)
+    step = plan.schedule(0.0, mixes=mixes, stalled=10.0).plan
     assert step.rows == tuple(plan.running)
     assert step.chunk is not None
     assert step.mixed == mixes
@@ -380,7 +395,7 @@ def test_rows_get_their_tokens_within_the_stall_target_on_average(
 
 def run_step(plan: Scheduler, mixes: bool) -> StepPlan:
     """Run a step in which rows do not wait for a short prompt; no prompt becomes longer."""
-    step = plan.plan(0.0, mixes=mixes, stalled=10.0)
+    step = plan.schedule(0.0, mixes=mixes, stalled=10.0).plan
     plan.ran(step)
     return step
 
@@ -400,7 +415,7 @@ def test_a_prompt_without_waiting_rows_leaves_no_debt() -> None:
 def test_a_mixed_chunk_does_not_read_the_weights_again(curve: Curve) -> None:
     plan = scheduler(max_chunk=2048, curve=curve)
     long_prompt(beside_rows(plan))
-    apart, mixed = plan.plan(0.0, stalled=10.0), plan.plan(0.0, mixes=True)
+    apart, mixed = plan.schedule(0.0, stalled=10.0).plan, plan.schedule(0.0, mixes=True).plan
     assert rate(mixed) >= 0.8 * rate(apart)
 
 
@@ -415,10 +430,10 @@ def test_images_have_their_own_pass_and_text_behind_them_has_not() -> None:
     span = MediaSpan(100, 150, "image", None)
     request.prompt = dataclasses.replace(request.prompt, spans=[span])
     job = plan.submit(request, 0.0)
-    plan.admit(0.0)
-    assert not plan.plan(0.0, mixes=True).mixed
+    decide(plan)
+    assert not plan.schedule(0.0, mixes=True).plan.mixed
     job.done = 150
-    assert plan.plan(0.0, mixes=True).mixed
+    assert plan.schedule(0.0, mixes=True).plan.mixed
 
 
 def test_a_brief_prompt_is_not_cut_up() -> None:
@@ -439,20 +454,20 @@ def test_a_brief_prompt_is_not_cut_up() -> None:
 def test_a_brief_prompt_precedes_rows_until_these_have_waited_for_the_longest_gap() -> None:
     plan = beside_rows(scheduler(max_chunk=2048))
     plan.submit(make(50), 0.0)
-    plan.admit(0.0)
-    assert not plan.plan(0.0, stalled=0.0).rows
-    assert not plan.plan(0.0, stalled=0.69).rows
-    assert plan.plan(0.0, stalled=0.71).rows
+    decide(plan)
+    assert not plan.schedule(0.0, stalled=0.0).plan.rows
+    assert not plan.schedule(0.0, stalled=0.69).plan.rows
+    assert plan.schedule(0.0, stalled=0.71).plan.rows
     plan.submit(make(50_000), 0.0)
     plan.drop(plan.waiting[0].request)
-    plan.admit(0.0)
-    assert plan.plan(0.0, stalled=0.0).rows, "a long one precedes nobody"
+    decide(plan)
+    assert plan.schedule(0.0, stalled=0.0).plan.rows, "a long one precedes nobody"
 
 
 def test_without_decoding_rows_a_chunk_takes_at_most_half_a_second() -> None:
     plan = scheduler(max_chunk=2048, curve=Curve(((1, 0.001), (1000, 1.0))))
     long_prompt(plan)
-    chunk = plan.plan(0.0).chunk
+    chunk = plan.schedule(0.0).plan.chunk
     assert chunk is not None
     assert chunk.size == 256
 
@@ -461,7 +476,7 @@ def test_if_every_pass_takes_longer_than_that_a_chunk_is_worth_its_pass() -> Non
     """A measured slow device: 0.6 s for one token, 2.6 s for 2,000 tokens."""
     plan = scheduler(max_chunk=2048, curve=Curve(((1, 0.6), (2000, 2.6))))
     long_prompt(plan)
-    chunk = plan.plan(0.0).chunk
+    chunk = plan.schedule(0.0).plan.chunk
     assert chunk is not None
     assert chunk.size >= 1000
 
@@ -505,7 +520,7 @@ def test_beside_streams_chunks_have_nearly_the_best_rate_within_the_target(
     plan = scheduler(max_rows=9, max_chunk=2048, curve=curve)
     plan.chunking.limits = dataclasses.replace(plan.chunking.limits, stall_target=target)
     long_prompt(beside_rows(plan, rows))
-    step = plan.plan(0.0, mixes=mixes, stalled=10.0)
+    step = plan.schedule(0.0, mixes=mixes, stalled=10.0).plan
     assert step.chunk is not None
 
     def seconds(n: int) -> float:
@@ -594,9 +609,9 @@ def test_with_recurrent_state_no_pass_ends_at_a_measured_time(
     job.cuts = [cut for cut in cuts if cut < length]
     if resumed and job.cuts:
         job.done = job.cuts[0]
-    plan.admit(0.0)
+    decide(plan)
     for factor in slow:
-        chunk = plan.plan(0.0, stalled=10.0).chunk
+        chunk = plan.schedule(0.0, stalled=10.0).plan.chunk
         if chunk is None:
             break
         assert chunk.stop % GRID == 0 or chunk.stop in (*job.cuts, length)
@@ -659,10 +674,10 @@ def test_the_memory_of_a_pass_is_reserved_once_for_all_rows() -> None:
     assert plan.reservation([]) == 0
     for request in (long, short, make(80)):  # each more urgent than the one before
         plan.submit(request, 0)
-        assert plan.admit(0)
+        assert decide(plan).admitted
     assert plan.live_bytes == 154 + 104 + 84 + 450 + 3
     plan.submit(make(60), 0)
-    assert not plan.admit(0)
+    assert not decide(plan).admitted
     plan.check(make(190))
     with pytest.raises(BadRequest):
         plan.check(make(200))

@@ -13,7 +13,7 @@ import pytest
 
 from greedy import features_of, greedy, start
 from mlx_provider import BadRequest, LoadOptions, MediaError, MediaItem, PrefillChunk
-from mlx_provider.engine.feature_cache import FeatureCache
+from mlx_provider.engine.inputs import FeatureCache
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
 from mlx_provider.families.vision.model import head

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from equipped import equipped
 from mlx_provider import LoadedModel, LoadOptions, MediaItem
 from mlx_provider.engine.execution.probe import probe
-from mlx_provider.engine.feature_cache import FeatureCache
+from mlx_provider.engine.inputs import FeatureCache
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
 from mlx_provider.engine.scheduling.scheduler import Scheduler

@@ -28,7 +28,7 @@ def test_passes_of_a_prompt() -> None:
     job.admitted, job.cuts = True, [5, 21]
     sizes = []
     while job.done < len(job.tokens):
-        chunk = plan.plan(0.0).chunk
+        chunk = plan.schedule(0.0).plan.chunk
         assert chunk is not None
         sizes.append(chunk.size)
         job.done = chunk.stop
@@ -51,4 +51,4 @@ def test_a_pass_of_rows_costs_what_a_full_one_does() -> None:
     (row,) = new_request([1] * 9).rows
     plan.running[row] = None
     full = plan.costs.pass_of(8, row.length)
-    assert plan.plan(0.0).pass_seconds == full > plan.costs.pass_of(1, row.length)
+    assert plan.schedule(0.0).plan.pass_seconds == full > plan.costs.pass_of(1, row.length)

@@ -185,7 +185,7 @@ def test_the_status_names_the_padded_layout(
     served = load(folder)
     assert served.status.kv_layout == "padded"
     assert decoding(served.status).startswith("rows decode together (padded)")
-    assert served.engine.state.batching.drafts
+    assert served.engine.batching.drafts
     assert served.engine.mixes
 
 

@@ -171,12 +171,30 @@ class PrefixCachePolicy:
         job.request.explanation = self._explained(job, match)
         return match
 
-    def _plan_snapshots(self, job: PrefillJob, start: int, branch: int = 0) -> None:
+    def preview(self, job: PrefillJob) -> tuple[int, Sequence[int]] | None:
+        """The tokens with which `begin` would let a job start, and where its passes must end.
+        `None`: it would wait for the disk. Changes nothing."""
+        if job.match is None or not self._cache.holds(job.match):
+            self.look_up(job)
+        match: Match = job.match
+        start, branch = match.length, match.branch
+        if job.restore is not None and job.restore.cache is not None:
+            start = job.restore.length
+        elif job.restore is None and job.estimated_cached > start:
+            return None
+        if self._ends_passes and len(job.tokens) == len(job.request.prompt.tokens):
+            return start, self._places(job, start, branch, GRID)
+        return start, job.cuts
+
+    @property
+    def _ends_passes(self) -> bool:
         """If a layer has a state, a pass ends at each snapshot."""
-        ends_passes = self._strictest is Kind.STATE
+        return self._strictest is Kind.STATE
+
+    def _plan_snapshots(self, job: PrefillJob, start: int, branch: int = 0) -> None:
         if self._strictest is not Kind.APPEND:
-            job.keeps = self._places(job, start, branch, GRID if ends_passes else 1)
-        if ends_passes:
+            job.keeps = self._places(job, start, branch, GRID if self._ends_passes else 1)
+        if self._ends_passes:
             job.cuts = job.keeps
 
     def _places(self, job: PrefillJob, start: int, branch: int, grid: int) -> tuple[int, ...]:
@@ -327,6 +345,10 @@ class WholePasses(PrefixCachePolicy):
 
     def _whole(self, done: int) -> int:
         return self._shapes.whole(done)
+
+    @property
+    def _ends_passes(self) -> bool:
+        return False
 
     def _plan_snapshots(self, job: PrefillJob, start: int, branch: int = 0) -> None:
         """Snapshots at the ends of passes. No pass ends for a snapshot."""

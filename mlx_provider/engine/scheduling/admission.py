@@ -86,10 +86,10 @@ class Budget:
     row_bytes: Callable[[int], int]
     """Cache bytes of one row with this many tokens."""
     available: Callable[[], int]
-    """Bytes for all live rows: those that weights and the rows of other engines leave."""
+    """Bytes for all live rows: those that weights and the rows of other engines leave. Read-only,
+    as are all fields but `reclaim`."""
     reclaim: Callable[[int], None]
-    """Unload idle models and shrink the prefix cache, so that live rows may use this many bytes.
-    The only field that changes something."""
+    """Unload idle models and shrink the prefix cache, so that live rows may use this many bytes."""
     alone: Callable[[], int]
     """Bytes for live rows if no other model were loaded."""
     others_go_on: Callable[[], bool] = lambda: False
@@ -99,6 +99,8 @@ class Budget:
     model."""
     passing: Callable[[int, int], int] = lambda tokens, rows: 0
     """Bytes of a running pass of this many prompt tokens and rows."""
+    unloadable: Callable[[int], int] = lambda need: 0
+    """Bytes of idle models that `reclaim` would unload for this many bytes of live rows."""
     fork_bytes: Callable[[int, int], int] = lambda tokens, rows: 0
     """Bytes that this many rows of a prompt of so many tokens take less because they share it."""
 

@@ -1,7 +1,8 @@
 """The queue, the rows that decode, and the plan of a step. Imports no mlx.
 
-A step calls `admit`, which admits one prompt, then `plan`, which is read-only. Rows decode in every
-step, except when brief prompts may precede them. One prompt at a time is prefilled: the one with
+`schedule` decides a step with integers and changes nothing; `apply` makes the changes of its record
+that are the scheduler's own. Rows decode in every step, except when brief prompts may precede
+them. One prompt at a time is prefilled: the one with
 the least work left, with aging so that a long prompt is never starved. Its chunk shares the pass of
 the rows if that is faster. It has one of a few fixed sizes: the smallest with nearly the best rate,
 among those whose step takes little more than the stall target, or else at most 0.75 seconds. Steps
@@ -11,16 +12,19 @@ a steady pace, and the prompt gets the rest of the device in efficient passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from math import inf
 
 from ..fixed_shapes import FixedShapes
-from ..kv_capacity import STEP_TOKENS
 from ..prefix_cache.tree import common
 from ..request import Phase, PrefillJob, Request, Row
-from .admission import OUTPUT_TOKEN, Admission, Budget, FairShares, Limits, above_share
+from .admission import OUTPUT_TOKEN, Admission, Budget, FairShares, Limits
 from .chunking import IDLE_SECONDS, Chunk, Chunking, StepPlan
 from .costs import Costs
+from .record import Start, StepBuilder, StepRecord, prefilling
 
 __all__ = ["Budget", "Limits", "Scheduler"]
 
@@ -47,11 +51,8 @@ class Scheduler:
         *,
         grid: int = 1,
         fixed: FixedShapes | None = None,
-        claim: Callable[[PrefillJob], None] = lambda job: None,
-        trim: Callable[[Row, int], None] = lambda row, tokens: None,
     ) -> None:
-        """`grid`, `fixed`: see `Chunking`. `claim`: lets a prompt hold what it will use of the
-        prefix cache in place. `trim`: frees a row's capacity behind this many tokens."""
+        """`grid`, `fixed`: see `Chunking`."""
         self.admission = Admission(limits, budget)
         self.chunking = Chunking(limits, costs or Costs(), grid=grid, fixed=fixed)
         self.costs = self.chunking.costs
@@ -59,18 +60,20 @@ class Scheduler:
         """Prompts in the queue or in prefill."""
         self.running: dict[Row, None] = {}
         """The rows that decode, in the order in which they joined. This is the only such list."""
-        self.reclaimed = 0
-        """The bytes of the last reclaim request. The reader may reset it."""
-        self._claim = claim
-        self._trim = trim
-        self._shares = FairShares()
-        self._preempted_for: PrefillJob | None = None
-        """The prompt for which rows of other accounts have given way."""
+        self.claim: Callable[[PrefillJob], None] = lambda job: None
+        """Gives the rows of a prompt leases that say what they would use of the prefix cache."""
+        self.preview: Callable[[PrefillJob], Start | None] = lambda job: Start(job.done, job.cuts)
+        """Where a prompt will begin. `None`: it waits for the disk. Read-only."""
+        self.shares = FairShares()
+        self._next_deadline = inf
+        """No request can expire before this time."""
+        self._decoded = False
+        """Rows have decoded since memory was last checked."""
         self._itl_debt = 0.0
         """Seconds that decoding rows have waited for chunks beyond their fair time."""
-        self._settled = 0
+        self.settled = 0
         """Bytes of live rows for which memory was last reclaimed."""
-        self._fitting: int | None = None
+        self.fitting: int | None = None
         """The limit at which all rows were last found to fit. It holds until a row exceeds its
         reservation."""
 
@@ -86,39 +89,18 @@ class Scheduler:
     def submit(self, request: Request, now: float) -> PrefillJob:
         if not request.arrived:
             request.arrived = now
-        self._shares.join(request, self.requests())
+        self.shares.join(request, self.requests())
+        if request.deadline is not None:
+            self._next_deadline = min(self._next_deadline, request.deadline)
         # time before the queue (for example to load a model) gives no precedence in it
         tokens = request.prompt.tokens if request.inputs is None else request.inputs.tokens[0]
         job = PrefillJob(request, list(request.rows), tokens, arrived=now)
         self.waiting.append(job)
         return job
 
-    def admit(self, now: float) -> PrefillJob | None:
-        """Admit the most urgent prompt that fits, unless a prompt in prefill goes first. Reclaims
-        memory for it and reserves it. `None`: no prompt is admitted."""
-        preempted_for, self._preempted_for, tried = self._preempted_for, None, 0
-        for job in (*filter(None, (preempted_for,)), *self._in_order(now)):
-            if job.restoring:
-                continue
-            if job.admitted:
-                return None
-            if awaits(job, self.waiting):
-                continue
-            claims = tried < CLAIMS_PER_STEP
-            tried += 1
-            # `fits_ahead` has found its memory free
-            if job.request.ahead or self._make_room(job, claims=claims):
-                job.aged = now - job.arrived
-                job.admitted, job.request.phase = True, Phase.PREFILL
-                return job
-            if now - job.arrived > PATIENCE_SECONDS:
-                # no new prompt overtakes it, but admitted prompts must continue, or it never fits
-                return None
-        return None
-
     def passed(self, chunk: Chunk) -> None:
         if not chunk.job.request.ahead:
-            self._shares.charge(chunk.job.request, chunk.size)
+            self.shares.charge(chunk.job.request, chunk.size)
         self._waited_for(chunk.job, self.costs.pass_of(0, 0, chunk.size, chunk.start))
 
     def _waited_for(self, own: PrefillJob | None, seconds: float) -> None:
@@ -173,18 +155,91 @@ class Scheduler:
         self.waiting.append(job)
         return job
 
-    # -- the plan
+    # -- the step
 
-    def plan(
+    def schedule(
         self, now: float, *, mixes: bool = False, stalled: float = 0.0, passes: int = 1
+    ) -> StepRecord:
+        """Decide the next step. Read-only. `mixes`: chunks may share the pass of the decoding rows;
+        `stalled`: seconds that these rows have waited for their token; `passes`: forward passes per
+        token of each row."""
+        step = StepBuilder(self, self._expired(now))
+        if self._decoded:
+            step.fit_rows()
+        admitted = self._admissible(step, step.displace(now), now)
+        begins = [job for job in step.jobs if job.admitted and job.cache is None]
+        begins = [job for job in begins if not job.restoring]
+        begins += [] if admitted is None else [admitted]
+        later = {job: self._begun(job, now) for job in begins}
+        jobs = [each for job in step.jobs if (each := later.get(job, job)) is not None]
+        plan = self._plan(now, tuple(step.rows), jobs, mixes, stalled, passes)
+        return StepRecord(
+            now,
+            expired=step.expired,
+            trims=step.trims,
+            cut=step.cut,
+            preempted=step.preempted,
+            reclaim=step.reclaim,
+            admitted=admitted,
+            claims=step.claims,
+            begins=begins,
+            plan=_of_jobs(plan, {twin: job for job, twin in later.items() if twin is not None}),
+            need=step.need,
+            limit=step.limit,
+        )
+
+    def _expired(self, now: float) -> list[Request]:
+        if now <= self._next_deadline:
+            return []
+        return [r for r in self.requests() if r.deadline is not None and now > r.deadline]
+
+    def _begun(self, job: PrefillJob, now: float) -> PrefillJob | None:
+        """The prompt as it will be once it has a cache. `None`: it waits for the disk first."""
+        start = self.preview(job)
+        if start is None:
+            return None
+        twin = copy.copy(job)
+        twin.aged = job.aged if job.admitted else now - job.arrived
+        twin.admitted, twin.done, twin.cuts = True, start.done, start.cuts
+        twin.awaits_scores = start.scored
+        return twin
+
+    def _admissible(
+        self, step: StepBuilder, first: PrefillJob | None, now: float
+    ) -> PrefillJob | None:
+        """The most urgent prompt that fits, unless a prompt in prefill goes first. `first`: the one
+        for which rows give way."""
+        tried = 0
+        for job in (*filter(None, (first,)), *self.in_order(now, step.jobs)):
+            if job.restoring:
+                continue
+            if job.admitted:
+                return None
+            if awaits(job, step.jobs):
+                continue
+            claims = tried < CLAIMS_PER_STEP
+            tried += 1
+            # `fits_ahead` has found its memory free
+            if job.request.ahead or step.admit(job, claims=claims):
+                return job
+            if now - job.arrived > PATIENCE_SECONDS:
+                # no new prompt overtakes it, but admitted prompts must continue, or it never fits
+                return None
+        return None
+
+    def _plan(
+        self,
+        now: float,
+        rows: tuple[Row, ...],
+        jobs: Sequence[PrefillJob],
+        mixes: bool,
+        stalled: float,
+        passes: int,
     ) -> StepPlan:
-        """The plan of the next step. Read-only. `mixes`: chunks may share the pass of the decoding
-        rows; `stalled`: seconds that these rows have waited for their token; `passes`: forward
-        passes per token of each row."""
-        sizes, rows = self.chunking, tuple(self.running)
+        sizes = self.chunking
         target = sizes.limits.stall_target
         alone = sizes.seconds(rows, passes=passes) if rows else 0.0
-        ready = (job for job in self._in_order(now) if job.admitted and not job.restoring)
+        ready = (j for j in self.in_order(now, jobs) if j.admitted and not j.restoring)
         job = next(ready, None)
         if job is None:
             return StepPlan(rows, pass_seconds=alone)
@@ -193,7 +248,7 @@ class Scheduler:
         if job.unembedded:
             most = sizes.fair(alone) - alone if rows else IDLE_SECONDS
             return StepPlan(rows, pass_seconds=alone, embedded=job, embedding_seconds=most)
-        if job.scoring is not None:
+        if job.scoring is not None or job.awaits_scores:
             most = target if rows else IDLE_SECONDS
             return StepPlan(rows, pass_seconds=alone, scored=job, scoring_seconds=most)
         if job.own_pass:
@@ -210,22 +265,55 @@ class Scheduler:
             return StepPlan((), chunk, chunk_seconds=own)
         return StepPlan(rows, chunk, pass_seconds=alone, chunk_seconds=own)
 
+    def apply(self, record: StepRecord) -> list[PrefillJob]:
+        """Let rows wait, reclaim memory and admit a prompt. The requests that end have ended.
+        Returns the prefills with which rows that wait will continue."""
+        if record.need is not None:
+            self.settled = record.need
+            self.fitting = record.limit if record.need <= record.limit else None
+        if record.expired:
+            left = (r.deadline for r in self.requests() if r.deadline is not None)
+            self._next_deadline = min(left, default=inf)
+        waiting = [self.preempt(row) for row in record.preempted]
+        job = record.admitted
+        if job is not None and record.claims:
+            self.claim(job)
+        if record.reclaim:
+            self.admission.budget.reclaim(record.reclaim)
+        if job is not None:
+            for row in job.rows:
+                row.lease = None  # it begins at once, and then holds more
+            job.aged = record.now - job.arrived
+            job.admitted, job.request.phase = True, Phase.PREFILL
+        return waiting
+
+    def left_of(self, plan: StepPlan, *, readable: bool) -> StepPlan:
+        """The plan without rows and chunks that ended with tokens that were read after it was
+        made. `readable`: no error of the device kept them from being read."""
+        rows = tuple(row for row in plan.rows if row in self.running)
+        if plan.embedded not in self.waiting:
+            plan = replace(plan, embedded=None)
+        if plan.chunk is None or (plan.chunk.due and (readable or not plan.mixed)):
+            return replace(plan, rows=rows)
+        return replace(plan, rows=rows, chunk=None, mixed=False)
+
     def ran(self, plan: StepPlan) -> None:
         """A step was launched. Steps without a chunk compensate for its time beyond the fair time,
         so that the average time of a token stays within that."""
+        self._decoded = bool(plan.rows)
         for row in plan.rows:
-            self._shares.charge(row.request, OUTPUT_TOKEN)
+            self.shares.charge(row.request, OUTPUT_TOKEN)
         behind = plan.chunk_seconds + plan.scoring_seconds + plan.embedding_seconds
         took = plan.pass_seconds + behind
         alone = self.chunking.seconds(plan.rows) if plan.mixed else plan.pass_seconds
         fair = self.chunking.fair(alone) if plan.rows else 0.0
         self._itl_debt = max(0.0, self._itl_debt + took - fair) if self.running else 0.0
 
-    def _in_order(self, now: float) -> Sequence[PrefillJob]:
+    def in_order(self, now: float, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
         """Prompts in the queue or in prefill, the most urgent first, fair between accounts."""
-        if len(self.waiting) < 2:
-            return self.waiting
-        return self._shares.ordered(sorted(self.waiting, key=partial(self._urgency, now)))
+        if len(jobs) < 2:
+            return jobs
+        return self.shares.ordered(sorted(jobs, key=partial(self._urgency, now)))
 
     def _urgency(self, now: float, job: PrefillJob) -> float:
         """A prompt in prefill does not age, so a new prompt never waits for all of it."""
@@ -238,89 +326,8 @@ class Scheduler:
         steps instead of twice as many."""
         return self.chunking.brief(job)
 
-    # -- memory
-
-    def overflowing(self) -> tuple[Row, bool] | None:
-        """The row to preempt, and whether it can continue later. It is the youngest row, if the
-        rows have outgrown the memory. Reclaims memory first. `None`: all rows fit."""
-        budget = self.admission.budget
-        limit = budget.available()
-        if limit == self._fitting and not any(map(self.admission.exceeds, self.running)):
-            return None
-        need = self.live_bytes
-        if need > self._settled:
-            self._reclaim(need)
-            limit = budget.available()
-        if need > limit and self._give_back(self._live()):
-            need, limit = self.live_bytes, budget.available()
-        self._settled = need
-        self._fitting = limit if need <= limit else None
-        if need <= limit or not self.running:
-            return None
-        row = max(self.running, key=lambda row: (row.request.arrived, row.index))
-        return row, self.admission.may_wait(row, self.active_rows)
-
-    def displaced(self, now: float) -> Sequence[Row]:
-        """Rows to preempt so that the first prompt of an account without rows can be admitted.
-        Empty: no account has only prompts that wait, there is room, or this would not make
-        enough."""
-        if not self._shares.several:
-            return ()
-        present = {row.request.account for row in self._live()}
-        absent = {j for j in self.waiting if j.request.account not in present and not j.restoring}
-        if not absent or not present:
-            return ()
-        job = next(job for job in self._in_order(now) if job in absent)
-        if self._make_room(job):
-            return ()
-        rows: list[Row] = []
-        for row in above_share(self.running):
-            rows.append(row)
-            if self._make_room(job, rows):
-                self._preempted_for = job
-                return rows
-        return ()
-
-    def _reclaim(self, need: int) -> None:
-        self.reclaimed = need
-        self.admission.budget.reclaim(need)
-
-    def _give_back(self, rows: Sequence[Row]) -> bool:
-        """Free the capacity of rows that is only for later turns. Returns whether there was any."""
-        spare = [row for row in rows if self.admission.spare(row)]
-        for row in spare:
-            self._trim(row, self.admission.kv_needed(row))
-        return bool(spare)
-
     def reservation(self, rows: Iterable[Row]) -> int:
         return self.admission.reservation(rows)
-
-    def _make_room(
-        self, job: PrefillJob, without: Sequence[Row] = (), *, claims: bool = True
-    ) -> bool:
-        """Reclaim memory for a prompt beside the live rows, `without` some. Returns whether it
-        fits. `claims`: what it will use of the prefix cache is no part of its need, and stays.
-        Images are temporary, and may belong to the prompt itself, so they do not block a prompt
-        that would run alone."""
-        rows = [row for row in self._live() if row not in without]
-        if len(rows) + len(job.rows) > self.admission.limits.max_rows:
-            return False
-        if claims:
-            self._claim(job)
-        need, images = self.reservation([*rows, *job.rows]), self.admission.budget.image_bytes()
-        if not claims and rows and job.uses_prefix_cache:
-            # a step more for it behind a prefix, and for the row that has the prefix now
-            need += self.admission.budget.row_bytes(2 * STEP_TOKENS)
-        self._reclaim(need + images)
-        fits = self.admission.fits(need, images if rows else 0)
-        if not fits and (spare := sum(map(self.admission.spare, rows))):
-            fits = self.admission.fits(need - spare, images)
-            if fits:
-                self._give_back(rows)
-        for row in job.rows:  # if it is admitted, it begins at once and holds more
-            row.lease = None
-        # behind a prefix, a row may take more than without it, which may be all that there is
-        return fits or (claims and not rows and self._make_room(job, claims=False))
 
     # -- what is here
 
@@ -333,18 +340,14 @@ class Scheduler:
 
     @property
     def active_rows(self) -> int:
-        return len(self.running) + len(self._prefilling())
+        return len(self.running) + len(prefilling(self.waiting))
 
     @property
     def live_bytes(self) -> int:
         return self.reservation(self._live())
 
     def _live(self) -> list[Row]:
-        return [*self._prefilling(), *self.running]
-
-    def _prefilling(self) -> list[Row]:
-        jobs = (job for job in self.waiting if job.admitted and not job.request.ahead)
-        return [row for job in jobs for row in job.rows]
+        return [*prefilling(self.waiting), *self.running]
 
     @property
     def busy(self) -> bool:
@@ -363,6 +366,16 @@ class Scheduler:
         found = dict.fromkeys([job.request for job in self.waiting])
         found |= dict.fromkeys([row.request for row in self.running])
         return sorted(found, key=lambda request: request.arrived)
+
+
+def _of_jobs(plan: StepPlan, real: Mapping[PrefillJob, PrefillJob]) -> StepPlan:
+    """The plan for the prompts themselves, in place of those that stand for them."""
+
+    def of(job: PrefillJob | None) -> PrefillJob | None:
+        return None if job is None else real.get(job, job)
+
+    chunk = plan.chunk and replace(plan.chunk, job=real.get(plan.chunk.job, plan.chunk.job))
+    return replace(plan, chunk=chunk, scored=of(plan.scored), embedded=of(plan.embedded))
 
 
 def awaits(job: PrefillJob, others: Iterable[PrefillJob]) -> bool:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ...errors import MLXProviderError
 from ...isolation import Fault, Isolation
@@ -17,7 +18,9 @@ from ..prefix_cache.policy import PrefixCachePolicy
 from ..request import Phase, PrefillJob, Request, Row
 from ..row_cache import grow_by
 from ..step_output import LookedUp
-from .state import State
+
+if TYPE_CHECKING:
+    from ..engine import Engine
 
 log = logging.getLogger(__name__)
 
@@ -41,57 +44,57 @@ GOES_ON = Outcome()
 class Commit:
     """Engine thread only."""
 
-    def __init__(self, state: State) -> None:
-        self._state = state
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
     # -- prompts
 
     def look_up(self, job: PrefillJob) -> None:
-        if self._state.prefix_cache is not None and job.uses_prefix_cache:
+        if self._engine.prefix_cache is not None and job.uses_prefix_cache:
             with Isolation(partial(_not_cached, job.request)):
-                self._state.prefix_cache.look_up(job)
+                self._engine.prefix_cache.look_up(job)
 
     def begin(self, job: PrefillJob) -> None:
         """Give an admitted prompt its row cache, or start a restore from disk."""
-        state = self._state
+        engine = self._engine
         inputs = job.request.inputs
-        capacity = len(job.tokens) if inputs else state.scheduler.admission.kv_capacity(job)
-        if state.prefix_cache is not None and job.uses_prefix_cache:
+        capacity = len(job.tokens) if inputs else engine.scheduler.admission.kv_capacity(job)
+        if engine.prefix_cache is not None and job.uses_prefix_cache:
             with Isolation(partial(_not_cached, job.request)):
-                self._looked_up(job.request, state.prefix_cache.begin(job, capacity))
+                self._looked_up(job.request, engine.prefix_cache.begin(job, capacity))
         if job.restoring:
             return
-        if state.sparse_prefill is not None and job.uses_prefix_cache:
-            state.sparse_prefill.begin(job)
+        if engine.sparse_prefill is not None and job.uses_prefix_cache:
+            engine.sparse_prefill.begin(job)
         if not job.uses_prefix_cache:
             job.leave_prefix()
         if job.cache is None:
-            job.cache = state.make_cache()
+            job.cache = engine.make_cache()
             grow_by(job.cache, capacity)
         if job.places is not None:
             job.cache = sparse(job.cache)
         if not job.request.ahead:
-            state.recorder.tokens(prefilled=0, cached=job.done, decoded=0)
+            engine.recorder.tokens(prefilled=0, cached=job.done, decoded=0)
 
     def _looked_up(self, request: Request, found: Match | None) -> None:
         if found is None or request.ahead:
             return
         diverged = found.diverged_at is not None
         seen = LookedUp(
-            self._state.clock(), request.id, found.asked, found.shared, found.length, diverged
+            self._engine.clock(), request.id, found.asked, found.shared, found.length, diverged
         )
-        self._state.recent.lookups.add(seen)
-        self._state.recorder.looked_up(seen.lost)
+        self._engine.recent.lookups.add(seen)
+        self._engine.recorder.looked_up(seen.lost)
 
     # -- requests
 
     def cancel(self, request: Request) -> None:
         if self.abandon(request):
-            self._state.output.ended(request, "cancelled")
+            self._engine.output.ended(request, "cancelled")
 
     def fail(self, request: Request, error: MLXProviderError) -> None:
         if self.abandon(request):
-            self._state.output.failed(request, error)
+            self._engine.output.failed(request, error)
 
     def isolated(self, request: Request, part: str) -> Isolation:
         """Wraps a request's own work. An error in it ends only this request."""
@@ -122,7 +125,7 @@ class Commit:
     def take(self, reads: Sequence[Read], now: float) -> None:
         live = [read for read in reads if read[0].finish is None]
         for row, token, _ in live:
-            self._state.output.token(row.request, now)
+            self._engine.output.token(row.request, now)
             row.tokens.append(token)
         outcomes = self._outcomes(live)
         for read, outcome in zip(live, outcomes, strict=True):
@@ -155,10 +158,10 @@ class Commit:
             return _last(row, "stop")
         if row.constraint is not None:
             row.constraint.advance(token)
-        self._state.drafting.follow(row, token)
+        self._engine.drafting.follow(row, token)
         described = None
         if logprob is not None:
-            described = self._state.token_names.described(token, logprob)
+            described = self._engine.token_names.described(token, logprob)
         deltas = list(row.output.push(token, described))
         if row.output.stopped or (row.constraint is not None and row.constraint.finished):
             return _last(row, "stop", deltas)
@@ -182,57 +185,56 @@ class Commit:
             self.fail(request, outcome.error)
             return
         if outcome.events:
-            self._state.output.post(request, outcome.events)
+            self._engine.output.post(request, outcome.events)
         if outcome.reason is None:
             return
         row.finish = outcome.reason
         self.release(request, [row])
         if not request.unfinished:
-            self._state.output.ended(request, outcome.reason)
+            self._engine.output.ended(request, outcome.reason)
 
     def release(self, request: Request, rows: Sequence[Row]) -> None:
         """Free the resources of rows: their place in the batch, or their prefill."""
-        scheduler = self._state.scheduler
+        scheduler = self._engine.scheduler
         running = [row for row in rows if row in scheduler.running]
         self.keep(request, running)
-        if self._state.prefix_cache is not None:  # rows may end with their first token
-            failed = self._state.corrupted
+        if self._engine.prefix_cache is not None:  # rows may end with their first token
+            failed = self._engine.corrupted
             intact = [row for row in rows if row not in failed and not row.retry_alone]
-            self._state.prefix_cache.give_back(intact)
+            self._engine.prefix_cache.give_back(intact)
         self.drop(running)
         scheduler.leave(running)
         for row in rows:
             row.lease = None
         if not request.unfinished:
-            self._state.ended.append(request)
             for job in scheduler.drop(request):
                 job.restart()  # references to its last passes then keep no cache alive
             request.features = {}
 
     def drop(self, rows: Sequence[Row]) -> None:
-        self._state.batch.drop(rows)
-        self._state.drafting.forget(rows)
-        self._state.charge_merged()
+        self._engine.batch.drop(rows)
+        self._engine.drafting.forget(rows)
+        self._engine.charge_merged()
         for row in rows:
             row.lease, row.merged = None, 0
 
     def keep(self, request: Request, running: Sequence[Row]) -> None:
         """Store what rows and prefills of a request have computed in the prefix cache."""
-        state = self._state
-        if state.prefix_cache is None:
+        engine = self._engine
+        if engine.prefix_cache is None:
             return
         with Isolation(partial(not_kept, request)):
             for row in running:
-                cached = state.batch.cached_tokens(row)
-                if row in state.corrupted:
+                cached = engine.batch.cached_tokens(row)
+                if row in engine.corrupted:
                     continue
                 if cached:
-                    own = state.batch.extract(row)
-                    state.prefix_cache.keep_row(row, row.tokens[:cached], own)
-                state.prefix_cache.give_back([row])
-            for job in state.scheduler.waiting:
+                    own = engine.batch.extract(row)
+                    engine.prefix_cache.keep_row(row, row.tokens[:cached], own)
+                engine.prefix_cache.give_back([row])
+            for job in engine.scheduler.waiting:
                 if job.request is request and not request.unfinished:
-                    self._keep_prefill(job, state.prefix_cache)
+                    self._keep_prefill(job, engine.prefix_cache)
 
     def _keep_prefill(self, job: PrefillJob, prefixes: PrefixCachePolicy) -> None:
         prefixes.keep_prefill(job)

@@ -1,4 +1,5 @@
-"""The pass of the rows that decode, and of a mixed chunk.
+"""The pass of the rows that decode, and of a mixed chunk; draws of their next tokens; and recovery
+from a device failure: rows start again, each alone until it has decoded once.
 
 A pass is launched before the tokens of the last one are read, so that the device does not wait for
 the host. Only drafts need those tokens first.
@@ -6,24 +7,33 @@ the host. Only drafts need those tokens first.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from ...isolation import Fault, Isolation
-from ..execution.decode_batch import Forward, PassResult
-from ..request import Row
-from ..scheduling.chunking import Chunk
-from ..speculation.step import Place, places
-from .commit import Commit
-from .draw import Rows, only
-from .prefill import Prefill
-from .state import State, StepRecord
+from ...upstream.cache_classes import whole_windows
+from ..execution.decode_batch import NO_DRAFTS, DecodeBatch, Drafts, Forward, PassResult, read_drawn
+from ..execution.sampler import Drawn, draw
+from ..request import PrefillJob, Row
+from ..row_cache import grow_by
+from ..scheduling.chunking import Chunk, StepPlan
+from ..speculation.step import Mask, Place, Wanted, ahead, places
+from .commit import not_kept
+
+if TYPE_CHECKING:
+    from ..engine import Engine
 
 log = logging.getLogger(__name__)
+
+LONG_PREFILL_TOKENS = 2048
+"""After a longer prefill, in tokens, MLX frees its buffers: decoding uses no buffers of their
+size."""
 
 
 @dataclass(frozen=True)
@@ -43,36 +53,28 @@ class Decoded:
 class Decode:
     """Engine thread only."""
 
-    def __init__(
-        self,
-        state: State,
-        commit: Commit,
-        rows: Rows,
-        prefill: Prefill,
-    ) -> None:
-        self._state = state
-        self._commit = commit
-        self._rows = rows
-        self._prefill = prefill
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
-    def run(self, record: StepRecord) -> Decoded | None:
-        """Launch the pass, and read the tokens of the last one while it runs."""
-        state, chunk = self._state, record.mixed
-        if not record.plan.rows and chunk is None:
+    def run(self, plan: StepPlan, drafts: Drafts, *, caught_up: bool) -> Decoded | None:
+        """Launch the pass, and read the tokens of the last one while it runs. `caught_up`: they
+        have been read."""
+        engine, chunk = self._engine, plan.chunk if plan.mixed else None
+        if not plan.rows and chunk is None:
             return None
-        expected, began = state.drafting.seconds(record.plan, record.drafts), state.clock()
-        along = state.batching.mixed.take_along(chunk)
-        forward = state.batch.forward(along, record.drafts)
-        load = state.scheduler.chunking.load(record.plan.rows, chunk)
-        state.timer.launched(expected, state.clock() if record.caught_up else began, load)
-        if record.drafts:
-            state.drafting.waited(record.drafts, state.clock() - state.read_at)
-        state.corrupted = {row for rows, _ in forward.failed for row in rows}
-        if record.caught_up:
+        expected, began = engine.drafting.seconds(plan, drafts), engine.clock()
+        along = engine.batching.mixed.take_along(chunk)
+        forward = engine.batch.forward(along, drafts)
+        load = engine.scheduler.chunking.load(plan.rows, chunk)
+        engine.timer.launched(expected, engine.clock() if caught_up else began, load)
+        if drafts:
+            engine.drafting.waited(drafts, engine.clock() - engine.read_at)
+        engine.corrupted = {row for rows, _ in forward.failed for row in rows}
+        if caught_up:
             return Decoded(forward, chunk)
         with Isolation() as reading:
-            reads = state.batch.read()
-            return Decoded(forward, chunk, reads, state.clock())
+            reads = engine.batch.read()
+            return Decoded(forward, chunk, reads, engine.clock())
         return Decoded(forward, chunk, unreadable=reading.fault)
 
     def commit(self, decoded: Decoded | None) -> None:
@@ -80,36 +82,51 @@ class Decode:
         if decoded is None:
             return
         if decoded.unreadable is not None:
-            self._rows.unreadable(decoded.unreadable)
+            self.unreadable(decoded.unreadable)
             return
-        state, forward, chunk = self._state, decoded.forward, decoded.chunk
+        engine, forward, chunk = self._engine, decoded.forward, decoded.chunk
         if decoded.reads is not None:
-            self._take(decoded.reads, decoded.read_at, left=1 + len(state.behind))
+            self._take(decoded.reads, decoded.read_at, left=1 + len(engine.pending_chunk_seconds))
         for rows, cause in forward.failed:
             left = [row for row in rows if row.finish is None]
             mixed = chunk is not None
-            self._rows.pass_failed(left, cause, alone=len(rows) == 1, mixed=mixed)
+            self.pass_failed(left, cause, alone=len(rows) == 1, mixed=mixed)
         if forward.logits is not None:
             self._draw_next(forward, forward.logits)
         if chunk is not None and forward.took_chunk and chunk.due:
             chunk.job.hidden = [] if forward.chunk_hidden is None else [forward.chunk_hidden]
-            self._prefill.mixed_in(chunk, forward.chunk_logits)
-        state.behind = []
-        state.advanced = state.clock()
+            self._engine.prefill.mixed_in(chunk, forward.chunk_logits)
+        engine.pending_chunk_seconds = []
+        engine.advanced = engine.clock()
         if not forward.failed:
-            state.batching.passed(len(forward.rows))
+            engine.batching.passed(len(forward.rows))
 
-    def catch_up(self) -> bool:
+    def draft(self, plan: StepPlan) -> tuple[StepPlan, Drafts, bool]:
+        """If drafts pay, read the tokens of the last pass first, because drafts follow them.
+        Returns the plan without what ended with these tokens, drafts, and whether any were read."""
+        engine = self._engine
+        wanted = Wanted()
+        may_draft = engine.drafting.allowed(plan, possible=engine.batching.drafts)
+        if may_draft:
+            wanted = engine.drafting.wanted(plan)
+        if not wanted and not (plan.rows and engine.batch.drafted):
+            return plan, NO_DRAFTS, False
+        readable, drafts = self._catch_up(), NO_DRAFTS
+        if may_draft and readable:
+            drafts = engine.drafting.guessed(plan, wanted.asked, self._engine.commit.fails_next)
+        return engine.scheduler.left_of(plan, readable=readable), drafts, True
+
+    def _catch_up(self) -> bool:
         """Take the tokens of the last pass before the next one is launched. Returns whether that
         worked."""
-        state = self._state
+        engine = self._engine
         with Isolation() as reading:
-            found = state.batch.catch_up()
+            found = engine.batch.catch_up()
         if reading.fault is not None:
-            self._rows.unreadable(reading.fault)
+            self.unreadable(reading.fault)
             return False
-        state.read_at = state.clock()
-        self._take(found, state.read_at, left=len(state.behind), apart=True)
+        engine.read_at = engine.clock()
+        self._take(found, engine.read_at, left=len(engine.pending_chunk_seconds), apart=True)
         return True
 
     def _take(
@@ -117,38 +134,185 @@ class Decode:
     ) -> None:
         """Take the result of the last pass. `left`: newer passes on the device; `apart`: row by
         row, because drafts were in it."""
-        state = self._state
+        engine = self._engine
         guessed = any(each.drafts for each in found)
-        times = state.timer.ended(now, left=left, usual=not guessed)
-        state.drafting.passed(found, times)
+        times = engine.timer.ended(now, left=left, usual=not guessed)
+        engine.drafting.passed(found, times)
         if not apart:
-            self._commit.take([read for each in found for read in each.reads], now)
+            self._engine.commit.take([read for each in found for read in each.reads], now)
             return
         for each in found:
             self._take_result(each, now)
 
     def _take_result(self, result: PassResult, now: float) -> None:
         """Take what held of a row's drafts, token by token."""
-        state, row = self._state, result.row
-        state.drafting.held(row, result.drafts, len(result.reads) - 1)
+        engine, row = self._engine, result.row
+        engine.drafting.held(row, result.drafts, len(result.reads) - 1)
         for stay, read in enumerate(result.reads, 1):
             if row.finish is None:
-                state.batch.layout.keep(row, stay)
-                self._commit.take([read], now)
+                engine.batch.layout.keep(row, stay)
+                self._engine.commit.take([read], now)
 
     def _draw_next(self, forward: Forward, logits: mx.array) -> None:
         """Draw after every place of the rows, as if their drafts held."""
-        self._state.drafting.show(forward)
-        scheduler = self._state.scheduler
+        self._engine.drafting.show(forward)
+        scheduler = self._engine.scheduler
         wanted: Sequence[Place] = list(places(forward.rows))
         running = [row in scheduler.running and not self._replays(row) for row, _ in wanted]
         wanted, logits = only(running, wanted, logits)
         if any(row.retry_alone for row, _ in wanted):
-            wanted, logits = self._rows.again(wanted, logits)
+            wanted, logits = self.again(wanted, logits)
         if wanted:
             rows = list(dict.fromkeys(row for row, _ in wanted))
-            with Isolation(partial(self._rows.retry, rows)):
-                self._rows.launch(wanted, logits, forward.drafts)
+            with Isolation(partial(self.retry, rows)):
+                self.launch(wanted, logits, forward.drafts)
 
     def _replays(self, row: Row) -> bool:
-        return self._state.fixed is not None and self._state.batch.replays(row)
+        return self._engine.fixed is not None and self._engine.batch.replays(row)
+
+    # -- draws
+
+    def launch(self, places: Sequence[Place], logits: mx.array, drafts: Drafts) -> None:
+        rows, batch = [row for row, _ in places], self._engine.batch
+        masks = [self._mask(row, at, drafts) for row, at in places]
+        if self._engine.fixed is None:
+            drawn = [ahead(row, drafts.get(row, ()), at) for row, at in places]
+            batch.drawn(rows, draw(logits, drawn, masks), drafts)
+            return
+        for i, row in enumerate(rows):
+            batch.drawn([row], draw(logits[i : i + 1], [row], masks[i : i + 1]))
+
+    def one(self, row: Row, logits: mx.array) -> Drawn:
+        """The next token of one row, from logits (vocab,). If drawing fails, an arbitrary token."""
+        mask = self._mask(row, 0)
+        with self._engine.commit.fails_next(row, "its sampling"):
+            drawn = draw(logits[None], [row], [mask])
+            mx.async_eval(drawn.arrays)  # type: ignore[no-untyped-call]
+            return drawn
+        return Drawn(mx.zeros(1, mx.int32), None)
+
+    def _mask(self, row: Row, at: int, drafts: Drafts = NO_DRAFTS) -> Mask | None:
+        """The grammar's mask after `at` of the row's drafts."""
+        if row.constraint is None:
+            return None
+        if row in drafts:
+            return row.masks[at]  # type: ignore[no-any-return]
+        with self._engine.commit.fails_next(row, "its grammar"):
+            return row.constraint.mask()
+        return None
+
+    # -- after a prefill
+
+    def whole_prompt(self, job: PrefillJob, logits: mx.array) -> None:
+        engine = self._engine
+        if not engine.scheduler.running:
+            engine.advanced = engine.clock()
+        job.request.features = {}
+        for span in job.request.prompt.spans:
+            if span.ready is not None:
+                span.ready.drop()
+        if engine.prefix_cache is not None:
+            with Isolation(partial(not_kept, job.request)):
+                engine.prefix_cache.keep_prefill(job)
+        if job.request.prefilled >= LONG_PREFILL_TOKENS:
+            mx.clear_cache()
+        cache, job.cache = job.held(), None
+        if job.places is not None:
+            cache = whole_windows(cache)
+        grow_by(cache, engine.scheduler.admission.kv_growth(job))
+        engine.scheduler.join(job)
+        if engine.prefix_cache is not None:
+            caches = engine.prefix_cache.fork(job.rows, cache)
+        else:
+            caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
+        for row, own in zip(job.rows, caches, strict=True):
+            if row.held > len(job.tokens):
+                engine.scheduler.decode(row)
+                engine.batch.join_again(row, own)
+            else:
+                self._row(row, own, logits)
+                engine.drafting.begin(row, job)
+
+    def again(self, wanted: Sequence[Place], logits: mx.array) -> tuple[Sequence[Place], mx.array]:
+        """Let rows of a failed step join if their committed tokens are in the cache again. Returns
+        the others."""
+        suspect, batch = [row.retry_alone for row, _ in wanted], self._engine.batch
+        for (row, _), own in zip(*only(suspect, wanted, logits), strict=True):
+            cache = batch.layout.extract(row)
+            batch.drop([row])
+            self._engine.scheduler.leave([row])
+            self._row(row, cache, own)
+        return only([not each for each in suspect], wanted, logits)
+
+    def _row(self, row: Row, cache: list[Any], logits: mx.array) -> None:
+        if row.finish is not None:  # another choice of its request has failed
+            return
+        first = self.one(row, logits)
+        drawn = self.prove(row, cache, first) if row.retry_alone else first
+        if drawn is not None and self._first_token(row, drawn):
+            self._engine.scheduler.decode(row)
+            self._engine.batch.join(row, cache, drawn, committed=True)
+
+    def _first_token(self, row: Row, drawn: Drawn) -> bool:
+        """Take a token one step before the row joins. Returns whether the row continues."""
+        with self._engine.commit.isolated(row.request, "its sampling") as work:
+            read = read_drawn(drawn, {row: 0})
+        if work.fault is not None:
+            return False
+        self._engine.commit.take(read, self._engine.clock())
+        return row.finish is None
+
+    # -- after a failure
+
+    def pass_failed(self, left: list[Row], fault: Fault, *, alone: bool, mixed: bool) -> None:
+        """`left`: rows of the pass that have not ended since. `alone`: it had only one row."""
+        if mixed or (left and not alone):
+            self.retry(left, fault)
+        elif left:
+            self._engine.commit.failed_by(left[0].request, "its decode step", fault)
+
+    def unreadable(self, fault: Fault) -> None:
+        """The tokens of the last pass cannot be read, so the caches of all rows are corrupted."""
+        running = list(self._engine.scheduler.running)
+        self._engine.corrupted = set(running)
+        self.retry(running, fault)
+
+    def retry(self, rows: Sequence[Row], fault: Fault) -> None:
+        engine = self._engine
+        log.warning(
+            "a decode step of %d rows failed (%s); they are run again", len(rows), fault.summary
+        )
+        engine.timer.forget()
+        self._engine.commit.drop(rows)
+        for job in engine.scheduler.retry(rows):
+            self._engine.commit.look_up(job)
+        engine.batching.failed()
+
+    def prove(self, row: Row, cache: list[Any], drawn: Drawn) -> Drawn | None:
+        """Decode a row of a failed step alone once. If that also fails, the row causes the
+        failure."""
+        engine = self._engine
+        alone = DecodeBatch(engine.model, engine.batching.layout("solo"))
+        alone.join(row, cache, drawn)
+        with self._engine.commit.isolated(row.request, "its decode step") as work:
+            forward = alone.forward()
+            if forward.logits is None:
+                raise forward.failed[0][1].error
+            mx.eval(forward.logits)
+            read = [read for each in alone.read() for read in each.reads]
+            alone.drop([row])  # its recurrent state is back in `cache`
+        if work.fault is not None or forward.logits is None:
+            return None
+        row.retry_alone = False
+        self._engine.commit.take(read, engine.clock())
+        return None if row.finish is not None else self.one(row, forward.logits[0])
+
+
+def only(
+    wanted: Sequence[bool], places: Sequence[Place], logits: mx.array
+) -> tuple[Sequence[Place], mx.array]:
+    """Some of the places, and their logits (B, vocab)."""
+    if all(wanted):
+        return places, logits
+    at = [i for i, ok in enumerate(wanted) if ok]
+    return [places[i] for i in at], logits[mx.array(at)] if at else logits[:0]

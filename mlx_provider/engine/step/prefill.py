@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -21,9 +22,10 @@ from ..row_cache import grow_by
 from ..scheduling.chunking import Chunk, StepPlan
 from ..sparse_prefill import run_alone
 from ..step_output import TokenNames
-from .commit import Commit
-from .draw import LONG_PREFILL_TOKENS, Rows
-from .state import State, StepRecord
+from .decode import LONG_PREFILL_TOKENS
+
+if TYPE_CHECKING:
+    from ..engine import Engine
 
 log = logging.getLogger(__name__)
 
@@ -39,14 +41,12 @@ class Prefilled:
 class Prefill:
     """Engine thread only."""
 
-    def __init__(self, state: State, commit: Commit, rows: Rows) -> None:
-        self._state = state
-        self._commit = commit
-        self._rows = rows
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
-    def run(self, record: StepRecord) -> Prefilled | None:
+    def run(self, plan: StepPlan) -> Prefilled | None:
         """Run the chunk with its own pass, or a part of the scoring of a prompt."""
-        plan, chunk = record.plan, record.own_pass
+        chunk = None if plan.mixed else plan.chunk
         if plan.scored is not None:
             self._score(plan.scored, plan.scoring_seconds)
         if plan.embedded is not None:
@@ -66,13 +66,13 @@ class Prefill:
             return
         job, fault = prefilled.job, prefilled.fault
         if fault is not None:
-            self._state.timer.forget()
+            self._engine.timer.forget()
             job.drop_cache()  # corrupted, so it must not reach the prefix cache
-            self._commit.failed_by(job.request, "its prefill", fault)
+            self._engine.commit.failed_by(job.request, "its prefill", fault)
         elif prefilled.logits is not None and job.request.ahead:
-            self._commit.abandon(job.request)
+            self._engine.commit.abandon(job.request)
         elif prefilled.logits is not None:
-            self._rows.whole_prompt(job, prefilled.logits)
+            self._engine.decode.whole_prompt(job, prefilled.logits)
 
     def mixed_in(self, chunk: Chunk, logits: mx.array | None) -> None:
         """A chunk was launched with the rows. `logits` (vocab,) follow it if it is the last one."""
@@ -85,50 +85,50 @@ class Prefill:
             log.warning(
                 "request %s starts its prefill again: %s", job.request.id, tried.fault.summary
             )
-            self._state.batching.mixed.blame()
-        elif logits is not None and job in self._state.scheduler.waiting:
-            self._rows.whole_prompt(job, logits)
+            self._engine.batching.mixed.blame()
+        elif logits is not None and job in self._engine.scheduler.waiting:
+            self._engine.decode.whole_prompt(job, logits)
 
     def _score(self, job: PrefillJob, seconds: float) -> None:
         """Score a part of a prompt, to select the tokens to leave out."""
-        state = self._state
-        if state.sparse_prefill is None or job not in state.scheduler.waiting:
+        engine = self._engine
+        if engine.sparse_prefill is None or job not in engine.scheduler.waiting:
             return
         if job.scoring is None:
             return
-        state.sparse_prefill.advance(job, seconds)
-        state.timer.forget()  # the time of these passes cannot be attributed
-        state.behind = []
+        engine.sparse_prefill.advance(job, seconds)
+        engine.timer.forget()  # the time of these passes cannot be attributed
+        engine.pending_chunk_seconds = []
         if job.scoring is None:
-            grow_by(job.held(), state.scheduler.admission.kv_capacity(job))
-            state.recorder.skipped(job.request.skipped)
+            grow_by(job.held(), engine.scheduler.admission.kv_capacity(job))
+            engine.recorder.skipped(job.request.skipped)
 
     def _embed(self, job: PrefillJob, plan: StepPlan) -> Prefilled | None:
-        state = self._state
-        if job not in state.scheduler.waiting:
+        engine = self._engine
+        if job not in engine.scheduler.waiting:
             return None
-        began = state.clock()
+        began = engine.clock()
         with Isolation() as tried:
             self._advance(job, plan.embedding_seconds)
-            state.timer.forget()  # the time of the tower is not that of a pass
-            state.behind = []
-            state.scheduler.embedded(plan, state.clock() - began)
+            engine.timer.forget()  # the time of the tower is not that of a pass
+            engine.pending_chunk_seconds = []
+            engine.scheduler.embedded(plan, engine.clock() - began)
             return None
         return Prefilled(job, None, tried.fault)
 
     def _advance(self, job: PrefillJob, seconds: float) -> None:
         """Take cached features, and run slices of the tower for the others."""
-        state, features = self._state, job.request.features
+        engine, features = self._engine, job.request.features
         if job.tower is None:
             for span in job.unembedded:
-                known = state.features.get((job.request.salt, span.content_hash))
+                known = engine.features.get((job.request.salt, span.content_hash))
                 features |= {} if known is None else {span.content_hash: known}
-            job.tower = Tower(state.model, job.unembedded, state.clock)
+            job.tower = Tower(engine.model, job.unembedded, engine.clock)
         waiting = job.tower.waiting
         if waiting:
             made = job.tower.run(seconds)
             for span, each in zip(waiting[: len(made)], made, strict=True):
-                state.features.put((job.request.salt, span.content_hash), each)
+                engine.features.put((job.request.salt, span.content_hash), each)
                 features[span.content_hash] = each
             del waiting[: len(made)]
         if not waiting:
@@ -136,19 +136,19 @@ class Prefill:
 
     def _run_chunk(self, chunk: Chunk, plan: StepPlan) -> mx.array | None:
         """Append the chunk to the row's cache. Returns logits (vocab,) if it is the last one."""
-        state = self._state
+        engine = self._engine
         job, request = chunk.job, chunk.job.request
         prompt, cache = job.prompt, job.held()
         media = [s for s in prompt.spans if s.start < chunk.stop and s.end > chunk.start]
-        load = state.scheduler.chunking.load((), chunk)
-        state.timer.launched(plan.chunk_seconds, state.clock(), load)
+        load = engine.scheduler.chunking.load((), chunk)
+        engine.timer.launched(plan.chunk_seconds, engine.clock(), load)
         given = PrefillChunk(prompt, chunk.start, chunk.stop, cache, request.features)
         if job.places is not None:
-            logits = run_alone(state.model, mixed_chunk(chunk))
+            logits = run_alone(engine.model, mixed_chunk(chunk))
         elif job.wants_prompt_logprobs:
             logits = self._with_logprobs(request, given)
         else:
-            logits = state.drafting.prefilled(state.model, job, given)
+            logits = engine.drafting.prefilled(engine.model, job, given)
         last = chunk.stop == len(job.tokens)
         wanted = [logits, *job.hidden] if last else arrays(cache)
         # a family may run a whole image with its first tokens, and others without cost
@@ -158,34 +158,34 @@ class Prefill:
     def _with_logprobs(self, request: Request, chunk: PrefillChunk) -> mx.array:
         """Append a chunk and post the log-probabilities of its tokens. Returns logits (vocab,)
         after its last."""
-        found, after = prompt_logprobs(self._state.model, chunk, request, self._state.token_names)
+        found, after = prompt_logprobs(self._engine.model, chunk, request, self._engine.token_names)
         for row in request.rows:
-            self._state.output.post(request, [Delta(index=row.index, logprobs=found)])
+            self._engine.output.post(request, [Delta(index=row.index, logprobs=found)])
         return after
 
     def _run_input(self, chunk: Chunk, plan: StepPlan, inputs: Inputs) -> None:
         """Append the chunk to the input's cache. The last chunk makes its result."""
-        state, job = self._state, chunk.job
-        load = state.scheduler.chunking.load((), chunk)
-        state.timer.launched(plan.chunk_seconds, state.clock(), load)
-        inputs.run(state.model, PrefillChunk(job.prompt, chunk.start, chunk.stop, job.held()))
+        engine, job = self._engine, chunk.job
+        load = engine.scheduler.chunking.load((), chunk)
+        engine.timer.launched(plan.chunk_seconds, engine.clock(), load)
+        inputs.run(engine.model, PrefillChunk(job.prompt, chunk.start, chunk.stop, job.held()))
         found = [] if inputs.found is None else [inputs.found]
         last = chunk.stop == len(job.tokens)
         self._settle(chunk, plan, found if last else [*arrays(job.held()), *found], wait=last)
         if last:
-            state.output.post(job.request, [inputs.finish()])
+            engine.output.post(job.request, [inputs.finish()])
             self._next_input(job, inputs)
 
     def _next_input(self, job: PrefillJob, inputs: Inputs) -> None:
         request = job.request
         if inputs.left:
             job.go_on_with(inputs.tokens[inputs.at])
-            self._commit.begin(job)
+            self._engine.commit.begin(job)
             return
         for row in request.rows:
             row.finish = "stop"
-        self._commit.release(request, request.rows)
-        self._state.output.ended(request, "stop")
+        self._engine.commit.release(request, request.rows)
+        self._engine.output.ended(request, "stop")
         if request.prefilled >= LONG_PREFILL_TOKENS:
             mx.clear_cache()
 
@@ -200,18 +200,18 @@ class Prefill:
     ) -> None:
         """Launch the chunk's own pass. `usual`: its time is representative of the pace of the
         device."""
-        state = self._state
-        if plan.rows and state.scheduler.running and not wait:
+        engine = self._engine
+        if plan.rows and engine.scheduler.running and not wait:
             # the pass of the next token follows without a gap
             mx.async_eval(wanted)  # type: ignore[no-untyped-call]
-            state.batching.mixed.ran_apart(chunk.job)
-            state.behind.append(plan.chunk_seconds)
+            engine.batching.mixed.ran_apart(chunk.job)
+            engine.pending_chunk_seconds.append(plan.chunk_seconds)
         else:
             mx.eval(wanted)
             if not usual:
-                state.timer.forget()
-            state.timer.ended(state.clock())
-            state.behind = []
+                engine.timer.forget()
+            engine.timer.ended(engine.clock())
+            engine.pending_chunk_seconds = []
         self._passed(chunk)
 
     def _passed(self, chunk: Chunk) -> None:
@@ -219,13 +219,13 @@ class Prefill:
         job = chunk.job
         job.done = chunk.stop
         job.request.prefilled += chunk.size
-        self._state.scheduler.passed(chunk)
-        self._state.recorder.tokens(prefilled=chunk.size, cached=0, decoded=0)
+        self._engine.scheduler.passed(chunk)
+        self._engine.recorder.tokens(prefilled=chunk.size, cached=0, decoded=0)
         if job.request.ahead:
-            self._state.recent.ahead += chunk.size
-            self._state.recorder.ahead(chunk.size)
-        if self._state.prefix_cache is not None and job.uses_prefix_cache:
-            self._state.prefix_cache.passed(job, chunk.start)
+            self._engine.recent.ahead += chunk.size
+            self._engine.recorder.ahead(chunk.size)
+        if self._engine.prefix_cache is not None and job.uses_prefix_cache:
+            self._engine.prefix_cache.passed(job, chunk.start)
 
 
 def prompt_logprobs(
