@@ -20,6 +20,7 @@ from ..protocol.requests import ModelOptions
 from ..records import LoadedModel, ModelInfo, ReasoningParser, ToolParser
 from .hub import no_folder
 
+UNSTEADY = "set MLX_CUDA_USE_CUDNN_SDPA=0 for the engine on an NVIDIA GPU and load it again"
 WARMED = 4096
 """Namespaces that have their warm prompts; the oldest gets them again."""
 
@@ -116,10 +117,13 @@ class Reproducible:
         reserve: Reserve,
     ) -> Reproducible:
         """The passes with the most rows that give equal bits (engine thread). `reserve`: see
-        `exact_rows`."""
+        `exact_rows`. Raises `BadRequest` if the device gives different ones for one prompt."""
         shapes = FixedShapes.within(limits.max_rows, limits.max_chunk)
         wanted = shapes.rows if found.layout == "grouped" else 1
         exact = exact_rows(model, make_cache, wanted, reserve)
+        if not exact.steady:
+            why = "one prompt, computed twice alone, gives two results on this device"
+            raise wrong_option("reproducible", f"{why}: leave it out, or {UNSTEADY}")
         return cls(replace(shapes, rows=exact.rows), exact.cost, exact.note)
 
     def limits(self, limits: Limits) -> Limits:

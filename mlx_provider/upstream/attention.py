@@ -7,7 +7,7 @@ several tokens of one row), the wrapper computes the attention of each part sepa
 results.
 
 On a GPU, many queries over a quantised cache use dequantised copies, because upstream's quantised
-attention stores every score (queries times keys times heads).
+attention stores every score (queries times keys times heads). On CUDA, all queries do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import mlx.core as mx
 
 from ..records import Function, Parts, Run
 from .patching import namespaces, patch
-from .shared_kv import Call, Shared, attend_apart, calls_of
+from .shared_kv import Call, Shared, attend_apart, calls_of, multiplies_quantised
 
 __all__ = ["Parts", "Run", "Watched", "route", "routed"]
 
@@ -67,7 +67,7 @@ def routed(original: Function) -> Function:
         queries, keys, values, mask, cache = call
         if isinstance(keys, tuple) and not hasattr(cache, "bits"):
             cache = Quantised.of(keys, queries.shape[-1])
-        if isinstance(keys, tuple) and hasattr(cache, "bits") and _fused(queries):
+        if isinstance(keys, tuple) and hasattr(cache, "bits") and _copies(queries):
             if keys[0].shape[2] > TOGETHER:
                 mx.eval(queries)  # frees the copies of the previous layer first
             keys, values = _dequantised(keys, cache), _dequantised(values, cache)
@@ -92,9 +92,12 @@ class Quantised(NamedTuple):
         return cls(width // scales.shape[-1], 32 * packed.shape[-1] // width)
 
 
-def _fused(queries: mx.array) -> bool:
-    """Whether the device has an attention kernel for many queries that does not store scores."""
+def _copies(queries: mx.array) -> bool:
+    """Whether the device has an attention kernel for many queries that does not store scores, or no
+    product with quantised keys."""
     *_, count, width = queries.shape
+    if not multiplies_quantised():
+        return mx.default_device() == mx.gpu
     return count > FEW and width in FUSED_WIDTHS and mx.default_device() == mx.gpu
 
 

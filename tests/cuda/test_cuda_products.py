@@ -16,7 +16,9 @@ import pytest
 from kernel_count import step
 from mlx_provider import LoadOptions, PrefillChunk, Prompt
 from mlx_provider.engine.execution.batch_layout import Layout
+from mlx_provider.engine.execution.probe import probe
 from mlx_provider.families.text import TextModel, load_text
+from mlx_provider.serving.engine_builder import cache_maker
 from mlx_provider.serving.kernels import install, remove
 from mlx_provider.testing.driver import new_request
 from mlx_provider_cuda import matches
@@ -114,3 +116,23 @@ def prefilled(model: TextModel, rows: int) -> Layout:
         mx.eval(model.prefill(PrefillChunk(Prompt(tokens), 0, len(tokens), cache)))
         layout.add(new_request(tokens).rows[0], cache)
     return layout
+
+
+def test_quantised_keys_are_multiplied_as_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA has no product with them. Rows share passes and prefixes, with drafts and chunks."""
+
+    def refuse(*args: Any, **kwargs: Any) -> mx.array:
+        raise RuntimeError("No implementation for problem shape 64x64x32x4")
+
+    folder = build(tmp_path / "model", "qwen3", dtype="float32", head_dim=64)
+    model = load_text(folder, LoadOptions(dtype="float32"))
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    monkeypatch.setattr(mx, "quantized_matmul", refuse)
+    found = probe(model, cache_maker(model, 8), model.kv_layouts)
+    assert (found.layout, found.notes) == ("grouped", ())
+    assert found.mixes
+    assert found.drafts
+    assert found.shares

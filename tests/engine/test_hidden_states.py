@@ -123,5 +123,5 @@ def test_states_of_many_prompts_are_bounded(qwen3: TextModel) -> None:
     for row in rows:
         row.tokens.append(3)
         speculation.begin(row, [width])
-    counts = [sum(map(len, speculation._rows[row].shown)) for row in rows]
+    counts = [sum(map(len, speculation.rows[row].shown)) for row in rows]
     assert counts == [UNASKED // 2, UNASKED // 2, 1, 1]

@@ -14,6 +14,7 @@ from mlx_provider.engine.request import Request
 from mlx_provider.families.text import TextModel
 from mlx_provider.families.tokenizer.hf_tokenizer import common_length
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from tolerances import LOGPROBS
 
 SAMPLED = ("qwen3", "gemma3_text", "qwen3_5_text", "rwkv7")
 """One of each kind of cache; the sweep has the others."""
@@ -21,7 +22,6 @@ FAMILIES = [
     *SAMPLED,
     *(pytest.param(each, marks=pytest.mark.sweep) for each in ("llama", "gpt_oss", "nemotron_h")),
 ]
-TOLERANCE = 1e-4
 WORDS = "north river stone seven lamp under glass every morning table".split()
 QUESTIONS = ("Which is the first?", "How many are there?", "Name the last one.", "Why seven?")
 
@@ -49,7 +49,7 @@ def assert_as_cold(model: LoadedModel, request: Request) -> None:
     got, want = output_of(request), output_of(twin)
     assert got.tokens == want.tokens
     for mine, theirs in zip(got.logprobs, want.logprobs, strict=True):
-        assert abs(mine.logprob - theirs.logprob) <= TOLERANCE
+        assert abs(mine.logprob - theirs.logprob) <= LOGPROBS[None]
 
 
 def reused(request: Request) -> float:

@@ -30,6 +30,7 @@ from mlx_provider.testing.driver import (
 from mlx_provider.upstream import mlx_lm
 from tiny import build, family_named
 from tiny.models import tiny_image
+from tolerances import LOGPROBS
 
 WIDE_ROPE = {"rope_scaling": {"mrope_section": [8, 4, 4], "rope_type": "default", "type": "mrope"}}
 WIDE: dict[str, dict[str, Any]] = {
@@ -47,9 +48,6 @@ CASES = [
 LONG = "The quick brown fox asks the lazy dog what the weather is like. " * 3
 ONE, OTHER = tiny_image(1), tiny_image(3, 128, 96)
 
-TOLERANCE = {None: 1e-4, 8: 0.05, 4: 0.3}
-"""Of log-probabilities. Sums in another order differ by 1e-6, which may round a stored number to
-the next of 16 or 256 levels."""
 Parts = tuple[str | MediaItem, ...]
 TURNS: tuple[tuple[Parts, ...], ...] = (
     (("Hello there",),),
@@ -108,7 +106,7 @@ def assert_same(got: TokenOutput, want: TokenOutput, bits: int | None) -> None:
     """Equal tokens; in few bits, only up to a choice between two nearly equal probabilities."""
     assert len(got.tokens) == len(want.tokens) == 4
     for mine, theirs in zip(got.logprobs, want.logprobs, strict=True):
-        assert abs(mine.logprob - theirs.logprob) <= TOLERANCE[bits]
+        assert abs(mine.logprob - theirs.logprob) <= LOGPROBS[bits]
         if bits is not None and mine.id != theirs.id:
             return
         assert mine.id == theirs.id

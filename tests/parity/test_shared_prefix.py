@@ -31,6 +31,7 @@ from mlx_provider.upstream import shared_kv as shared_attention
 from mlx_provider.upstream.cache_classes import KVCache, QuantizedKVCache
 from mlx_provider.upstream.shared_kv import Prefix, SharedBatchKV, prefix_of
 from schedules import Oracle
+from tolerances import LOGPROBS
 
 FAMILIES = ("qwen3", "gemma3_text", "qwen3_5_text")
 """One of each kind of cache that has layers with every token."""
@@ -38,9 +39,6 @@ LEAST = 16
 COMMON = [20 + i * i % 300 for i in range(200)]
 REPLY = 24
 REUNITED = 4
-TOLERANCE = {None: 1e-4, 8: 0.05, 4: 0.3}
-"""Of log-probabilities, by bits of the KV cache: sums in another order may round a stored number to
-the next step."""
 Tiny = Callable[..., TextModel]
 Seeing = Callable[[str], tuple[Any, MediaItem]]
 
@@ -109,7 +107,7 @@ def check_as_alone(
         got, want = output_of(request, row.index), output_of(twin, row.index)
         assert got.tokens == (want.tokens if whole else want.tokens[: len(got.tokens)])
         for mine, theirs in zip(got.logprobs, want.logprobs, strict=False):
-            assert abs(mine.logprob - theirs.logprob) <= TOLERANCE[bits]
+            assert abs(mine.logprob - theirs.logprob) <= LOGPROBS[bits]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

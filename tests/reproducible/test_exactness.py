@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from mlx_provider import LoadedModel, LoadOptions
-from mlx_provider.engine.execution.probe import NO_ROOM, exact_rows
+from mlx_provider import LoadedModel, LoadOptions, PrefillChunk
+from mlx_provider.engine.execution.probe import NO_ROOM, Probe, exact_rows
 from mlx_provider.engine.fixed_shapes import ROWS
+from mlx_provider.engine.memory import MemoryProfile
+from mlx_provider.engine.scheduling.admission import Limits
+from mlx_provider.errors import BadRequest
 from mlx_provider.families.text import load_text
+from mlx_provider.serving.weights import Reproducible
 from tiny import build
+
+SOLO = Probe("solo", MemoryProfile(0, 0), ())
 
 
 class Uneven:
@@ -54,6 +61,37 @@ def test_else_each_row_has_a_pass_of_its_own(
     assert found.rows == 1
     assert found.note.startswith("each row decodes in a pass of its own: ")
     assert told in found.note
+
+
+@dataclass
+class Unsteady:
+    """A device that rounds a short pass otherwise each time, or keys beyond 512 places."""
+
+    inner: LoadedModel
+    prompts: bool
+    passes: int = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def prefill(self, chunk: PrefillChunk) -> mx.array:
+        self.passes += self.prompts and chunk.stop - chunk.start < 256
+        return self.inner.prefill(chunk) * (1 + 1e-6 * self.passes)
+
+    def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
+        self.passes += not self.prompts and cache[0].offset > 512
+        return self.inner.decode(tokens, cache, positions) * (1 + 1e-6 * self.passes)
+
+
+@pytest.mark.parametrize("wanted", [1, 5])
+@pytest.mark.parametrize("prompts", [True, False])
+def test_one_prompt_is_computed_twice(
+    load: Callable[..., LoadedModel], prompts: bool, wanted: int
+) -> None:
+    model: Any = Unsteady(load("qwen3"), prompts)
+    assert not exact_rows(model, model.make_cache, wanted).steady
+    with pytest.raises(BadRequest, match="MLX_CUDA_USE_CUDNN_SDPA=0"):
+        Reproducible.of(model, model.make_cache, SOLO, Limits(4, 8, 0.1, 256, 256), bool)
 
 
 @pytest.mark.parametrize("family", ["qwen3", pytest.param("gpt_oss", marks=pytest.mark.sweep)])

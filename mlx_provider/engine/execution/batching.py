@@ -68,66 +68,59 @@ class MixedBatches:
         """`possible`: result of the probe."""
         self._possible = possible
         self._breaker = CircuitBreaker()
-        self._recent: list[PrefillJob | None] = []
-        """Jobs with chunks in the last pass and in this one. An error of either may show now."""
-        self._apart: list[tuple[int, PrefillJob]] = []
-        """Jobs with chunks that ran behind a pass of the rows without waiting, with the number of
-        that pass."""
         self._passes = 0
+        self._jobs: list[tuple[int, PrefillJob, bool]] = []
+        """Jobs with chunks in the last pass and in this one (`True`), and in passes of their own
+        behind them without waiting, with the number of the pass. An error of any may show now."""
 
     @property
     def allowed(self) -> bool:
         return self._possible and self._breaker.closed
 
     def take_along(self, chunk: Chunk | None) -> MixedChunk | None:
-        self._recent = [*self._recent[-1:], None if chunk is None else chunk.job]
         self._passes += 1
-        self._apart = [(at, job) for at, job in self._apart if at >= self._passes - 2]
+        self._jobs = [each for each in self._jobs if each[0] >= self._passes - 1]
         if chunk is None:
             return None
+        self._jobs.append((self._passes, chunk.job, True))
         return mixed_chunk(chunk)
 
     def ran_apart(self, job: PrefillJob) -> None:
-        self._apart.append((self._passes, job))
+        self._jobs.append((self._passes + 1, job, False))
 
     def blame(self) -> bool:
         """Restart the prompts in a failed pass. Returns whether any prompt was in it."""
-        jobs = [job for job in self._recent if job is not None]
-        for job in [*jobs, *(job for _, job in self._apart)]:
+        for _, job, _ in self._jobs:
             job.restart()
-        self._recent, self._apart = [], []
-        if jobs and self._breaker.failed():
+        mixed = any(mixed for _, _, mixed in self._jobs)
+        self._jobs = []
+        if mixed and self._breaker.failed():
             log.error(
                 "mixed passes failed %d times: chunks run in passes of their own now",
                 self._breaker.failures,
             )
-        return bool(jobs)
+        return mixed
 
     def passed(self) -> None:
-        used = any(job is not None for job in self._recent[-1:])
+        used = any(at == self._passes and mixed for at, _, mixed in self._jobs)
         if self._breaker.passed(used=used):
             log.info("chunks share the passes of rows that decode again")
 
 
 def mixed_chunk(chunk: Chunk) -> MixedChunk:
-    job = chunk.job
+    job, start, stop = chunk.job, chunk.start, chunk.stop
+    positions: Sequence[int] = range(start, stop)
+    if job.places is not None:
+        positions = job.places[start:stop]
+    elif job.prompt.positions is not None:
+        positions = job.prompt.positions[0, start:stop].tolist()
     return MixedChunk(
-        job.tokens[chunk.start : chunk.stop],
-        _positions(job, chunk.start, chunk.stop),
+        job.tokens[start:stop],
+        positions,
         job.held(),
-        ends_prompt=chunk.stop == len(job.tokens),
+        ends_prompt=stop == len(job.tokens),
         sparse=job.places is not None,
     )
-
-
-def _positions(job: PrefillJob, start: int, stop: int) -> Sequence[int]:
-    if job.places is not None:
-        return job.places[start:stop]
-    rotary = job.prompt.positions
-    if rotary is None:
-        return range(start, stop)
-    found: list[int] = rotary[0, start:stop].tolist()
-    return found
 
 
 class Batching:
@@ -172,12 +165,10 @@ class Batching:
         if self.mixed.blame() or self._best == "solo" or self._fixed:
             return
         if self._together.failed():
-            self._go_solo()
-
-    def _go_solo(self) -> None:
-        failures = self._together.failures
-        log.error("batched decoding failed %d times: rows decode alone now", failures)
-        self._go_on_in("solo")
+            log.error(
+                "batched decoding failed %d times: rows decode alone now", self._together.failures
+            )
+            self._go_on_in("solo")
 
     def _go_together(self) -> None:
         """Try batching again. If the rows cannot be merged, they stay alone."""

@@ -435,11 +435,13 @@ class PassMemory:
         longest = max(seconds, curve.seconds(least))
         widest = bisect_right(range(1, most + 1), longest, key=curve.seconds)
 
-        def depth(tokens: int) -> float:
+        def most_cached(tokens: int) -> float:
             slope, left = curve.per_key(tokens), longest - curve.seconds(tokens)
             return left / slope if slope > 0 else inf
 
-        return cls(each, widest, [(n, depth(n)) for n in (*sizes, widest) if n <= widest], least)
+        return cls(
+            each, widest, [(n, most_cached(n)) for n in (*sizes, widest) if n <= widest], least
+        )
 
     def __call__(self, tokens: int, rows: int) -> int:
         """Bytes of the largest pass of this many rows, or over a prompt of this many tokens."""

@@ -113,18 +113,22 @@ def chunked(model: LoadedModel, make_cache: MakeCache, tokens: list[int]) -> Sol
     by_token = decoded(model, copy.deepcopy(cache), tokens[CHUNK_START:], CHUNK_START)
     alone = [by_token[end - CHUNK_START - 1] for end in ends[1:]]
     alone += by_token[ends[-1] - CHUNK_START :]
-    others = [_in_chunks(model, copies(cache, 1, i), tokens, ends) for i in range(TIMES)]
+    others = [
+        in_chunks(model, copies(cache, 1, i), tokens, CHUNK_ENDS, CHUNK_START) for i in range(TIMES)
+    ]
     return SoloRow(tokens, cache, alone, _bound(model, alone, others))
 
 
-def _in_chunks(
-    model: LoadedModel, cache: list[Any], tokens: list[int], ends: Sequence[int]
+def in_chunks(
+    model: LoadedModel, cache: list[Any], tokens: list[int], ends: Sequence[int], start: int = 0
 ) -> list[mx.array]:
-    found = [
-        model.prefill(PrefillChunk(Prompt(tokens), start, stop, cache))
-        for start, stop in itertools.pairwise(ends)
-    ]
-    return found + decoded(model, cache, tokens[ends[-1] :], ends[-1])
+    """Logits (vocab,) at the ends of chunks from `start` on, and of each token decoded after them:
+    the rest of `tokens`, or else the first again."""
+    found, stop = [], 0
+    for first, stop in itertools.pairwise([start, *ends]):
+        found.append(model.prefill(PrefillChunk(Prompt(tokens), first, stop, cache)))
+        mx.eval(found[-1], arrays(cache))
+    return found + decoded(model, cache, tokens[stop:] or tokens[:STEPS], stop)
 
 
 def prefilled(model: LoadedModel, make_cache: MakeCache, tokens: list[int]) -> list[Any]:

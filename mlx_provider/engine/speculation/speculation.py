@@ -85,7 +85,7 @@ class Speculation:
         self.shows = hidden[0].shows if hidden else None
         self.policy = policy or Policy()
         self.clock = clock
-        self._rows: dict[Row, DraftedRow] = {}
+        self.rows: dict[Row, DraftedRow] = {}
         self._asked: set[int] = set()
         self._guessing = 0.0, 0
         """Seconds of the last drafting, and its rounds. 0 rounds: it included preparation."""
@@ -151,11 +151,11 @@ class Speculation:
         self._breakers[source].passed(used=True)
         for row, own in drafts.items():
             if not own:
-                self.policy.learn(source, self._rows[row].own[source].odds, 0, 0)
+                self.policy.learn(source, self.rows[row].own[source].odds, 0, 0)
         return drafts
 
     def _drop(self, source: int) -> None:
-        for row in self._rows.values():
+        for row in self.rows.values():
             row.own[source].seen = None
             if self.sources[source].shows is not None:
                 row.shown, row.drawn_from = [], None
@@ -181,13 +181,13 @@ class Speculation:
     def begin(self, row: Row, hidden: Sequence[mx.array]) -> None:
         if not _may(row):
             return
-        before = sum(_count(own.shown) for own in self._rows.values())
-        more = not before or before + _count(hidden) <= UNASKED
-        self._rows[row] = self._new(list(hidden) if more else [hidden[-1][-1:]])
+        before = sum(each.shape[0] for own in self.rows.values() for each in own.shown)
+        more = not before or before + sum(each.shape[0] for each in hidden) <= UNASKED
+        self.rows[row] = self._new(list(hidden) if more else [hidden[-1][-1:]])
 
     def show(self, row: Row, hidden: mx.array) -> None:
         """Add the states (1 + drafts, hidden) from which a row's next tokens are drawn."""
-        own = self._rows.get(row)
+        own = self.rows.get(row)
         if own is None:
             return
         if hidden.shape[0] > 1:
@@ -210,7 +210,7 @@ class Speculation:
         grammar refused its next draft."""
         row.request.drafted += drafts
         row.request.accepted += held
-        own = self._rows.get(row)
+        own = self.rows.get(row)
         if own is None:
             return
         guessed = drafts - known + refused
@@ -221,41 +221,26 @@ class Speculation:
             own.drawn_from = None
 
     def refused(self, row: Row, source: int) -> None:
-        if row in self._rows:
-            self.policy.learn(source, self._rows[row].own[source].odds, 1, 0)
+        if row in self.rows:
+            self.policy.learn(source, self.rows[row].own[source].odds, 1, 0)
 
     def forget(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            self._rows.pop(row, None)
-
-    def chance(self, row: Row) -> float:
-        return self.policy.known_text.foresees(self._rows[row].foretold)
-
-    def foretold(self, row: Row, *, right: bool) -> None:
-        if row in self._rows:
-            self.policy.known_text.learn_forecast(self._rows[row].foretold, right=right)
-
-    def reads_first(self, row: Row, rows: int, seconds: Callable[[int], float]) -> bool:
-        return self.policy.known_text.reads_first(self._rows[row].begins, rows, seconds)
-
-    def begun(self, row: Row, *, begun: bool) -> None:
-        """The row's forecast did not predict the last token. `begun`: it predicts the next."""
-        if row in self._rows:
-            self.policy.known_text.learn_beginning(self._rows[row].begins, begun=begun)
+            self.rows.pop(row, None)
 
     def drafts_for(self, row: Row) -> bool:
         closed = any(breaker.closed for breaker in self._breakers)
-        return closed and row in self._rows and _may(row)
+        return closed and row in self.rows and _may(row)
 
-    def _new(self, shown: list[mx.array]) -> DraftedRow:
-        return DraftedRow([DrafterRow() for _ in self.sources], shown=shown)
+    def _new(self, hidden: list[mx.array]) -> DraftedRow:
+        return DraftedRow([DrafterRow() for _ in self.sources], shown=hidden)
 
     def _able(self, row: Row) -> list[RowAcceptance | None]:
         if not _may(row):
             return []
-        if row not in self._rows:
-            self._rows[row] = self._new([])
-        followed = self._rows[row]
+        if row not in self.rows:
+            self.rows[row] = self._new([])
+        followed = self.rows[row]
         shown = bool(followed.shown) or followed.drawn_from is not None
         return [
             own.odds
@@ -271,13 +256,10 @@ class Speculation:
         the pass replaces invalid ones, and these are not accepted."""
         if isinstance(guesses, DeviceTokens):
             return guesses.first(count)
-        return list(takewhile(self._known, map(int, islice(guesses, count))))
-
-    def _known(self, token: int) -> bool:
-        return 0 <= token < self._vocab
+        return list(takewhile(range(self._vocab).__contains__, map(int, islice(guesses, count))))
 
     def _view(self, row: Row, ask: Ask) -> DraftRow:
-        followed = self._rows[row]
+        followed = self.rows[row]
         own = followed.own[ask.source]
         if own.seen is None:
             own.seen = DraftRow(row.all_tokens, salt=row.request.salt)
@@ -302,10 +284,6 @@ def speculation_of(
     """`sources`: the best first. At most one needs hidden states."""
     ordered = sorted(sources, key=lambda each: each.shows is None)
     return Speculation(*ordered, vocab=model.info.vocab_size, policy=policy)
-
-
-def _count(hidden: Sequence[mx.array]) -> int:
-    return sum(each.shape[0] for each in hidden)
 
 
 def _keep(own: DraftedRow, hidden: mx.array) -> None:

@@ -23,7 +23,7 @@ from ..scheduling.chunking import StepPlan
 from ..scheduling.scheduler import Scheduler
 from ..step_output import Recent, Recorder
 from .costs import Asks, Kind, Seconds
-from .speculation import NONE, Guess, Speculation
+from .speculation import NONE, Speculation
 
 Mask = NDArray[np.uint32]
 log = logging.getLogger(__name__)
@@ -166,16 +166,16 @@ class DraftStep:
         known = {row: self._worthwhile(row, count, seconds) for row in left}
         guesses = self._speculation.propose(asked)
         guessed = {row: own.tokens for row, own in guesses.items()}
+        sources = {row: own.source for row, own in guesses.items()}
         guessed |= {row: after_run(run, guessed.get(row, ())) for row, run in known.items() if run}
         let_through = {row: _let_through(row, own, isolated) for row, own in guessed.items()}
         drafts = {row: own for row, own in let_through.items() if own}
         refused = {row for row, own in guessed.items() if len(let_through[row]) < len(own)}
         self._origins = {
-            row: _origin(known.get(row, ()), guesses.get(row), refused=row in refused)
-            for row in drafts
+            row: Origin(len(known.get(row, ())), sources.get(row), row in refused) for row in drafts
         }
         for row in refused - drafts.keys() & guesses.keys():
-            self._speculation.refused(row, guesses[row].source)
+            self._speculation.refused(row, sources[row])
         return drafts
 
     def follow(self, row: Row, token: int) -> None:
@@ -183,12 +183,13 @@ class DraftStep:
         if row.forecast is None or not (self._possible and self._speculation.sources):
             return
         with Isolation(partial(_no_more_forecasts, row)):
-            foretold, followed = row.forecast.likely(), row.forecast.follows
+            predicted, followed = row.forecast.likely(), row.forecast.follows
             row.forecast.advance(token)
-            if foretold:
-                self._speculation.foretold(row, right=foretold[0] == token)
-            elif followed:
-                self._speculation.begun(row, begun=bool(row.forecast.likely()))
+            own, known = self._speculation.rows.get(row), self._speculation.policy.known_text
+            if own is not None and predicted:
+                known.learn_forecast(own.foretold, right=predicted[0] == token)
+            elif own is not None and followed:
+                known.learn_beginning(own.begins, begun=bool(row.forecast.likely()))
 
     def _worthwhile(
         self, row: Row, rows: int, seconds: Seconds, *, drawn: int = 0
@@ -202,9 +203,10 @@ class DraftStep:
         run, certain = _known_run(row)
         if len(run) <= drawn:
             return ()
-        chance = self._speculation.chance(row)
+        known = self._speculation.policy.known_text
+        chance = known.foresees(self._speculation.rows[row].foretold)
         chances = [1.0 if at < certain else chance for at in range(drawn, len(run))]
-        worth = self._speculation.policy.known_text.worthwhile(chances, rows, seconds)
+        worth = known.worthwhile(chances, rows, seconds)
         return run[drawn : drawn + worth]
 
     def _reads_first(self, row: Row, rows: int, seconds: Seconds) -> bool:
@@ -215,8 +217,9 @@ class DraftStep:
         with Isolation(partial(_no_more_forecasts, row)):
             if not row.forecast.follows or row.forecast.likely():
                 return False
-            able = self._speculation.drafts_for(row)
-            return able and self._speculation.reads_first(row, rows, seconds)
+            if self._speculation.drafts_for(row):
+                own, known = self._speculation.rows[row], self._speculation.policy.known_text
+                return known.reads_first(own.begins, rows, seconds)
         return False
 
     def seconds(self, plan: StepPlan, drafts: Drafts) -> float:
@@ -283,18 +286,10 @@ def after_run(run: Sequence[int], guess: Sequence[int]) -> Sequence[int]:
     return guess if list(guess[: len(run)]) == list(run) else run
 
 
-def _origin(known: Sequence[int], guess: Guess | None, *, refused: bool = False) -> Origin:
-    return Origin(len(known), None if guess is None else guess.source, refused)
-
-
-def _left(row: Row) -> int:
-    return row.request.max_tokens - len(row.tokens) - 1
-
-
 def _known_run(row: Row) -> tuple[Sequence[int], int]:
     """Tokens after the last committed one: those that the grammar forces, then those that the
     forecast predicts; and the number of the former."""
-    left = max(0, min(MOST_DRAFTS + 1, _left(row)))
+    left = max(0, min(MOST_DRAFTS + 1, row.request.max_tokens - len(row.tokens) - 1))
     forced: Sequence[int] = ()
     if row.constraint is not None:
         with Isolation():  # a grammar that fails reports it with its next mask
