@@ -101,7 +101,7 @@ def _lines(client: HttpClient, every: float) -> None:
 
 
 def _live(client: HttpClient, every: float) -> None:
-    from ..client.stream_connection import parse_figures
+    from ..client.messages import parse_figures
     from ..errors import EngineDied
 
     console = Console(highlight=False)
@@ -349,7 +349,7 @@ def metrics(
 def _serve(
     client: HttpClient, host: str, port: int, key_file: Path | None, *, keyless: bool
 ) -> None:
-    from ..client.stream_connection import is_loopback
+    from ..client.messages import is_loopback
     from ..config import engine_settings
     from ..server.access import Key, kept_key, own_key_file, own_names, read_key
     from ..server.listen import run_side_server

@@ -80,7 +80,7 @@ class EngineApp:
     def _routes(self, *, remote: bool) -> list[Route]:
         owners = [
             Route("/v1/stop", self.handover.__call__, methods=["POST"]),
-            Route("/v1/door", self.door.__call__, methods=["POST"]),
+            Route("/v1/listener", self.door.__call__, methods=["POST"]),
         ]
         incoming = self._incoming(_sender if remote else lambda scope, tenant: {})
         return [

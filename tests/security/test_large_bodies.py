@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mlx_provider.client.http import HttpClient
-from mlx_provider.client.stream_connection import Address
+from mlx_provider.client.messages import Address
 from mlx_provider.errors import BodyTooLarge
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.testing.pytest_plugin import EngineProcess, engine_process

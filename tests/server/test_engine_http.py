@@ -177,7 +177,7 @@ DOOR = {"key": KEY, "model": "fake", "max_tokens": 5}
 @pytest.fixture
 def door(engine: Any) -> Iterator[tuple[httpx.Client, httpx.Response]]:
     """A client of the door, and the reply that holds it open."""
-    with engine.http.stream("POST", "/v1/door", json=DOOR) as held:
+    with engine.http.stream("POST", "/v1/listener", json=DOOR) as held:
         lines = held.iter_lines()  # httpx closes the reply of an iterator that is gone
         url = next(lines)
         headers = {"authorization": f"Bearer {KEY}"}
@@ -241,6 +241,6 @@ def test_a_door_closes_with_the_connection_that_opened_it(engine: Any, door: Any
 
 def test_a_wrong_request_for_a_door_is_refused_without_the_key(engine: Any) -> None:
     for fault in ({"key": "short"}, {"key": KEY + " "}, {"more": 1}):
-        refused = engine.http.post("/v1/door", json=DOOR | fault)
+        refused = engine.http.post("/v1/listener", json=DOOR | fault)
         assert refused.status_code == 400
         assert KEY not in refused.text
