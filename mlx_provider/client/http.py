@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from .. import __version__
 from ..config import PREFIX
-from ..errors import EngineUnavailable, OtherProtocol
+from ..errors import EngineDied, EngineUnavailable, OtherProtocol
 from ..protocol.health import Figures, Health
 from ..protocol.requests import STARTS_ENGINES, GenerateRequest, ModelRequest
 from .generation import Generation
@@ -103,7 +103,9 @@ class HttpClient:
         """Open a port of the owner's engine (`server.figures.ListenRequest`). Returns its URL, and
         the connection that keeps it open. Starts no engine. Raises typed errors."""
         stream = self._opened().lines("POST", "/v1/listener", json.dumps(request).encode())
-        return last_try(stream.first).decode(), stream
+        if not (url := last_try(stream.first)):
+            raise EngineDied("the engine ended before it opened a port")
+        return url.decode(), stream
 
     def close(self) -> None:
         """Cancels running requests. A later call opens new connections."""

@@ -112,7 +112,7 @@ class LineStream:
         self.lines: SimpleQueue[bytes | Exception] = SimpleQueue()
 
     def first(self) -> bytes:
-        """Raises `NotTaken` if no process listens, and typed errors."""
+        """Empty if there is none. Raises `NotTaken` if no process listens, and typed errors."""
         try:
             return self._line(FIRST_LINE_SECONDS)
         except Empty:
@@ -123,8 +123,8 @@ class LineStream:
     def __iter__(self) -> Iterator[bytes]:
         """Raises typed errors."""
         try:
-            while True:
-                yield last_try(self._line)
+            while line := last_try(self._line):
+                yield line
         finally:
             self.close()
 
@@ -259,7 +259,7 @@ class Transport:
                 for piece in response.iter_raw():
                     for line in filter(None, lines.feed(piece)):
                         stream.lines.put(line)
-            error = EngineDied("the engine has ended the stream")
+            stream.lines.put(b"")
         except (MLXProviderError, NotTaken) as failure:
             error = failure
         finally:

@@ -1,6 +1,6 @@
 """Routes that can last as long as their reader. `GET /v1/figures`: live statistics of the engine,
-once or as a stream. `POST /v1/listener` on the owner's socket: a listener on loopback with its own key
-for one agent, which closes with that connection, so with the program that asked for it."""
+once or as a stream. `POST /v1/listener` on the owner's socket: a listener on loopback with its own
+key for one agent, which closes with that connection, so with the program that asked for it."""
 
 from __future__ import annotations
 
