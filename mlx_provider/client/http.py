@@ -100,8 +100,10 @@ class HttpClient:
         return _ends(self._opened(), reason, when)
 
     def open_listener(self, request: Mapping[str, Any]) -> tuple[str, LineStream]:
-        """Open a port of the owner's engine (`server.figures.ListenRequest`). Returns its URL, and
-        the connection that keeps it open. Starts no engine. Raises typed errors."""
+        """Open a port of the owner's engine (see `server.figures.ListenerRequest`).
+
+        Returns its URL, and the connection that keeps it open. Starts no engine. Raises typed
+        errors."""
         stream = self._opened().lines("POST", "/v1/listener", json.dumps(request).encode())
         if not (url := last_try(stream.first)):
             raise EngineDied("the engine ended before it opened a port")
