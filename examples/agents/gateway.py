@@ -17,7 +17,7 @@ from answering import Answering
 
 from mlx_provider.client.connection import Connections
 from mlx_provider.client.generation import EngineClient
-from mlx_provider.client.stream_connection import parse_figures
+from mlx_provider.client.messages import parse_figures
 from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.engine import end_engine
 from mlx_provider.gateway.proxy import Proxy, start_proxy

@@ -255,7 +255,7 @@ def _describe(health: Health, other: list[str], api_base: str | None = None) -> 
     lines = [
         f"process {health.pid}: mlx-provider {health.version} on {health.device}",
         f"BLAS: {health.blas}",
-        f"requests: {health.running} run, {health.queued} wait",
+        f"requests: {health.running} running, {health.queued} waiting",
         f"memory: {health.active_memory / 2**20:.0f} MiB",
         f"log: {log}",
     ]

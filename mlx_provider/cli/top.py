@@ -47,10 +47,10 @@ OWNER_STYLES = {
     "pool": "bright_black",
 }
 REASONS = {
-    "": "cached as far as it is stored",
-    "cold": "nothing stored begins like it",
-    "diverged": "left what is stored",
-    "no_state": "a pass cannot go on from there",
+    "": "all of the stored prefix cached",
+    "cold": "no stored prefix",
+    "diverged": "differs from the stored prefix",
+    "no_state": "no state to resume from",
 }
 
 
@@ -101,7 +101,7 @@ def _lines(client: HttpClient, every: float) -> None:
 
 
 def _live(client: HttpClient, every: float) -> None:
-    from ..client.stream_connection import parse_figures
+    from ..client.messages import parse_figures
     from ..errors import EngineDied
 
     console = Console(highlight=False)
@@ -130,7 +130,7 @@ def _head(figures: Figures) -> Text:
     return Text.assemble(
         (f"mlx-provider {figures.version}", "bold"),
         f" · {plain(figures.device)} · process {figures.pid}\n",
-        (f"{len(figures.requests) - waiting} run, {waiting} wait", "bold"),
+        (f"{len(figures.requests) - waiting} running, {waiting} waiting", "bold"),
         f" · decode {decoded:.0f} tok/s · prefill {prefilled:.0f} tok/s",
     )
 
@@ -141,9 +141,9 @@ def _quiet() -> Text:
 
 def _memory(memory: MemoryFigures) -> Text:
     owners = memory.owners()
-    held = sum(owners.values())
+    total = sum(owners.values())
     bar, legend = Text("memory  "), Text("        ")
-    whole, used = max(memory.limit, held, 1), 0
+    whole, used = max(memory.limit, total, 1), 0
     for owner, style in OWNER_STYLES.items():
         if nbytes := owners[owner]:
             width = max(1, round(BAR * nbytes / whole))
@@ -152,7 +152,7 @@ def _memory(memory: MemoryFigures) -> Text:
             name = owner.replace("_", " ")
             legend.append("■ ", style=style).append(f"{name} {size(nbytes)}  ")
     bar.append("░" * max(0, BAR - used), style="dim")
-    bar.append(f"  {size(held)} of {size(memory.limit)}, {size(memory.active)} on the device\n")
+    bar.append(f"  {size(total)} of {size(memory.limit)}, {size(memory.active)} on the device\n")
     return bar.append_text(legend)
 
 
@@ -201,8 +201,8 @@ def _engine(engine: EngineFigures) -> Text:
     kind = f" ({engine.kind})" if engine.kind else ""
     summary = Text.assemble(
         (plain(f"{engine.model}{kind}"), "bold"),
-        f"  {engine.rows} rows, {engine.queued} wait · {engine.layout}"
-        f"{', prompts in their pass' if engine.mixes else ''}",
+        f"  {engine.rows} rows, {engine.queued} waiting · {engine.layout}"
+        f"{', mixed passes' if engine.mixes else ''}",
     )
     if engine.steps:
         summary.append(f"\n  steps  {_milli(engine.step_median)} median, ")
@@ -213,7 +213,7 @@ def _engine(engine: EngineFigures) -> Text:
         summary.append(f"\n  drafts {engine.drafter}: {engine.accepted_tokens} of ")
         summary.append(f"{engine.drafted_tokens} accepted ({share:.0%})")
     if engine.ahead_tokens:
-        summary.append(f"\n  {engine.ahead_tokens} prompt tokens computed while tools ran")
+        summary.append(f"\n  {engine.ahead_tokens} prompt tokens prefilled in the background")
     return summary
 
 
@@ -241,7 +241,7 @@ def _cache(cache: PrefixCacheFigures) -> Text:
         summary.append(
             f"  {node.hits} hit{'' if node.hits == 1 else 's'}, {size(node.bytes)}", style="dim"
         )
-        summary.append("" if node.resumable else ", no state at its end", style="dim")
+        summary.append("" if node.resumable else ", no state to resume from", style="dim")
     if cache.nodes > TREE:
         summary.append(f"\n  and {cache.nodes - min(TREE, len(cache.tree))} more", style="dim")
     for found in cache.recent[:MISSES]:
@@ -349,7 +349,7 @@ def metrics(
 def _serve(
     client: HttpClient, host: str, port: int, key_file: Path | None, *, keyless: bool
 ) -> None:
-    from ..client.stream_connection import is_loopback
+    from ..client.messages import is_loopback
     from ..config import engine_settings
     from ..server.access import Key, kept_key, own_key_file, own_names, read_key
     from ..server.listen import run_side_server

@@ -26,8 +26,8 @@ from ..protocol.requests import ModelRequest
 from ..upstream.blas import preload, require_mlx
 from .generation import EngineClient, Generation
 from .http import HttpClient
+from .messages import Address, parse_address
 from .runtime_folder import EngineLock, holder, identity, open_own_file, prepare
-from .stream_connection import Address, parse_address
 
 if TYPE_CHECKING:
     from ..serving.service import ChatService

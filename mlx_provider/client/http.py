@@ -5,30 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
-import httpx
-
 from .. import __version__
 from ..config import PREFIX
-from ..errors import EngineUnavailable, OtherProtocol
+from ..errors import EngineDied, EngineUnavailable, OtherProtocol
 from ..protocol.health import Figures, Health
 from ..protocol.requests import STARTS_ENGINES, GenerateRequest, ModelRequest
-from .control_connection import Attachment, ControlConnection, Held
 from .generation import Generation
+from .messages import Address, parse_figures, parse_health, request_body
 from .runtime_folder import OWN, PYTHON, differences, is_left_behind, summary
-from .stream_connection import (
-    Address,
-    Endpoint,
-    NotTaken,
-    last_try,
-    parse_figures,
-    parse_health,
-    patiently,
-    request_body,
-)
+from .transport import Attachment, LineStream, NotTaken, Transport, last_try, patiently
 
 T = TypeVar("T")
 
@@ -43,8 +33,7 @@ When = Literal["now", "idle", "alone"]
 
 
 class HttpClient:
-    """`EngineClient` over HTTP. One thread watches the connection that detects the end of either
-    side.
+    """`EngineClient` over HTTP.
 
     Safe from any thread and across `fork`: a child opens its own connections. `submit`, `health`
     and similar methods block; reading a `Generation` in an event loop does not."""
@@ -62,11 +51,10 @@ class HttpClient:
         self._identity = identity
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         headers |= dict([STARTS_ENGINES]) if start else {}
-        # loading the certificate store takes 20 ms
-        tls = httpx.create_ssl_context() if address.url.startswith("https:") else None
-        self._endpoint = Endpoint(address, headers, tls)
+        self._address, self._headers = address, headers
         self._start = start
-        self._control = ControlConnection(self._endpoint)
+        self._lock = threading.Lock()
+        self._transport: Transport | None = None
         forked = weakref.WeakMethod(self._forked)
         os.register_at_fork(after_in_child=lambda: (method := forked()) and method())
 
@@ -74,12 +62,12 @@ class HttpClient:
         """Raises the engine's typed error, `EngineUnavailable` if no engine can be reached or
         started, `EngineDied` if it ended in the meantime."""
         body = request_body(request)
-        return patiently(lambda: self._sent(lambda control: control.send(request.path, body)))
+        return patiently(lambda: self._sent(lambda transport: transport.send(request.path, body)))
 
     def count(self, request: GenerateRequest) -> int:
         body = request_body(request)
         reply = patiently(
-            lambda: self._sent(lambda control: control.ask("POST", "/v1/count", body=body))
+            lambda: self._sent(lambda transport: transport.ask("POST", "/v1/count", body=body))
         )
         return int(json.loads(reply)["prompt_tokens"])
 
@@ -96,7 +84,7 @@ class HttpClient:
     def watch(self, every: float) -> Iterator[bytes]:
         """A line of JSON every `every` seconds until the engine ends, see `parse_figures`.
         Starts none. Reading raises typed errors, `EngineDied` if the stream is cut off."""
-        return self._control.lines(f"/v1/figures?stream={every:g}")
+        return iter(self._opened().lines("GET", f"/v1/figures?stream={every:g}"))
 
     def cache_report(self) -> dict[str, Any]:
         report: dict[str, Any] = json.loads(self._ask("GET", "/cache"))
@@ -109,57 +97,69 @@ class HttpClient:
         """Returns whether it ends at once. Starts no engine. Raises `EngineUnavailable` if none
         runs."""
         self.health()
-        return _gives_way(self._control, reason, when)
+        return _ends(self._opened(), reason, when)
 
-    def open_door(self, request: Mapping[str, Any]) -> tuple[str, Held]:
-        """Open a port of the owner's engine (`server.figures.DoorRequest`). Returns its URL, and
-        the connection that keeps it open. Starts no engine. Raises typed errors."""
-        body = json.dumps(request).encode()
-        return last_try(lambda: self._control.open_door(body))
+    def open_listener(self, request: Mapping[str, Any]) -> tuple[str, LineStream]:
+        """Open a port of the owner's engine (see `server.figures.ListenerRequest`).
+
+        Returns its URL, and the connection that keeps it open. Starts no engine. Raises typed
+        errors."""
+        stream = self._opened().lines("POST", "/v1/listener", json.dumps(request).encode())
+        if not (url := last_try(stream.first)):
+            raise EngineDied("the engine ended before it opened a port")
+        return url.decode(), stream
 
     def close(self) -> None:
         """Cancels running requests. A later call opens new connections."""
-        control, self._control = self._control, ControlConnection(self._endpoint)
-        control.close()
+        with self._lock:
+            transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close()
 
-    def _sent(self, send: Callable[[ControlConnection], T]) -> T:
-        control = self._control
-        attachment = self._attached(control)
+    def _opened(self) -> Transport:
+        with self._lock:
+            if self._transport is None:
+                self._transport = Transport(self._address, self._headers)
+            return self._transport
+
+    def _sent(self, send: Callable[[Transport], T]) -> T:
+        transport = self._opened()
+        attachment = self._attached(transport)
         try:
-            return send(control)
+            return send(transport)
         except NotTaken:
-            attachment.end()
+            attachment.stream.close()
             raise
 
-    def _attached(self, control: ControlConnection) -> Attachment:
-        with control.attaching:
-            if control.attachment is not None and not control.attachment.gone.is_set():
-                return control.attachment
+    def _attached(self, transport: Transport) -> Attachment:
+        with transport.attaching:
+            if transport.attachment is not None and not transport.attachment.stream.ended.is_set():
+                return transport.attachment
             if self._start is None:
-                return last_try(control.attach)
+                return last_try(transport.attach)
             try:
-                attachment = control.attach()
+                attachment = transport.attach()
             except NotTaken:
-                return self._started(control, self._start)
+                return self._started(transport, self._start)
             except OtherProtocol as error:
-                if is_left_behind() or not _gives_way(control, error.message, "idle"):
+                if is_left_behind() or not _ends(transport, error.message, "idle"):
                     raise
-                return self._started(control, self._start)
-            return self._up_to_date(control, attachment, self._start)
+                return self._started(transport, self._start)
+            return self._up_to_date(transport, attachment, self._start)
 
     def _started(
-        self, control: ControlConnection, start: Callable[[], None], ending: int | None = None
+        self, transport: Transport, start: Callable[[], None], ending: int | None = None
     ) -> Attachment:
         """`ending`: the process that it replaces, which listens a little longer."""
 
         def attached() -> Attachment:
             start()
             try:
-                attachment = control.attach()
+                attachment = transport.attach()
             except OtherProtocol as error:
                 raise NotTaken(error) from None
             if attachment.health.pid == ending:
-                attachment.end()
+                attachment.stream.close()
                 raise NotTaken(EngineUnavailable(f"engine process {ending} does not end"))
             return attachment
 
@@ -169,7 +169,7 @@ class HttpClient:
         return attachment
 
     def _up_to_date(
-        self, control: ControlConnection, attachment: Attachment, start: Callable[[], None]
+        self, transport: Transport, attachment: Attachment, start: Callable[[], None]
     ) -> Attachment:
         """The engine, or a new one if it is out of date and serves no other client. Raises
         `EngineUnavailable` if one of another version continues."""
@@ -183,9 +183,9 @@ class HttpClient:
             raise _other_version(attachment, LEFT_BEHIND)
         # other clients may need another Python or other settings as much as this one
         newer = OWN in changed and PYTHON not in changed
-        if _gives_way(control, summary(changed), "idle" if newer else "alone"):
-            attachment.end()
-            return self._started(control, start, health.pid)
+        if _ends(transport, summary(changed), "idle" if newer else "alone"):
+            attachment.stream.close()
+            return self._started(transport, start, health.pid)
         if OWN in changed:
             raise _other_version(attachment, LATER if newer else APART)
         log.warning(
@@ -196,14 +196,14 @@ class HttpClient:
         return attachment
 
     def _ask(self, method: str, path: str, ok: tuple[int, ...] = (200,)) -> bytes:
-        return last_try(lambda: self._control.ask(method, path, ok))
+        return last_try(lambda: self._opened().ask(method, path, ok))
 
     def _forked(self) -> None:
-        self._control = ControlConnection(self._endpoint)
+        self._lock, self._transport = threading.Lock(), None
 
 
 def _other_version(attachment: Attachment, remedy: str) -> EngineUnavailable:
-    attachment.end()
+    attachment.stream.close()
     health = attachment.health
     return EngineUnavailable(
         f"the running engine (process {health.pid}) is mlx-provider {health.version}, this client "
@@ -211,9 +211,9 @@ def _other_version(attachment: Attachment, remedy: str) -> EngineUnavailable:
     )
 
 
-def _gives_way(control: ControlConnection, reason: str, when: When) -> bool:
+def _ends(transport: Transport, reason: str, when: When) -> bool:
     body = json.dumps({"reason": reason[:10_000], "when": when}).encode()
     try:
-        return bool(json.loads(control.ask("POST", "/v1/stop", body=body))["ends"])
+        return bool(json.loads(transport.ask("POST", "/v1/stop", body=body))["ends"])
     except (NotTaken, EngineUnavailable):  # it has ended, or its version lacks the request
         return False

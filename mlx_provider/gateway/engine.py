@@ -19,8 +19,8 @@ from typing import Any, TextIO
 from ..client.connection import TRANSPORT, Connections
 from ..client.generation import EngineClient
 from ..client.http import HttpClient
+from ..client.messages import Address
 from ..client.runtime_folder import EngineLock
-from ..client.stream_connection import Address
 from ..config import PREFIX, runtime
 from ..errors import EngineUnavailable, MLXProviderError
 from ..protocol.events import Done, Failed, Usage
@@ -329,8 +329,8 @@ def open_listener(served: Served, engine: EngineClient, ending: ExitStack, tell:
     with show_load(engine.figures, tell):
         warm_up(engine, served.model, served.options().get("context_length"))
     wanted = {"key": key, "model": served.model, "max_tokens": served.output}
-    url, held = engine.open_door(wanted | {"options": served.options()})
-    ending.callback(held.end)
+    url, stream = engine.open_listener(wanted | {"options": served.options()})
+    ending.callback(stream.close)
     tell("engine", f"{_engine_line(engine, served)}, {time.monotonic() - begun:.1f} s")
     return Listener(url, key)
 

@@ -26,7 +26,7 @@ from ..serving.hub import on_this_machine
 from ..wire.openai.answer import error_body
 from ..wire.routes import AGENTS, GENERATE, ROUTES
 from .access import Gate, Key, OperatorsAlone, error_response, is_named, key_of, own_names
-from .figures import Door, DoorRequest, FiguresRoute
+from .figures import FiguresRoute, ListenerRequest, ListenerRoute
 from .generate import Count, Generate, Reader, foreign, own
 from .handover import Activity, Handover, OutOfDate
 from .incoming import NDJSON, Bodies, Incoming
@@ -70,7 +70,7 @@ class EngineApp:
         self.stopping = anyio.Event()
         """Set at the end of the process: attached clients are disconnected, requests are
         refused."""
-        self.door = Door(self._behind_door, self.stopping)
+        self.listener = ListenerRoute(self._agents_app, self.stopping)
         self.asgi = Starlette(
             routes=self._routes(remote=bool(keys)),
             middleware=[Middleware(Gate, keys=keys, hosts=hosts)] if keys else [],
@@ -80,7 +80,7 @@ class EngineApp:
     def _routes(self, *, remote: bool) -> list[Route]:
         owners = [
             Route("/v1/stop", self.handover.__call__, methods=["POST"]),
-            Route("/v1/door", self.door.__call__, methods=["POST"]),
+            Route("/v1/listener", self.listener.__call__, methods=["POST"]),
         ]
         incoming = self._incoming(_sender if remote else lambda scope, tenant: {})
         return [
@@ -137,7 +137,7 @@ class EngineApp:
             Route("/v1/models/{model:path}", self._model),
         ]
 
-    def _behind_door(self, asked: DoorRequest) -> ASGIApp:
+    def _agents_app(self, asked: ListenerRequest) -> ASGIApp:
         """For the agent, every model name means the listener's model."""
         incoming = self._incoming(lambda scope, tenant: asked.fields())
         keys = (Key(asked.key, f"agent {token_hex(4)}"),)

@@ -1,6 +1,6 @@
 """Routes that can last as long as their reader. `GET /v1/figures`: live statistics of the engine,
-once or as a stream. `POST /v1/door` on the owner's socket: a listener on loopback with its own key
-for one agent, which closes with that connection, so with the program that asked for it."""
+once or as a stream. `POST /v1/listener` on the owner's socket: a listener on loopback with its own
+key for one agent, which closes with that connection, so with the program that asked for it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _seconds(given: str) -> float:
     )
 
 
-class DoorRequest(BaseModel):
+class ListenerRequest(BaseModel):
     """Key of the agent, and fields that each of its requests gets."""
 
     model_config = ConfigDict(extra="forbid")
@@ -103,16 +103,16 @@ class DoorRequest(BaseModel):
 
 
 @dataclass(frozen=True)
-class OpenDoor:
+class OpenListener:
     url: str
     close: Callable[[], None]
     """Ends its connections, too."""
 
 
-class Door:
-    def __init__(self, app: Callable[[DoorRequest], ASGIApp], stopping: anyio.Event) -> None:
+class ListenerRoute:
+    def __init__(self, app: Callable[[ListenerRequest], ASGIApp], stopping: anyio.Event) -> None:
         """`app`: serves the requests of a listener."""
-        self.listen: Callable[[ASGIApp], Awaitable[OpenDoor]]
+        self.listen: Callable[[ASGIApp], Awaitable[OpenListener]]
         """Set by the server that runs the engine."""
         self._app = app
         self._stopping = stopping
@@ -120,18 +120,18 @@ class Door:
     async def __call__(self, request: Request) -> Response:
         """A line with the URL; then empty lines while the listener is open."""
         try:
-            asked = DoorRequest.model_validate_json(await request.body())
+            asked = ListenerRequest.model_validate_json(await request.body())
         except ValidationError as error:
             raise BadRequest(f"body: {error.errors()[0]['msg']}") from None
         return StreamingResponse(self._open(asked), media_type=NDJSON)
 
-    async def _open(self, asked: DoorRequest) -> AsyncIterator[bytes]:
-        door = await self.listen(self._app(asked))
+    async def _open(self, asked: ListenerRequest) -> AsyncIterator[bytes]:
+        opened = await self.listen(self._app(asked))
         try:
-            yield door.url.encode() + b"\n"
+            yield opened.url.encode() + b"\n"
             while not self._stopping.is_set():
                 with anyio.move_on_after(HEARTBEAT):
                     await self._stopping.wait()
                 yield b"\n"
         finally:
-            door.close()
+            opened.close()

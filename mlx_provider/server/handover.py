@@ -62,12 +62,6 @@ class Activity:
             self._since = time.monotonic()
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Count a body while it is read: that may take longer than the idle limit."""
-        with self.attached():
-            yield
-
-    @contextmanager
     def serving(self, queue: EventQueue, owner: str = "") -> Iterator[None]:
         self._open[queue] = owner
         try:

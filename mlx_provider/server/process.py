@@ -29,7 +29,7 @@ from ..errors import EngineUnavailable
 from ..protocol.event_queue import Put
 from .app import EngineApp
 from .connections import ConnectionLimits, WatchedProtocol, WatchedState, accepted_at_once
-from .figures import OpenDoor
+from .figures import OpenListener
 from .listen import BACKLOG, Listener, listen_tcp
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class EngineServer(uvicorn.Server):
         self._drain = drain
         self._hurry = False
         app.handover.stop = self._stop
-        app.door.listen = self._listen
+        app.listener.listen = self._listen
 
     async def run_until_stopped(self, idle_limit: float | None) -> None:
         """Ends by a signal, after `idle_limit` seconds without clients, or by the loss of the
@@ -160,7 +160,7 @@ class EngineServer(uvicorn.Server):
         self._listener.socket.listen(BACKLOG)
         self._ready()
 
-    async def _listen(self, app: ASGIApp) -> OpenDoor:
+    async def _listen(self, app: ASGIApp) -> OpenListener:
         """On a free loopback port, within the same limits."""
         config, made = _configured(app), WeakSet[WatchedProtocol]()
         config.load()
@@ -179,7 +179,7 @@ class EngineServer(uvicorn.Server):
                 if protocol.transport is not None:
                     protocol.transport.abort()
 
-        return OpenDoor(listener.address, close)
+        return OpenListener(listener.address, close)
 
     async def _drained(self) -> None:
         for _ in range(round(self._drain / DRAIN_POLL)):

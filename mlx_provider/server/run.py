@@ -145,8 +145,8 @@ def _serve_tcp(options: ServeOptions, settings: EngineSettings, build: BuildServ
     keys, place = engine_keys(options.api_key_file)
     listener = listen_tcp(host, port)
     names = own_names(host) | set(settings.allowed_hosts)
-    door = partial(EngineApp, keys=keys, hosts=names)
-    asyncio.run(_run(options, settings, build, None, lambda: listener, door, f" · key: {place}"))
+    app = partial(EngineApp, keys=keys, hosts=names)
+    asyncio.run(_run(options, settings, build, None, lambda: listener, app, f" · key: {place}"))
 
 
 def _lock(options: ServeOptions, here: Runtime) -> EngineLock:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from mlx_provider.cli.app import build
 from mlx_provider.client.http import HttpClient
-from mlx_provider.client.stream_connection import parse_address
+from mlx_provider.client.messages import parse_address
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.server.metrics_page import MetricsPage
 

@@ -1,4 +1,4 @@
-"""`mlx-provider top`, over HTTP, and its page's door."""
+"""`mlx-provider top`, over HTTP, and without one."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_once(engine: str) -> None:
     assert code == 0, shown
     for wanted in (
         "mlx-provider 1.2.3 · M9 · process 77",
-        "1 run, 1 wait · decode 12 tok/s",
+        "1 running, 1 waiting · decode 12 tok/s",
         "weights 4.0 GiB",
         "1000 (900 cached)",
         "[red]qwen",
@@ -139,7 +139,7 @@ def test_once(engine: str) -> None:
         "█ up to 512 tokens",
         "900 tokens from 0  3 hits",
         "and 19 more",
-        "900 of 1000  left what is stored at token 905",
+        "900 of 1000  differs from the stored prefix at token 905",
     ):
         assert wanted in shown, shown
     assert "\x1b" not in shown, "an id is no command for the terminal"

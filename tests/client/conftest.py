@@ -19,8 +19,8 @@ import pytest
 from mlx_provider.client.connection import LocalEngine
 from mlx_provider.client.generation import Generation
 from mlx_provider.client.http import HttpClient
+from mlx_provider.client.messages import Address
 from mlx_provider.client.runtime_folder import EngineLock
-from mlx_provider.client.stream_connection import Address
 from mlx_provider.config import EngineSettings, Runtime
 from mlx_provider.protocol.events import Delta, Done, Event, Failed
 from mlx_provider.protocol.requests import GenerateRequest

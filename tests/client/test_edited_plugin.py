@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mlx_provider.client.http import HttpClient
-from mlx_provider.client.stream_connection import Address
+from mlx_provider.client.messages import Address
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.protocol.events import Done
 from mlx_provider.protocol.requests import GenerateRequest

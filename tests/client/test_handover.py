@@ -11,8 +11,8 @@ import pytest
 from mlx_provider.client import http
 from mlx_provider.client import runtime_folder as identity_module
 from mlx_provider.client.http import HttpClient
+from mlx_provider.client.messages import Address
 from mlx_provider.client.runtime_folder import differences, identity, summary
-from mlx_provider.client.stream_connection import Address
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.protocol.requests import GenerateRequest
 

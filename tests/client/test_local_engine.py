@@ -24,7 +24,7 @@ RACER = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from mlx_provider.client.stream_connection import Address
+from mlx_provider.client.messages import Address
 from mlx_provider.client.http import HttpClient
 from mlx_provider.client.connection import LocalEngine
 from mlx_provider.config import Runtime

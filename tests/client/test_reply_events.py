@@ -1,4 +1,4 @@
-"""Who reads a reply reads its socket: over TLS, cut off anywhere, and in whatever thread."""
+"""Replies over TLS, cut off anywhere, and read in any thread."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.client.control_connection import ControlConnection
 from mlx_provider.client.generation import Generation
-from mlx_provider.client.stream_connection import Address, Endpoint, NotTaken
+from mlx_provider.client.messages import Address
+from mlx_provider.client.transport import NotTaken, Transport
 from mlx_provider.errors import EngineDied, EngineUnavailable
 from mlx_provider.protocol.events import EVENT_BATCH, Accepted, Delta, Done, Failed, Timings, Usage
 
@@ -98,9 +98,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def sent(url: str, tls: ssl.SSLContext | None = None, body: bytes = b"BODY") -> Generation:
-    endpoint = Endpoint(Address(url), {"authorization": "Bearer k"}, tls)
-    return ControlConnection(endpoint).send("/v1/generate", body)
+def sent(url: str, body: bytes = b"BODY") -> Generation:
+    return Transport(Address(url), {"authorization": "Bearer k"}).send("/v1/generate", body)
 
 
 def read(events: Any) -> list[Any]:
@@ -122,17 +121,16 @@ def said(events: list[Any]) -> str:
 
 
 @pytest.mark.parametrize("in_loop", [False, True])
-def test_over_tls(certificate: Path, in_loop: bool) -> None:
+def test_over_tls(certificate: Path, in_loop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     theirs.load_cert_chain(certificate)
-    ours = ssl.create_default_context(cafile=certificate)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     with engine(answering(WHOLE), theirs) as url:
-        generation = sent(url, ours)
+        generation = sent(url)
         found = asyncio.run(aread(generation)) if in_loop else read(generation)
     assert generation.accepted == ACCEPTED
     assert said(found) == TEXT
     assert found[-1] == DONE
-    assert generation._events._connection.fileno() < 0
 
 
 def test_a_stranger_at_the_address_is_not_talked_to(certificate: Path) -> None:
@@ -144,7 +142,7 @@ def test_a_stranger_at_the_address_is_not_talked_to(certificate: Path) -> None:
         engine(talked.append, theirs) as url,
         pytest.raises(NotTaken, match="CERTIFICATE_VERIFY_FAILED"),
     ):
-        sent(url, ssl.create_default_context())
+        sent(url)
     assert talked == []
 
 
@@ -203,8 +201,7 @@ def test_a_reader_in_a_thread_is_woken_by_close() -> None:
     with engine(wait) as url, ThreadPoolExecutor(1) as pool:
         generation = sent(url)
         reading = pool.submit(generation.get)
-        while not generation._events._reading:
-            time.sleep(0.001)
+        time.sleep(0.05)
         generation.close()
         try:
             [last] = reading.result(60)
@@ -224,4 +221,3 @@ def test_a_base_url_may_have_a_path() -> None:
     with engine(keep) as url:
         read(sent(url + "/engine"))
     assert asked[0].startswith(b"POST /engine/v1/generate HTTP/1.1\r\n")
-    assert b"\r\nconnection: close\r\n" in asked[0].lower()

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.client.generation import READ_AHEAD
-from mlx_provider.client.stream_connection import EventLines
+from mlx_provider.client.messages import LineBuffer
+from mlx_provider.client.transport import READ_AHEAD
 from mlx_provider.protocol.event_queue import JOINED, TAKEN, UNREAD_LIMIT, EventQueue, size
 from mlx_provider.protocol.events import EVENT_BATCH, Delta, Done, Failed, Finish, TokenLogprob
 from mlx_provider.protocol.events import ToolCallDelta as Call
@@ -62,18 +62,19 @@ async def test_a_slow_event_loop_gets_everything(client: Any, request_of: Any, t
 
 
 def test_an_unread_reply_ends_with_close_and_with_its_client(
-    client: Any, request_of: Any, read: Any
+    client: Any, request_of: Any, read: Any, wait_until: Any
 ) -> None:
     closed, dropped, left = (client.submit(request_of(UNREAD, id=i)) for i in ("c", "d", "l"))
-    sockets = [generation._events._connection for generation in (closed, dropped, left)]
+    tasks = client._opened()._calls
+    wait_until(lambda: len(tasks) == 4)  # three replies, and the connection that detects the end
     closed.close()
     del dropped
     gc.collect()
-    assert [one.fileno() < 0 for one in sockets] == [True, True, False]
+    wait_until(lambda: len(tasks) == 2)
     client.close()
     assert isinstance(read(closed)[-1], Failed)
     assert isinstance(read(left)[-1], Failed)
-    assert sockets[2].fileno() < 0
+    assert not tasks
 
 
 def test_an_unread_reply_outlives_neither_engine_nor_reader(
@@ -168,9 +169,11 @@ def test_pieces_of_a_call_are_joined() -> None:
 
 def test_a_long_line_costs_its_length_once() -> None:
     line = EVENT_BATCH.dump_json([Delta(content="x" * 2**24)]) + b"\n"
-    lines = EventLines()
+    lines = LineBuffer()
     began = time.process_time()
-    events = [each for at in range(0, len(line), 1024) for each in lines.feed(line[at : at + 1024])]
+    events = [
+        each for at in range(0, len(line), 1024) for each in lines.events(line[at : at + 1024])
+    ]
     assert time.process_time() - began < 20
     [event] = events
     assert isinstance(event, Delta)

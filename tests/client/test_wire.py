@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_provider.client.stream_connection import (
+from mlx_provider.client.messages import (
     Address,
-    EventLines,
+    LineBuffer,
     error_of,
     parse_address,
     parse_health,
@@ -22,8 +22,8 @@ from mlx_provider.protocol.events import EVENT_BATCH, Delta
 @given(st.lists(st.text(min_size=1), min_size=1), st.integers(1, 50))
 def test_events_do_not_depend_on_how_the_bytes_are_cut(texts: list[str], size: int) -> None:
     whole = b"".join(EVENT_BATCH.dump_json([Delta(content=text)]) + b"\n" for text in texts)
-    lines = EventLines()
-    events = [e for at in range(0, len(whole), size) for e in lines.feed(whole[at : at + size])]
+    lines = LineBuffer()
+    events = [e for at in range(0, len(whole), size) for e in lines.events(whole[at : at + size])]
     assert events == [Delta(content=text) for text in texts]
 
 

@@ -77,7 +77,7 @@ def test_a_client_reaches_its_api_and_leaves_nothing(
 
 
 def ask_until_closed(url: str) -> None:
-    """The engine closes a door when it notices that its owner has gone."""
+    """The engine closes a listener when it notices that its owner has gone."""
     for _ in range(1200):
         assert httpx.get(url, trust_env=False).status_code == 401
         time.sleep(0.05)

@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from mlx_provider.client.http import HttpClient
-from mlx_provider.client.stream_connection import parse_address
+from mlx_provider.client.messages import parse_address
 from mlx_provider.protocol.requests import GenerateRequest
 from tiny import build
 

@@ -19,7 +19,7 @@ import pytest
 from mlx_provider.client.connection import Connections
 from mlx_provider.client.generation import EngineClient
 from mlx_provider.client.http import HttpClient
-from mlx_provider.client.stream_connection import Address
+from mlx_provider.client.messages import Address
 from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.engine import end_engine, warm_up
 from mlx_provider.gateway.proxy import Proxy, start_proxy

@@ -15,7 +15,7 @@ import pytest
 
 from engine_process import EngineProcess, engine_process
 from mlx_provider.client.http import HttpClient
-from mlx_provider.client.stream_connection import Address
+from mlx_provider.client.messages import Address
 from mlx_provider.errors import BodyTooLarge
 from mlx_provider.protocol.requests import GenerateRequest
 

@@ -171,13 +171,13 @@ def test_attach_says_who_is_there_and_stays_open(engine: Any) -> None:
 
 
 KEY = "k" * 32
-DOOR = {"key": KEY, "model": "fake", "max_tokens": 5}
+LISTENER = {"key": KEY, "model": "fake", "max_tokens": 5}
 
 
 @pytest.fixture
-def door(engine: Any) -> Iterator[tuple[httpx.Client, httpx.Response]]:
-    """A client of the door, and the reply that holds it open."""
-    with engine.http.stream("POST", "/v1/door", json=DOOR) as held:
+def listener(engine: Any) -> Iterator[tuple[httpx.Client, httpx.Response]]:
+    """A client of the listener, and the reply that holds it open."""
+    with engine.http.stream("POST", "/v1/listener", json=LISTENER) as held:
         lines = held.iter_lines()  # httpx closes the reply of an iterator that is gone
         url = next(lines)
         headers = {"authorization": f"Bearer {KEY}"}
@@ -190,16 +190,16 @@ def asked(http: httpx.Client, said: str, **more: Any) -> httpx.Response:
     return http.post("/v1/chat/completions", json={"messages": messages, **more})
 
 
-def test_every_name_is_that_of_a_doors_model(door: Any) -> None:
-    http, _ = door
+def test_every_name_is_that_of_a_listeners_model(listener: Any) -> None:
+    http, _ = listener
     for name in ("fake", "gpt-x", "/etc", None):
         reply = asked(http, "count 1 0", model=name)
         assert reply.json()["model"] == "fake", reply.text
     assert http.get("/v1/models").json()["data"][0]["id"] == "fake"
 
 
-def test_a_door_needs_its_own_key(door: Any) -> None:
-    http, _ = door
+def test_a_listener_needs_its_own_key(listener: Any) -> None:
+    http, _ = listener
     for headers, status in (
         ({"authorization": "Bearer " + "l" * 32}, 401),
         ({"authorization": ""}, 401),
@@ -210,11 +210,11 @@ def test_a_door_needs_its_own_key(door: Any) -> None:
         assert (reply.status_code, reply.json()["type"]) == (status, "error")
 
 
-def test_nothing_of_the_owner_is_behind_a_door(door: Any) -> None:
-    http, _ = door
+def test_nothing_of_the_owner_is_behind_a_listener(listener: Any) -> None:
+    http, _ = listener
     for path in (
         "stop",
-        "door",
+        "listener",
         "generate",
         "embed",
         "embeddings",
@@ -227,8 +227,8 @@ def test_nothing_of_the_owner_is_behind_a_door(door: Any) -> None:
     assert http.delete("/cache").status_code == 404
 
 
-def test_a_door_closes_with_the_connection_that_opened_it(engine: Any, door: Any) -> None:
-    http, held = door
+def test_a_listener_closes_with_the_connection_that_opened_it(engine: Any, listener: Any) -> None:
+    http, held = listener
     body = {"messages": [{"role": "user", "content": "wait"}], "stream": True}
     with http.stream("POST", "/v1/chat/completions", json=body) as reply:
         held.close()
@@ -239,8 +239,8 @@ def test_a_door_closes_with_the_connection_that_opened_it(engine: Any, door: Any
         http.get("/v1/models")
 
 
-def test_a_wrong_request_for_a_door_is_refused_without_the_key(engine: Any) -> None:
+def test_a_wrong_request_for_a_listener_is_refused_without_the_key(engine: Any) -> None:
     for fault in ({"key": "short"}, {"key": KEY + " "}, {"more": 1}):
-        refused = engine.http.post("/v1/door", json=DOOR | fault)
+        refused = engine.http.post("/v1/listener", json=LISTENER | fault)
         assert refused.status_code == 400
         assert KEY not in refused.text

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from mlx_provider.client.http import HttpClient
-from mlx_provider.client.stream_connection import parse_address, parse_figures
+from mlx_provider.client.messages import parse_address, parse_figures
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.server.figures import STREAMS
 

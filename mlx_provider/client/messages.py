@@ -1,0 +1,118 @@
+"""What a client sends to an engine and reads from it: addresses, bodies, events and errors."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from dataclasses import dataclass
+
+import httpx
+from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
+
+from .. import __version__
+from ..errors import BadRequest, EngineUnavailable, MLXProviderError, OtherProtocol, Unauthorized
+from ..protocol.events import EVENT_BATCH, PROTOCOL_VERSION, ErrorBody, Event
+from ..protocol.health import Figures, Health
+from ..protocol.requests import ModelRequest
+
+
+@dataclass(frozen=True)
+class Address:
+    url: str
+    """For a unix socket only a label."""
+    socket: str | None = None
+
+    def __str__(self) -> str:
+        return f"unix:{self.socket}" if self.socket else self.url
+
+
+def parse_address(api_base: str) -> Address:
+    """A trailing `/v1` is ignored. Raises `BadRequest` that names the two forms."""
+    if api_base.startswith("unix:"):
+        path = api_base.removeprefix("unix:").removeprefix("//")
+        if path.startswith("/"):
+            return Address("http://engine", path)
+    else:
+        try:
+            url = httpx.URL(api_base)
+        except httpx.InvalidURL:
+            url = httpx.URL("")
+        if url.scheme in ("http", "https") and url.host:
+            return Address(api_base.rstrip("/").removesuffix("/v1").rstrip("/"))
+    raise BadRequest(
+        f"api_base {api_base!r} is neither http(s)://host:port nor unix:/path/to.sock",
+        param="api_base",
+    )
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def request_body(request: ModelRequest) -> bytes:
+    """Raises `BadRequest` if JSON cannot represent it."""
+    try:
+        return request.__pydantic_serializer__.to_json(request)  # no text beside the bytes
+    except (PydanticSerializationError, UnicodeEncodeError) as error:
+        raise BadRequest(f"the request cannot be written as JSON: {error}") from None
+
+
+class LineBuffer:
+    """Splits at newlines only: U+2028 and U+0085 are ordinary characters inside JSON text."""
+
+    def __init__(self) -> None:
+        self._begun: list[bytes] = []
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        *ends, rest = piece.split(b"\n")
+        if ends:
+            ends[0] = b"".join([*self._begun, ends[0]])
+            self._begun = []
+        self._begun.append(rest)
+        return ends
+
+    def events(self, piece: bytes) -> list[Event]:
+        """Events whose lines end in this piece. Raises pydantic's `ValidationError`."""
+        return [event for line in self.feed(piece) for event in EVENT_BATCH.validate_json(line)]
+
+
+def error_of(status: int, path: str, body: bytes) -> MLXProviderError:
+    try:
+        return ErrorBody.model_validate(json.loads(body)["error"]).exception()
+    except (ValueError, KeyError, TypeError):
+        message = f"{path} answered {status}: {body[:200]!r}"
+    if status == Unauthorized.status:
+        return Unauthorized(message)
+    return EngineUnavailable(f"no engine of mlx-provider: {message}")
+
+
+def parse_health(line: bytes) -> Health:
+    """Raises `EngineUnavailable` for another protocol."""
+    try:
+        fields = json.loads(line)
+        theirs = int(fields["protocol"])
+        version, pid = str(fields["version"]), int(fields["pid"])
+    except (ValueError, KeyError, TypeError):
+        raise EngineUnavailable(f"no engine of mlx-provider: it sent {line[:200]!r}") from None
+    if theirs != PROTOCOL_VERSION:
+        raise OtherProtocol(
+            f"the engine is mlx-provider {version} (protocol {theirs}), this client is "
+            f"{__version__} (protocol {PROTOCOL_VERSION}): end engine process {pid} "
+            "so that one of this version starts, or install the same version on both sides"
+        )
+    try:
+        return Health.model_validate(fields)
+    except ValidationError as error:
+        raise EngineUnavailable(f"the engine's state cannot be read: {error}") from None
+
+
+def parse_figures(line: bytes) -> Figures:
+    """Raises `EngineUnavailable` if it has no figures."""
+    try:
+        return Figures.model_validate_json(line)
+    except ValidationError as error:
+        raise EngineUnavailable(f"the engine's figures cannot be read: {error}") from None

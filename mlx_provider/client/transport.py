@@ -1,0 +1,312 @@
+"""Requests of one client to an engine, with httpx. A thread reads each reply, so that any thread or
+event loop may read its events.
+
+A request is sent again only if no running engine has accepted it: no process listens, the engine
+refuses because it is ending, or the connection is lost at once, before any answer. All other
+failures end the request."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import ValidationError
+
+from ..errors import EngineDied, EngineUnavailable, MLXProviderError, RequestFailed
+from ..protocol.event_queue import EventQueue
+from ..protocol.events import Accepted, Failed
+from ..protocol.health import Health
+from .generation import Generation
+from .messages import Address, LineBuffer, error_of, parse_health
+
+T = TypeVar("T")
+PAUSES = (0.0, 0.2, 1.0)
+"""Seconds before each further try."""
+GOING_DOWN = 0.25
+"""Seconds: a connection lost earlier, without an answer, means that the engine was ending."""
+CONNECT_SECONDS = 5.0
+"""Replies have no limit: a model may load for minutes."""
+FIRST_LINE_SECONDS = 60.0
+CLOSE_SECONDS = 5.0
+READ_AHEAD = 2**18
+"""Bytes of unread events above which a connection is not read; the engine then joins events."""
+READ_AGAIN_SECONDS = 0.005
+
+
+class NotTaken(Exception):
+    """The engine did not accept the request, which may be sent again."""
+
+    def __init__(self, error: EngineUnavailable) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def patiently(work: Callable[[], T]) -> T:
+    """Retry while an engine is ending (a few seconds)."""
+    for pause in PAUSES:
+        try:
+            return work()
+        except NotTaken:
+            time.sleep(pause)
+    return last_try(work)
+
+
+def last_try(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except NotTaken as failure:
+        raise failure.error from None
+
+
+class Call:
+    """One request, whose reply is read by a thread. It has its own connection: to end that is the
+    only way to cancel a request in HTTP/1.1."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self.thread: threading.Thread
+        self._pid = os.getpid()
+        self._socket: socket.socket | None = None
+
+    def cancel(self) -> None:
+        """Idempotent, never blocks, safe from any thread. Ignored in a forked child: the connection
+        belongs to its parent."""
+        if os.getpid() == self._pid:
+            self.cancelled = True
+            self._shut()
+
+    def trace(self, event: str, values: Mapping[str, Any]) -> None:
+        """httpx's `trace` extension, which has the connection before the reply begins."""
+        if event.endswith(("connect_unix_socket.complete", "connect_tcp.complete", "tls.complete")):
+            self._socket = values["return_value"].get_extra_info("socket")
+            if self.cancelled:
+                self._shut()
+
+    def _shut(self) -> None:
+        """Wakes the reading thread, which closes the socket. Not TLS's own `shutdown`, after which
+        that thread would read encrypted data."""
+        if self._socket is not None:
+            with suppress(OSError):  # the engine was first
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+
+class LineStream:
+    """Lines of a reply that lasts until one side ends it. Empty lines, which detect a lost
+    connection, are left out."""
+
+    def __init__(self) -> None:
+        self.call = Call()
+        self.close = self.call.cancel
+        self.ended = threading.Event()
+        self.lines: SimpleQueue[bytes | Exception] = SimpleQueue()
+
+    def first(self) -> bytes:
+        """Empty if there is none. Raises `NotTaken` if no process listens, and typed errors."""
+        try:
+            return self._line(FIRST_LINE_SECONDS)
+        except Empty:
+            self.close()
+            limit = f"the engine did not answer within {FIRST_LINE_SECONDS:g} s"
+            raise EngineUnavailable(limit) from None
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Raises typed errors."""
+        try:
+            while line := last_try(self._line):
+                yield line
+        finally:
+            self.close()
+
+    def _line(self, seconds: float | None = None) -> bytes:
+        line = self.lines.get(timeout=seconds)
+        if isinstance(line, Exception):
+            raise line
+        return line
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """The connection by which engine and client each detect the other's end. The engine counts its
+    client until it ends."""
+
+    stream: LineStream
+    health: Health
+
+
+class Transport:
+    """Public methods are safe from any thread."""
+
+    def __init__(self, address: Address, headers: Mapping[str, str]) -> None:
+        self.attaching = threading.Lock()
+        self.attachment: Attachment | None = None
+        self._address = address
+        self._closed = False
+        self._calls: set[Call] = set()
+        self._http = httpx.Client(
+            base_url=address.url,
+            headers={"content-type": "application/json", **headers},
+            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+            transport=httpx.HTTPTransport(
+                # loading the certificate store takes 20 ms
+                verify=httpx.create_ssl_context() if address.url.startswith("https:") else False,
+                uds=address.socket,
+                limits=httpx.Limits(max_keepalive_connections=0),
+                socket_options=None if address.socket else _keep_alive(),
+            ),
+        )
+
+    def attach(self) -> Attachment:
+        """Raises `NotTaken` if no process listens."""
+        stream = self.lines("GET", "/v1/attach")
+        try:
+            self.attachment = Attachment(stream, parse_health(stream.first()))
+        except MLXProviderError:
+            stream.close()
+            raise
+        return self.attachment
+
+    def send(self, path: str, body: bytes) -> Generation:
+        """Wait until the request is accepted. Raises typed errors and `NotTaken`."""
+        events, call = EventQueue(), Call()
+        accepted: Future[Accepted] = Future()
+        self._start(call, partial(self._generate, call, path, body, accepted, events))
+        try:
+            return Generation(accepted.result(), events, call.cancel)
+        except BaseException:
+            call.cancel()
+            raise
+
+    def ask(self, method: str, path: str, ok: tuple[int, ...] = (200,), body: bytes = b"") -> bytes:
+        """One short request. Raises typed errors and `NotTaken`."""
+        with self._response(Call(), method, path, body, ok) as response:
+            return response.read()
+
+    def lines(self, method: str, path: str, body: bytes = b"") -> LineStream:
+        stream = LineStream()
+        self._start(stream.call, partial(self._read_lines, stream, method, path, body))
+        return stream
+
+    def close(self) -> None:
+        """Ends every request. Idempotent."""
+        self._closed = True
+        calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        for call in calls:
+            call.thread.join(CLOSE_SECONDS)
+
+    def _start(self, call: Call, read: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                read()
+            finally:
+                self._calls.discard(call)
+
+        call.thread = threading.Thread(target=run, name="mlx-provider client", daemon=True)
+        self._calls.add(call)
+        call.thread.start()
+
+    def _cancelled(self) -> MLXProviderError:
+        if self._closed:
+            return EngineUnavailable("this client was closed")
+        return RequestFailed.cancelled()
+
+    def _generate(
+        self, call: Call, path: str, body: bytes, accepted: Future[Accepted], events: EventQueue
+    ) -> None:
+        lines = LineBuffer()
+        error: Exception | None = None
+        try:
+            with self._response(call, "POST", path, body) as response:
+                for piece in response.iter_raw():
+                    found = lines.events(piece)
+                    if found and not accepted.done():
+                        first = found.pop(0)
+                        if not isinstance(first, Accepted):
+                            break
+                        accepted.set_result(first)
+                    events.put(found)
+                    while events.unread > READ_AHEAD and not call.cancelled:
+                        time.sleep(READ_AGAIN_SECONDS)
+            error = EngineDied("the engine's reply ended before its last event")
+            if not accepted.done():
+                error = EngineUnavailable("the engine's first event is not 'accepted'")
+        except (MLXProviderError, NotTaken) as failure:
+            error = failure
+        finally:
+            error = error or self._cancelled()
+            if not accepted.done():
+                accepted.set_exception(error)
+            elif isinstance(error, MLXProviderError):
+                events.put([Failed.of(error)])  # ignored after the last event
+
+    def _read_lines(self, stream: LineStream, method: str, path: str, body: bytes) -> None:
+        lines = LineBuffer()
+        error: Exception | None = None
+        try:
+            with self._response(stream.call, method, path, body) as response:
+                for piece in response.iter_raw():
+                    for line in filter(None, lines.feed(piece)):
+                        stream.lines.put(line)
+            stream.lines.put(b"")
+        except (MLXProviderError, NotTaken) as failure:
+            error = failure
+        finally:
+            stream.ended.set()
+            stream.lines.put(error or self._cancelled())
+
+    @contextmanager
+    def _response(
+        self, call: Call, method: str, path: str, body: bytes, ok: tuple[int, ...] = (200,)
+    ) -> Iterator[httpx.Response]:
+        """A reply with one of the states `ok`. Raises typed errors and `NotTaken`."""
+        if self._closed:
+            raise self._cancelled()
+        began, answered, more = time.monotonic(), False, {"trace": call.trace}
+        try:
+            with self._http.stream(method, path, content=body, extensions=more) as response:
+                answered = True
+                if response.status_code not in ok:
+                    raise _refusal(error_of(response.status_code, path, response.read()))
+                yield response
+        except httpx.RequestError as error:
+            if call.cancelled:
+                raise self._cancelled() from None
+            if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+                message = f"no engine answers at {self._address}: {error}"
+                raise NotTaken(EngineUnavailable(message)) from None
+            died = EngineDied(f"the engine ended while it held this request: {error}")
+            if answered or time.monotonic() - began > GOING_DOWN:
+                raise died from None
+            raise NotTaken(died) from None
+        except ValidationError as error:
+            raise EngineUnavailable(f"the engine's events cannot be read: {error}") from None
+
+
+def _refusal(error: MLXProviderError) -> Exception:
+    """An ending engine uses exactly this class."""
+    return NotTaken(error) if type(error) is EngineUnavailable else error
+
+
+def _keep_alive() -> list[tuple[int, int, int]]:
+    """Detect within half a minute that the engine's machine has left the network."""
+    if sys.platform == "darwin":
+        idle = socket.TCP_KEEPALIVE
+    else:
+        idle = socket.TCP_KEEPIDLE
+    values = ((idle, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
+    return [
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        *((socket.IPPROTO_TCP, option, value) for option, value in values),
+    ]
