@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from ..errors import BadRequest, RequestTimedOut
+from ..errors import BadRequest, RequestTimedOut, wrong_part
 from ..invalid import shown
 from ..protocol.events import Finish
 from ..protocol.requests import EmbedRequest, GenerateRequest
@@ -198,7 +198,7 @@ class Call:
         params = dict(given.get("optional_params") or {})
         extra = params.pop("extra_body", None) or {}
         if not isinstance(extra, Mapping):
-            raise BadRequest("extra_body must be an object", param="extra_body")
+            raise wrong_part("extra_body", "must be an object")
         params.update(extra)
         return cls(
             model=decode_model(given["model"]),
