@@ -1,5 +1,7 @@
 """What the APIs of other servers share: a parsed request with the client's names of its parts,
-checks of the objects in it, and replies, streamed as server-sent events or whole."""
+checks of the objects in it, and replies, streamed as server-sent events or whole.
+
+Every function of these packages that reads a request raises `BadRequest` with the wrong part."""
 
 from __future__ import annotations
 

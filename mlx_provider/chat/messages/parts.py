@@ -59,7 +59,7 @@ def content_parts(
     message: Mapping[str, Any], path: str, *, in_tool_result: bool, notes: list[str] | None = None
 ) -> tuple[Part, ...]:
     """Text and media in order. `notes` gets a warning for each part that becomes text, because no
-    model can take it; `None`: such a part is refused. Raises `BadRequest` that names the part."""
+    model can take it; `None`: such a part is refused."""
     content = message.get("content")
     path = f"{path}.content"
     if content is None:
@@ -178,8 +178,7 @@ def _url(value: Any, path: str) -> str:
 
 
 def canonical_calls(message: Mapping[str, Any], path: str) -> tuple[dict[str, Any], ...]:
-    """`tool_calls` (or the older `function_call`) with `arguments` as a mapping. Raises
-    `BadRequest` that names the call."""
+    """`tool_calls` (or the older `function_call`) with `arguments` as a mapping."""
     calls = message.get("tool_calls")
     legacy = message.get("function_call")
     if calls is None and legacy is not None:
