@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from ..errors import BadRequest, RequestTimedOut
+from ..errors import BadRequest, RequestTimedOut, wrong_part
 from ..invalid import shown
 from ..protocol.events import Finish
 from ..protocol.requests import EmbedRequest, GenerateRequest
@@ -94,8 +94,7 @@ def carry_params(kwargs: dict[str, Any]) -> None:
 
 
 def carry_prompts(kwargs: dict[str, Any]) -> None:
-    """LiteLLM passes only texts here, no lists of token ids. Raises `BadRequest` for an invalid
-    prompt, to which LiteLLM would answer with a traceback."""
+    """LiteLLM passes only texts here, no lists of token ids."""
     prompts = prompt_list(kwargs.get("prompt"), "prompt")
     if not all(isinstance(each, str) for each in prompts):
         kwargs[PROMPTS], kwargs["prompt"] = prompts, ""
@@ -198,7 +197,7 @@ class Call:
         params = dict(given.get("optional_params") or {})
         extra = params.pop("extra_body", None) or {}
         if not isinstance(extra, Mapping):
-            raise BadRequest("extra_body must be an object", param="extra_body")
+            raise wrong_part("extra_body", "must be an object")
         params.update(extra)
         return cls(
             model=decode_model(given["model"]),
@@ -245,7 +244,6 @@ WITHOUT_EFFECT = dict.fromkeys(
 
 
 def answer_form(call: Call) -> AnswerForm:
-    """Raises `BadRequest` for a wrong `best_of`."""
     return AnswerForm.of(call.params, text=call.text_completion)
 
 
@@ -254,8 +252,7 @@ def client_names(call: Call) -> ClientNames:
 
 
 def generate_requests(call: Call) -> list[GenerateRequest]:
-    """One request, or one for each prompt of a text completion. Raises `BadRequest` that names the
-    parameter."""
+    """One request, or one for each prompt of a text completion."""
     values = dict(call.params)
     for name, carried in CARRIED.items():
         if carried in values:

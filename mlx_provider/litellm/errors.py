@@ -127,7 +127,7 @@ SERVED = frozenset(
 
 
 def check_served(call_type: Any) -> None:
-    """Raises `BadRequest` that names the kind of call. A kind that LiteLLM cannot name passes."""
+    """A kind that LiteLLM cannot name passes."""
     if call_type is not None and call_type not in SERVED:
         raise _refusal(_name(call_type.value))
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from ..chat.messages.foreign import foreign_text
 from ..chat.messages.normalise import typed_index
-from ..errors import BadRequest
+from ..errors import BadRequest, wrong_part
 from ..invalid import shown
 from ..wire.anthropic.request import (
     BLOCKS,
@@ -96,7 +96,7 @@ def check_shape(kwargs: Mapping[str, Any]) -> None:
     _check_list(kwargs.get("messages"), "messages")
     for index, message in enumerate(kwargs.get("messages") or []):
         if isinstance(message, Mapping):
-            _check_message(message, f"messages.{index}")
+            _check_message(message, f".{index}")
     _check_list(kwargs.get("tools"), "tools")
     for name in ("allowed_openai_params", "additional_drop_params"):
         _check(kwargs.get(name), name, "a list of texts", _is_names)
@@ -107,7 +107,7 @@ def check_shape(kwargs: Mapping[str, Any]) -> None:
 
 def _check(value: Any, name: str, demand: str, fits: Callable[[Any], bool]) -> None:
     if value is not None and not fits(value):
-        raise BadRequest(f"{name} must be {demand}, got {shown(value)}", param=name)
+        raise wrong_part(name, f"must be {demand}, got {shown(value)}")
 
 
 def _is_names(value: Any) -> bool:
@@ -126,30 +126,29 @@ def _check_list(items: Any, name: str) -> None:
     if items is None:
         return
     if not isinstance(items, list):
-        raise BadRequest(f"{name} must be a list, got {type(items).__name__}", param=name)
+        raise wrong_part(name, f"must be a list, got {type(items).__name__}")
     for index, item in enumerate(items):
         if not isinstance(item, Mapping | BaseModel):
             kind = type(item).__name__
-            raise BadRequest(f"{name}.{index} must be an object, got {kind}", param=name)
+            raise wrong_part(name, f"must be an object, got {kind}", f".{index}")
 
 
-def _check_message(message: Mapping[str, Any], where: str) -> None:
+def _check_message(message: Mapping[str, Any], at: str) -> None:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
-        raise BadRequest(f"{where}.role must be a text, got {shown(role)}", param="messages")
+        raise wrong_part("messages", f"must be a text, got {shown(role)}", f"{at}.role")
     if not isinstance(content, str | list | None):
         kind = type(content).__name__
-        raise BadRequest(f"{where}.content must be a text or a list, got {kind}", param="messages")
-    _check_list(message.get("tool_calls"), f"{where}.tool_calls")
+        raise wrong_part("messages", f"must be a text or a list, got {kind}", f"{at}.content")
+    _check_list(message.get("tool_calls"), f"messages{at}.tool_calls")
     for index, part in enumerate(content if isinstance(content, list) else []):
+        place = f"{at}.content.{index}"
         if not isinstance(part, Mapping):
-            raise BadRequest(f"{where}.content.{index} must be an object", param="messages")
+            raise wrong_part("messages", "must be an object", place)
         if role == "user" and part.get("type") not in ValidUserMessageContentTypes:
-            raise BadRequest(
-                f"{where}.content.{index}: unknown type {shown(part.get('type'))}, "
-                f"known are {', '.join(ValidUserMessageContentTypes)}",
-                param="messages",
-            )
+            known = ", ".join(ValidUserMessageContentTypes)
+            unknown = f"unknown type {shown(part.get('type'))}, known are {known}"
+            raise wrong_part("messages", unknown, f"{place}:")
 
 
 # -- /v1/responses

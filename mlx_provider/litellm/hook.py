@@ -13,7 +13,7 @@ from litellm.integrations.custom_logger import CustomLogger
 from litellm.proxy._types import ProxyException
 from litellm.types.utils import CallTypes
 
-from ..errors import BadRequest, ContextTooLong
+from ..errors import BadRequest, ContextTooLong, wrong_part
 from ..wire.openai.request import prompt_list
 from .call import (
     carry_params,
@@ -199,7 +199,7 @@ def _check_key(kwargs: dict[str, Any]) -> None:
     body = (kwargs.get("proxy_server_request") or {}).get("body") or {}
     replaced = "original_model_id" in (kwargs.get("model_info") or {})
     if body and replaced and not {"api_base", "base_url"} & set(body):
-        raise BadRequest("api_key cannot be sent: the operator sets the engine's", param="api_key")
+        raise wrong_part("api_key", "cannot be sent: the operator sets the engine's")
 
 
 def _check_kind(kwargs: dict[str, Any], call_type: Any) -> None:

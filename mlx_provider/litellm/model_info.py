@@ -52,8 +52,7 @@ def proxy_server() -> Any:
 
 def operator_options(litellm_params: Mapping[str, Any]) -> OperatorOptions:
     """From the config entry's `model_info`: `mlx: {kv_bits: 8}` or `mlx_kv_bits: 8`. Not from
-    `optional_params`, which a client's body overrides. Raises `BadRequest` that names the option
-    and its range."""
+    `optional_params`, which a client's body overrides."""
     info = litellm_params.get("model_info") or {}
     nested = info.get("mlx") or {}
     if not isinstance(nested, Mapping):

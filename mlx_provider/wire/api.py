@@ -1,5 +1,7 @@
 """What the APIs of other servers share: a parsed request with the client's names of its parts,
-checks of the objects in it, and replies, streamed as server-sent events or whole."""
+checks of the objects in it, and replies, streamed as server-sent events or whole.
+
+Every function of these packages that reads a request raises `BadRequest` with the wrong part."""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from ..errors import MLXProviderError, for_another, wrong_part
 from ..invalid import shown
 from ..protocol.event_queue import compacted
-from ..protocol.events import Accepted, Done, Event, Failed
+from ..protocol.events import Accepted, Delta, Done, Event, Failed
 from ..protocol.requests import ModelRequest
 
 T = TypeVar("T")
@@ -205,11 +207,42 @@ class Whole(ABC):
             raise last.error.exception()
         if isinstance(last, Done) or len(self._events) > MANY:
             self._events = compacted(self._events)
-        return self._body(self._events, last) if isinstance(last, Done) else None
+        return self._body(_without_broken(self._events), last) if isinstance(last, Done) else None
 
     @abstractmethod
     def _body(self, events: Sequence[Event], done: Done) -> dict[str, Any]:
         """The reply, from all its events."""
+
+
+def _without_broken(events: Sequence[Event]) -> list[Event]:
+    """Without calls that turned out to be malformed after their beginning was sent: text or another
+    call follows, and the content has all of their text."""
+    begun: dict[int, tuple[int, str]] = {}
+    """The last call of each choice, and its arguments so far."""
+    broken: set[tuple[int, int]] = set()
+    for delta in (event for event in events if isinstance(event, Delta)):
+        text = [(-1, "{}")] if delta.content or delta.reasoning else []
+        for index, piece in [*text, *((call.index, call.arguments) for call in delta.tool_calls)]:
+            last, arguments = begun.get(delta.index, (-1, "{}"))
+            if index != last and not _is_json(arguments):
+                broken.add((delta.index, last))
+            begun[delta.index] = index, arguments + piece if index == last >= 0 else piece
+    return [_without_calls(event, broken) if broken else event for event in events]
+
+
+def _without_calls(event: Event, broken: Collection[tuple[int, int]]) -> Event:
+    if not isinstance(event, Delta):
+        return event
+    calls = [call for call in event.tool_calls if (event.index, call.index) not in broken]
+    return event.model_copy(update={"tool_calls": calls})
+
+
+def _is_json(text: str) -> bool:
+    try:
+        from_json(text)
+    except ValueError:
+        return False
+    return True
 
 
 class Reply(Protocol):

@@ -25,6 +25,11 @@ from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.testing.scripted import Call, Step, script
 from mlx_provider.wire.anthropic.request import chat_messages, message_request
 from mlx_provider.wire.anthropic.routes import Whole
+from mlx_provider.wire.openai import answer as openai
+from mlx_provider.wire.openai.request import AnswerForm
+from mlx_provider.wire.responses import reply as responses
+from mlx_provider.wire.responses.conversation import ChatTools
+from mlx_provider.wire.responses.reply import echo_of
 
 TOOL: dict[str, Any] = {
     "name": "look",
@@ -288,6 +293,21 @@ DONE = Done(
 def test_the_reason_of_a_reply_that_is_cut(wanted: int, reason: str) -> None:
     body = json.loads(Whole(ACCEPTED, wanted).feed([ACCEPTED, Finish(reason="length"), DONE]))
     assert (body["stop_reason"], body["content"]) == (reason, [])
+
+
+def test_a_malformed_call_whose_text_follows_is_no_half_call() -> None:
+    """As of a tagged call that names a parameter twice: a stream has sent its beginning."""
+    half = ToolCallDelta(index=0, id="c", name="f", arguments='{"a": "b"')
+    good = ToolCallDelta(index=1, id="d", name="g", arguments='{"a": 1}')
+    text = Delta(content="<f><a>b</a><a>c</a></f>")
+    events = [ACCEPTED, Delta(tool_calls=[half]), text, Delta(tool_calls=[good]), DONE]
+    chat = openai.Whole(ACCEPTED, AnswerForm()).body(events)["choices"][0]["message"]
+    assert [call["function"]["arguments"] for call in chat["tool_calls"]] == ['{"a": 1}']
+    assert chat["content"] == text.content
+    message = Whole(ACCEPTED, 5).body(events)["content"]
+    assert [block["type"] for block in message] == ["text", "tool_use"]
+    response = responses.Whole(ACCEPTED, ChatTools(), echo_of({})).body(events)["output"]
+    assert [item["type"] for item in response] == ["message", "function_call"]
 
 
 def test_blocks_follow_the_order_of_the_events() -> None:

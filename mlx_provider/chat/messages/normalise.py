@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...errors import BadRequest
+from ...errors import wrong_part
 from .parts import MediaRef, Part, canonical_calls, check_arguments, content_parts, reasoning_text
 from .turns import BLANK_LINE, Turn, join, place_results
 
@@ -75,9 +75,9 @@ def normalise(
     Raises `BadRequest` that names the part.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
-        raise BadRequest("messages must be a list of messages", param="messages")
+        raise wrong_part("messages", "must be a list of messages")
     if not messages:
-        raise BadRequest("messages is empty; send at least one message", param="messages")
+        raise wrong_part("messages", "is empty; send at least one message")
     check_arguments(messages)
     notes: list[str] = []
     typed = typed_index(messages)
@@ -86,7 +86,7 @@ def normalise(
     )
     turns = [turn for turn in read if turn]
     if not turns:
-        raise BadRequest("messages holds no text; send at least one message", param="messages")
+        raise wrong_part("messages", "holds no text; send at least one message")
     if about_tools:
         at = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
         turns.insert(at, Turn("system", (about_tools,)))
@@ -115,21 +115,18 @@ def _taken(turns: Sequence[Turn], taken: MediaSupport) -> tuple[list[Turn], tupl
 
 
 def _shown(parts: Sequence[Part], taken: MediaSupport) -> list[Part]:
+    """A replacement joins the texts beside it."""
     shown: list[Part] = []
-    apart = True
+    joins = False
     for part in parts:
         omitted = taken.text(part) if isinstance(part, MediaRef) else None
         text = part if omitted is None else omitted
-        if (
-            shown
-            and (omitted is not None or not apart)
-            and isinstance(shown[-1], str)
-            and isinstance(text, str)
-        ):
+        joins |= omitted is not None
+        if joins and shown and isinstance(shown[-1], str) and isinstance(text, str):
             shown[-1] += BLANK_LINE + text
         else:
             shown.append(text)
-        apart = omitted is None
+        joins = omitted is not None
     return shown
 
 
@@ -144,14 +141,11 @@ def typed_index(messages: Sequence[Any]) -> int | None:
 def _read(message: Mapping[str, Any], path: str, notes: list[str] | None) -> Turn | None:
     """`None`: a system message without content. `notes`: see `content_parts`."""
     if not isinstance(message, Mapping):
-        raise BadRequest(f"{path} must be an object with `role` and `content`", param=path)
+        raise wrong_part(path, "must be an object with `role` and `content`")
     role = ROLES.get(message["role"]) if isinstance(message.get("role"), str) else None
     if role is None:
-        known = ", ".join(ROLES)
-        raise BadRequest(
-            f"{path}.role is {message.get('role')!r}; it must be one of {known}",
-            param=f"{path}.role",
-        )
+        known = f"it must be one of {', '.join(ROLES)}"
+        raise wrong_part(f"{path}.role", f"is {message.get('role')!r}; {known}")
     notes = None if role == "system" else notes
     parts = content_parts(message, path, in_tool_result=role == "tool", notes=notes)
     if role == "system":
@@ -175,7 +169,7 @@ def _read(message: Mapping[str, Any], path: str, notes: list[str] | None) -> Tur
 def _optional_text(message: Mapping[str, Any], key: str, path: str) -> str | None:
     value = message.get(key)
     if value is not None and not isinstance(value, str):
-        raise BadRequest(f"{path}.{key} must be a string", param=f"{path}.{key}")
+        raise wrong_part(f"{path}.{key}", "must be a string")
     return value
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ...bounds import MAX_VALUES, Values
-from ...errors import BadRequest
+from ...errors import BadRequest, wrong_part
 from .foreign import foreign_text
 
 MediaKind = Literal["image", "video", "audio"]
@@ -59,7 +59,7 @@ def content_parts(
     message: Mapping[str, Any], path: str, *, in_tool_result: bool, notes: list[str] | None = None
 ) -> tuple[Part, ...]:
     """Text and media in order. `notes` gets a warning for each part that becomes text, because no
-    model can take it; `None`: such a part is refused. Raises `BadRequest` that names the part."""
+    model can take it; `None`: such a part is refused."""
     content = message.get("content")
     path = f"{path}.content"
     if content is None:
@@ -70,7 +70,7 @@ def content_parts(
     if isinstance(content, Mapping):
         content = [content]
     if not isinstance(content, Sequence):
-        raise BadRequest(f"{path} must be a string, a list of parts or null", param=path)
+        raise wrong_part(path, "must be a string, a list of parts or null")
     parts = [
         _part_or_text(part, f"{path}[{i}]", in_tool_result, notes)
         for i, part in enumerate(content)
@@ -115,7 +115,7 @@ def _part(part: Any, path: str, in_tool_result: bool) -> Part:
     if isinstance(part, str):
         return part
     if not isinstance(part, Mapping):
-        raise BadRequest(f"{path} must be an object with a `type`", param=path)
+        raise wrong_part(path, "must be an object with a `type`")
     kind = part.get("type")
     if isinstance(kind, str) and kind in _TEXT:
         return _text(part, _TEXT[kind], path)
@@ -123,10 +123,8 @@ def _part(part: Any, path: str, in_tool_result: bool) -> Part:
         return f"[tool: {part.get('tool_name') or part.get('name') or ''}]"
     if isinstance(kind, str) and kind in _MEDIA:
         return _media(part, kind, path, in_tool_result)
-    raise BadRequest(
-        f"{path} is of type {kind!r}, which is not supported; send text or image_url parts",
-        param=path,
-    )
+    problem = "which is not supported; send text or image_url parts"
+    raise wrong_part(path, f"is of type {kind!r}, {problem}")
 
 
 def _text(part: Mapping[str, Any], key: str, path: str) -> str:
@@ -134,17 +132,15 @@ def _text(part: Mapping[str, Any], key: str, path: str) -> str:
     if text is None:
         return ""
     if not isinstance(text, str):
-        raise BadRequest(f"{path}.{key} must be a string", param=path)
+        raise wrong_part(path, "must be a string", f".{key}")
     return text
 
 
 def _media(part: Mapping[str, Any], word: str, path: str, in_tool_result: bool) -> MediaRef:
     kind = _MEDIA[word]
     if part.get("file_id"):
-        raise BadRequest(
-            f"{path} names an uploaded file, which is not supported; send a data: or https: URL",
-            param=path,
-        )
+        problem = "names an uploaded file, which is not supported"
+        raise wrong_part(path, f"{problem}; send a data: or https: URL")
     value, detail = _value(part, word, kind), part.get("detail")
     if isinstance(value, Mapping):
         detail = value.get("detail", detail)
@@ -177,13 +173,12 @@ def _url(value: Any, path: str) -> str:
             return f"data:{media_type};base64,{value['data']}"
         value = value.get("url")
     if not isinstance(value, str) or not value:
-        raise BadRequest(f"{path} holds no URL; send {{'url': 'data:...'}}", param=path)
+        raise wrong_part(path, "holds no URL; send {'url': 'data:...'}")
     return value
 
 
 def canonical_calls(message: Mapping[str, Any], path: str) -> tuple[dict[str, Any], ...]:
-    """`tool_calls` (or the older `function_call`) with `arguments` as a mapping. Raises
-    `BadRequest` that names the call."""
+    """`tool_calls` (or the older `function_call`) with `arguments` as a mapping."""
     calls = message.get("tool_calls")
     legacy = message.get("function_call")
     if calls is None and legacy is not None:
@@ -191,7 +186,7 @@ def canonical_calls(message: Mapping[str, Any], path: str) -> tuple[dict[str, An
     if calls is None:
         return ()
     if not isinstance(calls, (list, tuple)):
-        raise BadRequest(f"{path}.tool_calls must be a list", param=f"{path}.tool_calls")
+        raise wrong_part(f"{path}.tool_calls", "must be a list")
     return tuple(_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(calls))
 
 
@@ -203,10 +198,8 @@ def check_arguments(messages: Sequence[Any]) -> None:
             values.take_text(arguments)
             if values.count > MAX_VALUES:
                 path = f"messages[{i}]"
-                raise BadRequest(
-                    f"{path}: the arguments of tool calls hold more than {MAX_VALUES} JSON values",
-                    param=path,
-                )
+                many = f"hold more than {MAX_VALUES} JSON values"
+                raise BadRequest(f"{path}: the arguments of tool calls {many}", param=path)
 
 
 def _argument_texts(message: Any) -> Iterator[str]:
@@ -225,7 +218,7 @@ def _call(call: Any, path: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
-        raise BadRequest(f"{path} must hold `function` with a `name`", param=path)
+        raise wrong_part(path, "must hold `function` with a `name`")
     out: dict[str, Any] = {} if call.get("id") is None else {"id": call["id"]}
     out["type"] = "function"
     out["function"] = {"name": name, "arguments": arguments_mapping(function.get("arguments"))}

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 from ...errors import BadRequest
+from ...protocol.event_queue import joined
 from ...protocol.events import Delta
 from ..constraints.request import response_schema
 from .reply import Reply
@@ -96,15 +97,9 @@ class WholeReply:
 
 
 def put_together(deltas: Iterable[Delta], reason: str) -> WholeReply:
-    content = reasoning = ""
-    calls: dict[int, tuple[str, str]] = {}
-    for delta in deltas:
-        content += delta.content
-        reasoning += delta.reasoning
-        for piece in delta.tool_calls:
-            name, arguments = calls.get(piece.index, ("", ""))
-            calls[piece.index] = name + (piece.name or ""), arguments + piece.arguments
-    return WholeReply(content, reasoning, tuple(calls.values()), reason)
+    whole = joined([*deltas])
+    calls = tuple((call.name or "", call.arguments) for call in whole.tool_calls)
+    return WholeReply(whole.content, whole.reasoning, calls, reason)
 
 
 def read_chunks(chunks: Iterable[str], **formats: Any) -> WholeReply:

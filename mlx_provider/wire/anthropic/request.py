@@ -28,7 +28,6 @@ IMAGE_SOURCES = {"base64": "data", "url": "url"}
 
 
 def check_messages(given: Mapping[str, Any]) -> None:
-    """Raises `BadRequest` that names the message, block or tool."""
     _check_blocks(given.get("system"), "system", BLOCKS["system"])
     messages = given.get("messages")
     if not messages:
@@ -76,8 +75,7 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
 
 
 def chat_tools(params: Parameters) -> dict[str, Any]:
-    """`tools`, `tool_choice` and `parallel_tool_calls`, if given. Raises `BadRequest` that names
-    the tool, or the choice."""
+    """`tools`, `tool_choice` and `parallel_tool_calls`, if given."""
     tools, choice = params.take("tools"), params.mapping("tool_choice")
     fields: dict[str, Any] = {}
     if tools is not None:
@@ -201,8 +199,7 @@ def message_request(
     body: Mapping[str, Any], sender: Mapping[str, Any], *, counted: bool = False
 ) -> tuple[GenerateRequest, ClientNames]:
     """The request, with parameters of chat where Anthropic has none, and the names of its parts.
-    `counted`: only its prompt is wanted, which needs no `max_tokens`. Raises `BadRequest` that
-    names the parameter."""
+    `counted`: only its prompt is wanted, which needs no `max_tokens`."""
     check_messages(body)
     params = Parameters(body)
     if not counted and body.get("max_tokens") is None:

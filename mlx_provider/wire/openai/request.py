@@ -51,7 +51,6 @@ class AnswerForm:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, text: bool) -> Self:
-        """Raises `BadRequest` for a wrong `best_of`."""
         best = best_of(values) if text else None
         custom = custom_names(values.get("tools"))
         return cls("functions" in values, text, values.get("timings") is True, best, custom)
@@ -78,8 +77,7 @@ def generate_requests(
 ) -> list[GenerateRequest]:
     """One request, or one for each prompt of a text completion. `sender`: fields that no parameter
     sets, such as `model` and `options`. `content`: the messages, or the list of prompts.
-    `continues`: the reply always continues the last message. Raises `BadRequest` that names the
-    parameter."""
+    `continues`: the reply always continues the last message."""
     template, budget = template_variables(params)
     numbers = _take_all(params.number, NUMBERS)
     counts = {name: numbers.pop(name) for name in NUMBERS[len(SAMPLING) :] if name in numbers}
@@ -187,8 +185,7 @@ def _tools(params: Parameters) -> dict[str, Any]:
 def completions(
     params: Parameters, prompts: Sequence[Any], best: BestOf | None, shared: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """The fields of each prompt's request, beside those that are `shared`. Raises `BadRequest` that
-    names the parameter."""
+    """The fields of each prompt's request, beside those that are `shared`."""
     params.choice("suffix", ("",), "write the model's own fill-in-the-middle tokens into prompt")
     params.take("best_of")
     fields: dict[str, Any] = {"echo": params.flag("echo") or False, **_logprobs(params)}
@@ -209,7 +206,7 @@ def completions(
 
 
 def prompt_list(given: Any, name: str) -> list[Any]:
-    """A text, token ids, or a list of these, as a list. Raises `BadRequest` that names the item."""
+    """A text, token ids, or a list of these, as a list."""
     items = [given] if isinstance(given, str) or _is_tokens(given) else given
     if not isinstance(items, list) or not items:
         raise wrong_part(name, f"{_SHAPES}, got {type(items).__name__}")
@@ -225,7 +222,7 @@ def _is_tokens(value: Any) -> bool:
 
 
 def best_of(values: Mapping[str, Any]) -> BestOf | None:
-    """`None`: no more choices than wanted. Raises `BadRequest` for an invalid number."""
+    """`None`: no more choices than wanted."""
     made, wanted = values.get("best_of"), values.get("n", 1)
     if made is None or made == wanted:
         return None

@@ -46,7 +46,7 @@ def custom_names(tools: Any) -> frozenset[str]:
 
 def as_functions(tools: Sequence[Any]) -> tuple[dict[str, Any], list[str]]:
     """The fields `tools` and `tool_grammars` of a request, and the members of tools without effect:
-    each once, with its first place. Raises `BadRequest` that names the tool."""
+    each once, with its first place."""
     functions: list[dict[str, Any]] = []
     grammars: dict[str, Any] = {}
     ignored: dict[str, str] = {}
@@ -77,8 +77,7 @@ def without(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
 
 
 def _kind(tool: Any, where: str) -> str:
-    """`function` or `custom`, which is also the member that describes the tool. Raises `BadRequest`
-    for other types."""
+    """`function` or `custom`, which is also the member that describes the tool."""
     kind = expect_object(tool, where).get("type") or "function"
     if not isinstance(kind, str) or kind not in MEMBERS:
         called = (

@@ -75,7 +75,7 @@ class ChatTools:
 
     @classmethod
     def read(cls, given: Any, *, lenient: bool = False) -> ChatTools:
-        """Raises `BadRequest` that names the tool. `lenient`: an unknown type has no effect."""
+        """`lenient`: an unknown type has no effect."""
         made = cls(lenient=lenient)
         for where, tool in objects([] if given is None else given, "tools"):
             made._add(tool, where)
@@ -130,8 +130,7 @@ def _chat_choice(tool: Any) -> Any:
 
 
 def check_input(values: Mapping[str, Any], absent: Mapping[str, str]) -> None:
-    """`absent`: parameters that are refused, and the remedy. Raises `BadRequest` that names the
-    item or part."""
+    """`absent`: parameters that are refused, and the remedy."""
     for name, remedy in absent.items():
         if values.get(name):
             raise wrong_part(name, f"is not supported: {remedy}")

@@ -53,7 +53,6 @@ DEMAND = (
 def response_request(
     body: Mapping[str, Any], sender: Mapping[str, Any]
 ) -> tuple[GenerateRequest, ClientNames, ChatTools]:
-    """Raises `BadRequest` that names the parameter, item or part."""
     check_input(body, STORED)
     instructions = Parameters(body).typed("instructions", str)
     tools = ChatTools.read(body.get("tools"))
