@@ -29,7 +29,7 @@ from ..engine.scheduling.costs import Costs, Curve
 from ..engine.scheduling.scheduler import Limits, Scheduler
 from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
-from ..errors import MLXProviderError, wrong_option
+from ..errors import wrong_option
 from ..isolation import Isolation
 from ..protocol.requests import ModelOptions
 from ..records import LoadedModel, PrefillChunk, Prompt
@@ -97,23 +97,16 @@ class EngineBuilder:
         `mlx_provider.errors`."""
         if kind in weights.engines:
             return
-        problem = self._problem(weights, kind, options)
-        if problem is not None:
-            raise problem
-
-    def _problem(
-        self, weights: Weights, kind: str, options: ModelOptions
-    ) -> MLXProviderError | None:
         with Isolation() as trying:
             weights.engines[kind] = self._build(weights, kind, options)
             self._budgets.queue.grown(weights.key)
-        if trying.fault is None:
-            return None
-        if options.dtype in NOT_EVERYWHERE and not trying.fault.ours:
+            return
+        fault = trying.fault
+        if fault is not None and options.dtype in NOT_EVERYWHERE and not fault.ours:
             remedy = f"{weights.name} does not run in {options.dtype} here; leave it at auto"
-            return wrong_option("dtype", f"{remedy} ({trying.fault.summary})")
-        return load_error(
-            trying.fault,
+            raise wrong_option("dtype", f"{remedy} ({fault.summary})")
+        raise load_error(
+            fault,
             weights.name,
             weights.family,
             trusted=options.trust_remote_code,

@@ -12,8 +12,8 @@ from prometheus_client.registry import Collector
 
 from ..engine.step_output import Recorder
 from ..protocol.health import Figures, MemoryFigures, PluginStatus
-from ..registry import Plugin, PluginRegistry
-from ..registry.conformance import for_people, record_path
+from ..registry import PluginRegistry
+from ..registry.conformance import for_people
 
 Sample = tuple[tuple[str, ...], float]
 
@@ -101,36 +101,17 @@ def _gauge(
     return family
 
 
-class PluginStatuses:
-    """Conformance records are read again when they change. Safe from any thread."""
-
-    def __init__(self, registry: PluginRegistry) -> None:
-        self._registry = registry
-        self._known: dict[str, tuple[int, str]] = {}
-        """By plugin: modification time of its record (ns), and text."""
-
-    def all(self) -> list[PluginStatus]:
-        return [
-            PluginStatus(
-                name=plugin.name,
-                distribution=plugin.distribution,
-                version=plugin.version,
-                in_use=plugin.error is None,
-                conformance=self._conformance(plugin),
-            )
-            for plugin in self._registry.plugins
-        ]
-
-    def _conformance(self, plugin: Plugin) -> str:
-        path = record_path(plugin.distribution, plugin.name)
-        try:
-            written = path.stat().st_mtime_ns
-        except OSError:
-            return ""
-        known = self._known.get(plugin.key)
-        if known is None or known[0] != written:
-            known = self._known[plugin.key] = written, for_people(plugin)
-        return known[1]
+def plugin_statuses(registry: PluginRegistry) -> list[PluginStatus]:
+    return [
+        PluginStatus(
+            name=plugin.name,
+            distribution=plugin.distribution,
+            version=plugin.version,
+            in_use=plugin.error is None,
+            conformance=for_people(plugin),
+        )
+        for plugin in registry.plugins
+    ]
 
 
 FIRST_TOKEN_BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)

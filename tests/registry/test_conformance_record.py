@@ -23,7 +23,7 @@ from mlx_provider.registry.conformance import (
     software,
     source_digest,
 )
-from mlx_provider.serving.metrics import PluginStatuses
+from mlx_provider.serving.metrics import plugin_statuses
 from mlx_provider.serving.service import ChatService
 
 TOY = """
@@ -134,8 +134,7 @@ def test_health_shows_it(registry: PluginRegistry, plugin: Plugin) -> None:
 
 
 def test_a_record_is_read_again_where_it_changed(registry: PluginRegistry, plugin: Plugin) -> None:
-    statuses = PluginStatuses(registry)
     made(plugin).write()
-    assert statuses.all()[0].conformance.startswith("1 of 3")
+    assert plugin_statuses(registry)[0].conformance.startswith("1 of 3")
     replace(made(plugin), results=()).write()
-    assert statuses.all()[0].conformance.startswith("0 checks passed")
+    assert plugin_statuses(registry)[0].conformance.startswith("0 checks passed")
