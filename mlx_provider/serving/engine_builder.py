@@ -116,7 +116,8 @@ class EngineBuilder:
     def _build(self, weights: Weights, kind: str, options: ModelOptions) -> EngineInstance:
         kv = self._kv_cache(weights, options)
         measured = self._measure(weights, kv, options)
-        found, limits, fixed = measured.probe, self._limits(), None
+        s, found, fixed = self._settings, measured.probe, None
+        limits = Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
         if options.reproducible:
             with self._budgets.measuring(weights) as reserve:
                 fixed = Reproducible.of(weights.model, kv.make_cache, found, limits, reserve)
@@ -218,7 +219,11 @@ class EngineBuilder:
         known = self._measurements.find(kv.key)
         if known is not None:
             return known
-        measuring = partial(self._reporting, weights.name)
+
+        def measuring(step: int, what: str) -> AbstractContextManager[None]:
+            stage = f"measuring {what}"
+            return self._progress.stage(weights.name, stage, lambda: step, MEASUREMENTS)
+
         with self._budgets.measuring(weights) as reserve:
             with measuring(1, "how rows decode together"):
                 found = probe_layouts(model, make_cache, options.kv_bits, kv.layouts, reserve)
@@ -235,9 +240,6 @@ class EngineBuilder:
         self._measurements.keep(kv.key, measured)
         return measured
 
-    def _reporting(self, model: str, step: int, what: str) -> AbstractContextManager[None]:
-        return self._progress.stage(model, f"measuring {what}", lambda: step, MEASUREMENTS)
-
     def _pass_bytes(self, weights: Weights, kv: _KVCache, curve: Curve) -> PassBytes:
         with self._budgets.measuring(weights) as reserve:
             found = measure(weights.model, kv.make_cache, curve, reserve)
@@ -247,10 +249,6 @@ class EngineBuilder:
         """Store measurements with the costs that passes over deep caches have refined."""
         if costs.curve != measured.curve:
             self._measurements.keep(key, replace(measured, curve=costs.curve))
-
-    def _limits(self) -> Limits:
-        s = self._settings
-        return Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
 
 
 def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:
