@@ -62,7 +62,7 @@ class EngineSettings(FixedSettings):
     disk_cache_bytes: int | None = None
     """Most bytes of the disk tier; 0: none. Unset: by the free space."""
     models_file: Path | None = None
-    """TOML: options per model that only the engine's owner can grant (`serving.grants`)."""
+    """TOML: options per model that only the engine's owner can grant (`serving.permissions`)."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names of an engine on TCP, in addition to its own."""
     model_roots: tuple[Path, ...] = ()

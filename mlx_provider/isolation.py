@@ -10,9 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import FrameType
@@ -93,7 +91,7 @@ def fault_origin(error: BaseException) -> FaultOrigin | None:
     frames = [frame for frame in _frames(error) if _may_be_a_plugins(frame[0])]
     if all(_below(_module(frame), CORE) for frame, _ in frames):
         return None
-    points = [(_root(point.module), point) for point in _points(_folders())]
+    points = [(_root(point.module), point) for point in entry_points(group=CORE)]
     owned = [
         (point, frame, line)
         for frame, line in frames
@@ -145,20 +143,6 @@ def _module(frame: FrameType) -> str:
 
 def _name(frame: FrameType) -> str:
     return frame.f_code.co_qualname.replace("<locals>.", "")
-
-
-@lru_cache(maxsize=1)
-def _points(folders: tuple[tuple[str, int], ...]) -> Sequence[EntryPoint]:
-    """Read once (10 ms) for each state of these folders."""
-    return tuple(entry_points(group=CORE))
-
-
-def _folders() -> tuple[tuple[str, int], ...]:
-    found = []
-    for path in sys.path:
-        with suppress(OSError):
-            found.append((path, Path(path).stat().st_mtime_ns))
-    return tuple(found)
 
 
 def _root(module: str) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from .. import hookspecs
 from ..errors import PluginError, UnsupportedModel
-from ..isolation import Fault, Isolation, Trace
+from ..isolation import Isolation, Trace
 from ..records import (
     Client,
     Drafter,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 MATCHES_FAILED = "matches failed"
 D = TypeVar("D", ToolParser, ReasoningParser)
+V = TypeVar("V")
 
 
 class PluginRegistry:
@@ -157,22 +159,19 @@ class PluginRegistry:
         preferred = sorted(self._kernels.preferred(), key=lambda owned: -owned[0].rank)
         fitting = [each for each in preferred if self._fits(*each, device, precision)]
         for kernels, owner in fitting:
-            with Isolation() as isolation:
-                found = _replacements(kernels)
-            if isolation.fault is None:
+            part = f"kernels {kernels.name!r} failed"
+            found = self._try(owner, part, partial(_replacements, kernels), None)
+            if found is not None:
                 claims = [each for each in fitting if each[0].rank == kernels.rank]
                 self._note_rivals(claims, f"device {device!r} for kernels")
                 return kernels.name, found
-            self._fault(owner.key, f"kernels {kernels.name!r} failed", isolation.fault)
         return None
 
     def register_commands(self, cli: typer.Typer) -> None:
         """A plugin that raises or uses an existing name adds none."""
         for key, manager in self._managers.items():
-            with Isolation() as isolation:
-                adopt(cli, manager.hook)
-            if isolation.fault is not None:
-                self._fault(key, "its commands are left out", isolation.fault)
+            part = "its commands are left out"
+            self._try(self._plugins[key], part, partial(adopt, cli, manager.hook), None)
 
     def _load(self, plugin: Plugin, entry_point: EntryPoint) -> None:
         self._plugins[plugin.key] = plugin
@@ -212,8 +211,14 @@ class PluginRegistry:
         for name, owner in catalog.add(records, plugin).items():
             self._note(owner.key, f"{catalog.kind} {name!r} is replaced by {plugin}")
 
-    def _fault(self, key: str, part: str, fault: Fault) -> None:
-        self._note(key, f"{part}: {fault.summary}", Trace(f"\n{fault.trace}"))
+    def _try(self, owner: Plugin, part: str, call: Callable[[], V], otherwise: V) -> V:
+        """What a plugin's code returns; if it raises, `otherwise`, and a note that begins with
+        `part`."""
+        with Isolation() as isolation:
+            return call()
+        if (fault := isolation.fault) is not None:
+            self._note(owner.key, f"{part}: {fault.summary}", Trace(f"\n{fault.trace}"))
+        return otherwise
 
     def _note(self, key: str, note: str, trace: str = "") -> None:
         plugin = self._plugins[key]
@@ -222,12 +227,10 @@ class PluginRegistry:
             log.warning("plugin %s: %s%s", plugin, note, trace)
 
     def _fits(self, kernels: Kernels, owner: Plugin, device: str, precision: str) -> bool:
-        fits = False
-        with Isolation() as isolation:
-            fits = bool(kernels.matches(device, precision))
-        if isolation.fault is not None:
-            self._fault(owner.key, f"kernels {kernels.name!r} failed", isolation.fault)
-        return fits
+        def fits() -> bool:
+            return bool(kernels.matches(device, precision))
+
+        return self._try(owner, f"kernels {kernels.name!r} failed", fits, otherwise=False)
 
     def _note_shared_names(self) -> None:
         """Plugins of two distributions with the same name are selected together."""
@@ -256,23 +259,15 @@ class PluginRegistry:
         return [(family, owner) for priority, family, owner in found if priority == highest > 0]
 
     def _priority(self, family: ModelFamily, owner: Plugin, config: Mapping[str, Any]) -> int:
-        priority = 0
-        with Isolation() as isolation:
-            priority = int(family.matches(config))
-        if isolation.fault is not None:
-            part = f"model family {family.name!r}: {MATCHES_FAILED}"
-            self._fault(owner.key, part, isolation.fault)
-        return priority
+        part = f"model family {family.name!r}: {MATCHES_FAILED}"
+        return self._try(owner, part, lambda: int(family.matches(config)), 0)
 
     def _detect(self, catalog: Catalog[D], template: str) -> D | None:
         found: list[tuple[D, Plugin]] = []
         for record, owner in catalog.preferred():
-            with Isolation() as isolation:
-                if record.detect(template):
-                    found.append((record, owner))
-            if isolation.fault is not None:
-                part = f"{catalog.kind} {record.name!r}: detect failed"
-                self._fault(owner.key, part, isolation.fault)
+            part = f"{catalog.kind} {record.name!r}: detect failed"
+            if self._try(owner, part, partial(record.detect, template), otherwise=False):
+                found.append((record, owner))
         highest = max((record.rank for record, _ in found), default=0)
         claims = [(record, owner) for record, owner in found if record.rank == highest]
         self._note_rivals(claims, "a chat template")

@@ -23,7 +23,7 @@ from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Limits, Scheduler
 from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
-from ..errors import MLXProviderError, wrong_option
+from ..errors import wrong_option
 from ..isolation import Isolation
 from ..protocol.requests import ModelOptions
 from ..records import LoadedModel, PrefillChunk, Prompt
@@ -91,23 +91,16 @@ class EngineBuilder:
         `mlx_provider.errors`."""
         if kind in weights.engines:
             return
-        problem = self._problem(weights, kind, options)
-        if problem is not None:
-            raise problem
-
-    def _problem(
-        self, weights: Weights, kind: str, options: ModelOptions
-    ) -> MLXProviderError | None:
         with Isolation() as trying:
             weights.engines[kind] = self._build(weights, kind, options)
             self._budgets.queue.grown(weights.key)
-        if trying.fault is None:
-            return None
-        if options.dtype in NOT_EVERYWHERE and not trying.fault.ours:
+            return
+        fault = trying.fault
+        if fault is not None and options.dtype in NOT_EVERYWHERE and not fault.ours:
             remedy = f"{weights.name} does not run in {options.dtype} here; leave it at auto"
-            return wrong_option("dtype", f"{remedy} ({trying.fault.summary})")
-        return load_error(
-            trying.fault,
+            raise wrong_option("dtype", f"{remedy} ({fault.summary})")
+        raise load_error(
+            fault,
             weights.name,
             weights.family,
             trusted=options.trust_remote_code,
@@ -117,7 +110,8 @@ class EngineBuilder:
     def _build(self, weights: Weights, kind: str, options: ModelOptions) -> EngineInstance:
         kv = self._kv_cache(weights, options)
         measured = self._measure(weights, kv, options)
-        found, limits, fixed = measured.probe, self._limits(), None
+        s, found, fixed = self._settings, measured.probe, None
+        limits = Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
         if options.reproducible:
             with self._budgets.measuring(weights) as reserve:
                 fixed = Reproducible.of(weights.model, kv.make_cache, found, limits, reserve)
@@ -216,7 +210,11 @@ class EngineBuilder:
         known = self._measurements.find(kv.key)
         if known is not None:
             return known
-        measuring = partial(self._reporting, weights.name)
+
+        def measuring(step: int, what: str) -> AbstractContextManager[None]:
+            stage = f"measuring {what}"
+            return self._progress.stage(weights.name, stage, lambda: step, MEASUREMENTS)
+
         with self._budgets.measuring(weights) as reserve:
             with measuring(1, "how rows decode together"):
                 found = probe_layouts(model, make_cache, options.kv_bits, kv.layouts, reserve)
@@ -234,17 +232,10 @@ class EngineBuilder:
         self._measurements.keep(kv.key, measured)
         return measured
 
-    def _reporting(self, model: str, step: int, what: str) -> AbstractContextManager[None]:
-        return self._progress.stage(model, f"measuring {what}", lambda: step, MEASUREMENTS)
-
     def _keep_learned(self, key: str, measured: Measured, costs: Costs) -> None:
         """Store measurements with the costs that passes over deep caches have refined."""
         if costs.curve != measured.curve:
             self._measurements.keep(key, replace(measured, curve=costs.curve))
-
-    def _limits(self) -> Limits:
-        s = self._settings
-        return Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
 
 
 def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:

@@ -16,7 +16,7 @@ import mlx.core as mx
 from ..chat.media.load import MediaClaim
 from ..engine.memory import memory_limit
 from ..engine.request import Phase, Request
-from ..engine.step_output import LookedUp, Step
+from ..engine.step_output import LookedUp, Step, timings_of
 from ..errors import BadRequest, MLXProviderError, RequestFailed
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Failed
@@ -209,6 +209,7 @@ def _request(entry: Entry, now: float) -> RequestFigures | None:
     state = STATES.get(request.phase)
     if state is None:
         return None
+    timings = timings_of(request, now)
     return RequestFigures(
         id=entry.id,
         model=active.model,
@@ -218,19 +219,12 @@ def _request(entry: Entry, now: float) -> RequestFigures | None:
         cached_tokens=request.cached,
         prefilled_tokens=request.prefilled,
         completion_tokens=request.completion_tokens,
-        tokens_per_second=_rate(request),
+        tokens_per_second=timings.tokens_per_second,
         drafted_tokens=request.drafted,
         accepted_tokens=request.accepted,
         age=now - entry.arrived,
-        queued=(now if request.started is None else request.started) - entry.arrived,
+        queued=timings.queued,
     )
-
-
-def _rate(request: Request) -> float:
-    first, last = request.first_token, request.last_token
-    if first is None or last is None or last <= first:
-        return 0.0
-    return max(0, request.completion_tokens - len(request.rows)) / (last - first)
 
 
 def _engine(model: str, kind: str, instance: EngineInstance, now: float) -> EngineFigures:
@@ -258,14 +252,8 @@ def _engine(model: str, kind: str, instance: EngineInstance, now: float) -> Engi
 
 
 def _step(step: Step, now: float) -> StepFigures:
-    return StepFigures(
-        ago=now - step.ended,
-        seconds=step.seconds,
-        rows=step.rows,
-        tokens=step.tokens,
-        chunk=step.chunk,
-        mixed=step.mixed,
-    )
+    fields = step._asdict()
+    return StepFigures(ago=now - fields.pop("ended"), **fields)
 
 
 def _lookup(found: LookedUp, now: float) -> Lookup:

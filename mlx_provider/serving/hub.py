@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,30 +107,29 @@ def outline(model: str) -> Outline:
     Hub is unreachable."""
     from huggingface_hub import constants
 
-    repo, revision = _repository(model)
-    if constants.HF_HUB_OFFLINE:
-        raise ModelNotFound(f"{repo} is not on this machine, and HF_HUB_OFFLINE is set{known()}")
-    asked, end = f"{constants.ENDPOINT}/api/models/{repo}", revision or "main"
-    answer = _object(repo, _fetch(repo, f"{asked}/revision/{end}?blobs=true"))
-    files = {
-        each.get("rfilename", ""): each.get("size") or 0 for each in answer.get("siblings", ())
-    }
-    _refuse_gguf(repo, files)
+    repo, revision, files = _listed(model)
 
     def read(name: str) -> httpx.Response:
-        return _fetch(repo, f"{constants.ENDPOINT}/{repo}/resolve/{end}/{name}")
+        return _answer(repo, f"{constants.ENDPOINT}/{repo}/resolve/{revision or 'main'}/{name}")
 
     weights = sum(size for name, size in files.items() if _is_weights(name))
     return Outline(_object(repo, read("config.json")), weights, _template(repo, files, read))
 
 
-def _fetch(repo: str, address: str) -> httpx.Response:
-    answer = _answer(repo, address)
-    if not answer.is_success:
-        raise ModelNotFound(
-            f"the Hub answers {answer.status_code} for {repo}: try again later", param="model"
-        )
-    return answer
+def _listed(model: str) -> tuple[str, str | None, dict[str, int]]:
+    """Repository, revision, and bytes of its files by name. Raises `ModelNotFound`, and
+    `BadRequest` for a repository without weights for MLX."""
+    from huggingface_hub import constants
+
+    repo, revision = _repository(model)
+    if constants.HF_HUB_OFFLINE:
+        raise ModelNotFound(f"{repo} is not on this machine, and HF_HUB_OFFLINE is set{known()}")
+    address = f"{constants.ENDPOINT}/api/models/{repo}/revision/{revision or 'main'}?blobs=true"
+    siblings = _object(repo, _answer(repo, address)).get("siblings", ())
+    files = {each.get("rfilename", ""): each.get("size") or 0 for each in siblings}
+    if any(name.endswith(GGUF) for name in files) and not any(map(_is_weights, files)):
+        raise _no_gguf(repo)
+    return repo, revision, files
 
 
 def _object(repo: str, answer: httpx.Response) -> dict[str, Any]:
@@ -188,14 +187,10 @@ def download(model: str) -> Path:
     """Fetch the newest version, only new files. Raises `ModelNotFound`, and `BadRequest` for a
     repository without weights for MLX."""
     import httpx
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    repo, revision = _repository(model)
-    if constants.HF_HUB_OFFLINE:
-        raise ModelNotFound(f"{repo} is not on this machine, and HF_HUB_OFFLINE is set{known()}")
-    answer = _answer(repo, f"{constants.ENDPOINT}/api/models/{repo}").json()
-    _refuse_gguf(repo, [each.get("rfilename", "") for each in answer.get("siblings", ())])
+    repo, revision, _ = _listed(model)
     log.info("downloading %s", repo)
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=PATTERNS))
@@ -226,12 +221,11 @@ def _answer(repo: str, address: str) -> httpx.Response:
             f"the Hub has no repository {repo}, or it is private: set HF_TOKEN{known()}",
             param="model",
         )
+    if not answer.is_success:
+        raise ModelNotFound(
+            f"the Hub answers {answer.status_code} for {repo}: try again later", param="model"
+        )
     return answer
-
-
-def _refuse_gguf(repo: str, files: Iterable[str]) -> None:
-    if any(name.endswith(GGUF) for name in files) and not any(map(_is_weights, files)):
-        raise _no_gguf(repo)
 
 
 def _no_gguf(name: str) -> BadRequest:

@@ -11,7 +11,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ..engine.step_output import Recorder
-from ..protocol.health import Figures, MemoryFigures
+from ..protocol.health import Figures, MemoryFigures, PluginStatus
+from ..registry import PluginRegistry
 
 Sample = tuple[tuple[str, ...], float]
 
@@ -97,6 +98,18 @@ def _gauge(
     for values, number in samples:
         family.add_metric(values, number)
     return family
+
+
+def plugin_statuses(registry: PluginRegistry) -> list[PluginStatus]:
+    return [
+        PluginStatus(
+            name=plugin.name,
+            distribution=plugin.distribution,
+            version=plugin.version,
+            in_use=plugin.error is None,
+        )
+        for plugin in registry.plugins
+    ]
 
 
 FIRST_TOKEN_BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)

@@ -23,7 +23,7 @@ from ..protocol.event_queue import EventQueue
 from ..protocol.events import Delta, Done, Event, Finish
 from ..protocol.requests import GenerateRequest, Sampling, WarmPrompt
 from ..records import Prompt, Tokenizer
-from .grants import account
+from .permissions import account
 from .prepared import NoText
 from .prompt import prepare
 from .weights import ModelView

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import mlx.core as mx
 
@@ -26,34 +26,6 @@ from ..protocol.health import PrefixCacheFigures
 from .load_queue import LoadQueue
 from .residents import MemoryLedger
 from .weights import Weights
-
-T = TypeVar("T")
-
-
-class Latest(Generic[T]):
-    """One call to the engine thread at a time. Safe from any thread; concurrent callers may cause a
-    second call."""
-
-    def __init__(self, ask: Callable[[], Future[T]], first: T) -> None:
-        self._ask = ask
-        self._newest = first
-        self._pending: Future[T] | None = None
-
-    def get(self, patience: float) -> T:
-        """The previous result if the answer takes longer than `patience` seconds."""
-        try:
-            asked = self._pending = self._pending or self._ask()
-        except EngineDied:  # it is shutting down
-            return self._newest
-        try:
-            self._newest = asked.result(patience)
-        except (NotYet, EngineDied, CancelledError):  # the next call asks a new engine thread
-            return self._newest
-        finally:
-            if asked.done():
-                self._pending = None
-        return self._newest
-
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +52,8 @@ class Prefixes:
         self._disk = folder, disk_bytes
         self._cache: PrefixCache | None = None
         ledger.in_use = lambda: self.in_use
-        self._latest = Latest(partial(worker.call, self._figures), NO_FIGURES)
+        self._newest = NO_FIGURES
+        self._pending: Future[PrefixCacheFigures] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -92,8 +65,18 @@ class Prefixes:
         return self._cache.in_use if self._cache is not None else 0
 
     def figures(self) -> PrefixCacheFigures:
-        """Never waits long for the engine thread."""
-        return NO_FIGURES if self._cache is None else self._latest.get(FIGURES_WAIT)
+        """Never waits long for the engine thread: it then gives the previous ones."""
+        if self._cache is None:
+            return NO_FIGURES
+        try:
+            pending = self._pending = self._pending or self._worker.call(self._figures)
+            self._newest = pending.result(FIGURES_WAIT)
+        except NotYet:
+            return self._newest
+        except (EngineDied, CancelledError):  # the next call asks a new engine thread
+            pass
+        self._pending = None
+        return self._newest
 
     def report(self) -> dict[str, Any]:
         """Blocks."""

@@ -17,7 +17,7 @@ from ..protocol.event_queue import EventQueue
 from ..protocol.events import Accepted, Delta, FinishReason, TokenLogprob
 from ..protocol.requests import EmbedRequest, GenerateRequest
 from ..records import Embedding, ModelInfo, Pooling, Prompt, ShowsHidden, ShowsLogits
-from .grants import account
+from .permissions import account
 from .prompt import Turn, media_support, prepare, prompt_text
 from .structure import Form, form_of, make_row
 from .weights import ModelView

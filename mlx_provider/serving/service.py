@@ -34,16 +34,16 @@ from ..errors import (
 from ..isolation import Fault, Isolation, Trace
 from ..protocol.event_queue import Deliver, EventQueue, Put
 from ..protocol.events import Accepted, Done, Failed
-from ..protocol.health import Figures, Health, PluginStatus
+from ..protocol.health import Figures, Health
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest, WarmPrompt
 from ..records import Prompt
 from ..registry import PluginRegistry
 from ..upstream import blas
 from .figures import Active, Entry, InFlight, take
-from .grants import Grants, account, names_repository, read_grants
-from .metrics import EngineMetrics
+from .metrics import EngineMetrics, plugin_statuses
 from .model_cache import ModelCache
 from .next_prompt import NextPrompts, turn_of, warm_requests
+from .permissions import Permissions, account, names_repository, read_permissions
 from .prepared import prepare_embedding, prepare_generation, within_vocabulary
 from .prompt import Turn, prepare, prompt_text
 from .residents import Lease
@@ -78,16 +78,17 @@ class ChatService:
     ) -> None:
         self._settings = settings
         file = settings.models_file
-        self._grants = Grants(settings.model_roots, read_grants(file) if file else None)
+        self._permissions = Permissions(
+            settings.model_roots, read_permissions(file) if file else None
+        )
         self._recorder = EngineMetrics(self.figures)
         self._deliver = deliver
         self._worker = EngineWorker(self._take, self._fail_all)
         self._media = MediaRoom(settings.media_bytes, settings.max_queue)
         self._turns = ByteGate(TURNS)
-        plugins = registry or PluginRegistry.discover()
-        self._plugins = plugins.plugins
+        self._plugins = registry or PluginRegistry.discover()
         self._models = ModelCache(
-            settings, plugins, self._worker, self._recorder, media=lambda: self._media.held
+            settings, self._plugins, self._worker, self._recorder, media=lambda: self._media.held
         )
         self._in_flight = InFlight()
         self._next_prompts = NextPrompts(self._worker)
@@ -145,7 +146,7 @@ class ChatService:
 
     @contextmanager
     def _rendering(self, wire: GenerateRequest) -> Iterator[tuple[ModelView, Callable[[], Prompt]]]:
-        request = self._grants.admitted(wire)
+        request = self._permissions.apply(wire)
         find = self._finder(request, time.monotonic())
         view, lease = find()
         with lease, closing(self._media.claim(wire.id, account(wire))) as media:
@@ -162,7 +163,7 @@ class ChatService:
             yield
 
     def _accept(self, wire: ModelRequest, entry: Entry) -> Accepted:
-        request = self._grants.admitted(wire)
+        request = self._permissions.apply(wire)
         with ExitStack() as until_entered:
             view, lease, prepared, accepted = self._prepare(request, entry, until_entered)
             if isinstance(wire, GenerateRequest):
@@ -202,8 +203,8 @@ class ChatService:
         return partial(
             self._models.use, wire.model, wire.options,
             who=wire.id, since=arrived, deadline=arrived + wire.timeout if wire.timeout else inf,
-            repository=names_repository(wire), may_lengthen=self._grants.may_lengthen(wire),
-            listed=self._grants.is_listed(wire),
+            repository=names_repository(wire), may_lengthen=self._permissions.may_lengthen(wire),
+            listed=self._permissions.is_listed(wire),
         )  # fmt: skip
 
     def _warm(
@@ -277,15 +278,7 @@ class ChatService:
             device=device_name(),
             blas=blas.active(),
             models=[s for view in self._models.views() if (s := view.status) is not None],
-            plugins=[
-                PluginStatus(
-                    name=plugin.name,
-                    distribution=plugin.distribution,
-                    version=plugin.version,
-                    in_use=plugin.error is None,
-                )
-                for plugin in self._plugins
-            ],
+            plugins=plugin_statuses(self._plugins),
             queued=self._queued(),
             running=self._running(),
             active_memory=mx.get_active_memory(),

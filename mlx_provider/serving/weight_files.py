@@ -87,7 +87,9 @@ def broken_files(folder: Path) -> list[str]:
     for path in _weight_files(folder):
         try:
             ends = [int(entry["data_offsets"][1]) for entry in _header(path).values()]
-            lacks = _data_begin(path) + max(ends, default=0) - path.stat().st_size
+            with path.open("rb") as file:
+                begin = 8 + int.from_bytes(file.read(8), "little")
+            lacks = begin + max(ends, default=0) - path.stat().st_size
         except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             found.append(f"{path.name} is no safetensors file ({type(error).__name__})")
             continue
@@ -98,11 +100,6 @@ def broken_files(folder: Path) -> list[str]:
 
 def _missing(folder: Path) -> list[str]:
     return sorted(name for name in _index_names(folder) if not (folder / name).is_file())
-
-
-def _data_begin(path: Path) -> int:
-    with path.open("rb") as file:
-        return 8 + int.from_bytes(file.read(8), "little")
 
 
 def _bytes(
@@ -142,13 +139,10 @@ def _group_sizes(folder: Path) -> Callable[[str], int]:
 
 def _weight_files(folder: Path) -> list[Path]:
     """Files that the loaders of mlx-lm 0.32.2 and mlx-vlm 0.7.10 (`utils.py`) may read."""
-    found = {*folder.glob("model*.safetensors"), *_index_files(folder)}
+    indexed = (folder / name for name in _index_names(folder))
+    found = {*folder.glob("model*.safetensors"), *filter(Path.is_file, indexed)}
     everything = (p for p in folder.glob("*.safetensors") if p.name != "consolidated.safetensors")
     return sorted(found or everything)
-
-
-def _index_files(folder: Path) -> list[Path]:
-    return [folder / name for name in _index_names(folder) if (folder / name).is_file()]
 
 
 def _index_names(folder: Path) -> set[str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,31 +51,14 @@ class Alone:
     merge: int
 
 
-class Blocks:
-    def __init__(self) -> None:
-        self._known: OrderedDict[str, Block] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def of(self, content_hash: str, make: Callable[[], Block]) -> Block:
-        with self._lock:
-            block = self._known.get(content_hash)
-        if block is None:
-            block = make()
-        with self._lock:
-            self._known[content_hash] = block
-            self._known.move_to_end(content_hash)
-            if len(self._known) > KNOWN:
-                self._known.popitem(last=False)
-        return block
-
-
 class SeparateVisionModel(AnyVisionModel):
     """Every image is a separate span, identified by its content. Only for models in which
     `loading.problem_of` finds none."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._blocks = Blocks()
+        self._blocks: dict[str, Block] = {}
+        """By content hash."""
         self._placeholder = self.hf_tokenizer.fast.token_to_id(self.image_text)
         vision = getattr(self.model.config, "vision_config", None)
         self._merge = int(getattr(vision, "spatial_merge_size", None) or 1)
@@ -163,7 +144,10 @@ class SeparateVisionModel(AnyVisionModel):
 
     def _span(self, item: MediaItem, start: int, tokens: list[int]) -> MediaSpan:
         inputs = OnDemand(lambda: self.processed(self.image_text, [item]))
-        block = self._blocks.of(item.content_hash, lambda: _block(inputs()))
+        block = self._blocks.get(item.content_hash) or _block(inputs())
+        self._blocks[item.content_hash] = block
+        while len(self._blocks) > KNOWN:
+            self._blocks.pop(next(iter(self._blocks)), None)
         tokens += block.tokens.tolist()
         key = f"{item.content_hash}:{len(block.tokens)}:{block.grid}"
         alone = Alone(inputs, block.grid, self._merge)

@@ -36,7 +36,7 @@ from mlx_provider.errors import BadRequest
 from mlx_provider.gateway.engine import end_engine, warm_up
 from mlx_provider.litellm.model_info import operator_options
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.grants import read_grants
+from mlx_provider.serving.permissions import read_permissions
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -216,7 +216,7 @@ def read_toml(example: Example) -> None:
     if not content.keys() & {"project", "build-system", "tool", "dependency-groups"}:
         file = Path("models.toml")
         file.write_text(example.parsed)
-        read_grants(file)
+        read_permissions(file)
 
 
 def read_json(example: Example) -> None:

@@ -106,7 +106,7 @@ def test_a_hub_out_of_reach_is_told_at_once(cache: Path, monkeypatch: pytest.Mon
 def test_a_repository_that_the_hub_does_not_have(cache: Path, hub: list[str]) -> None:
     with pytest.raises(ModelNotFound, match=r"no repository maker/large.*HF_TOKEN"):
         folder_of("maker/large")
-    assert hub == ["/api/models/maker/large"]
+    assert hub == ["/api/models/maker/large/revision/main?blobs=true"]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from mlx_provider.protocol.requests import GenerateRequest, ModelOptions
 from mlx_provider.server import listen as owner_socket
 from mlx_provider.server.access import Key, engine_keys, host_of, own_key_file, read_key, read_keys
 from mlx_provider.server.listen import listen_unix
-from mlx_provider.serving.grants import Grants, read_grants
+from mlx_provider.serving.permissions import Permissions, read_permissions
 from mlx_provider.serving.service import ChatService
 from tiny import build
 
@@ -207,11 +207,11 @@ def test_a_wildcards_client_names_folders_under_the_roots_alone(
 ) -> None:
     inside = build(tmp_path / "roots" / "a", "qwen3")
     outside = build(tmp_path / "b", "qwen3")
-    grants = Grants([tmp_path / "roots"], {str(outside): ModelOptions(kv_bits=8)})
+    permissions = Permissions([tmp_path / "roots"], {str(outside): ModelOptions(kv_bits=8)})
 
     def ask(model: object, origin: str = "client") -> GenerateRequest:
         request = GenerateRequest(model=str(model), messages=HELLO, origin=origin)
-        return grants.admitted(request)
+        return permissions.apply(request)
 
     ask(inside)
     assert ask(outside).options.kv_bits == 8  # the file names it
@@ -228,16 +228,16 @@ def test_a_wildcards_client_names_folders_under_the_roots_alone(
 def test_the_owners_file_grants_per_model(tmp_path: Path) -> None:
     file = tmp_path / "models.toml"
     file.write_text('[demo]\nallow_media = ["private"]\n["a/b"]\nkv_bits = 4\n')
-    grants = Grants((), read_grants(file))
+    permissions = Permissions((), read_permissions(file))
     request = GenerateRequest(
         model="demo", messages=HELLO, origin="remote", options=ModelOptions(kv_bits=8)
     )
-    options = grants.admitted(request).options
+    options = permissions.apply(request).options
     assert (options.allow_media, options.kv_bits) == (["private"], 8)
     files = request.model_copy(update={"options": ModelOptions(allow_media=["file"])})
     with pytest.raises(Forbidden, match="allow_media"):
-        grants.admitted(files)
-    ours = grants.admitted(files.model_copy(update={"origin": "client"}))
+        permissions.apply(files)
+    ours = permissions.apply(files.model_copy(update={"origin": "client"}))
     assert ours.options.allow_media == ["file", "private"]
 
 
@@ -278,7 +278,7 @@ def test_a_wrong_file_is_named_with_the_option(tmp_path: Path, text: str, told: 
     file = tmp_path / "models.toml"
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(BadRequest) as caught:
-        read_grants(file)
+        read_permissions(file)
     assert all(word in caught.value.message for word in told)
 
 
@@ -287,10 +287,10 @@ def test_a_file_that_others_can_write_grants_nothing(tmp_path: Path) -> None:
     file.write_text("[demo]\ntrust_remote_code = true\n")
     file.chmod(0o666)
     with pytest.raises(BadRequest, match="chmod"):
-        read_grants(file)
+        read_permissions(file)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(BadRequest, match="pipe"):
-        read_grants(tmp_path / "pipe")
+        read_permissions(tmp_path / "pipe")
 
 
 def test_keys(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from mlx_provider.errors import BadRequest, EngineUnavailable
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.safe_open import open_own, read_bounded, read_trusted
 from mlx_provider.server.access import read_key
-from mlx_provider.serving.grants import read_grants
 from mlx_provider.serving.hub import folder_of
+from mlx_provider.serving.permissions import read_permissions
 from schedules import Calls
 
 T = TypeVar("T")
@@ -223,7 +223,7 @@ def test_links_lead_to_a_models_files_but_not_to_ours(tmp_path: Path) -> None:
 @planted
 def test_the_owners_files_are_plain_ones(plant: Callable[[Path], None], tmp_path: Path) -> None:
     plant(tmp_path / "owners")
-    for read in (read_grants, read_key):
+    for read in (read_permissions, read_key):
         with pytest.raises(BadRequest, match="owners"):
             in_time(partial(read, tmp_path / "owners"))
 

@@ -6,17 +6,14 @@ import logging
 import shutil
 import threading
 import time
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlx_provider.engine.step_output import LookedUp, Ring, Step
-from mlx_provider.errors import EngineDied
 from mlx_provider.protocol.requests import Sampling
 from mlx_provider.serving import engine_builder, prefixes
-from mlx_provider.serving.prefixes import Latest
 
 SECRET = "The vault opens at midnight by the eastern door. "
 QUIET = dict.fromkeys(range(8), -100.0)
@@ -166,25 +163,6 @@ def test_the_engine_thread_is_not_waited_for(own: Any, monkeypatch: pytest.Monke
         assert own.client.figures().prefix_cache.entries == before.entries > 0
     finally:
         busy.set()
-
-
-def test_a_failed_read_of_figures_is_repeated() -> None:
-    asked: list[Future[int]] = []
-
-    def ask() -> Future[int]:
-        asked.append(Future())
-        return asked[-1]
-
-    latest = Latest(ask, 0)
-    assert latest.get(0) == 0
-    assert latest.get(0) == 0
-    assert len(asked) == 1, "one question at a time"
-    asked[0].set_result(5)
-    assert (latest.get(0), len(asked)) == (5, 1)
-    assert (latest.get(0), len(asked)) == (5, 2)
-    asked[1].set_exception(EngineDied("gone"))
-    assert (latest.get(0), len(asked)) == (5, 2)
-    assert (latest.get(0), len(asked)) == (5, 3)
 
 
 def test_metrics_have_the_same_values(own: Any) -> None:

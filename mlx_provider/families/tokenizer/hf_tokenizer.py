@@ -155,18 +155,19 @@ class HFTokenizer:
         """Raises `ContextTooLong` once the text certainly has more tokens than `within` allows."""
         if len(text) <= PIECE:
             return self._encode(text, special=special)
-        around = self._added(special=special)
+        around = self._around if special else ([], [])
         if around is None:
             return self._encode(text, special=special)
-        tokens = around[0]
+        tokens = [*around[0]]
         for _, piece in self._long.pieces(text):
             tokens += self._encode(piece, special=False)
             self._check(len(tokens))
         return tokens + around[1]
 
-    def _added(self, *, special: bool) -> tuple[list[int], list[int]] | None:
-        """Tokens before and after every text. `None`: unknown."""
-        bare, whole = (self._encode("a", special=each) for each in (False, special))
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]] | None:
+        """Special tokens before and after every text. `None`: unknown."""
+        bare, whole = (self._encode("a", special=special) for special in (False, True))
         for at in range(len(whole) - len(bare) + 1):
             if whole[at : at + len(bare)] == bare:
                 return whole[:at], whole[at + len(bare) :]
@@ -194,10 +195,6 @@ class HFTokenizer:
         if self._around is None:
             raise BadRequest("the special tokens that this model's tokenizer adds are unknown")
         return [*self._around[0], *tokens, *self._around[1]]
-
-    @cached_property
-    def _around(self) -> tuple[list[int], list[int]] | None:
-        return self._added(special=True)
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         with self.lock:

@@ -20,8 +20,8 @@ Message = Mapping[str, Any]
 def fit_messages(messages: Sequence[Message], form: TemplateForm) -> list[dict[str, Any]]:
     """`messages`: canonical (`chat.messages.normalise`: results follow their calls in order).
     Changes no input."""
-    ordered = _with_ids(messages) if form.short_ids else messages
-    ordered = list(_with_names(ordered)) if form.named_ids else ordered
+    numbered = form.short_ids or form.named_ids
+    ordered = list(_with_ids(messages, form)) if numbered else messages
     ordered = ordered if form.parallel_calls else _one_by_one(ordered)
     ordered = ordered if form.user_after_result else _users_in_results(ordered)
     if not form.lone_system and [message.get("role") for message in ordered] == ["system"]:
@@ -99,35 +99,22 @@ def _call(call: Message, form: TemplateForm) -> dict[str, Any]:
     return fitted
 
 
-def _with_ids(messages: Sequence[Message]) -> list[Message]:
-    """Give calls and results without an id one by their position."""
-    numbered: list[Message] = []
+def _with_ids(messages: Sequence[Message], form: TemplateForm) -> Iterator[Message]:
+    """Calls with the ids that `form` demands, by name and position or at least by position, and
+    results with the ids of their calls."""
     count, waiting = 0, deque[str]()
     for message in messages:
         if calls := message.get("tool_calls"):
-            first, count = count, count + len(calls)
-            calls = [{"id": f"call_{first + i}", **call} for i, call in enumerate(calls)]
-            waiting = deque(str(call["id"]) for call in calls)
-            numbered.append({**message, "tool_calls": calls})
-        elif message.get("role") == "tool" and waiting:
-            numbered.append({**message, "tool_call_id": waiting.popleft()})
-        else:
-            numbered.append(message)
-    return numbered
-
-
-def _with_names(messages: Sequence[Message]) -> Iterator[Message]:
-    """Calls with ids that contain their names, and results with the ids of their calls."""
-    count, waiting = 0, deque[str]()
-    for message in messages:
-        if calls := message.get("tool_calls"):
-            named = [
-                {**call, "id": f"functions.{call['function']['name']}:{at}"}
-                for at, call in enumerate(calls, count)
-            ]
+            if form.named_ids:
+                calls = [
+                    {**call, "id": f"functions.{call['function']['name']}:{at}"}
+                    for at, call in enumerate(calls, count)
+                ]
+            else:
+                calls = [{"id": f"call_{at}", **call} for at, call in enumerate(calls, count)]
             count += len(calls)
-            waiting = deque(call["id"] for call in named)
-            yield {**message, "tool_calls": named}
+            waiting = deque(str(call["id"]) for call in calls)
+            yield {**message, "tool_calls": calls}
         elif message.get("role") == "tool" and waiting:
             yield {**message, "tool_call_id": waiting.popleft()}
         else:

@@ -1,5 +1,5 @@
 """Finds by short conversations which messages, tools and calls a chat template takes, and in which
-form. The same conversation is rendered once (`template_renderer.Probe`).
+form.
 
 minja probes the same demands (`chat-template.hpp`: `requires_non_null_content`,
 `requires_object_arguments`, `polyfill_tools`).

@@ -23,8 +23,6 @@ TIMES = 4
 """Number of times that a template may write its input."""
 MEMORY = 2 << 30
 PROGRAM = Path(__file__).with_name("template_process.py")
-REMEMBERED = 100_000
-"""Most characters of a probe's text in the cache."""
 
 
 class TemplateLimit(UnsupportedModel):
@@ -55,17 +53,11 @@ class _Probes:
         self._lock = threading.Lock()
         self._left = SECONDS
         self._refused: TemplateLimit | None = None
-        self._known: dict[bytes, dict[str, Any]] = {}
 
-    def answer(
-        self, asked: dict[str, Any], ask: Callable[[float], dict[str, Any]]
-    ) -> dict[str, Any]:
-        key = hashlib.sha256(_json(asked)).digest()
+    def answer(self, ask: Callable[[float], dict[str, Any]]) -> dict[str, Any]:
         with self._lock:
             if self._refused is not None:
                 raise for_another(self._refused)
-            if key in self._known:
-                return self._known[key]
             try:
                 answer = ask(self._left)
             except TemplateLimit as error:
@@ -74,8 +66,6 @@ class _Probes:
             self._left -= answer["spent"]
             if self._left <= 0:
                 self._refused = _refused("it takes too much processor time")
-            if len(answer.get("text", "")) <= REMEMBERED:
-                self._known[key] = answer
             return answer
 
 
@@ -102,8 +92,8 @@ class TemplateRenderer:
         probe: bool = False,
     ) -> str:
         """Raises `BadRequest` with the template's message and its line, and `TemplateLimit`. Keys
-        with the value None reach the template. `probe`: an earlier answer of this template will
-        do, and all probes share `SECONDS`."""
+        with the value None reach the template. All probes of a template share
+        `SECONDS`."""
         given = _json({"messages": messages, "tools": tools})
         asked = {
             "messages": messages,
@@ -116,7 +106,7 @@ class TemplateRenderer:
         def ask(seconds: float) -> dict[str, Any]:
             return self._answer({**asked, "seconds": seconds})
 
-        answer = _probes_of(self.source).answer(asked, ask) if probe else ask(SECONDS)
+        answer = _probes_of(self.source).answer(ask) if probe else ask(SECONDS)
         if "text" in answer:
             return str(answer["text"])
         raise BadRequest(

@@ -141,25 +141,13 @@ def _replace(text: str, places: Sequence[int], signs: Mapping[str, str]) -> str:
 
 def _strings(given: Hidden) -> list[str]:
     found: list[str] = []
-    for message in given.messages:
-        for key, value in message.items():
-            if key != "role":
-                _gather(value, found)
-    _gather(given.tools, found)
-    _gather(list(given.variables.values()), found)
+
+    def note(text: str) -> str:
+        found.append(text)
+        return text
+
+    _change_strings(given, note, {})
     return found
-
-
-def _gather(value: Any, found: list[str]) -> None:
-    if isinstance(value, str):
-        found.append(value)
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            _gather(key, found)
-            _gather(item, found)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _gather(item, found)
 
 
 @dataclass(frozen=True)

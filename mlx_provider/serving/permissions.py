@@ -1,4 +1,4 @@
-"""The grants of the engine's owner: options per model, and the folders that others may name.
+"""The permissions of the engine's owner: options per model, and the folders that others may name.
 
     origin    model                                     options
     owner     anything                                  all
@@ -31,7 +31,7 @@ REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w-][\w.-]*)?")
 """A Hub id. Parts that begin with a dot, such as `..`, do not match."""
 
 
-class Grants:
+class Permissions:
     """Decides once per request, before its model is examined. Safe from any thread."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Grants:
         self._roots = tuple(roots)
         self._granted = granted or {}
 
-    def admitted(self, request: T) -> T:
+    def apply(self, request: T) -> T:
         """The request with the owner's options for its model.
 
         Raises `Forbidden` that names the option; `ModelNotFound` with one message for all folders
@@ -99,7 +99,7 @@ def account(request: ModelRequest) -> str:
     return request.namespace if request.account is None else request.account
 
 
-def read_grants(file: Path) -> dict[str, ModelOptions]:
+def read_permissions(file: Path) -> dict[str, ModelOptions]:
     """Raises `BadRequest` that names the file, the model and the option."""
     try:
         tables = tomllib.loads(read_trusted(file, LARGEST_FILE, closed_to=0o022).decode())
