@@ -8,10 +8,19 @@ import json
 import re
 
 from mlx_provider import CallGrammar, MessageGrammar, ReasoningParser, ToolCall, ToolParser
-from mlx_provider.records import Emit, NotACall, Reading, TextEnded, TextReader, Tools, report_call
+from mlx_provider.records import (
+    Emit,
+    NotACall,
+    Reading,
+    TextEnded,
+    TextReader,
+    Tools,
+    listed_parameters,
+    report_call,
+)
 
-from .json_text import CALL_KEYS, Edges, read_call, read_whole
-from .values import closes, functions, properties
+from .json_text import CALL_KEYS, Edges, ignore, read_call, read_whole
+from .values import closes, functions
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN, CONSTRAIN = "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"
@@ -117,7 +126,7 @@ def _call(reader: TextReader, name: str) -> Reading[None]:
         reader.abandon_call()
         return
     reader.release()
-    found = yield from reader.pass_until((END, CALL, RETURN, START, CHANNEL), _ignore)
+    found = yield from reader.pass_until((END, CALL, RETURN, START, CHANNEL), ignore)
     if found in (END, CALL, RETURN):
         reader.skip(len(found))
 
@@ -130,10 +139,6 @@ def _no_call(reader: TextReader, *, begun: bool) -> Reading[None]:
         reader.skip(len(found))
     else:
         yield from _body(reader, show, thoughts=False)
-
-
-def _ignore(text: str) -> None:
-    pass
 
 
 def _speaks(template: str) -> bool:
@@ -224,16 +229,9 @@ def _wrapped(text: str, tools: Tools) -> ToolCall | None:
 
 def _fitting(text: str, tools: Tools) -> ToolCall | None:
     """A call of the tool that accepts these arguments, if there is exactly one."""
-    keys = set(json.loads(text))
-    fits = [
-        name
-        for name, function in functions(tools).items()
-        if keys.issuperset(_required(function)) and keys.issubset(properties(tools, name))
-    ]
+    keys, fits = set(json.loads(text)), []
+    for name, function in functions(tools).items():
+        known, required = listed_parameters(function.get("parameters"))
+        if required <= keys <= known.keys():
+            fits.append(name)
     return ToolCall(fits[0], text) if len(fits) == 1 else None
-
-
-def _required(function: object) -> list[str]:
-    parameters = function.get("parameters") if isinstance(function, dict) else None
-    found = parameters.get("required") if isinstance(parameters, dict) else None
-    return [x for x in found if isinstance(x, str)] if isinstance(found, list) else []

@@ -13,14 +13,14 @@ from mlx_provider import CallGrammar, TaggedArguments, ToolCall, ToolParser
 from mlx_provider.records import (
     NotACall,
     Reading,
-    TextEnded,
     TextReader,
     Tools,
     claimed,
-    read_marked,
     report_call,
+    through,
 )
 
+from .blocks import JsonBlock
 from .json_blocks import OPENER as CALLING
 from .json_blocks import scan_calling
 
@@ -161,20 +161,6 @@ def scan_list(reader: TextReader, tools: Tools) -> Reading[None]:
     yield from reader.accept("<|python_end|>")
 
 
-def _parse_marked(text: str, tools: Tools) -> list[ToolCall]:
-    bare = text.strip()
-    if not bare.startswith("[{") and not bare.startswith("{"):
-        return parse_calls(bare)
-    try:
-        found = json.loads(bare)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    items = found if isinstance(found, list) else [found]
-    if not all(isinstance(x, dict) and isinstance(x.get("name"), str) for x in items):
-        raise ValueError("not a list of calls")
-    return [ToolCall(x["name"], json.dumps(x.get("arguments", {}))) for x in items]
-
-
 def scan_lfm2(reader: TextReader, tools: Tools) -> Reading[None]:
     """Calls between markers, a list alone, or calls in the form of other servers."""
     found = yield from reader.at("<|tool_call_start|>", CALLING, "[")
@@ -191,44 +177,31 @@ def scan_olmo3(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def _between(reader: TextReader, start: str, end: str, tools: Tools) -> Reading[None]:
+    """Python calls, or JSON calls, between two markers. Markers inside strings are text."""
     mark = reader.mark()
     yield from reader.expect(start)
     yield from reader.space()
-    yield from reader.accept("[")
+    listed = bool((yield from reader.accept("[")))
     yield from reader.space()
-    head = yield from reader.run(_HEAD)
-    begun = yield from reader.at("(" if head else "{")
-    reader.rewind(mark)
-    if head and begun and (yield from _quoting(reader, start, end)):
+    if (yield from reader.at("{")):
+        reader.rewind(mark)
+        yield from JsonBlock((start,), end).scan(reader, tools)
         return
-    reading = read_marked(reader, (start,), end, _parse_marked, tools)
-    yield from claimed(reading) if begun else reading
+    reader.release()
+    named = reader.mark()
+    head = yield from reader.run(_HEAD)
+    begun = head and (yield from reader.at("("))
+    reader.rewind(named)
+    calls = read_calls(reader, "]" if listed else end, listed=listed)
+    yield from claimed(calls, through(end)) if begun else calls
+    yield from reader.accept("]")
+    yield from reader.space()
+    yield from reader.accept(end)
 
 
 def _written(start: str, end: str, between: str = ", ") -> CallGrammar:
     keywords = TaggedArguments("", "=", "", between=", ", text=None, keywords=True)
     return CallGrammar("{name}(", ")", start, end, between, keywords)
-
-
-def _quoting(reader: TextReader, start: str, end: str) -> Reading[bool]:
-    """Markers inside strings are text. False: there is no call here, and nothing was read."""
-    mark, before = reader.mark(), reader.calls
-    try:
-        yield from reader.expect(start)
-        yield from reader.space()
-        listed = bool((yield from reader.accept("[")))
-        yield from reader.space()
-        yield from read_calls(reader, "]" if listed else end, listed=listed)
-        yield from reader.accept("]")
-        yield from reader.space()
-        yield from reader.accept(end)
-    except (NotACall, TextEnded):
-        if reader.calls > before:
-            raise
-        reader.rewind(mark)
-        return False
-    reader.release()
-    return True
 
 
 PARSERS = (

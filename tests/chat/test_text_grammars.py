@@ -10,7 +10,6 @@ import pytest
 
 from byte_model import read
 from mlx_provider.chat.constraints.readable import written_call
-from mlx_provider.chat.constraints.schema import escaped_regex
 from mlx_provider.errors import BadRequest
 from mlx_provider.records import ToolParser
 from mlx_provider_tool_parsers import mlx_tool_parsers
@@ -119,7 +118,9 @@ def test_a_grammar_that_cannot_be_enforced_is_refused(
 def test_an_expression_for_the_escaped_text(
     model: Any, pattern: str, fitting: str, other: str
 ) -> None:
-    grammar = {"type": "lark", "value": f"start: /{escaped_regex(pattern)}/"}
+    value = f"start: /{pattern}/"
+    first = model.started(HERMES.call_grammar(), **asked(value, tool_choice="required"))
     for text, fits in ((fitting, True), (other, False)):
-        written = json.dumps(text, ensure_ascii=False)[1:-1]
-        assert model.accepts(model.started(grammar=grammar), written) == fits
+        call = json.dumps({"content": text}, ensure_ascii=False)
+        written = f'<tool_call>\n{{"name": "patch", "arguments": {call}}}\n</tool_call>'
+        assert model.accepts(first.fork(), written) == fits

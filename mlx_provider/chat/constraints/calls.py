@@ -20,7 +20,6 @@ from .schema import (
     Split,
     json_rule,
     literal,
-    one_terminal,
 )
 from .tagged import TaggedArgument
 from .trial import MAX_GRAMMAR
@@ -120,8 +119,6 @@ class CallRules:
 
     def _arguments(self, i: int, function: Function) -> str:
         tags = self.grammar.tagged
-        if function.text:
-            return self._one_text(i, function, tags)
         properties, required = listed_parameters(function.schema)
         if tags is None or written_as_object(tags, properties):
             self.rules.append(f"args_{i}: {json_rule(function.schema, self.spaces)}")
@@ -135,34 +132,6 @@ class CallRules:
         if not tags.between:
             return " ".join(rule + ("" if needed else "?") for rule, needed in names.items())
         return self._separated(f"args_{i}", names, literal(tags.between, self.split))
-
-    def _one_text(self, i: int, function: Function, tags: TaggedArguments | None) -> str:
-        (name, schema), *_ = listed_parameters(function.schema)[0].items()
-        if tags is None or written_as_object(tags, [name]):
-            before, after, bare = f"{{{json.dumps(name)}: ", "}", None
-        else:
-            key = tags.text_key_after if tags.text and tags.text_key_after else tags.key_after
-            before, after = tags.key_before + name + key, tags.value_after.replace("{key}", name)
-            bare = tags.text
-        opened, closing = bare or ('"', '"')
-        without, first = "", ""
-        if tags is not None and bare is not None:
-            argument = TaggedArgument("", name, schema, function, tags)
-            without = argument.without((closing + after).strip())
-            piece = self.split(closing + after)[0]
-            first = piece if isinstance(piece, str) else ""
-        escaped = bare is None
-        try:
-            text = one_terminal(function.text, escaped=escaped, without=without, closed=first)
-        except ValueError as unsupported:
-            raise BadRequest(
-                f"the format of the tool {function.name!r} cannot be enforced: {unsupported} is "
-                "not supported",
-                param="tools",
-            ) from None
-        self._add([f"text_{i}: %lark {{\n{text}\n}}"])
-        rest = (closing + after).removeprefix(first)
-        return f"{self._text(before + opened)} text_{i} {self._text(rest)}"
 
     def _add(self, rules: list[str]) -> None:
         """Add rules while they can be compiled: each may repeat the whole schema."""

@@ -9,10 +9,19 @@ from typing import Any
 
 from ...errors import BadRequest
 from ...protocol.requests import GenerateRequest
-from ...records.json_reading import function_of
+from ...records.json_reading import function_of, listed_parameters
 from ...records.parsing import CallGrammar, MessageGrammar
 from .calls import CallRules, called_object, tool_functions
-from .schema import ONE_LINE, Function, SchemaReader, Spaces, Split, json_rule, literal
+from .schema import (
+    ONE_LINE,
+    Function,
+    SchemaReader,
+    Spaces,
+    Split,
+    json_rule,
+    literal,
+    text_pattern,
+)
 from .trial import MAX_GRAMMAR
 
 Compiles = Callable[[str], str]
@@ -97,7 +106,7 @@ def _may_enforce(request: GenerateRequest, calls: CallGrammar | None, split: Spl
 
 
 def _with_text(function: Function, request: GenerateRequest, compiles: Compiles) -> Function:
-    """A tool whose text has a grammar. Raises `BadRequest` that names the tool."""
+    """A tool whose first parameter has a grammar. Raises `BadRequest` that names the tool."""
     grammar = request.tool_grammars.get(function.name)
     if not isinstance(grammar, Mapping):
         return function
@@ -107,7 +116,18 @@ def _with_text(function: Function, request: GenerateRequest, compiles: Compiles)
         named = [function_of(tool).get("name") for tool in request.tools]
         where = f"tools[{named.index(function.name)}].function"
         raise BadRequest(f"{where}.format: {error.message}", param=where) from None
-    return replace(function, text=form.lark)
+    try:
+        text = text_pattern(form.lark)
+    except ValueError as unsupported:
+        raise BadRequest(
+            f"the format of the tool {function.name!r} cannot be enforced: {unsupported} is not "
+            "supported",
+            param="tools",
+        ) from None
+    name = next(iter(listed_parameters(function.schema)[0]))
+    value = {"type": "string", "pattern": f"^{text}$"}
+    properties = {**function.schema.get("properties", {}), name: value}
+    return replace(function, text=text, schema={**function.schema, "properties": properties})
 
 
 def _may_call(request: GenerateRequest, calls: CallGrammar | None) -> bool:

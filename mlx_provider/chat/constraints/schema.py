@@ -1,5 +1,5 @@
 """Pieces of llguidance's Lark: texts, special tokens, JSON schemas, and a Lark grammar as one
-terminal, so that its text can stand in a call, bare or as JSON.
+regular expression, so that its text can stand in a call, bare or as JSON.
 
 Unsupported keywords of a schema are refused by name. The lists follow llguidance 1.9.1
 (parser/src/json/schema.rs and docs/json_schema.md)."""
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from re import _constants as ops  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
@@ -57,125 +57,97 @@ class Function:
     """JSON schema of an object, in supported keywords."""
     strict: bool = False
     text: str = ""
+    """Regular expression of its only parameter's text, if that has a grammar."""
 
 
-ESCAPES = {'"': r"\\\"", "\\": r"\\\\", "\n": r"\\n", "\t": r"\\t", "\r": r"\\r", "\f": r"\\f"}
-"""Characters that JSON escapes, with a regular expression of each escape."""
-PLAIN = r'[^"\\\x00-\x1f]'
-IMPORTED = {"LF": r"\n", "CR": r"\r", "NEWLINE": r"(\r?\n)+", "WS": r"[ \t\f\r\n]+"}
-TOKEN = re.compile(
-    r"""(?P<comment>(?://|\#)[^\n]*)
+_TOKEN = re.compile(
+    r"""(?P<skip>\s+|//[^\n]*|\#[^\n]*|->\s*\w+)
+    |%import\s+common\.(?P<common>\w+)(?:\s*->\s*(?P<renamed>\w+))?
+    |[!?]?(?P<rule>\w+)(?:\.\d+)?\s*:
+    |"(?P<first>(?:\\.|[^"\\]))"\s*\.\.\s*"(?P<last>(?:\\.|[^"\\]))"
     |(?P<text>"(?:\\.|[^"\\])*")(?P<folded>i?)
-    |/(?P<regex>(?:\\.|[^/\\\n])+)/(?P<flags>[a-z]*)
-    |%import\s+common\.(?P<name>\w+)(?P<renamed>\s*->\s*\w+)?
-    |(?P<other>%\w+)
-    |(?P<alias>->\s*\w+)
-    |(?<!\w)[!?]?(?P<rule>_?[a-z]\w*)""",
-    re.VERBOSE,
+    |/(?P<regex>(?:\\.|[^/\\\n])+)/(?P<flags>[imsux]*)
+    |(?P<name>[A-Za-z_]\w*)
+    |(?P<plain>[()|?*+\[\]]|\{\d*,?\d*\})
+    |(?P<other>%\w+|.)""",
+    re.VERBOSE | re.DOTALL,
 )
-CATEGORIES = {
-    ops.CATEGORY_DIGIT: r"\d",
-    ops.CATEGORY_NOT_DIGIT: r"\D",
-    ops.CATEGORY_SPACE: r"\s",
-    ops.CATEGORY_NOT_SPACE: r"\S",
-    ops.CATEGORY_WORD: r"\w",
-    ops.CATEGORY_NOT_WORD: r"\W",
+_BRACKETS = {"(": "(?:", "[": "(?:", "]": ")?"}
+_COMMON = {
+    "DIGIT": "[0-9]",
+    "HEXDIGIT": "[a-fA-F0-9]",
+    "INT": "[0-9]+",
+    "SIGNED_INT": "[+-]?[0-9]+",
+    "NUMBER": r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?",
+    "LCASE_LETTER": "[a-z]",
+    "UCASE_LETTER": "[A-Z]",
+    "LETTER": "[a-zA-Z]",
+    "WORD": "[a-zA-Z]+",
+    "CNAME": "[a-zA-Z_][a-zA-Z_0-9]*",
+    "WS_INLINE": r"[ \t]+",
+    "WS": r"[ \t\f\r\n]+",
+    "CR": r"\r",
+    "LF": r"\n",
+    "NEWLINE": r"(?:\r?\n)+",
 }
+"""Of Lark's `grammars/common.lark`."""
 
 
-def one_terminal(lark: str, *, escaped: bool, without: str = "", closed: str = "") -> str:
-    """The grammar as one terminal for a whole text, because llguidance ends a terminal without
-    looking at what follows; so no rule may refer to itself. `escaped`: the text is inside a JSON
-    string. `without`: Lark that excludes texts, to follow the terminal. `closed`: text at whose
-    first place the terminal ends. Raises `ValueError` that names what cannot be converted."""
-    rules = TOKEN.sub(_escaped if escaped else _converted, lark)
-    suffix = f"[suffix={json.dumps(closed, ensure_ascii=False)}]" if closed else ""
-    whole = f"WHOLE_TEXT: {_terminal('start')}{without}"
-    return f"start: whole_text\nwhole_text{suffix}: WHOLE_TEXT\n{whole}\n{rules}"
+def text_pattern(lark: str) -> str:
+    """A grammar as one regular expression, which can stand in a schema. Raises `ValueError` that
+    names what has none, such as a rule that refers to itself."""
+    rules: dict[str, list[tuple[bool, str]]] = {}
+    rule = ""
+    for found in _TOKEN.finditer(lark):
+        if found["other"]:
+            raise ValueError(found["other"])
+        if found["common"]:
+            if found["common"] not in _COMMON:
+                raise ValueError(found[0])
+            pattern = f"(?:{_COMMON[found['common']]})"
+            rules[found["renamed"] or found["common"]] = [(False, pattern)]
+        elif found["rule"]:
+            rule = found["rule"]
+            rules[rule] = []
+        elif not found["skip"]:
+            rules[rule].append((bool(found["name"]), found["name"] or _piece(found)))
+    return _whole_rule("start", rules, {})
 
 
-def _terminal(rule: str) -> str:
-    return f"RULE_{rule.upper()}"
-
-
-def _converted(found: re.Match[str]) -> str:
-    if found["comment"] or found["alias"]:
-        return ""
-    if found["rule"]:
-        return _terminal(found["rule"])
-    if found["other"]:
-        raise ValueError(found["other"])
-    return found[0]
-
-
-def _escaped(found: re.Match[str]) -> str:
-    if found["name"]:
-        name = found["name"]
-        if name not in IMPORTED:
-            return found[0]
-        renamed = (found["renamed"] or name).replace("->", "").strip()
-        return f"{renamed}: /{escaped_regex(IMPORTED[name])}/"
-    if found["text"]:
-        text = json.dumps(json.loads(found["text"], strict=False), ensure_ascii=False)
-        return json.dumps(text[1:-1], ensure_ascii=False) + found["folded"]
+def _piece(found: re.Match[str]) -> str:
+    if found["plain"]:
+        return _BRACKETS.get(found["plain"], found["plain"])
+    if found["first"]:
+        return f"[{re.escape(found['first'])}-{re.escape(found['last'])}]"
     if found["regex"]:
-        return f"/{escaped_regex(found['regex'], found['flags'])}/"
-    return _converted(found)
+        flags = "".join(sorted(set(found["flags"]) - {"u"}))
+        return f"(?{flags}:{found['regex']})"
+    text = plain_pattern(json.loads(found["text"], strict=False))
+    return f"(?{found['folded']}:{text})"
 
 
-def escaped_regex(pattern: str, flags: str = "") -> str:
-    """A regular expression for the escaped text, for use between slashes. Raises `ValueError`."""
-    if set(flags) - set("ims"):
-        raise ValueError(f"the flags {flags!r}")
-    try:
-        tree = parser.parse(f"(?{flags}){pattern}" if flags else pattern)
-    except re.error as error:
-        raise ValueError(f"/{pattern}/: {error}") from None
-    ignore = "(?i)" if tree.state.flags & re.IGNORECASE else ""
-    return ignore + "".join(_pieces(tree, bool(tree.state.flags & re.DOTALL)))
+def plain_pattern(text: str) -> str:
+    """A regular expression that matches only this text, for use between slashes."""
+    return re.sub(r"[!-/:;=?@\[-^`{-~]", r"\\\g<0>", text).replace("\n", "\\n")
 
 
-def _pieces(tree: Any, dots: bool) -> Iterator[str]:
-    for kind, value in tree:
-        if kind is ops.LITERAL:
-            yield _chosen(_one(value))
-        elif kind is ops.NOT_LITERAL:
-            yield _chosen("^" + _one(value))
-        elif kind is ops.ANY:
-            yield _chosen(r"\x00-\U0010ffff" if dots else r"^\n")
-        elif kind is ops.IN:
-            yield _chosen("".join(map(_item, value)))
-        elif kind is ops.BRANCH:
-            yield "(?:" + "|".join("".join(_pieces(each, dots)) for each in value[1]) + ")"
-        elif kind is ops.SUBPATTERN:
-            yield "(?:" + "".join(_pieces(value[3], dots)) + ")"
-        elif kind is ops.MAX_REPEAT:
-            least, most, inner = value
-            end = "" if most is ops.MAXREPEAT else int(most)
-            yield f"(?:{''.join(_pieces(inner, dots))}){{{int(least)},{end}}}"
-        else:
-            raise ValueError(f"{str(kind).lower()} in a regular expression")
+def _whole_rule(
+    rule: str, rules: Mapping[str, list[tuple[bool, str]]], known: dict[str, str]
+) -> str:
+    """`known`: expressions of rules; empty while one is written."""
+    if rule not in known:
+        known[rule] = ""
+        pieces = rules.get(rule, ())
+        parts = [_whole_rule(x, rules, known) if is_name else x for is_name, x in pieces]
+        known[rule] = f"(?:{''.join(parts)})"
+        if len(known[rule]) > LONGEST_PATTERN:
+            raise ValueError(f"a text of more than {LONGEST_PATTERN} characters")
+    if not known[rule]:
+        raise ValueError(f"the rule {rule!r}, which refers to itself,")
+    return known[rule]
 
 
-def _item(item: Any) -> str:
-    kind, value = item
-    if kind is ops.NEGATE:
-        return "^"
-    if kind is ops.RANGE:
-        return f"{_one(value[0])}-{_one(value[1])}"
-    return CATEGORIES[value] if kind is ops.CATEGORY else _one(value)
-
-
-def _one(code: int) -> str:
-    return f"\\U{code:08x}"
-
-
-def _chosen(inside: str) -> str:
-    """A character class: its unescaped characters, and the escapes of the others."""
-    pythons = re.compile(f"[{inside}]")
-    rusts = re.sub(r"\\U([0-9a-f]{8})", lambda m: f"\\x{{{int(m[1], 16):x}}}", inside)
-    forms = [escape for plain, escape in ESCAPES.items() if pythons.fullmatch(plain)]
-    return "(?:" + "|".join([f"[[{rusts}]&&{PLAIN}]", *forms]) + ")"
+LONGEST_PATTERN = 100_000
 
 
 MOST_NAMES = 256

@@ -10,7 +10,16 @@ from typing import Any
 
 from ...records.json_reading import implied_type, listed_values, resolved, value_types
 from ...records.parsing import TaggedArguments
-from .schema import ONE_LINE, Function, SchemaReader, Spaces, Split, json_rule, literal
+from .schema import (
+    ONE_LINE,
+    Function,
+    SchemaReader,
+    Spaces,
+    Split,
+    json_rule,
+    literal,
+    plain_pattern,
+)
 
 _MAX_PATTERN = 2000
 """Longest pattern that is analysed. The time grows with its square."""
@@ -104,7 +113,7 @@ class TaggedArgument:
         least, most = schema.get("minLength", 0), schema.get("maxLength")
         length = f"/(?s:.{{{least},{'' if most is None else most}}})/"
         pattern = schema.get("pattern")
-        whole = None if pattern is None else whole_text(pattern)
+        whole = self.function.text or (None if pattern is None else whole_text(pattern))
         if pattern is not None and whole is None:
             self._note(f"pattern {pattern!r}")
         if "format" in schema:
@@ -123,11 +132,6 @@ def _listed_values(schema: dict[str, Any], root: Mapping[str, Any]) -> list[Any]
     if not values or not any(isinstance(value, str) for value in values):
         return None
     return values
-
-
-def plain_pattern(text: str) -> str:
-    """A regular expression that matches only this text, for use between slashes."""
-    return re.sub(r"[!-/:;=?@\[-^`{-~]", r"\\\g<0>", text).replace("\n", "\\n")
 
 
 def whole_text(pattern: str) -> str | None:
