@@ -13,9 +13,11 @@ import sys
 import tokenize
 from pathlib import Path
 
-CEILINGS = {"files": 313, "lines": 60_760, "lines of code": 43_990, "bare participles": 400}
-IRREGULAR = """asked begun bound chosen drawn found given gone held kept known led left lost made meant
-paid seen sent shown spent stood taken told thrown understood won written""".split()
+CEILINGS = {"files": 306, "lines": 58_300, "lines of code": 42_100, "bare participles": 360}
+IRREGULAR = (
+    "asked begun bound chosen drawn found given gone held kept known led left lost made meant paid "
+    "seen sent shown spent stood taken told thrown understood won written"
+).split()
 VERBS = ("embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed")
 ROOT = Path(__file__).parents[2]
 COMMAND = ("git", "ls-files", "mlx_provider/*.py", "plugins/*.py")
