@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from mlx_provider.doctor import Finding, Subject, examine, machine, model
+from mlx_provider.engine.execution.calibration import PassBytes
 from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.memory import MemoryProfile
 from mlx_provider.engine.scheduling.costs import Curve
@@ -247,7 +248,7 @@ def test_a_broken_plugin(subject: Make, install_plugin: Install) -> None:
 def kept(folder: Path, seconds: list[tuple[int, float]], **fields: object) -> Measured:
     values: dict[str, object] = {"drafts": True, "noise_floor": 0.25, **fields}
     probe = Probe("grouped", MemoryProfile(0, 8), ("a note",), mixes=True, **values)  # type: ignore[arg-type]
-    return Measured(probe, Curve(seconds), None, str(folder.resolve()), "", software())
+    return Measured(probe, Curve(seconds), PassBytes(), str(folder.resolve()), "", software())
 
 
 def with_kept(here: Subject, *measured: Measured) -> Subject:

@@ -37,8 +37,9 @@ def largest(difference: mx.array) -> float:
 
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of queries of each call of the fused attention, as if there were a GPU."""
+    """The number of queries of each call of the fused attention, as if there were Metal."""
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     found: list[int] = []
     original = mx.fast.scaled_dot_product_attention
 

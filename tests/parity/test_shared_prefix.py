@@ -313,10 +313,10 @@ def storm(
     class Watched(Alternating):
         """Checks before each pass that the rows are within the memory."""
 
-        def plan(self, *given: Any, **more: Any) -> StepPlan:
+        def ran(self, plan: StepPlan) -> None:
             alone = self.active_rows <= 1 or early & {*self.waiting}
             assert alone or self.live_bytes + cache.in_use <= room
-            return super().plan(*given, **more)
+            super().ran(plan)
 
     engine, cache = sharing(
         model, lambda: budget, available=lambda: room - cache.in_use, row_bytes=memory.row_bytes,
