@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from ...isolation import Isolation
-from ...upstream.shared_kv import SHAREABLE, Prefix, divide, prefix_of
+from ...upstream.shared_kv import SHAREABLE, Prefix, divide
 from ...upstream.shared_kv import start as begin_with
 from ..kv_capacity import STEP_TOKENS, whole_steps
 from ..memory import leaves
@@ -66,7 +66,7 @@ class RowBuffers:
     def capacity(self) -> int:
         """Tokens that fit, including those of its prefix."""
         every = self.layers.values()
-        return max(_before(x) + int(a.shape[-2]) for x in every for a in own_arrays(x))
+        return self.first + max(int(a.shape[-2]) for x in every for a in own_arrays(x))
 
     @property
     def in_use(self) -> bool:
@@ -121,14 +121,13 @@ class RowBuffers:
         found = 0
         for layer in self.layers.values():
             for each in own_arrays(layer):
-                unused = each.shape[-2] - (length - _before(layer))
+                unused = each.shape[-2] - (length - self.first)
                 found += each.nbytes // max(1, each.shape[-2]) * max(0, unused)
         return found
 
     def trim(self, length: int) -> None:
         for layer in self.layers.values():
-            own = length - _before(layer)
-            cut = [mx.contiguous(a[..., :own, :]) for a in own_arrays(layer)]
+            cut = [mx.contiguous(a[..., : length - self.first, :]) for a in own_arrays(layer)]
             mx.eval(cut)
             set_arrays(layer, cut)
 
@@ -156,8 +155,6 @@ class RowBuffers:
         conversation that continues may continue again), but at most `spare`. Copies layer by
         layer."""
         own = length - self.first
-        if any(_before(layer) != self.first for layer in self.layers.values()):
-            return  # some layers were united with the prefix: each grows by itself
         if all(a.shape[-2] >= own + room for x in self.layers.values() for a in own_arrays(x)):
             return
         capacity = whole_steps(own + room + min(own, spare))
@@ -247,15 +244,6 @@ def divisible(layers: Mapping[int, Any]) -> bool:
     return bool(layers) and all(type(layer) in SHAREABLE for layer in layers.values())
 
 
-def shares(cache: Sequence[Any]) -> bool:
-    return any(prefix_of(layer) is not None for layer in leaves(cache))
-
-
-def _before(layer: Any) -> int:
-    prefix = prefix_of(layer)
-    return 0 if prefix is None else prefix.length
-
-
 def extended(array: Any, tokens: int) -> Any:
     shape = (*array.shape[:-2], tokens, array.shape[-1])
     return mx.concatenate([array, mx.zeros(shape, array.dtype)], axis=-2)
@@ -319,9 +307,6 @@ class Leases:
             if held > self._least and divisible(own.layers):
                 self._divide(own, held - 1, self._store.nodes_in(own))
         copied = deepcopy(cache)
-        for layer in leaves(copied):
-            if (prefix := prefix_of(layer)) is not None:
-                prefix.holders.add(layer)
         if own is None or own.base is None or not own.is_of(cache):
             return copied, None
         other = RowBuffers(own_layers(copied), own.first, own.base)
@@ -367,13 +352,6 @@ class Leases:
             own.intact = True
             if own.stored:
                 self._store.park(own, self._budget())
-
-    def unite(self, lease: Lease) -> None:
-        """A row has copied the prefix in front of its own tokens, as the last that used it."""
-        base, own = lease.base, lease.own
-        lease.base = None
-        if base is not None and own is not None:
-            self._store.move(base, own)
 
     def _takeable(self, match: Match) -> RowBuffers | None:
         """The buffers that a row may take over, with all that it needs."""

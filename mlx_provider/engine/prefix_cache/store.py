@@ -289,15 +289,6 @@ class Store:
             set_segment(node, replace(segment_of(node), slack=0))
         self.recount()
 
-    def move(self, base: RowBuffers, own: RowBuffers) -> None:
-        """Buffers have got copies of the prefix before them. Segments move there, unless others
-        need the prefix."""
-        last, own.first, own.base = own.first, 0, None
-        for node in () if base.in_use else self.nodes_in(base):
-            if node.stop <= last:
-                set_segment(node, replace(segment_of(node), held=own, slack=0))
-        self.recount()
-
     def park(self, buffers: RowBuffers, budget: int) -> None:
         """No row uses these buffers now. Their capacity counts, or is freed if it does not fit."""
         found = self.nodes_in(buffers)
