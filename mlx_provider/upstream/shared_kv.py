@@ -245,8 +245,9 @@ class Partial(NamedTuple):
 
 def _attend(calls: Sequence[Call], scale: float) -> list[mx.array]:
     first = calls[0]
-    kv_heads = _heads(first.keys.prefix)
-    split = [_split(call.queries, kv_heads) for call in calls]
+    kv_heads = _arrays(first.keys.prefix)[0].shape[1]
+    # (B, Hk, group, L, D)
+    split = [mx.unflatten(call.queries, 1, (kv_heads, -1)) for call in calls]
     # (Hk, B * group * L, D) of each call
     folded = [q.swapaxes(0, 1).reshape(kv_heads, -1, q.shape[-1]) for q in split]
     queries = folded[0] if len(folded) == 1 else mx.concatenate(folded, axis=1)
@@ -318,17 +319,6 @@ def _product(x: mx.array, stored: Any, cache: Any, *, transpose: bool) -> mx.arr
         stored = mx.dequantize(*stored, **how)
     found: mx.array = x @ (stored.swapaxes(-1, -2) if transpose else stored)
     return found
-
-
-def _heads(stored: Any) -> int:
-    array = stored[0] if isinstance(stored, (tuple, list)) else stored
-    return int(array.shape[1])
-
-
-def _split(queries: mx.array, kv_heads: int) -> mx.array:
-    """(B, Hk, group, L, D)"""
-    rows, heads, tokens, width = queries.shape
-    return queries.reshape(rows, kv_heads, heads // kv_heads, tokens, width)
 
 
 def _by_kv_head(mask: Any, tokens: int, keys: int, group: int, kv_heads: int) -> mx.array:
