@@ -9,9 +9,8 @@ sums of their exponentials; only the rounding differs.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,8 +29,6 @@ class Prefix:
     keys: Any
     """(1, Hk, length, D)"""
     values: Any
-    holders: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
-    """Caches of rows, or of merged groups, that use it."""
 
     @property
     def length(self) -> int:
@@ -90,7 +87,7 @@ class SharedQuantisedKV(SharedRow, QuantizedKVCache):
 class SharedBatchKV(Behind, BatchKVCache):
     def __init__(self, prefix: Prefix, left_padding: list[int]) -> None:
         super().__init__(left_padding)
-        _hold(self, prefix)
+        self.prefix = prefix
 
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
@@ -141,17 +138,6 @@ def start(layer: Any, prefix: Prefix) -> None:
     _become_shared(layer, prefix)
 
 
-def unite(layer: Any) -> None:
-    """Concatenate prefix and tail of a row into one buffer, in place. The tail is not empty."""
-    prefix = layer.prefix
-    layer.keys = Shared(prefix.keys, layer.keys).whole()
-    layer.values = Shared(prefix.values, layer.values).whole()
-    prefix.holders.discard(layer)
-    del layer.prefix, layer.skipped
-    layer.__class__ = KVCache if isinstance(layer, KVCache) else QuantizedKVCache
-    mx.eval(layer.keys, layer.values)  # after each layer, as in `divide`
-
-
 def arrays_of(layer: Any) -> list[Any]:
     both = [(layer.prefix.keys, layer.keys), (layer.prefix.values, layer.values)]
     if layer.keys is None:
@@ -179,7 +165,7 @@ def length_of(stored: Any) -> int:
 def _become_shared(layer: Any, prefix: Prefix) -> None:
     layer.__class__ = SharedKV if type(layer) is KVCache else SharedQuantisedKV
     layer.skipped = prefix.length
-    _hold(layer, prefix)
+    layer.prefix = prefix
 
 
 def _copy(array: mx.array, room: int) -> mx.array:
@@ -187,11 +173,6 @@ def _copy(array: mx.array, room: int) -> mx.array:
     found = mx.zeros((*array.shape[:2], max(room, array.shape[2]), array.shape[3]), array.dtype)
     found[:, :, : array.shape[2]] = array
     return found
-
-
-def _hold(cache: Any, prefix: Prefix) -> None:
-    cache.prefix = prefix
-    prefix.holders.add(cache)
 
 
 def _arrays(stored: Any) -> list[mx.array]:
@@ -264,8 +245,9 @@ class Partial(NamedTuple):
 
 def _attend(calls: Sequence[Call], scale: float) -> list[mx.array]:
     first = calls[0]
-    kv_heads = _heads(first.keys.prefix)
-    split = [_split(call.queries, kv_heads) for call in calls]
+    kv_heads = _arrays(first.keys.prefix)[0].shape[1]
+    # (B, Hk, group, L, D)
+    split = [mx.unflatten(call.queries, 1, (kv_heads, -1)) for call in calls]
     # (Hk, B * group * L, D) of each call
     folded = [q.swapaxes(0, 1).reshape(kv_heads, -1, q.shape[-1]) for q in split]
     queries = folded[0] if len(folded) == 1 else mx.concatenate(folded, axis=1)
@@ -337,17 +319,6 @@ def _product(x: mx.array, stored: Any, cache: Any, *, transpose: bool) -> mx.arr
         stored = mx.dequantize(*stored, **how)
     found: mx.array = x @ (stored.swapaxes(-1, -2) if transpose else stored)
     return found
-
-
-def _heads(stored: Any) -> int:
-    array = stored[0] if isinstance(stored, (tuple, list)) else stored
-    return int(array.shape[1])
-
-
-def _split(queries: mx.array, kv_heads: int) -> mx.array:
-    """(B, Hk, group, L, D)"""
-    rows, heads, tokens, width = queries.shape
-    return queries.reshape(rows, kv_heads, heads // kv_heads, tokens, width)
 
 
 def _by_kv_head(mask: Any, tokens: int, keys: int, group: int, kv_heads: int) -> mx.array:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +14,6 @@ from mlx_provider.engine.prefix_cache.tree import (
     add,
     as_ids,
     check,
-    common,
     match,
     new_root,
     nodes,
@@ -110,23 +108,6 @@ def test_removing_leaves_keeps_the_other_paths(paths: list[list[int]], dice) -> 
         for path in left:
             assert match(root, as_ids(path), len(path)).shared == len(path)
     assert total == 0
-
-
-@given(PATHS)
-def test_payloads_follow_their_tokens(paths: list[list[int]]) -> None:
-    root = new_root()
-    for path in paths:
-        put(root, path)
-    for path in paths:
-        found = match(root, as_ids(path), len(path))
-        held = np.concatenate([node.segment.ids for node, _ in found.steps])
-        assert held[: len(path)].tolist() == path
-
-
-def test_common_prefix_of_arrays() -> None:
-    assert common(as_ids([1, 2, 3]), as_ids([1, 2, 4])) == 2
-    assert common(as_ids([1, 2]), as_ids([1, 2, 3])) == 2
-    assert common(as_ids([]), as_ids([1])) == 0
 
 
 def test_structure_errors_are_refused() -> None:

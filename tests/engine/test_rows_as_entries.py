@@ -13,14 +13,11 @@ from allocator_replay import StandIn
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.kv_capacity import STEP_TOKENS
 from mlx_provider.engine.memory import profile
-from mlx_provider.engine.prefix_cache.buffers import RowBuffers
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from mlx_provider.upstream.cache_classes import KVCache
-from mlx_provider.upstream.shared_kv import unite
 from references import alone
 from turns import TOKEN_BYTES, counted, measured
 
@@ -372,20 +369,3 @@ def test_a_prefix_that_leaves_no_memory_for_its_only_row_is_evicted(qwen3: TextM
     own.engine.submit(requests[2])
     run(own.engine)
     check(qwen3, *requests)
-
-
-def test_a_layer_whose_prefix_was_united_is_cut_at_its_own_length() -> None:
-    """Another layer of the row still has its prefix."""
-    layers = {leaf: KVCache() for leaf in range(2)}
-    for layer in layers.values():
-        layer.update_and_fetch(*[mx.arange(24.0).reshape(1, 1, 24, 1)] * 2)
-    row = RowBuffers(dict(layers))
-    row.divided(16)
-    unite(layers[0])
-    layers[0].update_and_fetch(*[mx.zeros((1, 1, 1, 1))] * 2)
-    row.grow(24, 500, 0)
-    assert [layer.keys.shape[2] for layer in layers.values()] == [256, 240]
-    assert row.slack(24) == 2 * 2 * (256 - 24) * 4
-    row.trim(24)
-    assert [layer.keys.shape[2] for layer in layers.values()] == [24, 8]
-    assert row.arrays(0, 14, 18)[0].tolist() == row.arrays(1, 14, 18)[0].tolist()

@@ -14,7 +14,6 @@ from mlx.utils import tree_flatten
 
 from mlx_provider import LoadedModel, MediaItem
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.execution import batch_layout
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.kv_capacity import STEP_TOKENS, whole_steps
 from mlx_provider.engine.memory import arrays, leaves, profile
@@ -28,7 +27,6 @@ from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import Alternating, Eager, new_engine, new_request, output_of, run
 from mlx_provider.upstream import mlx_lm
 from mlx_provider.upstream import shared_kv as shared_attention
-from mlx_provider.upstream.cache_classes import KVCache, QuantizedKVCache
 from mlx_provider.upstream.shared_kv import Prefix, SharedBatchKV, prefix_of
 from schedules import Oracle
 from tolerances import LOGPROBS
@@ -38,7 +36,6 @@ FAMILIES = ("qwen3", "gemma3_text", "qwen3_5_text")
 LEAST = 16
 COMMON = [20 + i * i % 300 for i in range(200)]
 REPLY = 24
-REUNITED = 4
 Tiny = Callable[..., TextModel]
 Seeing = Callable[[str], tuple[Any, MediaItem]]
 
@@ -227,38 +224,6 @@ def test_rows_behind_a_prefix_are_charged_for_their_memory(tiny: Tiny, bits: int
         assert taken(engine) <= engine.scheduler.live_bytes + cache.in_use
         compared += bool(prefixes(engine))
     assert compared == 90
-
-
-@pytest.mark.parametrize("bits", [None, 8])
-def test_a_row_that_is_alone_again_gets_one_buffer(
-    tiny: Tiny, bits: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batch_layout, "REUNITED", REUNITED)
-    model = tiny("qwen3", head_dim=32)
-    engine, cache = sharing(model, make_cache=quantised(model, bits))
-    stays, goes = branch(0, reply=7 * REUNITED), branch(1, reply=7 * REUNITED)
-    for request in (stays, goes):
-        decoding(engine, request)
-    for _ in range(2 * REUNITED):
-        engine.step()
-    assert prefixes(engine), "two rows hold it"
-    engine.cancel(goes)
-    engine.step()
-    assert prefixes(engine), "another may come"
-    cache.evict(0)  # the entry of the finished row also holds it
-    for _ in range(2 * REUNITED):
-        engine.step()
-    assert not prefixes(engine)
-    assert {type(each) for each in layers(engine)} <= {KVCache, QuantizedKVCache}
-    last = branch(2)
-    decoding(engine, last)
-    assert last.cached >= len(COMMON) - LEAST
-    if bits is not None:  # merged rows have other caches than the recorded ones
-        assert prefixes(engine), "it can be shared again"
-    run(engine)
-    for request in (stays, last):
-        check_as_alone(model, request, bits=bits)
-    cache.check_integrity()
 
 
 Operation = tuple[str, int, int]

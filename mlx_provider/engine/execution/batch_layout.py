@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from ...isolation import Isolation
 from ...upstream.batch_caches import RowCache, counting_alike, mergeable, merged, rows_of
-from ...upstream.shared_kv import Prefix, prefix_of, unite
+from ...upstream.shared_kv import Prefix, prefix_of
 from ..kv_capacity import whole_steps
 from ..memory import MemoryProfile, leaves, profile
 from ..request import Row
@@ -169,9 +168,6 @@ class Layout:
         """Rows that had several tokens in the last pass."""
         self._since: dict[Row, int] = {}
         """Passes since the last drafts of rows that have a group of their own."""
-        self._passes = 0
-        self._lone: set[Row] = set()
-        """Rows that were the only ones with their prefix at the last look."""
 
     def add(self, row: Row, cache: RowCache) -> None:
         """The layout owns the cache from now on."""
@@ -185,7 +181,6 @@ class Layout:
         for row in rows:
             self._unverified.pop(row, None)
             self._since.pop(row, None)
-            self._lone.discard(row)
 
     def cache_of(self, row: Row) -> RowCache | None:
         """The row's own cache. `None`: it is merged with those of others, or fixed."""
@@ -217,7 +212,6 @@ class Layout:
         use."""
         self._settle()
         if self.one_pass:
-            self._unite()
             self._reunite(widths)
         self._separate(widths)
         if not self.groups:
@@ -289,21 +283,6 @@ class Layout:
     def _extract(self, row: Row) -> RowCache:
         return self._group(row).caches([row])[0]
 
-    def _unite(self) -> None:
-        """Let rows that hold a prefix alone for long become one buffer again."""
-        self._passes += 1
-        if self._passes % REUNITED:
-            return
-        lone = {group.rows[0]: group.cache for group in self.groups if _holds_alone(group)}
-        with Isolation() as tried:  # an earlier pass may fail here, which its tokens tell again
-            for row in lone.keys() & self._lone:
-                for layer in leaves(lone[row]):
-                    if prefix_of(layer) is not None:
-                        unite(layer)
-        if tried.fault is not None:
-            log.warning("a row keeps its prefix apart: %s", tried.fault.summary)
-        self._lone = lone.keys() - self._lone
-
     def _reunite(self, widths: Widths) -> None:
         """Let rows without recent drafts join the groups of other rows again."""
         waited = {row: passes + 1 for row, passes in self._since.items()}
@@ -345,9 +324,3 @@ def shared_prefix(cache: RowCache) -> Prefix | None:
     """The prefix that rows of this cache share with others, in its first layer that has one."""
     found = (prefix_of(layer) for layer in leaves(cache))
     return next((prefix for prefix in found if prefix is not None), None)
-
-
-def _holds_alone(group: Group) -> bool:
-    """Whether its only row is the only one with its prefix."""
-    prefix = shared_prefix(group.cache)
-    return len(group.rows) == 1 and prefix is not None and len(prefix.holders) == 1

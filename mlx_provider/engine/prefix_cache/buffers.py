@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from ...isolation import Isolation
-from ...upstream.shared_kv import SHAREABLE, Prefix, divide, prefix_of
+from ...upstream.shared_kv import SHAREABLE, Prefix, divide
 from ...upstream.shared_kv import start as begin_with
 from ..kv_capacity import STEP_TOKENS, whole_steps
 from ..memory import leaves
@@ -48,25 +48,28 @@ class RowBuffers:
         self.intact = True
         """False after a device failure in its last row."""
         self._users: tuple[weakref.ref[Lease], ...] = ()
-        self._above: tuple[weakref.ref[RowBuffers], ...] = ()
+        self.above = weakref.WeakSet[RowBuffers]()
+        """Those that begin with this prefix."""
         self._heads: dict[int, weakref.WeakValueDictionary[int, Prefix]] = {}
         if base is not None:
-            base.supports(self)
+            base.above.add(self)
 
     @property
     def common(self) -> bool:
         return any(isinstance(layer, Prefix) for layer in self.layers.values())
 
     @property
+    def own_arrays(self) -> list[Any]:
+        return [a for layer in self.layers.values() for a in own_arrays(layer)]
+
+    @property
     def token_bytes(self) -> int:
-        arrays = [a for layer in self.layers.values() for a in own_arrays(layer)]
-        return sum(a.nbytes // max(1, a.shape[-2]) for a in arrays)
+        return sum(a.nbytes // max(1, a.shape[-2]) for a in self.own_arrays)
 
     @property
     def capacity(self) -> int:
         """Tokens that fit, including those of its prefix."""
-        every = self.layers.values()
-        return max(_before(x) + int(a.shape[-2]) for x in every for a in own_arrays(x))
+        return self.first + max(int(a.shape[-2]) for a in self.own_arrays)
 
     @property
     def in_use(self) -> bool:
@@ -75,14 +78,8 @@ class RowBuffers:
         return any(user is not None and self in user.buffers for user in users)
 
     @property
-    def lease(self) -> Lease | None:
-        users = (ref() for ref in self._users)
-        return next((user for user in users if user is not None and user.own is self), None)
-
-    @property
     def needed(self) -> bool:
-        above = (ref() for ref in self._above)
-        return self.in_use or any(each is not None and each.stored for each in above)
+        return self.in_use or any(each.stored for each in self.above)
 
     @property
     def lost(self) -> bool:
@@ -102,33 +99,20 @@ class RowBuffers:
         held.update(found)
         return found
 
-    def supports(self, above: RowBuffers) -> None:
-        """Other buffers begin with this prefix."""
-        self._above = (*(ref for ref in self._above if ref() is not None), weakref.ref(above))
-
     def used_by(self, row: Lease) -> None:
         self._users = (*(ref for ref in self._users if ref() is not None), weakref.ref(row))
-
-    def is_of(self, cache: Sequence[Any]) -> bool:
-        every = leaves(cache)
-        return all(every[leaf] is layer for leaf, layer in self.layers.items())
 
     def count(self, length: int, token_bytes: int) -> None:
         """The prefix cache counts the first `length` tokens: they are not charged to the row."""
         self.stored = max(self.stored, (length - self.first) * token_bytes)
 
     def slack(self, length: int) -> int:
-        found = 0
-        for layer in self.layers.values():
-            for each in own_arrays(layer):
-                unused = each.shape[-2] - (length - _before(layer))
-                found += each.nbytes // max(1, each.shape[-2]) * max(0, unused)
-        return found
+        arrays, own = self.own_arrays, length - self.first
+        return sum(a.nbytes // max(1, a.shape[-2]) * max(0, a.shape[-2] - own) for a in arrays)
 
     def trim(self, length: int) -> None:
         for layer in self.layers.values():
-            own = length - _before(layer)
-            cut = [mx.contiguous(a[..., :own, :]) for a in own_arrays(layer)]
+            cut = [mx.contiguous(a[..., : length - self.first, :]) for a in own_arrays(layer)]
             mx.eval(cut)
             set_arrays(layer, cut)
 
@@ -156,9 +140,7 @@ class RowBuffers:
         conversation that continues may continue again), but at most `spare`. Copies layer by
         layer."""
         own = length - self.first
-        if any(_before(layer) != self.first for layer in self.layers.values()):
-            return  # some layers were united with the prefix: each grows by itself
-        if all(a.shape[-2] >= own + room for x in self.layers.values() for a in own_arrays(x)):
+        if all(a.shape[-2] >= own + room for a in self.own_arrays):
             return
         capacity = whole_steps(own + room + min(own, spare))
         for layer in self.layers.values():
@@ -168,16 +150,16 @@ class RowBuffers:
 
     def divided(self, at: int) -> RowBuffers:
         """Make tokens `[0, at)` a prefix for other rows. Copies each layer once."""
-        mx.eval([own_arrays(layer) for layer in self.layers.values()])  # or raise before a change
+        mx.eval(self.own_arrays)  # or raise before a change
         room = self.capacity - at
         layers = {x: divide(layer, at, room) for x, layer in self.layers.items()}
         prefix = RowBuffers(layers)
         self.first, self.base = at, prefix
-        prefix.supports(self)
-        user = self.lease
-        if user is not None:
-            user.share(prefix, at)
-            user.capacity = self.capacity
+        prefix.above.add(self)
+        for user in [ref() for ref in self._users]:
+            if user is not None and user.own is self:
+                user.share(prefix, at)
+                user.capacity = self.capacity
         return prefix
 
 
@@ -212,7 +194,8 @@ class Lease:
 
     def own_of(self, cache: Sequence[Any]) -> RowBuffers | None:
         """`None`: `cache` has other buffers, because the row was merged."""
-        return self.own if self.own is not None and self.own.is_of(cache) else None
+        layers, every = {} if self.own is None else self.own.layers, leaves(cache)
+        return self.own if all(every[leaf] is each for leaf, each in layers.items()) else None
 
     @property
     def buffers(self) -> tuple[RowBuffers, ...]:
@@ -231,11 +214,6 @@ class Lease:
         whole = self.shared + whole_steps(tokens - self.shared)
         return (whole - whole_steps(tokens)) * self.token_bytes
 
-    def trim(self, tokens: int) -> None:
-        if self.own is not None:
-            self.own.trim(max(tokens, *(each.offset for each in self.own.layers.values())))
-            self.capacity = self.own.capacity
-
 
 def own_layers(cache: Sequence[Any]) -> dict[int, Any]:
     """The layers of a row cache that keep every token, by leaf index."""
@@ -245,15 +223,6 @@ def own_layers(cache: Sequence[Any]) -> dict[int, Any]:
 
 def divisible(layers: Mapping[int, Any]) -> bool:
     return bool(layers) and all(type(layer) in SHAREABLE for layer in layers.values())
-
-
-def shares(cache: Sequence[Any]) -> bool:
-    return any(prefix_of(layer) is not None for layer in leaves(cache))
-
-
-def _before(layer: Any) -> int:
-    prefix = prefix_of(layer)
-    return 0 if prefix is None else prefix.length
 
 
 def extended(array: Any, tokens: int) -> Any:
@@ -313,16 +282,13 @@ class Leases:
     def fork(self, lease: Lease, cache: list[Any]) -> tuple[list[Any], Lease | None]:
         """Another row with the tokens of a row whose prompt is complete. Both share all tokens but
         the last, if these are enough."""
-        own = lease.own
-        if own is not None and own.is_of(cache) and own.base is None:
+        own = lease.own_of(cache)
+        if own is not None and own.base is None:
             held = min(int(layer.offset) for layer in own.layers.values())
             if held > self._least and divisible(own.layers):
                 self._divide(own, held - 1, self._store.nodes_in(own))
         copied = deepcopy(cache)
-        for layer in leaves(copied):
-            if (prefix := prefix_of(layer)) is not None:
-                prefix.holders.add(layer)
-        if own is None or own.base is None or not own.is_of(cache):
+        if own is None or own.base is None:
             return copied, None
         other = RowBuffers(own_layers(copied), own.first, own.base)
         return copied, self._known(Lease(other, own.base, own.first, capacity=other.capacity))
@@ -350,8 +316,12 @@ class Leases:
         return self._known(Lease(RowBuffers(own_layers(cache))))
 
     def trim(self, lease: Lease, tokens: int) -> None:
+        own = lease.own
+        if own is None:
+            return
         with Isolation() as tried:  # a pass of the row may have failed
-            lease.trim(tokens)
+            own.trim(max(tokens, *(each.offset for each in own.layers.values())))
+            lease.capacity = own.capacity
         if tried.fault is not None:
             log.warning("a row keeps its capacity: %s", tried.fault.summary)
 
@@ -367,13 +337,6 @@ class Leases:
             own.intact = True
             if own.stored:
                 self._store.park(own, self._budget())
-
-    def unite(self, lease: Lease) -> None:
-        """A row has copied the prefix in front of its own tokens, as the last that used it."""
-        base, own = lease.base, lease.own
-        lease.base = None
-        if base is not None and own is not None:
-            self._store.move(base, own)
 
     def _takeable(self, match: Match) -> RowBuffers | None:
         """The buffers that a row may take over, with all that it needs."""
@@ -412,9 +375,7 @@ class Leases:
 
     def _divide(self, row: RowBuffers, at: int, path: Sequence[Node]) -> bool:
         """Copy the buffers once. `path`: the nodes in them."""
-        layers = row.layers.values()
         with Isolation() as tried:  # a failed pass of that row must not fail this one
-            mx.eval([layer.keys for layer in layers])
             prefix = row.divided(at)
             self._store.know(prefix)
             for node in [n for n in path if n.start < at]:

@@ -19,7 +19,7 @@ from ..kv_capacity import STEP_TOKENS
 from ..memory import MemoryProfile, profile
 from ..request import PrefillJob, Request, Row
 from ..row_cache import Kind
-from .buffers import Lease, divisible, own_layers, shares
+from .buffers import Lease, divisible, own_layers
 from .cache import PrefixCache
 from .store import NEAR, RECENT
 from .tree import CacheKey, Ids, Match, as_ids, key_tokens, outside_spans
@@ -280,14 +280,8 @@ class PrefixCachePolicy:
                 self._leases.release(row.lease)
 
     def settle(self, rows: Iterable[Row], cache_of: Callable[[Row], Sequence[Any] | None]) -> None:
-        """The layout may have merged rows, or united their buffers with a prefix."""
-        for row in rows:
-            if row.lease is not None and row.lease.buffers:
-                cache = cache_of(row)
-                if cache is None:
-                    self.give_back([row])
-                elif self._leases is not None and row.lease.base and not shares(cache):
-                    self._leases.unite(row.lease)
+        """The layout may have merged rows."""
+        self.give_back(row for row in rows if row.lease is not None and cache_of(row) is None)
 
     def _key(self, request: Request) -> CacheKey:
         return CacheKey(self._model.info.fingerprint, self._kv, request.salt)

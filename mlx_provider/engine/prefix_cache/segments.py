@@ -205,10 +205,6 @@ class Segment:
         pack = ArrayPack.of([a for each in self.arrays().values() for a in each])
         return replace(self, buffers=pack.buffers, pack=pack, held=None, start=0, slack=0)
 
-    def loose(self, arrays: Sequence[Any]) -> Segment:
-        """The same tokens in these arrays, as many as its buffers have."""
-        return replace(self, pack=ArrayPack.loose(arrays), held=None, start=0, slack=0)
-
     def arrays(self) -> dict[int, list[Any]]:
         """Arrays (1, heads, length, dim) by leaf index: first those of keys, then of values."""
         found: dict[int, list[Any]] = {}

@@ -13,7 +13,7 @@ from typing import Any
 from ..row_cache import Unstorable
 from .buffers import RowBuffers
 from .eviction import evict, fit
-from .segments import RowParts, Snapshot, take_snapshot
+from .segments import ArrayPack, RowParts, Snapshot, take_snapshot
 from .tree import (
     ID_BYTES,
     CacheKey,
@@ -143,7 +143,8 @@ class Store:
         if stop < len(ids) or not source.refers(stored, len(ids)):
             source = replace(source, buffers=None)
         path = _cut_back(stored, stop, kept, len(ids))
-        new = {at: s for at, s in {**spare, **states}.items() if at in kept - {*_held(path)}}
+        held = {node.stop for node in path if node.snapshot is not None}
+        new = {at: s for at, s in {**spare, **states}.items() if at in kept - held}
         left = budget - max(0, stop - found.shared) * each - sum(s.nbytes for s in new.values())
         if self.tally.nbytes > left:
             self.evict(nbytes=left, keep=frozenset([*path, *heads()]))
@@ -289,15 +290,6 @@ class Store:
             set_segment(node, replace(segment_of(node), slack=0))
         self.recount()
 
-    def move(self, base: RowBuffers, own: RowBuffers) -> None:
-        """Buffers have got copies of the prefix before them. Segments move there, unless others
-        need the prefix."""
-        last, own.first, own.base = own.first, 0, None
-        for node in () if base.in_use else self.nodes_in(base):
-            if node.stop <= last:
-                set_segment(node, replace(segment_of(node), held=own, slack=0))
-        self.recount()
-
     def park(self, buffers: RowBuffers, budget: int) -> None:
         """No row uses these buffers now. Their capacity counts, or is freed if it does not fit."""
         found = self.nodes_in(buffers)
@@ -357,10 +349,6 @@ def _cut_back(path: Sequence[Node], stop: int, kept: Set[int], length: int) -> l
     return nodes
 
 
-def _held(path: Sequence[Node]) -> Iterator[int]:
-    return (node.stop for node in path if node.snapshot is not None)
-
-
 def _grow(
     parent: Node, ids: Ids, source: LivePath, states: Mapping[int, Snapshot], *, continued: bool
 ) -> Node:
@@ -414,7 +402,8 @@ def _to_packs(buffers: RowBuffers, held: Sequence[Node]) -> None:
     copies = [buffers.pieces(leaf, spans) for leaf, count in layers if count]
     for i, node in enumerate(held):
         arrays = [array for leaf in copies for array in leaf[i]]
-        set_segment(node, segment_of(node).loose(arrays))
+        pack = ArrayPack.loose(arrays)
+        set_segment(node, replace(segment_of(node), pack=pack, held=None, start=0, slack=0))
 
 
 def _sizes(states: Mapping[int, Snapshot]) -> dict[int, int]:
