@@ -132,7 +132,7 @@ class Bench:
 
     def step(self) -> int:
         """One pass; drafts that it took along."""
-        plan = self.scheduler.plan(self.now)
+        plan = self.scheduler.schedule(self.now).plan
         seconds = partial(self._seconds, plan)
         wanted = self._wanted(seconds)
         if not any(wanted) and not self.drafted:

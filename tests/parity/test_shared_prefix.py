@@ -21,7 +21,7 @@ from mlx_provider.engine.memory import arrays, leaves, profile
 from mlx_provider.engine.prefix_cache import segments
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
-from mlx_provider.engine.scheduling.chunking import StepPlan
+from mlx_provider.engine.scheduling.record import StepRecord
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
@@ -313,10 +313,10 @@ def storm(
     class Watched(Alternating):
         """Checks before each pass that the rows are within the memory."""
 
-        def plan(self, *given: Any, **more: Any) -> StepPlan:
+        def schedule(self, *given: Any, **more: Any) -> StepRecord:
             alone = self.active_rows <= 1 or early & {*self.waiting}
             assert alone or self.live_bytes + cache.in_use <= room
-            return super().plan(*given, **more)
+            return super().schedule(*given, **more)
 
     engine, cache = sharing(
         model, lambda: budget, available=lambda: room - cache.in_use, row_bytes=memory.row_bytes,
