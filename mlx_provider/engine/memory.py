@@ -12,8 +12,14 @@ from mlx.utils import tree_flatten
 
 from .kv_capacity import whole_steps
 
-RECOMMENDED_SHARE = 0.85
-"""Share of the working set that the device recommends, or of its own memory."""
+RESERVE = 0.15
+"""Share of the working set that the device recommends, or of its own memory, that stays free: MLX
+uses memory that it does not count. On CUDA these are the plans and workspaces of first passes, 3 to
+12 GB on an H100 of 80 GB with a model of 8B."""
+CUDA_RESERVE = 3 * 2**30
+"""Bytes that stay free on any CUDA device: the least that was seen there."""
+LEAST_SHARE = 0.5
+"""Share of the free memory that is used even if the reserve is larger than the rest."""
 HOST_SHARE = 0.7
 """Share of the host's memory, if the device does not report its own."""
 POOL = 2 * 2**30
@@ -85,10 +91,11 @@ def memory_limit(chosen: int | None) -> int:
     for name in ("max_recommended_working_set_size", "total_memory"):
         own = info.get(name)
         if isinstance(own, int) and own > 0:
-            free = info.get("free_memory")
+            free, reserve = info.get("free_memory"), int(RESERVE * own)
             if isinstance(free, int):
                 own = min(own, free + mx.get_active_memory() + mx.get_cache_memory())
-            return int(RECOMMENDED_SHARE * own)
+                reserve = max(CUDA_RESERVE, reserve)
+            return max(int(LEAST_SHARE * own), own - reserve)
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return int(HOST_SHARE * host)
 

@@ -215,7 +215,9 @@ def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> None:
 def routed(original: Callable[..., Any], *, through: bool) -> Callable[..., Any]:
     """`through`: the module writes its states with methods of `StateCache`."""
     signature = inspect.signature(original)
-    stepped = not through
+    stepped: bool | None = None
+    """Whether `StateSteps` supports the rule. A fault of one pass changes it only before the first
+    success."""
 
     def over_tokens(prefixes: Prefixes, bound: inspect.BoundArguments, cache: str) -> Any:
         """`None`: the call cannot record all states."""
@@ -228,10 +230,10 @@ def routed(original: Callable[..., Any], *, through: bool) -> Callable[..., Any]
 
         if through:
             return run(prefixes.history())
-        if not stepped:
+        if stepped is False:
             return None
         found = prefixes.steps(run, bound.args[0])
-        stepped = found is not None
+        stepped = stepped or found is not None
         return found
 
     @functools.wraps(original)

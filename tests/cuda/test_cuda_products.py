@@ -5,6 +5,7 @@ These tests run its functions on this machine's CPU: they prove results and form
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
+from greedy import features_of
 from kernel_count import step
 from mlx_provider import LoadOptions, PrefillChunk, Prompt
 from mlx_provider.engine.execution.batch_layout import Layout
@@ -24,6 +26,7 @@ from mlx_provider.testing.driver import new_request
 from mlx_provider_cuda import matches
 from mlx_provider_cuda.products import DEQUANTISE, REPLACEMENTS, TILE
 from tiny import build
+from tiny.models import tiny_image
 
 SIZE, OUT = 64, 32
 
@@ -91,18 +94,52 @@ def test_it_is_for_cuda_alone() -> None:
 @pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "qwen3_5_text"])
 @pytest.mark.usefixtures("patched")
 def test_every_product_of_a_decode_step_is_one_matrix(
-    family: str, tmp_path: Path, forms: list[tuple[int, ...]]
+    family: str, tmp_path: Path, forms: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Attention's, the MLP's, those of recurrent layers, and the output's. Experts gather their
-    weights by row (`mx.gather_qmm`), which makes no matrix of rows."""
+    weights by row (`mx.gather_qmm`): one call for the rows of each product, which is no matrix."""
     folder = build(tmp_path / "model", family, dtype="float32")
     model = load_text(folder, LoadOptions(dtype="float32"))
     nn.quantize(model.model, group_size=32, bits=4, class_predicate=_divisible)
+    gathers: list[tuple[int, ...]] = []
+    gather = mx.gather_qmm
+
+    def record(x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        gathers.append(tuple(x.shape))
+        return gather(x, *args, **kwargs)
+
     rows = prefilled(model, 16)
+    monkeypatch.setattr(mx, "gather_qmm", record)
     forms.clear()
     mx.eval(step(model, rows))
     assert forms
     assert {form[:2] for form in forms} == {(1, 16)}
+    experts = [layer for _, layer in model.model.named_modules() if "SwitchLinear" in kind(layer)]
+    assert len(gathers) == len(experts)
+    assert bool(experts) == (family == "gpt_oss")
+
+
+def kind(layer: nn.Module) -> str:
+    return type(layer).__name__
+
+
+@pytest.mark.parametrize("plugin", ["gemma3", "qwen3_vl", "qwen3_5"])
+@pytest.mark.usefixtures("patched")
+def test_every_product_of_a_vision_tower_is_one_matrix(
+    plugin: str, tmp_path: Path, forms: list[tuple[int, ...]]
+) -> None:
+    """All patches of an image."""
+    module = importlib.import_module(f"mlx_provider_{plugin}")
+    folder = build(tmp_path / "model", plugin, dtype="float32")
+    model = next(iter(module.mlx_model_families())).load(folder, LoadOptions(dtype="float32"))
+    nn.quantize(model.model, group_size=32, bits=4, class_predicate=_divisible)
+    message = {"role": "user", "content": [{"type": "image"}]}
+    prompt = model.prepare([message], tools=[], media=[tiny_image(1)], variables={})
+    forms.clear()
+    (features,) = features_of(model, prompt).values()
+    mx.eval(features.rows)
+    assert forms
+    assert all(leading == 1 and tokens >= TILE for leading, tokens, _ in forms)
 
 
 def _divisible(path: str, layer: nn.Module) -> bool:

@@ -8,7 +8,7 @@ from datetime import date
 
 import pytest
 
-from mlx_provider.engine.memory import RECOMMENDED_SHARE
+from mlx_provider.engine.memory import RESERVE
 from mlx_provider.gateway import models as recommended
 from mlx_provider.gateway.models import MEMORY_SHARE, Machine, table, this_machine, two_for
 
@@ -16,7 +16,7 @@ GB = 10**9
 WORKING_SET = 0.75
 """Of a Mac's memory: what Metal recommends unless told otherwise. 0.84 was measured on 128 GB
 (antirez/ds4, pull request 893), 0.74 on 16 GB (AlexsJones/llmfit, pull request 754)."""
-WEIGHTS_SHARE = 0.9 * MEMORY_SHARE * RECOMMENDED_SHARE * WORKING_SET
+WEIGHTS_SHARE = 0.9 * MEMORY_SHARE * (1 - RESERVE) * WORKING_SET
 """Of a Mac's memory: what weights may take, so that a context of some size fits, too."""
 
 

@@ -14,7 +14,7 @@ from mlx_provider.engine.request import Request
 from mlx_provider.families.text import TextModel
 from mlx_provider.families.tokenizer.hf_tokenizer import common_length
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from tolerances import LOGPROBS
+from tolerances import logprob_tolerance
 
 SAMPLED = ("qwen3", "gemma3_text", "qwen3_5_text", "rwkv7")
 """One of each kind of cache; the sweep has the others."""
@@ -49,7 +49,7 @@ def assert_as_cold(model: LoadedModel, request: Request) -> None:
     got, want = output_of(request), output_of(twin)
     assert got.tokens == want.tokens
     for mine, theirs in zip(got.logprobs, want.logprobs, strict=True):
-        assert abs(mine.logprob - theirs.logprob) <= LOGPROBS[None]
+        assert abs(mine.logprob - theirs.logprob) <= logprob_tolerance()
 
 
 def reused(request: Request) -> float:

@@ -30,7 +30,7 @@ from mlx_provider.testing.driver import (
 from mlx_provider.upstream import mlx_lm
 from tiny import build, family_named
 from tiny.models import tiny_image
-from tolerances import LOGPROBS
+from tolerances import logprob_tolerance
 
 WIDE_ROPE = {"rope_scaling": {"mrope_section": [8, 4, 4], "rope_type": "default", "type": "mrope"}}
 WIDE: dict[str, dict[str, Any]] = {
@@ -106,7 +106,7 @@ def assert_same(got: TokenOutput, want: TokenOutput, bits: int | None) -> None:
     """Equal tokens; in few bits, only up to a choice between two nearly equal probabilities."""
     assert len(got.tokens) == len(want.tokens) == 4
     for mine, theirs in zip(got.logprobs, want.logprobs, strict=True):
-        assert abs(mine.logprob - theirs.logprob) <= LOGPROBS[bits]
+        assert abs(mine.logprob - theirs.logprob) <= logprob_tolerance(bits=bits)
         if bits is not None and mine.id != theirs.id:
             return
         assert mine.id == theirs.id

@@ -13,6 +13,7 @@ from mlx_provider.engine.worker import EngineWorker
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from references import alone
+from tolerances import logprob_tolerance
 
 Tiny = Callable[..., TextModel]
 
@@ -55,7 +56,7 @@ def test_a_prompt_computes_only_its_tokens_after_the_prefilled_ones(
     got, want = output_of(request), output_of(alone(model, request))
     assert got.tokens == want.tokens
     assert [each.logprob for each in got.logprobs] == pytest.approx(
-        [each.logprob for each in want.logprobs], abs=1e-4
+        [each.logprob for each in want.logprobs], abs=logprob_tolerance()
     )
 
 

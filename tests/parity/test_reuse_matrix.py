@@ -16,7 +16,7 @@ from mlx_provider.families.tokenizer.hf_tokenizer import common_length
 from mlx_provider.records import MediaSpan, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from references import alone
-from tolerances import LOGPROBS
+from tolerances import logprob_tolerance
 
 FAMILIES = ("llama", "qwen3", "gemma3_text", "gpt_oss", "qwen3_5_text", "nemotron_h", "rwkv7")
 HEADER = 24
@@ -46,7 +46,7 @@ def assert_as_cold(model: TextModel, request: Request) -> None:
     got, want = output_of(request), output_of(alone(model, request))
     assert got.tokens == want.tokens
     for mine, theirs in zip(got.logprobs, want.logprobs, strict=True):
-        assert abs(mine.logprob - theirs.logprob) <= LOGPROBS[None]
+        assert abs(mine.logprob - theirs.logprob) <= logprob_tolerance()
 
 
 QUIET = ("llama", "gemma3_text", "rwkv7")

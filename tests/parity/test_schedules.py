@@ -17,6 +17,7 @@ from mlx_provider.testing import driver
 from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of
 from references import alone
 from schedules import ARRIVALS, Arrival, run_schedule
+from tolerances import logprob_tolerance
 
 FAMILIES = (
     "llama", "qwen3", "gemma3_text", "gemma4_text", "gpt_oss", "qwen3_5_text", "nemotron_h",
@@ -24,9 +25,6 @@ FAMILIES = (
 )  # fmt: skip
 RARER = ("llama", "gemma3_text", "gpt_oss", "jamba", "llama4")
 """Left to the sweep: another of these families has the same kinds of cache."""
-LOGPROB_TOLERANCE = {"afm7": 0.01}
-"""1e-4 but for afm7, which rounds keys and values to steps of 0.02 (`fake_8bit_quant`): the last
-bit, other in another chunk, may move one of them by a step."""
 Tiny = Callable[..., TextModel]
 
 
@@ -37,7 +35,7 @@ def check_against_solo(
 ) -> None:
     """Compare with each request alone."""
     references = [alone(model, request) for request in requests]
-    tolerance = LOGPROB_TOLERANCE.get(model.info.model_type, 1e-4)
+    tolerance = logprob_tolerance(family=model.info.model_type)
     for arrival, request, reference in zip(arrivals, requests, references, strict=True):
         cut_short = arrival.cancel_after is not None or arrival.fails_at is not None
         for choice in range(len(request.rows)):

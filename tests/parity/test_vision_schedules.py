@@ -25,6 +25,7 @@ from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import Alternating, alone, new_engine, new_request, output_of, run
 from schedules import run_arrivals
 from tiny import build
+from tolerances import logprob_tolerance
 
 FAMILIES = ("qwen3_vl", "qwen3_vl_moe", "gemma3", "qwen3_5", "qwen3_5_moe")
 SIZES = ((64, 64), (96, 64), (64, 128), (33, 70))
@@ -141,7 +142,7 @@ def test_text_and_images_in_any_schedule(vision: Load, family: str, examples: in
             count = len(want.tokens) if turn.cancel_after is None else len(got.tokens)
             assert got.tokens == want.tokens[:count]
             for mine, theirs in zip(got.logprobs, want.logprobs, strict=False):
-                assert abs(mine.logprob - theirs.logprob) <= 1e-4
+                assert abs(mine.logprob - theirs.logprob) <= logprob_tolerance()
 
     check()
 

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
 from typing import cast
 
 import mlx.core as mx
@@ -44,6 +43,8 @@ from .solo_rows import (
 Reserve = Callable[[int], bool]
 """Reserves bytes for measurements, in place of those reserved before. Returns whether they are
 free."""
+Results = Iterable[tuple[SoloRow, ByStep]]
+"""Rows, and their logits in a pass with others."""
 LENGTHS = (5, 11, 270, 283)
 """Lengths of the test prompts: two groups with two rows each, all of different lengths."""
 ROPE_DELTAS = (0, 4, 9, 2)
@@ -136,7 +137,7 @@ def probe(
     ]
     notes, failed = [], False
     for name in together:
-        found = _judge(rows, partial(_together, model, rows, name))
+        found = _judge(partial(_together, model, rows, name))
         failed |= found.failed
         if found.problem:
             notes.append(f"layout {name!r} is not used: {found.problem}")
@@ -144,9 +145,11 @@ def probe(
         more: dict[str, Judgement] = {}
         if name == "grouped" and can_share_a_pass(rows[-1].cache):
             more = dict(_grouped_passes(model, make_cache, rows))
-        for kind, each in more.items():
-            if each.problem and kind in NOT_USED:
-                notes.append(f"{NOT_USED[kind]}: {each.problem}")
+        notes += [
+            f"{why}: {more[k].problem}"
+            for k, why in NOT_USED.items()
+            if k in more and more[k].problem
+        ]
         failed |= any(more[kind].failed for kind in ("mixed", "drafted") if kind in more)
         passed = {kind for kind, each in more.items() if not each.problem}
         return Probe(
@@ -172,36 +175,26 @@ def has_room(model: LoadedModel, make_cache: MakeCache, tokens: int, reserve: Re
 def _grouped_passes(
     model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]
 ) -> Iterator[tuple[str, Judgement]]:
-    yield "mixed", _mixing(model, make_cache, rows)
-    yield "drafted", _judge(rows, partial(_drafted, model, rows))
+    yield "mixed", _judge(partial(_mixed, model, make_cache, rows))
+    yield "drafted", _judge(partial(_drafted, model, rows))
     if any(type(each) in SHAREABLE for each in leaves(rows[-1].cache)):
-        twins = [rows[0], rows[-1], rows[-1]]
-        yield "shared", _judge(twins, partial(_shared, model, make_cache, twins))
+        yield "shared", _judge(partial(_shared, model, make_cache, rows))
     if mx.default_device() == mx.gpu:  # a CPU has no launches that it could save
-        yield "padded", _judge(rows, partial(_together, model, rows, "padded"))
+        yield "padded", _judge(partial(_together, model, rows, "padded"))
 
 
-def _judge(rows: Sequence[SoloRow], run: Callable[[], Sequence[ByStep]]) -> Judgement:
-    """Compare the result of `run`, by row, with the same rows alone. Never raises."""
+def _judge(run: Callable[[], Results]) -> Judgement:
+    """Compare rows together with the same rows alone. Never raises."""
     with Isolation() as tried:
-        pairs = list(zip(rows, run(), strict=True))
+        pairs = list(run())
         problems = [problem for row, found in pairs if (problem := row.problem(found))]
         widest = max(row.widest(found) for row, found in pairs)
         return Judgement(problems[0]) if problems else Judgement(widest=widest)
     return Judgement(tried.fault.summary if tried.fault else "", failed=True)
 
 
-def _mixing(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> Judgement:
-    """Whether chunks of one more prompt may share the passes of `rows`."""
-    with Isolation() as tried:
-        tokens = solo_rows.some_tokens(model, CHUNKED_LENGTH, len(rows))
-        chunked = solo_rows.chunked(model, make_cache, tokens)
-        return _judge([*rows, chunked], partial(_mixed, model, rows, chunked))
-    return Judgement(tried.fault.summary if tried.fault else "", failed=True)
-
-
-def _together(model: LoadedModel, rows: Sequence[SoloRow], name: str) -> list[ByStep]:
-    """Logits of the rows in a layout. One row of each group decodes apart for one step."""
+def _together(model: LoadedModel, rows: Sequence[SoloRow], name: str) -> Results:
+    """One row of each group decodes apart for one step."""
     layout, apart = Layout(name), Layout("solo")
     found = _joined(layout, rows)
     leave = list(found)[1::2]
@@ -212,24 +205,26 @@ def _together(model: LoadedModel, rows: Sequence[SoloRow], name: str) -> list[By
             _move(leave, apart, layout)
         one_step(model, layout, found)
         one_step(model, apart, found)
-    return list(found.values())
+    return zip(rows, found.values(), strict=True)
 
 
-def _mixed(model: LoadedModel, rows: Sequence[SoloRow], chunked: SoloRow) -> list[ByStep]:
-    """Logits of the rows in passes with chunks, and those of the chunks' row."""
+def _mixed(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> Results:
+    """The rows in passes with chunks of one more prompt, and its row."""
+    tokens = solo_rows.some_tokens(model, CHUNKED_LENGTH, len(rows))
+    chunked = solo_rows.chunked(model, make_cache, tokens)
     layout = Layout("grouped")
     found = _joined(layout, rows)
     cache, after, start = deepcopy(chunked.cache), [], CHUNK_START
     for stop in CHUNK_ENDS:
-        chunk = MixedChunk(chunked.tokens[start:stop], range(start, stop), cache)
+        chunk = MixedChunk(tokens[start:stop], range(start, stop), cache)
         after.append(one_step(model, layout, found, chunk)[-1])
         start = stop
-    after += solo_rows.decoded(model, cache, chunked.tokens[start:], start)
-    return [*found.values(), after]
+    after += solo_rows.decoded(model, cache, tokens[start:], start)
+    return zip([*rows, chunked], [*found.values(), after], strict=True)
 
 
-def _shared(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> list[ByStep]:
-    """Logits of the rows, of which the last two are equal and share a prefix."""
+def _shared(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> Results:
+    """The first row, and the last one twice, with a shared prefix."""
     tokens = rows[-1].tokens
     start = len(tokens) - CHUNK
     cache = solo_rows.prefilled(model, make_cache, tokens[:start])
@@ -238,19 +233,16 @@ def _shared(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) 
             divide(layer, start // 2)
     model.prefill(PrefillChunk(Prompt(tokens), start, len(tokens), cache))
     mx.eval(arrays(cache))
-    layout, found = Layout("grouped"), dict[Row, list[mx.array]]()
-    for each, own in zip(rows, (rows[0].cache, cache, cache), strict=True):
-        delta = ROPE_DELTAS[0 if each is rows[0] else -1]
-        row = stand_in(each.tokens, delta)
-        layout.add(row, deepcopy(own))
-        found[row] = []
+    twin = replace(rows[-1], cache=cache)
+    rows, layout = [rows[0], twin, twin], Layout("grouped")
+    found = _joined(layout, rows)
     for _ in range(SHARING_STEPS):
         one_step(model, layout, found)
-    return list(found.values())
+    return zip(rows, found.values(), strict=True)
 
 
-def _drafted(model: LoadedModel, rows: Sequence[SoloRow]) -> list[ByStep]:
-    """Logits of the rows if some have several tokens in a pass, of which the last are wrong."""
+def _drafted(model: LoadedModel, rows: Sequence[SoloRow]) -> Results:
+    """Some rows have several tokens in a pass, of which the last are wrong."""
     layout = Layout("grouped")
     found = _joined(layout, rows)
     drafting = list(found)[: len(DRAFTED)]
@@ -261,13 +253,13 @@ def _drafted(model: LoadedModel, rows: Sequence[SoloRow]) -> list[ByStep]:
             if step < len(own) and own[step]
         }
         one_step(model, layout, found, kept=kept)
-    return [each[:STEPS] for each in found.values()]
+    return zip(rows, (each[:STEPS] for each in found.values()), strict=True)
 
 
 def _joined(layout: Layout, rows: Sequence[SoloRow]) -> dict[Row, list[mx.array]]:
     found: dict[Row, list[mx.array]] = {}
-    for each, delta in zip(rows, ROPE_DELTAS, strict=True):
-        row = stand_in(each.tokens, delta)
+    for each in rows:
+        row = stand_in(each.tokens, each.rope_delta)
         layout.add(row, deepcopy(each.cache))
         found[row] = []
     return found
@@ -371,13 +363,13 @@ def _steady(model: LoadedModel, make_cache: MakeCache) -> bool:
 
 def _inexact(model: LoadedModel, rows: Sequence[SoloRow], size: int) -> str:
     """Why rows must not share passes of this size. Empty: they may."""
-    filled = [_fixed(model, [i], rows, size)[0] for i in range(len(rows))]
+    filled = [_fixed(model, [row], size)[0] for row in rows]
     wrong = next((p for row, own in zip(rows, filled, strict=True) if (p := row.problem(own))), "")
     if wrong:
         return wrong
     order = [i % len(rows) for i in range(size)]
     for several in (order, order[::-1]):
-        found = _fixed(model, several, rows, size)
+        found = _fixed(model, [rows[i] for i in several], size)
         for place, (i, own) in enumerate(zip(several, found, strict=True)):
             if not all(map(_equal, filled[i], own)):
                 return f"at place {place} of {size} its logits differ from those alone"
@@ -388,14 +380,9 @@ def _equal(some: mx.array, other: mx.array) -> bool:
     return bool(mx.array_equal(some, other, equal_nan=True))
 
 
-def _fixed(
-    model: LoadedModel, which: Sequence[int], rows: Sequence[SoloRow], size: int
-) -> list[ByStep]:
-    layout, found = Layout("fixed", size), dict[Row, list[mx.array]]()
-    for i in which:
-        row = stand_in(rows[i].tokens, KINDS[i][1])
-        layout.add(row, deepcopy(rows[i].cache))
-        found[row] = []
+def _fixed(model: LoadedModel, rows: Sequence[SoloRow], size: int) -> list[ByStep]:
+    layout = Layout("fixed", size)
+    found = _joined(layout, rows)
     for _ in range(STEPS):
         one_step(model, layout, found)
     return list(found.values())
@@ -403,10 +390,10 @@ def _fixed(
 
 def _pass_seconds(model: LoadedModel, one: SoloRow, size: int) -> float:
     """Seconds of the fastest pass of one row, padded to `size`."""
-    layout, row, best = Layout("fixed", size), stand_in(one.tokens, KINDS[0][1]), inf
-    layout.add(row, deepcopy(one.cache))
+    layout, seconds = Layout("fixed", size), []
+    found = _joined(layout, [one])
     for _ in range(STEPS):
         began = time.perf_counter()
-        one_step(model, layout, {row: []})
-        best = min(best, time.perf_counter() - began)
-    return best
+        one_step(model, layout, found)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)

@@ -72,6 +72,7 @@ class SoloRow:
     logits: ByStep
     bound: float
     """See `bound`."""
+    rope_delta: int = 0
 
     def problem(self, found: ByStep) -> str:
         """What is wrong with the logits of its first or all steps in a batch. Empty: nothing. Needs
@@ -102,7 +103,7 @@ def decoding(
     with Isolation():
         several = _decoded(model, copies(cache, EQUAL), tokens[:EQUAL_STEPS], first, EQUAL)
         equal = list(zip(*several, strict=True))
-    return SoloRow(tokens, cache, alone, _bound(model, alone, equal))
+    return SoloRow(tokens, cache, alone, _bound(model, alone, equal), rope_delta)
 
 
 def chunked(model: LoadedModel, make_cache: MakeCache, tokens: list[int]) -> SoloRow:
