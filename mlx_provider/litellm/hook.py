@@ -18,8 +18,8 @@ from ..wire.openai.request import prompt_list
 from .call import (
     carry_params,
     carry_prompts,
-    deployment_of,
     encode_model,
+    is_ours,
     keep_warnings,
     warning_headers,
     with_ending,
@@ -166,7 +166,7 @@ class DeploymentHook(CustomLogger):
     def async_post_call_streaming_iterator_hook(
         self, user_api_key_dict: Any, response: Any, request_data: dict[str, Any]
     ) -> AsyncIterator[Any]:
-        if deployment_of(request_data) is None:
+        if not is_ours(request_data):
             return response  # type: ignore[no-any-return]
         logging = request_data.get("litellm_logging_obj")
         return complete_stream(response, user_api_key_dict.request_route or "", logging)

@@ -101,7 +101,8 @@ class Caller:
 
     @property
     def account(self) -> str | None:
-        return _alone(self)
+        named = (("key", self.key), ("user", self.user), ("team", self.team))
+        return next((f"{kind}:{name}" for kind, name in named if name), None)
 
     @property
     def share(self) -> float:
@@ -122,16 +123,8 @@ def tenant(options: OperatorOptions, caller: Caller) -> str | None:
     if options.cache_salt == "team" and caller.team:
         return f"team:{caller.team}"
     if options.cache_salt in ("key", "team"):
-        return _alone(caller)
+        return caller.account
     return f"fixed:{options.cache_salt}"
-
-
-def _alone(caller: Caller) -> str | None:
-    if caller.key:
-        return f"key:{caller.key}"
-    if caller.user:
-        return f"user:{caller.user}"
-    return f"team:{caller.team}" if caller.team else None
 
 
 def chosen_by(litellm_params: Mapping[str, Any], model: str) -> Literal["owner", "client"]:
