@@ -92,12 +92,12 @@ class Caller:
         slots = [litellm_params.get(name) for name in ("metadata", "litellm_metadata")]
         both = [slot for slot in slots if isinstance(slot, Mapping)]
 
-        def found(name: str) -> str | None:
+        def find(name: str) -> str | None:
             values = (slot.get(f"user_api_key_{name}") for slot in both)
             return next((value for value in values if isinstance(value, str)), None)
 
         tier = next(filter(None, map(_tier, both)), None)
-        return cls(found("hash"), found("user_id"), found("team_id"), tier)
+        return cls(find("hash"), find("user_id"), find("team_id"), tier)
 
     @property
     def account(self) -> str | None:

@@ -171,7 +171,7 @@ class Reply:
     def events(self) -> list[Event]:
         """Raises `RequestTimedOut` at the deadline, `EngineDied` past the end."""
         try:
-            return self._received(self.generation.get(self.deadline.left()))
+            return self._read(self.generation.get(self.deadline.left()))
         except RequestTimedOut:
             raise self.deadline.passed() from None
 
@@ -180,13 +180,13 @@ class Reply:
         left = self.deadline.left()
         within = min((each for each in (left, silence) if each is not None), default=None)
         try:
-            return self._received(await self.generation.aget(within))
+            return self._read(await self.generation.aget(within))
         except RequestTimedOut:
             if within == left:
                 raise self.deadline.passed() from None
             return []
 
-    def _received(self, events: list[Event]) -> list[Event]:
+    def _read(self, events: list[Event]) -> list[Event]:
         if not events:
             raise EngineDied("the engine ended the stream early")
         for event in events:
