@@ -43,13 +43,11 @@ def route(litellm_params: Mapping[str, Any]) -> str:
     return ""
 
 
-def deployment_of(request_data: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """`model_info` of our config entry that answers a request of the proxy; `None`: another
-    provider's. LiteLLM stores the entry before it streams (1.106.2, `base_process_llm_request`)."""
-    chosen = request_data.get("deployment")
-    if chosen is None or not chosen.litellm_params.model.startswith(PROVIDER + "/"):
-        return None
-    return {"model_info": chosen.model_info.model_dump()}
+def is_ours(request_data: Mapping[str, Any]) -> bool:
+    """Whether an entry of ours answers a request of the proxy. LiteLLM stores the entry before it
+    streams (1.106.2, `base_process_llm_request`)."""
+    entry = request_data.get("deployment")
+    return entry is not None and entry.litellm_params.model.startswith(PROVIDER + "/")
 
 
 def reads_errors_in_streams(litellm_params: Mapping[str, Any]) -> bool:

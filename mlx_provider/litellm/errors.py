@@ -129,7 +129,8 @@ SERVED = frozenset(
 def check_served(call_type: Any) -> None:
     """A kind that LiteLLM cannot name passes."""
     if call_type is not None and call_type not in SERVED:
-        raise _refusal(_name(call_type.value))
+        plain = call_type.value.removeprefix("a")
+        raise _refusal(plain if plain in {each.value for each in CallTypes} else call_type.value)
 
 
 def unserved(name: str) -> Any:
@@ -147,8 +148,3 @@ def _refusal(name: str) -> BadRequest:
         "responses, messages and embeddings: name a model of another provider",
         param="model",
     )
-
-
-def _name(call_type: str) -> str:
-    plain = call_type.removeprefix("a")
-    return plain if plain in {each.value for each in CallTypes} else call_type

@@ -18,8 +18,8 @@ from ..wire.openai.request import prompt_list
 from .call import (
     carry_params,
     carry_prompts,
-    deployment_of,
     encode_model,
+    is_ours,
     keep_warnings,
     warning_headers,
     with_ending,
@@ -123,8 +123,7 @@ class DeploymentHook(CustomLogger):
         if not prefixed and kwargs.get("custom_llm_provider") != PROVIDER:
             return None
         with LiteLLMErrors(model):
-            _check_key(kwargs)
-            _check_kind(kwargs, call_type)
+            _check_body(kwargs, call_type)
             await _fit(kwargs, call_type)
         if prefixed:
             # A client's body must not send a local deployment's request to a cloud.
@@ -145,7 +144,6 @@ class DeploymentHook(CustomLogger):
         """The error for the proxy's client; `None`: the original."""
         if not is_context_full(original_exception):
             return None
-
         return ContextFull(original_exception)
 
     async def async_post_call_success_hook(
@@ -166,7 +164,7 @@ class DeploymentHook(CustomLogger):
     def async_post_call_streaming_iterator_hook(
         self, user_api_key_dict: Any, response: Any, request_data: dict[str, Any]
     ) -> AsyncIterator[Any]:
-        if deployment_of(request_data) is None:
+        if not is_ours(request_data):
             return response  # type: ignore[no-any-return]
         logging = request_data.get("litellm_logging_obj")
         return complete_stream(response, user_api_key_dict.request_route or "", logging)
@@ -191,22 +189,16 @@ async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
         kwargs["input"] = prompt_list(kwargs.get("input"), "input")
 
 
-def _check_key(kwargs: dict[str, Any]) -> None:
-    """Raise `BadRequest` if a client of the proxy sends its own key. LiteLLM would use it in place
-    of the operator's (1.106.2, `_handle_clientside_credential`), and every key would get a
-    connection. A client's address needs the operator's permission; a key with such an address is
-    allowed."""
+def _check_body(kwargs: dict[str, Any], call_type: Any) -> None:
+    """Raise `BadRequest` if a client of the proxy sends its own key, or marks a chat request as a
+    text completion. LiteLLM would use the key in place of the operator's (1.106.2,
+    `_handle_clientside_credential`), and every key would get a connection; one with an address that
+    the operator permits is allowed. LiteLLM marks its own text completions so (1.106.2,
+    `text_completion`); each message would become a raw prompt."""
     body = (kwargs.get("proxy_server_request") or {}).get("body") or {}
     replaced = "original_model_id" in (kwargs.get("model_info") or {})
     if body and replaced and not {"api_base", "base_url"} & set(body):
         raise wrong_part("api_key", "cannot be sent: the operator sets the engine's")
-
-
-def _check_kind(kwargs: dict[str, Any], call_type: Any) -> None:
-    """Raise `BadRequest` if the body of a chat request is marked as a text completion. LiteLLM
-    marks its own text completions so (1.106.2, `text_completion`); each message would become a raw
-    prompt."""
-    body = (kwargs.get("proxy_server_request") or {}).get("body") or {}
     if "text_completion" in body and call_type != CallTypes.atext_completion:
         raise BadRequest("unknown parameter: text_completion", param="text_completion")
 

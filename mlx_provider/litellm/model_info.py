@@ -92,16 +92,17 @@ class Caller:
         slots = [litellm_params.get(name) for name in ("metadata", "litellm_metadata")]
         both = [slot for slot in slots if isinstance(slot, Mapping)]
 
-        def found(name: str) -> str | None:
+        def find(name: str) -> str | None:
             values = (slot.get(f"user_api_key_{name}") for slot in both)
             return next((value for value in values if isinstance(value, str)), None)
 
         tier = next(filter(None, map(_tier, both)), None)
-        return cls(found("hash"), found("user_id"), found("team_id"), tier)
+        return cls(find("hash"), find("user_id"), find("team_id"), tier)
 
     @property
     def account(self) -> str | None:
-        return _alone(self)
+        named = (("key", self.key), ("user", self.user), ("team", self.team))
+        return next((f"{kind}:{name}" for kind, name in named if name), None)
 
     @property
     def share(self) -> float:
@@ -122,16 +123,8 @@ def tenant(options: OperatorOptions, caller: Caller) -> str | None:
     if options.cache_salt == "team" and caller.team:
         return f"team:{caller.team}"
     if options.cache_salt in ("key", "team"):
-        return _alone(caller)
+        return caller.account
     return f"fixed:{options.cache_salt}"
-
-
-def _alone(caller: Caller) -> str | None:
-    if caller.key:
-        return f"key:{caller.key}"
-    if caller.user:
-        return f"user:{caller.user}"
-    return f"team:{caller.team}" if caller.team else None
 
 
 def chosen_by(litellm_params: Mapping[str, Any], model: str) -> Literal["owner", "client"]:

@@ -13,9 +13,7 @@ from litellm.types.utils import (
     ChoiceLogprobs,
     Choices,
     Embedding,
-    EmbeddingResponse,
     Message,
-    ModelResponse,
     ModelResponseStream,
     StreamingChoices,
     TextChoices,
@@ -117,16 +115,17 @@ def _streaming(choice: Mapping[str, Any]) -> StreamingChoices:
     return StreamingChoices(index=choice["index"], delta=LiteLLMDelta(**delta), logprobs=logprobs)
 
 
-def fill_completion(
-    response: ModelResponse,
-    model: str,
-    body: Mapping[str, Any],
-    done: Done,
-    warnings: Sequence[str],
-) -> ModelResponse | TextCompletionResponse:
+def fill(
+    response: Any, model: str, body: Mapping[str, Any], done: Done, warnings: Sequence[str]
+) -> Any:
     """LiteLLM's conversion of chat to text drops log-probabilities (1.106.2,
     `convert_chat_to_text_completion`), but does not change a text completion."""
     usage, timings = LiteLLMUsage(**body["usage"]), done.timings.model_dump()
+    if body["object"] == "list":
+        response.data = [Embedding(**each) for each in body["data"]]
+        response.model, response.usage = model, usage
+        _add_headers(response, warnings, {})
+        return response
     rate = {"x-mlx-tokens-per-second": f"{timings['tokens_per_second']:.1f}"}
     hidden = _add_headers(response, warnings, rate)
     hidden["timings"] = timings
@@ -151,17 +150,8 @@ def _choice(choice: Mapping[str, Any]) -> Choices:
     )
 
 
-def fill_embedding(
-    response: EmbeddingResponse, model: str, body: Mapping[str, Any], warnings: Sequence[str]
-) -> EmbeddingResponse:
-    response.data = [Embedding(**each) for each in body["data"]]
-    response.model, response.usage = model, LiteLLMUsage(**body["usage"])
-    _add_headers(response, warnings, {})
-    return response
-
-
 def _add_headers(
-    response: ModelResponse | EmbeddingResponse, warnings: Sequence[str], headers: Mapping[str, str]
+    response: Any, warnings: Sequence[str], headers: Mapping[str, str]
 ) -> dict[str, Any]:
     """Returns the mapping of hidden parameters, where LiteLLM takes headers from."""
     warned = {HEADER: header_text(warnings)} if warnings else {}

@@ -53,7 +53,7 @@ except ModuleNotFoundError:  # LiteLLM before 1.109
     from litellm.llms.anthropic.pass_through.adapters.transformation import AnthropicAdapter
 
 WRAPPED = "mlx_wrapped"
-"""Attribute of a wrapped function. By name: LiteLLM may run a handler's module twice, as two
+"""Attribute of our wrappers. By name: LiteLLM may run a handler's module twice, as two
 modules."""
 AUTHENTICATION = "litellm.proxy.auth.auth_exception_handler"
 ADMITTED = ("reasoning_effort", "thinking", "user", "verbosity")
@@ -95,11 +95,11 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
         return
 
     @wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         return around(original, *args, **kwargs)
 
-    setattr(wrapped, WRAPPED, True)
-    setattr(owner, name, wrapped)
+    setattr(wrapper, WRAPPED, True)
+    setattr(owner, name, wrapper)
 
 
 def _admit(original: Original, *args: Any, **given: Any) -> Any:
@@ -338,13 +338,8 @@ def register(handler: CustomLLM) -> None:
         litellm.logging_callback_manager.add_litellm_callback(DeploymentHook())
     for model, facts in DEMOS.items():
         enter(model, facts)
-    _take_token_ids()
+    # For other providers the proxy converts token ids of embeddings to text by OpenAI's tokenizer
+    # (1.106.2 and 1.109.1, `embeddings`).
+    if f"{PROVIDER}/" not in LITELLM_EMBEDDING_PROVIDERS_SUPPORTING_INPUT_ARRAY_OF_TOKENS:
+        LITELLM_EMBEDDING_PROVIDERS_SUPPORTING_INPUT_ARRAY_OF_TOKENS.append(f"{PROVIDER}/")
     install()
-
-
-def _take_token_ids() -> None:
-    """Let the proxy pass token ids for embeddings. For providers outside this list it converts them
-    to text by OpenAI's tokenizer (1.106.2 and 1.109.1, `embeddings`)."""
-    known = LITELLM_EMBEDDING_PROVIDERS_SUPPORTING_INPUT_ARRAY_OF_TOKENS
-    if f"{PROVIDER}/" not in known:
-        known.append(f"{PROVIDER}/")

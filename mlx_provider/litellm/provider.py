@@ -28,7 +28,7 @@ from .call import (
 )
 from .errors import LiteLLMErrors, unserved
 from .model_info import model_facts, show
-from .streams import AsyncReplyStream, Reply, ReplyStream, VectorReply, heartbeat, refuse
+from .streams import Reply, ReplyStream, heartbeat, refuse
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ class Provider(CustomLLM):
 
     def astreaming(self, *args: Any, **given: Any) -> AsyncIterator[Any]:
         try:
-            return AsyncReplyStream(self._submit(given), heartbeat(given["litellm_params"]))
+            return ReplyStream(self._submit(given), heartbeat(given["litellm_params"]))
         except ContextWindowExceededError as error:
             if not reads_errors_in_streams(given["litellm_params"]):
                 raise
@@ -108,7 +108,7 @@ class Provider(CustomLLM):
             keep = ending_keeper(call.logging, clipped=clipped)
             return Reply(generation, call.deadline, call.model, form, names, keep)
 
-    def _embed(self, given: dict[str, Any]) -> VectorReply:
+    def _embed(self, given: dict[str, Any]) -> Reply:
         """Raises LiteLLM's exceptions."""
         with LiteLLMErrors(given["model"]):
             call = _read(given, "input")
@@ -116,7 +116,7 @@ class Provider(CustomLLM):
             generation = self._connect(call.api_base, call.api_key).submit(request)
             keep_warnings(call.logging, generation.accepted.warnings)
             show(call.model, model_facts(generation.accepted), call.deployment, mode="embedding")
-            return VectorReply(generation, call.deadline, call.model, encoding=form)
+            return Reply(generation, call.deadline, call.model, encoding=form)
 
 
 def _read(given: dict[str, Any], content: str) -> Call:

@@ -31,7 +31,7 @@ from ..wire.openai.request import AnswerForm
 from ..wire.openai.routes import Embeddings
 from .call import Deadline, with_ending
 from .errors import LiteLLMErrors
-from .objects import ChunkStream, fill_completion, fill_embedding
+from .objects import ChunkStream, fill
 
 SILENCE = 5.0
 """Seconds before a heartbeat."""
@@ -126,38 +126,40 @@ class Reply:
         form: AnswerForm = AnswerForm(),  # noqa: B008  (frozen)
         names: ClientNames | None = None,
         finished: Callable[[Finish], None] | None = None,
+        encoding: str | None = None,
     ) -> None:
         """`names`: the client's names of parameters, for a late error. `finished` is called when
-        the first choice ends."""
+        the first choice ends. `encoding`: of vectors; `None`: the reply is a text."""
         self.generation = generation
         self.deadline = deadline
         self.model = model
         self.form = form
         self._names = names or ClientNames()
         self._finished = finished
+        self._encoding = encoding
 
     def collect(self, response: Any) -> Any:
         with LiteLLMErrors(self.model), self:
-            whole, body = self._whole(), None
-            while body is None:
-                events = self.events()
-                body = whole.body(events)
+            whole = self._whole()
+            while (body := whole.body(events := self.events())) is None:
+                pass
             return self._fill(response, body, events[-1])
 
     async def acollect(self, response: Any) -> Any:
         with LiteLLMErrors(self.model), self:
-            whole, body = self._whole(), None
-            while body is None:
-                events = await self.aevents()
-                body = whole.body(events)
+            whole = self._whole()
+            while (body := whole.body(events := await self.aevents())) is None:
+                pass
             return self._fill(response, body, events[-1])
 
     def _whole(self) -> api.Whole:
-        return Whole(self.generation.accepted, self.form)
+        accepted = self.generation.accepted
+        if self._encoding is not None:
+            return Embeddings(accepted, self._encoding)
+        return Whole(accepted, self.form)
 
     def _fill(self, response: Any, body: Mapping[str, Any], done: Any) -> Any:
-        warnings = self.generation.accepted.warnings
-        return fill_completion(response, self.model, body, done, warnings)
+        return fill(response, self.model, body, done, self.generation.accepted.warnings)
 
     def __enter__(self) -> Self:
         return self
@@ -169,7 +171,7 @@ class Reply:
     def events(self) -> list[Event]:
         """Raises `RequestTimedOut` at the deadline, `EngineDied` past the end."""
         try:
-            return self._received(self.generation.get(self.deadline.left()))
+            return self._read(self.generation.get(self.deadline.left()))
         except RequestTimedOut:
             raise self.deadline.passed() from None
 
@@ -178,13 +180,13 @@ class Reply:
         left = self.deadline.left()
         within = min((each for each in (left, silence) if each is not None), default=None)
         try:
-            return self._received(await self.generation.aget(within))
+            return self._read(await self.generation.aget(within))
         except RequestTimedOut:
             if within == left:
                 raise self.deadline.passed() from None
             return []
 
-    def _received(self, events: list[Event]) -> list[Event]:
+    def _read(self, events: list[Event]) -> list[Event]:
         if not events:
             raise EngineDied("the engine ended the stream early")
         for event in events:
@@ -196,78 +198,51 @@ class Reply:
         self.generation.close()
 
 
-class VectorReply(Reply):
-    def __init__(self, *reply: Any, encoding: str) -> None:
-        super().__init__(*reply)
-        self._encoding = encoding
+class ReplyStream:
+    """For a thread or an event loop. Errors are LiteLLM's; each frees the request, as does the
+    cancellation of a reader. In a loop, an empty chunk is sent after `heartbeat` silent seconds:
+    clients give up, and do not count SSE comments."""
 
-    def _whole(self) -> api.Whole:
-        return Embeddings(self.generation.accepted, self._encoding)
-
-    def _fill(self, response: Any, body: Mapping[str, Any], done: Any) -> Any:
-        return fill_embedding(response, self.model, body, self.generation.accepted.warnings)
-
-
-class _Stream:
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: Reply, heartbeat: float | None = None) -> None:
         self._reply = reply
+        self._heartbeat = heartbeat
         self.mlx_created = int(time.time())  # see `patches.CREATED`
         self._chunks = ChunkStream(
-            reply.generation.accepted.id,
-            reply.model,
-            self.mlx_created,
-            reply.form,
+            reply.generation.accepted.id, reply.model, self.mlx_created, reply.form
         )
         self._waiting: Iterator[ModelResponseStream] = iter(())
         self._closed = False
 
-    @property
-    def _over(self) -> bool:
-        return self._closed or self._chunks.ended
-
-    def close(self) -> None:
-        self._closed = True
-        self._waiting = iter(())
-        self._reply.close()
-
-
-class ReplyStream(_Stream):
-    """For a thread. Errors are LiteLLM's; each frees the request."""
-
     def __iter__(self) -> Self:
         return self
 
+    __aiter__ = __iter__
+
     def __next__(self) -> ModelResponseStream:
         with LiteLLMErrors(self._reply.model), self._reply:
-            while (chunk := next(self._waiting, None)) is None:
-                if self._over:
-                    raise StopIteration
+            while (chunk := self._ready(StopIteration)) is None:
                 self._waiting = self._chunks.feed(self._reply.events())
             return chunk
 
-
-class AsyncReplyStream(_Stream):
-    """For an event loop. If the reader is cancelled, the request is freed at once. After
-    `heartbeat` silent seconds an empty chunk is sent: clients give up, and do not count SSE
-    comments."""
-
-    def __init__(self, reply: Reply, heartbeat: float | None = None) -> None:
-        super().__init__(reply)
-        self._heartbeat = heartbeat
-
-    def __aiter__(self) -> Self:
-        return self
-
     async def __anext__(self) -> ModelResponseStream:
         with LiteLLMErrors(self._reply.model), self._reply:
-            while (chunk := next(self._waiting, None)) is None:
-                if self._over:
-                    raise StopAsyncIteration
+            while (chunk := self._ready(StopAsyncIteration)) is None:
                 events = await self._reply.aevents(self._heartbeat)
                 if not events:
                     return self._chunks.empty()
                 self._waiting = self._chunks.feed(events)
             return chunk
+
+    def _ready(self, end: type[Exception]) -> ModelResponseStream | None:
+        chunk = next(self._waiting, None)
+        if chunk is None and (self._closed or self._chunks.ended):
+            raise end
+        return chunk
+
+    def close(self) -> None:
+        self._closed = True
+        self._waiting = iter(())
+        self._reply.close()
 
     async def aclose(self) -> None:
         """LiteLLM calls it when its client has left."""

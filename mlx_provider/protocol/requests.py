@@ -7,9 +7,7 @@ passes the same objects without JSON.
 
 from __future__ import annotations
 
-import logging
 import uuid
-from functools import cache
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -48,8 +46,6 @@ class Sampling(Asked):
     logit_bias: TokenBias = Field(default_factory=dict)
 
 
-log = logging.getLogger(__name__)
-
 OWNERS_ALONE = frozenset(
     {
         "adapter",
@@ -69,6 +65,8 @@ NAMED_KEYS = frozenset({"context_length"})
 
 UNUSED_PARTS = "a warning names parts of a request without effect"
 REMOVED = {
+    "allow_file_media": "allow_media: [file] allows the engine's files",
+    "allow_private_media": "allow_media: [private] allows private addresses",
     "draft_tokens": "a drafter proposes as many tokens as pay, at most 7",
     "heartbeat": "a stream that is silent for 5 s gets an event",
     "ignored": UNUSED_PARTS,
@@ -78,8 +76,6 @@ REMOVED = {
     "unseen_media": UNUSED_PARTS,
 }
 """Removed options, with what replaces them."""
-ALLOWED_MEDIA = {"allow_private_media": "private", "allow_file_media": "file"}
-"""Old options that are now values of `allow_media`."""
 
 
 class WarmPrompt(Asked):
@@ -126,28 +122,12 @@ class ModelOptions(Asked):
 
     @model_validator(mode="before")
     @classmethod
-    def _old_names(cls, given: Any) -> Any:
-        """Accept old names. Refuse a removed option with its replacement."""
-        if not isinstance(given, dict):
-            return given
-        for name in REMOVED.keys() & given.keys():
+    def _refuse_removed(cls, given: Any) -> Any:
+        for name in REMOVED.keys() & given.keys() if isinstance(given, dict) else ():
             raise PydanticCustomError("removed", "{name} is gone, leave it out: {instead}", {
                 "name": name, "instead": REMOVED[name],
             })  # fmt: skip
-        for name, source in ALLOWED_MEDIA.items():
-            allowed = given.get("allow_media", [])
-            # a value of another type is refused
-            if isinstance(given.get(name), bool) and isinstance(allowed, list):
-                granted = [source] if given[name] else []
-                given = {key: each for key, each in given.items() if key != name}
-                given["allow_media"] = [*allowed, *granted]
-                _tell_renamed(name, f"allow_media: [{source}]")
         return given
-
-
-@cache
-def _tell_renamed(old: str, new: str) -> None:
-    log.warning("the option %s is now %s; the old name ends with the next minor version", old, new)
 
 
 class OperatorOptions(ModelOptions):

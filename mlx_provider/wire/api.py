@@ -128,6 +128,24 @@ def check_kind(value: Any, where: str, known: Collection[str] | None = None) -> 
     raise wrong_part(where, f"is {value!r}, which is not supported: it must be one of {allowed}")
 
 
+class Turns:
+    """Messages of chat, and the places of their parts in a request of another API."""
+
+    def __init__(self, places: Mapping[str, str] | None = None) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.places = {**(places or {})}
+
+    def add(self, message: dict[str, Any], where: str, content: str = "") -> None:
+        """`where`: the place of the message; `content`: of its content, by default inside it."""
+        self.messages.append(message)
+        self.place("", where)
+        self.place(".content", content or f"{where}.content")
+
+    def place(self, part: str, where: str) -> None:
+        """Of a part of the last message."""
+        self.places[f"messages[{len(self.messages) - 1}]{part}"] = where
+
+
 # -- replies
 
 JSON = "application/json"

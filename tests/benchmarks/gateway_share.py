@@ -125,7 +125,7 @@ def _alone(
 
 async def _read(engine: EngineClient, plan: Plan, messages: Messages, again: bool) -> Answer:
     from mlx_provider.litellm.call import Deadline
-    from mlx_provider.litellm.streams import SILENCE, AsyncReplyStream, Reply
+    from mlx_provider.litellm.streams import SILENCE, Reply, ReplyStream
 
     request = GenerateRequest(
         model=plan.model,
@@ -136,7 +136,7 @@ async def _read(engine: EngineClient, plan: Plan, messages: Messages, again: boo
     began, first, text, tokens = time.perf_counter(), 0.0, "", 0
     generation = await asyncio.to_thread(engine.submit, request)
     reply = Reply(generation, Deadline(None, None), plan.model)
-    async for chunk in AsyncReplyStream(reply, SILENCE):
+    async for chunk in ReplyStream(reply, SILENCE):
         for choice in chunk.choices:
             if choice.delta.content and not text:
                 first = time.perf_counter() - began

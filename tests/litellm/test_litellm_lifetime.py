@@ -13,7 +13,7 @@ from litellm.exceptions import BadRequestError, ServiceUnavailableError
 from mlx_provider.client.generation import Generation
 from mlx_provider.errors import BadRequest, EngineDied
 from mlx_provider.litellm.call import Deadline
-from mlx_provider.litellm.streams import AsyncReplyStream, Reply, ReplyStream
+from mlx_provider.litellm.streams import Reply, ReplyStream
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.events import Accepted, Delta, ErrorBody, Failed, Finish
 
@@ -169,7 +169,7 @@ def failing_reply():
 
 
 async def test_what_was_said_before_a_failure_is_heard():
-    in_thread, in_loop = ReplyStream(failing_reply()), AsyncReplyStream(failing_reply())
+    in_thread, in_loop = ReplyStream(failing_reply()), ReplyStream(failing_reply())
     chunks = [next(in_thread), next(in_thread), await anext(in_loop), await anext(in_loop)]
     assert [chunk.choices[0].delta.content for chunk in chunks] == ["last", "words"] * 2
     with pytest.raises(ServiceUnavailableError, match="gone"):
@@ -192,7 +192,7 @@ async def test_a_cancellation_that_meets_an_event_is_not_lost():
     accepted = Accepted(id="r", model="m", prompt_tokens=1, max_tokens=9)
     generation = Generation(accepted, queue, lambda: freed.append(True))
     reply = Reply(generation, Deadline.after(60), "m")
-    task = asyncio.ensure_future(AsyncReplyStream(reply).__anext__())
+    task = asyncio.ensure_future(ReplyStream(reply).__anext__())
     await asyncio.sleep(0.01)
     queue.put([Delta(content="x")])
     task.cancel()

@@ -93,7 +93,7 @@ def normalise(
     turns, warnings = place_results(turns)
     warnings = notes + warnings
     if taken is not None:
-        turns, omitted = _taken(turns, taken)
+        turns, omitted = _replace_media(turns, taken)
         warnings += omitted
     if not tool_media:
         turns = _move_tool_media(turns)
@@ -105,16 +105,18 @@ def normalise(
     return Normalised([_write(turn, text_parts) for turn in merged], media, tuple(warnings))
 
 
-def _taken(turns: Sequence[Turn], taken: MediaSupport) -> tuple[list[Turn], tuple[str, ...]]:
+def _replace_media(
+    turns: Sequence[Turn], taken: MediaSupport
+) -> tuple[list[Turn], tuple[str, ...]]:
     """Text replaces media that the model does not accept: images stay in an agent's history, so an
     error would end its session."""
     parts = [part for turn in turns for part in turn.parts]
     unseen = [p for p in parts if isinstance(p, MediaRef) and p.kind not in taken.kinds]
-    shown = [replace(turn, parts=tuple(_shown(turn.parts, taken))) for turn in turns]
+    shown = [replace(turn, parts=tuple(_replace_parts(turn.parts, taken))) for turn in turns]
     return shown, tuple(f"{p.path}: {p.kind} omitted, this model cannot take it" for p in unseen)
 
 
-def _shown(parts: Sequence[Part], taken: MediaSupport) -> list[Part]:
+def _replace_parts(parts: Sequence[Part], taken: MediaSupport) -> list[Part]:
     """A replacement joins the texts beside it."""
     shown: list[Part] = []
     joins = False

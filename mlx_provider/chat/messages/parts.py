@@ -7,7 +7,7 @@ import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ...bounds import MAX_VALUES, Values
 from ...errors import BadRequest, wrong_part
@@ -34,17 +34,8 @@ class MediaRef:
 Part = str | MediaRef
 
 _TEXT = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-_MEDIA: dict[str, MediaKind] = {
-    "image_url": "image",
-    "input_image": "image",
-    "image": "image",
-    "video_url": "video",
-    "input_video": "video",
-    "video": "video",
-    "audio_url": "audio",
-    "input_audio": "audio",
-    "audio": "audio",
-}
+_KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
+_MEDIA = {word: kind for kind in _KINDS for word in (f"{kind}_url", f"input_{kind}", kind)}
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 _DETAILS: dict[Any, Detail] = {
     None: "auto",

@@ -69,7 +69,7 @@ def fold_tools(
     names = deque[str]()
     for message in messages:
         calls = message.get("tool_calls") or ()
-        text = _folded(message, _grammar(parser), schemas)
+        text = _fold(message, _grammar(parser), schemas)
         if len(calls) > 1:
             names = deque(
                 f"Result of call {n}, {c['function']['name']}:" for n, c in enumerate(calls, 1)
@@ -77,9 +77,9 @@ def fold_tools(
         elif message.get("role") != "tool":
             names.clear()
         elif names:
-            text = _joined({**text, "content": names.popleft()}, text)
+            text = _join({**text, "content": names.popleft()}, text)
         if folded and folded[-1]["role"] == text["role"] != "system":
-            folded[-1] = _joined(folded[-1], text)
+            folded[-1] = _join(folded[-1], text)
         else:
             folded.append(text)
     return folded
@@ -89,7 +89,7 @@ def _grammar(parser: ToolParser | None) -> CallGrammar:
     return CallGrammar.json("", "") if parser is None else parser.call_grammar()
 
 
-def _folded(
+def _fold(
     message: Mapping[str, Any], grammar: CallGrammar, schemas: Mapping[str, Any]
 ) -> dict[str, Any]:
     kept = {k: v for k, v in message.items() if k not in ("tool_calls", "tool_call_id", "name")}
@@ -102,10 +102,10 @@ def _folded(
     functions = [call["function"] for call in calls]
     given = [(f["name"], f["arguments"], schemas.get(f["name"]) or {}) for f in functions]
     ids = [str(call.get("id") or number) for number, call in enumerate(calls)]
-    return _joined(kept, {"content": written_calls(grammar, given, ids)})
+    return _join(kept, {"content": written_calls(grammar, given, ids)})
 
 
-def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+def _join(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     a, b = first["content"], second["content"]
     if isinstance(a, str) and isinstance(b, str):
         return {**first, "content": BLANK_LINE.join(text for text in (a, b) if text)}

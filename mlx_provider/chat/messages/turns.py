@@ -96,9 +96,6 @@ class _Slot:
         call_id = call.get("id")  # clients may send a number
         return cls(None if call_id in (None, "") else str(call_id), call["function"]["name"])
 
-    def put(self, turn: Turn) -> None:
-        self.results.append(turn if self.id is None else replace(turn, call_id=self.id))
-
 
 class _Calls:
     """The calls of a conversation, by turn, with their results.
@@ -172,5 +169,5 @@ class _Calls:
         self._interrupted = False
 
     def _put(self, slot: _Slot, at: int, turn: Turn) -> None:
-        slot.put(turn)
+        slot.results.append(turn if slot.id is None else replace(turn, call_id=slot.id))
         self.moved.add(at)

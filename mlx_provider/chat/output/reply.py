@@ -157,7 +157,9 @@ class Reply:
         """Failures of the parsers; the text concerned is sent as text."""
         self._parts: list[_Part] = [_Part()]
         self._logprobs: deque[tuple[int, TokenLogprob]] = deque()
-        self._fed = self._cut = self._calls = self._whole_calls = 0
+        self._fed = self._cut = self._begun = 0
+        self.calls = 0
+        """Complete ones."""
         self._ended = False
         self.stopped = ""
         """The stop string that matched; nothing is emitted after it."""
@@ -166,16 +168,11 @@ class Reply:
         self.reasoning_tokens = 0
         """Includes markers."""
         self._advance()
-        self._take_events()
 
     def _note(self, fault: str, trace: str) -> None:
         if not self.faults:
             log.warning("%s: the text is passed on as it is\n%s", fault, trace)
         self.faults.append(fault)
-
-    @property
-    def calls(self) -> int:
-        return self._whole_calls
 
     def push(self, token: int, logprob: TokenLogprob | None = None) -> list[Delta]:
         """Usually returns at most one delta."""
@@ -210,7 +207,7 @@ class Reply:
             if self.stopped and reason == "length":
                 reason = "stop"
         deltas = self._deltas(last=True)
-        if reason == "stop" and self._whole_calls:
+        if reason == "stop" and self.calls:
             return deltas, "tool_calls"
         return deltas, reason
 
@@ -219,7 +216,6 @@ class Reply:
             self._feed(self._detokenizer.finish())
         self._reader.close()
         self._advance()
-        self._take_events()
         if self._edge is not None:
             self._show_content(self._edge.finish())
         self._flush()
@@ -229,16 +225,12 @@ class Reply:
             self._fed += len(text)
             self._reader.feed(text)
             self._advance()
-            self._take_events()
 
     def _advance(self) -> None:
         next(self._reading, None)
-
-    def _take_events(self) -> None:
         for event in self._reader.take_events():
-            if self.stopped:
-                return
-            self._take(event)
+            if not self.stopped:
+                self._take(event)
 
     def _take(self, event: TextEvent) -> None:
         if event.kind == "content" or event.kind == "reasoning":
@@ -264,12 +256,12 @@ class Reply:
 
     def _take_call(self, event: TextEvent) -> None:
         if event.kind == "call":
-            self._calls += 1
-        if self._calls > 1 and not self._parallel:
+            self._begun += 1
+        if self._begun > 1 and not self._parallel:
             return
-        number = self._calls - 1
+        number = self._begun - 1
         if event.kind == "close":
-            self._whole_calls += 1
+            self.calls += 1
             return
         part = self._part("call")
         if event.kind == "call":
@@ -315,7 +307,7 @@ class Reply:
             self._parts.append(_Part())
         return self._parts[-1]
 
-    def _resolved(self) -> int:
+    def _known_length(self) -> int:
         edge = self._edge.held if self._edge is not None else 0
         return self._reader.position - self._stops.held - edge - self._cut
 
@@ -339,7 +331,7 @@ class Reply:
         )
 
     def _known_logprobs(self, last: bool) -> list[TokenLogprob]:
-        limit = self._fed + 1 if last and not self.stopped else self._resolved()
+        limit = self._fed + 1 if last and not self.stopped else self._known_length()
         found: list[TokenLogprob] = []
         while self._logprobs and self._logprobs[0][0] <= limit:
             found.append(self._logprobs.popleft()[1])

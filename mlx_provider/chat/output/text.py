@@ -236,7 +236,7 @@ class _Marked:
         """Read calls at `marker`. False: it was text, which went to `emit`."""
         reader, parser = self.reader, self.parser
         start, before = reader.position, reader.calls
-        scan = self.isolated(scan_block(parser, reader, self.spec.tools))
+        scan = self.isolate(scan_block(parser, reader, self.spec.tools))
         if not (yield from read_block(reader, scan, parser, marker, emit, self.spec.tools)):
             reader.forget_marks()
             return False
@@ -251,7 +251,7 @@ class _Marked:
             self.held = yield from reader.space()
         return True
 
-    def isolated(self, scan: Reading[None]) -> Reading[None]:
+    def isolate(self, scan: Reading[None]) -> Reading[None]:
         """If the parser fails, only this call is lost, and its text is shown."""
         failure: Exception | None = None
         with Isolation(generator=True) as isolation:

@@ -31,9 +31,8 @@ class TurnLayout:
     def behind(self, prompt: str, openers: Sequence[str], *, begins: bool = True) -> TurnLayout:
         """The layout of a reply to `prompt`, which may have opened the thought. `begins`: no part
         of the reply is in the prompt."""
-        return self._thinking(prompt, openers) if begins else replace(self, turn_open=None)
-
-    def _thinking(self, prompt: str, openers: Sequence[str]) -> TurnLayout:
+        if not begins:
+            return replace(self, turn_open=None)
         tail = prompt[len(prompt.rstrip()) :]
         if self.thought_open is None or not prompt.rstrip().endswith(tuple(openers) or "\0"):
             return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -32,7 +32,7 @@ class Checked:
 
 def extract_json(text: str) -> Any:
     """The whole text, a fenced block, or the first object or list in prose. `None`: none."""
-    for candidate in _candidates(text):
+    for candidate in (text, *(fence[1] for fence in _FENCE.finditer(text))):
         try:
             return json.loads(candidate)
         except (ValueError, RecursionError):
@@ -44,12 +44,6 @@ def extract_json(text: str) -> Any:
         except (ValueError, RecursionError):
             continue
     return None
-
-
-def _candidates(text: str) -> Iterator[str]:
-    yield text
-    for fence in _FENCE.finditer(text):
-        yield fence[1]
 
 
 def check_reply(text: str, response_format: Mapping[str, Any] | None) -> Checked:

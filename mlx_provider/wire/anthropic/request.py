@@ -5,13 +5,13 @@ prompt and in a message that a user has just typed; in an earlier turn it become
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ...errors import wrong_part
 from ...invalid import shown
 from ...protocol.requests import GenerateRequest
-from ..api import ClientNames, check_kind, expect, expect_object, objects, parts_of
+from ..api import ClientNames, Turns, check_kind, expect, expect_object, objects, parts_of
 from ..openai.parameters import SCHEMA, Parameters, parameter_names
 from ..openai.request import AnswerForm, generate_requests
 from ..openai.tools import without
@@ -114,59 +114,56 @@ def _choice(choice: Mapping[str, Any]) -> Any:
     return {"type": "function", "function": {"name": name}}
 
 
-Message = dict[str, Any]
 FAILED = "Error: "
 
 
 def chat_messages(
     system: Any, messages: Sequence[Mapping[str, Any]]
-) -> tuple[list[Message], dict[str, str]]:
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Messages that `check_messages` has passed, and the places of their parts in the
     request. Chat itself reads text, images and thoughts in Anthropic's form."""
-    made: list[Message] = [{"role": "system", "content": system}] if system else []
-    places: dict[str, str] = {}
+    turns = Turns()
     if system:
-        places |= {"messages[0]": "system", "messages[0].content": "system"}
+        turns.add({"role": "system", "content": system}, "system", "system")
     for at, message in enumerate(messages):
-        for turn, parts in _turns(message, f"messages[{at}]"):
-            own = f"messages[{len(made)}]"
-            places |= {own + part: where for part, where in parts.items()}
-            made.append(turn)
-    return made, places
+        _add(turns, message, f"messages[{at}]")
+    return turns.messages, turns.places
 
 
-def _turns(message: Mapping[str, Any], where: str) -> Iterator[tuple[Message, dict[str, str]]]:
-    """Each with the places of its parts; the empty name is the whole message."""
+def _add(turns: Turns, message: Mapping[str, Any], where: str) -> None:
     role, content = message["role"], message.get("content")
     if not isinstance(content, list):
-        yield {"role": role, "content": content}, {"": where}
+        turns.add({"role": role, "content": content}, where)
         return
     blocks = [(block, f"{where}.content[{at}]") for at, block in enumerate(content)]
-    # Templates accept no text between calls and their results.
-    results = [(block, at) for block, at in blocks if block["type"] == "tool_result"]
-    yield from (_result(block, at) for block, at in results)
+    for block, at in blocks:  # templates accept no text between calls and their results
+        if block["type"] == "tool_result":
+            _add_result(turns, block, at)
     calls = [(block, at) for block, at in blocks if block["type"] == "tool_use"]
     others = [(b, at) for b, at in blocks if b["type"] not in ("tool_result", "tool_use")]
-    parts = {"": where, **{f".content[{n}]": at for n, (_, at) in enumerate(others)}}
     said = [_part(block) for block, _ in others]
     if calls:
-        for n, (_, at) in enumerate(calls):
-            parts |= {f".tool_calls[{n}]": at, f".tool_calls[{n}].function": at}
         made = [_call(block) for block, _ in calls]
-        yield {"role": role, "content": said or None, "tool_calls": made}, parts
+        turns.add({"role": role, "content": said or None, "tool_calls": made}, where)
     elif others or not content:
-        yield {"role": role, "content": said}, parts
+        turns.add({"role": role, "content": said}, where)
+    for n, (_, at) in enumerate(others):
+        turns.place(f".content[{n}]", at)
+    for n, (_, at) in enumerate(calls):
+        turns.place(f".tool_calls[{n}]", at)
+        turns.place(f".tool_calls[{n}].function", at)
 
 
-def _result(block: Mapping[str, Any], where: str) -> tuple[Message, dict[str, str]]:
+def _add_result(turns: Turns, block: Mapping[str, Any], where: str) -> None:
     """Chat has no mark for an error, so its text begins with one."""
-    content, places = block.get("content"), {"": where}
+    content, parts = block.get("content"), []
     if block.get("is_error") is True:
         parts = content if isinstance(content, list) else []
         first = FAILED + content if isinstance(content, str) else FAILED.rstrip()
         content = [{"type": "text", "text": first}, *parts] if parts else first
-        places |= {f".content[{at + 1}]": f"{where}.content[{at}]" for at in range(len(parts))}
-    return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}, places
+    turns.add({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}, where)
+    for at in range(len(parts)):
+        turns.place(f".content[{at + 1}]", f"{where}.content[{at}]")
 
 
 def _call(block: Mapping[str, Any]) -> dict[str, Any]:

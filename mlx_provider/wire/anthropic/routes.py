@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -35,23 +34,22 @@ def error_body(error: MLXProviderError) -> dict[str, Any]:
     return {"type": "error", "error": shown, "request_id": None}
 
 
-@dataclass(frozen=True)
-class Options:
-    thoughts: bool = True
-    """Send the text of thoughts, not only a block for each."""
-    stored: bool = False
-    """Count tokens stored in the prefix cache separately from other input."""
-
-
 class _Message:
     """One block is open at a time."""
 
     def __init__(
-        self, accepted: Accepted, wanted: int | None, options: Options = Options()
+        self,
+        accepted: Accepted,
+        wanted: int | None,
+        *,
+        thoughts: bool = True,
+        stored: bool = False,
     ) -> None:
-        """`wanted`: `max_tokens` of the request, of which the context may leave less; -1: all."""
+        """`wanted`: `max_tokens` of the request, of which the context may leave less; -1: all.
+        `thoughts`: send their text, not only a block for each. `stored`: count tokens stored in the
+        prefix cache separately from other input."""
         self._accepted = accepted
-        self._options = options
+        self._thoughts, self._stored = thoughts, stored
         self._clipped = wanted is not None and not 0 < wanted <= accepted.max_tokens
         self._ending: Part = {}
         self._open: object = None
@@ -92,7 +90,7 @@ class _Message:
             thought = {"type": "thinking", "thinking": "", "signature": ""}
             yield from self._begin("thinking", thought)
             self._signature.update(delta.reasoning.encode())
-            if self._options.thoughts:
+            if self._thoughts:
                 yield self._delta("thinking", thinking=delta.reasoning)
         if delta.content:
             yield from self._begin("text", {"type": "text", "text": "", "citations": None})
@@ -129,7 +127,7 @@ class _Message:
         usage = usage_of(done)
         prompt, cached = usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
         new = max(0, min(done.usage.stored_tokens, prompt - cached - 1))
-        stored = new if self._options.stored else 0
+        stored = new if self._stored else 0
         counts = _counts(prompt, cached, stored, usage["completion_tokens"])
         details = {"thinking_tokens": usage["completion_tokens_details"]["reasoning_tokens"]}
         return counts | {"output_tokens_details": details, "server_tool_use": None}
@@ -191,11 +189,9 @@ def _messages(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     if thinking.get("display") is not None:
         check_kind(thinking["display"], "thinking.display", DISPLAYS)
     request, names = message_request(body, sender)
-    thoughts = thinking.get("display") != "omitted"
-    options = Options(thoughts=thoughts, stored=bool(cache_marks(body)))
-    return ParsedRequest(
-        [request], partial(reply, wanted=body["max_tokens"], options=options), names
-    )
+    shows, stored = thinking.get("display") != "omitted", bool(cache_marks(body))
+    make = partial(reply, wanted=body["max_tokens"], thoughts=shows, stored=stored)
+    return ParsedRequest([request], make, names)
 
 
 def _count(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:

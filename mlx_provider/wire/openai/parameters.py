@@ -116,17 +116,14 @@ def constraint(params: Parameters) -> dict[str, Any]:
     constraints contradict or one is malformed."""
     given = {name: params.take(name) for name in CONSTRAINTS}
     given = {name: value for name, value in given.items() if value is not None}
-    if _is_text(given.get("response_format")):
-        del given["response_format"]
+    match given:
+        case {"response_format": {"type": "text"}}:
+            del given["response_format"]
     if len(given) > 1:
         raise BadRequest(f"only one of {', '.join(given)} can be given", param=min(given))
     for name, value in given.items():
         return _field(name, _parse_json(value) if name == "guided_json" else value)
     return {}
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, dict) and value.get("type") == "text"
 
 
 def _field(name: str, value: Any) -> dict[str, Any]:

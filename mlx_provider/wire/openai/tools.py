@@ -40,7 +40,7 @@ def unwrap_text(arguments: str) -> str:
 
 
 def custom_names(tools: Any) -> frozenset[str]:
-    names = [_of(tool).get("name") for tool in _listed(tools)]
+    names = [_of(tool).get("name") for tool in _as_list(tools)]
     return frozenset(name for name in names if isinstance(name, str))
 
 
@@ -135,7 +135,7 @@ def choice_of(choice: Any) -> Any:
     allowed = choice.get("allowed_tools") if isinstance(choice, Mapping) else None
     if not isinstance(allowed, Mapping):
         return choice
-    tools = [choice_of(tool) for tool in _listed(allowed.get("tools"))]
+    tools = [choice_of(tool) for tool in _as_list(allowed.get("tools"))]
     return {**choice, "allowed_tools": {**allowed, "tools": tools}}
 
 
@@ -143,7 +143,8 @@ def with_functions(messages: Sequence[Any]) -> list[Any]:
     """Calls of custom tools as calls of functions."""
     return [
         {**message, "tool_calls": [_as_function(call) for call in message["tool_calls"]]}
-        if isinstance(message, Mapping) and any(map(_is_custom, _listed(message.get("tool_calls"))))
+        if isinstance(message, Mapping)
+        and any(map(_is_custom, _as_list(message.get("tool_calls"))))
         else message
         for message in messages
     ]
@@ -165,7 +166,7 @@ def whole_call(call: ToolCallDelta, custom: Collection[str]) -> dict[str, Any]:
     return {"id": call.id, "type": next(iter(member)), **member}
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 

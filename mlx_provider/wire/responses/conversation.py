@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import wrong_part
 from ...invalid import shown
-from ..api import check_kind, expect, objects, parts_of
+from ..api import Turns, check_kind, expect, objects, parts_of
 from ..openai.tools import without, wrap_text
 
 HOSTED = (
@@ -198,7 +198,7 @@ def _check_parts(content: Any, where: str, known: Collection[str] | None) -> Non
 
 def messages_of(given: Any, instructions: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Messages for a checked input, and the places of their parts in it."""
-    turns = _Turns()
+    turns = _Turns({"messages": "input"})
     if instructions:
         turns.add({"role": "system", "content": instructions}, "instructions", "instructions")
     if isinstance(given, str):
@@ -222,22 +222,13 @@ def compaction_text(item: Mapping[str, Any]) -> str | None:
         return None
 
 
-class _Turns:
-    def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self.places = {"messages": "input"}
-        self._open: dict[str, Any] | None = None
-        """The assistant's message that the next item may belong to."""
+class _Turns(Turns):
+    _open: dict[str, Any] | None = None
+    """The assistant's message that the next item may belong to."""
 
     def add(self, message: dict[str, Any], where: str, content: str = "") -> None:
-        """`where`: the place of the item; `content`: of its content, by default inside it."""
         self._open = None
-        self.messages.append(message)
-        self._place("", where)
-        self._place(".content", content or f"{where}.content")
-
-    def _place(self, part: str, where: str) -> None:
-        self.places[f"messages[{len(self.messages) - 1}]{part}"] = where
+        super().add(message, where, content)
 
     def take(self, item: Mapping[str, Any], where: str) -> None:
         given, item = item, known_item(item, ITEMS)
@@ -264,7 +255,7 @@ class _Turns:
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
         said = self._assistant(where).setdefault("content", [])
         for at in range(len(parts)):
-            self._place(f".content[{len(said) + at}]", part.format(at))
+            self.place(f".content[{len(said) + at}]", part.format(at))
         said.extend(parts)
 
     def _thought(self, item: Mapping[str, Any], where: str) -> None:
@@ -287,8 +278,8 @@ class _Turns:
             "function": {"name": name, "arguments": arguments},
         }
         calls = self._assistant(where).setdefault("tool_calls", [])
-        self._place(f".tool_calls[{len(calls)}]", where)
-        self._place(f".tool_calls[{len(calls)}].function", where)
+        self.place(f".tool_calls[{len(calls)}]", where)
+        self.place(f".tool_calls[{len(calls)}].function", where)
         calls.append(call)
 
     def _assistant(self, where: str) -> dict[str, Any]:

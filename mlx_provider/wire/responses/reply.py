@@ -272,19 +272,19 @@ class Stream(_Response, api.Stream):
     def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
         # A failed response has no place for our own code and the parameter.
         reported = {**error_body(error)["error"], "type": "error"}
-        yield from map(self._frame, (reported, _failed(self.fields, error)))
+        yield from map(self._frame, (reported, _failure_of(self.fields, error)))
         yield DONE
 
 
 def failed_stream(name: str, model: str, error: MLXProviderError, echo: Mapping[str, Any]) -> bytes:
     """The stream of a request that was not accepted."""
     fields = _head(name, model, echo)
-    events = ({"type": "response.created", "response": fields}, _failed(fields, error))
+    events = ({"type": "response.created", "response": fields}, _failure_of(fields, error))
     frames = (event_frame({**e, "sequence_number": at}) for at, e in enumerate(events))
     return b"".join(frames) + DONE
 
 
-def _failed(fields: Fields, error: MLXProviderError) -> Fields:
+def _failure_of(fields: Fields, error: MLXProviderError) -> Fields:
     reported = {"code": _code(error), "message": error_body(error)["error"]["message"]}
     response = {**fields, "status": "failed", "error": reported}
     return {"type": "response.failed", "response": response}

@@ -99,19 +99,9 @@ def _logprobs(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"logprobs": True} if LOGPROBS in include or body.get("top_logprobs") else {}
 
 
-def _with_demand(given: Any) -> Any:
-    turn = {"role": "user", "content": DEMAND}
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}, turn]
-    return [*given, turn] if isinstance(given, list) else given
-
-
 def _user_messages(given: Any) -> list[dict[str, Any]]:
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
-    items = [item for _, item in objects(given, "input")]
-    messages = [item for item in items if is_typed([item])]
-    return [_as_output(item, index) for index, item in enumerate(messages)]
+    items = (item for _, item in objects(given, "input") if is_typed([item]))
+    return [_as_output(item, index) for index, item in enumerate(items)]
 
 
 def _as_output(item: Any, index: int) -> dict[str, Any]:
@@ -155,7 +145,11 @@ def _respond(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
 
 def _compact(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     given = body.get("input")
-    request, names, _ = response_request({**body, "input": _with_demand(given)}, sender)
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    turn = {"role": "user", "content": DEMAND}
+    asked = [*given, turn] if isinstance(given, list) else given
+    request, names, _ = response_request({**body, "input": asked}, sender)
     return ParsedRequest([request], partial(Compaction, items=_user_messages(given)), names)
 
 
