@@ -25,8 +25,9 @@ from ..errors import (
     for_another,
     wrong_option,
 )
-from ..families.checkpoint import read_json
+from ..families.checkpoint import named_template, read_json
 from ..families.estimate import DTYPE_BYTES
+from ..families.tokenizer.template_probe import try_template
 from ..isolation import LOG, Fault, Isolation
 from ..protocol.health import LoadingFigures
 from ..protocol.requests import ModelOptions
@@ -215,6 +216,8 @@ class Loader:
         began, before = time.monotonic(), mx.get_active_memory()
         read = lambda: mx.get_active_memory() - before  # noqa: E731
         with self._progress.stage(job.name, "weights", read, nbytes, "bytes"):
+            if template := named_template(job.key.folder):
+                try_template(template)
             weights = self._worker.call(partial(self._load_here, job)).result()
         log.info(
             "loaded %s in %.1f s: family %s, %d bytes",

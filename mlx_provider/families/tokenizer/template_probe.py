@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...records import TemplateForm
 from .template_fit import fit_messages, fit_tools
-from .template_renderer import accepted
+from .template_renderer import TemplateRenderer, accepted
 
 if TYPE_CHECKING:
     from .hf_tokenizer import HFTokenizer
@@ -51,6 +52,13 @@ def template_form(render: Render) -> TemplateForm:
     form = _with_calls(probe, form)
     lone = SAID in (probe.text([_SYSTEM], form) or "")
     return replace(form, text_parts=frozenset(_roles_in_parts(probe, form)), lone_system=lone)
+
+
+def try_template(source: str) -> None:
+    """Any thread. A load that follows on the engine thread then waits for no slow template. Raises
+    `UnsupportedModel` for a template that exceeds its limits."""
+    render = TemplateRenderer(source, {}).render
+    template_form(partial(render, variables={}, generation_prompt=True, probe=True))
 
 
 def _user(text: Any) -> Message:
