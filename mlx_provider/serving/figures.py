@@ -48,7 +48,6 @@ class Active:
     instance: EngineInstance
 
     def cancel(self) -> None:
-        """Idempotent."""
         self.instance.engine.cancel(self.request)
 
     def fail(self, error: MLXProviderError) -> None:
@@ -151,8 +150,8 @@ class InFlight:
 
 WINDOW = 10.0
 """Seconds of recent steps."""
-STEPS_TOLD = 120
-LOOKUPS_TOLD = 12
+STEPS, LOOKUPS = 120, 12
+"""Most that are reported, newest first."""
 STATES: dict[Phase, RequestState] = {
     Phase.WAITING: "queued",
     Phase.PREFILL: "prefill",
@@ -185,7 +184,7 @@ def take(
         engines=[_engine(each.name, kind, run, now) for each, kind, run in engines],
         loading=loading,
         prefix_cache=cache.model_copy(
-            update={"recent": [_lookup(found, now) for found in seen[:LOOKUPS_TOLD]]}
+            update={"recent": [_lookup(found, now) for found in seen[:LOOKUPS]]}
         ),
         memory=MemoryFigures(
             limit=memory_limit(chosen_limit),
@@ -239,7 +238,7 @@ def _engine(model: str, kind: str, instance: EngineInstance, now: float) -> Engi
         mixes=engine.mixes,
         queued=engine.scheduler.queued + len(instance.arriving),
         rows=engine.scheduler.active_rows,
-        steps=[_step(step, now) for step in steps[-STEPS_TOLD:]],
+        steps=[_step(step, now) for step in steps[-STEPS:]],
         step_median=median(spent) if spent else 0.0,
         step_longest=max(spent, default=0.0),
         decoded_per_second=sum(step.tokens for step in steps) / span,
@@ -257,19 +256,15 @@ def _step(step: Step, now: float) -> StepFigures:
 
 
 def _lookup(found: LookedUp, now: float) -> Lookup:
+    lost = {name: tokens for name, tokens in found.lost.items() if name in REASONS and tokens}
     return Lookup(
         request=found.request,
         ago=now - found.at,
         prompt_tokens=found.asked,
         cached_tokens=found.reused,
         stored_tokens=found.shared,
-        reason=_reason(found),
+        reason=REASONS[max(lost, key=lost.__getitem__)] if lost else "",
     )
-
-
-def _reason(found: LookedUp) -> MissReason:
-    lost = {name: tokens for name, tokens in found.lost.items() if name in REASONS and tokens}
-    return REASONS[max(lost, key=lost.__getitem__)] if lost else ""
 
 
 def _memory(weights: Weights) -> ModelMemory:

@@ -19,7 +19,7 @@ from mlx_vlm.models.qwen3_5 import gated_delta, language
 from mlx_provider import LoadOptions
 from mlx_provider.families.text import load_text
 from mlx_provider.records import Part, Parts, Run
-from mlx_provider.serving.kernels import _made, install, remove
+from mlx_provider.serving.loader import _made, install, remove
 from mlx_provider.upstream.patching import Unpatched
 from mlx_provider_cpu import attention
 from mlx_provider_cpu.functions import REPLACEMENTS
