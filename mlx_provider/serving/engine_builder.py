@@ -115,7 +115,7 @@ class EngineBuilder:
         if options.reproducible:
             with self._budgets.measuring(weights) as reserve:
                 fixed = Reproducible.of(weights.model, kv.make_cache, found, limits, reserve)
-            limits = fixed.limits(limits)
+            limits = replace(limits, max_chunk=fixed.shapes.tokens)
         drafts = Drafts()
         if found.drafts and fixed is None:
             ledger = self._budgets.ledger
@@ -230,7 +230,6 @@ class EngineBuilder:
         return measured
 
     def _keep_learned(self, key: str, measured: Measured, costs: Costs) -> None:
-        """Store measurements with the costs that passes over deep caches have refined."""
         if costs.curve != measured.curve:
             self._measurements.keep(key, replace(measured, curve=costs.curve))
 

@@ -17,7 +17,7 @@ from ..chat.media.load import MediaClaim
 from ..engine.memory import memory_limit
 from ..engine.request import Phase, Request
 from ..engine.step_output import LookedUp, Step, timings_of
-from ..errors import BadRequest, MLXProviderError, RequestFailed
+from ..errors import BadRequest, RequestFailed
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Failed
 from ..protocol.health import (
@@ -40,18 +40,10 @@ from .weights import EngineInstance, ModelView, Weights
 
 @dataclass(frozen=True)
 class Active:
-    """A request that runs on a model. The methods belong to the engine thread."""
-
     request: Request
     model: str
     lease: Lease[Weights]
     instance: EngineInstance
-
-    def cancel(self) -> None:
-        self.instance.engine.cancel(self.request)
-
-    def fail(self, error: MLXProviderError) -> None:
-        self.instance.engine.fail(self.request, error)
 
 
 @dataclass(eq=False)
@@ -106,7 +98,7 @@ class InFlight:
             entry.active = Active(request, view.weights.name, lease, instance)
             return entry.active
 
-    def reached(self, active: Active) -> None:
+    def reach_engine(self, active: Active) -> None:
         with self._lock:
             active.instance.arriving.remove(active.request.account)
 

@@ -60,7 +60,7 @@ def local_folder(model: str, *, repository: bool = False) -> Path | None:
             )
         return _of_files(path)
     if not is_repository(model):
-        raise ModelNotFound(no_folder(model) + known(), param="model")
+        raise ModelNotFound(no_folder(model) + list_known(), param="model")
     return _cached_folder(*_repository(model))
 
 
@@ -110,7 +110,7 @@ def outline(model: str) -> Outline:
     Hub is unreachable."""
     from huggingface_hub import constants
 
-    repo, revision, files = _listed(model)
+    repo, revision, files = _list_files(model)
 
     def read(name: str) -> httpx.Response:
         return _answer(repo, f"{constants.ENDPOINT}/{repo}/resolve/{revision or 'main'}/{name}")
@@ -119,14 +119,16 @@ def outline(model: str) -> Outline:
     return Outline(_object(repo, read("config.json")), weights, _template(repo, files, read))
 
 
-def _listed(model: str) -> tuple[str, str | None, dict[str, int]]:
+def _list_files(model: str) -> tuple[str, str | None, dict[str, int]]:
     """Repository, revision, and bytes of its files by name. Raises `ModelNotFound`, and
     `BadRequest` for a repository without weights for MLX."""
     from huggingface_hub import constants
 
     repo, revision = _repository(model)
     if constants.HF_HUB_OFFLINE:
-        raise ModelNotFound(f"{repo} is not on this machine, and HF_HUB_OFFLINE is set{known()}")
+        raise ModelNotFound(
+            f"{repo} is not on this machine, and HF_HUB_OFFLINE is set{list_known()}"
+        )
     address = f"{constants.ENDPOINT}/api/models/{repo}/revision/{revision or 'main'}?blobs=true"
     siblings = _object(repo, _answer(repo, address)).get("siblings", ())
     files = {each.get("rfilename", ""): each.get("size") or 0 for each in siblings}
@@ -193,7 +195,7 @@ def download(model: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    repo, revision, _ = _listed(model)
+    repo, revision, _ = _list_files(model)
     log.info("downloading %s", repo)
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=PATTERNS))
@@ -202,7 +204,6 @@ def download(model: str) -> Path:
 
 
 def _answer(repo: str, address: str) -> httpx.Response:
-    """Fails fast if the Hub is unreachable or does not have the repository."""
     import httpx
     from huggingface_hub import get_token
 
@@ -216,12 +217,12 @@ def _answer(repo: str, address: str) -> httpx.Response:
     except httpx.HTTPError as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
         raise ModelNotFound(
-            f"{repo} is not on this machine, and the Hub is out of reach ({reason}){known()}",
+            f"{repo} is not on this machine, and the Hub is out of reach ({reason}){list_known()}",
             param="model",
         ) from error
     if answer.status_code in (401, 403, 404):
         raise ModelNotFound(
-            f"the Hub has no repository {repo}, or it is private: set HF_TOKEN{known()}",
+            f"the Hub has no repository {repo}, or it is private: set HF_TOKEN{list_known()}",
             param="model",
         )
     if not answer.is_success:
@@ -240,7 +241,7 @@ def not_gguf(name: str) -> str:
     return f"GGUF is not served: take an MLX version, such as mlx-community/{base}-4bit"
 
 
-def known() -> str:
+def list_known() -> str:
     names = sorted(cached_models())
     listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
     return f"; on this machine: {listed or 'none'}; `demo` always works, a folder by its full path"
@@ -331,7 +332,7 @@ def models_on_disk() -> list[OnDisk]:
 
 
 def _of_hub() -> Iterator[OnDisk]:
-    sizes = {repo.repo_id: repo.size_on_disk for repo in _scanned().repos}
+    sizes = {repo.repo_id: repo.size_on_disk for repo in _scan_cache().repos}
     for name in cached_models():
         size = sizes.get(name)
         folder = _repository_folder(name)
@@ -372,8 +373,8 @@ def remove(model: str) -> int:
         )
     name, _, revision = model.partition("@")
     if name not in cached_models():
-        raise ModelNotFound(f"{name} is not on this machine{known()}", param="model")
-    cache, folder = _scanned(), _repository_folder(name)
+        raise ModelNotFound(f"{name} is not on this machine{list_known()}", param="model")
+    cache, folder = _scan_cache(), _repository_folder(name)
     before = _size(folder)
     repo = next((each for each in cache.repos if each.repo_path == folder), None)
     if repo is None and not revision:  # a download that has only begun
@@ -394,7 +395,7 @@ def remove(model: str) -> int:
     return before - left
 
 
-def _scanned() -> HFCacheInfo:
+def _scan_cache() -> HFCacheInfo:
     from huggingface_hub import scan_cache_dir
 
     if not cache_root().is_dir() and (why := obstacle(cache_root())):

@@ -209,7 +209,7 @@ class Loader:
         for instance in weights.engines.values():
             self._worker.remove(instance.engine)
             instance.learned()
-        self._wired.leaving(weights.number)
+        self._wired.remove(weights.number)
         weights.drop()
         _collect()
         back = before - mx.get_active_memory()
@@ -244,7 +244,7 @@ class Loader:
             raise made
         equip(made, self._registry)
         key, taken = job.key, mx.get_active_memory() - before
-        self._wired.loaded(self._loads, taken)
+        self._wired.add(self._loads, taken)
         return Weights(
             key=key,
             folder=key.folder,
@@ -330,7 +330,7 @@ def install(name: str, replacements: Iterable[Replacement], model: nn.Module) ->
     found = []
     for each in replacements:
         owners, attribute = _owners(each, model)
-        make = partial(_made, each)
+        make = partial(_make_function, each)
         found.append(patch(owners, attribute, make, key=(name, each.name)))
     return any(found)
 
@@ -341,7 +341,7 @@ def remove(name: str, replacements: Iterable[Replacement], model: nn.Module) -> 
         unpatch(_owners(each, model)[0], (name, each.name))
 
 
-def _made(each: Replacement, original: Function) -> Function | None:
+def _make_function(each: Replacement, original: Function) -> Function | None:
     """`None` for a different function of that name, or if the original is better."""
     defined = getattr(original, "__module__", ""), getattr(original, "__name__", "")
     if defined != (each.module, each.name.rpartition(".")[2]):

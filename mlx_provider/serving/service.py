@@ -124,7 +124,8 @@ class ChatService:
             self._turns.refuse(RequestFailed.cancelled(), request_id)
             self._models.queue.withdraw(request_id)
         elif self._worker.alive:
-            self._call(entry.active.cancel)
+            active = entry.active
+            self._call(partial(active.instance.engine.cancel, active.request))
 
     def _count(self, wire: GenerateRequest) -> int:
         with self._rendering(wire) as (view, rendered):
@@ -216,7 +217,7 @@ class ChatService:
                 log.warning("a warm prompt of %s is left out: %s", first.model, error.message)
 
     def _hand_over(self, active: Active) -> None:
-        self._in_flight.reached(active)
+        self._in_flight.reach_engine(active)
         if self._worker.steps(active.instance.engine):
             active.instance.engine.submit(active.request)
         else:
@@ -240,7 +241,7 @@ class ChatService:
             if last:
                 self._in_flight.leave(entry)
             elif entry.queue.ended:  # it accepts no more events
-                active.cancel()
+                active.instance.engine.cancel(request)
         self._deliver(partial(_put, posts))
 
     def _fail_all(self, error: MLXProviderError) -> None:
@@ -260,7 +261,7 @@ class ChatService:
         error = EngineDied("the engine is shutting down")
         for active in self._in_flight.active():
             if self._worker.alive:
-                self._call(partial(active.fail, error))
+                self._call(partial(active.instance.engine.fail, active.request, error))
         self._next_prompts.close()
         self._models.close()
         self._worker.close()

@@ -230,14 +230,14 @@ class WiredWeights:
         self._bytes: dict[int, int] = {}
         """Bytes by number of the model."""
 
-    def loaded(self, number: int, nbytes: int) -> None:
+    def add(self, number: int, nbytes: int) -> None:
         """Called after the weights were evaluated."""
         if self._most:
             mx.clear_cache()  # free buffers of the load would count
             self._bytes[number] = nbytes
             self._set()
 
-    def leaving(self, number: int) -> None:
+    def remove(self, number: int) -> None:
         """Idempotent."""
         if self._bytes.pop(number, None) is not None:
             self._set()

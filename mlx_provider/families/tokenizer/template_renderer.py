@@ -37,7 +37,7 @@ def _processes() -> BoundedProcesses:
     return BoundedProcesses(PROGRAM, MEMORY)
 
 
-def accepted(render: Callable[[], str]) -> str | None:
+def try_render(render: Callable[[], str]) -> str | None:
     """`None`: the template refuses this input. Raises `TemplateLimit`, after which no other input
     is tried."""
     try:
@@ -70,7 +70,7 @@ class _Probes:
                 raise
             self._left -= answer["spent"]
             if self._left <= 0:
-                self._refused = _refused("it takes too much processor time")
+                self._refused = _limit_error("it takes too much processor time")
             if len(answer.get("text", "")) <= REMEMBERED:
                 self._answers[key] = answer
             return answer
@@ -134,12 +134,12 @@ class TemplateRenderer:
         except ProcessEnded as error:
             if not error.reason:
                 raise RequestFailed(f"the process that renders chat templates {error}") from None
-            raise _refused(error.reason) from None
+            raise _limit_error(error.reason) from None
         except OSError as error:
             reason = f"the process that renders chat templates does not start: {error}"
             raise RequestFailed(reason) from None
         if answer.get("limit"):
-            raise _refused(f"{answer['error']}{_line(answer)}")
+            raise _limit_error(f"{answer['error']}{_line(answer)}")
         return answer
 
 
@@ -147,7 +147,7 @@ def _line(answer: Mapping[str, Any]) -> str:
     return f" (line {answer['line']} of the template)" if answer.get("line") else ""
 
 
-def _refused(reason: str) -> TemplateLimit:
+def _limit_error(reason: str) -> TemplateLimit:
     remedy = "put its maker's chat_template.jinja beside the weights, or take another conversion"
     return TemplateLimit(f"the model's chat template is refused: {reason}; {remedy}", param="model")
 
