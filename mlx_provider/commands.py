@@ -131,7 +131,7 @@ def load_model(folder: Path, dtype: str | None = None, **options: Any) -> Loaded
     """
     from .families.checkpoint import read_json
     from .records import LoadOptions
-    from .serving.kernels import equip
+    from .serving.loader import equip
 
     registry = PluginRegistry.discover()
     family, _ = registry.family_for(read_json(folder / "config.json"))

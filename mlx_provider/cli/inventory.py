@@ -24,7 +24,7 @@ from ..scaffold import KINDS, Kind
 
 if TYPE_CHECKING:
     from ..doctor import Finding
-    from ..serving.on_disk import OnDisk
+    from ..serving.hub import OnDisk
 
 
 Repository = Annotated[str, typer.Argument(help="OWNER/NAME or OWNER/NAME@REVISION on the Hub.")]
@@ -50,8 +50,7 @@ def pull(context: typer.Context, model: Repository) -> None:
 def show_models(context: typer.Context) -> None:
     """List the models in the Hub cache and in LM Studio's folders, with their sizes."""
     from ..gateway.models import size
-    from ..serving.hub import cache_root
-    from ..serving.on_disk import models_on_disk
+    from ..serving.hub import cache_root, models_on_disk
 
     registry = PluginRegistry.of(context)
     found = models_on_disk()
@@ -82,7 +81,7 @@ def _state(found: OnDisk, registry: PluginRegistry) -> str:
 def rm(model: Repository) -> None:
     """Remove a model from the Hub cache."""
     from ..gateway.models import size
-    from ..serving.on_disk import remove
+    from ..serving.hub import remove
 
     model = model.removeprefix("mlx/")
     typer.echo(f"{model} is removed, {size(remove(model))}")

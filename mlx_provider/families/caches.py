@@ -58,8 +58,8 @@ def _lm_class(entry: Any) -> Any:
 def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> str:
     """Return the reason of a failure. Empty: success."""
 
-    def tried() -> str:
+    def attempt() -> str:
         recurrent.route(run, cache)
         return ""
 
-    return failure(tried)
+    return failure(attempt)

@@ -44,7 +44,7 @@ def check_sizes(
     """Raise `UnsupportedModel` that names the key of a size that is impossible with the weights.
     `tensors`, `values`: upper limits of the content of the weight files; `None`: unknown."""
     layers = MOST_LAYERS if tensors is None else min(MOST_LAYERS, tensors)
-    for key, value in _named(config):
+    for key, value in _walk(config):
         if key in LAYERS and isinstance(value, int) and value > layers:
             raise _too_large(key, value, layers, "layers")
         if key in LISTS and isinstance(value, list | str) and len(value) > layers:
@@ -61,7 +61,7 @@ def _too_large(key: str, size: int, most: int, what: str) -> UnsupportedModel:
     )
 
 
-def _named(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _walk(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     todo: list[Mapping[str, Any]] = [config]
     while todo:
         for key, value in todo.pop().items():
@@ -104,15 +104,15 @@ def footprint(
     heads are missing or too large.
     """
     check_sizes(config)
-    text = _completed(config)
+    text = _complete(config)
     value = DTYPE_BYTES.get(dtype or named_dtype(config), 2)
     kinds = list(_kinds(text))
     full = sum(kind in ("full", "both") for kind in kinds)
-    windowed = sum(_kept(text, full=False)) * value * _window(text)
+    windowed = sum(_kv_values(text, full=False)) * value * _window(text)
     states = sum(kind in ("state", "both") for kind in kinds)
     return Footprint(
         weight_bytes,
-        full * sum(_kept(text, full=True)) * value,
+        full * sum(_kv_values(text, full=True)) * value,
         kinds.count("window") * windowed + states * (_state_bytes(text, value) or 0),
     )
 
@@ -139,11 +139,11 @@ def text_fields(config: Mapping[str, Any]) -> Fields:
     return config
 
 
-def _completed(config: Mapping[str, Any]) -> Fields:
+def _complete(config: Mapping[str, Any]) -> Fields:
     text = text_fields(config)
     if _layers(text) and (_heads(text) or _state_bytes(text, 2) is not None):
         return {**text, **_windowed_layers(text)}
-    text = {**text, **_derived(text)}
+    text = {**text, **_derive(text)}
     for what, found in (("layers", _layers(text)), ("attention heads", _heads(text))):
         if not found:
             raise BadRequest(f"config.json does not say how many {what} there are", param="model")
@@ -156,11 +156,11 @@ def _windowed_layers(text: Fields) -> Fields:
     if not _number(text, "sliding_window") or _named_kinds(text) or _period(text):
         return {}
     names = ("sliding_window_pattern", "_sliding_window_pattern")
-    pattern = _number(_derived(text), *names)
+    pattern = _number(_derive(text), *names)
     return {names[0]: pattern} if pattern else {}
 
 
-def _derived(text: Fields) -> Fields:
+def _derive(text: Fields) -> Fields:
     """All fields that the configuration class of the `model_type` derives from a config; empty
     without one. The class raises many kinds of errors for unexpected configs."""
     from transformers import CONFIG_MAPPING
@@ -236,7 +236,8 @@ def _kind_by_rule(text: Fields, layer: int) -> str:
     if period := _period(text):
         return "full" if layer % period == period - 1 else rest
     if rest == "state":
-        return "both" if _attends(text) else "state"
+        attends = _heads(text) and not _number(text, "decay_low_rank_dim", "state_size")
+        return "both" if attends else "state"
     return "full"
 
 
@@ -248,11 +249,6 @@ def _period(text: Fields) -> int:
     return _number(text, "full_attention_interval")
 
 
-def _attends(text: Fields) -> bool:
-    """Whether layers with a state also have attention."""
-    return bool(_heads(text)) and not _number(text, "decay_low_rank_dim", "state_size")
-
-
 def _window(text: Fields) -> int:
     return _number(text, "sliding_window", "attention_window_size", "attention_chunk_size")
 
@@ -260,7 +256,7 @@ def _window(text: Fields) -> int:
 # -- how much a layer keeps
 
 
-def _kept(text: Fields, *, full: bool) -> tuple[int, int]:
+def _kv_values(text: Fields, *, full: bool) -> tuple[int, int]:
     """Values per token that an attention layer stores: keys, and values."""
     if rank := _number(text, "kv_lora_rank"):
         return rank, _number(text, "qk_rope_head_dim")
@@ -280,7 +276,7 @@ def _hidden(text: Fields) -> int:
 def _state_bytes(text: Fields, value: int) -> int | None:
     """`None`: no field describes the layer. Shapes as in the caches of mlx-lm 0.32.2: a gated delta
     rule or a state space with a convolution before it, or only a convolution."""
-    for of in (_delta_rule, _keyed_delta_rule, _state_space, _selective, _decayed, _convolution):
+    for of in (_delta_rule, _keyed_delta_rule, _state_space, _selective, _decay, _convolution):
         if (found := of(text, value)) is not None:
             return found
     return None
@@ -325,7 +321,7 @@ def _selective(text: Fields, value: int) -> int | None:
     return inner * state * value + (_number(text, "mamba_d_conv") - 1) * inner * value
 
 
-def _decayed(text: Fields, value: int) -> int | None:
+def _decay(text: Fields, value: int) -> int | None:
     if not _number(text, "decay_low_rank_dim"):
         return None
     return _hidden(text) * (_number(text, "head_dim") + 2) * value

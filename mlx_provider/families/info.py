@@ -39,7 +39,8 @@ def embedding_of(folder: Path, config: Mapping[str, Any]) -> Embedding:
 
 def _read(folder: Path, config: Mapping[str, Any]) -> Embedding:
     prompts = read_json(folder / "config_sentence_transformers.json")
-    modules = _modules(folder)
+    # class names without their packages, which differ between releases
+    modules = [str(each.get("type")).rpartition(".")[2] for each in read_modules(folder)]
     pooling, refusal = _pooling(read_json(folder / "1_Pooling" / "config.json"))
     both_sides = config.get("use_bidirectional_attention") or config.get("is_causal") is False
     others = [each for each in modules if each not in FOLLOWS]
@@ -62,11 +63,6 @@ def _read(folder: Path, config: Mapping[str, Any]) -> Embedding:
 
 def _width(config: Mapping[str, Any]) -> int:
     return next((config[name] for name in WIDTHS if type(config.get(name)) is int), 0)
-
-
-def _modules(folder: Path) -> list[str]:
-    """Class names without their packages, which differ between releases."""
-    return [str(each.get("type")).rpartition(".")[2] for each in read_modules(folder)]
 
 
 def _pooling(config: Mapping[str, Any]) -> tuple[Pooling | None, str]:
@@ -128,11 +124,9 @@ def stop_ids(
     generation: Mapping[str, Any],
     tokenizer: HFTokenizer,
 ) -> frozenset[int]:
-    found: set[int] = set()
-    own = getattr(tokenizer.backend, "eos_token_id", None)
-    for named in (config.get("eos_token_id"), text.get("eos_token_id"), own):
-        found |= _ids(named)
-    return frozenset(found | _ids(generation.get("eos_token_id")))
+    named = [each.get("eos_token_id") for each in (config, text, generation)]
+    named.append(getattr(tokenizer.backend, "eos_token_id", None))
+    return frozenset[int]().union(*map(_ids, named))
 
 
 def _ids(named: Any) -> set[int]:

@@ -54,18 +54,22 @@ def expand(model: Any, dtype: str) -> None:
     dtype of the scales.
     """
     kind = getattr(mx, dtype)
-    layers = [(name, layer) for name, layer in model.named_modules() if _plain_form(layer)]
-    model.update_modules(tree_unflatten([(name, _spread(layer, kind)) for name, layer in layers]))
+    plain = [
+        (name, _dequantise(layer, form, kind))
+        for name, layer in model.named_modules()
+        if (form := _plain_form(layer))
+    ]
+    model.update_modules(tree_unflatten(plain))
     keeps = getattr(model, "cast_predicate", None)
     cast: dict[int, tuple[mx.array, mx.array]] = {}  # a tied matrix stays one array
 
-    def wanted(name: str, value: mx.array) -> mx.array:
+    def cast_weight(name: str, value: mx.array) -> mx.array:
         narrows = value.dtype.size > kind.size
         if not mx.issubdtype(value.dtype, mx.floating) or (narrows and keeps and not keeps(name)):
             return value
         return cast.setdefault(id(value), (value, value.astype(kind)))[1]
 
-    model.update(tree_map_with_path(wanted, model.parameters()))
+    model.update(tree_map_with_path(cast_weight, model.parameters()))
 
 
 def _plain_form(layer: nn.Module) -> type[nn.Module] | None:
@@ -78,9 +82,7 @@ def _plain_form(layer: nn.Module) -> type[nn.Module] | None:
     return found
 
 
-def _spread(layer: Any, dtype: mx.Dtype) -> nn.Module:
-    kind = _plain_form(layer)
-    assert kind is not None  # noqa: S101  (the caller has asked)
+def _dequantise(layer: Any, kind: type[nn.Module], dtype: mx.Dtype) -> nn.Module:
     plain: Any = nn.Module.__new__(kind)
     nn.Module.__init__(plain)  # the constructor of the class would draw random weights
     scales: Any = _wide(layer.scales, dtype)

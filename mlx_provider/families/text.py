@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +134,8 @@ def load_text(
         change(loaded.model)
     tokenizer = HFTokenizer(loaded.tokenizer, loaded.renderer)
     route_attention(loaded.model)
-    caches.route(partial(_one_token, loaded.model), text_cache(loaded.model))
+    one, some = mx.array([[1]]), mx.array([[1, 2, 3]])
+    caches.route(lambda cache: loaded.model(one, cache=cache), text_cache(loaded.model))
     mx.eval(loaded.model.parameters())
     one_step_size()
     info = describe(
@@ -148,17 +148,9 @@ def load_text(
         variant=variant,
     )
     bounded = tokenizer.within(info.context_length)
-    backbone = logits.find_backbone(loaded.model, _some_logits)
+    backbone = logits.find_backbone(
+        loaded.model, lambda model: model(some, cache=text_cache(model))
+    )
     if backbone is None:  # otherwise logits would be shown in place of states
         info = replace(info, embedding=replace(info.embedding, refusal=NO_STATES))
     return TextModel(loaded.model, bounded, info, ("grouped", "merged", "solo"), backbone)
-
-
-def _one_token(model: Any, cache: list[Any]) -> mx.array:
-    found: mx.array = model(mx.array([[1]]), cache=cache)
-    return found
-
-
-def _some_logits(model: Any) -> mx.array:
-    found: mx.array = model(mx.array([[1, 2, 3]]), cache=text_cache(model))
-    return found

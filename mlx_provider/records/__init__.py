@@ -1,15 +1,25 @@
 """The records and types of the plugin interface."""
 
 from .blocks import claimed, read_block, read_marked, report_call, scan_block, through
-from .client import Client, Gateway, Profile
-from .drafter import (
+from .extensions import (
+    Client,
     DeviceTokens,
     Drafter,
     Drafting,
     DraftOptions,
     DraftRow,
+    Function,
+    Gateway,
+    Kernels,
+    Part,
+    Parts,
+    Profile,
+    Replacement,
+    Run,
     ScoresPrompts,
     Scoring,
+    UpstreamPatch,
+    parts_of,
 )
 from .json_reading import (
     listed_parameters,
@@ -19,7 +29,6 @@ from .json_reading import (
     type_of,
     value_types,
 )
-from .kernels import Function, Kernels, Part, Parts, Replacement, Run, UpstreamPatch, parts_of
 from .model import (
     Embedding,
     EmbedsInSlices,

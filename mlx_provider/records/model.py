@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
-from .kernels import UpstreamPatch
+from .extensions import UpstreamPatch
 
 if TYPE_CHECKING:
+    import mlx.core as mx
     import numpy as np
     from numpy.typing import NDArray
 
@@ -37,12 +38,6 @@ def scaled(pixels: NDArray[np.uint8], size: Size | None, resample: int) -> NDArr
     if pixels.ndim == 4:
         return np.stack([scaled(frame, size, resample) for frame in pixels])
     return np.asarray(Image.fromarray(pixels).resize(size[::-1], resample))
-
-
-if TYPE_CHECKING:
-    import mlx.core as mx
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 Pooling = Literal["last", "mean", "cls"]

@@ -227,13 +227,13 @@ class Catalog(Generic[R]):
         """Records by name and alias. A name has precedence over an alias, a third party's alias
         over a built-in one."""
         found = self.names()
-        for record, _ in self.preferred():
+        for record, _ in self.by_preference():
             for alias in getattr(record, "aliases", ()):
                 if canonical(alias) not in self._owned:
                     found.setdefault(alias, record)
         return found
 
-    def named(self, name: str, param: str) -> R:
+    def find(self, name: str, param: str) -> R:
         """Raises `BadRequest`, with similar names."""
         known = self.spellings()
         for spelling, record in known.items():
@@ -246,7 +246,7 @@ class Catalog(Generic[R]):
             f"no {self.kind} {name!r} is installed; {hint}(installed: {installed})", param=param
         )
 
-    def preferred(self) -> Iterator[tuple[R, Plugin]]:
+    def by_preference(self) -> Iterator[tuple[R, Plugin]]:
         yield from sorted(self._owned.values(), key=lambda owned: owned[1].ours)
 
 

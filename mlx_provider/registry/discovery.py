@@ -146,10 +146,6 @@ def selection(environ: Mapping[str, str]) -> frozenset[str] | None:
     return frozenset(name.strip() for name in given.split(",") if name.strip())
 
 
-def missing(name: str) -> Plugin:
-    return Plugin(name, "", "", error=f"{SELECTION} names it, but no such plugin is installed")
-
-
 def _distribution(dist: Distribution | None) -> tuple[str, str]:
     """Name and version. Each access to one of them reads the metadata again."""
     if dist is None:

@@ -23,7 +23,7 @@ from ..records import (
     ToolParser,
 )
 from .contents import Catalog, Contents, R, adopt, load
-from .discovery import SELECTION, Plugin, digest, installed, missing, selection
+from .discovery import SELECTION, Plugin, digest, installed, selection
 
 if TYPE_CHECKING:
     import pluggy
@@ -60,7 +60,8 @@ class PluginRegistry:
             if wanted is None or plugin.name in wanted:
                 registry._load(plugin, entry_point)
         for name in sorted((wanted or frozenset()) - {plugin.name for plugin, _ in found}):
-            registry._plugins[name] = missing(name)
+            error = f"{SELECTION} names it, but no such plugin is installed"
+            registry._plugins[name] = Plugin(name, "", "", error=error)
             log.warning("plugin %s: %s", name, registry._plugins[name].error)
         registry._note_shared_names()
         return registry
@@ -110,21 +111,21 @@ class PluginRegistry:
         return " ".join(filter(None, (self.sources(each) for each in plugins)))
 
     def client(self, name: str) -> Client:
-        return self._clients.named(name, "client")
+        return self._clients.find(name, "client")
 
     def drafter(self, name: str) -> Drafter:
-        return self._drafters.named(name, "drafter")
+        return self._drafters.find(name, "drafter")
 
     def automatic_drafters(self) -> list[Drafter]:
         """Best first, third parties' before built-in ones."""
-        found = [drafter for drafter, _ in self._drafters.preferred() if drafter.automatic]
+        found = [drafter for drafter, _ in self._drafters.by_preference() if drafter.automatic]
         return sorted(found, key=lambda drafter: -drafter.automatic)
 
     def tool_parser(self, name: str) -> ToolParser:
-        return self._tool_parsers.named(name, "tool_parser")
+        return self._tool_parsers.find(name, "tool_parser")
 
     def reasoning_parser(self, name: str) -> ReasoningParser:
-        return self._reasoning_parsers.named(name, "reasoning_parser")
+        return self._reasoning_parsers.find(name, "reasoning_parser")
 
     def family_for(self, config: Mapping[str, Any]) -> tuple[ModelFamily, Plugin]:
         """The family with the highest priority for a `config.json`, and its plugin; at equal
@@ -132,7 +133,7 @@ class PluginRegistry:
         number is no match, and is noted on its plugin. Raises `UnsupportedModel`."""
         claims = self._claims(config)
         if not claims:
-            raise UnsupportedModel(self._unsupported(config), param="model")
+            raise UnsupportedModel(self._no_family(config), param="model")
         self._note_rivals(claims, f"model_type {config.get('model_type')!r}")
         family, owner = claims[0]
         return family, self._plugins[owner.key]
@@ -141,26 +142,27 @@ class PluginRegistry:
         return _rivals(self._claims(config), f"model_type {config.get('model_type')!r}")
 
     def detect_tool_parser(self, template: str) -> ToolParser | None:
-        """At equal rank, a third party's has precedence."""
         return self._detect(self._tool_parsers, template)
 
     def fallback_tool_parser(self, part: Literal["read", "write"]) -> ToolParser | None:
         """At equal rank, a third party's has precedence."""
-        found = (each for each, _ in self._tool_parsers.preferred() if each.fallback == part)
+        found = (each for each, _ in self._tool_parsers.by_preference() if each.fallback == part)
         return max(found, key=lambda each: each.rank, default=None)
 
     def detect_reasoning_parser(self, template: str) -> ReasoningParser | None:
-        """At equal rank, a third party's has precedence."""
         return self._detect(self._reasoning_parsers, template)
 
     def kernels_for(self, device: str, precision: str) -> tuple[str, list[Replacement]] | None:
         """Name and replacements of the highest-ranking kernels; at equal rank, a third party's. If
         kernels fail, this is noted on their plugin, and the next ones are tried."""
-        preferred = sorted(self._kernels.preferred(), key=lambda owned: -owned[0].rank)
-        fitting = [each for each in preferred if self._fits(*each, device, precision)]
+        preferred = sorted(self._kernels.by_preference(), key=lambda owned: -owned[0].rank)
+        fitting = [
+            (kernels, owner)
+            for kernels, owner in preferred
+            if self._try_kernels(kernels, owner, partial(kernels.matches, device, precision))
+        ]
         for kernels, owner in fitting:
-            part = f"kernels {kernels.name!r} failed"
-            found = self._try(owner, part, partial(_replacements, kernels), None)
+            found = self._try_kernels(kernels, owner, partial(_replacements, kernels))
             if found is not None:
                 claims = [each for each in fitting if each[0].rank == kernels.rank]
                 self._note_rivals(claims, f"device {device!r} for kernels")
@@ -226,11 +228,8 @@ class PluginRegistry:
             self._plugins[key] = replace(plugin, notes=(*plugin.notes, note))
             log.warning("plugin %s: %s%s", plugin, note, trace)
 
-    def _fits(self, kernels: Kernels, owner: Plugin, device: str, precision: str) -> bool:
-        def fits() -> bool:
-            return bool(kernels.matches(device, precision))
-
-        return self._try(owner, f"kernels {kernels.name!r} failed", fits, otherwise=False)
+    def _try_kernels(self, kernels: Kernels, owner: Plugin, call: Callable[[], V]) -> V | None:
+        return self._try(owner, f"kernels {kernels.name!r} failed", call, None)
 
     def _note_shared_names(self) -> None:
         """Plugins of two distributions with the same name are selected together."""
@@ -253,7 +252,7 @@ class PluginRegistry:
     def _claims(self, config: Mapping[str, Any]) -> list[tuple[ModelFamily, Plugin]]:
         found = [
             (self._priority(family, owner, config), family, owner)
-            for family, owner in self._families.preferred()
+            for family, owner in self._families.by_preference()
         ]
         highest = max((priority for priority, _, _ in found), default=0)
         return [(family, owner) for priority, family, owner in found if priority == highest > 0]
@@ -263,8 +262,9 @@ class PluginRegistry:
         return self._try(owner, part, lambda: int(family.matches(config)), 0)
 
     def _detect(self, catalog: Catalog[D], template: str) -> D | None:
+        """At equal rank, a third party's has precedence."""
         found: list[tuple[D, Plugin]] = []
-        for record, owner in catalog.preferred():
+        for record, owner in catalog.by_preference():
             part = f"{catalog.kind} {record.name!r}: detect failed"
             if self._try(owner, part, partial(record.detect, template), otherwise=False):
                 found.append((record, owner))
@@ -273,7 +273,7 @@ class PluginRegistry:
         self._note_rivals(claims, "a chat template")
         return claims[0][0] if claims else None
 
-    def _unsupported(self, config: Mapping[str, Any]) -> str:
+    def _no_family(self, config: Mapping[str, Any]) -> str:
         families = ", ".join(sorted(self.model_families)) or "none"
         message = (
             f"no installed model family serves model_type {config.get('model_type')!r} "

@@ -12,7 +12,7 @@ import mlx.core as mx
 from ..engine.execution.probe import Probe
 from ..engine.sparse_prefill import MakeCache, SparsePrefill, problem
 from ..engine.speculation.speculation import Source, Speculation, source_of, speculation_of
-from ..errors import BadRequest, MLXProviderError, wrong_option
+from ..errors import MLXProviderError, wrong_option
 from ..isolation import Fault, Isolation, Trace, of_the_machine
 from ..protocol.health import JOINED
 from ..protocol.requests import ModelOptions
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 OFF, AUTO = "off", "auto"
 UNNAMED = (OFF, AUTO)
-BLIND = "the model does not show its hidden states"
 
 
 def draft_kind(options: ModelOptions) -> str:
@@ -152,8 +151,10 @@ def _why(drafter: Drafter, fault: Fault) -> str:
 
 
 def _start(drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptions) -> Running:
-    if problem := _problem(drafter, folder, model, given):
-        raise Unfit(problem)
+    if drafter.hidden and not (isinstance(model, ShowsHidden) and model.shows_hidden):
+        raise Unfit("the model does not show its hidden states")
+    if refusal := drafter.refuses(folder, model, given):
+        raise Unfit(refusal)
     if given.model is not None:
         check_folder(given.model)
     before = mx.get_active_memory()
@@ -162,12 +163,6 @@ def _start(drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptio
     if given.room is not None and nbytes > given.room:
         raise Unfit(f"it takes {nbytes} bytes beside the model, which leaves {given.room}")
     return Running(drafter, source_of(drafter, drafting, model), nbytes)
-
-
-def _problem(drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptions) -> str:
-    if drafter.hidden and not (isinstance(model, ShowsHidden) and model.shows_hidden):
-        return BLIND
-    return drafter.refuses(folder, model, given)
 
 
 def _folder(name: str) -> Path:
@@ -211,27 +206,18 @@ def sparse_prefill_of(
     if why := problem(model, make_cache):
         raise wrong_option(NAME, f"this model's prompts can only be prefilled whole: {why}")
     if not found.mixes:
-        raise wrong_option(NAME, f"it needs rows that share passes; here {_how(found)}")
+        why = "; ".join(found.notes) or f"their layout is {found.layout}"
+        raise wrong_option(NAME, f"it needs rows that share passes; here {why}")
     scorer = drafts.scorer
     if scorer is None:
         who = f"drafter {drafts.drafter} cannot score" if drafts.drafter else "no drafter scores"
         raise wrong_option(NAME, f"{who} prompts: name a draft_model that is a whole model")
-    _check_scorer(scorer, found)
-    return SparsePrefill(scorer, share=share, least=LONG)
-
-
-def _check_scorer(scorer: ScoresPrompts, found: Probe) -> None:
-    """Scoring may use the row's memory: the row is empty until it has ended."""
-    if not scorer.longest_scored:
-        raise _unfit("it keeps no prompt whole")
+    # scoring may use the row's memory: the row is empty until it has ended
     own, most = scorer.scored_token_bytes, found.memory.token_bytes
-    if own > most:
-        raise _unfit(f"it takes {own} bytes for each token of a prompt, the model itself {most}")
-
-
-def _unfit(why: str) -> BadRequest:
-    return wrong_option(NAME, f"the draft model cannot score prompts: {why}")
-
-
-def _how(found: Probe) -> str:
-    return "; ".join(found.notes) or f"their layout is {found.layout}"
+    if not scorer.longest_scored:
+        why = "it keeps no prompt whole"
+    elif own > most:
+        why = f"it takes {own} bytes for each token of a prompt, the model itself {most}"
+    if why:
+        raise wrong_option(NAME, f"the draft model cannot score prompts: {why}")
+    return SparsePrefill(scorer, share=share, least=LONG)

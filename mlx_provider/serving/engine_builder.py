@@ -115,10 +115,12 @@ class EngineBuilder:
         if options.reproducible:
             with self._budgets.measuring(weights) as reserve:
                 fixed = Reproducible.of(weights.model, kv.make_cache, found, limits, reserve)
-            limits = fixed.limits(limits)
+            limits = replace(limits, max_chunk=fixed.shapes.tokens)
         drafts = Drafts()
         if found.drafts and fixed is None:
-            drafts = self._drafts(weights, options)
+            ledger = self._budgets.ledger
+            room = (ledger.free - ledger.live()) // 2  # the rest is for rows
+            drafts = drafts_of(self._registry, weights.folder, weights.model, options, room)
         policy = self._policy(weights, kind, options, kv, measured, fixed)
         scheduler = self._scheduler(weights, kind, kv, measured, limits, fixed, policy)
         engine = Engine(
@@ -196,11 +198,6 @@ class EngineBuilder:
             fixed=fixed.shapes if fixed else None,
         )
 
-    def _drafts(self, weights: Weights, options: ModelOptions) -> Drafts:
-        ledger = self._budgets.ledger
-        room = (ledger.free - ledger.live()) // 2  # the rest is for rows
-        return drafts_of(self._registry, weights.folder, weights.model, options, room)
-
     def _measure(self, weights: Weights, kv: _KVCache, options: ModelOptions) -> Measured:
         model, make_cache = weights.model, kv.make_cache
         if compiles():
@@ -233,7 +230,6 @@ class EngineBuilder:
         return measured
 
     def _keep_learned(self, key: str, measured: Measured, costs: Costs) -> None:
-        """Store measurements with the costs that passes over deep caches have refined."""
         if costs.curve != measured.curve:
             self._measurements.keep(key, replace(measured, curve=costs.curve))
 
@@ -273,7 +269,7 @@ def cache_maker(model: LoadedModel, bits: int | None) -> MakeCache:
     sizes = _head_sizes(model)
     for group in GROUPS:
         if not any(size % group for size in sizes):
-            return partial(_quantised, model, bits, group)
+            return lambda: mlx_lm.quantised(model.make_cache(), bits, group)
     raise wrong_option(
         "kv_bits",
         f"the size of this model's heads ({', '.join(map(str, sorted(sizes)))}) is no multiple of "
@@ -297,10 +293,6 @@ def probe_layouts(
     reason = trying.fault.summary if trying.fault is not None else ""
     why = f"this model does not run with a quantised KV cache ({reason}): leave kv_bits out"
     raise wrong_option("kv_bits", why)
-
-
-def _quantised(model: LoadedModel, bits: int, group: int) -> list[Any]:
-    return mlx_lm.quantised(model.make_cache(), bits, group)
 
 
 def _head_sizes(model: LoadedModel) -> set[int]:

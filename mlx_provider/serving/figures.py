@@ -17,7 +17,7 @@ from ..chat.media.load import MediaClaim
 from ..engine.memory import memory_limit
 from ..engine.request import Phase, Request
 from ..engine.step_output import LookedUp, Step, timings_of
-from ..errors import BadRequest, MLXProviderError, RequestFailed
+from ..errors import BadRequest, RequestFailed
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Failed
 from ..protocol.health import (
@@ -40,19 +40,10 @@ from .weights import EngineInstance, ModelView, Weights
 
 @dataclass(frozen=True)
 class Active:
-    """A request that runs on a model. The methods belong to the engine thread."""
-
     request: Request
     model: str
     lease: Lease[Weights]
     instance: EngineInstance
-
-    def cancel(self) -> None:
-        """Idempotent."""
-        self.instance.engine.cancel(self.request)
-
-    def fail(self, error: MLXProviderError) -> None:
-        self.instance.engine.fail(self.request, error)
 
 
 @dataclass(eq=False)
@@ -107,7 +98,7 @@ class InFlight:
             entry.active = Active(request, view.weights.name, lease, instance)
             return entry.active
 
-    def reached(self, active: Active) -> None:
+    def reach_engine(self, active: Active) -> None:
         with self._lock:
             active.instance.arriving.remove(active.request.account)
 
@@ -151,8 +142,8 @@ class InFlight:
 
 WINDOW = 10.0
 """Seconds of recent steps."""
-STEPS_TOLD = 120
-LOOKUPS_TOLD = 12
+STEPS, LOOKUPS = 120, 12
+"""Most that are reported, newest first."""
 STATES: dict[Phase, RequestState] = {
     Phase.WAITING: "queued",
     Phase.PREFILL: "prefill",
@@ -185,7 +176,7 @@ def take(
         engines=[_engine(each.name, kind, run, now) for each, kind, run in engines],
         loading=loading,
         prefix_cache=cache.model_copy(
-            update={"recent": [_lookup(found, now) for found in seen[:LOOKUPS_TOLD]]}
+            update={"recent": [_lookup(found, now) for found in seen[:LOOKUPS]]}
         ),
         memory=MemoryFigures(
             limit=memory_limit(chosen_limit),
@@ -239,7 +230,7 @@ def _engine(model: str, kind: str, instance: EngineInstance, now: float) -> Engi
         mixes=engine.mixes,
         queued=engine.scheduler.queued + len(instance.arriving),
         rows=engine.scheduler.active_rows,
-        steps=[_step(step, now) for step in steps[-STEPS_TOLD:]],
+        steps=[_step(step, now) for step in steps[-STEPS:]],
         step_median=median(spent) if spent else 0.0,
         step_longest=max(spent, default=0.0),
         decoded_per_second=sum(step.tokens for step in steps) / span,
@@ -257,19 +248,15 @@ def _step(step: Step, now: float) -> StepFigures:
 
 
 def _lookup(found: LookedUp, now: float) -> Lookup:
+    lost = {name: tokens for name, tokens in found.lost.items() if name in REASONS and tokens}
     return Lookup(
         request=found.request,
         ago=now - found.at,
         prompt_tokens=found.asked,
         cached_tokens=found.reused,
         stored_tokens=found.shared,
-        reason=_reason(found),
+        reason=REASONS[max(lost, key=lost.__getitem__)] if lost else "",
     )
-
-
-def _reason(found: LookedUp) -> MissReason:
-    lost = {name: tokens for name, tokens in found.lost.items() if name in REASONS and tokens}
-    return REASONS[max(lost, key=lost.__getitem__)] if lost else ""
 
 
 def _memory(weights: Weights) -> ModelMemory:

@@ -1,13 +1,14 @@
-"""Finds a model's folder (shipped, on disk, in the local Hub cache, or on the Hub), and reads its
-small files before a load or a download."""
+"""Finds a model's folder (shipped, on disk, in the local Hub cache, or on the Hub), reads its small
+files before a load or a download, and lists the models on this machine, also those of LM Studio."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
+import shutil
 import stat
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,11 @@ from pydantic_core import from_json
 from ..errors import BadRequest, MLXProviderError, ModelNotFound
 from ..families.checkpoint import named_context, named_template, read_json
 from ..registry import PluginRegistry
+from ..safe_open import obstacle
 
 if TYPE_CHECKING:
     import httpx
+    from huggingface_hub import HFCacheInfo
 
 
 log = logging.getLogger(__name__)
@@ -57,7 +60,7 @@ def local_folder(model: str, *, repository: bool = False) -> Path | None:
             )
         return _of_files(path)
     if not is_repository(model):
-        raise ModelNotFound(no_folder(model) + known(), param="model")
+        raise ModelNotFound(no_folder(model) + list_known(), param="model")
     return _cached_folder(*_repository(model))
 
 
@@ -107,7 +110,7 @@ def outline(model: str) -> Outline:
     Hub is unreachable."""
     from huggingface_hub import constants
 
-    repo, revision, files = _listed(model)
+    repo, revision, files = _list_files(model)
 
     def read(name: str) -> httpx.Response:
         return _answer(repo, f"{constants.ENDPOINT}/{repo}/resolve/{revision or 'main'}/{name}")
@@ -116,14 +119,16 @@ def outline(model: str) -> Outline:
     return Outline(_object(repo, read("config.json")), weights, _template(repo, files, read))
 
 
-def _listed(model: str) -> tuple[str, str | None, dict[str, int]]:
+def _list_files(model: str) -> tuple[str, str | None, dict[str, int]]:
     """Repository, revision, and bytes of its files by name. Raises `ModelNotFound`, and
     `BadRequest` for a repository without weights for MLX."""
     from huggingface_hub import constants
 
     repo, revision = _repository(model)
     if constants.HF_HUB_OFFLINE:
-        raise ModelNotFound(f"{repo} is not on this machine, and HF_HUB_OFFLINE is set{known()}")
+        raise ModelNotFound(
+            f"{repo} is not on this machine, and HF_HUB_OFFLINE is set{list_known()}"
+        )
     address = f"{constants.ENDPOINT}/api/models/{repo}/revision/{revision or 'main'}?blobs=true"
     siblings = _object(repo, _answer(repo, address)).get("siblings", ())
     files = {each.get("rfilename", ""): each.get("size") or 0 for each in siblings}
@@ -190,7 +195,7 @@ def download(model: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    repo, revision, _ = _listed(model)
+    repo, revision, _ = _list_files(model)
     log.info("downloading %s", repo)
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=PATTERNS))
@@ -199,7 +204,6 @@ def download(model: str) -> Path:
 
 
 def _answer(repo: str, address: str) -> httpx.Response:
-    """Fails fast if the Hub is unreachable or does not have the repository."""
     import httpx
     from huggingface_hub import get_token
 
@@ -213,12 +217,12 @@ def _answer(repo: str, address: str) -> httpx.Response:
     except httpx.HTTPError as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
         raise ModelNotFound(
-            f"{repo} is not on this machine, and the Hub is out of reach ({reason}){known()}",
+            f"{repo} is not on this machine, and the Hub is out of reach ({reason}){list_known()}",
             param="model",
         ) from error
     if answer.status_code in (401, 403, 404):
         raise ModelNotFound(
-            f"the Hub has no repository {repo}, or it is private: set HF_TOKEN{known()}",
+            f"the Hub has no repository {repo}, or it is private: set HF_TOKEN{list_known()}",
             param="model",
         )
     if not answer.is_success:
@@ -237,7 +241,7 @@ def not_gguf(name: str) -> str:
     return f"GGUF is not served: take an MLX version, such as mlx-community/{base}-4bit"
 
 
-def known() -> str:
+def list_known() -> str:
     names = sorted(cached_models())
     listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
     return f"; on this machine: {listed or 'none'}; `demo` always works, a folder by its full path"
@@ -306,3 +310,105 @@ def facts_of(model: str, registry: Callable[[], PluginRegistry]) -> ModelFacts:
         vision="vision_config" in config and any((folder / name).is_file() for name in PROCESSORS),
         reasoning=registry().detect_reasoning_parser(template) is not None,
     )
+
+
+LM_STUDIO = (".lmstudio/models", ".cache/lm-studio/models")
+"""Under the home folder: `publisher/model`."""
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    name: str
+    """After `mlx/`: a repository, or a folder's path."""
+    size: int
+    """Bytes of all revisions."""
+    fault: str = ""
+
+
+def models_on_disk() -> list[OnDisk]:
+    """Reads names and sizes, no weights."""
+    groups = _of_hub(), _of_lm_studio()
+    return [each for group in groups for each in sorted(group, key=lambda m: m.name.lower())]
+
+
+def _of_hub() -> Iterator[OnDisk]:
+    sizes = {repo.repo_id: repo.size_on_disk for repo in _scan_cache().repos}
+    for name in cached_models():
+        size = sizes.get(name)
+        folder = _repository_folder(name)
+        yield OnDisk(name, _size(folder) if size is None else size, _fault_of_repository(name))
+
+
+def _fault_of_repository(name: str) -> str:
+    try:
+        if local_folder(name, repository=True) is not None:
+            return ""
+    except (BadRequest, ModelNotFound) as error:
+        return error.message
+    files = [path.name for path in _repository_folder(name).glob("snapshots/*/*")]
+    if any(each.endswith(GGUF) for each in files):
+        return not_gguf(name)
+    if any(each.endswith(".safetensors") for each in files) or not files:
+        return f"incomplete: `mlx-provider pull {name}` fetches the rest"
+    return "holds no weights for MLX"
+
+
+def _of_lm_studio() -> Iterator[OnDisk]:
+    roots = {path.resolve() for path in (Path.home() / each for each in LM_STUDIO) if path.is_dir()}
+    for folder in (path for root in roots for path in root.glob("*/*") if path.is_dir()):
+        if any(folder.glob(f"*{GGUF}")):
+            yield OnDisk(str(folder), _size(folder), not_gguf(folder.name))
+        elif any(folder.glob("*.safetensors")):
+            whole = (folder / "config.json").is_file()
+            yield OnDisk(str(folder), _size(folder), "" if whole else "has no config.json")
+
+
+def remove(model: str) -> int:
+    """Remove a repository, or one `@revision`, from the Hub cache. Returns the freed bytes. Raises
+    `BadRequest` for a name outside of that cache, `ModelNotFound`."""
+    if model in DEMOS or not is_repository(model):
+        raise BadRequest(
+            f"{model} is not a repository of the Hub cache: remove other folders yourself",
+            param="model",
+        )
+    name, _, revision = model.partition("@")
+    if name not in cached_models():
+        raise ModelNotFound(f"{name} is not on this machine{list_known()}", param="model")
+    cache, folder = _scan_cache(), _repository_folder(name)
+    before = _size(folder)
+    repo = next((each for each in cache.repos if each.repo_path == folder), None)
+    if repo is None and not revision:  # a download that has only begun
+        shutil.rmtree(folder)
+        return before
+    of_it = repo.revisions if repo else ()
+    chosen = [
+        each.commit_hash
+        for each in of_it
+        if not revision or revision == each.commit_hash or revision in each.refs
+    ]
+    if not chosen:
+        raise ModelNotFound(f"{name} has no revision {revision} on this machine", param="model")
+    cache.delete_revisions(*chosen).execute()
+    left = _size(folder)
+    if left and len(chosen) == len(of_it):
+        raise BadRequest(f"{folder} could not be removed: see its owner and mode", param="model")
+    return before - left
+
+
+def _scan_cache() -> HFCacheInfo:
+    from huggingface_hub import scan_cache_dir
+
+    if not cache_root().is_dir() and (why := obstacle(cache_root())):
+        raise BadRequest(f"the Hub cache {cache_root()} cannot be used: {why}")
+    cache_root().mkdir(parents=True, exist_ok=True)
+    return scan_cache_dir(cache_root())
+
+
+def _repository_folder(name: str) -> Path:
+    return cache_root() / f"models--{name.replace('/', '--')}"
+
+
+def _size(folder: Path) -> int:
+    """Files with several names count once."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return sum({(s.st_dev, s.st_ino): s.st_size for s in map(Path.stat, paths)}.values())

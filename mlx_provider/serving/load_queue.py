@@ -220,13 +220,13 @@ class LoadQueue(Generic[T]):
             return None
         if key in self._reserved or self._others_starve(key):
             return None
-        lease = Lease(model, key, rows, self._ledger, self._released)
+        lease = Lease(model, key, rows, self._ledger, self._release)
         resident.extend(keep_alive)
         resident.leases.add(lease)
         resident.used = time.monotonic()
         return lease
 
-    def _released(self, lease: Lease[T]) -> None:
+    def _release(self, lease: Lease[T]) -> None:
         with self._changed:
             resident = self._ledger.get(lease.key)
             if resident is None or lease not in resident.leases:
@@ -424,7 +424,6 @@ def _enough(candidates: Iterable[Resident[T]], need: int) -> list[Resident[T]] |
 
 
 def _detach(residents: Sequence[Resident[T]]) -> Sequence[Resident[T]]:
-    """Their bytes count until they are freed."""
     for resident in residents:
         resident.leaving = True
     return residents

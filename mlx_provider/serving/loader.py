@@ -1,17 +1,20 @@
-"""Loads weights from a folder into memory, and unloads them completely."""
+"""Loads weights from a folder into memory, selects their kernels, and unloads them completely."""
 
 from __future__ import annotations
 
 import gc
 import logging
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
+from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from ..chat.constraints.compiler import GrammarCompiler
 from ..chat.constraints.schema import spaces_of
@@ -25,14 +28,23 @@ from ..errors import (
     for_another,
     wrong_option,
 )
-from ..families.checkpoint import read_json
+from ..families.checkpoint import named_template, read_json
 from ..families.estimate import DTYPE_BYTES
+from ..families.tokenizer.template_probe import try_template
 from ..isolation import LOG, Fault, Isolation
 from ..protocol.health import LoadingFigures
 from ..protocol.requests import ModelOptions
-from ..records import LoadedModel, LoadOptions, ModelFamily, ModelInfo, SamplingDefaults
+from ..records import (
+    Function,
+    LoadedModel,
+    LoadOptions,
+    ModelFamily,
+    ModelInfo,
+    Replacement,
+    SamplingDefaults,
+)
 from ..registry import Plugin, PluginRegistry
-from .kernels import equip
+from ..upstream.patching import namespaces, patch, unpatch
 from .load_queue import LoadPlan
 from .weight_files import WiredWeights, check_folder, weights_dtype, weights_estimate
 from .weights import Weights, WeightsKey
@@ -194,8 +206,10 @@ class Loader:
     def unload_here(self, weights: Weights) -> None:
         """Release a model and check that its bytes are freed (engine thread)."""
         before = mx.get_active_memory()
-        self._stop(weights)
-        self._wired.leaving(weights.number)
+        for instance in weights.engines.values():
+            self._worker.remove(instance.engine)
+            instance.learned()
+        self._wired.remove(weights.number)
         weights.drop()
         _collect()
         back = before - mx.get_active_memory()
@@ -206,15 +220,12 @@ class Loader:
                 weights.name, weights.taken, back, weights.family,
             )  # fmt: skip
 
-    def _stop(self, weights: Weights) -> None:
-        for instance in weights.engines.values():
-            self._worker.remove(instance.engine)
-            instance.learned()
-
     def _load(self, job: _Job, nbytes: int) -> Weights:
         began, before = time.monotonic(), mx.get_active_memory()
         read = lambda: mx.get_active_memory() - before  # noqa: E731
         with self._progress.stage(job.name, "weights", read, nbytes, "bytes"):
+            if template := named_template(job.key.folder):
+                try_template(template)
             weights = self._worker.call(partial(self._load_here, job)).result()
         log.info(
             "loaded %s in %.1f s: family %s, %d bytes",
@@ -233,7 +244,7 @@ class Loader:
             raise made
         equip(made, self._registry)
         key, taken = job.key, mx.get_active_memory() - before
-        self._wired.loaded(self._loads, taken)
+        self._wired.add(self._loads, taken)
         return Weights(
             key=key,
             folder=key.folder,
@@ -282,3 +293,68 @@ def _load_isolated(job: _Job) -> LoadedModel | MLXProviderError:
 def _collect() -> None:
     gc.collect()
     mx.clear_cache()
+
+
+def device_kind() -> str:
+    """`cpu`, `metal` or `cuda`."""
+    if mx.default_device().type == mx.DeviceType.cpu:
+        return "cpu"
+    return "metal" if mx.metal.is_available() else "cuda"
+
+
+def equip(loaded: LoadedModel, registry: PluginRegistry) -> str | None:
+    """Install the best kernels (engine thread). Returns their name.
+
+    `None`: none fit or pay. Kernels that fail here are logged and removed completely."""
+    model: Any = getattr(loaded, "model", None)
+    if not isinstance(model, nn.Module):
+        return None
+    chosen = registry.kernels_for(device_kind(), loaded.info.precision)
+    if chosen is None or not chosen[1]:
+        return None
+    name, replacements = chosen
+    with Isolation() as trying:
+        if not install(name, replacements, model):
+            return None
+        log.info("it computes with kernels %s", name)
+        return name
+    remove(name, replacements, model)
+    if (fault := trying.fault) is not None:
+        log.warning("kernels %s are left out: %s\n%s", name, fault.summary, fault.trace)
+    return None
+
+
+def install(name: str, replacements: Iterable[Replacement], model: nn.Module) -> bool:
+    """Replace functions in the modules from which `model`'s layers call them. Idempotent. Returns
+    whether there is any."""
+    found = []
+    for each in replacements:
+        owners, attribute = _owners(each, model)
+        make = partial(_make_function, each)
+        found.append(patch(owners, attribute, make, key=(name, each.name)))
+    return any(found)
+
+
+def remove(name: str, replacements: Iterable[Replacement], model: nn.Module) -> None:
+    """Undo `install`, for every model that shares modules with this one."""
+    for each in replacements:
+        unpatch(_owners(each, model)[0], (name, each.name))
+
+
+def _make_function(each: Replacement, original: Function) -> Function | None:
+    """`None` for a different function of that name, or if the original is better."""
+    defined = getattr(original, "__module__", ""), getattr(original, "__name__", "")
+    if defined != (each.module, each.name.rpartition(".")[2]):
+        return None
+    made = each.make(original)
+    return None if made is original else wraps(original)(made)
+
+
+def _owners(each: Replacement, model: nn.Module) -> tuple[list[Any], str]:
+    """The modules or the class in which the function is replaced, and its name there."""
+    kind, _, name = each.name.rpartition(".")
+    if not each.at_home:
+        return list(namespaces(model)), name
+    home: Any = sys.modules.get(each.module)
+    owner = getattr(home, kind, None) if kind else home
+    return [] if owner is None else [owner], name

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the engine for its operator, and the status of plugins in `/health`."""
+"""Prometheus metrics of the engine for its operator."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ..engine.step_output import Recorder
-from ..protocol.health import Figures, MemoryFigures, PluginStatus
-from ..registry import PluginRegistry
+from ..protocol.health import Figures, MemoryFigures
 
 Sample = tuple[tuple[str, ...], float]
 
@@ -31,9 +30,10 @@ class Gauges(Collector):
         figures = self._figures()
         if figures is None:
             return
-        labels = ("version", "device")
-        shown = (figures.version, figures.device)
-        yield _gauge("engine_info", "The engine process; always 1.", labels, [(shown, 1)])
+        sample = (figures.version, figures.device), 1
+        yield _gauge(
+            "engine_info", "The engine process; always 1.", ("version", "device"), [sample]
+        )
         yield _gauge("requests", "Requests in flight.", ("model", "state"), _requests(figures))
         for name, text, number in _numbers(figures):
             yield _gauge(name, text, (), [((), number)])
@@ -68,15 +68,17 @@ def _requests(figures: Figures) -> list[Sample]:
 
 def _of_drafters(figures: Figures) -> Iterator[Metric]:
     drafted: Counter[tuple[str, ...]] = Counter()
-    held: Counter[tuple[str, ...]] = Counter()
+    accepted: Counter[tuple[str, ...]] = Counter()
     for each in figures.engines:
         if each.drafter:
             drafted[each.model, each.drafter] += each.drafted_tokens
-            held[each.model, each.drafter] += each.accepted_tokens
+            accepted[each.model, each.drafter] += each.accepted_tokens
     names = ("model", "drafter")
     about = "since the model was loaded."
     yield _gauge("drafter_tokens_drafted", f"Draft tokens {about}", names, drafted.items())
-    yield _gauge("drafter_tokens_accepted", f"Accepted draft tokens {about}", names, held.items())
+    yield _gauge(
+        "drafter_tokens_accepted", f"Accepted draft tokens {about}", names, accepted.items()
+    )
 
 
 def _of_memory(memory: MemoryFigures) -> Iterator[Metric]:
@@ -98,18 +100,6 @@ def _gauge(
     for values, number in samples:
         family.add_metric(values, number)
     return family
-
-
-def plugin_statuses(registry: PluginRegistry) -> list[PluginStatus]:
-    return [
-        PluginStatus(
-            name=plugin.name,
-            distribution=plugin.distribution,
-            version=plugin.version,
-            in_use=plugin.error is None,
-        )
-        for plugin in registry.plugins
-    ]
 
 
 FIRST_TOKEN_BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)

@@ -35,8 +35,7 @@ from .residents import Lease, MemoryLedger
 from .weight_files import WiredWeights
 from .weights import EngineInstance, ModelView, Weights, WeightsKey
 
-MAX_VIEWS = 64
-"""Most views of one model."""
+VIEWS_PER_MODEL = 64
 MASK_THREADS = 2
 """Threads that compute grammar masks in parallel with the device's step."""
 
@@ -168,7 +167,7 @@ class ModelCache:
         views = weights.views
         if chosen not in views:
             views.setdefault(chosen, _view_of(weights, name, options, self._registry))
-            while len(views) > MAX_VIEWS:
+            while len(views) > VIEWS_PER_MODEL:
                 views.pop(next(iter(views)), None)
         return views[chosen]
 

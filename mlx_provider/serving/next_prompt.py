@@ -139,7 +139,7 @@ class NextPrompts:
         self._worker.when_idle(partial(self._pool.submit, self._render, turn))
 
     def _render(self, turn: Turn) -> None:
-        with Isolation(partial(_not_rendered, turn)):
+        with Isolation(partial(_log_fault, turn)):
             for request in _requests(turn):
                 begin = partial(self._begin, turn.view, request)
                 self._worker.call(partial(self._worker.when_idle, begin))
@@ -195,6 +195,6 @@ def known_head(prompt: Prompt, tokenizer: Tokenizer) -> Prompt | None:
     return Prompt(prompt.tokens[:end], positions=positions, snapshot_points=points)
 
 
-def _not_rendered(turn: Turn, fault: Fault) -> None:
+def _log_fault(turn: Turn, fault: Fault) -> None:
     if not fault.ours:  # else the template refuses it, it is too long, or the model is gone
         log.error("the prompt after request %s is not rendered\n%s", turn.wire.id, fault.trace)

@@ -35,10 +35,10 @@ class Permissions:
     """Decides once per request, before its model is examined. Safe from any thread."""
 
     def __init__(
-        self, roots: Sequence[Path] = (), granted: Mapping[str, ModelOptions] | None = None
+        self, roots: Sequence[Path] = (), granted: Mapping[str, ModelOptions] = {}
     ) -> None:
         self._roots = tuple(roots)
-        self._granted = granted or {}
+        self._granted = granted
 
     def apply(self, request: T) -> T:
         """The request with the owner's options for its model.

@@ -164,8 +164,6 @@ class RowBudgets:
 
     @contextmanager
     def measuring(self, weights: Weights) -> Iterator[Reserve]:
-        """Reserves bytes for measurements until the end of the block."""
-
         def reserve(nbytes: int) -> bool:
             free = self.ledger.measure(weights.key, nbytes)
             if free:

@@ -59,7 +59,10 @@ def prepare(
         raise BadRequest("give either messages or a prompt", param="messages")
     if request.messages is None:
         with turn():
-            return Rendered(_raw(view, request.prompt or ""))
+            raw, tokenizer = request.prompt or "", view.model.tokenizer
+            if isinstance(raw, list):
+                return Rendered(Prompt(raw))
+            return Rendered(Prompt(tokenizer.encode(raw, special=True), text=raw))
     with turn():
         _refuse_too_long(view, request.messages)
         media = _Media(view, request)
@@ -230,7 +233,8 @@ def _attempt(
         variables=request.template,
     )
     if not isinstance(prompt, Prompt):
-        raise _no_prompt(view, prompt)
+        plugin, kind = view.weights.stranger or view.weights.plugin, type(prompt).__name__
+        raise PluginError(f"plugin {plugin}: prepare gave {kind}, no Prompt")
     return prompt, begun
 
 
@@ -245,13 +249,6 @@ def _tools(request: GenerateRequest) -> list[dict[str, Any]]:
 
 def _compact(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value is not None}
-
-
-def _no_prompt(view: ModelView, given: object) -> PluginError:
-    weights, kind = view.weights, type(given).__name__
-    return PluginError(
-        f"plugin {weights.stranger or weights.plugin}: prepare gave {kind}, no Prompt"
-    )
 
 
 def _unread_variables(info: ModelInfo, variables: Mapping[str, Any]) -> list[str]:
@@ -340,9 +337,3 @@ def _media(
 def prompt_text(view: ModelView, prompt: Prompt) -> str:
     """Also decodes a prompt that came as token ids."""
     return prompt.text or view.model.tokenizer.decode(prompt.tokens, skip_special=False)
-
-
-def _raw(view: ModelView, prompt: str | list[int]) -> Prompt:
-    if isinstance(prompt, str):
-        return Prompt(view.model.tokenizer.encode(prompt, special=True), text=prompt)
-    return Prompt(prompt)

@@ -32,15 +32,15 @@ from ..errors import (
     for_another,
 )
 from ..isolation import Fault, Isolation, Trace
-from ..protocol.event_queue import Deliver, EventQueue, Put
+from ..protocol.event_queue import Deliver, EventQueue
 from ..protocol.events import Accepted, Done, Failed
-from ..protocol.health import Figures, Health
+from ..protocol.health import Figures, Health, PluginStatus
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest, WarmPrompt
 from ..records import Prompt
 from ..registry import PluginRegistry
 from ..upstream import blas
 from .figures import Active, Entry, InFlight, take
-from .metrics import EngineMetrics, plugin_statuses
+from .metrics import EngineMetrics
 from .model_cache import ModelCache
 from .next_prompt import NextPrompts, turn_of, warm_requests
 from .permissions import Permissions, account, names_repository, read_permissions
@@ -53,10 +53,6 @@ log = logging.getLogger(__name__)
 
 TURNS = 2
 """Prompts prepared at once, beside the first of each account."""
-
-
-def deliver_now(put: Put) -> None:
-    put()
 
 
 @dataclass(frozen=True)
@@ -73,13 +69,13 @@ class ChatService:
     def __init__(
         self,
         settings: EngineSettings,
-        deliver: Deliver = deliver_now,
+        deliver: Deliver = lambda put: put(),
         registry: PluginRegistry | None = None,
     ) -> None:
         self._settings = settings
         file = settings.models_file
         self._permissions = Permissions(
-            settings.model_roots, read_permissions(file) if file else None
+            settings.model_roots, read_permissions(file) if file else {}
         )
         self._recorder = EngineMetrics(self.figures)
         self._deliver = deliver
@@ -128,7 +124,8 @@ class ChatService:
             self._turns.refuse(RequestFailed.cancelled(), request_id)
             self._models.queue.withdraw(request_id)
         elif self._worker.alive:
-            self._call(entry.active.cancel)
+            active = entry.active
+            self._call(partial(active.instance.engine.cancel, active.request))
 
     def _count(self, wire: GenerateRequest) -> int:
         with self._rendering(wire) as (view, rendered):
@@ -220,7 +217,7 @@ class ChatService:
                 log.warning("a warm prompt of %s is left out: %s", first.model, error.message)
 
     def _hand_over(self, active: Active) -> None:
-        self._in_flight.reached(active)
+        self._in_flight.reach_engine(active)
         if self._worker.steps(active.instance.engine):
             active.instance.engine.submit(active.request)
         else:
@@ -244,7 +241,7 @@ class ChatService:
             if last:
                 self._in_flight.leave(entry)
             elif entry.queue.ended:  # it accepts no more events
-                active.cancel()
+                active.instance.engine.cancel(request)
         self._deliver(partial(_put, posts))
 
     def _fail_all(self, error: MLXProviderError) -> None:
@@ -264,13 +261,14 @@ class ChatService:
         error = EngineDied("the engine is shutting down")
         for active in self._in_flight.active():
             if self._worker.alive:
-                self._call(partial(active.fail, error))
+                self._call(partial(active.instance.engine.fail, active.request, error))
         self._next_prompts.close()
         self._models.close()
         self._worker.close()
         self._fail_all(error)
 
     def health(self) -> Health:
+        engines = self._models.engines()
         return Health(
             ok=self._worker.alive,
             version=version("mlx-provider"),
@@ -278,9 +276,17 @@ class ChatService:
             device=device_name(),
             blas=blas.active(),
             models=[s for view in self._models.views() if (s := view.status) is not None],
-            plugins=plugin_statuses(self._plugins),
-            queued=self._queued(),
-            running=self._running(),
+            plugins=[
+                PluginStatus(
+                    name=plugin.name,
+                    distribution=plugin.distribution,
+                    version=plugin.version,
+                    in_use=plugin.error is None,
+                )
+                for plugin in self._plugins.plugins
+            ],
+            queued=sum(each.engine.scheduler.queued + len(each.arriving) for each in engines),
+            running=sum(each.engine.scheduler.active_rows for each in engines),
             active_memory=mx.get_active_memory(),
             detail="" if self._worker.alive else "the engine thread does not run",
         )
@@ -312,12 +318,6 @@ class ChatService:
 
     def _call(self, function: Callable[[], None]) -> None:
         self._worker.call(function).add_done_callback(_log_failure)
-
-    def _queued(self) -> int:
-        return sum(e.engine.scheduler.queued + len(e.arriving) for e in self._models.engines())
-
-    def _running(self) -> int:
-        return sum(e.engine.scheduler.active_rows for e in self._models.engines())
 
 
 def _prepare_kind(

@@ -57,7 +57,7 @@ def form_of(view: ModelView, request: GenerateRequest, text: str) -> Form:
         if reasoning is not None and reasoning.closers():
             barred = tools.openers() if tools else ()
             thoughts = Thoughts(reasoning.start, reasoning.closers(), opened, barred)
-        structure = view.grammar.structure(request, calls, thoughts, messages)
+        structure = view.weights.grammar.structure(request, calls, thoughts, messages)
     warnings = list(structure.warnings) if structure else []
     if tools is not None and request.tool_grammars and structure is None:
         warnings.append(
@@ -70,9 +70,14 @@ def form_of(view: ModelView, request: GenerateRequest, text: str) -> Form:
     if request.thinking_budget is not None and not end:
         warnings.append("thinking_budget has no effect: the model's thoughts are not marked off")
     openers = reasoning.openers() if reasoning else ()
-    layout = view.layout.behind(text, openers, begins=_begins(request))
-    foretold = CallMatchers(view.grammar, request, tools) if tools and request.drafts else None
-    return Form(tools, reasoning, opened, structure, foretold, end, tuple(warnings), layout)
+    last = request.messages[-1] if request.messages else {}
+    # false if the reply continues a given text; a raw prompt may end anywhere
+    begins = last.get("role", "assistant") != "assistant"
+    layout = view.layout.behind(text, openers, begins=begins)
+    matchers = None
+    if tools and request.drafts:
+        matchers = CallMatchers(view.weights.grammar, request, tools)
+    return Form(tools, reasoning, opened, structure, matchers, end, tuple(warnings), layout)
 
 
 def _tool_parser(view: ModelView, request: GenerateRequest) -> ToolParser | None:
@@ -91,12 +96,6 @@ def _demands(request: GenerateRequest) -> bool:
         or request.tool_choice not in ("none", "auto")
         or (request.tool_grammars and request.tool_choice != "none")
     )
-
-
-def _begins(request: GenerateRequest) -> bool:
-    """False if the reply continues a given text."""
-    messages = request.messages or [{"role": "assistant"}]  # a raw prompt may end anywhere
-    return messages[-1].get("role") != "assistant"
 
 
 def _opened(text: str, reasoning: ReasoningParser) -> bool:

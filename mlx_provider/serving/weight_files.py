@@ -83,7 +83,8 @@ def extent(folder: Path, adapter: Path | None = None) -> tuple[int | None, int |
 
 def broken_files(folder: Path) -> list[str]:
     """One line per problem. Reads only headers."""
-    found = [f"{name} is missing" for name in _missing(folder)]
+    names = sorted(_index_names(folder))
+    found = [f"{name} is missing" for name in names if not (folder / name).is_file()]
     for path in _weight_files(folder):
         try:
             ends = [int(entry["data_offsets"][1]) for entry in _header(path).values()]
@@ -96,10 +97,6 @@ def broken_files(folder: Path) -> list[str]:
         if lacks > 0:
             found.append(f"{path.name} is cut short by {lacks} bytes")
     return found
-
-
-def _missing(folder: Path) -> list[str]:
-    return sorted(name for name in _index_names(folder) if not (folder / name).is_file())
 
 
 def _bytes(
@@ -148,13 +145,10 @@ def _weight_files(folder: Path) -> list[Path]:
 def _index_names(folder: Path) -> set[str]:
     """Empty if the index is missing or broken."""
     try:
-        return set(map(str, _index(folder)["weight_map"].values()))
+        index = from_json(read_bounded(folder / INDEX, LARGEST_INDEX))
+        return set(map(str, index["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return set()
-
-
-def _index(folder: Path) -> Any:
-    return from_json(read_bounded(folder / INDEX, LARGEST_INDEX))
 
 
 @dataclass(frozen=True)
@@ -236,14 +230,14 @@ class WiredWeights:
         self._bytes: dict[int, int] = {}
         """Bytes by number of the model."""
 
-    def loaded(self, number: int, nbytes: int) -> None:
+    def add(self, number: int, nbytes: int) -> None:
         """Called after the weights were evaluated."""
         if self._most:
             mx.clear_cache()  # free buffers of the load would count
             self._bytes[number] = nbytes
             self._set()
 
-    def leaving(self, number: int) -> None:
+    def remove(self, number: int) -> None:
         """Idempotent."""
         if self._bytes.pop(number, None) is not None:
             self._set()

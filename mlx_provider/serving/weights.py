@@ -59,10 +59,6 @@ class ModelView:
     def engine(self) -> Engine:
         return self.instance.engine
 
-    @property
-    def grammar(self) -> GrammarCompiler:
-        return self.weights.grammar
-
     def to_warm(self, namespace: str, prompts: Iterable[Any]) -> bool:
         """Whether to send these prompts: only at a namespace's first request."""
         sent = (namespace, hash(tuple(map(repr, prompts))))
@@ -125,9 +121,6 @@ class Reproducible:
             why = "one prompt, computed twice alone, gives two results on this device"
             raise wrong_option("reproducible", f"{why}: leave it out, or {UNSTEADY}")
         return cls(replace(shapes, rows=exact.rows), exact.cost, exact.note)
-
-    def limits(self, limits: Limits) -> Limits:
-        return replace(limits, max_chunk=self.shapes.tokens)
 
     def passing(
         self, passes: Callable[[int, int], int], state_bytes: int

@@ -70,7 +70,7 @@ def routed(original: Function) -> Function:
         if isinstance(keys, tuple) and hasattr(cache, "bits") and _copies(queries):
             if keys[0].shape[2] > TOGETHER:
                 mx.eval(queries)  # frees the copies of the previous layer first
-            keys, values = _dequantised(keys, cache), _dequantised(values, cache)
+            keys, values = _dequantise(keys, cache), _dequantise(values, cache)
             cache = None
         found: mx.array = original(queries, keys, values, cache, **named, mask=mask)
         return found
@@ -101,7 +101,7 @@ def _copies(queries: mx.array) -> bool:
     return count > FEW and width in FUSED_WIDTHS and mx.default_device() == mx.gpu
 
 
-def _dequantised(stored: tuple[mx.array, mx.array, mx.array], cache: Any) -> mx.array:
+def _dequantise(stored: tuple[mx.array, mx.array, mx.array], cache: Any) -> mx.array:
     packed, scales, biases = stored
     return mx.dequantize(packed, scales, biases, group_size=cache.group_size, bits=cache.bits)
 

@@ -41,7 +41,7 @@ def merged(rows: Sequence[RowCache]) -> RowCache:
     """One batch cache per layer, not evaluated. Layers whose rows have the same offsets share one
     array of offsets, which is then computed and compared once."""
     offsets: Offsets = {}
-    return [_merged(layers, offsets) for layers in zip(*rows, strict=True)]
+    return [_merge(layers, offsets) for layers in zip(*rows, strict=True)]
 
 
 def rows_of(batch: Sequence[Any], indices: Iterable[int]) -> list[RowCache]:
@@ -69,11 +69,11 @@ def columns(cache: Any) -> int:
     return held(cache)
 
 
-def _merged(rows: Sequence[Any], offsets: Offsets) -> Any:
+def _merge(rows: Sequence[Any], offsets: Offsets) -> Any:
     first = rows[0]
     if hasattr(first, "caches"):
         inner = zip(*(row.caches for row in rows), strict=True)
-        return cache_list(first, [_merged(each, offsets) for each in inner])
+        return cache_list(first, [_merge(each, offsets) for each in inner])
     plain = type(first) in PLAIN and all(row.offset for row in rows)
     batch = _merged_kv(rows) if plain else type(first).merge(rows)
     # caches of other classes change their offsets in place and cannot share them
@@ -92,15 +92,13 @@ def _merged_kv(rows: Sequence[KVCache]) -> BatchKVCache:
     batch = BatchKVCache(paddings) if prefix is None else SharedBatchKV(prefix, paddings)
     batch.skipped = [row.offset - held(row) for row in rows]
     room = -(-(longest + 1) // batch.step) * batch.step
-    batch.keys = _padded([row.keys for row in rows], rows, longest, room)
-    batch.values = _padded([row.values for row in rows], rows, longest, room)
+    batch.keys = _pad([row.keys for row in rows], rows, longest, room)
+    batch.values = _pad([row.values for row in rows], rows, longest, room)
     batch._idx = longest
     return batch
 
 
-def _padded(
-    arrays: Sequence[mx.array], rows: Sequence[KVCache], longest: int, room: int
-) -> mx.array:
+def _pad(arrays: Sequence[mx.array], rows: Sequence[KVCache], longest: int, room: int) -> mx.array:
     """(rows, heads, room, dim): the tokens of each row end at column `longest`."""
     _, heads, _, dim = arrays[0].shape
     together = mx.zeros((len(rows), heads, room, dim), dtype=arrays[0].dtype)

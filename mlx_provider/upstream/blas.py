@@ -56,7 +56,10 @@ def preload() -> str:
     """Load the first usable optimised BLAS before `import mlx.core`. Returns the description of the
     active one. No effect on macOS, or after MLX is imported."""
     if sys.platform == "linux" and "mlx.core" not in sys.modules:
-        _bound_threads()
+        # OpenBLAS counts the cores of the machine and ignores the quota of a container; too many
+        # spinning threads under a quota are slower than one.
+        if not any(os.environ.get(name) for name in THREAD_VARIABLES):
+            os.environ["OPENBLAS_NUM_THREADS"] = str(cores())
         any(_load(path) for path in candidates())
     return active()
 
@@ -92,13 +95,6 @@ def _load(path: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _bound_threads() -> None:
-    # OpenBLAS counts the cores of the machine and ignores the quota of a container; too many
-    # spinning threads under a quota are slower than one.
-    if not any(os.environ.get(name) for name in THREAD_VARIABLES):
-        os.environ["OPENBLAS_NUM_THREADS"] = str(cores())
 
 
 def _version(library: ctypes.CDLL) -> str:

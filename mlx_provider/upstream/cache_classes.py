@@ -33,20 +33,7 @@ __all__ = [
     "KVCache",
     "QuantizedKVCache",
     "RotatingKVCache",
-    "Skipping",
-    "SparseKVCache",
-    "SparseWindow",
-    "StateCache",
-    "StateHistory",
-    "appended",
-    "cache_list",
-    "held",
     "make_prompt_cache",
-    "sparse",
-    "take_back",
-    "unsupported",
-    "whole_windows",
-    "widest_window",
 ]
 
 

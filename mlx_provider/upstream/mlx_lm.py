@@ -82,15 +82,15 @@ def _own(model: nn.Module, given: Mapping[str, Any]) -> list[tuple[str, Any]]:
     missing, unknown = known - given.keys(), given.keys() - known - apart
     if missing and unknown:
         raise ValueError(
-            f"the checkpoint lacks {_listed(missing)}, and holds {_listed(unknown)} that its "
-            "architecture does not have; the two name their weights unlike each other, which the "
-            "`sanitize` of a model's class mends"
+            f"the checkpoint lacks {_list_names(missing)}, and holds {_list_names(unknown)} that "
+            "its architecture does not have; the two name their weights unlike each other, which "
+            "the `sanitize` of a model's class mends"
         )
     if missing:
-        raise ValueError(f"the checkpoint lacks {_listed(missing)}; download it again")
+        raise ValueError(f"the checkpoint lacks {_list_names(missing)}; download it again")
     if unknown:
         raise ValueError(
-            f"the checkpoint holds {_listed(unknown)}, which its architecture does not have; "
+            f"the checkpoint holds {_list_names(unknown)}, which its architecture does not have; "
             "its config.json must name the architecture that it was made with"
         )
     if apart:
@@ -127,7 +127,7 @@ def _parts(names: Iterable[str]) -> list[str]:
     return sorted(found)
 
 
-def _listed(names: Iterable[str]) -> str:
+def _list_names(names: Iterable[str]) -> str:
     ordered = sorted(names)
     more = f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
     return f"{len(ordered)} weights ({', '.join(ordered[:SHOWN])}{more})"
@@ -185,16 +185,16 @@ def load(
     `BadRequest` for a broken folder."""
     upstream = _utils()
 
-    def chosen(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
+    def choose(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
         model_class, arguments = (classes or upstream._get_classes)(config)
         return selective(model_class), arguments
 
     try:
         model, config = upstream.load_model(
-            folder, get_model_classes=chosen, trust_remote_code=trust_remote_code
+            folder, get_model_classes=choose, trust_remote_code=trust_remote_code
         )
         if adapter is not None:
-            model = _adapted(upstream, model, adapter)
+            model = _apply_adapter(upstream, model, adapter)
         model.eval()
         tokenizer = upstream.load_tokenizer(
             folder,
@@ -210,7 +210,7 @@ def load(
     return Loaded(model, tokenizer._tokenizer, renderer, stops, config)
 
 
-def _adapted(upstream: Any, model: Any, adapter: Path) -> Any:
+def _apply_adapter(upstream: Any, model: Any, adapter: Path) -> Any:
     """Raises `BadRequest` if the adapter cannot be loaded."""
     with Isolation() as trying:
         return upstream.load_adapters(model, str(adapter))

@@ -48,7 +48,7 @@ def language_logits(model: Any, ids: mx.array, cache: list[Any], more: dict[str,
     language = model.language_model
     _forget(language)
     try:
-        made = language(ids, cache=cache, **accepted(language, more))
+        made = language(ids, cache=cache, **select_arguments(language, more))
     finally:
         _forget(language)
     if getattr(made, "cross_attention_states", None) is not None:
@@ -57,7 +57,7 @@ def language_logits(model: Any, ids: mx.array, cache: list[Any], more: dict[str,
     return logits
 
 
-def accepted(language: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+def select_arguments(language: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments that the callee accepts, plus `None` for each required one that is missing:
     some models declare `pixel_values` or `mask` without a default."""
     parameters = list(inspect.signature(type(language).__call__).parameters.values())[2:]

@@ -62,7 +62,7 @@ class StateSteps(ArraysCache):
 
     def __enter__(self) -> None:
         for module, name, function in self._before:
-            setattr(module, name, self._stepped(function, RULES[name]))
+            setattr(module, name, self._step_tokens(function, RULES[name]))
 
     def __exit__(self, *raised: object) -> None:
         for module, name, function in self._before:
@@ -85,7 +85,7 @@ class StateSteps(ArraysCache):
             for at, state in enumerate(self.cache)
         ]
 
-    def _stepped(self, rule: Function, names: tuple[str, ...]) -> Function:
+    def _step_tokens(self, rule: Function, names: tuple[str, ...]) -> Function:
         signature = inspect.signature(rule)
 
         @functools.wraps(rule)
@@ -206,13 +206,13 @@ def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> None:
     if not any(isinstance(layer, ArraysCache) for layer in _leaves(cache)):
         return
     found: dict[type, bool] = {}
-    run([_watched(layer, found) for layer in cache])
+    run([_watch(layer, found) for layer in cache])
     for kind, through in found.items():
         if not getattr(kind.__call__, ROUTES_ATTRIBUTE, False):
-            setattr(kind, "__call__", routed(kind.__call__, through=through))  # noqa: B010
+            setattr(kind, "__call__", _route_calls(kind.__call__, through=through))  # noqa: B010
 
 
-def routed(original: Callable[..., Any], *, through: bool) -> Callable[..., Any]:
+def _route_calls(original: Callable[..., Any], *, through: bool) -> Callable[..., Any]:
     """`through`: the module writes its states with methods of `StateCache`."""
     signature = inspect.signature(original)
     stepped: bool | None = None
@@ -275,12 +275,12 @@ def _leaves(cache: Sequence[Any]) -> Iterator[Any]:
         yield from _leaves(layer.caches) if hasattr(layer, "caches") else [layer]
 
 
-def _watched(layer: Any, found: dict[type, bool]) -> Any:
+def _watch(layer: Any, found: dict[type, bool]) -> Any:
     """An empty cache like `layer` that records the class of each module that accesses a state, and
     whether the module writes states only with methods of `StateCache`."""
     if hasattr(layer, "caches"):
         together = type(layer)()
-        together.caches = tuple(_watched(each, found) for each in layer.caches)
+        together.caches = tuple(_watch(each, found) for each in layer.caches)
         return together
     if not isinstance(layer, ArraysCache):
         return layer

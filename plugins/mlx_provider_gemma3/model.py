@@ -142,9 +142,9 @@ class Ahead:
         if keys.shape[2] == self.count:
             return found[0], found[1]
         passing = keys[..., self.count :, :], values[..., self.count :, :]
-        return tuple(starmap(self._followed, zip(found, passing, strict=True)))
+        return tuple(starmap(self._extend, zip(found, passing, strict=True)))
 
-    def _followed(self, cached: Any, passing: mx.array) -> Any:
+    def _extend(self, cached: Any, passing: mx.array) -> Any:
         if isinstance(cached, mx.array):
             return mx.concatenate([cached, passing], axis=2)
         bits, group = self.cache.bits, self.cache.group_size

@@ -78,14 +78,14 @@ def problem_of(separate: SeparateVisionModel, together: AnyVisionModel) -> str:
     asked: dict[str, Any] = {"tools": [], "media": images, "variables": {}}
     messages = [{"role": "user", "content": content}]
 
-    def compared() -> str:
+    def compare() -> str:
         parts = separate.prepare(messages, **asked)
         whole = together.prepare(messages, **asked)
         if list(parts.tokens) != list(whole.tokens):
             return "its processor writes an image otherwise beside others"
         return _difference(separate, parts, together, whole)
 
-    return failure(compared)
+    return failure(compare)
 
 
 def _difference(

@@ -28,7 +28,7 @@ from mlx_provider.families.caches import row_cache
 from mlx_provider.families.logits import Path, find_backbone, last_token, narrowed, rows_at
 from mlx_provider.families.tokenizer import HFTokenizer, Hidden
 from mlx_provider.families.vision.loading import language_logits, model_inputs, prompt_features
-from mlx_provider.families.vision.model import embedded, message_ends, named
+from mlx_provider.families.vision.model import embedded, message_ends, name_item
 from mlx_provider.families.vision.patches import as_image, image_size
 
 from . import passes
@@ -88,7 +88,7 @@ class AnyVisionModel:
         if len(text) > self.info.context_length:
             # In pieces, up to the limit: the processor would take the whole text.
             self.hf_tokenizer.encode(text, special=False)
-        inputs = OnDemand(lambda: self.processed(text, media))
+        inputs = OnDemand(lambda: self.process(text, media))
         ids = inputs()["input_ids"][0]
         tokens = [max(0, int(token)) for token in ids]
         span = _span(ids, inputs, media, self.image_token)
@@ -96,14 +96,14 @@ class AnyVisionModel:
         ends = message_ends(tokens, self.info.stop_tokens)
         return Prompt(tokens, text, [span], snapshot_points=[e for e in ends if e <= span.start])
 
-    def processed(self, text: str, media: Sequence[MediaItem]) -> dict[str, np.ndarray]:
+    def process(self, text: str, media: Sequence[MediaItem]) -> dict[str, np.ndarray]:
         """Output of the model's own processor. Raises `MediaError`."""
         images = [Image.fromarray(as_image(item, UNKNOWN_PIXELS)) for item in media]
         try:
             return model_inputs(self.processor, text, images, self.image_token)
         except (ValueError, TypeError, IndexError) as error:
             refusal = MediaError(f"the model's processor refused the request: {error}")
-            raise (named(refusal, media[0]) if len(media) == 1 else refusal) from error
+            raise (name_item(refusal, media[0]) if len(media) == 1 else refusal) from error
 
     def embed(self, span: MediaSpan) -> Features:
         return embedded(self, span)
@@ -139,7 +139,7 @@ class AnyVisionModel:
         it has no place for an image."""
         if text.count(self.image_text) == images:
             return text
-        flat = [_flattened(message, self.image_text) for message in hidden.messages]
+        flat = [_flatten(message, self.image_text) for message in hidden.messages]
         text = self.hf_tokenizer.apply_template(flat, hidden.tools, hidden.variables)
         if text.count(self.image_text) != images:
             raise BadRequest(
@@ -154,11 +154,10 @@ def image_text(processor: Any, chat: HFTokenizer, token: int | None) -> str:
         text = getattr(processor, name, None)
         if isinstance(text, str) and text:
             return text
-    named = None if token is None else chat.fast.id_to_token(token)
-    return str(named or "<image>")
+    return str((None if token is None else chat.fast.id_to_token(token)) or "<image>")
 
 
-def _flattened(message: Mapping[str, Any], image: str) -> dict[str, Any]:
+def _flatten(message: Mapping[str, Any], image: str) -> dict[str, Any]:
     content = message.get("content")
     if not isinstance(content, list):
         return dict(message)

@@ -75,7 +75,7 @@ class SeparateVisionModel(AnyVisionModel):
         processor) and `MediaError` (video)."""
         hidden, text = self.hf_tokenizer.rendered(messages, tools, variables)
         text = self.with_places(hidden, text, len(media))
-        tokens, spans = self._filled(self.hf_tokenizer.tokens(text, hidden), media)
+        tokens, spans = self._fill(self.hf_tokenizer.tokens(text, hidden), media)
         positions, delta = (None, 0)
         if has_mrope(self.model):
             positions, delta = rotary_positions(len(tokens), spans)
@@ -126,7 +126,7 @@ class SeparateVisionModel(AnyVisionModel):
         logits = passes.decode_separately(model, tokens, cache, positions)
         return logits, shown.hidden[:, -1]
 
-    def _filled(
+    def _fill(
         self, short: Sequence[int], media: Sequence[MediaItem]
     ) -> tuple[list[int], list[MediaSpan]]:
         tokens: list[int] = []
@@ -143,7 +143,7 @@ class SeparateVisionModel(AnyVisionModel):
         return tokens, spans
 
     def _span(self, item: MediaItem, start: int, tokens: list[int]) -> MediaSpan:
-        inputs = OnDemand(lambda: self.processed(self.image_text, [item]))
+        inputs = OnDemand(lambda: self.process(self.image_text, [item]))
         block = self._blocks.get(item.content_hash) or _block(inputs())
         self._blocks[item.content_hash] = block
         while len(self._blocks) > KNOWN:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from mlx_provider.records import LoadedModel
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.kernels import equip
+from mlx_provider.serving.loader import equip
 
 M = TypeVar("M", bound=LoadedModel)
 

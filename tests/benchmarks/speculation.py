@@ -34,7 +34,7 @@ from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.errors import MLXProviderError
 from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.records import Drafting, LoadedModel
-from mlx_provider.records.drafter import MOST_DRAFTS
+from mlx_provider.records.extensions import MOST_DRAFTS
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of
 from mlx_provider.testing.driver import new_request

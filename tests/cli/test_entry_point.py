@@ -20,7 +20,7 @@ def test_ctrl_c_during_the_imports_ends_with_130(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_list_without_models_names_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlx_provider.serving.on_disk.models_on_disk", list)
+    monkeypatch.setattr("mlx_provider.serving.hub.models_on_disk", list)
     registry = PluginRegistry.discover()
     shown = CliRunner().invoke(app.build(registry), ["list"], obj=registry).stdout
     assert shown.startswith("none yet; `demo` is part of this package")

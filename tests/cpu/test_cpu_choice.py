@@ -16,15 +16,15 @@ from types import SimpleNamespace
 import mlx.nn as nn
 from mlx.nn.layers import activations
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving import kernels
+from mlx_provider.serving import loader
 
-kernels.device_kind = lambda: sys.argv[1]
+loader.device_kind = lambda: sys.argv[1]
 loaded = SimpleNamespace(model=nn.GELU(approx="tanh"), info=SimpleNamespace(precision="float32"))
 environ = {"MLX_PROVIDER_PLUGINS": "cpu"}
-name = kernels.equip(loaded, PluginRegistry.discover(environ))
-assert kernels.equip(loaded, PluginRegistry.discover(environ)) == name  # discovered in use, too
+name = loader.equip(loaded, PluginRegistry.discover(environ))
+assert loader.equip(loaded, PluginRegistry.discover(environ)) == name  # discovered in use, too
 ours = sorted(module for module in sys.modules if module.startswith("mlx_provider_cpu"))
-heavy = sorted({"threadpoolctl", "mlx_vlm", "mlx_lm"} & sys.modules.keys())
+heavy = sorted({"threadpoolctl", "mlx_vlm"} & sys.modules.keys())
 print(json.dumps([name, hasattr(activations.gelu_approx, "patch"), ours, heavy]))
 """
 

@@ -19,7 +19,7 @@ from mlx_vlm.models.qwen3_5 import gated_delta, language
 from mlx_provider import LoadOptions
 from mlx_provider.families.text import load_text
 from mlx_provider.records import Part, Parts, Run
-from mlx_provider.serving.kernels import _made, install, remove
+from mlx_provider.serving.loader import _make_function, install, remove
 from mlx_provider.upstream.patching import Unpatched
 from mlx_provider_cpu import attention
 from mlx_provider_cpu.functions import REPLACEMENTS
@@ -44,7 +44,7 @@ def unpatched(function: Any) -> Any:
 
 
 def ours_of(original: Any) -> Any:
-    made = [found for each in REPLACEMENTS if (found := _made(each, original)) is not None]
+    made = [found for each in REPLACEMENTS if (found := _make_function(each, original)) is not None]
     return made[0] if made else None
 
 

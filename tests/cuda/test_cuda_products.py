@@ -21,7 +21,7 @@ from mlx_provider.engine.execution.batch_layout import Layout
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.serving.engine_builder import cache_maker
-from mlx_provider.serving.kernels import install, remove
+from mlx_provider.serving.loader import install, remove
 from mlx_provider.testing.driver import new_request
 from mlx_provider_cuda import matches
 from mlx_provider_cuda.products import DEQUANTISE, REPLACEMENTS, TILE

@@ -9,7 +9,7 @@ from mlx_lm.models import activations
 from mlx_lm.models import qwen3 as module
 
 from mlx_provider.families.text import TextModel
-from mlx_provider.serving.kernels import device_kind
+from mlx_provider.serving.loader import device_kind
 
 
 def test_kernels_are_in_use_unless_they_are_left_out(

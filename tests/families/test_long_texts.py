@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from mlx_provider.errors import BadRequest, ContextTooLong
 from mlx_provider.families.tokenizer import long_text
 from mlx_provider.families.tokenizer.hf_tokenizer import FairLock, HFTokenizer
-from mlx_provider.families.tokenizer.sanitize import Hidden
+from mlx_provider.families.tokenizer.spelling import Hidden
 
 LLAMA = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from mlx_provider.families.tokenizer.control_tokens import ControlTokens
 from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer
-from mlx_provider.families.tokenizer.sanitize import ControlTokens, Hidden, hide
+from mlx_provider.families.tokenizer.spelling import Hidden, hide
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzTH0123456789<>|/_[]:.,'\"{}\\-▁ \n"
 TEMPLATE = (

@@ -18,7 +18,7 @@ from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
 from mlx_provider.families.vision.model import head
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from mlx_provider.upstream.mlx_vlm import accepted
+from mlx_provider.upstream.mlx_vlm import select_arguments
 from mlx_provider_vision import matches
 from mlx_provider_vision.loading import load_any
 from tiny.models import tiny_image, tiny_video
@@ -181,13 +181,13 @@ def test_an_image_is_reused_from_turn_to_turn(name: str, load_generic, monkeypat
 
 def test_an_image_seen_before_is_not_processed_again(load_generic, ask, monkeypatch) -> None:
     model, worked = load_generic("qwen2_vl"), []
-    original = type(model).processed
+    original = type(model).process
 
-    def processed(self: Any, text: str, media: Any) -> Any:
+    def process(self: Any, text: str, media: Any) -> Any:
         worked.append(text)
         return original(self, text, media)
 
-    monkeypatch.setattr(type(model), "processed", processed)
+    monkeypatch.setattr(type(model), "process", process)
     first = ask(model, tiny_image(77), "this?")
     again = ask(model, "what is", tiny_image(77))
     assert len(worked) == 1
@@ -253,11 +253,11 @@ class Demanding:
 
 
 def test_demanded_arguments_are_filled() -> None:
-    assert accepted(Demanding(), {"rope_deltas": 1, "mask": 2}) == {
+    assert select_arguments(Demanding(), {"rope_deltas": 1, "mask": 2}) == {
         "pixel_values": None,
         "mask": 2,
     }
-    assert accepted(Demanding(), {"pixel_values": np.ones(1)})["pixel_values"] is not None
+    assert select_arguments(Demanding(), {"pixel_values": np.ones(1)})["pixel_values"] is not None
 
 
 @pytest.mark.parametrize("name", MODELS)

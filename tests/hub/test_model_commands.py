@@ -17,8 +17,15 @@ from typer.testing import CliRunner
 from mlx_provider.cli.app import build
 from mlx_provider.errors import BadRequest, ModelNotFound
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.hub import folder_of, local_folder, not_gguf, outline
-from mlx_provider.serving.on_disk import OnDisk, models_on_disk, remove
+from mlx_provider.serving.hub import (
+    OnDisk,
+    folder_of,
+    local_folder,
+    models_on_disk,
+    not_gguf,
+    outline,
+    remove,
+)
 
 OURS = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "text"})
 CONFIG = json.dumps({"model_type": "llama"}).encode()

@@ -25,7 +25,7 @@ NO_PATCH = frozenset(
     {
         "mlx_provider/upstream/__init__.py",
         "mlx_provider/families/vision/loading.py",  # likewise, while weights load
-        "mlx_provider/serving/kernels.py",  # puts in what a plugin's row is for
+        "mlx_provider/serving/loader.py",  # puts in what a plugin's row is for
     }
 )
 

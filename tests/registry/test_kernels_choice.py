@@ -70,18 +70,6 @@ def test_two_strangers_with_kernels_for_one_device_are_both_noted(install_plugin
     assert told.startswith("device 'cpu' for kernels is claimed by 'first' of aaa (aaa 1.0)")
 
 
-def test_a_third_party_replaces_ours_by_name_and_two_strangers_clash(
-    install_plugin: Install,
-) -> None:
-    ours = install_plugin("mlx-provider", kernels("cpu", rank=5), name="ours")
-    first = install_plugin("aaa", kernels("cpu"))
-    second = install_plugin("bbb", kernels("cpu"))
-    registry = discover(ours, first, second)
-    assert registry.plugins[0].notes == ("kernels 'cpu' is replaced by aaa (aaa 1.0)",)
-    assert "kernels 'cpu' is claimed by aaa (aaa 1.0)" in (registry.plugins[2].error or "")
-    assert chosen(registry) == "cpu"
-
-
 @pytest.mark.parametrize(
     ("source", "told"),
     [

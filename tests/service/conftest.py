@@ -28,7 +28,7 @@ from mlx_provider.protocol.events import (
     Usage,
 )
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampling
-from mlx_provider.records.drafter import MOST_DRAFTS
+from mlx_provider.records.extensions import MOST_DRAFTS
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.service import ChatService
 from mlx_provider.serving.weights import ModelView

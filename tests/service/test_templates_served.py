@@ -230,7 +230,8 @@ def test_nested_loops_are_tried_once_and_other_requests_continue(
     ask, tried = template_renderer._processes().ask, []
 
     def note(message: bytes, setups: Any) -> bytes:
-        tried.append(NESTED.partition("%}")[0].encode() in b"".join(setups.values()))
+        if NESTED.partition("%}")[0].encode() in b"".join(setups.values()):
+            tried.append(threading.current_thread().name)
         return ask(message, setups)
 
     monkeypatch.setattr(template_renderer._processes(), "ask", note)
@@ -242,7 +243,7 @@ def test_nested_loops_are_tried_once_and_other_requests_continue(
         assert served.get(PATIENCE)
     finally:
         served.close()
-    assert tried.count(True) == 1
+    assert tried == ["mlx-load"]  # never the engine thread, which the neighbour needs
 
 
 def test_a_text_longer_than_the_context_is_not_blamed_on_the_template(

@@ -47,11 +47,11 @@ def fake(monkeypatch: pytest.MonkeyPatch, memory: int) -> FakeMetal:
 def test_the_limit_is_the_weights_of_the_models_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     metal = fake(monkeypatch, 64 * GB)
     wired = WiredWeights()
-    wired.loaded(1, 5 * GB)
-    wired.loaded(2, 18 * GB)
-    wired.leaving(1)
-    wired.leaving(1)
-    wired.leaving(2)
+    wired.add(1, 5 * GB)
+    wired.add(2, 18 * GB)
+    wired.remove(1)
+    wired.remove(1)
+    wired.remove(2)
     assert metal.calls == ["clear", 5 * GB, "clear", 23 * GB, 18 * GB, 0]
 
 
@@ -60,7 +60,7 @@ def test_some_memory_is_never_wired(
     memory: int, most: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metal = fake(monkeypatch, memory * GB)
-    WiredWeights().loaded(1, 100 * GB)
+    WiredWeights().add(1, 100 * GB)
     assert metal.calls == ([] if most is None else ["clear", most])
 
 
@@ -69,7 +69,7 @@ def test_nothing_is_wired_without_metal_or_when_turned_off(
     memory: int, on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metal = fake(monkeypatch, memory * GB)
-    WiredWeights(on=on).loaded(1, GB)
+    WiredWeights(on=on).add(1, GB)
     assert metal.calls == []
 
 

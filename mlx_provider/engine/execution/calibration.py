@@ -17,7 +17,7 @@ import mlx.core as mx
 
 from ...isolation import Isolation
 from ...records import LoadedModel, PrefillChunk, Prompt
-from ...records.drafter import MOST_DRAFTS
+from ...records.extensions import MOST_DRAFTS
 from ...upstream.cache_classes import take_back
 from ...upstream.shared_kv import SHAREABLE, divide
 from ..memory import MemoryProfile, arrays, leaves, profile

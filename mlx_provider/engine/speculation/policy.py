@@ -15,7 +15,7 @@ from math import log, log1p
 
 import numpy as np
 
-from ...records.drafter import MOST_DRAFTS
+from ...records.extensions import MOST_DRAFTS
 from .costs import (
     KNOWN_TEXT,
     MARGIN,

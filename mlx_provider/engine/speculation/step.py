@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...isolation import Fault, Isolation
 from ...records import LoadedModel, PrefillChunk, ShowsHidden
-from ...records.drafter import MOST_DRAFTS
+from ...records.extensions import MOST_DRAFTS
 from ..execution.decode_batch import Drafts, Forward, PassResult
 from ..request import PrefillJob, Row, RowConstraint
 from ..scheduling.chunking import StepPlan

@@ -5,6 +5,6 @@ public for authors of families; the modules of this package are not.
 """
 
 from .hf_tokenizer import HFTokenizer, Rendered, common_length, load_tokenizer
-from .sanitize import Hidden
+from .spelling import Hidden
 
 __all__ = ["HFTokenizer", "Hidden", "Rendered", "common_length", "load_tokenizer"]

@@ -15,11 +15,12 @@ from typing import Any
 from ...errors import BadRequest, ContextTooLong, UnsupportedModel
 from ...records import LoadOptions, TemplateForm
 from ..checkpoint import read_json
+from .control_tokens import ControlTokens
 from .long_text import PIECE, LongText
-from .sanitize import ControlTokens, Encoded, Hidden, Messages, Variables, hide, spelt
+from .spelling import Encoded, Hidden, Messages, Variables, hide, spelt
 from .template_fit import fit_messages
 from .template_probe import ASKED, template_form
-from .template_renderer import TemplateLimit, TemplateRenderer, accepted
+from .template_renderer import TemplateLimit, TemplateRenderer, try_render
 
 OTHER_USER = "\N{SOFT HYPHEN}"
 """The beginning of a message that no real message shares."""
@@ -207,12 +208,12 @@ class HFTokenizer:
 
     def encode_with_offsets(self, text: str, hidden: Hidden) -> Encoded:
         """Like `tokens`, with the character at which each begins. Raises the errors of `encode`."""
-        found, spans = self._located(text)
+        found, spans = self._locate(text)
         if not hidden.marks and not self.control.reachable:
             return Encoded(found, [start for start, _ in spans])
         return spelt(self.fast, self.control, text, hidden.marks, found, spans)
 
-    def _located(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    def _locate(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Tokens without added special tokens, and the characters of each: (first, end)."""
         tokens: list[int] = []
         spans: list[tuple[int, int]] = []
@@ -290,7 +291,7 @@ class HFTokenizer:
         given = Hidden(messages, tools, variables)
         hidden = self._hide(given, escaped)
         text = self._text(hidden)
-        lost = hidden.lost(text)
+        lost = hidden.lost_characters(text)
         if lost:
             hidden = self._hide(given, lost)
             text = self._text(hidden)
@@ -313,7 +314,7 @@ class HFTokenizer:
             return ""
         stranger = fit_messages([{"role": "user", "content": OTHER_USER}], self.form)
         other = [messages[0], *stranger]
-        theirs = accepted(lambda: self._text(replace(hidden, messages=other)))
+        theirs = try_render(lambda: self._text(replace(hidden, messages=other)))
         return text[: common_length(text, theirs or "")]
 
     def _prefixes(self, hidden: Hidden) -> list[str]:
@@ -323,7 +324,7 @@ class HFTokenizer:
         for cut in sorted({min(1, count), min(2, count), count}):
             begun = replace(hidden, messages=hidden.messages[:cut])
             # a template may refuse a conversation without a user message
-            found.append(accepted(partial(self._text, begun, generation_prompt=False)))
+            found.append(try_render(partial(self._text, begun, generation_prompt=False)))
         return [text for text in found if text is not None]
 
     def _hide(self, given: Hidden, escaped: Container[str] | None) -> Hidden:
@@ -336,7 +337,7 @@ class HFTokenizer:
             hidden.variables,
             generation_prompt=generation_prompt,
         )
-        return hidden.mended(text)
+        return hidden.mend(text)
 
 
 def load_tokenizer(folder: Path, options: LoadOptions, nested: Any = None) -> HFTokenizer:

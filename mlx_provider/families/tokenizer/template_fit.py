@@ -192,16 +192,13 @@ def _schema(schema: Any, form: TemplateForm, *, described: bool = False) -> Any:
     if isinstance(types, list) and not form.type_lists:
         named = [each for each in types if each != "null"] or ["null"]
         del fitted["type"]
-        fitted |= {"type": named[0]} if len(named) == 1 else _either(named)
+        either = {"anyOf": [{"type": each} for each in named]}
+        fitted |= {"type": named[0]} if len(named) == 1 else either
     if described and "properties" in form.tool_fields and fitted.get("description") is None:
         fitted["description"] = ""
     if "additionalProperties" in form.tool_fields and fitted.get("type") == "object":
         fitted.setdefault("additionalProperties", {})
     return fitted
-
-
-def _either(types: Sequence[Any]) -> dict[str, Any]:
-    return {"anyOf": [{"type": each} for each in types]}
 
 
 def _keyword(key: str, value: Any, form: TemplateForm) -> Any:

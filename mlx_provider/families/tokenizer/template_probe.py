@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...records import TemplateForm
 from .template_fit import fit_messages, fit_tools
-from .template_renderer import accepted
+from .template_renderer import TemplateRenderer, try_render
 
 if TYPE_CHECKING:
     from .hf_tokenizer import HFTokenizer
@@ -53,6 +54,13 @@ def template_form(render: Render) -> TemplateForm:
     return replace(form, text_parts=frozenset(_roles_in_parts(probe, form)), lone_system=lone)
 
 
+def try_template(source: str) -> None:
+    """Any thread. A load that follows on the engine thread then waits for no slow template. Raises
+    `UnsupportedModel` for a template that exceeds its limits."""
+    render = TemplateRenderer(source, {}).render
+    template_form(partial(render, variables={}, generation_prompt=True, probe=True))
+
+
 def _user(text: Any) -> Message:
     return {"role": "user", "content": text}
 
@@ -73,7 +81,7 @@ class _Probe:
         self, messages: Sequence[Message], form: TemplateForm, tools: Sequence[Message] = ()
     ) -> str | None:
         fitted = fit_messages(messages, form), fit_tools(tools, form)
-        return accepted(lambda: self.render(*fitted))
+        return try_render(lambda: self.render(*fitted))
 
 
 def _with_tools(probe: _Probe, form: TemplateForm) -> TemplateForm:
@@ -251,7 +259,7 @@ def wants_turns(tokenizer: HFTokenizer) -> bool:
     user, reply = _user(ASKED), _NEXT[0]
     pairs = [([user], [user, user]), ([user, reply, user], [user, reply, reply, user])]
     return any(
-        _rendered(tokenizer, single) is not None and _rendered(tokenizer, doubled) is None
+        _render(tokenizer, single) is not None and _render(tokenizer, doubled) is None
         for single, doubled in pairs
     )
 
@@ -263,26 +271,26 @@ def has_system_role(tokenizer: HFTokenizer) -> bool:
     if tokenizer.form.takes_calls:
         conversations.append(_conversation(_turn(1)))
     return all(
-        SAID in (_rendered(tokenizer, [_SYSTEM, *messages]) or "")
+        SAID in (_render(tokenizer, [_SYSTEM, *messages]) or "")
         for messages in conversations
-        if _rendered(tokenizer, messages) is not None
+        if _render(tokenizer, messages) is not None
     )
 
 
 def refuses_late_system(tokenizer: HFTokenizer) -> bool:
     before, last = [_user(ASKED), _NEXT[0]], _user(ASKED)
-    if _rendered(tokenizer, [*before, last]) is None:
+    if _render(tokenizer, [*before, last]) is None:
         return False
-    return _rendered(tokenizer, [*before, _SYSTEM, last]) is None
+    return _render(tokenizer, [*before, _SYSTEM, last]) is None
 
 
 def shows_tool_media(tokenizer: HFTokenizer, image: str) -> bool:
     """Whether an image in a tool result is written as `image`, like one in a user message."""
     parts = [{"type": "text", "text": PARTS[0]}, {"type": "image"}]
-    text = _rendered(tokenizer, _conversation(_turn(1), results=(parts, "")))
+    text = _render(tokenizer, _conversation(_turn(1), results=(parts, "")))
     return bool(image) and (text or "").count(image) == 1
 
 
-def _rendered(tokenizer: HFTokenizer, messages: Sequence[Message]) -> str | None:
+def _render(tokenizer: HFTokenizer, messages: Sequence[Message]) -> str | None:
     fitted = fit_messages(messages, tokenizer.form)
-    return accepted(lambda: tokenizer.apply_template(fitted, [], {}, probe=True))
+    return try_render(lambda: tokenizer.apply_template(fitted, [], {}, probe=True))

@@ -102,8 +102,10 @@ def environment() -> ImmutableSandboxedEnvironment:
     return made
 
 
-def rendered(template: Any, asked: dict[str, Any]) -> str:
-    messages = [_aliased(message) for message in asked["messages"]]
+def render_text(template: Any, asked: dict[str, Any]) -> str:
+    if isinstance(template, Exception):
+        raise template
+    messages = [_alias_thoughts(message) for message in asked["messages"]]
     tools = asked["tools"]
     prompt = asked["generation_prompt"]
 
@@ -130,7 +132,7 @@ def rendered(template: Any, asked: dict[str, Any]) -> str:
         return text([])
 
 
-def _aliased(message: dict[str, Any]) -> dict[str, Any]:
+def _alias_thoughts(message: dict[str, Any]) -> dict[str, Any]:
     thought = next((message[key] for key in REASONING if message.get(key) is not None), None)
     if thought is None:
         return message
@@ -148,7 +150,7 @@ def timed_answer(templates: dict[str, Any], asked: dict[str, Any]) -> dict[str, 
 
 def _render(templates: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {"text": rendered(templates[asked["template"]], asked)}
+        return {"text": render_text(templates[asked["template"]], asked)}
     except MemoryError:
         return {"error": "it takes too much memory", "limit": True}
     except TooLarge as error:
@@ -174,22 +176,14 @@ def _line(error: Exception) -> int | None:
 
 
 def compile_template(made: ImmutableSandboxedEnvironment, source: str, seconds: float) -> Any:
-    """A template, or one that raises the error of its source."""
+    """A template, or the error of its source."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         return made.from_string(source)
     except (TemplateError, RecursionError, SyntaxError, ValueError) as error:
-        return _Broken(error)
+        return error
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-class _Broken:
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def generate(self, **_: Any) -> Any:
-        raise self._error
 
 
 def answerer() -> Callable[[dict[str, Any]], dict[str, Any] | None]:

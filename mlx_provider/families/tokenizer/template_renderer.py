@@ -22,6 +22,8 @@ CHARACTERS = 4_000_000
 TIMES = 4
 """Number of times that a template may write its input."""
 MEMORY = 2 << 30
+REMEMBERED = 100_000
+"""Most characters of a probe's text that is kept for the next load."""
 PROGRAM = Path(__file__).with_name("template_process.py")
 
 
@@ -35,7 +37,7 @@ def _processes() -> BoundedProcesses:
     return BoundedProcesses(PROGRAM, MEMORY)
 
 
-def accepted(render: Callable[[], str]) -> str | None:
+def try_render(render: Callable[[], str]) -> str | None:
     """`None`: the template refuses this input. Raises `TemplateLimit`, after which no other input
     is tried."""
     try:
@@ -47,17 +49,20 @@ def accepted(render: Callable[[], str]) -> str | None:
 
 
 class _Probes:
-    """Within `SECONDS` of processor time in total."""
+    """Within `SECONDS` of processor time in total. The same question is asked once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._left = SECONDS
         self._refused: TemplateLimit | None = None
+        self._answers: dict[bytes, dict[str, Any]] = {}
 
-    def answer(self, ask: Callable[[float], dict[str, Any]]) -> dict[str, Any]:
+    def answer(self, key: bytes, ask: Callable[[float], dict[str, Any]]) -> dict[str, Any]:
         with self._lock:
             if self._refused is not None:
                 raise for_another(self._refused)
+            if key in self._answers:
+                return self._answers[key]
             try:
                 answer = ask(self._left)
             except TemplateLimit as error:
@@ -65,13 +70,15 @@ class _Probes:
                 raise
             self._left -= answer["spent"]
             if self._left <= 0:
-                self._refused = _refused("it takes too much processor time")
+                self._refused = _limit_error("it takes too much processor time")
+            if len(answer.get("text", "")) <= REMEMBERED:
+                self._answers[key] = answer
             return answer
 
 
 @lru_cache(maxsize=4)
 def _probes_of(source: str) -> _Probes:
-    """Shared by the tokenizers of one model."""
+    """Shared by all loads of models with this template."""
     return _Probes()
 
 
@@ -106,7 +113,10 @@ class TemplateRenderer:
         def ask(seconds: float) -> dict[str, Any]:
             return self._answer({**asked, "seconds": seconds})
 
-        answer = _probes_of(self.source).answer(ask) if probe else ask(SECONDS)
+        if probe:
+            answer = _probes_of(self.source).answer(hashlib.sha256(_json(asked)).digest(), ask)
+        else:
+            answer = ask(SECONDS)
         if "text" in answer:
             return str(answer["text"])
         raise BadRequest(
@@ -124,12 +134,12 @@ class TemplateRenderer:
         except ProcessEnded as error:
             if not error.reason:
                 raise RequestFailed(f"the process that renders chat templates {error}") from None
-            raise _refused(error.reason) from None
+            raise _limit_error(error.reason) from None
         except OSError as error:
             reason = f"the process that renders chat templates does not start: {error}"
             raise RequestFailed(reason) from None
         if answer.get("limit"):
-            raise _refused(f"{answer['error']}{_line(answer)}")
+            raise _limit_error(f"{answer['error']}{_line(answer)}")
         return answer
 
 
@@ -137,7 +147,7 @@ def _line(answer: Mapping[str, Any]) -> str:
     return f" (line {answer['line']} of the template)" if answer.get("line") else ""
 
 
-def _refused(reason: str) -> TemplateLimit:
+def _limit_error(reason: str) -> TemplateLimit:
     remedy = "put its maker's chat_template.jinja beside the weights, or take another conversion"
     return TemplateLimit(f"the model's chat template is refused: {reason}; {remedy}", param="model")
 

@@ -32,19 +32,8 @@ from ..checkpoint import read_json
 from ..layers import expand, route_attention
 
 __all__ = [
-    "AT_ONCE",
-    "Slices",
-    "T",
     "has_mrope",
-    "in_slices",
     "language_logits",
-    "load_model",
-    "load_with_processor",
-    "model_inputs",
-    "prompt_features",
-    "replaced",
-    "text_rows",
-    "towers",
 ]
 
 
@@ -61,7 +50,7 @@ def in_slices(parts: Sequence[Any], call: Callable[[], T]) -> Slices[T]:
     outputs: list[Any] = []
     made: list[T] = []
     while not made:
-        with _noted(parts, _Run(outputs)):
+        with _note_outputs(parts, _Run(outputs)):
             made.append(call())
         if not made:
             yield ()
@@ -89,17 +78,6 @@ class _Run:
     """Outputs of the layers so far, in the order of their calls."""
     called: int = 0
 
-    def output(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Raises `_Computed`."""
-        at, self.called = self.called, self.called + 1
-        if at < len(self.outputs):
-            return self.outputs[at]
-        began = time.perf_counter()
-        self.outputs.append(layer(*args, **kwargs))
-        if time.perf_counter() - began > AT_ONCE:
-            raise _Computed
-        return self.outputs[at]
-
 
 class _Noted:
     def __init__(self, layer: nn.Module, run: _Run) -> None:
@@ -110,11 +88,19 @@ class _Noted:
         return getattr(self._layer, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run.output(self._layer, *args, **kwargs)
+        """Raises `_Computed`."""
+        run, at = self._run, self._run.called
+        run.called += 1
+        if at == len(run.outputs):
+            began = time.perf_counter()
+            run.outputs.append(self._layer(*args, **kwargs))
+            if time.perf_counter() - began > AT_ONCE:
+                raise _Computed
+        return run.outputs[at]
 
 
 @contextmanager
-def _noted(parts: Sequence[Any], run: _Run) -> Iterator[None]:
+def _note_outputs(parts: Sequence[Any], run: _Run) -> Iterator[None]:
     """Layers note their outputs inside the block, which a layer may end."""
     found = [each for part in parts if isinstance(part, nn.Module) for each in _layers(part)]
     for module, name, layers in found:
@@ -170,17 +156,13 @@ def load_model(
     if options.dtype is not None:
         expand(model, options.dtype)
     if options.modality == "text":
-        _drop_other_parts(model)
+        # like mlx-vlm for a checkpoint without the weights of a part (utils.py,
+        # `_drop_modules_without_weights`)
+        for name, part in list(model.items()):
+            if name != "language_model" and isinstance(part, nn.Module):
+                setattr(model, name, None)
     mx.eval(model.parameters())
     return model
-
-
-def _drop_other_parts(model: Any) -> None:
-    """Like mlx-vlm for a checkpoint without the weights of a part (utils.py,
-    `_drop_modules_without_weights`)."""
-    for name, part in list(model.items()):
-        if name != "language_model" and isinstance(part, nn.Module):
-            setattr(model, name, None)
 
 
 def _with_adapter(model: Any, adapter: Path) -> Any:

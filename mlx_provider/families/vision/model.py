@@ -183,13 +183,13 @@ def _place_all(marks: MediaMarks, media: Sequence[MediaItem]) -> list[Placed]:
         try:
             placed.append(marks.place(item))
         except MediaError as error:
-            failed.append(named(error, item))
+            failed.append(name_item(error, item))
     if failed:
         raise MediaError.joined(failed)
     return placed
 
 
-def named(error: MediaError, item: MediaItem) -> MediaError:
+def name_item(error: MediaError, item: MediaItem) -> MediaError:
     """The error of a model that refuses the item, with its part of the request."""
     if error.param is not None or not item.path:
         return error
@@ -295,7 +295,6 @@ class VisionModel:
         media: Sequence[MediaItem],
         variables: Mapping[str, Any],
     ) -> Prompt:
-        """Raises `BadRequest` and `MediaError`."""
         return build_prompt(
             self.hf_tokenizer,
             self.marks,

@@ -111,7 +111,10 @@ class PatchVisionModel(VisionModel):
         positions: mx.array,
         logits_at: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
-        states = _next_states(self.model.language_model.model, tokens, cache, positions)
+        part = self.model.language_model.model
+        states: mx.array = part(
+            tokens[:, None], cache=cache, position_ids=step_positions(positions)
+        )
         kept = rows_at(logits_at)(states)
         return head(self.model.language_model, kept)[:, -1], kept[:, -1]
 
@@ -127,12 +130,6 @@ def _states(part: Any, chunk: PrefillChunk) -> mx.array:
         position_ids=chunk_positions(chunk),
         **_deepstack(chunk, parts),
     )
-    return hidden
-
-
-def _next_states(part: Any, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
-    """Append a token (B,) to each row's cache. Returns (B, 1, hidden)."""
-    hidden: mx.array = part(tokens[:, None], cache=cache, position_ids=step_positions(positions))
     return hidden
 
 

@@ -21,7 +21,7 @@ from ...records import (
     LoadOptions,
     ShowsHidden,
 )
-from ...serving.kernels import equip
+from ...serving.loader import equip
 from .. import DEMO, HYBRID, demo_checkpoint
 from ..driver import Eager, alone, new_engine, new_request, output_of, run
 from . import Case, Laboratory, NotApplicable, cases, demand, same

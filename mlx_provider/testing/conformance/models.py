@@ -24,7 +24,7 @@ from ...errors import MLXProviderError
 from ...isolation import Isolation
 from ...protocol.events import Failed
 from ...records import LoadedModel, LoadOptions, MediaItem, ModelFamily, Prompt
-from ...serving.kernels import equip
+from ...serving.loader import equip
 from .. import DEMO, HYBRID
 from ..driver import Alternating, alone, new_engine, new_request, output_of, picture, prefill, run
 from . import Case, Laboratory, NotApplicable, cases, checkpoint, demand, same

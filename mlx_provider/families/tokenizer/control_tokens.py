@@ -18,7 +18,7 @@ from typing import Any
 
 import jinja2
 
-from ..long_text import starts
+from .long_text import starts
 
 
 class Edges:
@@ -32,7 +32,7 @@ class Edges:
         self._last = any_of({text[-1] for text in texts})
         opens: Callable[[str], bool] = _is_sign
         closes: Callable[[str], bool] = _is_sign
-        written = None if template is None else _written(template)
+        written = None if template is None else _read_template(template)
         if written is not None:
             opens = {*self._parts(written.texts, texts, from_end=True)}.__contains__
             closes = {*self._parts(written.texts, self._mirrored, from_end=False)}.__contains__
@@ -105,7 +105,7 @@ def _completions(
 
 
 @dataclass(frozen=True)
-class _Written:
+class _TemplateTexts:
     texts: list[str]
     """Unchanged and trimmed."""
     names: frozenset[str]
@@ -114,7 +114,7 @@ class _Written:
     """Texts that it replaces, or at which it splits a text to join it again."""
 
 
-def _written(template: str) -> _Written | None:
+def _read_template(template: str) -> _TemplateTexts | None:
     try:
         tokens = [(kind, text) for _, kind, text in jinja2.Environment().lex(template)]  # noqa: S701
     except jinja2.TemplateSyntaxError:
@@ -124,10 +124,10 @@ def _written(template: str) -> _Written | None:
     after = pairwise(tokens)
     fields = [text for (_, before), (kind, text) in after if before == "." and kind == "name"]
     texts = [each for text in (*data, *strings) for each in (text, text.strip())]
-    return _Written(texts, frozenset([*strings, *fields]), frozenset(_removed(tokens)))
+    return _TemplateTexts(texts, frozenset([*strings, *fields]), frozenset(_removed_texts(tokens)))
 
 
-def _removed(tokens: Sequence[tuple[str, str]]) -> Iterator[str]:
+def _removed_texts(tokens: Sequence[tuple[str, str]]) -> Iterator[str]:
     code = [(kind, text) for kind, text in tokens if kind != "whitespace"]
     joins = ("name", "join") in code
     calls = {"replace", "split"} if joins else {"replace"}

@@ -1,0 +1,332 @@
+"""Drafters, kernels and clients.
+
+If rows of different lengths decode in one call, the keys and values of a routed
+`scaled_dot_product_attention` are `Parts`, one pair of arrays for each cache. `parts_of` reads
+them; plain arrays are one part for all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    overload,
+    runtime_checkable,
+)
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from .model import LoadedModel
+
+MOST_DRAFTS = 7
+"""Most drafts of a row in one pass: fused attention accepts at most 8 queries (Metal, mlx
+0.32.4)."""
+
+
+class DeviceTokens(Sequence[int]):
+    """Drafts on the device, read when one of them is asked for.
+
+    The engine gives them to the model unread, so that the device need not wait for the host.
+    """
+
+    def __init__(self, array: mx.array) -> None:
+        """`array`: (n,) of integers; it may still be computed."""
+        self.array = array.reshape(-1)
+        self._read: list[int] | None = None
+
+    def __len__(self) -> int:
+        return self.array.size
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        if self._read is None:
+            self._read = self.array.tolist()  # type: ignore[assignment]
+        return self._read[at]  # type: ignore[index]
+
+    def first(self, count: int) -> DeviceTokens:
+        """At most so many of them, unread."""
+        return self if len(self) <= count else DeviceTokens(self.array[:count])
+
+
+@dataclass(eq=False)
+class DraftRow:
+    """A row for which drafts are wanted."""
+
+    tokens: list[int]
+    """Prompt and reply so far; the list grows. The model has not seen the last token yet."""
+    wanted: int = 0
+    """Maximum number of drafts, 1 to 7."""
+    fresh: int = 0
+    """Number of last tokens with new `hidden` states; in the first call, some of the prompt's, too.
+    """
+    hidden: mx.array | None = None
+    """(fresh, hidden size), if the drafter asks for them: the states from which the model drew
+    those tokens. A token between two calls is missing if no row had a draft then. Gone after
+    the call."""
+    state: Any = None
+    """Kept for the drafter from one call to the next."""
+    salt: str = ""
+    """The tenant of the text. Drafts made from one tenant's text, and the speed of their replies,
+    would tell another tenant about it: use what is remembered of a row only for rows of the same
+    salt."""
+
+
+class Drafting(Protocol):
+    """A drafter at work for one loaded model. Every call is on the engine thread."""
+
+    def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int] | None]:
+        """Tokens that may follow each row's last one, in the order of `rows`; at most `wanted`.
+
+        An empty list: the row is asked for again later, after a rest that grows. `None`: it is
+        asked for again at the next step. `DeviceTokens` need not be computed yet. Compute no longer
+        than a step takes: read a long prompt in pieces. A wrong guess costs only time, and a fault
+        costs only the drafts.
+        """
+
+
+class Scoring(Protocol):
+    """One prompt in a scorer. Dropping it frees its memory."""
+
+    def advance(self) -> NDArray[np.float32] | None:
+        """Run one piece and wait for it. After the last one, returns a score for each token,
+        (tokens,).
+
+        Tokens with higher scores matter more for the reply. Pieces must not depend on time, so that
+        a prompt has the same scores in any batch. Rows that decode wait, so make each piece as
+        short as a step. After a fault, the whole prompt is prefilled.
+        """
+
+
+@runtime_checkable
+class ScoresPrompts(Protocol):
+    """A `Drafting` that scores the tokens of a prompt for sparse prefill."""
+
+    @property
+    def longest_scored(self) -> int:
+        """Maximum length of a prompt in tokens."""
+
+    @property
+    def scored_token_bytes(self) -> int:
+        """Bytes of memory per token until all are scored."""
+
+    def scoring(self, tokens: Sequence[int]) -> Scoring:
+        """Start a prompt; computes nothing yet."""
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """The operator's options for drafts."""
+
+    model: Path | None = None
+    """The folder of a smaller model of the same vocabulary."""
+    room: int | None = None
+    """Bytes of memory for the drafter; `None`: no limit."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    scores: bool = False
+    """Sparse prefill is on: a model that can only score prompts (`ScoresPrompts`) may start."""
+
+
+@dataclass(frozen=True)
+class Drafter:
+    name: str
+    refuses: Callable[[Path, LoadedModel, DraftOptions], str]
+    """(folder of the checkpoint, loaded model, options) -> why it cannot draft for the model, on
+    one line for the operator; empty: it can. Reads no weights."""
+    start: Callable[[Path, LoadedModel, DraftOptions], Drafting]
+    """Load it (engine thread). Raises errors of `mlx_provider.errors`."""
+    keeps: Callable[[Drafting], int] = field(default=lambda drafting: 0)
+    """Maximum bytes that it keeps for rows, in addition to what `start` has loaded."""
+    hidden: bool = False
+    """It needs hidden states: the model must be a `ShowsHidden`."""
+    media: bool = True
+    """It can draft for prompts with images."""
+    reads_draft_model: bool = False
+    """It drafts with the folder of `DraftOptions.model`. If the operator names a folder that no
+    such drafter takes, the log shows the reasons of all of them."""
+    automatic: int = 0
+    """Rank of the drafter if the operator names none; 0: never taken."""
+    serves: str = ""
+    """One line for people."""
+
+
+@dataclass(frozen=True)
+class UpstreamPatch:
+    """A function or method of upstream that a plugin replaces."""
+
+    target: str
+    """Its full name: `mlx_lm.models.base.scaled_dot_product_attention`."""
+    version: str
+    """The distribution and version of the source that was read: `mlx-lm 0.32.2`."""
+    reason: str
+    """One line for people: what upstream does, and what the replacement does."""
+
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A function that upstream's models call, and its replacement."""
+
+    module: str
+    """The module that defines it; functions of the same name from other modules stay."""
+    name: str
+    """A function of that module, or `Class.method` of it with `at_home`."""
+    make: Callable[[Function], Function]
+    """(original) -> a function with the same arguments and result, up to rounding.
+
+    It calls the original for everything else: other dtypes, quantised keys, arrays that are too
+    small. The keys of an attention may be `Parts`, see `parts_of`. If it returns the
+    original, nothing is replaced.
+    """
+    at_home: bool = False
+    """Its callers are in the module that defines it, not in those of a model's layers."""
+    tolerance: float = 1e-4
+    """Largest difference from the original in float32, as a share of the largest value; tests
+    of the plugin check it."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Replacements for one kind of device. One of those that match is chosen for a loaded model."""
+
+    name: str
+    matches: Callable[[str, str], bool]
+    """(device, precision) -> whether they are made for it; asked when a model is loaded.
+
+    `device` is `cpu`, `metal` or `cuda`; `precision` is the model's `ModelInfo.precision`.
+    """
+    replacements: Callable[[], Iterable[Replacement]]
+    """Called only if these are chosen: import here what they need, not with the plugin."""
+    rank: int = 0
+    """The match with the highest rank is taken."""
+    serves: str = ""
+    """One line for people."""
+    patches: tuple[UpstreamPatch, ...] = ()
+    """One for each replacement, with the reason."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows of one cache among all rows of a call."""
+
+    cache: Any
+    rows: slice
+    turned: bool = False
+    """The tokens of one row are on the axis of the rows."""
+
+
+class Parts(list[Any]):
+    """Keys or values of several caches, in the order of their rows."""
+
+    def __init__(self, arrays: list[Any], runs: list[Run], *, apart: bool = False) -> None:
+        """`apart`: the other parts must not change how one part is computed."""
+        super().__init__(arrays)
+        self.runs = runs
+        self.apart = apart
+
+
+class Part(NamedTuple):
+    """Rows of a call's queries, with their keys and values."""
+
+    keys: Any
+    """(B, Hk, S, D)"""
+    values: Any
+    """(B, Hk, S, Dv)"""
+    mask: Any
+    """`None`, `"causal"`, or an array that broadcasts to (B, H, L, S): bool (may see) or float
+    (added)."""
+    rows: slice = slice(None)
+    turned: bool = False
+    """The tokens of one row are on the axis of the rows."""
+
+    def of(self, x: Any) -> Any:
+        """Its rows of (rows, H, L, D), as (B, H, L, D)."""
+        return x[self.rows].swapaxes(0, 2) if self.turned else x[self.rows]
+
+
+def parts_of(keys: Any, values: Any, mask: Any) -> list[Part]:
+    """The parts of a call. `mask`: one for each part, or one for all."""
+    if not isinstance(keys, Parts):
+        return [Part(keys, values, mask)]
+    masks = mask if isinstance(mask, list) else [mask] * len(keys)
+    return [
+        Part(k, v, own, run.rows, run.turned)
+        for k, v, own, run in zip(keys, values, masks, keys.runs, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """The gateway that a client uses, and its model."""
+
+    url: str
+    """Without a path: `http://127.0.0.1:4000`."""
+    key: str = field(repr=False)
+    """Put it into `Profile.environment` or `Profile.files`; an argument with it is refused."""
+    model: str
+    """The model's name for clients; any other name leads to the same model."""
+    context: int
+    """Tokens of prompt and answer."""
+    output: int
+    """Tokens of an answer at most."""
+    images: bool
+    """The model takes images."""
+    folder: Path
+    """Folder of the profile's files. Only the user can read it; it is deleted when the client ends.
+    Its path is the same at the next launch, so a prompt may contain it."""
+    workplace: Path
+    """The client's working folder."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How a client is run, so that it neither reads nor writes the user's own settings."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables in addition to the user's."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Content by path below `Gateway.folder`; the mode will be 0600."""
+    arguments: tuple[str, ...] = ()
+    """They come before the user's own."""
+    hidden: tuple[str, ...] = ()
+    """Patterns (`ANTHROPIC_*`) of the user's variables that would redirect the client."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """A program that speaks one of a gateway's APIs."""
+
+    name: str
+    """As in `mlx-provider launch <name>`."""
+    command: str
+    """The executable on `PATH`."""
+    install: str
+    """The command that installs it, on one line."""
+    profile: Callable[[Gateway], Profile]
+    """The profile for a gateway. Writes nothing itself."""
+    api: Literal["chat", "messages", "responses"] = "chat"
+    aliases: tuple[str, ...] = ()
+    serves: str = ""
+    """One line for people."""
+    prompt_bytes: int = 0
+    """Size of its first request without files of a project; 0: not known."""
+    subagent: Callable[[Gateway], Profile] | None = None
+    """The profile that keeps the user's own settings and main model, and adds an agent with the
+    gateway's model. Writes nothing itself. `None`: the client cannot have one."""
+    forwards: str = ""
+    """The main model, as in an entry of LiteLLM (`anthropic/claude-*`), if a `subagent` profile
+    sends its requests to the gateway, too. The gateway passes them on with the client's own login,
+    or the key in the user's environment."""
