@@ -12,6 +12,7 @@ from .drafter import (
     Scoring,
 )
 from .json_reading import (
+    JsonReader,
     listed_parameters,
     listed_values,
     read_json,
@@ -65,6 +66,7 @@ __all__ = [
     "Features",
     "Function",
     "Gateway",
+    "JsonReader",
     "Kernels",
     "LoadOptions",
     "LoadedModel",
