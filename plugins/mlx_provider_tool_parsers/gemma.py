@@ -50,7 +50,7 @@ class GemmaFormat:
         yield from reader.space()
         first = yield from reader.peek()
         if first != "{":
-            raise NotACall("a call has arguments in braces") if first else TextEnded
+            raise NotACall("a call has arguments in braces") if first else TextEnded()
         reader.call(name)
         quotes = (self.quote, '"')
         yield from _Arguments(
