@@ -22,6 +22,7 @@ from .extensions import (
     parts_of,
 )
 from .json_reading import (
+    JsonReader,
     listed_parameters,
     listed_values,
     read_json,
@@ -74,6 +75,7 @@ __all__ = [
     "Features",
     "Function",
     "Gateway",
+    "JsonReader",
     "Kernels",
     "LoadOptions",
     "LoadedModel",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from .reading import Emit, NotACall, Reading, TextReader
 
@@ -196,35 +197,92 @@ def read_json(reader: TextReader, emit: Emit) -> Reading[None]:
     closing bracket is dropped, Python's literals become JSON's. Raises `NotACall` at the first
     character that cannot be JSON, and for more than 100 levels of nesting.
     """
-    return _read_value(reader, emit, 0)
+    return JsonReader(reader, emit).value()
 
 
-def _read_value(reader: TextReader, emit: Emit, depth: int) -> Reading[None]:
-    if depth > _DEEPEST:
-        raise NotACall("nested too deeply")
-    first = yield from reader.peek()
-    if first == '"':
-        yield from _read_string(reader, emit)
-    elif first in ("{", "["):
-        yield from _read_items(reader, emit, "}" if first == "{" else "]", depth + 1)
-    else:
-        emit((yield from _read_scalar(reader)))
+@dataclass
+class JsonReader:
+    """A format with other strings, keys or scalars replaces their methods."""
 
+    reader: TextReader
+    emit: Emit
+    depth: int = 0
+    quotes: tuple[str, ...] = ('"',)
+    comma: ClassVar[str] = ","
+    colon: ClassVar[str] = ":"
 
-def _read_string(reader: TextReader, emit: Emit) -> Reading[None]:
-    emit((yield from reader.char()))
-    while True:
-        emit((yield from reader.run_some(_PLAIN)))
-        character = yield from reader.char()
-        if character == '"':
-            emit(character)
-            return
-        if character == "\\":
-            emit((yield from _read_escape(reader)))
-        elif character < " ":
-            emit(json.dumps(character)[1:-1])
+    def value(self, key: str = "") -> Reading[None]:
+        """`key`: name of the value in an object."""
+        first = yield from self.reader.at(*self.quotes, "{", "[")
+        if first in ("{", "["):
+            yield from self.items(first)
+        elif first:
+            yield from self.string(first, self.emit)
         else:
-            emit(character)
+            yield from self.scalar(key)
+
+    def items(self, opener: str) -> Reading[None]:
+        """An object or a list."""
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise NotACall("nested too deeply")
+        reader, emit, end, key = self.reader, self.emit, "}" if opener == "{" else "]", ""
+        emit(reader.skip(1))
+        before = yield from self.space()
+        while not (yield from reader.accept(end)):
+            if opener == "{":
+                key = yield from self.key(before)
+            else:
+                emit(before)
+            yield from self.value(key)
+            before = yield from self.space()
+            if (yield from reader.accept(",")):
+                following = yield from self.space()
+                if not (yield from reader.at(end)):
+                    before += self.comma + following
+            elif not (yield from reader.at(end)):
+                yield from reader.expect(end)
+        emit(before + end)
+        self.depth -= 1
+
+    def space(self) -> Reading[str]:
+        """Read white space, and return what is emitted for it."""
+        return (yield from self.reader.space())
+
+    def key(self, before: str) -> Reading[str]:
+        """A key up to its value, emitted after `before`. Returns its name, if `scalar` needs it."""
+        reader = self.reader
+        if (yield from reader.peek()) != '"':
+            yield from reader.char()
+            raise NotACall("a key must be a string")
+        self.emit(before)
+        yield from self.string('"', self.emit)
+        self.emit((yield from self.space()))
+        yield from reader.expect(":")
+        self.emit(self.colon + (yield from self.space()))
+        return ""
+
+    def string(self, quote: str, emit: Emit) -> Reading[None]:
+        reader = self.reader
+        emit(reader.skip(1))
+        while True:
+            emit((yield from reader.run_some(_PLAIN)))
+            character = yield from reader.char()
+            if character == quote:
+                emit(character)
+                return
+            if character == "\\":
+                emit((yield from _read_escape(reader)))
+            else:
+                emit(json.dumps(character)[1:-1] if character < " " else character)
+
+    def scalar(self, key: str) -> Reading[None]:
+        text = yield from self.reader.run(_SCALAR)
+        if text not in _LITERALS and not _NUMBER.fullmatch(text):
+            if not text:
+                yield from self.reader.char()
+            raise NotACall("not a JSON value")
+        self.emit(_LITERALS.get(text, text))
 
 
 def _read_escape(reader: TextReader) -> Reading[str]:
@@ -233,58 +291,10 @@ def _read_escape(reader: TextReader) -> Reading[str]:
         digits = ""
         for _ in range(4):
             digits += yield from reader.char()
-        if not _HEX.issuperset(digits):
-            raise NotACall("bad escape")
-        return "\\u" + digits
-    if escaped in '"\\/bfnrt':
+        if _HEX.issuperset(digits):
+            return "\\u" + digits
+    elif escaped in '"\\/bfnrt':
         return "\\" + escaped
-    if escaped == "'":
+    elif escaped == "'":
         return "'"
     raise NotACall("bad escape")
-
-
-def _read_scalar(reader: TextReader) -> Reading[str]:
-    text = yield from reader.run(_SCALAR)
-    if text in _LITERALS:
-        return _LITERALS[text]
-    if _NUMBER.fullmatch(text):
-        return text
-    if not text:
-        yield from reader.char()
-    raise NotACall("not a JSON value")
-
-
-def _read_items(reader: TextReader, emit: Emit, end: str, depth: int) -> Reading[None]:
-    """An object, which ends with a brace, or a list. `depth`: of its values."""
-    emit((yield from reader.char()))
-    space = yield from reader.space()
-    if (yield from reader.accept(end)):
-        emit(space + end)
-        return
-    while True:
-        if end == "}":
-            yield from _read_key(reader, emit, space)
-        else:
-            emit(space)
-        yield from _read_value(reader, emit, depth)
-        space = yield from reader.space()
-        if (yield from reader.accept(",")):
-            following = yield from reader.space()
-            if not (yield from reader.at(end)):
-                space = f"{space},{following}"
-                continue
-        yield from reader.expect(end)
-        emit(space + end)
-        return
-
-
-def _read_key(reader: TextReader, emit: Emit, space: str) -> Reading[None]:
-    """A key up to its value. `space`: the text before it."""
-    if (yield from reader.peek()) != '"':
-        yield from reader.char()
-        raise NotACall("a key must be a string")
-    emit(space)
-    yield from _read_string(reader, emit)
-    emit((yield from reader.space()))
-    yield from reader.expect(":")
-    emit(":" + (yield from reader.space()))

@@ -24,7 +24,8 @@ from .values import closes, functions
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN, CONSTRAIN = "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"
-MARKERS = (START, CHANNEL, MESSAGE, END, CALL, RETURN, CONSTRAIN)
+_ENDS = (END, CALL, RETURN)
+MARKERS = (START, CHANNEL, MESSAGE, *_ENDS, CONSTRAIN)
 
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)|^\s*(analysis|commentary|final)\b")
 _NAME = re.compile(r"[\w.:/-]*")
@@ -40,7 +41,7 @@ def read_harmony(reader: TextReader, tools: Tools | None) -> Reading[None]:
     while True:
         space = yield from reader.space()
         found = yield from reader.at(*MARKERS)
-        if found in (END, CALL, RETURN):
+        if found in _ENDS:
             reader.skip(len(found))
         elif found:
             yield from _message(reader, tools)
@@ -73,7 +74,7 @@ def _in_header(reader: TextReader) -> Reading[bool]:
 def _message(reader: TextReader, tools: Tools | None) -> Reading[None]:
     header: list[str] = []
     while True:
-        found = yield from reader.pass_until((MESSAGE, END, CALL, RETURN, START), header.append)
+        found = yield from reader.pass_until((MESSAGE, *_ENDS, START), header.append)
         if found != START:
             break
         header = []
@@ -99,9 +100,8 @@ def _message(reader: TextReader, tools: Tools | None) -> Reading[None]:
 
 def _body(reader: TextReader, emit: Emit, *, thoughts: bool) -> Reading[None]:
     """An end marker inside an answer is text if text follows."""
-    ends = (END, CALL, RETURN, START, CHANNEL)
     while True:
-        found = yield from reader.pass_until(ends, emit)
+        found = yield from reader.pass_until((*_ENDS, START, CHANNEL), emit)
         if found in ("", START, CHANNEL):
             return
         if thoughts or found != END:
@@ -113,6 +113,7 @@ def _body(reader: TextReader, emit: Emit, *, thoughts: bool) -> Reading[None]:
 
 
 def _call(reader: TextReader, name: str) -> Reading[None]:
+    """A message to a tool that is not a call is text, with headers if the call has begun."""
     mark, before = reader.mark(), reader.calls
     try:
         yield from read_call(reader, name)
@@ -120,25 +121,17 @@ def _call(reader: TextReader, name: str) -> Reading[None]:
         reader.rewind(mark)
         reader.forget_marks()
         reader.abandon_call()
-        yield from _no_call(reader, begun=reader.calls > before)
-        return
+        show = Edges(reader.content).piece
+        if reader.calls == before:
+            yield from _body(reader, show, thoughts=False)
+        else:
+            reader.skip(len((yield from reader.pass_until(_ENDS, show))))
     except TextEnded:
         reader.abandon_call()
-        return
-    reader.release()
-    found = yield from reader.pass_until((END, CALL, RETURN, START, CHANNEL), ignore)
-    if found in (END, CALL, RETURN):
-        reader.skip(len(found))
-
-
-def _no_call(reader: TextReader, *, begun: bool) -> Reading[None]:
-    """A message to a tool that is not a call. In a malformed one, headers are text."""
-    show = Edges(reader.content).piece
-    if begun:
-        found = yield from reader.pass_until((END, CALL, RETURN), show)
-        reader.skip(len(found))
     else:
-        yield from _body(reader, show, thoughts=False)
+        reader.release()
+        found = yield from reader.pass_until((*_ENDS, START, CHANNEL), ignore)
+        reader.skip(len(found) if found in _ENDS else 0)
 
 
 def _speaks(template: str) -> bool:

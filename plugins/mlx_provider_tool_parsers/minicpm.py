@@ -42,9 +42,12 @@ def scan(reader: TextReader, tools: Tools) -> Reading[None]:
     wrong = known and (name not in known or not properties(tools, name).keys() >= arguments.keys())
     if wrong:
         raise NotACall("no such tool, or no such parameter", whole=True)
-    written = ((key, _written(tools, name, key, text)) for key, text in arguments.items())
-    members = ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {text}" for key, text in written)
-    report_call(reader, ToolCall(name, "{" + members + "}"))
+    members = []
+    for key, text in arguments.items():
+        called = tools, name, key
+        value = as_json(text, types(*called), "json", listed(*called))
+        members.append(f"{json.dumps(key, ensure_ascii=False)}: {value}")
+    report_call(reader, ToolCall(name, "{" + ", ".join(members) + "}"))
 
 
 def _header(reader: TextReader) -> Reading[str]:
@@ -60,7 +63,9 @@ def _call(reader: TextReader, name: str, arguments: dict[str, str], tools: Tools
     yield from reader.space()
     if (yield from reader.at("{")):
         value = json.loads((yield from read_whole(reader)))
-        arguments.update({key: _text(item) for key, item in value.items()})
+        for key, item in value.items():
+            text = isinstance(item, str)
+            arguments[key] = item if text else json.dumps(item, ensure_ascii=False)
         yield from reader.space()
     while (yield from reader.accept(*PARAMETERS)):
         key = yield from _header(reader)
@@ -71,14 +76,6 @@ def _call(reader: TextReader, name: str, arguments: dict[str, str], tools: Tools
         yield from reader.space()
     yield from reader.expect(CLOSE)
     return name
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _written(tools: Tools, name: str, key: str, text: str) -> str:
-    return as_json(text, types(tools, name, key), "json", listed(tools, name, key))
 
 
 def _value(reader: TextReader, *, text: bool) -> Reading[str]:
@@ -100,32 +97,24 @@ def _value(reader: TextReader, *, text: bool) -> Reading[str]:
 
 
 def _element(start: int) -> Rest:
+    """Text up to the end of the element at `start`. Tags in a CDATA section do not count."""
+
     def rest(reader: TextReader, emit: Emit) -> Reading[None]:
-        nesting = _Nesting()
-        for token in _TOKEN.findall(reader.between(start, reader.position)):
-            nesting.follow(token)
-        while nesting.depth > 0:
-            found = yield from reader.pass_until((OPEN, CLOSE, CDATA, CDATA_END), emit)
-            if not found:
+        tokens = _TOKEN.findall(reader.between(start, reader.position))
+        depth, raw = 0, False
+        while tokens:
+            for token in tokens:
+                if raw or token == CDATA:
+                    raw = token != CDATA_END
+                else:
+                    depth += {OPEN: 1, CLOSE: -1}.get(token, 0)
+            if depth <= 0:
                 return
-            nesting.follow(found)
+            found = yield from reader.pass_until((OPEN, CLOSE, CDATA, CDATA_END), emit)
             emit(reader.skip(len(found)))
+            tokens = [found] if found else []
 
     return rest
-
-
-class _Nesting:
-    """Counts open elements. Tags in a CDATA section do not count."""
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self.raw = False
-
-    def follow(self, token: str) -> None:
-        if self.raw or token == CDATA:
-            self.raw = token != CDATA_END
-        else:
-            self.depth += {OPEN: 1, CLOSE: -1}.get(token, 0)
 
 
 PARSERS = (

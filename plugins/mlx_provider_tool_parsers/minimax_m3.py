@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from mlx_provider import CallGrammar, TaggedArguments, ToolCall, ToolParser
 from mlx_provider.records import (
@@ -34,35 +33,23 @@ _TAG = re.compile(re.escape(PREFIX) + r"<(/?)(?!\s*>)([^<>]+)>")
 """White space is no name."""
 
 
-@dataclass
-class _Node:
+class _Node(NamedTuple):
     tag: str
-    begin: int
-    """Of the text inside."""
-    inside: str = ""
+    inside: str
     """Everything between its tags, as written."""
-    children: list[_Node] = field(default_factory=list)
+    children: list[_Node]
 
 
-def _tree(text: str) -> _Node:
-    root = _Node("", 0)
-    open_nodes, tags = [root], list(_TAG.finditer(text))
-    if len(tags) != text.count(PREFIX):
-        raise ValueError("not a tag")
+def _node(text: str, tags: Iterator[re.Match[str]], opening: re.Match[str]) -> _Node:
+    children: list[_Node] = []
     for match in tags:
-        closing, tag = match.groups()
-        if not closing:
-            node = _Node(tag, match.end())
-            open_nodes[-1].children.append(node)
-            open_nodes.append(node)
-        elif len(open_nodes) < 2 or open_nodes[-1].tag.split()[0] != tag.strip():
-            raise ValueError("tags do not match")
+        if not match[1]:
+            children.append(_node(text, tags, match))
+        elif match[2].strip() == opening[2].split()[0]:
+            return _Node(opening[2], text[opening.end() : match.start()], children)
         else:
-            node = open_nodes.pop()
-            node.inside = text[node.begin : match.start()]
-    if len(open_nodes) > 1:
-        raise ValueError("a tag is not closed")
-    return root
+            break
+    raise ValueError("a tag is not closed")
 
 
 def scan(reader: TextReader, tools: Tools) -> Reading[None]:
@@ -86,9 +73,12 @@ def _block(reader: TextReader, tools: Tools) -> Reading[None]:
 
 def parse(text: str, tools: Tools) -> list[ToolCall]:
     """Raises `ValueError`."""
-    (node,) = _tree(f"{CALL}{text}{CALL_END}").children
+    whole = f"{CALL}{text}{CALL_END}"
+    first, *rest = _TAG.finditer(whole)
+    tags = iter(rest)
+    node = _node(whole, tags, first)
     match = re.fullmatch(r"""invoke\s+name=["']?([^"']+)["']?\s*""", node.tag)
-    if match is None:
+    if match is None or next(tags, None) or len(rest) + 1 != whole.count(PREFIX):
         raise ValueError("not an invocation")
     schema = functions(tools).get(match[1], {}).get("parameters")
     root = schema if isinstance(schema, Mapping) else {}
@@ -96,18 +86,18 @@ def parse(text: str, tools: Tools) -> list[ToolCall]:
 
 
 def _members(node: _Node, schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
-    known = listed_parameters(schema)[0]
-    other = schema.get("additionalProperties")
+    known, other = listed_parameters(schema)[0], schema.get("additionalProperties")
     grouped: dict[str, list[str]] = {}
     for child in node.children:
         inner = known.get(child.tag, other if isinstance(other, Mapping) else {})
         grouped.setdefault(child.tag, []).append(_json(child, inner, root))
-    members = ((key, v[0] if len(v) == 1 else _list(v)) for key, v in grouped.items())
-    return "{" + ", ".join(f"{json.dumps(k, ensure_ascii=False)}: {v}" for k, v in members) + "}"
+    members = (f"{json.dumps(k, ensure_ascii=False)}: {_list(v)}" for k, v in grouped.items())
+    return "{" + ", ".join(members) + "}"
 
 
-def _list(items: Sequence[str]) -> str:
-    return "[" + ", ".join(items) + "]"
+def _list(items: list[str], least: int = 2) -> str:
+    """Fewer than `least` items stand without brackets."""
+    return "[" + ", ".join(items) + "]" if len(items) >= least else items[0]
 
 
 def _json(node: _Node, inner: Any, root: Mapping[str, Any]) -> str:
@@ -119,8 +109,7 @@ def _json(node: _Node, inner: Any, root: Mapping[str, Any]) -> str:
             return {"array": "[]", "object": "{}"}.get(min(wanted), "null")
         return as_json(node.inside, wanted, "string", listed_values(inner, root) or ())
     if "array" in wanted or {child.tag for child in node.children} == {"item"}:
-        items = schema.get("items", {})
-        return _list([_json(child, items, root) for child in node.children])
+        return _list([_json(x, schema.get("items", {}), root) for x in node.children], least=1)
     return _members(node, schema, root)
 
 

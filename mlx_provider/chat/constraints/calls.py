@@ -163,11 +163,10 @@ def shown_name(grammar: CallGrammar, name: str) -> str:
 def written_as_object(tags: TaggedArguments, parameters: Iterable[str]) -> bool:
     """Whether calls with these parameters are written as one JSON object although the format has
     tags."""
-    return tags.keywords and not all(map(_is_keyword, parameters))
-
-
-def _is_keyword(name: str) -> bool:
-    return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
+    return tags.keywords and not all(
+        name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
+        for name in parameters
+    )
 
 
 def called_object(function: Function, key: str) -> dict[str, Any]:

@@ -35,25 +35,20 @@ KEPT_LETTERS = 2 * MAX_GRAMMAR
 _EMPTY = ("NoExtension", "NoExtensionBias")
 
 
+@dataclass(eq=False)
 class Constraint:
     """The grammar of one choice. Used by one thread at a time, except that `pool` computes the next
     mask in parallel with the device's step."""
 
-    def __init__(
-        self,
-        matcher: LLMatcher,
-        vocab_size: int,
-        eos: frozenset[int],
-        pool: Executor | None = None,
-        packed: bytes | None = None,
-    ) -> None:
-        self._matcher = matcher
-        self._vocab_size = vocab_size
-        self._eos = eos
-        self._pool = pool
-        self._packed = packed
-        self._ahead: Future[bytes] | None = None
-        self._stopped = bool(matcher.is_stopped())
+    _matcher: LLMatcher
+    _vocab_size: int
+    _eos: frozenset[int]
+    _pool: Executor | None = None
+    _packed: bytes | None = None
+    _ahead: Future[bytes] | None = None
+
+    def __post_init__(self) -> None:
+        self._stopped = bool(self._matcher.is_stopped())
 
     def mask(self) -> Mask:
         self._settle()
@@ -70,7 +65,8 @@ class Constraint:
         self._settle()
         if token in self._eos and self._matcher.is_accepting():
             return
-        offered = self._offers(token)
+        # the mask may not be known yet
+        offered = self._packed is None or bool(self._packed[token // 8] >> token % 8 & 1)
         self._matcher.consume_token(token)
         if not offered and self._matcher.is_error():
             raise RequestFailed(self._complaint())
@@ -117,10 +113,6 @@ class Constraint:
         self._stopped = bool(self._matcher.is_stopped())
         if self._pool is not None and not self._stopped:
             self._ahead = self._pool.submit(self._matcher.compute_bitmask)
-
-    def _offers(self, token: int) -> bool:
-        """False if the mask is not known yet."""
-        return self._packed is None or bool(self._packed[token // 8] >> token % 8 & 1)
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -302,17 +294,14 @@ class GrammarCompiler:
     def _ll_tokenizer(self) -> LLTokenizer:
         with self._building:
             if self._tokenizer is None:
-                self._tokenizer = self._build_tokenizer()
+                try:
+                    self._tokenizer = grammar_tokenizer(self.fast, self._eos, self._vocab_size)
+                except ValueError as unsupported:
+                    raise BadRequest(
+                        "this model's tokenizer cannot be constrained; leave out response_format, "
+                        f"grammar and tool_choice ({unsupported})"
+                    ) from None
             return self._tokenizer
-
-    def _build_tokenizer(self) -> LLTokenizer:
-        try:
-            return grammar_tokenizer(self.fast, self._eos, self._vocab_size)
-        except ValueError as unsupported:
-            raise BadRequest(
-                "this model's tokenizer cannot be constrained; leave out response_format, "
-                f"grammar and tool_choice ({unsupported})"
-            ) from None
 
 
 def first_line(text: str) -> str:

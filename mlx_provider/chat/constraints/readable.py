@@ -33,22 +33,13 @@ def written_calls(
     """`calls`: name, arguments and schema of each. Without `ids`, formats with ids get made-up
     ones. A format with one call per reply is repeated, one per line."""
     shown = [short_id(each) for each in ids or map(str, range(len(calls)))]
-    texts = [_call(grammar, number, shown[number], *call) for number, call in enumerate(calls)]
+    texts = []
+    for number, (name, arguments, schema) in enumerate(calls):
+        before, after = framed(grammar, number, shown[number], name)
+        texts.append(before + _body(grammar, arguments, schema) + after)
     if grammar.between is None:
         return "\n".join(f"{grammar.open}{text}{grammar.close}" for text in texts)
     return grammar.open + grammar.between.join(texts) + grammar.close
-
-
-def _call(
-    grammar: CallGrammar,
-    number: int,
-    call_id: str,
-    name: str,
-    arguments: Mapping[str, Any],
-    schema: Mapping[str, Any],
-) -> str:
-    before, after = framed(grammar, number, call_id, name)
-    return before + _body(grammar, arguments, schema) + after
 
 
 def framed(grammar: CallGrammar, number: int, call_id: str, name: str) -> tuple[str, str]:

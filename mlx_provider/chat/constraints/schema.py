@@ -291,7 +291,7 @@ class SchemaReader:
         if key == "propertyNames" and not {"properties", "patternProperties"} & set(schema):
             rest = self._read(schema.get("additionalProperties", True), f"{at}/{key}")
             names = _allowed_names(value)
-            if names is not None and _is_list_of_names(names):
+            if names is not None:
                 out.pop("additionalProperties", None)
                 out.update(_only(names, rest))
                 return
@@ -332,11 +332,9 @@ def _allowed_names(value: Any) -> dict[str, Any] | None:
     if not isinstance(value, Mapping):
         return None
     rules = {k: v for k, v in value.items() if (k, v) != ("type", "string")}
-    return rules if len(rules) == 1 and set(rules) <= {"pattern", "enum", "const"} else None
-
-
-def _is_list_of_names(names: Mapping[str, Any]) -> bool:
-    return isinstance(names.get("pattern", ""), str) and isinstance(names.get("enum", []), list)
+    one = len(rules) == 1 and set(rules) <= {"pattern", "enum", "const"}
+    fits = isinstance(rules.get("pattern", ""), str) and isinstance(rules.get("enum", []), list)
+    return rules if one and fits else None
 
 
 def _only(names: dict[str, Any], rest: Any) -> dict[str, Any]:

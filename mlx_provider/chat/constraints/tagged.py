@@ -39,8 +39,8 @@ class TaggedArgument:
         """Key and value with their tags, one rule per line."""
         value = resolved(self.schema, self.function.schema)
         if self.tags.text is not None:
-            listed = _listed_values(value, self.function.schema)
-            if listed is not None:
+            listed = listed_values(value, self.function.schema) or []
+            if any(isinstance(each, str) for each in listed):
                 return [f"{self.rule}: {self._listed(listed, split)}"]
         rule, root = self.rule, self.function.schema
         if not self.tags.writes_text(value, root):
@@ -124,14 +124,6 @@ class TaggedArgument:
         if self.function.strict:
             where = f"tool {self.function.name!r}, parameter {self.name!r}"
             self.warnings.append(f"{where}: the {what} is not enforced in this model's call format")
-
-
-def _listed_values(schema: dict[str, Any], root: Mapping[str, Any]) -> list[Any] | None:
-    """`None`: it is not a list of choices with strings."""
-    values = listed_values(schema, root)
-    if not values or not any(isinstance(value, str) for value in values):
-        return None
-    return values
 
 
 def whole_text(pattern: str) -> str | None:

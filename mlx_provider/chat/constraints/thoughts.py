@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,25 +26,18 @@ class Thoughts:
     opener of a call."""
 
 
+@dataclass(eq=False)
 class AfterThoughts:
     """Allows any thought up to its end marker, but not the end of the reply."""
 
-    def __init__(
-        self,
-        inner: Constraint,
-        ends: tuple[str, ...],
-        fast: Any,
-        free: NDArray[np.uint32],
-        start: int | None,
-    ) -> None:
-        self._inner = inner
-        self._ends = ends
-        self._fast = fast
-        self._free = free
-        self._start = start
-        """`None`: no thought can be opened any more."""
-        self._thinking = False
-        self._tail: list[int] = []
+    _inner: Constraint
+    _ends: tuple[str, ...]
+    _fast: Any
+    _free: NDArray[np.uint32]
+    _start: int | None
+    """`None`: no thought can be opened any more."""
+    _thinking: bool
+    _tail: list[int] = field(default_factory=list)
 
     @classmethod
     def over(
@@ -57,9 +50,7 @@ class AfterThoughts:
         allowed[[token for token in barred if token is not None and token < vocab_size]] = False
         start = fast.token_to_id(thoughts.start) if thoughts.start else None
         free = np.packbits(allowed, bitorder="little").view(np.uint32)
-        made = cls(inner, thoughts.ends, fast, free, start)
-        made._thinking = thoughts.opened
-        return made
+        return cls(inner, thoughts.ends, fast, free, start, thoughts.opened)
 
     def mask(self) -> NDArray[np.uint32]:
         if self._thinking:
@@ -107,6 +98,4 @@ class AfterThoughts:
         return not self._thinking and self._inner.complete
 
     def fork(self) -> AfterThoughts:
-        made = AfterThoughts(self._inner.fork(), self._ends, self._fast, self._free, self._start)
-        made._thinking, made._tail = self._thinking, list(self._tail)
-        return made
+        return replace(self, _inner=self._inner.fork(), _tail=list(self._tail))

@@ -68,7 +68,9 @@ class GrammarTrial:
         try:
             found = json.loads(self._processes.ask(message, self._setups))
         except ProcessEnded as ended:
-            reason = _reason(ended)
+            reason = _ENDS.get(-ended.code) or ended.reason
+            if not reason:
+                raise RequestFailed(f"the trial of a grammar {ended}") from None
             allowance.spend(SECONDS)
             return reason
         except OSError as error:
@@ -76,11 +78,3 @@ class GrammarTrial:
             raise RequestFailed(failed) from None
         allowance.spend(found["seconds"])
         return str(found["wrong"])
-
-
-def _reason(ended: ProcessEnded) -> str:
-    """Why the process ended, as the problem of the grammar. Raises `RequestFailed`."""
-    reason = _ENDS.get(-ended.code) or ended.reason
-    if not reason:
-        raise RequestFailed(f"the trial of a grammar {ended}") from None
-    return reason

@@ -33,7 +33,9 @@ def grammar_tokenizer(fast: Any, eos: Iterable[int], rows: int) -> LLTokenizer:
     special = set(ends)
     for number, token in fast.get_added_tokens_decoder().items():
         special |= {number} if is_marker(token) else set()
-        tokens[number] = _added(token.content, spelled)
+        # it stands for its own text, except for SentencePiece's spaces
+        sentence = spelled is _fallback
+        tokens[number] = spelled(token.content) if sentence else token.content.encode()
     vocabulary = _Vocabulary(fast, tokens, sorted(special), ends[0])
     # Building the slices (cheap masks of JSON strings) is a separate step: llguidance holds the GIL
     # in each step.
@@ -75,11 +77,6 @@ def _bytes_of_pieces(fast: Any) -> Callable[[str], bytes] | None:
     if parts == ["Replace", "ByteFallback", "Fuse"] and not prefixed:
         return _fallback
     return None
-
-
-def _added(content: str, spelled: Callable[[str], bytes]) -> bytes:
-    """An added token stands for its own text, except for SentencePiece's spaces."""
-    return spelled(content) if spelled is _fallback else content.encode()
 
 
 def _byte_level(piece: str) -> bytes:

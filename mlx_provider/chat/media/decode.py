@@ -7,7 +7,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -56,17 +56,15 @@ def _uint24(data: bytes, at: int) -> int:
 
 
 def _exif(data: bytes) -> bytes:
-    return next((data[at : at + size] for kind, at, size in _chunks(data) if kind == b"EXIF"), b"")
-
-
-def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     at = 12
     for _ in range(CHUNKS):
         if at + 8 > len(data):
-            return
+            break
         (size,) = struct.unpack_from("<I", data, at + 4)
-        yield data[at : at + 4], at + 8, size
+        if data[at : at + 4] == b"EXIF":
+            return data[at + 8 : at + 8 + size]
         at += 8 + size + size % 2
+    return b""
 
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
@@ -155,7 +153,8 @@ def rgb_pixels(
     from PIL import Image
 
     try:
-        image = _turned(_small(picture, picture.shrink(size)), picture.turn)
+        reduced = partial(_reduced, picture.shrink(size))
+        image = _turned(_without_metadata_if_broken(picture.data, reduced), picture.turn)
         if size is not None and image.size != size[::-1]:
             image = image.resize(size[::-1], resample)
         return np.asarray(image, dtype=np.uint8)
@@ -229,11 +228,7 @@ def _opened(data: bytes, path: str, max_pixels: int, file: Separated) -> Picture
         return None
     _check_size(image.size, path, max_pixels)
     _check_tile(image, path)
-    return _picture(image, data, path, file.exif)
-
-
-def _picture(image: Any, data: bytes, path: str, exif: bytes) -> Picture:
-    turn = 1 if image.format == "TIFF" else _orientation(image, data, exif)
+    turn = 1 if image.format == "TIFF" else _orientation(image, data, file.exif)
     width, height = image.size if turn < 5 else image.size[::-1]
     progressive = bool(image.info.get("progressive"))
     return Picture(data, path, width, height, turn, image.format, image.mode, progressive)
@@ -293,12 +288,8 @@ def _draft(n: int) -> int:
     return next(part for part in (8, 4, 2, 1) if part <= n)
 
 
-def _small(picture: Picture, n: int) -> Any:
-    """In RGB, averaged over n × n pixels. Incomplete squares are cut off."""
-    return _without_metadata_if_broken(picture.data, partial(_reduced, n))
-
-
 def _reduced(n: int, file: Separated) -> Any:
+    """In RGB, averaged over n × n pixels. Incomplete squares are cut off."""
     image, n = _decoded(file.pixels, n)
     if image.mode == "RGB" and "transparency" not in image.info:
         return image if n == 1 else image.reduce(n, (0, 0, *_whole(image.size, n)))

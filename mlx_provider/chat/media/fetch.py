@@ -85,30 +85,23 @@ async def _fetch_side_by_side(
         headers={"Accept": "image/*", "Accept-Encoding": "identity"},
     ) as client:
 
-        async def one(source: Source) -> bytes:
-            async with asyncio.timeout_at(deadline), slots:
-                return await _download(client, source, policy.max_bytes, room)
-
-        async def optional(source: Source) -> Fetched:
+        async def fetched(source: Source) -> Fetched:
             try:
-                return await named(source)
-            except MediaError as error:
-                if source.required:
-                    raise
-                return error
-
-        async def named(source: Source) -> bytes:
-            try:
-                return await one(source)
+                async with asyncio.timeout_at(deadline), slots:
+                    return await _download(client, source, policy.max_bytes, room)
             except TimeoutError:
-                raise source.error(
-                    f"{source.shown} did not arrive within {policy.timeout:g} seconds"
-                ) from None
+                late = f"{source.shown} did not arrive within {policy.timeout:g} seconds"
+                error = source.error(late)
             except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as failure:
                 reason = str(failure) or type(failure).__name__
-                raise source.error(f"cannot fetch {source.shown} ({reason})") from None
+                error = source.error(f"cannot fetch {source.shown} ({reason})")
+            except MediaError as refusal:
+                error = refusal
+            if source.required:
+                raise error
+            return error
 
-        return await asyncio.gather(*(optional(source) for source in sources))
+        return await asyncio.gather(*map(fetched, sources))
 
 
 @dataclass

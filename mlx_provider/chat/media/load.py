@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -233,42 +233,30 @@ def _item(
 
 def _clip(clip: Clip, policy: MediaPolicy, claim: MediaClaim) -> MediaItem:
     """Decoded at once: only then the number of frames is known."""
-    need = 2 * PIXEL * policy.max_clip_pixels
-    with claim.decoding(need):
+    with claim.decoding(2 * PIXEL * policy.max_clip_pixels):
         frames = clip.frames(policy)
     return MediaItem.of("video", frames, _digest("clip", hashlib.sha256(clip.data).hexdigest()))
 
 
 def _image(picture: Picture, claim: MediaClaim, low: int | None) -> MediaItem:
-    decode = _Decode(picture, claim)
     content_hash = hashlib.sha256(picture.data).hexdigest()
     shape = (picture.height, picture.width)
-    if low is not None and max(shape) > low:
+    small = None if low is None or max(shape) <= low else fitting(*shape, low)
+    if small is not None:
         content_hash = _digest(content_hash, f"low{low}")
-        shape = fitting(*shape, low)
-        decode = replace(decode, low=shape)
-    return MediaItem("image", (*shape, 3), decode, content_hash)
 
-
-@dataclass(frozen=True)
-class _Decode:
-    picture: Picture
-    claim: MediaClaim
-    low: Size | None = None
-    """Size to which it is scaled down first (`detail: low`)."""
-
-    def __call__(self, size: Size | None, resample: int) -> NDArray[np.uint8]:
-        need = self.picture.decoding_bytes(self.low or size)
-        with self.claim.decoding(need):
-            pixels = self._decoded(size, resample)
+    def decode(size: Size | None, resample: int) -> NDArray[np.uint8]:
+        need = picture.decoding_bytes(small or size)
+        with claim.decoding(need):
+            if small is None:
+                pixels = rgb_pixels(picture, size, resample)
+            else:
+                pixels = scaled(rgb_pixels(picture, small, LANCZOS), size, resample)
             if need > LARGE:
                 give_back()
             return pixels
 
-    def _decoded(self, size: Size | None, resample: int) -> NDArray[np.uint8]:
-        if self.low is None:
-            return rgb_pixels(self.picture, size, resample)
-        return scaled(rgb_pixels(self.picture, self.low, LANCZOS), size, resample)
+    return MediaItem("image", (*(small or shape), 3), decode, content_hash)
 
 
 def _digest(*words: str) -> str:
