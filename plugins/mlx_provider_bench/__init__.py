@@ -14,6 +14,6 @@ mlx_provider_api = 1
 
 @hookimpl
 def mlx_register_commands(cli: typer.Typer) -> None:
-    from .group import bench
+    from .commands import bench
 
     cli.add_typer(bench, name="bench")

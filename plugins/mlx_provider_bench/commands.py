@@ -9,10 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .group import PROGRESS
-
-MODEL = "MODEL"
-"""Stands for a model's name in the list of commands."""
+from .group import MODEL, PROGRESS, ModelOrCommand
 
 
 def preload() -> None:
@@ -48,17 +45,8 @@ def speed(
     print_result(bench(plan, context.meta[PROGRESS]))
 
 
-class PrefixPart(StrEnum):
-    ttft = "ttft"
-    conversation = "conversation"
-
-
-class Variant(StrEnum):
-    demo = "demo"
-    hybrid = "demo-hybrid"
-    image = "demo+image"
-
-
+PrefixPart = StrEnum("PrefixPart", ["ttft", "conversation"])
+Variant = StrEnum("Variant", ["demo", "demo-hybrid", "demo+image"])
 Dtype = StrEnum("Dtype", ["float32", "bfloat16", "float16"])
 
 
@@ -112,6 +100,10 @@ def prefix(
     )
 
 
-bench = typer.Typer()
+bench = typer.Typer(
+    cls=ModelOrCommand,
+    no_args_is_help=True,
+    help="Measure this machine: a model, or ratios within one run.",
+)
 bench.command(MODEL)(speed)
 bench.command()(prefix)

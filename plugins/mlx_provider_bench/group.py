@@ -1,5 +1,5 @@
-"""The group `bench`, which imports its commands on demand: their options would delay other
-commands. The end of a command also ends the servers, engines and proxies that it has started."""
+"""The group of the benchmarks' commands. The end of one also ends the servers, engines and proxies
+that it has started."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import typer
 from typer.core import TyperGroup
-from typer.main import get_group
 
+MODEL = "MODEL"
+"""Stands for a model's name in the list of commands."""
 PROGRESS = "progress"
 """Key of `context.meta`: the function that reports progress."""
 
@@ -29,32 +30,9 @@ class LongGroup(TyperGroup):
             raise typer.Exit(128 + ended.number) from None
 
 
-class Deferred(LongGroup):
-    def list_commands(self, ctx: Any) -> list[str]:
-        self._read()
-        return super().list_commands(ctx)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        self._read()
-        return super().get_command(ctx, cmd_name)
-
+class ModelOrCommand(LongGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """A word that is not the name of a command is the name of a model."""
-        from .commands import MODEL
-
         if args[0] != MODEL and (args[0].startswith("-") or self.get_command(ctx, args[0])):
             return super().resolve_command(ctx, args)
         return "", self.get_command(ctx, MODEL), args
-
-    def _read(self) -> None:
-        from .commands import bench as commands
-
-        if not self.commands:
-            self.commands.update(get_group(commands).commands)
-
-
-bench = typer.Typer(
-    cls=Deferred,
-    no_args_is_help=True,
-    help="Measure this machine: a model, or ratios within one run.",
-)

@@ -96,11 +96,12 @@ def bench(plan: Plan, report: Callable[[str], None]) -> Result:
         per_word = _ask(engine, str(folder), question("sample", SAMPLE), 1).prompt / SAMPLE
         for count in plan.streams:
             report(f"streams: {count}; a short reply compiles kernels and is not measured")
-            ask(questions("warming", count, SAMPLE), WARMING)
+            ask([question(f"warming {count} {at}", SAMPLE) for at in range(count)], WARMING)
             for tokens in plan.prompts:
                 which = f"{len(result['rows']) + 1} of {total}"
                 report(f"{which}: streams: {count}, prompts of {tokens:,} tokens")
-                asked = questions(f"{tokens}", count, round(tokens / per_word))
+                words = round(tokens / per_word)
+                asked = [question(f"{tokens} {count} {at}", words) for at in range(count)]
                 found = row(ask, asked, tokens, plan.reply)
                 report(f"{which}: {_figures(found)}")
                 result["rows"].append(found)
@@ -169,10 +170,6 @@ def _ask(engine: EngineClient, model: str, messages: Messages, max_tokens: int) 
 
 def failed(answers: Sequence[Answer]) -> str:
     return next((answer.failure for answer in answers if answer.failure), "")
-
-
-def questions(name: str, count: int, words: int) -> list[Messages]:
-    return [question(f"{name} {count} {at}", words) for at in range(count)]
 
 
 def document(name: str, words: int) -> str:

@@ -57,11 +57,10 @@ def print_rows(title: str, columns: Mapping[str, str], rows: Iterable[Result]) -
         console.print(table)
 
 
-def _at(row: Any, key: str) -> object:
+def _at(row: Any, key: str) -> Any:
     for part in key.split("."):
         row = row.get(part) if isinstance(row, dict) else None
-    found: object = row
-    return found
+    return row
 
 
 def shown(value: object) -> str:

@@ -23,7 +23,6 @@ SHIPPED = Path(__file__).with_name("scenarios")
 TOOLS = "tools.yaml"
 Call = Mapping[str, Mapping[str, Any]]
 """`{name: {argument: value or matcher}}`."""
-_ABSENT = object()
 
 
 class _Data(BaseModel):
@@ -50,8 +49,7 @@ class Expected(_Data):
             raise ValueError("expect either calls, or text (which may be {})")
         if any(len(call) != 1 for call in self.calls):
             raise ValueError("a call is one name with its arguments")
-        for call in self.calls:
-            check(dict(call))
+        check([*self.calls])
         return self
 
 
@@ -154,13 +152,13 @@ def _of_file(path: Path, known: Mapping[str, Any]) -> Iterator[Scenario]:
 
 def _whole(fields: dict[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     """Add the definitions of tools. A scenario with one step can omit `steps`."""
-    named = fields.get("tools") or []
-    if missing := [name for name in named if name not in known]:
+    tools = fields.get("tools") or []
+    if missing := [name for name in tools if name not in known]:
         raise ValueError(f"no such tool: {', '.join(missing)}; define it under `define`")
-    whole = {**fields, "tools": {name: known[name] for name in named}}
+    whole = {**fields, "tools": {name: known[name] for name in tools}}
     if "steps" not in whole:
-        single = ("say", "results", "expect")
-        whole["steps"] = [{name: whole.pop(name) for name in single if name in whole}]
+        single = Step.model_fields.keys() & whole.keys()
+        whole["steps"] = [{name: whole.pop(name) for name in single}]
     return whole
 
 
@@ -173,21 +171,19 @@ def _mapping(path: Path) -> dict[str, Any]:
         raise BadRequest(f"{path} is no YAML: {error}", param="--scenarios") from None
     if not isinstance(content, dict):
         raise BadRequest(f"{path} is no mapping", param="--scenarios")
-    found: dict[str, Any] = json.loads(json.dumps(content, default=str))  # dates become text
-    return found
+    return dict(json.loads(json.dumps(content, default=str)))  # dates become text
 
 
 def differences(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """A description of each wrong argument; empty: all are right."""
-    invented = [f"{n} was not asked for: {brief(given[n])}" for n in given if n not in wanted]
-    found = (_difference(each, given.get(name, _ABSENT), name) for name, each in wanted.items())
-    return [*filter(None, found), *invented]
-
-
-def _difference(wanted: Any, given: Any, at: str) -> str:
-    if given is _ABSENT:
-        return "" if _sign(wanted) == "$maybe" else f"{at} is missing"
-    return "" if matches(wanted, given) else f"{at} is {brief(given)}, not {brief(wanted)}"
+    found = []
+    for name, each in wanted.items():
+        if name not in given and _sign(each) != "$maybe":
+            found.append(f"{name} is missing")
+        elif name in given and not matches(each, given[name]):
+            found.append(f"{name} is {brief(given[name])}, not {brief(each)}")
+    invented = [n for n in given if n not in wanted]
+    return [*found, *(f"{n} was not asked for: {brief(given[n])}" for n in invented)]
 
 
 def matches(wanted: Any, given: Any) -> bool:
@@ -196,7 +192,8 @@ def matches(wanted: Any, given: Any) -> bool:
     if isinstance(wanted, Mapping):
         return isinstance(given, Mapping) and not differences(wanted, given)
     if isinstance(wanted, list):
-        return _in_order(wanted, given)
+        same = isinstance(given, list) and len(given) == len(wanted)
+        return same and all(map(matches, wanted, given))
     if isinstance(wanted, bool) or isinstance(given, bool):
         return wanted is given
     return bool(wanted == given)
@@ -212,31 +209,18 @@ def check(wanted: Any) -> None:
 
 
 def brief(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 200 else text[:200] + "…"
+    return f"{json.dumps(value, ensure_ascii=False, default=str):.200}"
 
 
 def _sign(wanted: Any) -> str:
     """The matcher's name; empty: a plain value."""
-    if isinstance(wanted, Mapping) and len(wanted) == 1:
-        (name,) = wanted
-        return name if name.startswith("$") else ""
-    return ""
-
-
-def _in_order(wanted: Sequence[Any], given: Any) -> bool:
-    if not isinstance(given, list) or len(given) != len(wanted):
-        return False
-    return all(map(matches, wanted, given))
+    names = [*wanted] if isinstance(wanted, Mapping) else []
+    return names[0] if len(names) == 1 and names[0].startswith("$") else ""
 
 
 def orders(wanted: Sequence[Any]) -> Iterable[Sequence[Any]]:
     """Every order of up to six parts."""
     return permutations(wanted) if len(wanted) <= 6 else [wanted]
-
-
-def _in_any_order(wanted: Sequence[Any], given: Any) -> bool:
-    return any(_in_order(order, given) for order in orders(wanted))
 
 
 def _like(text: str) -> str:
@@ -261,7 +245,7 @@ MATCHERS: Mapping[str, Callable[[Any, Any], bool]] = {
     "$has": _of_text(lambda wanted, given: wanted.casefold() in given.casefold()),
     "$like": _of_text(lambda wanted, given: _like(wanted) == _like(given)),
     "$lines": _of_text(lambda wanted, given: wanted.strip() == given.strip()),
-    "$set": _in_any_order,
+    "$set": lambda wanted, given: any(matches([*each], given) for each in orders(wanted)),
     "$maybe": matches,
     "$any": lambda wanted, given: True,
     "$python": _defines,

@@ -123,10 +123,8 @@ def _options(written: Mapping[str, str]) -> dict[str, Any]:
 
 def _value(name: str, text: str) -> Any:
     """A value as in a config file: a number, `true`, a text."""
-    if name in FOLDERS:
-        return full_name(text)
     try:
-        return yaml.safe_load(text)
+        return full_name(text) if name in FOLDERS else yaml.safe_load(text)
     except yaml.YAMLError:
         return text
 
@@ -139,10 +137,9 @@ def prepare(chosen: Sequence[Subject], registry: PluginRegistry) -> None:
     for subject in chosen:
         folder_of(subject.model)
         registry.family_for(checkpoint(subject.model).config)
-        if name := subject.options.get("tool_parser"):
-            registry.tool_parser(str(name))
-        if name := subject.options.get("reasoning_parser"):
-            registry.reasoning_parser(str(name))
+        for part in ("tool_parser", "reasoning_parser"):
+            if name := subject.options.get(part):
+                getattr(registry, part)(str(name))
 
 
 def staging(
@@ -230,13 +227,11 @@ class Reply:
 
     def message(self) -> dict[str, Any]:
         """The reply as a message of the next request."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.text}
-        if self.calls:
-            message["tool_calls"] = [
-                {"id": each.id, "type": "function", "function": each.encoded()}
-                for each in self.calls
-            ]
-        return message
+        calls = [
+            {"id": each.id, "type": "function", "function": each.encoded()} for each in self.calls
+        ]
+        message = {"role": "assistant", "content": self.text}
+        return {**message, "tool_calls": calls} if calls else message
 
     def encoded(self) -> dict[str, Any]:
         """The reply for a transcript, without ids and counts."""
@@ -254,12 +249,8 @@ class Client:
         import openai
 
         self._proxy = staged.apart.proxy
-        self._body = {
-            "model": staged.name,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "extra_body": dict(body),
-        }
+        own = {"model": staged.name, "max_tokens": max_tokens, "temperature": 0}
+        self._body = {**own, "extra_body": dict(body)}
         self._openai = openai.OpenAI(
             base_url=f"{self._proxy.url}/v1",
             api_key=self._proxy.key,
@@ -267,9 +258,7 @@ class Client:
             timeout=SECONDS,
             http_client=openai.DefaultHttpxClient(trust_env=False),  # loopback needs no proxy
         )
-
-    def close(self) -> None:
-        self._openai.close()
+        self.close = self._openai.close
 
     def ask(self, messages: Sequence[Mapping[str, Any]], *, stream: bool, **more: Any) -> Reply:
         """One reply. A request that fails is a reply with a failure.

@@ -66,17 +66,14 @@ class ToolCalls:
             for scenario in self.scenarios:
                 tell(scenario.name)
                 cases.append(_case(scenario, play(client, scenario)))
-        kinds: dict[str, list[int]] = {}
-        for case in cases:
-            counts = kinds.setdefault(case["kind"], [0, 0])
-            counts[0] += not case["fault"]
-            counts[1] += 1
+        asked = Counter(case["kind"] for case in cases)
+        passed = Counter(case["kind"] for case in cases if not case["fault"])
         return {
             **staged.encoded(),
-            "passed": sum(passed for passed, _ in kinds.values()),
+            "passed": passed.total(),
             "asked": len(cases),
-            "kinds": kinds,
-            "faults": dict(Counter(case["fault"] for case in cases if case["fault"])),
+            "kinds": {kind: [passed[kind], count] for kind, count in asked.items()},
+            "faults": Counter(case["fault"] for case in cases if case["fault"]),
             "cases": cases,
         }
 
@@ -97,9 +94,9 @@ class ToolCalls:
 
 
 def _case(scenario: Scenario, run: Played) -> Result:
-    case = {"name": scenario.name, "kind": scenario.kind, "fault": ""}
+    case = {"name": scenario.name, "kind": scenario.kind}
     if run.fault is None:
-        return case
+        return {**case, "fault": ""}
     fault = {"fault": run.fault.name, "why": run.fault.reason, "step": len(run.replies)}
     return {**case, **fault, "transcript": list(run.transcript)}
 
@@ -194,19 +191,13 @@ def _no_call(reply: Reply, wanted: Sequence[Call]) -> Fault:
 def _calls_fault(
     made: Sequence[Made], wanted: Sequence[Call], tools: Mapping[str, Tool]
 ) -> Fault | None:
-    for call in made:
-        if fault := _call_fault(call, tools):
-            return fault
+    if fault := next(filter(None, (_call_fault(call, tools) for call in made)), None):
+        return fault
     if len(made) != len(wanted):
         name = "missing call" if len(made) < len(wanted) else "extra call"
         return Fault(name, f"{len(made)} of {len(wanted)}: {'; '.join(map(_shown, made))}")
-    faults = []
-    for order in orders(wanted):
-        fault = _paired(made, order)
-        if fault is None:
-            return None
-        faults.append(fault)
-    return min(faults, key=lambda fault: LEAST_WRONG.index(fault.name))
+    faults = [_paired(made, order) for order in orders(wanted)]
+    return min(faults, key=lambda fault: LEAST_WRONG.index(fault.name) if fault else -1)
 
 
 def _call_fault(call: Made, tools: Mapping[str, Tool]) -> Fault | None:

@@ -43,15 +43,6 @@ def test_its_list_names_every_command() -> None:
         assert f" {name} " in done.output
 
 
-def test_no_other_command_reads_its_options() -> None:
-    seen = "import atexit, sys; atexit.register(lambda: print('mlx_provider_bench' in sys.modules, "
-    seen += "'mlx_provider_bench.commands' in sys.modules));"
-    for arguments in (["--help"], ["plugins"]):
-        done = python(seen + RUN, *arguments)
-        assert done.stdout.splitlines()[-1] == "True False", done.stdout + done.stderr
-        assert "bench" in done.stdout
-
-
 def test_without_mlx_the_remedy_is_told(tmp_path: Path) -> None:
     (tmp_path / "mlx").mkdir()
     (tmp_path / "mlx" / "core.py").write_text("raise ImportError('no library here')\n")

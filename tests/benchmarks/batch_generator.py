@@ -19,11 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from batching_subjects import BatchGeneratorSubject, Ours, Run, Subject, run
+from batching_subjects import BatchGeneratorSubject, Job, Ours, Run, Subject, run
 from mlx_provider.commands import load_model
 from mlx_provider.families.layers import Unpatched
 from mlx_provider.records import LoadedModel
-from mlx_provider_bench.prefix_cache import Job
 from mlx_provider_bench.report import Result, surroundings
 
 DEFAULTS = "mlx-lm BatchGenerator, defaults"

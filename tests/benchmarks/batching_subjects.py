@@ -4,14 +4,47 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.families.layers import Unpatched
 from mlx_provider.records import LoadedModel
-from mlx_provider.testing.driver import new_request
-from mlx_provider_bench.prefix_cache import Job, TimedOutput, server_engine
+from mlx_provider.testing.driver import TokenOutput, new_request
+from mlx_provider_bench.prefix_cache import server_engine
+
+
+@dataclass(eq=False)
+class Job:
+    """Times in seconds of one clock."""
+
+    prompt: list[int]
+    max_tokens: int
+    arrives: float = 0.0
+    after: int = 0
+    """Tokens that every job before it must have when it arrives."""
+    tokens: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    submitted: float = 0.0
+
+    @property
+    def first_token(self) -> float:
+        return self.times[0] - self.submitted
+
+    @property
+    def gaps(self) -> list[float]:
+        return [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
+
+
+class TimedOutput(TokenOutput):
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self.job = job
+
+    def push(self, token: int, logprob: Any = None) -> list[Any]:
+        self.job.tokens.append(token)
+        self.job.times.append(time.perf_counter())
+        return []
 
 
 class Subject(Protocol):

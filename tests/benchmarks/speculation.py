@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batch_generator import MODEL, agreeing, sizes, skewed
+from batching_subjects import Job, TimedOutput
 from mlx_provider.commands import load_model
 from mlx_provider.engine.execution.calibration import calibrate
 from mlx_provider.engine.execution.probe import Probe, probe
@@ -38,7 +39,7 @@ from mlx_provider.records.extensions import MOST_DRAFTS
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of
 from mlx_provider.testing.driver import new_request
-from mlx_provider_bench.prefix_cache import Job, TimedOutput, server_engine
+from mlx_provider_bench.prefix_cache import server_engine
 from mlx_provider_bench.report import Result, against, print_rows, size_of, surroundings
 from schedules import Oracle
 

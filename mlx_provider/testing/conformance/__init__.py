@@ -62,13 +62,7 @@ def demand(kept: bool, summary: str) -> None:
 
 
 def same(found: object, expected: object, what: str) -> None:
-    if found != expected:
-        raise Nonconformity(f"{what}\n  expected: {_short(expected)}\n  found:    {_short(found)}")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 600 else f"{text[:600]}…"
+    demand(found == expected, f"{what}\n  expected: {expected!r:.600}\n  found:    {found!r:.600}")
 
 
 def name_of(check: Callable[..., None]) -> str:
@@ -119,8 +113,7 @@ class Installed:
 def loads(of: Installed) -> None:
     """It loads, its hooks run, and no name of it clashes with another's."""
     demand(of.plugin.error is None, f"it is skipped whole: {of.plugin.error}")
-    notes = "; ".join(of.plugin.notes)
-    demand(not notes, f"mlx-provider plugins notes: {notes}")
+    demand(not of.plugin.notes, f"mlx-provider plugins notes: {'; '.join(of.plugin.notes)}")
 
 
 def import_weight(of: Installed) -> None:
@@ -149,8 +142,8 @@ def recognition(of: Installed) -> None:
     parsers = list[ToolParser | ReasoningParser](of.contents.tool_parsers)
     for parser in (*parsers, *of.contents.reasoning_parsers):
         for template in ("", "{{ messages }}", "{% for message in messages %}{{ message }}"):
-            summary = f"parser {parser.name!r} claims the chat template {template!r}"
-            demand(not parser.detect(template), summary)
+            found = parser.detect(template)
+            demand(not found, f"parser {parser.name!r} claims the chat template {template!r}")
 
 
 def checkpoint(name: str) -> None:
@@ -166,8 +159,7 @@ PLUGIN_CHECKS = (loads, import_weight, recognition)
 
 def find(name: str) -> tuple[Plugin, EntryPoint]:
     """By name, or `distribution:name`. Raises `pytest.UsageError`."""
-    known = installed()
-    for plugin, point in known:
+    for plugin, point in (known := installed()):
         if name in (plugin.name, plugin.key):
             return plugin, point
     names = ", ".join(sorted(plugin.name for plugin, _ in known)) or "none"
@@ -182,14 +174,14 @@ def cases_of(plugin: Plugin, point: EntryPoint, lab: Laboratory) -> list[Case]:
     if trying.fault is not None:
         error = trying.fault.summary
         listed = Plugin(plugin.name, plugin.distribution, plugin.version, error=error)
-    found = list(cases("plugin", "", PLUGIN_CHECKS, lambda: Installed(listed, point, contents)))
+    found = [*cases("plugin", "", PLUGIN_CHECKS, lambda: Installed(listed, point, contents))]
     if contents is not None:
         found += _of_parsers(contents)
-        if contents.model_families or contents.drafters:
-            from . import drafters, models
+    if contents is not None and (contents.model_families or contents.drafters):
+        from . import drafters, models
 
-            found += models.cases_of(contents.model_families, lab)
-            found += drafters.cases_of(contents.drafters, lab)
+        found += models.cases_of(contents.model_families, lab)
+        found += drafters.cases_of(contents.drafters, lab)
     return found
 
 
@@ -205,9 +197,9 @@ def _of_parsers(contents: Contents) -> Iterator[Case]:
 
     for calls in contents.tool_parsers:
         yield from cases(f"tool parser {calls.name}", "", TOOL_CHECKS, partial(read, calls))
-    for parser in contents.reasoning_parsers:
+    for name, parser in whole.items():
         made = partial(Thoughts, parser)
-        yield from cases(f"reasoning parser {parser.name}", "", REASONING_CHECKS, made)
+        yield from cases(f"reasoning parser {name}", "", REASONING_CHECKS, made)
 
 
 def cases(
@@ -219,8 +211,7 @@ def cases(
         check(made())
 
     for check in checks:
-        promise = " ".join((check.__doc__ or "").split())
-        yield Case(subject, variant, name_of(check), promise, partial(run, check))
+        yield Case(subject, variant, name_of(check), check.__doc__ or "", partial(run, check))
 
 
 class ConformanceItem(pytest.Item):
@@ -237,7 +228,7 @@ class ConformanceItem(pytest.Item):
     def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
         """A `Nonconformity` in words; any other error with its traceback."""
         if isinstance(excinfo.value, Nonconformity):
-            return f"promised: {self.case.promise}\nfound: {excinfo.value}"
+            return f"promised: {' '.join(self.case.promise.split())}\nfound: {excinfo.value}"
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
@@ -253,10 +244,8 @@ class Collecting:
         self._found = [find(name) for name in names]
 
     def _builders(self, name: str) -> Mapping[str, Callable[[Path], object]]:
-        found: dict[str, Callable[[Path], object]] = {}
-        for builders in self._hook.pytest_mlx_conformance_models(name=name):
-            found |= builders or {}
-        return found
+        found = self._hook.pytest_mlx_conformance_models(name=name)
+        return {label: write for each in found for label, write in (each or {}).items()}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(

@@ -34,11 +34,7 @@ def for_examples(strategy: st.SearchStrategy[Any], count: int, run: Callable[[An
         suppress_health_check=list(HealthCheck),
         phases=(Phase.generate, Phase.shrink),
     )
-
-    def each(value: Any) -> None:
-        run(value)
-
-    chosen(given(value=strategy)(each))()
+    chosen(given(strategy)(lambda value: run(value)))()
 
 
 def cut(text: str, sizes: list[int]) -> list[str]:
@@ -201,9 +197,8 @@ def calls(parser: ToolParser, *, nested: bool = True) -> st.SearchStrategy[dict[
         "few": st.lists(st.integers(), max_size=3),
         "free": st.dictionaries(inside, scalars, max_size=2),
     }
-    order = list(values)
     return st.fixed_dictionaries({}, optional=values).map(
-        lambda found: {key: found[key] for key in order if key in found}
+        lambda found: {key: found[key] for key in values if key in found}
     )
 
 
@@ -245,12 +240,10 @@ class ByteModel:
         return structure.constraint
 
     def encode(self, text: str) -> list[int]:
-        found: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return found
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, tokens: list[int]) -> str:
-        text: str = self.tokenizer.decode(tokens, skip_special_tokens=False)
-        return text
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
 
     def allowed(self, constraint: Holds) -> list[int]:
         bits = np.unpackbits(constraint.mask().view(np.uint8), bitorder="little")

@@ -190,15 +190,10 @@ def grammar_to_parser(of: Format) -> None:
         demand(bool(found) and not prose, summary)
         for name, arguments in found:
             demand(name in schemas, f"{summary}: no such tool")
-            try:
-                jsonschema.validate(arguments, schemas[name].get("parameters", True))
-            except jsonschema.ValidationError as error:
-                demand(kept=False, summary=f"{summary}: {error.message}")
+            fits = jsonschema.Draft202012Validator(schemas[name].get("parameters", True))
+            errors = [error.message for error in fits.iter_errors(arguments)]
+            demand(not errors, f"{summary}: {errors}")
     demand(ended > 0, f"of {SEEDS} random replies none ends within {LONGEST} tokens")
-    _misleading(of)
-
-
-def _misleading(of: Format) -> None:
     first = of.constraint([calls.TOOL])
 
     def check(arguments: dict[str, Any]) -> None:

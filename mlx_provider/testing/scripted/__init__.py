@@ -23,7 +23,7 @@ import json
 import os
 import re
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,37 +100,23 @@ class Step:
 
 
 def script(*steps: Step) -> str:
-    return BEGIN + json.dumps([_encoded(step) for step in steps]) + END
-
-
-def _encoded(step: Step) -> dict[str, Any]:
-    return {name: value for name, value in asdict(step).items() if value}
+    fields = [{n: value for n, value in asdict(step).items() if value} for step in steps]
+    return BEGIN + json.dumps(fields) + END
 
 
 def steps_in(text: str) -> tuple[Step, ...] | None:
-    """The last script in a text; `None`: it has none. Raises `BadScript`."""
-    found = WRITTEN.findall(text)
-    return tuple(Step.read(each) for each in _steps(found[-1])) if found else None
-
-
-def without_script(text: str) -> str:
-    return WRITTEN.sub("", text)
-
-
-def _steps(written: str) -> Iterable[Mapping[str, Any]]:
-    """JSON; or JSON inside a JSON string, as clients that quote a message leave it."""
-    for reading in (json.loads, _unquoted):
+    """The last script in a text; `None`: it has none. It is JSON, or JSON inside a JSON string, as
+    clients that quote a message leave it. Raises `BadScript`."""
+    if not (found := WRITTEN.findall(text)):
+        return None
+    for reading in (json.loads, lambda written: json.loads(json.loads(f'"{written}"'))):
         try:
-            steps = reading(written)
+            steps = reading(found[-1])
         except ValueError:
             continue
         if isinstance(steps, list) and all(isinstance(each, dict) for each in steps):
-            return steps
-    raise BadScript(f"no JSON list of steps: {written[:200]!r}")
-
-
-def _unquoted(written: str) -> Any:
-    return json.loads(json.loads(f'"{written}"'))
+            return tuple(map(Step.read, steps))
+    raise BadScript(f"no JSON list of steps: {found[-1][:200]!r}")
 
 
 @dataclass(frozen=True)
@@ -214,18 +200,14 @@ def _write_tokenizer(folder: Path, merges: int) -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_texts(), trainer)
+    library = sorted(Path(sysconfig.get_path("stdlib")).glob("[a-z]*.py"))
+    texts = (path.read_text(encoding="utf-8", errors="replace") for path in library)
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in ADDED])
     tokenizer.save(str(folder / "tokenizer.json"))
     own = {"model_max_length": 1_000_000, "eos_token": TURN_END, "pad_token": TEXT_END}
     own |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     (folder / "tokenizer_config.json").write_text(json.dumps(own, indent=1))
-
-
-def _texts() -> Iterator[str]:
-    library = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(library.glob("[a-z]*.py")):
-        yield path.read_text(encoding="utf-8", errors="replace")
 
 
 def environment(folder: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:

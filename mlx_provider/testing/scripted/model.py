@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import takewhile
 from typing import Any
 
 import mlx.core as mx
@@ -17,18 +16,7 @@ from numpy.typing import NDArray
 from ... import BadRequest, Features, MediaItem, MediaSpan, ModelInfo, PrefillChunk, Prompt
 from ...families.caches import KVCache
 from ...families.tokenizer import HFTokenizer
-from . import (
-    RESULT,
-    TOOLS,
-    TURN,
-    TURN_END,
-    BadScript,
-    Format,
-    Step,
-    script,
-    steps_in,
-    without_script,
-)
+from . import RESULT, TOOLS, TURN, TURN_END, WRITTEN, BadScript, Format, Step, script, steps_in
 
 Tokens = NDArray[np.int64]
 WANTED = 300.0
@@ -82,10 +70,6 @@ class Reply:
     since: float = 0.0
 
 
-Playing = tuple[tuple[Step, ...] | None, int]
-"""The steps of a script, and how many of them are done; `None`: there is no script."""
-
-
 def reply_to(turns: Sequence[Turn], calls: Format) -> Reply:
     """For an unreadable script, the error."""
     try:
@@ -103,22 +87,25 @@ def reply_to(turns: Sequence[Turn], calls: Format) -> Reply:
         )
         return Reply(f"You said: {next(asked, '')[-80:]}")
     if done >= len(steps):
-        return Reply(f"All {done} steps are done. The last result: {_last_result(turns)}")
-    return _acted(steps[done], calls)
-
-
-def _acted(step: Step, calls: Format) -> Reply:
+        results = (turn.text for turn in reversed(turns) if turn.is_result)
+        last = next(results, "none").removeprefix(RESULT).removesuffix("\n</tool_response>")
+        return Reply(f"All {done} steps are done. The last result: {last[-300:]}")
+    step = steps[done]
     thought = f"<think>\n{step.think}\n</think>\n\n" if step.think else ""
     made = calls.calls(step.calls)
     text = thought + "\n".join(filter(None, [step.text, made]))
     return Reply(text, (thought + made, made) if made else (), step.slow, step.prefill, step.since)
 
 
-def _playing(turns: Sequence[Turn]) -> Playing:
+def _playing(turns: Sequence[Turn]) -> tuple[tuple[Step, ...] | None, int]:
+    """The steps of a script, and how many of them are done, those included which one message
+    quotes; `None`: there is no script."""
     for at, turn in reversed(list(enumerate(turns))):
         found = None if turn.is_result or turn.role == "system" else steps_in(turn.text)
         if found is not None:
-            return found, _answered(found, _quoted(found, turn.text), turns[at + 1 :])
+            around = WRITTEN.sub("", turn.text)
+            quoted = [bool(step.say) and step.say in around for step in found]
+            return found, _answered(found, [*quoted, False].index(False), turns[at + 1 :])
     return None, 0
 
 
@@ -136,14 +123,8 @@ def _answered(steps: Sequence[Step], done: int, turns: Sequence[Turn]) -> int:
     return done
 
 
-def _quoted(steps: Sequence[Step], text: str) -> int:
-    """Steps in a conversation which one message quotes as a whole."""
-    around = without_script(text)
-    return sum(1 for _ in takewhile(lambda step: step.say and step.say in around, steps))
-
-
 def _summary_wanted(turns: Sequence[Turn]) -> bool:
-    asked = without_script(turns[-1].text) if turns and not turns[-1].is_result else ""
+    asked = WRITTEN.sub("", turns[-1].text) if turns and not turns[-1].is_result else ""
     system = _system(turns)
     return any(words in asked for words in SUMMARY_WANTED) or (
         TOOLS not in system and bool(SUMMARISER.search(system))
@@ -152,12 +133,6 @@ def _summary_wanted(turns: Sequence[Turn]) -> bool:
 
 def _system(turns: Sequence[Turn]) -> str:
     return turns[0].text if turns and turns[0].role == "system" else ""
-
-
-def _last_result(turns: Sequence[Turn]) -> str:
-    results = (turn.text for turn in reversed(turns) if turn.is_result)
-    text = next(results, "none").removeprefix(RESULT)
-    return text.removesuffix("\n</tool_response>")[-300:]
 
 
 class ScriptedModel:
@@ -171,9 +146,12 @@ class ScriptedModel:
         self.info = info
         self._calls = calls
         self._start, self._end = (tokenizer.fast.token_to_id(text) for text in (TURN, TURN_END))
-        self._closing = mx.array(self._closers())
         self._remembered = lru_cache(REMEMBERED)(self._reply_to)
         self._encoded = lru_cache(REMEMBERED)(self._encode)
+        closers = np.zeros(info.vocab_size, np.float32)
+        for place, text in enumerate(CLOSERS):
+            closers[self._encode(text)[0]] = 60.0 - place
+        self._closing = mx.array(closers)
 
     def prepare(
         self,
@@ -196,7 +174,11 @@ class ScriptedModel:
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
         whole = np.array(chunk.prompt.tokens, dtype=np.int64)
-        self._take_time(self._before(whole), chunk.start, chunk.stop, len(whole))
+        reply, stop = self._before(whole), chunk.stop / len(whole)
+        due = reply.prefill * (stop - chunk.start / len(whole))
+        if reply.since:
+            due = max(0.0, reply.since + reply.prefill * stop - time.time())
+        time.sleep(due)
         history = self._grown(mx.array(whole[chunk.start : chunk.stop]), chunk.cache)
         return self._logits(history) if chunk.stop == len(whole) else self._closing
 
@@ -215,13 +197,6 @@ class ScriptedModel:
         added = tokens.astype(mx.float32).reshape(1, 1, -1, 1)
         keys, _ = cache[0].update_and_fetch(added, added)
         return np.array(keys.astype(mx.float32).reshape(-1)).astype(np.int64)
-
-    def _take_time(self, reply: Reply, start: int, stop: int, length: int) -> None:
-        if reply.since:
-            due = reply.since + reply.prefill * stop / length
-            time.sleep(max(0.0, due - time.time()))
-        else:
-            time.sleep(reply.prefill * (stop - start) / length)
 
     def _logits(self, history: Tokens) -> mx.array:
         logits = self._closing
@@ -279,12 +254,6 @@ class ScriptedModel:
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, special=False))
-
-    def _closers(self) -> list[float]:
-        logits = [0.0] * self.info.vocab_size
-        for place, text in enumerate(CLOSERS):
-            logits[self._encode(text)[0]] = 60.0 - place
-        return logits
 
 
 def rest_of(text: str, said: str) -> str | None:
