@@ -31,7 +31,7 @@ from mlx_provider.upstream import shared_kv as shared_attention
 from mlx_provider.upstream.cache_classes import KVCache, QuantizedKVCache
 from mlx_provider.upstream.shared_kv import Prefix, SharedBatchKV, prefix_of
 from schedules import Oracle
-from tolerances import LOGPROBS
+from tolerances import logprob_tolerance
 
 FAMILIES = ("qwen3", "gemma3_text", "qwen3_5_text")
 """One of each kind of cache that has layers with every token."""
@@ -107,7 +107,7 @@ def check_as_alone(
         got, want = output_of(request, row.index), output_of(twin, row.index)
         assert got.tokens == (want.tokens if whole else want.tokens[: len(got.tokens)])
         for mine, theirs in zip(got.logprobs, want.logprobs, strict=False):
-            assert abs(mine.logprob - theirs.logprob) <= LOGPROBS[bits]
+            assert abs(mine.logprob - theirs.logprob) <= logprob_tolerance(bits=bits)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -313,10 +313,10 @@ def storm(
     class Watched(Alternating):
         """Checks before each pass that the rows are within the memory."""
 
-        def plan(self, *given: Any, **more: Any) -> StepPlan:
+        def ran(self, plan: StepPlan) -> None:
             alone = self.active_rows <= 1 or early & {*self.waiting}
             assert alone or self.live_bytes + cache.in_use <= room
-            return super().plan(*given, **more)
+            super().ran(plan)
 
     engine, cache = sharing(
         model, lambda: budget, available=lambda: room - cache.in_use, row_bytes=memory.row_bytes,
