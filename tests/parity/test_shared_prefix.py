@@ -29,7 +29,7 @@ from mlx_provider.upstream import mlx_lm
 from mlx_provider.upstream import shared_kv as shared_attention
 from mlx_provider.upstream.shared_kv import Prefix, SharedBatchKV, prefix_of
 from schedules import Oracle
-from tolerances import LOGPROBS
+from tolerances import logprob_tolerance
 
 FAMILIES = ("qwen3", "gemma3_text", "qwen3_5_text")
 """One of each kind of cache that has layers with every token."""
@@ -104,7 +104,7 @@ def check_as_alone(
         got, want = output_of(request, row.index), output_of(twin, row.index)
         assert got.tokens == (want.tokens if whole else want.tokens[: len(got.tokens)])
         for mine, theirs in zip(got.logprobs, want.logprobs, strict=False):
-            assert abs(mine.logprob - theirs.logprob) <= LOGPROBS[bits]
+            assert abs(mine.logprob - theirs.logprob) <= logprob_tolerance(bits=bits)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
