@@ -62,13 +62,11 @@ class HttpClient:
         """Raises the engine's typed error, `EngineUnavailable` if no engine can be reached or
         started, `EngineDied` if it ended in the meantime."""
         body = request_body(request)
-        return patiently(lambda: self._sent(lambda transport: transport.send(request.path, body)))
+        return self._sent(lambda transport: transport.send(request.path, body))
 
     def count(self, request: GenerateRequest) -> int:
         body = request_body(request)
-        reply = patiently(
-            lambda: self._sent(lambda transport: transport.ask("POST", "/v1/count", body=body))
-        )
+        reply = self._sent(lambda transport: transport.ask("POST", "/v1/count", body=body))
         return int(json.loads(reply)["prompt_tokens"])
 
     def health(self) -> Health:
@@ -123,13 +121,16 @@ class HttpClient:
             return self._transport
 
     def _sent(self, send: Callable[[Transport], T]) -> T:
-        transport = self._opened()
-        attachment = self._attached(transport)
-        try:
-            return send(transport)
-        except NotTaken:
-            attachment.stream.close()
-            raise
+        def send_once() -> T:
+            transport = self._opened()
+            attachment = self._attached(transport)
+            try:
+                return send(transport)
+            except NotTaken:
+                attachment.stream.close()
+                raise
+
+        return patiently(send_once)
 
     def _attached(self, transport: Transport) -> Attachment:
         with transport.attaching:
