@@ -152,7 +152,7 @@ class LocalEngine:
                 )
             report += piece
         if report != READY:
-            raise _reported(report)
+            raise _read_report(report)
 
 
 def limit_log(path: Path) -> None:
@@ -186,7 +186,7 @@ def _tail(log: Path, begin: int) -> str:
     return " / ".join(summary[-5:]) or "nothing in the log"
 
 
-def _reported(report: bytes) -> Exception:
+def _read_report(report: bytes) -> Exception:
     try:
         return ErrorBody.model_validate_json(report).exception()
     except ValidationError:
@@ -210,7 +210,7 @@ class Connections:
         self._clients: dict[tuple[str, str | None], EngineClient] = {}
         self._in_process: InProcessClient | None = None
         self._pid = os.getpid()
-        os.register_at_fork(after_in_child=self._forked)
+        os.register_at_fork(after_in_child=self._reset_after_fork)
 
     def client(self, api_base: str | None, api_key: str | None) -> EngineClient:
         with self._lock:
@@ -262,7 +262,7 @@ class Connections:
         if self._pid == os.getpid():
             self.close()
 
-    def _forked(self) -> None:
+    def _reset_after_fork(self) -> None:
         self._lock = threading.Lock()
 
 

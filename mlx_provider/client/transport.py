@@ -253,7 +253,7 @@ class Transport:
 
     def _start(self, stream: Stream, method: str, path: str, body: bytes) -> None:
         def run() -> None:
-            error: Exception | None = self._cancelled()
+            error: Exception | None = self._cancellation()
             try:
                 with self._response(stream, method, path, body) as response:
                     for piece in response.iter_raw():
@@ -269,7 +269,7 @@ class Transport:
         self._streams.add(stream)
         stream.thread.start()
 
-    def _cancelled(self) -> MLXProviderError:
+    def _cancellation(self) -> MLXProviderError:
         if self._closed:
             return EngineUnavailable("this client was closed")
         return RequestFailed.cancelled()
@@ -280,7 +280,7 @@ class Transport:
     ) -> Iterator[httpx.Response]:
         """A reply with one of the states `ok`. Raises typed errors and `NotTaken`."""
         if self._closed:
-            raise self._cancelled()
+            raise self._cancellation()
         began, answered, more = time.monotonic(), False, {"trace": call.trace}
         try:
             with self._http.stream(method, path, content=body, extensions=more) as response:
@@ -290,7 +290,7 @@ class Transport:
                 yield response
         except httpx.RequestError as error:
             if call.closed:
-                raise self._cancelled() from None
+                raise self._cancellation() from None
             if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
                 message = f"no engine answers at {self._address}: {error}"
                 raise NotTaken(EngineUnavailable(message)) from None
