@@ -9,7 +9,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
@@ -315,27 +315,21 @@ def _await_end(pid: int) -> None:
 def _log_text(path: Path, lines: int, *, follow: bool) -> Iterator[str]:
     """`follow`: also new lines, including those of later engines."""
     with ExitStack() as opened:
-        log = opened.enter_context(_opened(path))
+        log = opened.enter_context(_open_log(path))
         yield from deque(log, lines)
         while follow:
             yield log.read()
-            if _is_another(path, log):
-                yield log.read()
-                opened.close()
-                log = opened.enter_context(_opened(path))
+            with suppress(FileNotFoundError):
+                if not os.path.samestat(path.stat(), os.fstat(log.fileno())):
+                    yield log.read()
+                    opened.close()
+                    log = opened.enter_context(_open_log(path))
             time.sleep(POLL)
 
 
-def _opened(path: Path) -> IO[str]:
+def _open_log(path: Path) -> IO[str]:
     from ..client.runtime_folder import open_own_file
 
     if not path.exists():
         raise EngineUnavailable(f"there is no log at {path}: no engine was started here")
     return os.fdopen(open_own_file(path, os.O_RDONLY), errors="replace")
-
-
-def _is_another(path: Path, log: IO[str]) -> bool:
-    try:
-        return not os.path.samestat(path.stat(), os.fstat(log.fileno()))
-    except FileNotFoundError:
-        return False

@@ -233,8 +233,10 @@ def launch(
     with --as-subagent.
     """
     from ..gateway.foreground import Ended
+    from ..gateway.models import candidate, device_memory
     from ..gateway.profile import executable
     from ..gateway.session import Launch
+    from ..serving.hub import folder_of
 
     registry = PluginRegistry.of(context)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -253,7 +255,9 @@ def launch(
         return
     show_step("model", found.summary)
     if not found.here:
-        launched = replace(launched, served=_download(found, registry, tokens).served())
+        folder_of(found.model)  # by this process, which shows the progress
+        found = candidate(found.model, registry, device_memory(), tokens)
+        launched = replace(launched, served=found.served())
     try:
         code = launched.run(show_step)
     except Ended as ended:
@@ -266,31 +270,31 @@ def _client(name: str, registry: PluginRegistry, console: Console) -> Client:
     try:
         return registry.client(name)
     except BadRequest:
-        for line in _listed(registry):
+        for line in _list_clients(registry):
             console.print(Text(line))
         like = near(name, registry.clients)
         hint = f"; did you mean {' or '.join(map(repr, like))}?" if like else ""
         raise BadRequest(f"no client {name!r} is known{hint}", param="client") from None
 
 
-def _listed(registry: PluginRegistry) -> list[str]:
+def _list_clients(registry: PluginRegistry) -> list[str]:
     """Lines for people, with the command that installs a missing one."""
-    return [f"{each.name:<10} {each.serves}{_missing(each)}" for each in registry.clients.values()]
+    from ..gateway.profile import is_installed
+
+    return [
+        f"{each.name:<10} {each.serves}"
+        + ("" if is_installed(each) else f"  (not installed: {each.install})")
+        for each in registry.clients.values()
+    ]
 
 
 def _ask_client(registry: PluginRegistry, console: Console) -> Client:
-    clients, lines = list(registry.clients.values()), _listed(registry)
+    clients, lines = list(registry.clients.values()), _list_clients(registry)
     if not sys.stdin.isatty():
         for line in lines or ["no client is installed as a plugin"]:
             console.print(Text(line))
         raise typer.Exit(2)
     return clients[_pick(lines, "which client", console)]
-
-
-def _missing(client: Client) -> str:
-    from ..gateway.profile import is_installed
-
-    return "" if is_installed(client) else f"  (not installed: {client.install})"
 
 
 def _model(
@@ -313,15 +317,6 @@ def _model(
         require_prompt_fits(found, client)
     require_fit(found, memory, tokens)
     return found
-
-
-def _download(found: Candidate, registry: PluginRegistry, tokens: int | None) -> Candidate:
-    """Downloads in this process, which shows the progress; then examines it again."""
-    from ..gateway.models import candidate, device_memory
-    from ..serving.hub import folder_of
-
-    folder_of(found.model)
-    return candidate(found.model, registry, device_memory(), tokens)
 
 
 def _ask_model(registry: PluginRegistry, memory: int, console: Console) -> str:

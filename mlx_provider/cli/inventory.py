@@ -212,10 +212,10 @@ def plugins(
     if not registry.plugins:
         console.print("no plugins")
     for plugin in registry.plugins:
-        console.print(_described(plugin, registry.model_families, registry.kernels))
+        console.print(_describe(plugin, registry.model_families, registry.kernels))
 
 
-def _described(
+def _describe(
     plugin: Plugin, families: Mapping[str, ModelFamily], kernels: Mapping[str, Kernels]
 ) -> Text:
     text = Text(plugin.name, style="bold" if plugin.error is None else "bold red")
@@ -226,7 +226,7 @@ def _described(
     lines += [("serves", families[name].serves) for name in own if name in families]
     own = plugin.records.get("kernels", ())
     lines += [("serves", kernels[name].serves) for name in own if name in kernels]
-    lines += [("replaces", _replaced(patch)) for patch in plugin.patches]
+    lines += [("replaces", _describe_patch(patch)) for patch in plugin.patches]
     lines += [("note", note) for note in plugin.notes]
     lines.append(("error", plugin.error or ""))
     for label, content in lines:
@@ -236,7 +236,7 @@ def _described(
     return text
 
 
-def _replaced(patch: UpstreamPatch) -> str:
+def _describe_patch(patch: UpstreamPatch) -> str:
     """The replaced function, and the installed version if the patch is for another one."""
     distribution, _, read = patch.version.rpartition(" ")
     found = (installed_version(distribution) if distribution else "") or read

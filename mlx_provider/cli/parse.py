@@ -29,14 +29,8 @@ class ParseRequest(BaseModel):
 
 
 def parse() -> None:
-    """Read JSON lines from standard input and write what the parsers find in each.
-
-    In: id, tool_parser or reasoning_parser (or both), chunks (pieces of one reply), and
-    optionally tools, prompt_opened_think, stop. Out: id, content, reasoning_content,
-    tool_calls with name and arguments; a line that cannot be read gives id and error, and so does
-    a parser that fails.
-    With response_format, also parsed, valid and violated: whether the content matches it.
-    """
+    """See `cli.app.parse`. With response_format, also parsed, valid and violated: whether the
+    content matches it."""
     if sys.stdin.isatty():
         sys.stderr.write("reading JSON lines from the terminal; Ctrl-D ends\n")
     registry = PluginRegistry.discover()

@@ -27,25 +27,13 @@ if TYPE_CHECKING:
         MemoryFigures,
         PrefixCacheFigures,
         RequestFigures,
-        StepFigures,
     )
 
-BAR = 48
 MODEL_WIDTH = 26
 TREE = 12
 MISSES = 5
 STEPS = 60
-BLOCKS = "▁▂▃▄▅▆▇█"
 STATE_STYLES = {"preparing": "dim", "queued": "yellow", "prefill": "cyan", "decode": "green"}
-OWNER_STYLES = {
-    "weights": "blue",
-    "drafters": "magenta",
-    "rows": "green",
-    "prefix_cache": "cyan",
-    "features": "yellow",
-    "media": "red",
-    "pool": "bright_black",
-}
 REASONS = {
     "": "all of the stored prefix cached",
     "cold": "no stored prefix",
@@ -77,7 +65,8 @@ def top(
         if once or not (as_json or Console().is_terminal):
             _once(client, as_json=as_json)
         elif as_json:
-            _lines(client, every)
+            for line in client.watch(every):
+                typer.echo(line)
         else:
             _live(client, every)
     except KeyboardInterrupt:
@@ -87,17 +76,11 @@ def top(
 
 
 def _once(client: HttpClient, *, as_json: bool) -> None:
-
     figures = client.figures()
     if as_json:
         typer.echo(figures.model_dump_json(indent=2))
         return
     Console(highlight=False).print(view(figures))
-
-
-def _lines(client: HttpClient, every: float) -> None:
-    for line in client.watch(every):
-        typer.echo(line)
 
 
 def _live(client: HttpClient, every: float) -> None:
@@ -116,7 +99,7 @@ def _live(client: HttpClient, every: float) -> None:
 
 def view(figures: Figures) -> RenderableType:
     parts: list[RenderableType] = [_head(figures), Text(), _memory(figures.memory)]
-    parts += [Text(), _requests(figures.requests) if figures.requests else _quiet()]
+    parts += [Text(), _requests(figures.requests)]
     for engine in figures.engines:
         parts += [Text(), _engine(engine)]
     parts += [Text(), _cache(figures.prefix_cache)]
@@ -135,28 +118,18 @@ def _head(figures: Figures) -> Text:
     )
 
 
-def _quiet() -> Text:
-    return Text("no request", style="dim")
-
-
 def _memory(memory: MemoryFigures) -> Text:
-    owners = memory.owners()
-    total = sum(owners.values())
-    bar, legend = Text("memory  "), Text("        ")
-    whole, used = max(memory.limit, total, 1), 0
-    for owner, style in OWNER_STYLES.items():
-        if nbytes := owners[owner]:
-            width = max(1, round(BAR * nbytes / whole))
-            used += width
-            bar.append("█" * width, style=style)
-            name = owner.replace("_", " ")
-            legend.append("■ ", style=style).append(f"{name} {size(nbytes)}  ")
-    bar.append("░" * max(0, BAR - used), style="dim")
-    bar.append(f"  {size(total)} of {size(memory.limit)}, {size(memory.active)} on the device\n")
-    return bar.append_text(legend)
+    owners = {owner.replace("_", " "): n for owner, n in memory.owners().items() if n}
+    return Text(
+        f"memory  {size(sum(owners.values()))} of {size(memory.limit)}, "
+        f"{size(memory.active)} on the device\n        "
+        + ", ".join(f"{owner} {size(nbytes)}" for owner, nbytes in owners.items())
+    )
 
 
-def _requests(requests: Sequence[RequestFigures]) -> Table:
+def _requests(requests: Sequence[RequestFigures]) -> RenderableType:
+    if not requests:
+        return Text("no request", style="dim")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in ("request", "model", "state"):
         table.add_column(name, no_wrap=True, max_width=MODEL_WIDTH)
@@ -182,19 +155,11 @@ def _tail(name: str) -> str:
     return name if len(name) <= MODEL_WIDTH else f"…{name[1 - MODEL_WIDTH :]}"
 
 
-def _prompt(request: RequestFigures) -> Text:
-    """Tokens from the prefix cache, computed, and left."""
-    whole, width = max(1, request.prompt_tokens), 16
-    cached = round(width * request.cached_tokens / whole)
-    done = round(width * (request.cached_tokens + request.prefilled_tokens) / whole)
-    done = min(width, done)
-    return Text.assemble(
-        ("█" * cached, "cyan"),
-        ("█" * (done - cached), "green"),
-        ("░" * (width - done), "dim"),
-        f" {request.prompt_tokens}",
-        (f" ({request.cached_tokens} cached)" if request.cached_tokens else "", "dim"),
-    )
+def _prompt(request: RequestFigures) -> str:
+    """Tokens so far and in all."""
+    done = request.cached_tokens + request.prefilled_tokens
+    cached = f" ({request.cached_tokens} cached)" if request.cached_tokens else ""
+    return f"{done}/{request.prompt_tokens}{cached}"
 
 
 def _engine(engine: EngineFigures) -> Text:
@@ -206,8 +171,9 @@ def _engine(engine: EngineFigures) -> Text:
     )
     if engine.steps:
         summary.append(f"\n  steps  {_milli(engine.step_median)} median, ")
-        summary.append(f"{_milli(engine.step_longest)} longest\n  chunks ")
-        summary.append_text(_chunks(engine.steps[-STEPS:]))
+        summary.append(f"{_milli(engine.step_longest)} longest")
+        if most := max(step.chunk for step in engine.steps[-STEPS:]):
+            summary.append(f", chunks up to {most} tokens")
     if engine.drafted_tokens:
         share = engine.accepted_tokens / engine.drafted_tokens
         summary.append(f"\n  drafts {engine.drafter}: {engine.accepted_tokens} of ")
@@ -215,19 +181,6 @@ def _engine(engine: EngineFigures) -> Text:
     if engine.ahead_tokens:
         summary.append(f"\n  {engine.ahead_tokens} prompt tokens prefilled in the background")
     return summary
-
-
-def _chunks(steps: Sequence[StepFigures]) -> Text:
-    """A block per step, as high as its chunk. Another colour: the chunk shared the pass of the
-    rows."""
-    most, blocks = max(step.chunk for step in steps), Text()
-    for step in steps:
-        if step.chunk:
-            level = min(len(BLOCKS) - 1, len(BLOCKS) * step.chunk // max(1, most))
-            blocks.append(BLOCKS[level], style="magenta" if step.mixed else "cyan")
-        else:
-            blocks.append("·", style="dim")
-    return blocks.append(f" up to {most} tokens" if most else "", style="dim")
 
 
 def _cache(cache: PrefixCacheFigures) -> Text:

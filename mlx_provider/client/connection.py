@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,55 +65,58 @@ class InProcessClient:
         return Generation(accepted, queue, partial(self._service.cancel, accepted.id))
 
 
+@dataclass(frozen=True)
 class LocalEngine:
     """Safe from any thread and any process."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        command: Sequence[str] = ENGINE_COMMAND,
-        start_limit: float = START_LIMIT,
-    ) -> None:
-        self._runtime = runtime
-        self._command = tuple(command)
-        self._start_limit = start_limit
+    runtime: Runtime
+    command: Sequence[str] = ENGINE_COMMAND
+    start_limit: float = START_LIMIT
 
     def ensure(self) -> None:
         """Wait until an engine listens; start it if necessary. Raises `EngineUnavailable`, or the
         error with which the engine ended."""
-        prepare(self._runtime)
+        prepare(self.runtime)
         try:
             self._find_or_start()
         except OSError as error:
             raise EngineUnavailable(
-                f"no engine process can be reached or started in {self._runtime.folder}: {error}"
+                f"no engine process can be reached or started in {self.runtime.folder}: {error}"
             ) from None
 
     def _find_or_start(self) -> None:
-        deadline = time.monotonic() + self._start_limit
+        deadline = time.monotonic() + self.start_limit
         while True:
-            lock = EngineLock.try_take(self._runtime.lock)
+            lock = EngineLock.try_take(self.runtime.lock)
             if lock is not None:
                 try:
                     self._start(lock)
                 finally:
                     lock.release()
                 return
-            if self._runtime.listens():
+            if self.runtime.listens():
                 return
             if time.monotonic() > deadline:
                 raise EngineUnavailable(
-                    f"engine process {holder(self._runtime.lock)} does not answer: "
-                    f"end it, or see {self._runtime.log}"
+                    f"engine process {holder(self.runtime.lock)} does not answer: "
+                    f"end it, or see {self.runtime.log}"
                 )
             time.sleep(POLL)
 
     def _start(self, lock: EngineLock) -> None:
-        log = _open_log(self._runtime.log)
+        log = _open_log(self.runtime.log)
         begin = os.lseek(log, 0, os.SEEK_END)
         hear, tell = os.pipe()
         try:
-            process = self._spawn(lock.descriptor, tell, log)
+            process = subprocess.Popen(
+                [*self.command, "--lock-fd", str(lock.descriptor), "--ready-fd", str(tell)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(lock.descriptor, tell),
+                start_new_session=True,
+                env={**self.runtime.environment, PREFIX + "RUNTIME_DIR": str(self.runtime.folder)},
+            )
         except OSError:
             os.close(hear)
             raise
@@ -126,23 +130,8 @@ class LocalEngine:
         finally:
             os.close(hear)
 
-    def _spawn(self, lock: int, tell: int, log: int) -> subprocess.Popen[bytes]:
-        arguments = [*self._command, "--lock-fd", str(lock), "--ready-fd", str(tell)]
-        return subprocess.Popen(
-            arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=(lock, tell),
-            start_new_session=True,
-            env={
-                **self._runtime.environment,
-                PREFIX + "RUNTIME_DIR": str(self._runtime.folder),
-            },
-        )
-
     def _await_report(self, process: subprocess.Popen[bytes], hear: int, begin: int) -> None:
-        deadline = time.monotonic() + self._start_limit
+        deadline = time.monotonic() + self.start_limit
         report = b""
         while not report.endswith(b"\n"):
             left = deadline - time.monotonic()
@@ -150,39 +139,37 @@ class LocalEngine:
                 process.kill()
                 raise EngineUnavailable(
                     f"engine process {process.pid} did not start within "
-                    f"{self._start_limit:g} s and was ended; see {self._runtime.log}"
+                    f"{self.start_limit:g} s and was ended; see {self.runtime.log}"
                 )
             piece = os.read(hear, 65536)
             if not piece:
-                raise self._died(process, begin)
+                code = process.wait()
+                how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+                log = self.runtime.log
+                raise EngineUnavailable(
+                    f"the engine process ended at its start ({how}): {_tail(log, begin)}; "
+                    f"full log: {log}"
+                )
             report += piece
         if report != READY:
-            raise _reported(report)
-
-    def _died(self, process: subprocess.Popen[bytes], begin: int) -> EngineUnavailable:
-        code = process.wait()
-        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-        return EngineUnavailable(
-            f"the engine process ended at its start ({how}): "
-            f"{_tail(self._runtime.log, begin)}; full log: {self._runtime.log}"
-        )
+            raise _read_report(report)
 
 
 def limit_log(path: Path) -> None:
     """Begin a new log file whenever `path`, this process's output, is larger than `LARGEST_LOG`. A
     thread looks every `LOG_POLL` seconds."""
-    threading.Thread(target=_watch_log, args=(path,), daemon=True, name="log size").start()
 
+    def watch() -> None:
+        while True:
+            time.sleep(LOG_POLL)
+            if os.fstat(2).st_size > LARGEST_LOG:
+                with suppress(EngineUnavailable, OSError):  # the next look tries again
+                    descriptor = _open_log(path)
+                    os.dup2(descriptor, 1)
+                    os.dup2(descriptor, 2)
+                    os.close(descriptor)
 
-def _watch_log(path: Path) -> None:
-    while True:
-        time.sleep(LOG_POLL)
-        if os.fstat(2).st_size > LARGEST_LOG:
-            with suppress(EngineUnavailable, OSError):  # the next look tries again
-                descriptor = _open_log(path)
-                os.dup2(descriptor, 1)
-                os.dup2(descriptor, 2)
-                os.close(descriptor)
+    threading.Thread(target=watch, daemon=True, name="log size").start()
 
 
 def _open_log(path: Path) -> int:
@@ -199,7 +186,7 @@ def _tail(log: Path, begin: int) -> str:
     return " / ".join(summary[-5:]) or "nothing in the log"
 
 
-def _reported(report: bytes) -> Exception:
+def _read_report(report: bytes) -> Exception:
     try:
         return ErrorBody.model_validate_json(report).exception()
     except ValidationError:
@@ -223,7 +210,7 @@ class Connections:
         self._clients: dict[tuple[str, str | None], EngineClient] = {}
         self._in_process: InProcessClient | None = None
         self._pid = os.getpid()
-        os.register_at_fork(after_in_child=self._forked)
+        os.register_at_fork(after_in_child=self._reset_after_fork)
 
     def client(self, api_base: str | None, api_key: str | None) -> EngineClient:
         with self._lock:
@@ -275,7 +262,7 @@ class Connections:
         if self._pid == os.getpid():
             self.close()
 
-    def _forked(self) -> None:
+    def _reset_after_fork(self) -> None:
         self._lock = threading.Lock()
 
 

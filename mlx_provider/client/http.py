@@ -55,20 +55,18 @@ class HttpClient:
         self._start = start
         self._lock = threading.Lock()
         self._transport: Transport | None = None
-        forked = weakref.WeakMethod(self._forked)
+        forked = weakref.WeakMethod(self._reset_after_fork)
         os.register_at_fork(after_in_child=lambda: (method := forked()) and method())
 
     def submit(self, request: ModelRequest) -> Generation:
         """Raises the engine's typed error, `EngineUnavailable` if no engine can be reached or
         started, `EngineDied` if it ended in the meantime."""
         body = request_body(request)
-        return patiently(lambda: self._sent(lambda transport: transport.send(request.path, body)))
+        return self._send(lambda transport: transport.send(request.path, body))
 
     def count(self, request: GenerateRequest) -> int:
         body = request_body(request)
-        reply = patiently(
-            lambda: self._sent(lambda transport: transport.ask("POST", "/v1/count", body=body))
-        )
+        reply = self._send(lambda transport: transport.ask("POST", "/v1/count", body=body))
         return int(json.loads(reply)["prompt_tokens"])
 
     def health(self) -> Health:
@@ -84,7 +82,7 @@ class HttpClient:
     def watch(self, every: float) -> Iterator[bytes]:
         """A line of JSON every `every` seconds until the engine ends, see `parse_figures`.
         Starts none. Reading raises typed errors, `EngineDied` if the stream is cut off."""
-        return iter(self._opened().lines("GET", f"/v1/figures?stream={every:g}"))
+        return iter(self._open().lines("GET", f"/v1/figures?stream={every:g}"))
 
     def cache_report(self) -> dict[str, Any]:
         report: dict[str, Any] = json.loads(self._ask("GET", "/cache"))
@@ -97,14 +95,14 @@ class HttpClient:
         """Returns whether it ends at once. Starts no engine. Raises `EngineUnavailable` if none
         runs."""
         self.health()
-        return _ends(self._opened(), reason, when)
+        return _ends(self._open(), reason, when)
 
     def open_listener(self, request: Mapping[str, Any]) -> tuple[str, LineStream]:
         """Open a port of the owner's engine (see `server.figures.ListenerRequest`).
 
         Returns its URL, and the connection that keeps it open. Starts no engine. Raises typed
         errors."""
-        stream = self._opened().lines("POST", "/v1/listener", json.dumps(request).encode())
+        stream = self._open().lines("POST", "/v1/listener", json.dumps(request).encode())
         if not (url := last_try(stream.first)):
             raise EngineDied("the engine ended before it opened a port")
         return url.decode(), stream
@@ -116,22 +114,25 @@ class HttpClient:
         if transport is not None:
             transport.close()
 
-    def _opened(self) -> Transport:
+    def _open(self) -> Transport:
         with self._lock:
             if self._transport is None:
                 self._transport = Transport(self._address, self._headers)
             return self._transport
 
-    def _sent(self, send: Callable[[Transport], T]) -> T:
-        transport = self._opened()
-        attachment = self._attached(transport)
-        try:
-            return send(transport)
-        except NotTaken:
-            attachment.stream.close()
-            raise
+    def _send(self, send: Callable[[Transport], T]) -> T:
+        def send_once() -> T:
+            transport = self._open()
+            attachment = self._attach(transport)
+            try:
+                return send(transport)
+            except NotTaken:
+                attachment.stream.close()
+                raise
 
-    def _attached(self, transport: Transport) -> Attachment:
+        return patiently(send_once)
+
+    def _attach(self, transport: Transport) -> Attachment:
         with transport.attaching:
             if transport.attachment is not None and not transport.attachment.stream.ended.is_set():
                 return transport.attachment
@@ -140,14 +141,14 @@ class HttpClient:
             try:
                 attachment = transport.attach()
             except NotTaken:
-                return self._started(transport, self._start)
+                return self._start_and_attach(transport, self._start)
             except OtherProtocol as error:
                 if is_left_behind() or not _ends(transport, error.message, "idle"):
                     raise
-                return self._started(transport, self._start)
+                return self._start_and_attach(transport, self._start)
             return self._up_to_date(transport, attachment, self._start)
 
-    def _started(
+    def _start_and_attach(
         self, transport: Transport, start: Callable[[], None], ending: int | None = None
     ) -> Attachment:
         """`ending`: the process that it replaces, which listens a little longer."""
@@ -185,7 +186,7 @@ class HttpClient:
         newer = OWN in changed and PYTHON not in changed
         if _ends(transport, summary(changed), "idle" if newer else "alone"):
             attachment.stream.close()
-            return self._started(transport, start, health.pid)
+            return self._start_and_attach(transport, start, health.pid)
         if OWN in changed:
             raise _other_version(attachment, LATER if newer else APART)
         log.warning(
@@ -196,9 +197,9 @@ class HttpClient:
         return attachment
 
     def _ask(self, method: str, path: str, ok: tuple[int, ...] = (200,)) -> bytes:
-        return last_try(lambda: self._opened().ask(method, path, ok))
+        return last_try(lambda: self._open().ask(method, path, ok))
 
-    def _forked(self) -> None:
+    def _reset_after_fork(self) -> None:
         self._lock, self._transport = threading.Lock(), None
 
 

@@ -64,7 +64,7 @@ class _Merge:
     def begin(self) -> Generation:
         """Closing or deleting the generation ends every part."""
         merged = Generation(
-            _accepted([part.accepted for part in self._parts]),
+            _merge_accepted([part.accepted for part in self._parts]),
             self._queue,
             partial(_close, self._parts),
         )
@@ -76,11 +76,11 @@ class _Merge:
 
     async def _relay(self, first: int, part: Generation) -> None:
         while events := await part.aget():
-            self._queue.put([each for event in events for each in self._translated(first, event)])
+            self._queue.put([each for event in events for each in self._translate(first, event)])
             if any(isinstance(event, Failed) for event in events):
                 _close(self._parts)
 
-    def _translated(self, first: int, event: Event) -> list[Event]:
+    def _translate(self, first: int, event: Event) -> list[Event]:
         if isinstance(event, Delta):
             index = first + event.index
             content = self._echoes.pop(index, "") + event.content
@@ -96,7 +96,7 @@ class _Merge:
         return [event]
 
 
-def _accepted(all_of: Sequence[Accepted]) -> Accepted:
+def _merge_accepted(all_of: Sequence[Accepted]) -> Accepted:
     return all_of[0].model_copy(
         update={
             "prompt_tokens": sum(each.prompt_tokens for each in all_of),

@@ -12,6 +12,7 @@ import platform
 import stat
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from .. import __version__
@@ -50,7 +51,7 @@ def identity(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     python = f"{sys.prefix} ({platform.python_version()})"
     names = [n for n in environ if n.startswith(MLX) or n.endswith(WINDOW) or n in OTHERS]
     return {OWN: __version__, PYTHON: python} | {
-        name: _shown(name, environ[name])
+        name: _without_secret(name, environ[name])
         for name in names
         if name not in NOT_THE_ENGINES and (environ[name] or name == SELECTION)
     }
@@ -73,7 +74,7 @@ def is_left_behind() -> bool:
     return installed_version(OWN) not in ("", __version__)
 
 
-def _shown(name: str, value: str) -> str:
+def _without_secret(name: str, value: str) -> str:
     if name not in SECRET:
         return value
     return "a secret with digest " + hashlib.blake2b(value.encode(), digest_size=4).hexdigest()
@@ -85,10 +86,9 @@ def prepare(runtime: Runtime) -> None:
     _refuse_long(runtime)
     try:
         make_folder(runtime.folder)
-        states = runtime.folder.lstat(), runtime.folder.stat()
     except OSError as error:
-        raise _unusable(runtime.folder, error) from None
-    _refuse_foreign(runtime.folder, *states)
+        raise _unusable(runtime.folder, error.errno) from None
+    inspect(runtime)
 
 
 def inspect(runtime: Runtime) -> bool:
@@ -96,24 +96,18 @@ def inspect(runtime: Runtime) -> bool:
     _refuse_long(runtime)
     folder = runtime.folder
     try:
-        states = folder.lstat(), folder.stat()
-        is_folder = folder.is_dir()
+        link, target = folder.lstat(), folder.stat()
     except FileNotFoundError:
-        _refuse_closed(folder)
+        nearest = next(parent for parent in folder.absolute().parents if parent.exists())
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise _unusable(folder, errno.EACCES) from None
         return False
     except OSError as error:
-        raise _unusable(folder, error) from None
-    if not is_folder:
-        raise _unusable(folder, NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
-    _refuse_foreign(folder, *states)
+        raise _unusable(folder, error.errno) from None
+    if not stat.S_ISDIR(target.st_mode):
+        raise _unusable(folder, errno.ENOTDIR)
+    _refuse_foreign(folder, link, target)
     return True
-
-
-def _refuse_closed(folder: Path) -> None:
-    """The nearest parent of a missing folder must be writable."""
-    nearest = next(parent for parent in folder.absolute().parents if parent.exists())
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise _unusable(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
 
 
 def _refuse_long(runtime: Runtime) -> None:
@@ -124,9 +118,9 @@ def _refuse_long(runtime: Runtime) -> None:
         )
 
 
-def _unusable(folder: Path, error: OSError) -> EngineUnavailable:
+def _unusable(folder: Path, number: int | None) -> EngineUnavailable:
     return EngineUnavailable(
-        f"runtime folder {folder} cannot be used ({error.strerror}): "
+        f"runtime folder {folder} cannot be used ({os.strerror(number or 0)}): "
         f"set {PREFIX}RUNTIME_DIR to a folder of your own"
     )
 
@@ -171,11 +165,12 @@ class EngineLock:
         except BlockingIOError:
             os.close(descriptor)
             return None
-        if not _is_file(descriptor, path):
-            # removed between open and lock: a lock on an unlinked file protects nothing
-            os.close(descriptor)
-            return cls.try_take(path)
-        return cls(descriptor)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return cls(descriptor)
+        # removed between open and lock: a lock on an unlinked file protects nothing
+        os.close(descriptor)
+        return cls.try_take(path)
 
     @classmethod
     def inherited(cls, descriptor: int) -> EngineLock:
@@ -207,11 +202,3 @@ def is_held(path: Path) -> bool:
     if lock is not None:
         lock.release()
     return lock is None
-
-
-def _is_file(descriptor: int, path: Path) -> bool:
-    try:
-        there = path.stat()
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(os.fstat(descriptor), there)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -70,27 +69,26 @@ def last_try(work: Callable[[], T]) -> T:
 
 
 class Call:
-    """One request, whose reply is read by a thread. It has its own connection: to end that is the
-    only way to cancel a request in HTTP/1.1."""
+    """One request. It has its own connection: to end that is the only way to cancel a request in
+    HTTP/1.1."""
 
     def __init__(self) -> None:
-        self.cancelled = False
-        self.thread: threading.Thread
+        self.closed = False
         self._pid = os.getpid()
         self._socket: socket.socket | None = None
 
-    def cancel(self) -> None:
+    def close(self) -> None:
         """Idempotent, never blocks, safe from any thread. Ignored in a forked child: the connection
         belongs to its parent."""
         if os.getpid() == self._pid:
-            self.cancelled = True
+            self.closed = True
             self._shut()
 
     def trace(self, event: str, values: Mapping[str, Any]) -> None:
         """httpx's `trace` extension, which has the connection before the reply begins."""
         if event.endswith(("connect_unix_socket.complete", "connect_tcp.complete", "tls.complete")):
             self._socket = values["return_value"].get_extra_info("socket")
-            if self.cancelled:
+            if self.closed:
                 self._shut()
 
     def _shut(self) -> None:
@@ -101,15 +99,63 @@ class Call:
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
-class LineStream:
+class Stream(Call):
+    """A reply that a thread reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread: threading.Thread
+        self.buffer = LineBuffer()
+
+    def take(self, piece: bytes) -> None:
+        raise NotImplementedError
+
+    def end(self, error: Exception | None) -> None:
+        """`None`: the engine has ended the reply."""
+        raise NotImplementedError
+
+
+class EventStream(Stream):
+    def __init__(self) -> None:
+        super().__init__()
+        self.events = EventQueue()
+        self.accepted: Future[Accepted] = Future()
+
+    def take(self, piece: bytes) -> None:
+        found = self.buffer.events(piece)
+        if found and not self.accepted.done():
+            first = found.pop(0)
+            if not isinstance(first, Accepted):
+                raise EngineUnavailable("the engine's first event is not 'accepted'")
+            self.accepted.set_result(first)
+        self.events.put(found)
+        while self.events.unread > READ_AHEAD and not self.closed:
+            time.sleep(READ_AGAIN_SECONDS)
+
+    def end(self, error: Exception | None) -> None:
+        error = error or EngineDied("the engine's reply ended before its last event")
+        if not self.accepted.done():
+            self.accepted.set_exception(error)
+        elif isinstance(error, MLXProviderError):
+            self.events.put([Failed.of(error)])  # ignored after the last event
+
+
+class LineStream(Stream):
     """Lines of a reply that lasts until one side ends it. Empty lines, which detect a lost
     connection, are left out."""
 
     def __init__(self) -> None:
-        self.call = Call()
-        self.close = self.call.cancel
+        super().__init__()
         self.ended = threading.Event()
-        self.lines: SimpleQueue[bytes | Exception] = SimpleQueue()
+        self._queue: SimpleQueue[bytes | Exception] = SimpleQueue()
+
+    def take(self, piece: bytes) -> None:
+        for line in filter(None, self.buffer.feed(piece)):
+            self._queue.put(line)
+
+    def end(self, error: Exception | None) -> None:
+        self.ended.set()
+        self._queue.put(error or b"")
 
     def first(self) -> bytes:
         """Empty if there is none. Raises `NotTaken` if no process listens, and typed errors."""
@@ -129,7 +175,7 @@ class LineStream:
             self.close()
 
     def _line(self, seconds: float | None = None) -> bytes:
-        line = self.lines.get(timeout=seconds)
+        line = self._queue.get(timeout=seconds)
         if isinstance(line, Exception):
             raise line
         return line
@@ -152,7 +198,7 @@ class Transport:
         self.attachment: Attachment | None = None
         self._address = address
         self._closed = False
-        self._calls: set[Call] = set()
+        self._streams: set[Stream] = set()
         self._http = httpx.Client(
             base_url=address.url,
             headers={"content-type": "application/json", **headers},
@@ -178,13 +224,12 @@ class Transport:
 
     def send(self, path: str, body: bytes) -> Generation:
         """Wait until the request is accepted. Raises typed errors and `NotTaken`."""
-        events, call = EventQueue(), Call()
-        accepted: Future[Accepted] = Future()
-        self._start(call, partial(self._generate, call, path, body, accepted, events))
+        stream = EventStream()
+        self._start(stream, "POST", path, body)
         try:
-            return Generation(accepted.result(), events, call.cancel)
+            return Generation(stream.accepted.result(), stream.events, stream.close)
         except BaseException:
-            call.cancel()
+            stream.close()
             raise
 
     def ask(self, method: str, path: str, ok: tuple[int, ...] = (200,), body: bytes = b"") -> bytes:
@@ -194,77 +239,40 @@ class Transport:
 
     def lines(self, method: str, path: str, body: bytes = b"") -> LineStream:
         stream = LineStream()
-        self._start(stream.call, partial(self._read_lines, stream, method, path, body))
+        self._start(stream, method, path, body)
         return stream
 
     def close(self) -> None:
         """Ends every request. Idempotent."""
         self._closed = True
-        calls = list(self._calls)
-        for call in calls:
-            call.cancel()
-        for call in calls:
-            call.thread.join(CLOSE_SECONDS)
+        streams = list(self._streams)
+        for stream in streams:
+            stream.close()
+        for stream in streams:
+            stream.thread.join(CLOSE_SECONDS)
 
-    def _start(self, call: Call, read: Callable[[], None]) -> None:
+    def _start(self, stream: Stream, method: str, path: str, body: bytes) -> None:
         def run() -> None:
+            error: Exception | None = self._cancellation()
             try:
-                read()
+                with self._response(stream, method, path, body) as response:
+                    for piece in response.iter_raw():
+                        stream.take(piece)
+                error = None
+            except (MLXProviderError, NotTaken) as failure:
+                error = failure
             finally:
-                self._calls.discard(call)
+                stream.end(error)
+                self._streams.discard(stream)
 
-        call.thread = threading.Thread(target=run, name="mlx-provider client", daemon=True)
-        self._calls.add(call)
-        call.thread.start()
+        stream.thread = threading.Thread(target=run, name="mlx-provider client", daemon=True)
+        self._streams.add(stream)
+        stream.thread.start()
 
-    def _cancelled(self) -> MLXProviderError:
+    def _cancellation(self) -> MLXProviderError:
         if self._closed:
             return EngineUnavailable("this client was closed")
         return RequestFailed.cancelled()
-
-    def _generate(
-        self, call: Call, path: str, body: bytes, accepted: Future[Accepted], events: EventQueue
-    ) -> None:
-        lines = LineBuffer()
-        error: Exception | None = None
-        try:
-            with self._response(call, "POST", path, body) as response:
-                for piece in response.iter_raw():
-                    found = lines.events(piece)
-                    if found and not accepted.done():
-                        first = found.pop(0)
-                        if not isinstance(first, Accepted):
-                            break
-                        accepted.set_result(first)
-                    events.put(found)
-                    while events.unread > READ_AHEAD and not call.cancelled:
-                        time.sleep(READ_AGAIN_SECONDS)
-            error = EngineDied("the engine's reply ended before its last event")
-            if not accepted.done():
-                error = EngineUnavailable("the engine's first event is not 'accepted'")
-        except (MLXProviderError, NotTaken) as failure:
-            error = failure
-        finally:
-            error = error or self._cancelled()
-            if not accepted.done():
-                accepted.set_exception(error)
-            elif isinstance(error, MLXProviderError):
-                events.put([Failed.of(error)])  # ignored after the last event
-
-    def _read_lines(self, stream: LineStream, method: str, path: str, body: bytes) -> None:
-        lines = LineBuffer()
-        error: Exception | None = None
-        try:
-            with self._response(stream.call, method, path, body) as response:
-                for piece in response.iter_raw():
-                    for line in filter(None, lines.feed(piece)):
-                        stream.lines.put(line)
-            stream.lines.put(b"")
-        except (MLXProviderError, NotTaken) as failure:
-            error = failure
-        finally:
-            stream.ended.set()
-            stream.lines.put(error or self._cancelled())
 
     @contextmanager
     def _response(
@@ -272,7 +280,7 @@ class Transport:
     ) -> Iterator[httpx.Response]:
         """A reply with one of the states `ok`. Raises typed errors and `NotTaken`."""
         if self._closed:
-            raise self._cancelled()
+            raise self._cancellation()
         began, answered, more = time.monotonic(), False, {"trace": call.trace}
         try:
             with self._http.stream(method, path, content=body, extensions=more) as response:
@@ -281,8 +289,8 @@ class Transport:
                     raise _refusal(error_of(response.status_code, path, response.read()))
                 yield response
         except httpx.RequestError as error:
-            if call.cancelled:
-                raise self._cancelled() from None
+            if call.closed:
+                raise self._cancellation() from None
             if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
                 message = f"no engine answers at {self._address}: {error}"
                 raise NotTaken(EngineUnavailable(message)) from None

@@ -39,7 +39,7 @@ ONE_BACKEND = "pip uninstall both, then install mlx-provider[cpu] or mlx-provide
 
 def packages(subject: Subject) -> Iterator[Finding]:
     for tested in TESTED:
-        yield _compared(tested, subject.installed(tested.package))
+        yield _compare(tested, subject.installed(tested.package))
 
 
 def backend(subject: Subject) -> Iterator[Finding]:
@@ -55,7 +55,7 @@ def backend(subject: Subject) -> Iterator[Finding]:
     yield Finding("versions.backend", "ok", f"MLX runs on {device}")
 
 
-def _compared(tested: Tested, found: str | None) -> Finding:
+def _compare(tested: Tested, found: str | None) -> Finding:
     name = f"versions.{tested.package}"
     if not found:
         return Finding(name, "fail", f"{tested.package} is not installed", UPGRADE)

@@ -140,7 +140,7 @@ def config_text(served: Served, limited_by: str = "") -> str:
     notes = NOTES | {"max_input_tokens": limited_by}
     config = served_config(served, AGENTS)
     text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=1000)
-    return "\n".join([head, *_noted(text.splitlines(), notes)]) + "\n"
+    return "\n".join([head, *_annotate(text.splitlines(), notes)]) + "\n"
 
 
 def env_text() -> str:
@@ -177,7 +177,7 @@ def _write(path: Path, content: str, mode: int) -> None:
         raise BadRequest(f"{path} cannot be written: {error.strerror}") from None
 
 
-def _noted(lines: list[str], notes: Mapping[str, str]) -> list[str]:
+def _annotate(lines: list[str], notes: Mapping[str, str]) -> list[str]:
     left = dict(notes)
     return [
         f"{line}  # {note}" if (note := left.pop(line.strip(" -").partition(":")[0], "")) else line

@@ -62,11 +62,11 @@ class Proxy:
         deadline = time.monotonic() + START_LIMIT
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise self._failed(f"ended with exit code {self.process.returncode}")
+                raise self._failure(f"ended with exit code {self.process.returncode}")
             if is_ready(self.url):
                 return
             time.sleep(POLL)
-        raise self._failed(f"does not answer after {START_LIMIT:g} s")
+        raise self._failure(f"does not answer after {START_LIMIT:g} s")
 
     def answer_once(self, model: str, limit: float) -> None:
         """Generate one token, within `limit` seconds. Raises `EngineUnavailable`."""
@@ -86,7 +86,7 @@ class Proxy:
         if not answer.is_success:
             raise EngineUnavailable(f"the proxy answers {answer.status_code}: {answer.text[:500]}")
 
-    def _failed(self, what: str) -> EngineUnavailable:
+    def _failure(self, what: str) -> EngineUnavailable:
         lines = self.log.read_text(errors="replace").strip().splitlines()
         summary = " / ".join(line.strip() for line in lines[-5:]) or "nothing in its log"
         return EngineUnavailable(f"the LiteLLM proxy {what}: {summary}")

@@ -283,8 +283,8 @@ def _plist(command: list[str], variables: Mapping[str, str], log: Path) -> bytes
 
 def _unit(command: list[str], variables: Mapping[str, str]) -> str:
     """systemd.service(5). The output of `up` contains the key, so it is discarded."""
-    run = " ".join(_quoted(word) for word in command)
-    stop = " ".join(_quoted(word) for word in [*command[:-1], "down"])
+    run = " ".join(_quote(word) for word in command)
+    stop = " ".join(_quote(word) for word in [*command[:-1], "down"])
     lines = [
         "[Unit]",
         "Description=Local models: engine and LiteLLM proxy of mlx-provider",
@@ -293,7 +293,7 @@ def _unit(command: list[str], variables: Mapping[str, str]) -> str:
         "RemainAfterExit=yes",
         f"ExecStart={run}",
         f"ExecStop={stop}",
-        *(f"Environment={_quoted(f'{name}={value}')}" for name, value in variables.items()),
+        *(f"Environment={_quote(f'{name}={value}')}" for name, value in variables.items()),
         "StandardOutput=null",
         "[Install]",
         f"WantedBy={WANTS}",
@@ -301,7 +301,7 @@ def _unit(command: list[str], variables: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _quoted(word: str) -> str:
+def _quote(word: str) -> str:
     """As in systemd.syntax(7), with `%` escaped. `$` needs no escape in paths and variables."""
     escaped = re.sub(r'(["\\])', r"\\\1", word).replace("%", "%%")
     return '"' + escaped.replace("\n", "\\n") + '"'

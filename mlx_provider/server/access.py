@@ -180,13 +180,13 @@ def kept_key(file: Path, remedy: str = "name a file that holds one") -> str:
     """Creates the file if missing. Raises `BadRequest` as `read_key`, `EngineUnavailable` with the
     remedy if it cannot be created."""
     try:
-        return _made(file)
+        return _read_or_make(file)
     except OSError as error:
         summary = f"no key can be kept in {file} ({error.strerror}): {remedy}"
         raise EngineUnavailable(summary) from None
 
 
-def _made(file: Path) -> str:
+def _read_or_make(file: Path) -> str:
     if file.exists():
         return read_key(file)
     make_folder(file.parent)
@@ -235,7 +235,7 @@ class Gate:
         headers = Headers(scope=scope)
         key = None if self._keys is None else self._keys.sent(headers)
         known = key is not None or self._keys is None
-        refused = self._refused(scope["method"], headers, known=known)
+        refused = self._refusal(scope["method"], headers, known=known)
         if refused is not None:
             raise refused
         if key is not None:
@@ -244,7 +244,7 @@ class Gate:
             if connection is not None:
                 connection.admit(owner_of(scope))
 
-    def _refused(self, method: str, headers: Headers, *, known: bool) -> MLXProviderError | None:
+    def _refusal(self, method: str, headers: Headers, *, known: bool) -> MLXProviderError | None:
         if not self._known_host(headers.get("host", "")):
             return Forbidden(
                 "this Host is not the engine's: address it by IP, or let its owner list the name "

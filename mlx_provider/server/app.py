@@ -74,7 +74,7 @@ class EngineApp:
         self.asgi = Starlette(
             routes=self._routes(remote=bool(keys)),
             middleware=[Middleware(Gate, keys=keys, hosts=hosts)] if keys else [],
-            exception_handlers={MLXProviderError: _typed, Exception: _unforeseen},
+            exception_handlers={MLXProviderError: _typed_response, Exception: _unforeseen},
         )
 
     def _routes(self, *, remote: bool) -> list[Route]:
@@ -144,7 +144,7 @@ class EngineApp:
         return Starlette(
             routes=self._foreign_routes(incoming, AGENTS),
             middleware=[Middleware(Gate, keys=keys, hosts=own_names("localhost"))],
-            exception_handlers={MLXProviderError: _typed, Exception: _unforeseen},
+            exception_handlers={MLXProviderError: _typed_response, Exception: _unforeseen},
         )
 
     def stop(self) -> None:
@@ -167,9 +167,9 @@ class EngineApp:
         return state.without_load() if is_named(scope) else state
 
     async def _attach(self, request: Request) -> Response:
-        return StreamingResponse(self._attached(request.scope), media_type=NDJSON)
+        return StreamingResponse(self._attachment_lines(request.scope), media_type=NDJSON)
 
-    async def _attached(self, scope: Scope) -> AsyncIterator[bytes]:
+    async def _attachment_lines(self, scope: Scope) -> AsyncIterator[bytes]:
         with self.activity.attached():
             yield self._state_for(scope).model_dump_json().encode() + b"\n"
             while not self.stopping.is_set():
@@ -231,7 +231,7 @@ def _sender(scope: Scope, tenant: str | None) -> dict[str, Any]:
     return key_of(scope).marks(tenant)
 
 
-async def _typed(request: Request, error: Exception) -> Response:
+async def _typed_response(request: Request, error: Exception) -> Response:
     if not isinstance(error, MLXProviderError):
         raise error
     return error_response(error, path=request.url.path)

@@ -110,7 +110,7 @@ class WatchedState(ServerState):
             self._drop(victim)
 
     def admits(self, owner: str) -> bool:
-        used = [each for each in self._watched() if each.owner is not None and each.in_use]
+        used = [each for each in self._all_watched() if each.owner is not None and each.in_use]
         return sum(each.owner == owner for each in used) < self._most() - len(used)
 
     def moved(self, protocol: WatchedProtocol) -> None:
@@ -129,7 +129,7 @@ class WatchedState(ServerState):
 
     def tick(self, seconds: float) -> None:
         """Close connections that are out of time, `seconds` after the last call."""
-        late = [protocol for protocol in self._watched() if protocol.waited(seconds)]
+        late = [protocol for protocol in self._all_watched() if protocol.waited(seconds)]
         for protocol in late:
             self._drop(protocol)
         if late:
@@ -154,10 +154,10 @@ class WatchedState(ServerState):
         return self._sending if protocol.cycle.more_body else None
 
     def drop_all(self) -> None:
-        for protocol in self._watched():
+        for protocol in self._all_watched():
             self._drop(protocol)
 
-    def _watched(self) -> list[WatchedProtocol]:
+    def _all_watched(self) -> list[WatchedProtocol]:
         open_ones = [p for p in self.connections if isinstance(p, WatchedProtocol)]
         return [*open_ones, *self._refused]
 
@@ -215,11 +215,11 @@ class WatchedProtocol(H11Protocol):
             return
         self._received += len(data)
         super().data_received(data)
-        self._moved()
+        self._regroup()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._moved()
+        self._regroup()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server_state.left(self)
@@ -239,7 +239,7 @@ class WatchedProtocol(H11Protocol):
         allowed = limits.arrival + self._received / limits.rate
         return self.seconds > allowed or self._stuck > limits.unread
 
-    def _moved(self) -> None:
+    def _regroup(self) -> None:
         if not self.transport.is_closing():
             self.server_state.moved(self)
 

@@ -55,11 +55,11 @@ class Count:
         except ClientDisconnect:
             return
         with self._incoming.activity.counting():
-            call = partial(self._answered, parsed, ticket)
+            call = partial(self._make_answer, parsed, ticket)
             answer = await in_thread(call, self._incoming.threads)
         await JSONResponse(answer)(scope, receive, send)
 
-    def _answered(self, parsed: ParsedRequest, ticket: Ticket) -> dict[str, Any]:
+    def _make_answer(self, parsed: ParsedRequest, ticket: Ticket) -> dict[str, Any]:
         with ticket, parsed.names.naming():
             requests: Sequence[Any] = parsed.requests
             if len(requests) != 1:
@@ -172,9 +172,9 @@ class _Answer:
             if generation is not None:
                 generation.close()
         if failure is not None:
-            await self._refused(failure, scope["path"])(scope, receive, send)
+            await self._refusal_response(failure, scope["path"])(scope, receive, send)
 
-    def _refused(self, error: MLXProviderError, path: str) -> Response:
+    def _refusal_response(self, error: MLXProviderError, path: str) -> Response:
         stream = self._refusal(error) if self._refusal is not None else b""
         if stream:
             return Response(stream, media_type=api.MEDIA_TYPE)

@@ -115,7 +115,7 @@ class OutOfDate:
     def __init__(self) -> None:
         self._environ = dict(os.environ)
         self._folders = _folders()
-        self._began = self._installed({})
+        self._began = self._versions({})
         self._now = self._began
         self._points = self._in_use()
         self._times = [times(point) for _, point in self._points]
@@ -124,8 +124,8 @@ class OutOfDate:
         """Empty if a new engine would be the same."""
         folders = _folders()
         if folders != self._folders:
-            self._folders, self._now = folders, self._installed(self._began)
-        return [*self._differ(), *self._edited()]
+            self._folders, self._now = folders, self._versions(self._began)
+        return [*self._differ(), *self._edits()]
 
     def replaceable(self, changes: list[str]) -> bool:
         """Whether a new engine could serve the present clients. Not one of another version: the
@@ -138,7 +138,7 @@ class OutOfDate:
             if then != now:
                 yield f"{name}: {then or 'none'}, now {now or 'none'}"
 
-    def _edited(self) -> Iterator[str]:
+    def _edits(self) -> Iterator[str]:
         for (plugin, point), then in zip(self._points, self._times, strict=True):
             now = times(point)
             if now != then:
@@ -154,7 +154,7 @@ class OutOfDate:
             if not plugin.ours and (wanted is None or plugin.name in wanted)
         ]
 
-    def _installed(self, before: Mapping[str, str]) -> dict[str, str]:
+    def _versions(self, before: Mapping[str, str]) -> dict[str, str]:
         found = {
             f"plugin {plugin.name}": f"{plugin.distribution} {plugin.version}"
             for plugin, _ in self._in_use()

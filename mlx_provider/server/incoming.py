@@ -219,12 +219,12 @@ class Incoming:
             with self.activity.attached():  # may take longer than the idle limit
                 body = await self.bodies.read(scope, receive)
                 undo.callback(body.ticket.close)
-                parsed = await self._parsed(parse, body)
+                parsed = await self._parse(parse, body)
             self.admit(scope)
             undo.pop_all()
         return parsed, body.ticket
 
-    async def _parsed(self, parse: Callable[[bytearray], R], body: Body) -> R:
+    async def _parse(self, parse: Callable[[bytearray], R], body: Body) -> R:
         """Large bodies are parsed in threads, so that streams continue."""
         if len(body.data) <= AT_ONCE:
             return parse(body.data)

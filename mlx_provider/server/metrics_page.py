@@ -34,7 +34,7 @@ class MetricsPage:
         self.asgi = Starlette(
             routes=[Route("/metrics", self._metrics)],
             middleware=[Middleware(Gate, keys=keys, hosts=hosts)],
-            exception_handlers={MLXProviderError: _typed},
+            exception_handlers={MLXProviderError: _typed_response},
         )
 
     async def _metrics(self, request: Request) -> Response:
@@ -49,7 +49,7 @@ def _page(figures: bytes, up: int) -> Response:
     return Response(figures + UP.format(up=up).encode(), headers={"content-type": PROMETHEUS})
 
 
-async def _typed(request: Request, error: Exception) -> Response:
+async def _typed_response(request: Request, error: Exception) -> Response:
     if not isinstance(error, MLXProviderError):
         raise error
     return error_response(error)

@@ -131,7 +131,7 @@ class EngineServer(uvicorn.Server):
         drain: float = 0.0,
     ) -> None:
         """`drain`: seconds that requests in flight may take after the stop."""
-        super().__init__(_configured(app.asgi))
+        super().__init__(_config_of(app.asgi))
         self.server_state: WatchedState = WatchedState(limits or ConnectionLimits())
         self._app = app
         self._service = service
@@ -162,7 +162,7 @@ class EngineServer(uvicorn.Server):
 
     async def _listen(self, app: ASGIApp) -> OpenListener:
         """On a free loopback port, within the same limits."""
-        config, made = _configured(app), WeakSet[WatchedProtocol]()
+        config, made = _config_of(app), WeakSet[WatchedProtocol]()
         config.load()
 
         def connection() -> WatchedProtocol:
@@ -181,7 +181,7 @@ class EngineServer(uvicorn.Server):
 
         return OpenListener(listener.address, close)
 
-    async def _drained(self) -> None:
+    async def _await_drain(self) -> None:
         for _ in range(round(self._drain / DRAIN_POLL)):
             if not self._app.activity.requests or self._hurry:
                 return
@@ -192,7 +192,7 @@ class EngineServer(uvicorn.Server):
         self._listener.remove()
         for server in self.servers:
             server.close()
-        await self._drained()
+        await self._await_drain()
         self._app.stop()
         with anyio.move_on_after(CLOSE_LIMIT):
             await anyio.to_thread.run_sync(self._service.close, abandon_on_cancel=True)
@@ -253,7 +253,7 @@ class EngineServer(uvicorn.Server):
                 self._stop()
 
 
-def _configured(app: ASGIApp) -> uvicorn.Config:
+def _config_of(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=WatchedProtocol,

@@ -6,7 +6,6 @@ import asyncio
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -192,21 +191,19 @@ def test_a_body_that_is_not_read_still_has_its_answer() -> None:
 
 
 def test_a_reader_in_a_thread_is_woken_by_close() -> None:
-    going_on = threading.Event()
+    ends: list[bytes] = []
 
     def wait(connection: socket.socket) -> None:
-        answering(HEAD + line(ACCEPTED))(connection)
-        going_on.wait(300)
+        answering(HEAD + line(ACCEPTED) + line(Delta(content="x")))(connection)
+        ends.append(connection.recv(1))
 
     with engine(wait) as url, ThreadPoolExecutor(1) as pool:
         generation = sent(url)
+        assert said(generation.get(60)) == "x"
         reading = pool.submit(generation.get)
-        time.sleep(0.05)
         generation.close()
-        try:
-            [last] = reading.result(60)
-        finally:
-            going_on.set()
+        [last] = reading.result(60)
+    assert ends == [b""]
     assert isinstance(last, Failed)
     assert last.error.code == "request_failed"
 

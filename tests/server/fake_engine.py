@@ -1,7 +1,8 @@
 """An engine process over a scripted service: `python fake_engine.py [server options]`.
 
-The prompt is the script: `count N GAP`, `flood N`, `wait`, `until PATH N GAP`, `slow SECONDS`,
-`gate`, `fail CODE [RETRY_AFTER]`, `break CODE`, `bug`, `text WORDS`, `switch`, `slowexit`. `switch`
+The prompt is the script: `count N GAP`, `flood N [wait]`, `wait`, `until PATH N GAP`,
+`slow SECONDS`, `gate`, `fail CODE [RETRY_AFTER]`, `break CODE`, `bug`, `text WORDS`, `switch`,
+`slowexit`. `switch`
 says the switch interval of threads. `until` says one word and counts to N once the file PATH
 exists. `break` says one word and fails. FAKE_CLOCK names a file whose time of change is the clock
 by which the engine is idle. `/cache` tells what the service saw, DELETE opens the gate at which
@@ -62,6 +63,7 @@ class FakeService:
         self.deliver = deliver
         self.closing = threading.Event()
         self.cancels: dict[str, threading.Event] = {}
+        self.queues: dict[str, EventQueue] = {}
         self.seen: dict[str, list[str]] = {"submitted": [], "cancelled": [], "finished": []}
         self.ok = True
         self.gate = threading.Event()
@@ -78,6 +80,7 @@ class FakeService:
         word, *values = prompt.split(maxsplit=1 if prompt[:4] == "text" else -1)
         self.seen["submitted"].append(request.id)
         self.cancels[request.id] = threading.Event()
+        self.queues[request.id] = queue
         if word == "slow":
             time.sleep(float(values[0]))
         if word == "gate":
@@ -118,7 +121,7 @@ class FakeService:
             post(Delta(content=values[0]))
         elif word == "switch":
             post(Delta(content=str(sys.getswitchinterval())))
-        elif word == "wait":
+        if word == "wait" or values[1:] == ["wait"]:
             while not cancelled.is_set() and not self.closing.is_set():
                 cancelled.wait(0.02)
         if self.closing.is_set() and os.environ.get("FAKE_CLOSE") != "silent":
@@ -155,7 +158,8 @@ class FakeService:
         return Figures(at=time.time(), version=__version__, device="fake", pid=os.getpid())
 
     def cache_report(self) -> dict[str, Any]:
-        return {**self.seen, "threads": threading.active_count()}
+        unread = {name: queue.unread for name, queue in self.queues.items()}
+        return {**self.seen, "threads": threading.active_count(), "unread": unread}
 
     def cache_clear(self) -> None:
         self.seen["finished"].clear()
