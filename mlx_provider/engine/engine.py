@@ -13,7 +13,6 @@ from ..isolation import Isolation
 from ..records import LoadedModel
 from .execution.batching import Batching
 from .execution.decode_batch import DecodeBatch
-from .fixed_shapes import FixedShapes
 from .inputs import FeatureCache
 from .prefix_cache.policy import PrefixCachePolicy
 from .request import Phase, PrefillJob, Request, Row
@@ -21,6 +20,7 @@ from .scheduling.chunking import StepPlan
 from .scheduling.costs import PassTimer
 from .scheduling.record import Start, StepRecord
 from .scheduling.scheduler import Scheduler
+from .sizes import FixedShapes
 from .sparse_prefill import SparsePrefill
 from .speculation.speculation import Speculation
 from .speculation.step import DraftStep

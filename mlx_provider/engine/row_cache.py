@@ -29,8 +29,8 @@ import mlx.core as mx
 
 from ..upstream.cache_classes import SparseKVCache
 from ..upstream.shared_kv import SharedRow, arrays_of
-from .kv_capacity import whole_steps
 from .memory import leaves
+from .sizes import whole_steps
 
 KV = frozenset({"keys", "values", "offset"})
 QUANTISED = KV | {"group_size", "bits"}

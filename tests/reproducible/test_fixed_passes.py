@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mlx_provider.engine.fixed_shapes import FixedShapes
 from mlx_provider.engine.scheduling.costs import Costs
 from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
+from mlx_provider.engine.sizes import FixedShapes
 from mlx_provider.testing.driver import new_request
 
 

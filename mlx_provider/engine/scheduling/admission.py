@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...errors import BadRequest, Overloaded
-from ..kv_capacity import kv_capacity, kv_growth, whole_steps
 from ..request import PrefillJob, Request, Row
+from ..sizes import kv_capacity, kv_growth, whole_steps
 
 OUTPUT_TOKEN = 2.0
 """A token of a reply counts as this many of a prompt, as in VTC."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..kv_capacity import STEP_TOKENS
 from ..request import PrefillJob, Request, Row
+from ..sizes import STEP_TOKENS
 from .admission import above_share
 from .chunking import StepPlan
 

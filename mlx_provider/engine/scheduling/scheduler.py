@@ -18,9 +18,9 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
-from ..fixed_shapes import FixedShapes
 from ..prefix_cache.tree import common
 from ..request import Phase, PrefillJob, Request, Row
+from ..sizes import FixedShapes
 from .admission import OUTPUT_TOKEN, Admission, Budget, FairShares, Limits
 from .chunking import IDLE_SECONDS, Chunk, Chunking, StepPlan
 from .costs import Costs
