@@ -1,10 +1,10 @@
-"""One model's engine: its queue, and the step, which decides, runs and commits."""
+"""One model's engine: its queue, and the step: schedule, run, commit."""
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import inf
 from typing import Any
 
@@ -12,8 +12,6 @@ from ..errors import MLXProviderError, RequestTimedOut
 from ..isolation import Isolation
 from ..records import LoadedModel
 from .execution.batching import Batching
-from .execution.decode_batch import DecodeBatch
-from .fixed_shapes import FixedShapes
 from .inputs import FeatureCache
 from .prefix_cache.policy import PrefixCachePolicy
 from .request import Phase, PrefillJob, Request, Row
@@ -21,12 +19,13 @@ from .scheduling.chunking import StepPlan
 from .scheduling.costs import PassTimer
 from .scheduling.record import Start, StepRecord
 from .scheduling.scheduler import Scheduler
+from .sizes import FixedShapes
 from .sparse_prefill import SparsePrefill
 from .speculation.speculation import Speculation
 from .speculation.step import DraftStep
-from .step.commit import Commit
-from .step.decode import Decode
-from .step.prefill import Prefill
+from .step.decode import Decode, Decoded
+from .step.prefill import Prefill, Prefilled
+from .step.requests import Requests
 from .step_output import Post, Recent, Recorder, Step, StepOutput, TokenNames
 
 RESTORING_REST = 0.05
@@ -61,6 +60,7 @@ class Engine:
         self.output = StepOutput(recorder, clock)
         self.recent = Recent()
         self.batching = Batching(model, layout, mixes=mixes, fixed=fixed)
+        self.batch = self.batching.rows
         self.drafting = DraftStep(speculation, scheduler, recorder, self.recent)
         self.timer = PassTimer(scheduler.costs)
         self.token_names = TokenNames(model.tokenizer)
@@ -79,7 +79,7 @@ class Engine:
         self.batch.shows = self.drafting.shows
         # without cycles, the weights of a model that leaves are free at once
         engine: Engine = weakref.proxy(self)
-        self.commit = Commit(engine)
+        self.requests = Requests(engine)
         self.decode = Decode(engine)
         self.prefill = Prefill(engine)
         scheduler.preview = lambda job: engine._preview(job)
@@ -88,22 +88,9 @@ class Engine:
         self._waits_for_disk = False
 
     @property
-    def batch(self) -> DecodeBatch:
-        """The rows that decode."""
-        return self.batching.rows
-
-    @property
-    def mixes(self) -> bool:
-        return self.batching.mixes
-
-    @property
     def idle(self) -> bool:
         """Nothing runs or waits, and all events are delivered."""
         return self.scheduler.idle and self.output.empty
-
-    @property
-    def busy(self) -> bool:
-        return self.scheduler.busy
 
     @property
     def rest(self) -> float:
@@ -119,11 +106,11 @@ class Engine:
             return  # cancelled before it arrived
         self.end_ahead()
         job = self.scheduler.submit(request, self.clock())
-        self.commit.look_up(job)
+        self.requests.look_up(job)
         if request.ahead:
             prefixes = self.prefix_cache
             if prefixes is None or not prefixes.pays_ahead(job):
-                self.commit.abandon(request)
+                self.requests.abandon(request)
             return
         self.recorder.request_queued()
 
@@ -138,34 +125,26 @@ class Engine:
 
     def end_ahead(self) -> None:
         for job in [job for job in self.scheduler.waiting if job.request.ahead]:
-            self.commit.abandon(job.request)
+            self.requests.abandon(job.request)
 
     def cancel(self, request: Request) -> None:
-        self.commit.cancel(request)
+        self.requests.cancel(request)
 
     def fail(self, request: Request, error: MLXProviderError) -> None:
-        self.commit.fail(request, error)
+        self.requests.fail(request, error)
 
     # -- the step
 
     def step(self) -> list[Post]:
         """Advance every row by one token and one prompt by one chunk. Returns the events for
-        readers. The rows' next tokens are drawn before a chunk runs in its own pass, so no
-        stream waits for it."""
+        readers."""
         record = self.schedule()
-        self._prepare(record)
-        plan, drafts, caught_up = self.decode.draft(record.plan)
-        self.scheduler.ran(plan)
-        self.decode.commit(self.decode.run(plan, drafts, caught_up=caught_up))
-        self.prefill.commit(self.prefill.run(plan))
-        self._settle()
-        self._remember(record.now, plan)
-        restoring = any(job.restoring for job in self.scheduler.waiting)
-        self._waits_for_disk = restoring and not record.runs
+        for result in self.run(record):
+            self.commit(result)
         return self.output.take()
 
     def schedule(self) -> StepRecord:
-        """Decide the next step. Changes nothing."""
+        """Decide the step. Changes nothing."""
         now = self.clock()
         return self.scheduler.schedule(
             now,
@@ -173,6 +152,33 @@ class Engine:
             stalled=now - self.advanced + sum(self.pending_chunk_seconds),
             passes=self.batch.passes,
         )
+
+    def run(self, record: StepRecord) -> Iterator[Decoded | Prefilled]:
+        """Execute the decisions of the record, and launch its passes. Changes the queue, the
+        prefix cache and the caches of rows. Yields the result of each pass, to be committed before
+        the next one: the rows' next tokens are drawn before a chunk runs in its own pass, so no
+        stream waits for it. If drafts pay, the last tokens are committed before any pass."""
+        self._prepare(record)
+        plan, drafts, caught_up = self.decode.draft(record.plan)
+        self.scheduler.charge_step(plan)
+        if (decoded := self.decode.run(plan, drafts, caught_up=caught_up)) is not None:
+            yield decoded
+        if (prefilled := self.prefill.run(plan)) is not None:
+            yield prefilled
+        if self.prefix_cache is not None:
+            self.prefix_cache.settle(self.scheduler.running, self.batch.layout.cache_of)
+        self.charge_merged()
+        self._remember(record.now, plan)
+        restoring = any(job.restoring for job in self.scheduler.waiting)
+        self._waits_for_disk = restoring and not record.runs
+
+    def commit(self, result: Decoded | Prefilled) -> None:
+        """Take the tokens that were read and draw the next ones, or let the rows of a complete
+        prompt decode. Changes requests, their events, and the rows of the batch."""
+        if isinstance(result, Decoded):
+            self.decode.commit(result)
+        else:
+            self.prefill.commit(result)
 
     def _preview(self, job: PrefillJob) -> Start | None:
         with Isolation():  # what fails here fails again, and is reported, when the prompt begins
@@ -195,29 +201,23 @@ class Engine:
 
     def _prepare(self, record: StepRecord) -> None:
         """What happens before the passes: requests and rows end or wait, prompts begin."""
-        commit, prefixes = self.commit, self.prefix_cache
+        requests, prefixes = self.requests, self.prefix_cache
         for request in record.expired:
-            commit.fail(request, RequestTimedOut("the request's time limit has passed"))
+            requests.fail(request, RequestTimedOut("the request's time limit has passed"))
         for row in record.cut:
-            commit.cut(row)
+            requests.cut(row)
         for row, tokens in record.trims.items():
             if prefixes is not None:
                 prefixes.trim(row, tokens)
         for row in record.preempted:
-            commit.keep(row.request, [row])
-            commit.drop([row])
+            requests.store(row.request, [row])
+            requests.drop_rows([row])
         for job in self.scheduler.apply(record):
-            commit.look_up(job)
+            requests.look_up(job)
         for job in record.begins:
-            self.output.started(job.request)
-            with commit.isolated(job.request, "its prefill"):
-                commit.begin(job)
-
-    def _settle(self) -> None:
-        """Charge rows for the caches in which a step has left them."""
-        if self.prefix_cache is not None:
-            self.prefix_cache.settle(self.scheduler.running, self.batch.layout.cache_of)
-        self.charge_merged()
+            self.output.start(job.request)
+            with requests.isolated(job.request, "its prefill"):
+                requests.begin(job)
 
     def charge_merged(self) -> None:
         """Charge rows in caches with others as much as the longest. Call it after rows have joined,

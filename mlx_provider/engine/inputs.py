@@ -93,9 +93,13 @@ class Inputs:
         """Append a chunk of the input to its cache and pool its states. Requests no logits."""
         size, ends = chunk.stop - chunk.start, chunk.stop == len(chunk.prompt.tokens)
         wanted = {"mean": size, "cls": size if chunk.start == 0 else 0, "last": int(ends)}
-        states = _states(model, chunk, wanted[self.pooling])
-        if states is not None:
-            self._pool(states.astype(mx.float32))
+        last = wanted[self.pooling]
+        if not last:
+            model.prefill(chunk)
+            return
+        if not isinstance(model, ShowsHidden):
+            raise RequestFailed("the model shows no hidden states")
+        self._pool(model.prefill_hidden(chunk, last)[1].astype(mx.float32))
 
     def finish(self) -> Embedded:
         """Moves to the next input. Raises `RequestFailed` if the vector is not finite."""
@@ -104,8 +108,9 @@ class Inputs:
             raise RequestFailed(f"the model gives no finite vector for input {self.at}")
         if self.pooling == "mean":
             vector /= len(self.tokens[self.at])
-        cut = shortened(vector, self.dimensions, normalise=self.normalise)
-        result = Embedded(index=self.at, vector=encoded(cut))
+        cut = shorten(vector, self.dimensions, normalise=self.normalise)
+        data = b64encode(cut.astype("<f4").tobytes())  # little-endian
+        result = Embedded(index=self.at, vector=data.decode())
         self.at += 1
         self.behind -= len(self.tokens[self.at]) if self.left else 0
         return result
@@ -119,27 +124,12 @@ class Inputs:
             self.found = self.found + states.sum(axis=0)
 
 
-def shortened(
+def shorten(
     vector: NDArray[np.float32], dimensions: int, *, normalise: bool
 ) -> NDArray[np.float32]:
     cut = vector[:dimensions].astype(np.float64)
     length = np.linalg.norm(cut)
     return (cut / length if normalise and length else cut).astype(np.float32)
-
-
-def encoded(vector: NDArray[np.float32]) -> str:
-    """Little-endian float32 in base64."""
-    return b64encode(vector.astype("<f4").tobytes()).decode()
-
-
-def _states(model: LoadedModel, chunk: PrefillChunk, last: int) -> mx.array | None:
-    """Hidden states (last, hidden) after the last tokens of the chunk."""
-    if not last:
-        model.prefill(chunk)
-        return None
-    if not isinstance(model, ShowsHidden):
-        raise RequestFailed("the model shows no hidden states")
-    return model.prefill_hidden(chunk, last)[1]
 
 
 Key = tuple[str, str]

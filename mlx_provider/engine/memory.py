@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from .kv_capacity import whole_steps
+from .sizes import whole_steps
 
 RESERVE = 0.15
 """Share of the working set that the device recommends, or of its own memory, that stays free: MLX

@@ -29,8 +29,8 @@ import mlx.core as mx
 
 from ..upstream.cache_classes import SparseKVCache
 from ..upstream.shared_kv import SharedRow, arrays_of
-from .kv_capacity import whole_steps
 from .memory import leaves
+from .sizes import whole_steps
 
 KV = frozenset({"keys", "values", "offset"})
 QUANTISED = KV | {"group_size", "bits"}
@@ -101,7 +101,7 @@ def window_attributes(layer: Any, at: int | None) -> dict[str, Any]:
     if layer.keys is None:
         return own
     if at is not None and at < layer.offset:
-        own |= _shortened(own, layer.offset - at)
+        own |= _without_newest(own, layer.offset - at)
     if own.keys() == CHUNKED:
         used = own["offset"] - own["start_position"]
         return own | {name: own[name][..., :used, :] for name in ("keys", "values")}
@@ -109,7 +109,7 @@ def window_attributes(layer: Any, at: int | None) -> dict[str, Any]:
     return own | ordered | {"_idx": ordered["keys"].shape[2]}
 
 
-def _shortened(own: Mapping[str, Any], behind: int) -> dict[str, Any]:
+def _without_newest(own: Mapping[str, Any], behind: int) -> dict[str, Any]:
     """A window without its newest `behind` tokens, which its last pass has appended in order.
 
     `RotatingKVCache._update_concat` (mlx-lm 0.32.2) keeps everything that the first of them sees,

@@ -69,8 +69,13 @@ def kept_places(scores: Any, tokens: int, share: float, window: int = 0) -> list
 
 def chunk_scores(scores: Any, tokens: int) -> NDArray[np.float64]:
     """Mean of the smoothed scores (tokens,) of each chunk, (chunks,). Raises `Nonsense`."""
-    found = _checked(scores, tokens)
-    smooth = np.convolve(_padded(found, SMOOTHING // 2), np.full(SMOOTHING, 1 / SMOOTHING), "valid")
+    found = np.asarray(scores, dtype=np.float64)
+    if found.shape != (tokens,):
+        raise Nonsense(f"scores of shape {found.shape} for {tokens} tokens")
+    if not np.isfinite(found).all():
+        raise Nonsense("scores that are not finite numbers")
+    padded = np.pad(found, SMOOTHING // 2, mode="edge")
+    smooth = np.convolve(padded, np.full(SMOOTHING, 1 / SMOOTHING), "valid")
     starts = np.arange(0, tokens, CHUNK)
     means: NDArray[np.float64] = np.add.reduceat(smooth, starts)
     return means / (np.minimum(starts + CHUNK, tokens) - starts)
@@ -80,19 +85,6 @@ def kept_anyway(tokens: int, window: int = 0) -> NDArray[np.bool_]:
     starts = np.arange(0, tokens, CHUNK)
     ends: NDArray[np.bool_] = (starts < FIRST) | (starts + CHUNK > tokens - max(LAST, window))
     return ends
-
-
-def _checked(scores: Any, tokens: int) -> NDArray[np.float64]:
-    found = np.asarray(scores, dtype=np.float64)
-    if found.shape != (tokens,):
-        raise Nonsense(f"scores of shape {found.shape} for {tokens} tokens")
-    if not np.isfinite(found).all():
-        raise Nonsense("scores that are not finite numbers")
-    return found
-
-
-def _padded(scores: NDArray[np.float64], each: int) -> NDArray[np.float64]:
-    return np.pad(scores, each, mode="edge")
 
 
 def run_alone(model: LoadedModel, chunk: MixedChunk) -> mx.array:

@@ -79,15 +79,15 @@ class TokenNames:
         self._tokenizer = tokenizer
         self._bytes: dict[int, bytes] = {}
 
-    def described(self, token: int, logprob: Logprob) -> TokenLogprob:
-        top = [self._named(other, value) for other, value in logprob.top]
-        return self._named(token, logprob.drawn, top)
+    def describe(self, token: int, logprob: Logprob) -> TokenLogprob:
+        top = [self._describe(other, value) for other, value in logprob.top]
+        return self._describe(token, logprob.drawn, top)
 
-    def given(self, token: int) -> TokenLogprob:
+    def first_token(self, token: int) -> TokenLogprob:
         """The first token of a prompt, which has no logprob."""
-        return self._named(token, None)
+        return self._describe(token, None)
 
-    def _named(
+    def _describe(
         self, token: int, logprob: float | None, top: list[TokenLogprob] | None = None
     ) -> TokenLogprob:
         data = self._bytes.get(token)
@@ -109,7 +109,8 @@ class StepOutput:
         self.recorder = recorder
         self.clock = clock
         self._events: dict[Request, list[Event]] = {}
-        self._decoded = 0
+        self.decoded = 0
+        """Tokens committed since the last `take`."""
 
     def post(self, request: Request, events: Sequence[Event]) -> None:
         self._events.setdefault(request, []).extend(events)
@@ -118,33 +119,28 @@ class StepOutput:
     def empty(self) -> bool:
         return not self._events
 
-    @property
-    def decoded(self) -> int:
-        """Tokens committed since the last `take`."""
-        return self._decoded
-
     def take(self) -> list[Post]:
-        if self._decoded:
-            self.recorder.tokens(prefilled=0, cached=0, decoded=self._decoded)
-            self._decoded = 0
+        if self.decoded:
+            self.recorder.tokens(prefilled=0, cached=0, decoded=self.decoded)
+            self.decoded = 0
         events, self._events = self._events, {}
         return list(events.items())
 
-    def started(self, request: Request) -> None:
+    def start(self, request: Request) -> None:
         if request.started is None and not request.ahead:
             request.started = self.clock()
             self.recorder.request_started()
 
-    def token(self, request: Request, now: float) -> None:
+    def add_token(self, request: Request, now: float) -> None:
         if request.first_token is None:
             request.first_token = now
             self.recorder.first_token(now - request.arrived)
         elif request.last_token is not None:
             self.recorder.inter_token(now - request.last_token)
         request.last_token = now
-        self._decoded += 1
+        self.decoded += 1
 
-    def ended(self, request: Request, reason: str) -> None:
+    def end(self, request: Request, reason: str) -> None:
         now = self.clock()
         usage = Usage(
             prompt_tokens=request.prompt_tokens,
@@ -160,7 +156,7 @@ class StepOutput:
         self.recorder.request_finished(reason)
         log.info(log_line(request, reason, now))
 
-    def failed(self, request: Request, error: MLXProviderError) -> None:
+    def fail(self, request: Request, error: MLXProviderError) -> None:
         self.post(request, [Failed.of(error)])
         self.recorder.request_failed(error.code)
         log.warning("request %s failed: %s", request.id, error.message)

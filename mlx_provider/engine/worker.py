@@ -139,7 +139,7 @@ class EngineWorker:
     def _step(self) -> list[Post]:
         """Step every engine. A step may remove an idle one; no reference to it remains here. No
         background prefill runs while a request is in any engine."""
-        if any(engine.busy for engine in self._engines):
+        if any(engine.scheduler.busy for engine in self._engines):
             self.end_ahead()
         posts: list[Post] = []
         at = 0

@@ -11,9 +11,9 @@ from ..chat.constraints.compiler import GrammarCompiler
 from ..chat.output.turn_layout import NO_LAYOUT, TurnLayout
 from ..engine.engine import Engine
 from ..engine.execution.probe import Probe, Reserve, exact_rows
-from ..engine.fixed_shapes import FixedShapes
 from ..engine.inputs import FeatureCache
 from ..engine.scheduling.scheduler import Limits
+from ..engine.sizes import FixedShapes
 from ..errors import EngineDied, wrong_option
 from ..protocol.health import FixedPasses, ModelStatus
 from ..protocol.requests import ModelOptions
@@ -83,7 +83,7 @@ class ModelView:
             model_type=info.model_type,
             context_length=info.context_length,
             kv_layout=instance.engine.batch.layout.name,
-            mixed_prefill=instance.engine.mixes,
+            mixed_prefill=instance.engine.batching.mixes,
             noise_floor=instance.probe.noise_floor,
             drafter=instance.drafter,
             reproducible=fixed.summary if fixed else None,

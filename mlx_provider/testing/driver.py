@@ -11,13 +11,13 @@ import mlx.core as mx
 import numpy as np
 
 from ..engine.engine import Engine
-from ..engine.fixed_shapes import FixedShapes
 from ..engine.memory import MemoryProfile
 from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.prefix_cache.policy import PrefixCachePolicy, WholePasses
 from ..engine.request import PrefillJob, Request, Row, SamplingParams
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
+from ..engine.sizes import FixedShapes
 from ..engine.speculation.costs import Ask, Asks
 from ..engine.speculation.policy import Policy, RowAcceptance
 from ..engine.step_output import Recorder

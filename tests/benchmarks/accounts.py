@@ -58,7 +58,7 @@ class Accounts:
         scheduler.apply(record)
         self.preempted += len(record.preempted)
         plan = record.plan
-        scheduler.ran(plan)
+        scheduler.charge_step(plan)
         chunk, rows, seconds = plan.chunk, plan.rows, HOST
         size = chunk.size if chunk is not None else 0
         depth = chunk.start if chunk is not None else 0
@@ -74,18 +74,18 @@ class Accounts:
             self._read = self.now
             row.tokens.append(1)
             if len(row.tokens) >= row.request.max_tokens:
-                scheduler.drop(row.request)
+                scheduler.remove_request(row.request)
         if chunk is not None:
             chunk.job.done = chunk.stop
-            scheduler.passed(chunk)
+            scheduler.charge_chunk(chunk)
             if not chunk.job.remaining:
                 self._joined(chunk.job)
 
     def _joined(self, job: PrefillJob) -> None:
-        self.scheduler.join(job)
+        self.scheduler.end_prefill(job)
         self.first.setdefault(id(job.request), self.now)
         for row in job.rows:
-            self.scheduler.decode(row)
+            self.scheduler.add_row(row)
 
     def wait_of(self, job: PrefillJob) -> float:
         """Run until the prompt has its first token; the seconds since it came."""

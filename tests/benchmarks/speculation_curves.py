@@ -141,7 +141,7 @@ class Bench:
         self._catch_up()
         drafts, rounds = self._guessed(wanted)
         self.now += self.host
-        self.timer.launched(seconds(drafts), self.now)
+        self.timer.launch(seconds(drafts), self.now)
         self.free = self.now + self._pass([row.drafts for row in self.rows])
         if drafts:
             self.policy.costs[ALONE].timed(
@@ -164,12 +164,12 @@ class Bench:
     def _pipelined(self, expected: float) -> None:
         """The next pass is launched while the last one runs."""
         ended = self.free
-        self.timer.launched(expected, self.now)
+        self.timer.launch(expected, self.now)
         self.free = max(self.free, self.now + self.host) + self.device.seconds(
             len(self.rows), self.keys
         )
         self.now = max(self.now + self.host, ended)
-        self.timer.ended(self.now, left=1)
+        self.timer.end(self.now, left=1)
         self._take()
 
     def _pass(self, drafts: Sequence[int]) -> float:
@@ -180,7 +180,7 @@ class Bench:
     def _catch_up(self) -> None:
         self.now = max(self.now, self.free)
         drafts = sum(row.drafts for row in self.rows) if self.drafted else 0
-        times = self.timer.ended(self.now, usual=not drafts)
+        times = self.timer.end(self.now, usual=not drafts)
         if drafts:
             self.policy.costs[ALONE].passed(drafts, times)
         if self.drafted:
@@ -290,6 +290,6 @@ def _decoding(rows: int, costs: Costs) -> Scheduler:
     for at in range(rows):
         request = Request(f"{at}", Prompt([1] * STREAM), SamplingParams(), 1000, EventQueue())
         request.rows = [Row(request, 0, TokenOutput())]
-        scheduler.join(scheduler.submit(request, 0.0))
-        scheduler.decode(request.rows[0])
+        scheduler.end_prefill(scheduler.submit(request, 0.0))
+        scheduler.add_row(request.rows[0])
     return scheduler

@@ -19,13 +19,13 @@ from mlx_provider.testing.driver import new_engine, new_request, run
 def decodes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Engine], int]:
     """A function that runs one step and returns the number of rows that decoded in it."""
     rows: list[int] = []
-    ran = Scheduler.ran
+    charge_step = Scheduler.charge_step
 
     def counted(of: Scheduler, plan: StepPlan) -> None:
         rows.append(len(plan.rows))
-        ran(of, plan)
+        charge_step(of, plan)
 
-    monkeypatch.setattr(Scheduler, "ran", counted)
+    monkeypatch.setattr(Scheduler, "charge_step", counted)
 
     def step(engine: Engine) -> int:
         rows.clear()

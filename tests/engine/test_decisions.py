@@ -154,9 +154,9 @@ def traced(
             made(record)
             return record
 
-        def retry(self, rows: Any) -> list[PrefillJob]:
+        def retry_rows(self, rows: Any) -> list[PrefillJob]:
             trace.add("retry " + " ".join(map(trace.name, rows)))
-            return super().retry(rows)
+            return super().retry_rows(rows)
 
     return Traced
 

@@ -186,14 +186,14 @@ class Engine:
         record = scheduler.schedule(self.now, mixes=True, stalled=self.now - self.read)
         scheduler.apply(record)
         plan = record.plan
-        scheduler.ran(plan)
+        scheduler.charge_step(plan)
         chunk, sizes, costs = plan.chunk, scheduler.chunking, scheduler.costs
         if plan.rows:
             along = chunk if plan.mixed else None
             load, lengths = sizes.load(plan.rows, along), [row.length for row in plan.rows]
             took = device.run(lengths, self.layout, load.chunk, load.depth)
             self.now += took
-            costs.measured(plan.pass_seconds, took, [load])
+            costs.update(plan.pass_seconds, took, [load])
             self.gaps.append(self.now - self.read)
             self.read = self.now
             for row in plan.rows:
@@ -201,7 +201,7 @@ class Engine:
         if chunk and not plan.mixed:
             took = device.run((), chunk=chunk.size, start=chunk.start)
             self.now += took
-            costs.measured(plan.chunk_seconds, took, [sizes.load((), chunk)])
+            costs.update(plan.chunk_seconds, took, [sizes.load((), chunk)])
         if chunk:
             self.chunks.append(chunk)
             self._prefilled(chunk.job, chunk)
@@ -210,19 +210,19 @@ class Engine:
         row.tokens.append(1)
         self.tokens += 1
         if len(row.tokens) >= row.request.max_tokens:
-            self.scheduler.drop(row.request)
+            self.scheduler.remove_request(row.request)
 
     def _prefilled(self, job: PrefillJob, chunk: Chunk) -> None:
         job.done += chunk.size
-        self.scheduler.passed(chunk)
+        self.scheduler.charge_chunk(chunk)
         if job.remaining:
             return
         if not self.scheduler.running:
             self.read = self.now
-        self.scheduler.join(job)
+        self.scheduler.end_prefill(job)
         self.first[job.request] = self.now
         for row in job.rows:
-            self.scheduler.decode(row)
+            self.scheduler.add_row(row)
             self._token(row)
 
 

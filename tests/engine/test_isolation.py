@@ -219,9 +219,9 @@ def test_rows_that_outgrow_the_memory_take_turns(qwen3: TextModel) -> None:
     class Watched(Scheduler):
         """Checks before each pass that the rows are within their limit."""
 
-        def ran(self, plan: StepPlan) -> None:
+        def charge_step(self, plan: StepPlan) -> None:
             assert self.live_bytes <= 260
-            super().ran(plan)
+            super().charge_step(plan)
 
     engine = new_engine(qwen3, available=lambda: 260, reserve=4, scheduler=Watched)
     requests = [new_request([40 + i] * 60, max_tokens=80) for i in range(3)]

@@ -61,13 +61,13 @@ def test_a_preempted_row_is_not_merged_until_the_merge_needs_no_memory(
     """Both rows fit into memory separately, but not both with the capacity of the longer one."""
     engine, asked, each = rows(qwen3)
     waited: Counter[str] = Counter()
-    preempt = Scheduler.preempt
+    preempt = Scheduler.preempt_row
 
     def counted(scheduler: Scheduler, row: Any) -> Any:
         waited[row.request.id] += 1
         return preempt(scheduler, row)
 
-    monkeypatch.setattr(Scheduler, "preempt", counted)
+    monkeypatch.setattr(Scheduler, "preempt_row", counted)
     budget = engine.scheduler.admission.budget
     engine.scheduler.admission.budget = replace(budget, available=lambda: 3 * 256 * each)
     run(engine)

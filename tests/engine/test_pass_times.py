@@ -30,12 +30,12 @@ def test_idle_time_is_not_attributed_to_a_pass(idle: float) -> None:
     timer = PassTimer(costs)
     for _ in range(40):
         now += idle
-        timer.launched(0.2, now)  # a prompt
+        timer.launch(0.2, now)  # a prompt
         now += 0.2
-        timer.ended(now)
+        timer.end(now)
         for _ in range(3):  # a short reply
-            timer.launched(0.01, now)
-            timer.ended(now, left=1)
+            timer.launch(0.01, now)
+            timer.end(now, left=1)
             now += 0.01
     assert costs.pace["rows"] == pytest.approx(1, rel=0.1)
 
@@ -46,10 +46,10 @@ def test_passes_of_another_engine_are_not_measured(slower: float, other: float) 
     costs, now, free = Costs(CURVE), 0.0, 0.0
     timer = PassTimer(costs)
     for _ in range(80):
-        timer.launched(costs.pass_of(64, 0), now)
+        timer.launch(costs.pass_of(64, 0), now)
         ended, free = free, max(free, now) + slower * CURVE.seconds(64)
         now = max(now + 0.002, ended)
-        timer.ended(now, left=1)
+        timer.end(now, left=1)
         if other:
             now = free = max(now, free) + other
         now += 0.002
@@ -94,13 +94,13 @@ def test_rows_that_decode_in_several_passes_are_expected_to_take_as_long(
 ) -> None:
     """Otherwise a device with the measured speed would seem to be slow."""
     plans: list[StepPlan] = []
-    ran = Scheduler.ran
+    ran = Scheduler.charge_step
 
     def remembered(of: Scheduler, plan: StepPlan) -> None:
         plans.append(plan)
         ran(of, plan)
 
-    monkeypatch.setattr(Scheduler, "ran", remembered)
+    monkeypatch.setattr(Scheduler, "charge_step", remembered)
     costs = Costs(Curve(((1, 0.01), (256, 0.011)), ((1, 1e-5),)))
     engine = new_engine(qwen3, layout=layout, max_chunk=512, costs=costs, clock=lambda: 0.0)
     for length in (10, 12, 400):

@@ -24,9 +24,9 @@ from allocator_replay import (
     StandIn,
     cold_prefill,
 )
-from mlx_provider.engine.kv_capacity import kv_capacity, kv_growth
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.row_cache import grow_by
+from mlx_provider.engine.sizes import kv_capacity, kv_growth
 from mlx_provider.testing.driver import new_engine, new_request, run
 
 PROMPT, RESERVE = 32_000, 512

@@ -76,11 +76,11 @@ def decide(plan: Scheduler, now: float = 0.0) -> StepRecord:
 def ran(plan: Scheduler, chunk: Chunk) -> None:
     """Report the chunk as computed; rows decode after their whole prompt."""
     chunk.job.done = chunk.stop
-    plan.passed(chunk)
+    plan.charge_chunk(chunk)
     if chunk.job.remaining == 0:
-        plan.join(chunk.job)
+        plan.end_prefill(chunk.job)
         for row in chunk.job.rows:
-            plan.decode(row)
+            plan.add_row(row)
 
 
 def test_images_keep_a_row_out_of_a_full_memory_but_never_the_only_one() -> None:
@@ -144,10 +144,10 @@ def test_the_budget_is_kept_and_every_request_ends_once(
                 plan.check(request)
                 plan.submit(request, now)
             if cancel is not None and at + cancel == step and request.phase is not Phase.DONE:
-                plan.drop(request)
+                plan.remove_request(request)
                 ended.append(request)
         advance_rows(plan, ended)
-        plan.ran(StepPlan(tuple(plan.running)))
+        plan.charge_step(StepPlan(tuple(plan.running)))
         record = plan.schedule(now)
         assert record == plan.schedule(now), "deciding changes nothing"
         for row in record.cut:
@@ -229,7 +229,7 @@ def test_a_lower_limit_preempts_the_youngest_rows_until_the_others_fit() -> None
         plan.submit(request, float(at))
         while (chunk := next_chunk(plan, float(at))) is not None:
             ran(plan, chunk)
-    plan.ran(StepPlan(tuple(plan.running)))
+    plan.charge_step(StepPlan(tuple(plan.running)))
     assert not decide(plan).preempted
     limit = 2 * plan.reservation(requests[0].rows) + 1
     record = decide(plan)
@@ -260,9 +260,9 @@ def advance_rows(plan: Scheduler, ended: list[Request]) -> None:
 
 def end(plan: Scheduler, row: Row, ended: list[Request]) -> None:
     row.finish = "length"
-    plan.leave([row])
+    plan.remove_rows([row])
     if not row.request.unfinished:
-        plan.drop(row.request)
+        plan.remove_request(row.request)
     if row.request.phase is Phase.DONE:
         ended.append(row.request)
 
@@ -396,7 +396,7 @@ def test_rows_get_their_tokens_within_the_stall_target_on_average(
 def run_step(plan: Scheduler, mixes: bool) -> StepPlan:
     """Run a step in which rows do not wait for a short prompt; no prompt becomes longer."""
     step = plan.schedule(0.0, mixes=mixes, stalled=10.0).plan
-    plan.ran(step)
+    plan.charge_step(step)
     return step
 
 
@@ -405,7 +405,7 @@ def test_a_prompt_without_waiting_rows_leaves_no_debt() -> None:
     long_prompt(beside_rows(plan))
     assert run_step(plan, mixes=True).chunk is not None
     assert run_step(plan, mixes=True).chunk is None
-    plan.leave(list(plan.running))
+    plan.remove_rows(list(plan.running))
     assert run_step(plan, mixes=True).chunk is not None
     beside_rows(plan)
     assert run_step(plan, mixes=True).chunk is not None
@@ -459,7 +459,7 @@ def test_a_brief_prompt_precedes_rows_until_these_have_waited_for_the_longest_ga
     assert not plan.schedule(0.0, stalled=0.69).plan.rows
     assert plan.schedule(0.0, stalled=0.71).plan.rows
     plan.submit(make(50_000), 0.0)
-    plan.drop(plan.waiting[0].request)
+    plan.remove_request(plan.waiting[0].request)
     decide(plan)
     assert plan.schedule(0.0, stalled=0.0).plan.rows, "a long one precedes nobody"
 
@@ -546,7 +546,7 @@ def test_costs_adapt_to_the_device(rows: float, chunk: float) -> None:
             expected, took = (
                 each.pass_of(count, load.keys, load.chunk, load.depth) for each in (costs, true)
             )
-            costs.measured(expected, took, [load])
+            costs.update(expected, took, [load])
     for found in ((1, 20_000), (0, 0, 256, 8000), (0, 0, 256, 50_000)):
         assert costs.pass_of(*found) == pytest.approx(true.pass_of(*found), rel=0.1)
 
@@ -554,7 +554,7 @@ def test_costs_adapt_to_the_device(rows: float, chunk: float) -> None:
 def test_a_new_shape_takes_longer_once() -> None:
     costs = Costs(Curve([(1, 0.01), (512, 0.1)], first=0.07))
     new = costs.pass_of(0, 0, 512, 1024)
-    costs.measured(new, new, [Load(0, 512, 1024)])
+    costs.update(new, new, [Load(0, 512, 1024)])
     assert costs.pass_of(0, 0, 512, 1024) == pytest.approx(new - 0.07)
     assert costs.pass_of(0, 0, 512, 1536) == pytest.approx(new)
 
@@ -562,8 +562,8 @@ def test_a_new_shape_takes_longer_once() -> None:
 def test_one_disturbed_pass_changes_little() -> None:
     costs = Costs(Curve(((1, 0.01), (256, 0.2))))
     for _ in range(20):
-        costs.measured(0.01, 0.01)
-    costs.measured(0.01, 9.0)
+        costs.update(0.01, 0.01)
+    costs.update(0.01, 9.0)
     assert costs.pace["rows"] < 1.3
 
 
@@ -617,7 +617,7 @@ def test_with_recurrent_state_no_pass_ends_at_a_measured_time(
         assert chunk.stop % GRID == 0 or chunk.stop in (*job.cuts, length)
         assert length - chunk.stop >= TAIL or chunk.stop in (*job.cuts, length)
         ran(plan, chunk)
-        plan.costs.measured(1.0, factor)
+        plan.costs.update(1.0, factor)
     assert job.done == length
 
 
@@ -656,7 +656,7 @@ def test_a_prompt_that_does_not_fit_now_waits_and_lets_smaller_ones_pass() -> No
     assert big not in started
     for row in list(plan.running):
         row.finish = "stop"
-        plan.leave([row])
+        plan.remove_rows([row])
     chunk = next_chunk(plan, 2.0)
     assert chunk is not None
     assert chunk.job.request is big

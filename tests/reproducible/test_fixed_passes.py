@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mlx_provider.engine.fixed_shapes import FixedShapes
 from mlx_provider.engine.scheduling.costs import Costs
 from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
+from mlx_provider.engine.sizes import FixedShapes
 from mlx_provider.testing.driver import new_request
 
 
@@ -40,7 +40,7 @@ def test_a_row_that_starts_again_has_its_prompt_prefilled_alone() -> None:
     plan = scheduler(FixedShapes(8, 16))
     request = new_request(range(20, 70))
     (row,) = request.rows
-    for again in (plan.preempt, lambda row: plan.retry([row])[0]):
+    for again in (plan.preempt_row, lambda row: plan.retry_rows([row])[0]):
         plan.running[row] = None
         row.tokens = [7, 8, 9]
         assert again(row).tokens == request.prompt.tokens

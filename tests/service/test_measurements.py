@@ -90,7 +90,7 @@ def test_the_second_load_measures_nothing(load: Any, folder: Path, file: Path) -
     assert load.measured == []
     assert second.instance.probe == first.instance.probe
     assert second.engine.scheduler.costs.curve == first.engine.scheduler.costs.curve
-    assert (second.engine.batch.layout.name, second.engine.mixes) == ("grouped", True)
+    assert (second.engine.batch.layout.name, second.engine.batching.mixes) == ("grouped", True)
     assert file.stat().st_mode & 0o777 == 0o600
     assert file.parent.stat().st_mode & 0o777 == 0o700
 
@@ -104,7 +104,7 @@ def test_measurements_of_passes_are_known_at_the_next_load(
     before = costs.curve
     for _ in range(20):
         expected = costs.pass_of(0, 0, 64, 50_000)
-        costs.measured(expected, 2 * expected, [CacheLoad(0, 64, 50_000)])
+        costs.update(expected, 2 * expected, [CacheLoad(0, 64, 50_000)])
     taught, models = costs.curve, load.services[-1]._models
     assert taught.widths != before.widths
     models.loader.unload(view.weights) if ending == "unload" else load.services[-1].close()
@@ -186,7 +186,7 @@ def test_the_status_names_the_padded_layout(
     assert served.status.kv_layout == "padded"
     assert decoding(served.status).startswith("rows decode together (padded)")
     assert served.engine.batching.drafts
-    assert served.engine.mixes
+    assert served.engine.batching.mixes
 
 
 def test_the_log_says_at_load_how_rows_decode(

@@ -24,9 +24,9 @@ from typing import Any
 
 from ...upstream.batch_caches import RowCache, counting_alike, mergeable, merged, rows_of
 from ...upstream.shared_kv import Prefix, prefix_of
-from ..kv_capacity import whole_steps
 from ..memory import MemoryProfile, leaves, profile
 from ..request import Row
+from ..sizes import whole_steps
 from .grouped_kv import GroupedKV, MixedChunk, WideRow, fillers, joined, split, with_wide_rows
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from ...isolation import Isolation
 from ...records import LoadedModel
-from ..fixed_shapes import FixedShapes
 from ..request import PrefillJob
 from ..scheduling.chunking import Chunk
+from ..sizes import FixedShapes
 from .batch_layout import Layout
 from .decode_batch import DecodeBatch
 from .grouped_kv import MixedChunk

@@ -20,9 +20,9 @@ import mlx.core as mx
 from ...isolation import Isolation
 from ...upstream.shared_kv import SHAREABLE, Prefix, divide
 from ...upstream.shared_kv import start as begin_with
-from ..kv_capacity import STEP_TOKENS, whole_steps
 from ..memory import leaves
 from ..row_cache import Kind, kind, kv_arrays, own_arrays, set_arrays
+from ..sizes import STEP_TOKENS, whole_steps
 from .tree import Match, Node, segment_of, set_segment, split
 
 if TYPE_CHECKING:

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from ...records import LoadedModel, Prompt
-from ..fixed_shapes import FixedShapes
-from ..kv_capacity import STEP_TOKENS
 from ..memory import MemoryProfile, profile
 from ..request import PrefillJob, Request, Row
 from ..row_cache import Kind
+from ..sizes import STEP_TOKENS, FixedShapes
 from .buffers import Lease, divisible, own_layers
 from .cache import PrefixCache
 from .store import NEAR, RECENT

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..kv_capacity import whole_steps
 from ..memory import leaves
 from ..row_cache import (
     ROTATING,
@@ -27,6 +26,7 @@ from ..row_cache import (
     unwrapped,
     window_attributes,
 )
+from ..sizes import whole_steps
 
 if TYPE_CHECKING:
     from .buffers import RowBuffers

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...errors import BadRequest, Overloaded
-from ..kv_capacity import kv_capacity, kv_growth, whole_steps
 from ..request import PrefillJob, Request, Row
+from ..sizes import kv_capacity, kv_growth, whole_steps
 
 OUTPUT_TOKEN = 2.0
 """A token of a reply counts as this many of a prompt, as in VTC."""
@@ -42,7 +42,7 @@ class FairShares:
         account = request.account
         self._served[account] = self._served.get(account, 0.0) + tokens / request.share
 
-    def ordered(self, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
+    def order(self, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
         """Prompts in the order in which they run. Those of one account keep their order."""
         if not self.several:
             return jobs
@@ -139,9 +139,6 @@ class Admission:
             return 0
         held = sum(map(self._own_bytes, rows))
         return held + self.budget.passing(max(map(self._tokens_to_run, rows)), len(rows))
-
-    def fits(self, need: int, images: int) -> bool:
-        return need + images <= self.budget.available()
 
     def may_wait(self, row: Row, active_rows: int) -> bool:
         """Whether a row that has outgrown the memory can continue later."""

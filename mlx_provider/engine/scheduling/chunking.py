@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
-from ..fixed_shapes import FixedShapes
 from ..request import PrefillJob, Row
+from ..sizes import FixedShapes
 from .admission import Limits
 from .costs import Costs, Load
 

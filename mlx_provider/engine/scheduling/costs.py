@@ -172,7 +172,7 @@ class Costs:
             found -= min(self.pace.values()) * curve.mixing
         return found
 
-    def measured(self, expected: float, seconds: float, loads: Sequence[Load] = (NO_LOAD,)) -> None:
+    def update(self, expected: float, seconds: float, loads: Sequence[Load] = (NO_LOAD,)) -> None:
         """Update the costs with the measured and the expected seconds of passes. The paces of rows
         and of chunks change by their parts of the expected seconds."""
         if expected <= 0 or seconds <= 0:
@@ -216,7 +216,7 @@ class PassTimer:
         """Expected seconds of the passes on the device, and the cached tokens that they read."""
         self._since = 0.0
 
-    def launched(self, expected: float, now: float, load: Load = NO_LOAD) -> None:
+    def launch(self, expected: float, now: float, load: Load = NO_LOAD) -> None:
         if now - self._since > sum(seconds for seconds, _ in self._launched):
             # unknown end: the engine was idle, another one ran, or an image was embedded
             self._launched.clear()
@@ -224,7 +224,7 @@ class PassTimer:
             self._since = now
         self._launched.append((expected, load))
 
-    def ended(self, now: float, *, left: int = 0, usual: bool = True) -> float:
+    def end(self, now: float, *, left: int = 0, usual: bool = True) -> float:
         """All passes except the `left` newest have ended. Returns their time relative to the
         expectation; 0: unknown. `usual`: the passes are representative of the pace of the
         device."""
@@ -234,7 +234,7 @@ class PassTimer:
         del self._launched[:done]
         self._since = now
         if usual:
-            self._costs.measured(expected, seconds, [load for _, load in ended])
+            self._costs.update(expected, seconds, [load for _, load in ended])
         return seconds / expected if expected > 0 else 0.0
 
     def forget(self) -> None:

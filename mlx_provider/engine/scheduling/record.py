@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..kv_capacity import STEP_TOKENS
 from ..request import PrefillJob, Request, Row
+from ..sizes import STEP_TOKENS
 from .admission import above_share
 from .chunking import StepPlan
 
@@ -57,7 +57,6 @@ class StepRecord:
 
     @property
     def runs(self) -> bool:
-        """Whether there is anything to run."""
         plan = self.plan
         return bool(plan.rows) or any((plan.chunk, plan.scored, plan.embedded))
 
@@ -115,11 +114,11 @@ class StepBuilder:
     def fit_rows(self) -> None:
         """If rows have outgrown the memory, they give back spare capacity, or else the youngest
         waits, or ends if it could never continue."""
-        before, limit = self.scheduler.fitting, self.budget.available()
+        before, limit = self.scheduler.fitting_limit, self.budget.available()
         if limit == before and not any(map(self.admission.exceeds, self.rows)):
             return
         need = self._need(self.live)
-        grown = need > self.scheduler.settled
+        grown = need > self.scheduler.reclaimed_bytes
         if need > self._limit(need):
             self._give_back(self.live)
             need = self._need(self.live)

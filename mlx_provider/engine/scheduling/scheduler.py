@@ -1,13 +1,13 @@
 """The queue, the rows that decode, and the plan of a step. Imports no mlx.
 
 `schedule` decides a step with integers and changes nothing; `apply` makes the changes of its record
-that are the scheduler's own. Rows decode in every step, except when brief prompts may precede
-them. One prompt at a time is prefilled: the one with
-the least work left, with aging so that a long prompt is never starved. Its chunk shares the pass of
-the rows if that is faster. It has one of a few fixed sizes: the smallest with nearly the best rate,
-among those whose step takes little more than the stall target, or else at most 0.75 seconds. Steps
-without a chunk follow until the average time of a token is within the stall target. So streams keep
-a steady pace, and the prompt gets the rest of the device in efficient passes.
+that are the scheduler's own. Rows decode in every step, except when brief prompts may precede them.
+One prompt at a time is prefilled: the one with the least work left, with aging so that a long
+prompt is never starved. Its chunk shares the pass of the rows if that is faster. It has one of a
+few fixed sizes: the smallest with nearly the best rate, among those whose step takes little more
+than the stall target, or else at most 0.75 seconds. Steps without a chunk follow until the average
+time of a token is within the stall target. So streams keep a steady pace, and the prompt gets the
+rest of the device in efficient passes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
-from ..fixed_shapes import FixedShapes
 from ..prefix_cache.tree import common
 from ..request import Phase, PrefillJob, Request, Row
+from ..sizes import FixedShapes
 from .admission import OUTPUT_TOKEN, Admission, Budget, FairShares, Limits
 from .chunking import IDLE_SECONDS, Chunk, Chunking, StepPlan
 from .costs import Costs
@@ -71,9 +71,9 @@ class Scheduler:
         """Rows have decoded since memory was last checked."""
         self._itl_debt = 0.0
         """Seconds that decoding rows have waited for chunks beyond their fair time."""
-        self.settled = 0
+        self.reclaimed_bytes = 0
         """Bytes of live rows for which memory was last reclaimed."""
-        self.fitting: int | None = None
+        self.fitting_limit: int | None = None
         """The limit at which all rows were last found to fit. It holds until a row exceeds its
         reservation."""
 
@@ -98,54 +98,54 @@ class Scheduler:
         self.waiting.append(job)
         return job
 
-    def passed(self, chunk: Chunk) -> None:
+    def charge_chunk(self, chunk: Chunk) -> None:
         if not chunk.job.request.ahead:
             self.shares.charge(chunk.job.request, chunk.size)
-        self._waited_for(chunk.job, self.costs.pass_of(0, 0, chunk.size, chunk.start))
+        self._age_others(chunk.job, self.costs.pass_of(0, 0, chunk.size, chunk.start))
 
-    def _waited_for(self, own: PrefillJob | None, seconds: float) -> None:
+    def _age_others(self, own: PrefillJob | None, seconds: float) -> None:
         for job in self.waiting:
             if job.admitted and job is not own:
                 job.aged += seconds
 
-    def embedded(self, plan: StepPlan, seconds: float) -> None:
+    def charge_tower(self, plan: StepPlan, seconds: float) -> None:
         """The vision tower has run for these seconds. The other prompts in prefill have waited for
         it, and decoding rows for what exceeds the plan."""
-        self._waited_for(plan.embedded, seconds)
+        self._age_others(plan.embedded, seconds)
         self._itl_debt += max(0.0, seconds - plan.embedding_seconds) if self.running else 0.0
 
-    def join(self, job: PrefillJob) -> None:
+    def end_prefill(self, job: PrefillJob) -> None:
         self.waiting.remove(job)
         job.request.phase = Phase.DECODE
 
-    def decode(self, row: Row) -> None:
+    def add_row(self, row: Row) -> None:
         self.running[row] = None
 
-    def leave(self, rows: Iterable[Row]) -> None:
+    def remove_rows(self, rows: Iterable[Row]) -> None:
         for row in rows:
             del self.running[row]
 
-    def drop(self, request: Request) -> list[PrefillJob]:
+    def remove_request(self, request: Request) -> list[PrefillJob]:
         """Remove a request in any phase. Returns the prefills that end."""
         request.phase = Phase.DONE
         gone = [job for job in self.waiting if job.request is request]
         self.waiting = [job for job in self.waiting if job.request is not request]
-        self.leave([row for row in request.rows if row in self.running])
+        self.remove_rows([row for row in request.rows if row in self.running])
         return gone
 
-    def retry(self, rows: Iterable[Row]) -> list[PrefillJob]:
+    def retry_rows(self, rows: Iterable[Row]) -> list[PrefillJob]:
         rows = list(rows)
         for row in rows:
             row.retry_alone = True
-        return [self._again(row, admitted=True) for row in rows]
+        return [self._requeue(row, admitted=True) for row in rows]
 
-    def preempt(self, row: Row) -> PrefillJob:
+    def preempt_row(self, row: Row) -> PrefillJob:
         """Free a row's memory. The row continues from its committed tokens when it fits again."""
         row.gave_way = True
-        return self._again(row, admitted=False)
+        return self._requeue(row, admitted=False)
 
-    def _again(self, row: Row, *, admitted: bool) -> PrefillJob:
-        self.leave([row])
+    def _requeue(self, row: Row, *, admitted: bool) -> PrefillJob:
+        self.remove_rows([row])
         arrived = row.request.arrived
         # with fixed passes, the reply must come from decode passes, not from prompt passes
         tokens = row.request.prompt.tokens if self.chunking.fixed else row.all_tokens
@@ -163,14 +163,14 @@ class Scheduler:
         """Decide the next step. Read-only. `mixes`: chunks may share the pass of the decoding rows;
         `stalled`: seconds that these rows have waited for their token; `passes`: forward passes per
         token of each row."""
-        step = StepBuilder(self, self._expired(now))
+        step = StepBuilder(self, self._find_expired(now))
         if self._decoded:
             step.fit_rows()
-        admitted = self._admissible(step, step.displace(now), now)
+        admitted = self._choose_prompt(step, step.displace(now), now)
         begins = [job for job in step.jobs if job.admitted and job.cache is None]
         begins = [job for job in begins if not job.restoring]
         begins += [] if admitted is None else [admitted]
-        later = {job: self._begun(job, now) for job in begins}
+        later = {job: self._preview_start(job, now) for job in begins}
         jobs = [each for job in step.jobs if (each := later.get(job, job)) is not None]
         plan = self._plan(now, tuple(step.rows), jobs, mixes, stalled, passes)
         return StepRecord(
@@ -188,12 +188,12 @@ class Scheduler:
             limit=step.limit,
         )
 
-    def _expired(self, now: float) -> list[Request]:
+    def _find_expired(self, now: float) -> list[Request]:
         if now <= self._next_deadline:
             return []
         return [r for r in self.requests() if r.deadline is not None and now > r.deadline]
 
-    def _begun(self, job: PrefillJob, now: float) -> PrefillJob | None:
+    def _preview_start(self, job: PrefillJob, now: float) -> PrefillJob | None:
         """The prompt as it will be once it has a cache. `None`: it waits for the disk first."""
         start = self.preview(job)
         if start is None:
@@ -204,7 +204,7 @@ class Scheduler:
         twin.awaits_scores = start.scored
         return twin
 
-    def _admissible(
+    def _choose_prompt(
         self, step: StepBuilder, first: PrefillJob | None, now: float
     ) -> PrefillJob | None:
         """The most urgent prompt that fits, unless a prompt in prefill goes first. `first`: the one
@@ -269,12 +269,12 @@ class Scheduler:
         """Let rows wait, reclaim memory and admit a prompt. The requests that end have ended.
         Returns the prefills with which rows that wait will continue."""
         if record.need is not None:
-            self.settled = record.need
-            self.fitting = record.limit if record.need <= record.limit else None
+            self.reclaimed_bytes = record.need
+            self.fitting_limit = record.limit if record.need <= record.limit else None
         if record.expired:
             left = (r.deadline for r in self.requests() if r.deadline is not None)
             self._next_deadline = min(left, default=inf)
-        waiting = [self.preempt(row) for row in record.preempted]
+        waiting = [self.preempt_row(row) for row in record.preempted]
         job = record.admitted
         if job is not None and record.claims:
             self.claim(job)
@@ -287,7 +287,7 @@ class Scheduler:
             job.admitted, job.request.phase = True, Phase.PREFILL
         return waiting
 
-    def left_of(self, plan: StepPlan, *, readable: bool) -> StepPlan:
+    def remaining_plan(self, plan: StepPlan, *, readable: bool) -> StepPlan:
         """The plan without rows and chunks that ended with tokens that were read after it was
         made. `readable`: no error of the device kept them from being read."""
         rows = tuple(row for row in plan.rows if row in self.running)
@@ -297,7 +297,7 @@ class Scheduler:
             return replace(plan, rows=rows)
         return replace(plan, rows=rows, chunk=None, mixed=False)
 
-    def ran(self, plan: StepPlan) -> None:
+    def charge_step(self, plan: StepPlan) -> None:
         """A step was launched. Steps without a chunk compensate for its time beyond the fair time,
         so that the average time of a token stays within that."""
         self._decoded = bool(plan.rows)
@@ -313,7 +313,7 @@ class Scheduler:
         """Prompts in the queue or in prefill, the most urgent first, fair between accounts."""
         if len(jobs) < 2:
             return jobs
-        return self.shares.ordered(sorted(jobs, key=partial(self._urgency, now)))
+        return self.shares.order(sorted(jobs, key=partial(self._urgency, now)))
 
     def _urgency(self, now: float, job: PrefillJob) -> float:
         """A prompt in prefill does not age, so a new prompt never waits for all of it."""
@@ -344,10 +344,7 @@ class Scheduler:
 
     @property
     def live_bytes(self) -> int:
-        return self.reservation(self._live())
-
-    def _live(self) -> list[Row]:
-        return [*prefilling(self.waiting), *self.running]
+        return self.reservation([*prefilling(self.waiting), *self.running])
 
     @property
     def busy(self) -> bool:
@@ -356,7 +353,7 @@ class Scheduler:
     def fits_ahead(self, request: Request, stored: int) -> bool:
         """Whether the row of a prompt that will come fits in addition to `stored` bytes of
         prefixes."""
-        return self.admission.fits(self.reservation(request.rows) + stored, 0)
+        return self.reservation(request.rows) + stored <= self.admission.budget.available()
 
     @property
     def idle(self) -> bool:

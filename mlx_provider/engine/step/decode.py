@@ -24,7 +24,7 @@ from ..request import PrefillJob, Row
 from ..row_cache import grow_by
 from ..scheduling.chunking import Chunk, StepPlan
 from ..speculation.step import Mask, Place, Wanted, ahead, places
-from .commit import not_kept
+from .requests import not_kept
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -66,7 +66,7 @@ class Decode:
         along = engine.batching.mixed.take_along(chunk)
         forward = engine.batch.forward(along, drafts)
         load = engine.scheduler.chunking.load(plan.rows, chunk)
-        engine.timer.launched(expected, engine.clock() if caught_up else began, load)
+        engine.timer.launch(expected, engine.clock() if caught_up else began, load)
         if drafts:
             engine.drafting.waited(drafts, engine.clock() - engine.read_at)
         engine.corrupted = {row for rows, _ in forward.failed for row in rows}
@@ -77,12 +77,10 @@ class Decode:
             return Decoded(forward, chunk, reads, engine.clock())
         return Decoded(forward, chunk, unreadable=reading.fault)
 
-    def commit(self, decoded: Decoded | None) -> None:
+    def commit(self, decoded: Decoded) -> None:
         """Take the tokens that were read, and draw the next ones."""
-        if decoded is None:
-            return
         if decoded.unreadable is not None:
-            self.unreadable(decoded.unreadable)
+            self.retry_all(decoded.unreadable)
             return
         engine, forward, chunk = self._engine, decoded.forward, decoded.chunk
         if decoded.reads is not None:
@@ -90,12 +88,12 @@ class Decode:
         for rows, cause in forward.failed:
             left = [row for row in rows if row.finish is None]
             mixed = chunk is not None
-            self.pass_failed(left, cause, alone=len(rows) == 1, mixed=mixed)
+            self.retry_pass(left, cause, alone=len(rows) == 1, mixed=mixed)
         if forward.logits is not None:
             self._draw_next(forward, forward.logits)
         if chunk is not None and forward.took_chunk and chunk.due:
             chunk.job.hidden = [] if forward.chunk_hidden is None else [forward.chunk_hidden]
-            self._engine.prefill.mixed_in(chunk, forward.chunk_logits)
+            self._engine.prefill.commit_mixed(chunk, forward.chunk_logits)
         engine.pending_chunk_seconds = []
         engine.advanced = engine.clock()
         if not forward.failed:
@@ -113,8 +111,8 @@ class Decode:
             return plan, NO_DRAFTS, False
         readable, drafts = self._catch_up(), NO_DRAFTS
         if may_draft and readable:
-            drafts = engine.drafting.guessed(plan, wanted.asked, self._engine.commit.fails_next)
-        return engine.scheduler.left_of(plan, readable=readable), drafts, True
+            drafts = engine.drafting.guessed(plan, wanted.asked, self._engine.requests.fails_next)
+        return engine.scheduler.remaining_plan(plan, readable=readable), drafts, True
 
     def _catch_up(self) -> bool:
         """Take the tokens of the last pass before the next one is launched. Returns whether that
@@ -123,7 +121,7 @@ class Decode:
         with Isolation() as reading:
             found = engine.batch.catch_up()
         if reading.fault is not None:
-            self.unreadable(reading.fault)
+            self.retry_all(reading.fault)
             return False
         engine.read_at = engine.clock()
         self._take(found, engine.read_at, left=len(engine.pending_chunk_seconds), apart=True)
@@ -136,10 +134,10 @@ class Decode:
         row, because drafts were in it."""
         engine = self._engine
         guessed = any(each.drafts for each in found)
-        times = engine.timer.ended(now, left=left, usual=not guessed)
+        times = engine.timer.end(now, left=left, usual=not guessed)
         engine.drafting.passed(found, times)
         if not apart:
-            self._engine.commit.take([read for each in found for read in each.reads], now)
+            self._engine.requests.take_tokens([read for each in found for read in each.reads], now)
             return
         for each in found:
             self._take_result(each, now)
@@ -151,28 +149,27 @@ class Decode:
         for stay, read in enumerate(result.reads, 1):
             if row.finish is None:
                 engine.batch.layout.keep(row, stay)
-                self._engine.commit.take([read], now)
+                self._engine.requests.take_tokens([read], now)
 
     def _draw_next(self, forward: Forward, logits: mx.array) -> None:
         """Draw after every place of the rows, as if their drafts held."""
         self._engine.drafting.show(forward)
-        scheduler = self._engine.scheduler
+        scheduler, batch, fixed = self._engine.scheduler, self._engine.batch, self._engine.fixed
         wanted: Sequence[Place] = list(places(forward.rows))
-        running = [row in scheduler.running and not self._replays(row) for row, _ in wanted]
-        wanted, logits = only(running, wanted, logits)
+        running = [
+            row in scheduler.running and not (fixed and batch.replays(row)) for row, _ in wanted
+        ]
+        wanted, logits = select_places(running, wanted, logits)
         if any(row.retry_alone for row, _ in wanted):
-            wanted, logits = self.again(wanted, logits)
+            wanted, logits = self.rejoin(wanted, logits)
         if wanted:
             rows = list(dict.fromkeys(row for row, _ in wanted))
             with Isolation(partial(self.retry, rows)):
-                self.launch(wanted, logits, forward.drafts)
-
-    def _replays(self, row: Row) -> bool:
-        return self._engine.fixed is not None and self._engine.batch.replays(row)
+                self.launch_draws(wanted, logits, forward.drafts)
 
     # -- draws
 
-    def launch(self, places: Sequence[Place], logits: mx.array, drafts: Drafts) -> None:
+    def launch_draws(self, places: Sequence[Place], logits: mx.array, drafts: Drafts) -> None:
         rows, batch = [row for row, _ in places], self._engine.batch
         masks = [self._mask(row, at, drafts) for row, at in places]
         if self._engine.fixed is None:
@@ -182,10 +179,10 @@ class Decode:
         for i, row in enumerate(rows):
             batch.drawn([row], draw(logits[i : i + 1], [row], masks[i : i + 1]))
 
-    def one(self, row: Row, logits: mx.array) -> Drawn:
+    def draw_one(self, row: Row, logits: mx.array) -> Drawn:
         """The next token of one row, from logits (vocab,). If drawing fails, an arbitrary token."""
         mask = self._mask(row, 0)
-        with self._engine.commit.fails_next(row, "its sampling"):
+        with self._engine.requests.fails_next(row, "its sampling"):
             drawn = draw(logits[None], [row], [mask])
             mx.async_eval(drawn.arrays)  # type: ignore[no-untyped-call]
             return drawn
@@ -197,13 +194,13 @@ class Decode:
             return None
         if row in drafts:
             return row.masks[at]  # type: ignore[no-any-return]
-        with self._engine.commit.fails_next(row, "its grammar"):
+        with self._engine.requests.fails_next(row, "its grammar"):
             return row.constraint.mask()
         return None
 
     # -- after a prefill
 
-    def whole_prompt(self, job: PrefillJob, logits: mx.array) -> None:
+    def end_prefill(self, job: PrefillJob, logits: mx.array) -> None:
         engine = self._engine
         if not engine.scheduler.running:
             engine.advanced = engine.clock()
@@ -220,58 +217,58 @@ class Decode:
         if job.places is not None:
             cache = whole_windows(cache)
         grow_by(cache, engine.scheduler.admission.kv_growth(job))
-        engine.scheduler.join(job)
+        engine.scheduler.end_prefill(job)
         if engine.prefix_cache is not None:
             caches = engine.prefix_cache.fork(job.rows, cache)
         else:
             caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
         for row, own in zip(job.rows, caches, strict=True):
             if row.held > len(job.tokens):
-                engine.scheduler.decode(row)
+                engine.scheduler.add_row(row)
                 engine.batch.join_again(row, own)
             else:
-                self._row(row, own, logits)
+                self._start_row(row, own, logits)
                 engine.drafting.begin(row, job)
 
-    def again(self, wanted: Sequence[Place], logits: mx.array) -> tuple[Sequence[Place], mx.array]:
+    def rejoin(self, wanted: Sequence[Place], logits: mx.array) -> tuple[Sequence[Place], mx.array]:
         """Let rows of a failed step join if their committed tokens are in the cache again. Returns
         the others."""
         suspect, batch = [row.retry_alone for row, _ in wanted], self._engine.batch
-        for (row, _), own in zip(*only(suspect, wanted, logits), strict=True):
+        for (row, _), own in zip(*select_places(suspect, wanted, logits), strict=True):
             cache = batch.layout.extract(row)
             batch.drop([row])
-            self._engine.scheduler.leave([row])
-            self._row(row, cache, own)
-        return only([not each for each in suspect], wanted, logits)
+            self._engine.scheduler.remove_rows([row])
+            self._start_row(row, cache, own)
+        return select_places([not each for each in suspect], wanted, logits)
 
-    def _row(self, row: Row, cache: list[Any], logits: mx.array) -> None:
+    def _start_row(self, row: Row, cache: list[Any], logits: mx.array) -> None:
         if row.finish is not None:  # another choice of its request has failed
             return
-        first = self.one(row, logits)
-        drawn = self.prove(row, cache, first) if row.retry_alone else first
+        first = self.draw_one(row, logits)
+        drawn = self.decode_alone(row, cache, first) if row.retry_alone else first
         if drawn is not None and self._first_token(row, drawn):
-            self._engine.scheduler.decode(row)
+            self._engine.scheduler.add_row(row)
             self._engine.batch.join(row, cache, drawn, committed=True)
 
     def _first_token(self, row: Row, drawn: Drawn) -> bool:
         """Take a token one step before the row joins. Returns whether the row continues."""
-        with self._engine.commit.isolated(row.request, "its sampling") as work:
+        with self._engine.requests.isolated(row.request, "its sampling") as work:
             read = read_drawn(drawn, {row: 0})
         if work.fault is not None:
             return False
-        self._engine.commit.take(read, self._engine.clock())
+        self._engine.requests.take_tokens(read, self._engine.clock())
         return row.finish is None
 
     # -- after a failure
 
-    def pass_failed(self, left: list[Row], fault: Fault, *, alone: bool, mixed: bool) -> None:
+    def retry_pass(self, left: list[Row], fault: Fault, *, alone: bool, mixed: bool) -> None:
         """`left`: rows of the pass that have not ended since. `alone`: it had only one row."""
         if mixed or (left and not alone):
             self.retry(left, fault)
         elif left:
-            self._engine.commit.failed_by(left[0].request, "its decode step", fault)
+            self._engine.requests.fail_by_fault(left[0].request, "its decode step", fault)
 
-    def unreadable(self, fault: Fault) -> None:
+    def retry_all(self, fault: Fault) -> None:
         """The tokens of the last pass cannot be read, so the caches of all rows are corrupted."""
         running = list(self._engine.scheduler.running)
         self._engine.corrupted = set(running)
@@ -283,18 +280,18 @@ class Decode:
             "a decode step of %d rows failed (%s); they are run again", len(rows), fault.summary
         )
         engine.timer.forget()
-        self._engine.commit.drop(rows)
-        for job in engine.scheduler.retry(rows):
-            self._engine.commit.look_up(job)
+        self._engine.requests.drop_rows(rows)
+        for job in engine.scheduler.retry_rows(rows):
+            self._engine.requests.look_up(job)
         engine.batching.failed()
 
-    def prove(self, row: Row, cache: list[Any], drawn: Drawn) -> Drawn | None:
+    def decode_alone(self, row: Row, cache: list[Any], drawn: Drawn) -> Drawn | None:
         """Decode a row of a failed step alone once. If that also fails, the row causes the
         failure."""
         engine = self._engine
         alone = DecodeBatch(engine.model, engine.batching.layout("solo"))
         alone.join(row, cache, drawn)
-        with self._engine.commit.isolated(row.request, "its decode step") as work:
+        with self._engine.requests.isolated(row.request, "its decode step") as work:
             forward = alone.forward()
             if forward.logits is None:
                 raise forward.failed[0][1].error
@@ -304,11 +301,11 @@ class Decode:
         if work.fault is not None or forward.logits is None:
             return None
         row.retry_alone = False
-        self._engine.commit.take(read, engine.clock())
-        return None if row.finish is not None else self.one(row, forward.logits[0])
+        self._engine.requests.take_tokens(read, engine.clock())
+        return None if row.finish is not None else self.draw_one(row, forward.logits[0])
 
 
-def only(
+def select_places(
     wanted: Sequence[bool], places: Sequence[Place], logits: mx.array
 ) -> tuple[Sequence[Place], mx.array]:
     """Some of the places, and their logits (B, vocab)."""

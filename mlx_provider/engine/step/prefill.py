@@ -60,25 +60,23 @@ class Prefill:
             self._run_input(chunk, plan, inputs)
         return Prefilled(chunk.job, None, tried.fault)
 
-    def commit(self, prefilled: Prefilled | None) -> None:
+    def commit(self, prefilled: Prefilled) -> None:
         """Let the rows of a complete prompt decode. A failure ends only its request."""
-        if prefilled is None:
-            return
         job, fault = prefilled.job, prefilled.fault
         if fault is not None:
             self._engine.timer.forget()
             job.drop_cache()  # corrupted, so it must not reach the prefix cache
-            self._engine.commit.failed_by(job.request, "its prefill", fault)
+            self._engine.requests.fail_by_fault(job.request, "its prefill", fault)
         elif prefilled.logits is not None and job.request.ahead:
-            self._engine.commit.abandon(job.request)
+            self._engine.requests.abandon(job.request)
         elif prefilled.logits is not None:
-            self._engine.decode.whole_prompt(job, prefilled.logits)
+            self._engine.decode.end_prefill(job, prefilled.logits)
 
-    def mixed_in(self, chunk: Chunk, logits: mx.array | None) -> None:
+    def commit_mixed(self, chunk: Chunk, logits: mx.array | None) -> None:
         """A chunk was launched with the rows. `logits` (vocab,) follow it if it is the last one."""
         job = chunk.job
         with Isolation() as tried:
-            self._passed(chunk)
+            self._record_chunk(chunk)
             if logits is not None:
                 mx.eval(logits)
         if tried.fault is not None:
@@ -87,10 +85,9 @@ class Prefill:
             )
             self._engine.batching.mixed.blame()
         elif logits is not None and job in self._engine.scheduler.waiting:
-            self._engine.decode.whole_prompt(job, logits)
+            self._engine.decode.end_prefill(job, logits)
 
     def _score(self, job: PrefillJob, seconds: float) -> None:
-        """Score a part of a prompt, to select the tokens to leave out."""
         engine = self._engine
         if engine.sparse_prefill is None or job not in engine.scheduler.waiting:
             return
@@ -109,14 +106,14 @@ class Prefill:
             return None
         began = engine.clock()
         with Isolation() as tried:
-            self._advance(job, plan.embedding_seconds)
+            self._run_tower(job, plan.embedding_seconds)
             engine.timer.forget()  # the time of the tower is not that of a pass
             engine.pending_chunk_seconds = []
-            engine.scheduler.embedded(plan, engine.clock() - began)
+            engine.scheduler.charge_tower(plan, engine.clock() - began)
             return None
         return Prefilled(job, None, tried.fault)
 
-    def _advance(self, job: PrefillJob, seconds: float) -> None:
+    def _run_tower(self, job: PrefillJob, seconds: float) -> None:
         """Take cached features, and run slices of the tower for the others."""
         engine, features = self._engine, job.request.features
         if job.tower is None:
@@ -141,7 +138,7 @@ class Prefill:
         prompt, cache = job.prompt, job.held()
         media = [s for s in prompt.spans if s.start < chunk.stop and s.end > chunk.start]
         load = engine.scheduler.chunking.load((), chunk)
-        engine.timer.launched(plan.chunk_seconds, engine.clock(), load)
+        engine.timer.launch(plan.chunk_seconds, engine.clock(), load)
         given = PrefillChunk(prompt, chunk.start, chunk.stop, cache, request.features)
         if job.places is not None:
             logits = run_alone(engine.model, mixed_chunk(chunk))
@@ -152,7 +149,7 @@ class Prefill:
         last = chunk.stop == len(job.tokens)
         wanted = [logits, *job.hidden] if last else arrays(cache)
         # a family may run a whole image with its first tokens, and others without cost
-        self._settle(chunk, plan, wanted, wait=last or bool(media), usual=not media)
+        self._launch_pass(chunk, plan, wanted, wait=last or bool(media), usual=not media)
         return logits if last else None
 
     def _with_logprobs(self, request: Request, chunk: PrefillChunk) -> mx.array:
@@ -167,11 +164,11 @@ class Prefill:
         """Append the chunk to the input's cache. The last chunk makes its result."""
         engine, job = self._engine, chunk.job
         load = engine.scheduler.chunking.load((), chunk)
-        engine.timer.launched(plan.chunk_seconds, engine.clock(), load)
+        engine.timer.launch(plan.chunk_seconds, engine.clock(), load)
         inputs.run(engine.model, PrefillChunk(job.prompt, chunk.start, chunk.stop, job.held()))
         found = [] if inputs.found is None else [inputs.found]
         last = chunk.stop == len(job.tokens)
-        self._settle(chunk, plan, found if last else [*arrays(job.held()), *found], wait=last)
+        self._launch_pass(chunk, plan, found if last else [*arrays(job.held()), *found], wait=last)
         if last:
             engine.output.post(job.request, [inputs.finish()])
             self._next_input(job, inputs)
@@ -180,16 +177,16 @@ class Prefill:
         request = job.request
         if inputs.left:
             job.go_on_with(inputs.tokens[inputs.at])
-            self._engine.commit.begin(job)
+            self._engine.requests.begin(job)
             return
         for row in request.rows:
             row.finish = "stop"
-        self._engine.commit.release(request, request.rows)
-        self._engine.output.ended(request, "stop")
+        self._engine.requests.release(request, request.rows)
+        self._engine.output.end(request, "stop")
         if request.prefilled >= LONG_PREFILL_TOKENS:
             mx.clear_cache()
 
-    def _settle(
+    def _launch_pass(
         self,
         chunk: Chunk,
         plan: StepPlan,
@@ -210,16 +207,16 @@ class Prefill:
             mx.eval(wanted)
             if not usual:
                 engine.timer.forget()
-            engine.timer.ended(engine.clock())
+            engine.timer.end(engine.clock())
             engine.pending_chunk_seconds = []
-        self._passed(chunk)
+        self._record_chunk(chunk)
 
-    def _passed(self, chunk: Chunk) -> None:
+    def _record_chunk(self, chunk: Chunk) -> None:
         """The chunk is in its job's cache."""
         job = chunk.job
         job.done = chunk.stop
         job.request.prefilled += chunk.size
-        self._engine.scheduler.passed(chunk)
+        self._engine.scheduler.charge_chunk(chunk)
         self._engine.recorder.tokens(prefilled=chunk.size, cached=0, decoded=0)
         if job.request.ahead:
             self._engine.recent.ahead += chunk.size
@@ -240,8 +237,8 @@ def prompt_logprobs(
     following = list(tokens[chunk.start + 1 : chunk.stop + 1])
     drawn = scored(logits[: len(following)], mx.array(following, dtype=mx.int32), request.rows[0])
     found = read_logprobs(drawn) if following else {}
-    described_tokens = [names.described(token, found[at]) for at, token in enumerate(following)]
-    whole = [names.given(tokens[0]), *described_tokens] if chunk.start == 0 else described_tokens
+    whole = [names.first_token(tokens[0])] if chunk.start == 0 else []
+    whole += [names.describe(token, found[at]) for at, token in enumerate(following)]
     ends = chunk.start + 1 + len(following)
     new = max(0, ends - request.prompt_logprobs_sent)
     request.prompt_logprobs_sent += new

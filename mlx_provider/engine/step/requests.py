@@ -14,7 +14,6 @@ from ...protocol.events import Delta, Event, Finish, FinishReason
 from ...upstream.cache_classes import sparse
 from ..execution.decode_batch import Logprob, Read
 from ..prefix_cache.cache import Match
-from ..prefix_cache.policy import PrefixCachePolicy
 from ..request import Phase, PrefillJob, Request, Row
 from ..row_cache import grow_by
 from ..step_output import LookedUp
@@ -41,7 +40,7 @@ GOES_ON = Outcome()
 """The outcome of a token that adds no visible text yet."""
 
 
-class Commit:
+class Requests:
     """Engine thread only."""
 
     def __init__(self, engine: Engine) -> None:
@@ -61,7 +60,7 @@ class Commit:
         capacity = len(job.tokens) if inputs else engine.scheduler.admission.kv_capacity(job)
         if engine.prefix_cache is not None and job.uses_prefix_cache:
             with Isolation(partial(_not_cached, job.request)):
-                self._looked_up(job.request, engine.prefix_cache.begin(job, capacity))
+                self._record_lookup(job.request, engine.prefix_cache.begin(job, capacity))
         if job.restoring:
             return
         if engine.sparse_prefill is not None and job.uses_prefix_cache:
@@ -76,7 +75,7 @@ class Commit:
         if not job.request.ahead:
             engine.recorder.tokens(prefilled=0, cached=job.done, decoded=0)
 
-    def _looked_up(self, request: Request, found: Match | None) -> None:
+    def _record_lookup(self, request: Request, found: Match | None) -> None:
         if found is None or request.ahead:
             return
         diverged = found.diverged_at is not None
@@ -90,22 +89,21 @@ class Commit:
 
     def cancel(self, request: Request) -> None:
         if self.abandon(request):
-            self._engine.output.ended(request, "cancelled")
+            self._engine.output.end(request, "cancelled")
 
     def fail(self, request: Request, error: MLXProviderError) -> None:
         if self.abandon(request):
-            self._engine.output.failed(request, error)
+            self._engine.output.fail(request, error)
 
     def isolated(self, request: Request, part: str) -> Isolation:
         """Wraps a request's own work. An error in it ends only this request."""
-        return Isolation(partial(self.failed_by, request, part))
+        return Isolation(partial(self.fail_by_fault, request, part))
 
     def fails_next(self, row: Row, part: str) -> Isolation:
         """Wraps a row's own work. An error in it ends its request with its next token."""
         return Isolation(partial(_fails, row, part))
 
-    def failed_by(self, request: Request, part: str, fault: Fault) -> None:
-        """A part of a request's work has failed."""
+    def fail_by_fault(self, request: Request, part: str, fault: Fault) -> None:
         self.fail(request, _error(request, part, fault))
 
     def abandon(self, request: Request) -> bool:
@@ -122,35 +120,34 @@ class Commit:
 
     # -- tokens
 
-    def take(self, reads: Sequence[Read], now: float) -> None:
+    def take_tokens(self, reads: Sequence[Read], now: float) -> None:
         live = [read for read in reads if read[0].finish is None]
         for row, token, _ in live:
-            self._engine.output.token(row.request, now)
+            self._engine.output.add_token(row.request, now)
             row.tokens.append(token)
-        outcomes = self._outcomes(live)
+        outcomes = self._push_tokens(live)
         for read, outcome in zip(live, outcomes, strict=True):
             if outcome.error is not None:  # first, because it ends other rows of its request, too
-                self.settle(read[0], outcome)
+                self.apply_outcome(read[0], outcome)
         for read, outcome in zip(live, outcomes, strict=True):
             if outcome is not GOES_ON:
-                self.settle(read[0], outcome)
+                self.apply_outcome(read[0], outcome)
 
-    def _outcomes(self, reads: Sequence[Read]) -> list[Outcome]:
-        """The text that tokens add to rows, and whether rows end."""
+    def _push_tokens(self, reads: Sequence[Read]) -> list[Outcome]:
         outcomes: list[Outcome] = []
         failed: set[Request] = set()
         for row, token, logprob in reads:
             outcome = GOES_ON
             if not failed or row.request not in failed:  # by another choice
                 with self.fails_next(row, "its text"):
-                    outcome = self._pushed(row, token, logprob)
+                    outcome = self._push_token(row, token, logprob)
                 if row.error is not None:
                     outcome = Outcome(error=row.error)
                     failed.add(row.request)
             outcomes.append(outcome)
         return outcomes
 
-    def _pushed(self, row: Row, token: int, logprob: Logprob | None) -> Outcome:
+    def _push_token(self, row: Row, token: int, logprob: Logprob | None) -> Outcome:
         request = row.request
         if row.error is not None:
             return GOES_ON
@@ -161,7 +158,7 @@ class Commit:
         self._engine.drafting.follow(row, token)
         described = None
         if logprob is not None:
-            described = self._engine.token_names.described(token, logprob)
+            described = self._engine.token_names.describe(token, logprob)
         deltas = list(row.output.push(token, described))
         if row.output.stopped or (row.constraint is not None and row.constraint.finished):
             return _last(row, "stop", deltas)
@@ -175,9 +172,9 @@ class Commit:
         outcome = None
         with self.fails_next(row, "its text"):
             outcome = _last(row, "length")
-        self.settle(row, outcome or Outcome(error=row.error))
+        self.apply_outcome(row, outcome or Outcome(error=row.error))
 
-    def settle(self, row: Row, outcome: Outcome) -> None:
+    def apply_outcome(self, row: Row, outcome: Outcome) -> None:
         request = row.request
         if row.finish is not None:  # another choice made its request fail
             return
@@ -191,34 +188,34 @@ class Commit:
         row.finish = outcome.reason
         self.release(request, [row])
         if not request.unfinished:
-            self._engine.output.ended(request, outcome.reason)
+            self._engine.output.end(request, outcome.reason)
 
     def release(self, request: Request, rows: Sequence[Row]) -> None:
         """Free the resources of rows: their place in the batch, or their prefill."""
         scheduler = self._engine.scheduler
         running = [row for row in rows if row in scheduler.running]
-        self.keep(request, running)
+        self.store(request, running)
         if self._engine.prefix_cache is not None:  # rows may end with their first token
             failed = self._engine.corrupted
             intact = [row for row in rows if row not in failed and not row.retry_alone]
             self._engine.prefix_cache.give_back(intact)
-        self.drop(running)
-        scheduler.leave(running)
+        self.drop_rows(running)
+        scheduler.remove_rows(running)
         for row in rows:
             row.lease = None
         if not request.unfinished:
-            for job in scheduler.drop(request):
+            for job in scheduler.remove_request(request):
                 job.restart()  # references to its last passes then keep no cache alive
             request.features = {}
 
-    def drop(self, rows: Sequence[Row]) -> None:
+    def drop_rows(self, rows: Sequence[Row]) -> None:
         self._engine.batch.drop(rows)
         self._engine.drafting.forget(rows)
         self._engine.charge_merged()
         for row in rows:
             row.lease, row.merged = None, 0
 
-    def keep(self, request: Request, running: Sequence[Row]) -> None:
+    def store(self, request: Request, running: Sequence[Row]) -> None:
         """Store what rows and prefills of a request have computed in the prefix cache."""
         engine = self._engine
         if engine.prefix_cache is None:
@@ -234,11 +231,8 @@ class Commit:
                 engine.prefix_cache.give_back([row])
             for job in engine.scheduler.waiting:
                 if job.request is request and not request.unfinished:
-                    self._keep_prefill(job, engine.prefix_cache)
-
-    def _keep_prefill(self, job: PrefillJob, prefixes: PrefixCachePolicy) -> None:
-        prefixes.keep_prefill(job)
-        prefixes.give_back(job.rows)
+                    engine.prefix_cache.keep_prefill(job)
+                    engine.prefix_cache.give_back(job.rows)
 
 
 def _not_cached(request: Request, fault: Fault) -> None:
