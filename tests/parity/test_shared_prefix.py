@@ -278,10 +278,10 @@ def storm(
     class Watched(Alternating):
         """Checks before each pass that the rows are within the memory."""
 
-        def ran(self, plan: StepPlan) -> None:
+        def charge_step(self, plan: StepPlan) -> None:
             alone = self.active_rows <= 1 or early & {*self.waiting}
             assert alone or self.live_bytes + cache.in_use <= room
-            super().ran(plan)
+            super().charge_step(plan)
 
     engine, cache = sharing(
         model, lambda: budget, available=lambda: room - cache.in_use, row_bytes=memory.row_bytes,
