@@ -46,8 +46,7 @@ class EngineSettings(FixedSettings):
     """Every field of this class has a variable `MLX_PROVIDER_<FIELD>`."""
 
     memory_limit: int | None = None
-    """Bytes for weights, rows, passes, MLX's free buffers and the prefix cache. Unset: 85 % of the
-    recommended working set or of the memory of the device."""
+    """Bytes for weights, rows, passes, free buffers and prefixes. Unset: by `engine/memory.py`."""
     max_rows: int = 64
     """Most decoding rows. More requests wait."""
     stall_target: float = 0.1

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Self
 
 RESTART = 1.0
-"""Seconds until a new engine can be asked."""
+"""Seconds after which a client asks again, while a new engine starts."""
 LONGEST = 2000
 """Characters of a message, which may quote a client's text."""
 
@@ -126,7 +126,7 @@ class MediaError(BadRequest):
         retry_after: float | None = None,
         brief: str = "damaged",
     ) -> None:
-        """`brief`: for the model, if an image of an earlier turn cannot be shown."""
+        """`brief`: the reason in the text that replaces the image of an earlier turn."""
         super().__init__(message, param=param, retry_after=retry_after)
         self.brief = brief
 
@@ -250,7 +250,7 @@ def from_code(
 
 
 def wrong_part(part: str, problem: str, inside: str = "") -> BadRequest:
-    """Of a request. `inside`: the wrong member of the part that clients read as the parameter."""
+    """`BadRequest` for a part of a request. `inside`: the path below it, only for the message."""
     return BadRequest(f"{part}{inside} {problem}", param=part)
 
 

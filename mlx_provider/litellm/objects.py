@@ -1,4 +1,4 @@
-"""LiteLLM's objects of the replies that `wire.openai` makes.
+"""Turns the chunks and responses of `wire.openai` into LiteLLM's objects.
 
 Rules of streams (1.106.2, `CustomStreamWrapper`): usage comes before a finish chunk, which contains
 nothing else. The finish of choice 0 ends the stream, so it is held until every choice has ended.
@@ -28,17 +28,18 @@ from ..wire.openai.answer import ALWAYS_EMPTY, ChunkChoices, usage_of
 from ..wire.openai.request import AnswerForm
 
 TEXT_LISTS = "text_lists"
-"""Attribute of our log-probabilities. By name: a module may run twice."""
+"""Attribute by which `patches` knows `TextLogprobs`: this module may be imported twice."""
 
 
 class TextLogprobs(ChoiceLogprobs):
-    """LiteLLM's chunks of chat become those of text without log-probabilities; see `patches`."""
+    """Carries log-probabilities of a text completion through LiteLLM's conversion from chat, which
+    drops them; `patches` copies them back."""
 
     text_lists: dict[str, Any]
 
 
 class OurLogprobs(ChoiceLogprobs):
-    """See `patches`."""
+    """Marks log-probabilities made here, so that `patches` copies only these."""
 
     ours: ClassVar[bool] = True
 
@@ -104,7 +105,7 @@ class ChunkStream:
 
 
 def _streaming(choice: Mapping[str, Any]) -> StreamingChoices:
-    """Without its finish reason."""
+    """The choice of a chunk, without its finish reason."""
     logprobs: Any = choice["logprobs"]
     if "delta" in choice:
         delta = choice["delta"]

@@ -28,7 +28,7 @@ UNNAMED = (OFF, AUTO)
 
 
 def draft_kind(options: ModelOptions) -> str:
-    """Part of the engine's kind, beside that of the KV cache."""
+    """The drafter's part of the engine's key: other options need another engine."""
     if options.drafter in UNNAMED and not options.draft_model:
         return "" if options.drafter == AUTO else OFF
     return f"{options.drafter} {options.draft_model or ''}"
@@ -104,7 +104,8 @@ def _combine(started: Sequence[Running], model: LoadedModel) -> Drafts:
 def _start_able(
     drafters: Sequence[Drafter], folder: Path, model: LoadedModel, given: DraftOptions
 ) -> list[Running]:
-    """Those that start, best first: one for the operator's folder, and all others."""
+    """Start the drafters that support the model, best first. Of those that read the operator's
+    draft model, only the first that accepts it."""
     given_one = [d for d in drafters if d.reads_draft_model and given.model is not None]
     started: list[Running] = []
     refusals: list[str] = []
@@ -171,7 +172,7 @@ def _folder(name: str) -> Path:
 
 NAME = "sparse_prefill"
 LONG = 8192
-"""Tokens."""
+"""Prompts of fewer tokens are prefilled whole."""
 
 
 def sparse_kind(options: ModelOptions) -> str:
@@ -212,7 +213,7 @@ def sparse_prefill_of(
     if scorer is None:
         who = f"drafter {drafts.drafter} cannot score" if drafts.drafter else "no drafter scores"
         raise wrong_option(NAME, f"{who} prompts: name a draft_model that is a whole model")
-    # scoring may use the row's memory: the row is empty until it has ended
+    # scoring ends before the prefill, so it may use the memory of the row's KV cache
     own, most = scorer.scored_token_bytes, found.memory.token_bytes
     if not scorer.longest_scored:
         why = "it keeps no prompt whole"

@@ -80,9 +80,8 @@ class Permissions:
             )
 
     def _under_a_root(self, model: str) -> bool:
-        """Whether it is a folder under a root, with links resolved. Relative names and `~` are not
-        expanded: that would reveal data about the machine. A folder has one name, because each name
-        is listed."""
+        """Whether it is a folder under a root, with links resolved. Only `/...` and `~/...` count:
+        other forms would reveal data about the machine. A folder has one name, for the list."""
         if not model.startswith(("/", "~/")) or model != os.path.normpath(model):
             return False
         path = Path(os.path.realpath(Path(model).expanduser()))

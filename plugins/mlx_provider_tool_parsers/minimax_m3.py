@@ -30,7 +30,7 @@ PREFIX = "]<]minimax[>["
 OPEN, CLOSE = PREFIX + "<tool_call>", PREFIX + "</tool_call>"
 CALL, CALL_END = PREFIX + "<invoke", PREFIX + "</invoke>"
 _TAG = re.compile(re.escape(PREFIX) + r"<(/?)(?!\s*>)([^<>]+)>")
-"""White space is no name."""
+"""The lookahead rejects a tag whose name is only white space."""
 
 
 class _Node(NamedTuple):
@@ -96,7 +96,7 @@ def _members(node: _Node, schema: Mapping[str, Any], root: Mapping[str, Any]) ->
 
 
 def _list(items: list[str], least: int = 2) -> str:
-    """Fewer than `least` items stand without brackets."""
+    """A JSON array, or with fewer than `least` items the only item: a lone tag is its value."""
     return "[" + ", ".join(items) + "]" if len(items) >= least else items[0]
 
 

@@ -1,4 +1,4 @@
-"""A loaded mlx-vlm model without known properties: its images belong to one prompt."""
+"""Fallback for an unknown mlx-vlm model: features of images are never shared between prompts."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class AnyVisionModel:
             return Prompt(tokens=tokens, text=hidden.reveal(text), spans=[], snapshot_points=ends)
         text = self.with_places(hidden, text, len(media))
         if len(text) > self.info.context_length:
-            # In pieces, up to the limit: the processor would take the whole text.
+            # raises at the limit; the processor would tokenise the whole text first
             self.hf_tokenizer.encode(text, special=False)
         inputs = OnDemand(lambda: self.process(text, media))
         ids = inputs()["input_ids"][0]
@@ -135,8 +135,8 @@ class AnyVisionModel:
         return rows_at(logits_at)(passes.decode(self.model, tokens, cache, positions))
 
     def with_places(self, hidden: Hidden, text: str, images: int) -> str:
-        """With image tokens as text if the template does not support parts. Raises `BadRequest` if
-        it has no place for an image."""
+        """The rendered prompt with one image token per image. If the template drops image parts,
+        it renders again with the token in the text. Raises `BadRequest` if that fails, too."""
         if text.count(self.image_text) == images:
             return text
         flat = [_flatten(message, self.image_text) for message in hidden.messages]

@@ -44,7 +44,7 @@ class MediaSupport:
     """By path: why text replaces a medium that cannot be shown."""
 
     def text(self, part: MediaRef) -> str | None:
-        """The replacement of a part; `None`: it is shown."""
+        """Text that replaces a part; `None`: the part stays."""
         if part.kind not in self.kinds:
             return f"[{part.kind} omitted: this model cannot take it]"
         reason = self.unreadable.get(part.path)
@@ -71,8 +71,8 @@ def normalise(
     `text_parts`: roles whose parts of text stay separate; those of others are joined by a blank
     line. `about_tools`: a system message after the client's own leading ones.
 
-    A part that no model can take becomes a text, except in a message that a user has just typed.
-    Raises `BadRequest` that names the part.
+    A part that no model supports becomes text, but in the message of `typed_index` it raises
+    `BadRequest` that names the part.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         raise wrong_part("messages", "must be a list of messages")
@@ -117,7 +117,7 @@ def _replace_media(
 
 
 def _replace_parts(parts: Sequence[Part], taken: MediaSupport) -> list[Part]:
-    """A replacement joins the texts beside it."""
+    """Replacement text is joined to the text parts beside it."""
     shown: list[Part] = []
     joins = False
     for part in parts:
@@ -133,8 +133,8 @@ def _replace_parts(parts: Sequence[Part], taken: MediaSupport) -> list[Part]:
 
 
 def typed_index(messages: Sequence[Any]) -> int | None:
-    """Index of the message that a user has just typed. Errors there can be mended; in an earlier
-    message, or beside results, they would end the session."""
+    """Index of the last message, if it is a user's and follows no tool result. The user can correct
+    an error there; elsewhere it is history that an agent sends again with each request."""
     roles = [m.get("role") if isinstance(m, Mapping) else None for m in messages[-2:]]
     typed = roles[-1] == "user" and roles[0] not in ("tool", "function")
     return len(messages) - 1 if typed else None

@@ -39,7 +39,7 @@ PASS_BYTES = 1 << 32
 """The same where more groups cost more than an occasional copy: passes that read the weights again,
 or operations that take longer than padding."""
 GROWN = 2
-"""A group may grow to this multiple of its bound. Each half of it then fits again."""
+"""A group is halved once it exceeds this multiple of its bound."""
 MAX_RATIO = 2.0
 """Longest over shortest row of a group. Padding costs memory and compute."""
 SHORT = 256
@@ -47,8 +47,8 @@ SHORT = 256
 PADDED = 2048
 """and up to this many where more operations take longer than padding."""
 REUNITED = 32
-"""Passes without drafts after which a row may share a group again. More kernels in each pass cost
-more than an occasional copy."""
+"""A row with drafts has a group of its own. After this many passes without drafts it is merged
+again: another group adds kernels to every pass, which costs more than one copy."""
 
 Widths = Mapping[Row, int]
 NO_DRAFTS: Widths = MappingProxyType({})
@@ -75,7 +75,7 @@ class Group:
     """Of its only row, or merged."""
     memory: MemoryProfile
     alike: list[list[Any]]
-    """Layers with equal token counts."""
+    """Layers that shared one array of offsets when the group was made, in lists."""
 
     @classmethod
     def of(cls, rows: list[Row], caches: Sequence[RowCache], memory: MemoryProfile) -> Group:
@@ -137,8 +137,8 @@ class Tile:
         return self._joined if self._joined is not None else self._own[0]
 
     def caches(self) -> list[RowCache]:
-        """Of the groups. Layers with equal counts share one array of offsets again: in passes of
-        the group alone, each layer has counted for itself."""
+        """Caches of the groups. The layers of each list in `alike` first share one array of offsets
+        again: a pass of one group alone gives each layer its own."""
         for group in self.groups:
             for first, *others in group.alike:
                 for layer in others:
@@ -243,7 +243,7 @@ class Layout:
         return alone + [others[at : at + size] for at in range(0, len(others), size)]
 
     def _split(self) -> None:
-        """Before the groups change."""
+        """Give each group its recurrent state back and drop the tiles, before groups change."""
         for tile in self._tiles:
             tile.split()
         self._tiles = []

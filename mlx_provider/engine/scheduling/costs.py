@@ -25,7 +25,8 @@ Points = Sequence[tuple[int, float]]
 
 
 class Load(NamedTuple):
-    """Cached tokens that a pass reads: `keys` for decoding rows, `depth` before its chunk."""
+    """Tokens of one pass. `keys`: cached tokens of the decoding rows; `chunk`: tokens of its chunk;
+    `depth`: cached tokens before the chunk."""
 
     keys: int = 0
     chunk: int = 0
@@ -47,16 +48,16 @@ class Curve:
     depths: Points = ()
     """Extra seconds per cached token. Empty: not measured."""
     rows: Points = ()
-    """Decode passes of so many rows of unlike length, without `per_key(1)` of their tokens. Empty:
-    they take as long as a chunk of as many tokens."""
+    """Decode passes by their number of rows, without attention to cached tokens (`per_key(1)` of
+    each). Empty: they take as long as a chunk of as many tokens."""
     saved: float | None = None
     """Seconds by which a chunk in the pass of rows is faster than two passes; negative: slower.
     `None`: as long as one token takes, because the weights are read once."""
     first: float = 0.0
-    """Seconds by which a chunk is slower whose numbers of tokens and of cached tokens are new."""
+    """Extra seconds of the first chunk with a new pair of (chunk tokens, cached tokens)."""
     drafts: Points = ()
-    """Seconds that so many drafts of one row take beyond what the other points let expect: such a
-    row has operations of its own. Empty: none."""
+    """Extra seconds to verify the drafts of one row, by their number: a row with drafts runs
+    separate operations. Empty: none."""
 
     def __post_init__(self) -> None:
         """Curves from JSON, which has lists, equal others."""
@@ -65,10 +66,10 @@ class Curve:
 
     def seconds(self, tokens: int) -> float:
         """Of a chunk: linear between two measured widths and beyond the last one."""
-        return _on(self.widths, tokens)
+        return _interpolate(self.widths, tokens)
 
     def of_rows(self, rows: int) -> float:
-        return _on(self.rows or self.widths, rows)
+        return _interpolate(self.rows or self.widths, rows)
 
     @property
     def mixing(self) -> float:
@@ -95,11 +96,11 @@ class Curve:
         row attend to its cache together. `width`: tokens of the pass without them; `keys`: cached
         tokens of the rows."""
         each = drafts / max(1, rows)
-        # what rows take beyond a chunk of as many tokens is the host's, and no longer with drafts
+        # rows that are slower than a chunk cost the host time, which drafts do not add
         scale = min(1.0, self.of_rows(width) / self.seconds(width))
         wider = scale * (self.seconds(width + drafts) - self.seconds(width))
         deeper = keys * max(0.0, self.per_key(1 + each) - self.per_key(1))
-        own = min(drafts, rows) * _on(self.drafts, max(1.0, each)) if self.drafts else 0.0
+        own = min(drafts, rows) * _interpolate(self.drafts, max(1.0, each)) if self.drafts else 0.0
         return wider + deeper + own
 
     def times(self, factor: float, kind: str) -> Curve:
@@ -127,16 +128,16 @@ class Curve:
         some widths."""
         beside = dict(short)
         depths = [(n, max(0.0, s - beside[n]) / depth) for n, s in deep]
-        return cls(_flat(short), depths, _flat(rows), saved, first)
+        return cls(_non_decreasing(short), depths, _non_decreasing(rows), saved, first)
 
 
-def _flat(points: Points) -> Points:
+def _non_decreasing(points: Points) -> Points:
     return [(n, max(s for m, s in points if m <= n)) for n, _ in points]
 
 
-def _on(points: Points, at: float) -> float:
-    """The seconds at a place of a line through points. Beyond the last point, the line through the
-    last two goes on; with only one, it starts at zero."""
+def _interpolate(points: Points, at: float) -> float:
+    """Linear interpolation between points. Past the last point the last segment goes on; with one
+    point, the line starts at zero."""
     i = bisect_left(points, (at, 0.0))
     if i == 0:
         return points[0][1]
@@ -159,8 +160,8 @@ class Costs:
         """Tokens of chunks, with the cached tokens before them, that have run."""
 
     def pass_of(self, rows: int, keys: int, chunk: int = 0, depth: int = 0) -> float:
-        """A pass of `rows` decoding rows that hold `keys` tokens, and of a chunk behind `depth`
-        tokens."""
+        """Expected seconds of a pass: `rows` decoding rows with `keys` cached tokens in all, and a
+        chunk after `depth` cached tokens."""
         curve, found = self.curve, 0.0
         if rows:
             found = self.pace["rows"] * (curve.of_rows(rows) + keys * curve.per_key(1))
@@ -207,8 +208,8 @@ class Costs:
 
 
 class PassTimer:
-    """The device runs one pass after the other; the next one is launched before the last one ends.
-    So the time between two ends is the time of one pass, or of several that ended together."""
+    """Measures passes for `Costs`. The next pass is launched before the last one ends, so the time
+    between two ends is the time of one pass, or of several that ended together."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs

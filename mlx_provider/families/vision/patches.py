@@ -55,7 +55,7 @@ class Patches:
     merge: int
     """Patches per side that become one token."""
     pixels: OnDemand[Pixels]
-    """(frames,) height, width, 3. This block is the part `cut` of it."""
+    """Of the whole item: ([frames,] height, width, 3). `cut` takes this block's part of it."""
     cut: Cut
 
     @property
@@ -192,7 +192,7 @@ class PatchMedia:
 def rotary_positions(
     length: int, spans: Sequence[MediaSpan]
 ) -> tuple[NDArray[np.int32] | None, int]:
-    """M-RoPE positions (3, length), and the offset to a token's index after the prompt.
+    """M-RoPE positions (3, length), and what to add to the index of a generated token.
 
     Text advances all three axes by one; a media span advances by its longest side. `None` without
     media: positions are then 0 .. length - 1. The `inputs` of a span have its `grid`, patches in

@@ -1,4 +1,4 @@
-"""What the model answers to a conversation, and how: what comes next is read from its KV cache."""
+"""A model without weights that replies from a script: it reads the next token from its KV cache."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ WANTED = 300.0
 OTHERWISE = (200.0, 150.0)
 """Logits of the tokens by which the reply continues where a mask bars the first one."""
 SHARES = (1.0, 0.3, 0.25)
-"""Shares of these logits, for the whole reply and for the rest of it under a grammar."""
+"""Factors on these logits for `Reply.text` and each of `Reply.bare`: a mask bars the former."""
 ENDING = 70.0
 CLOSERS = ('"', "}", "]", "1", ",", ":", " ")
-"""Ends of JSON that a grammar demands and no script says."""
+"""Unlikely tokens that can close JSON where a grammar demands text that the script lacks."""
 REMEMBERED = 64
 SUMMARY_WANTED = (
     "CRITICAL: Respond with TEXT ONLY",
@@ -62,7 +62,7 @@ class Turn:
 class Reply:
     text: str
     bare: tuple[str, ...] = ()
-    """The rest of it where a grammar permits neither text beside calls nor thoughts."""
+    """Fallbacks where a grammar bars part of the reply: the thought and the calls; the calls."""
     slow: float = 0.0
     """Seconds for each token."""
     prefill: float = 0.0
@@ -73,7 +73,7 @@ class Reply:
 def reply_to(turns: Sequence[Turn], calls: Format) -> Reply:
     """For an unreadable script, the error."""
     try:
-        steps, done = _playing(turns)
+        steps, done = _find_script(turns)
     except BadScript as error:
         return Reply(f"Bad script: {error}")
     if _summary_wanted(turns):
@@ -97,9 +97,9 @@ def reply_to(turns: Sequence[Turn], calls: Format) -> Reply:
     return Reply(text, (thought + made, made) if made else (), step.slow, step.prefill, step.since)
 
 
-def _playing(turns: Sequence[Turn]) -> tuple[tuple[Step, ...] | None, int]:
-    """The steps of a script, and how many of them are done, those included which one message
-    quotes; `None`: there is no script."""
+def _find_script(turns: Sequence[Turn]) -> tuple[tuple[Step, ...] | None, int]:
+    """The steps of the newest script, and how many are answered. Leading steps whose text the
+    script's own message quotes count as answered. `None`: there is no script."""
     for at, turn in reversed(list(enumerate(turns))):
         found = None if turn.is_result or turn.role == "system" else steps_in(turn.text)
         if found is not None:
@@ -215,13 +215,13 @@ class ScriptedModel:
         said, reply = tuple(begun[len(head) :]), self._before(history)
         found = [(self._end, ENDING)]
         for share, text in reversed([*zip(SHARES, (reply.text, *reply.bare), strict=False)]):
-            going = self._going_on(text, said)
+            going = self._continuations(text, said)
             found += [(token, logit * share) for token, logit in going]
         return found
 
-    def _going_on(self, text: str, said: tuple[int, ...]) -> list[tuple[int, float]]:
-        """Candidates with their logits, the best one last: the next token, and where a mask bars
-        it, the first letters of the rest and of that behind white space. Empty: the text ends."""
+    def _continuations(self, text: str, said: tuple[int, ...]) -> list[tuple[int, float]]:
+        """Candidates with logits, the best one last: the next token; the first character of the
+        rest, and of the rest without leading white space. Empty: the text ends."""
         whole = self._encoded(text)
         if whole[: len(said)] == said:
             left = whole[len(said) :]
