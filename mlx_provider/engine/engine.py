@@ -83,8 +83,7 @@ class Engine:
         self.decode = Decode(engine)
         self.prefill = Prefill(engine)
         scheduler.preview = lambda job: engine._preview(job)
-        if prefix_cache is not None:
-            scheduler.claim = prefix_cache.claim
+        scheduler.claim = lambda job: engine.requests.claim(job)
         self._waits_for_disk = False
 
     @property
@@ -155,11 +154,11 @@ class Engine:
 
     def run(self, record: StepRecord) -> Iterator[Decoded | Prefilled]:
         """Execute the decisions of the record, and launch its passes. Changes the queue, the
-        prefix cache and the caches of rows. Yields the result of each pass, to be committed before
-        the next one: the rows' next tokens are drawn before a chunk runs in its own pass, so no
-        stream waits for it. If drafts pay, the last tokens are committed before any pass."""
+        prefix cache and the caches of rows. The caller commits each result before it asks for the
+        next one: the rows' next tokens are drawn before a chunk runs in its own pass, so no stream
+        waits for it. If drafts pay, the last tokens are committed before any pass."""
         self._prepare(record)
-        plan, drafts, caught_up = self.decode.draft(record.plan)
+        plan, drafts, caught_up = self.decode.draft(self.scheduler.remaining_plan(record.plan))
         self.scheduler.charge_step(plan)
         if (decoded := self.decode.run(plan, drafts, caught_up=caught_up)) is not None:
             yield decoded
@@ -207,14 +206,17 @@ class Engine:
         for row in record.cut:
             requests.cut(row)
         for row, tokens in record.trims.items():
-            if prefixes is not None:
+            if prefixes is not None and row not in record.preempted:
                 prefixes.trim(row, tokens)
         for row in record.preempted:
-            requests.store(row.request, [row])
-            requests.drop_rows([row])
+            if row in self.scheduler.running:  # else its request failed when another row was cut
+                requests.store(row.request, [row])
+                requests.drop_rows([row])
         for job in self.scheduler.apply(record):
             requests.look_up(job)
         for job in record.begins:
+            if job not in self.scheduler.waiting:
+                continue
             self.output.start(job.request)
             with requests.isolated(job.request, "its prefill"):
                 requests.begin(job)

@@ -18,6 +18,7 @@ from mlx_provider.engine.execution.sampler import draw
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, PrefillJob, Request
 from mlx_provider.engine.scheduling.chunking import Chunk
+from mlx_provider.engine.scheduling.record import Start
 from mlx_provider.families.text import TextModel
 from mlx_provider.protocol.events import Failed
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
@@ -110,6 +111,45 @@ def test_a_prompt_with_mixed_chunks_is_stored_in_the_prefix_cache(qwen3: TextMod
     run(engine)
     assert again.cached == len(LONG) - 1
     assert_as_alone(qwen3, again)
+
+
+@pytest.mark.parametrize("stored", [0, 100])
+def test_a_prompt_that_begins_elsewhere_than_planned_is_computed_from_there(
+    qwen3: TextModel, stored: int
+) -> None:
+    """Its stored prefix may go, or come, between the plan and its start."""
+    engine = engine_of(qwen3, prefix_cache=PrefixCache(budget=lambda: 2**24))
+    if stored:
+        engine.submit(new_request(LONG[:stored], max_tokens=1))
+        run(engine)
+    others = streams(engine)
+    for _ in range(10):  # the rows owe no time to a chunk
+        engine.step()
+    engine.scheduler.preview = lambda job: Start(0 if stored else 64, job.cuts)
+    for _ in range(2):  # the second one finds what the first one has stored
+        long = new_request(LONG, max_tokens=9)
+        engine.submit(long)
+        run(engine)
+        assert_as_alone(qwen3, *others, long)
+
+
+def test_a_prompt_that_gets_no_cache_fails_alone(qwen3: TextModel) -> None:
+    full = False
+
+    def make_cache() -> list[Any]:
+        if full:
+            raise MemoryError("no cache")
+        return qwen3.make_cache()
+
+    engine = engine_of(qwen3, make_cache=make_cache)
+    others = streams(engine)
+    for _ in range(10):  # the rows owe no time to a chunk
+        engine.step()
+    full, long = True, new_request(LONG, max_tokens=9)
+    engine.submit(long)
+    run(engine)
+    assert isinstance(long.events.get(0)[-1], Failed)
+    assert_as_alone(qwen3, *others)
 
 
 def test_a_cancelled_prompt_leaves_the_rows_alone(qwen3: TextModel) -> None:

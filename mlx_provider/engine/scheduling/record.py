@@ -36,17 +36,18 @@ class StepRecord:
     """When the step began, in monotonic seconds."""
     expired: Sequence[Request] = ()
     """Requests that end because their time limit has passed."""
-    trims: Trims = field(default_factory=dict)
     cut: Sequence[Row] = ()
     """Rows that end because memory is full."""
+    trims: Trims = field(default_factory=dict)
     preempted: Sequence[Row] = ()
     """Rows that free their memory and wait."""
     reclaim: int = 0
-    """Bytes of all rows, for which the caches of prefixes and other models make room. 0: nothing
-    has changed."""
+    """Bytes of live rows for which prefixes and models without requests make room. 0: nothing to
+    do."""
     admitted: PrefillJob | None = None
     claims: bool = False
-    """What the admitted prompt will use of the prefix cache stays while memory is reclaimed."""
+    """The admitted prompt leases the stored buffers that it will use in place, before memory is
+    reclaimed. Prefixes that it will copy are not protected."""
     begins: Sequence[PrefillJob] = ()
     """Prompts that get a cache, or start a restore from disk."""
     plan: StepPlan = field(default_factory=StepPlan)

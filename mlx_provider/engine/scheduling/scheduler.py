@@ -274,8 +274,8 @@ class Scheduler:
         if record.expired:
             left = (r.deadline for r in self.requests() if r.deadline is not None)
             self._next_deadline = min(left, default=inf)
-        waiting = [self.preempt_row(row) for row in record.preempted]
-        job = record.admitted
+        waiting = [self.preempt_row(row) for row in record.preempted if row in self.running]
+        job = record.admitted if record.admitted in self.waiting else None
         if job is not None and record.claims:
             self.claim(job)
         if record.reclaim:
@@ -287,15 +287,18 @@ class Scheduler:
             job.admitted, job.request.phase = True, Phase.PREFILL
         return waiting
 
-    def remaining_plan(self, plan: StepPlan, *, readable: bool) -> StepPlan:
-        """The plan without rows and chunks that ended with tokens that were read after it was
-        made. `readable`: no error of the device kept them from being read."""
-        rows = tuple(row for row in plan.rows if row in self.running)
-        if plan.embedded not in self.waiting:
-            plan = replace(plan, embedded=None)
-        if plan.chunk is None or (plan.chunk.due and (readable or not plan.mixed)):
-            return replace(plan, rows=rows)
-        return replace(plan, rows=rows, chunk=None, mixed=False)
+    def remaining_plan(self, plan: StepPlan, *, readable: bool = True) -> StepPlan:
+        """The plan without rows and prompts that ended since it was made, and without a chunk whose
+        prompt does not stand where the plan expected it. `readable`: whether the tokens of the
+        last pass could be read."""
+        plan = replace(plan, rows=tuple(row for row in plan.rows if row in self.running))
+        if plan.embedded is not None and plan.embedded not in self.waiting:
+            plan = replace(plan, embedded=None, embedding_seconds=0.0)
+        chunk = plan.chunk
+        stands = chunk is None or (chunk.due and chunk.job in self.waiting)
+        if stands and (readable or not plan.mixed):
+            return plan
+        return replace(plan, chunk=None, mixed=False, chunk_seconds=0.0)
 
     def charge_step(self, plan: StepPlan) -> None:
         """A step was launched. Steps without a chunk compensate for its time beyond the fair time,

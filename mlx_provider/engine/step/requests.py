@@ -53,14 +53,21 @@ class Requests:
             with Isolation(partial(_not_cached, job.request)):
                 self._engine.prefix_cache.look_up(job)
 
+    def claim(self, job: PrefillJob) -> None:
+        if self._engine.prefix_cache is not None:
+            with Isolation(partial(_not_cached, job.request)):
+                self._engine.prefix_cache.claim(job)
+
     def begin(self, job: PrefillJob) -> None:
         """Give an admitted prompt its row cache, or start a restore from disk."""
         engine = self._engine
         inputs = job.request.inputs
         capacity = len(job.tokens) if inputs else engine.scheduler.admission.kv_capacity(job)
         if engine.prefix_cache is not None and job.uses_prefix_cache:
-            with Isolation(partial(_not_cached, job.request)):
+            with Isolation(partial(_not_cached, job.request)) as found:
                 self._record_lookup(job.request, engine.prefix_cache.begin(job, capacity))
+            if found.fault is not None:
+                job.leave_prefix()
         if job.restoring:
             return
         if engine.sparse_prefill is not None and job.uses_prefix_cache:
