@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
@@ -90,7 +91,7 @@ def test_waiting_callers_get_an_error_when_the_thread_dies_and_it_is_replaced() 
     blocked, go = threading.Event(), threading.Event()
 
     class Dying:
-        idle = busy = False
+        idle, scheduler = False, SimpleNamespace(busy=False)
 
         def step(self) -> None:
             blocked.set()
@@ -98,7 +99,7 @@ def test_waiting_callers_get_an_error_when_the_thread_dies_and_it_is_replaced() 
             raise Catastrophe
 
     worker.call(lambda: worker.add(Dying())).result(timeout=300)  # type: ignore[arg-type]
-    blocked.wait()
+    assert blocked.wait(300)
     waiting = worker.call(lambda: 1)
     go.set()
     with pytest.raises(EngineDied):
