@@ -206,9 +206,7 @@ class Loader:
     def unload_here(self, weights: Weights) -> None:
         """Release a model and check that its bytes are freed (engine thread)."""
         before = mx.get_active_memory()
-        for instance in weights.engines.values():
-            self._worker.remove(instance.engine)
-            instance.learned()
+        self._stop(weights)
         self._wired.remove(weights.number)
         weights.drop()
         _collect()
@@ -219,6 +217,12 @@ class Loader:
                 "%s took %d bytes, of which %d came back: family %r keeps the rest",
                 weights.name, weights.taken, back, weights.family,
             )  # fmt: skip
+
+    def _stop(self, weights: Weights) -> None:
+        """Apart from `unload_here`, whose frame must not refer to an engine when memory is read."""
+        for instance in weights.engines.values():
+            self._worker.remove(instance.engine)
+            instance.learned()
 
     def _load(self, job: _Job, nbytes: int) -> Weights:
         began, before = time.monotonic(), mx.get_active_memory()

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.client.connection import LocalEngine
 from mlx_provider.errors import MLXProviderError
 from mlx_provider.gateway import engine as apart
 from mlx_provider.gateway.engine import warm_up
@@ -27,11 +26,11 @@ class Idle(Proxy):
 
 def test_an_engine_that_only_just_started_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    spawn = LocalEngine._spawn
+    spawn = subprocess.Popen
 
-    def spawned(self: LocalEngine, *more: int) -> subprocess.Popen[bytes]:
-        seen.append(spawn(self, *more))
-        return seen[-1]
+    def spawned(*given: Any, **more: Any) -> subprocess.Popen[bytes]:
+        seen.append(spawn(*given, **more))
+        return seen[-1]  # type: ignore[no-any-return]
 
     def start_proxy(config: Path, environ: dict[str, str], **more: Any) -> Proxy:
         seen.append(config.parent)
@@ -43,7 +42,7 @@ def test_an_engine_that_only_just_started_is_ended(monkeypatch: pytest.MonkeyPat
         with suppress(MLXProviderError):
             warm_up(running.engine, "demo")
 
-    monkeypatch.setattr(LocalEngine, "_spawn", spawned)
+    monkeypatch.setattr(subprocess, "Popen", spawned)
     monkeypatch.setattr(apart, "start_proxy", start_proxy)
     monkeypatch.setenv("MLX_PROVIDER_TRANSPORT", "in_process")
     with apart.gateway_apart({}) as running:
