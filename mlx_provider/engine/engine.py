@@ -143,7 +143,7 @@ class Engine:
         return self.output.take()
 
     def schedule(self) -> StepRecord:
-        """Decide the step. Changes nothing."""
+        """Decide the step. Changes no request, row or cache; it may look a prompt up again."""
         now = self.clock()
         return self.scheduler.schedule(
             now,

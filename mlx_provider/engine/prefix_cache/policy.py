@@ -172,7 +172,7 @@ class PrefixCachePolicy:
 
     def preview(self, job: PrefillJob) -> tuple[int, Sequence[int]] | None:
         """The tokens with which `begin` would let a job start, and where its passes must end.
-        `None`: it would wait for the disk. Changes nothing."""
+        `None`: it would wait for the disk. May look the job up again."""
         if job.match is None or not self._cache.holds(job.match):
             self.look_up(job)
         match: Match = job.match
