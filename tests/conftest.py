@@ -19,6 +19,8 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+import waiting
+
 # No test fails by the clock: a busy machine is no defect. Nor by chance: the suite has the same
 # examples in each run, and the sweep draws others.
 for profile, examples in (("suite", 12), ("sweep", 200)):
@@ -140,3 +142,8 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstallPl
         return name or module
 
     return install
+
+
+@pytest.fixture
+def wait_until() -> Callable[[Callable[[], object]], object]:
+    return waiting.wait_until

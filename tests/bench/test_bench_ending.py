@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,6 +13,7 @@ import pytest
 
 from mlx_provider.commands import Ended, long_command
 from servers import held
+from waiting import wait_until
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/environ").exists(), reason="processes are found by their environment"
@@ -35,13 +34,6 @@ def marked(mark: str) -> list[str]:
     return found
 
 
-def wait_for(seen: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 90
-    while not seen():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def test_what_a_benchmark_started_ends_with_it() -> None:
     mark = f"OF_THIS_TEST={uuid4()}"
     name, _, value = mark.partition("=")
@@ -51,7 +43,7 @@ def test_what_a_benchmark_started_ends_with_it() -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_for(lambda: any("gateway.proxy" in command for command in marked(mark)))
+    wait_until(lambda: any("gateway.proxy" in command for command in marked(mark)))
     process.send_signal(signal.SIGTERM)
     assert process.stderr is not None
     told = ""
@@ -64,7 +56,7 @@ def test_what_a_benchmark_started_ends_with_it() -> None:
     assert process.returncode == 128 + signal.SIGTERM, told
     assert "ending the servers that were started" in told
     assert "Traceback" not in told
-    wait_for(lambda: marked(mark) == [])
+    wait_until(lambda: marked(mark) == [])
 
 
 def test_a_signal_waits_while_a_process_is_started() -> None:

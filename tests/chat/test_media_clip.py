@@ -9,10 +9,8 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import cv2
 import numpy as np
@@ -24,9 +22,9 @@ from mlx_provider.chat.media.fetch import MediaPolicy
 from mlx_provider.chat.media.load import load_media
 from mlx_provider.chat.messages.normalise import normalise
 from mlx_provider.errors import MediaError
+from waiting import wait_until
 
 SECONDS, FPS = 3, 8
-T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -143,11 +141,11 @@ def test_a_killed_engine_leaves_neither_a_process_nor_a_file(tmp_path: Path) -> 
         [sys.executable, "-c", engine],
         env={**os.environ, "TMPDIR": str(kept), "PYTHONPATH": str(tmp_path)},
     )
-    child = wait_for(lambda: children(running.pid))[0]
-    assert wait_for(lambda: [*kept.iterdir()])
+    child = wait_until(lambda: children(running.pid))[0]
+    assert wait_until(lambda: [*kept.iterdir()])
     running.kill()
     running.wait()
-    wait_for(lambda: not alive(child))
+    wait_until(lambda: not alive(child))
     assert not [*kept.iterdir()]
 
 
@@ -161,11 +159,3 @@ def alive(process: int) -> bool:
     """Whether it runs: one that nobody has waited for is a zombie."""
     state = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True)
     return bool(state.stdout.strip()) and not state.stdout.startswith(b"Z")
-
-
-def wait_for(condition: Callable[[], T]) -> T:
-    deadline = time.monotonic() + 120
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found

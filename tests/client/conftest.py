@@ -117,17 +117,6 @@ def text() -> Callable[[list[Event]], str]:
 
 
 @pytest.fixture
-def wait_until() -> Callable[[Callable[[], bool]], None]:
-    def wait(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < deadline, "waited in vain"
-            time.sleep(0.01)
-
-    return wait
-
-
-@pytest.fixture
 def fake_service() -> Any:
     """The scripted service as an object of this process."""
     spec = importlib.util.spec_from_file_location("fake_engine", SCRIPT)

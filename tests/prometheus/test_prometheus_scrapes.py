@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from mlx_provider.client.http import HttpClient
 from mlx_provider.client.messages import parse_address
 from mlx_provider.protocol.requests import GenerateRequest
 from tiny import build
+from waiting import wait_until
 
 pytestmark = pytest.mark.prometheus
 
@@ -39,14 +39,6 @@ scrape_configs:
   static_configs: [{{targets: ["{served}"]}}]
   authorization: {{credentials: secret}}
 """
-
-
-def until(condition: Callable[[], Any], limit: float = 90) -> Any:
-    deadline = time.monotonic() + limit
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return found
 
 
 @dataclass
@@ -132,7 +124,7 @@ def free_port() -> int:
 
 
 def test_it_scrapes_both(place: Place, tmp_path: Path) -> None:
-    until(lambda: {s["metric"]["job"] for s in place.ask("up == 1")} == {"owner", "served"})
+    wait_until(lambda: {s["metric"]["job"] for s in place.ask("up == 1")} == {"owner", "served"})
     assert place.number('mlx_provider_models_loaded{job="owner"}') == 0
     folder = build(tmp_path / "tiny-qwen", "qwen3")
     for text in ("The same long beginning of a question. " * 4,) * 2:
@@ -142,9 +134,9 @@ def test_it_scrapes_both(place: Place, tmp_path: Path) -> None:
         generation = place.engine.submit(request)
         while generation.get(60):
             pass
-    until(lambda: place.number('mlx_provider_models_loaded{job="owner"}') == 1)
+    wait_until(lambda: place.number('mlx_provider_models_loaded{job="owner"}') == 1)
     hit = 'mlx_provider_prefix_lookup_tokens_total{job="owner",outcome="hit"}'
-    assert until(lambda: place.number(hit)) > 50
+    assert wait_until(lambda: place.number(hit)) > 50
     weights = 'mlx_provider_model_memory_bytes{model="tiny-qwen",owner="weights"}'
     assert (place.number(weights) or 0) > 1000
     assert place.number('mlx_provider_models_loaded{job="served"}') == 0
@@ -169,5 +161,5 @@ def test_promtool_has_nothing_to_say(place: Place) -> None:
 
 def test_the_engine_goes_and_the_series_says_so(place: Place) -> None:
     place.engine.stop("test", "now")
-    until(lambda: place.number('mlx_provider_up{job="owner"}') == 0)
+    wait_until(lambda: place.number('mlx_provider_up{job="owner"}') == 0)
     assert place.number('up{job="owner"}') == 1

@@ -6,7 +6,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from mlx_provider.gateway.engine import end_engine, warm_up
 from mlx_provider.gateway.proxy import Proxy, start_proxy
 from tiny import build
 from tiny_embedding import as_embedding
+from waiting import wait_until
 
 HERE = Path(__file__).parent
 ENGINE_KEY = "engine-key-of-the-tests"
@@ -54,7 +54,7 @@ class ScriptedEngine:
         return self.seen()["requests"][-1]
 
     def wait_for(self, what: Callable[[dict[str, list]], object]) -> None:
-        until(lambda: what(self.seen()))
+        wait_until(lambda: what(self.seen()))
 
     def heard(self, events: Iterable[Any], is_sign: Callable[[Any], bool]) -> list[Any]:
         """All events of a silent request, which speaks after three signs of life."""
@@ -67,24 +67,12 @@ class ScriptedEngine:
         return found
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
 IMPATIENT = """
 from mlx_provider.litellm import handler, streams
 
 streams.SILENCE = 0.25
 """
 """The handler, whose silent streams get an event after a quarter of a second."""
-
-
-@pytest.fixture
-def wait_until() -> Callable[[Callable[[], object]], None]:
-    return until
 
 
 @pytest.fixture(scope="session")
@@ -94,7 +82,7 @@ def scripted_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Script
     environ = {**os.environ, "MLX_PROVIDER_API_KEY": ENGINE_KEY}
     with path.open("wb") as log:
         process = subprocess.Popen(command, env=environ, stderr=log)
-    until(lambda: process.poll() is not None or " engine on " in path.read_text())
+    wait_until(lambda: process.poll() is not None or " engine on " in path.read_text())
     url = re.search(r"engine on (\S+)", path.read_text())
     assert url is not None, path.read_text()
     client = HttpClient(Address(url[1]), ENGINE_KEY)
@@ -195,7 +183,7 @@ def leave(proxy: Proxy) -> Callable[..., None]:
         ]
         with socket.create_connection((url.host, url.port)) as client:
             client.sendall("\r\n".join([*head, "", ""]).encode() + content)
-            until(once)
+            wait_until(once)
 
     return run
 

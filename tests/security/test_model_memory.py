@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +19,7 @@ from mlx_provider.protocol.events import Done, Event
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampling
 from mlx_provider.serving.service import ChatService
 from tiny import build
+from waiting import wait_until
 
 MODELS, CLIENTS, REQUESTS = 4, 10, 1
 PATIENCE = 120.0
@@ -84,13 +84,6 @@ def loaded(client: InProcessClient) -> set[str]:
     return {Path(status.model).name for status in client.health().models}
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_more_models_than_memory(
     connect: MakeClient, folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +112,7 @@ def test_more_models_than_memory(
     assert set(outcomes) <= {"Done", "later"}
     assert outcomes.count("Done") > len(outcomes) // 2
     assert max(*peaks, mx.get_peak_memory()) - at_rest < LIMIT + STEP
-    wait_for(lambda: client.health().running == 0)
+    wait_until(lambda: client.health().running == 0)
     assert mx.get_active_memory() - at_rest <= LIMIT
     for folder in folders[::3]:  # it serves whatever is asked for when idle, too
         assert tokens(ask(client, folder)) == 6
@@ -239,7 +232,7 @@ def test_a_prompt_waits_while_the_model_in_its_way_is_in_use(
         ask(client, folders[1], "word " * 400)
     assert refused.value.retry_after
     running.close()
-    wait_for(lambda: client.health().running == 0)
+    wait_until(lambda: client.health().running == 0)
     assert tokens(ask(client, folders[1], "word " * 400)) == 6
 
 
@@ -277,7 +270,7 @@ def test_a_client_that_leaves_is_forgotten_wherever_it_is(
     )
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(ask, client, folders[1], id="gone")
-        wait_for(lambda: bool(client._service._models.queue._line))
+        wait_until(lambda: bool(client._service._models.queue._line))
         client._service.cancel("gone")
         with pytest.raises(RequestFailed, match="its own client"):
             waiting.result(PATIENCE)

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from typing import Any
 
 import httpx
 import pytest
+
+from waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("fake_engine.py")
 PATIENCE = 120.0
@@ -55,18 +56,11 @@ class EngineProcess:
         return self.http.get("/cache").json()
 
     def await_seen(self, key: str, value: str) -> None:
-        until(lambda: value in self.seen()[key])
+        wait_until(lambda: value in self.seen()[key])
 
     def end(self, how: int = signal.SIGTERM) -> int:
         self.process.send_signal(how)
         return self.process.wait(PATIENCE)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -121,11 +115,6 @@ def fake_service() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.FakeService
-
-
-@pytest.fixture
-def wait_until() -> Callable[[Callable[[], bool]], None]:
-    return until
 
 
 def _limited(files: int | None) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,10 @@ import pytest
 from mlx_provider.engine.step_output import LookedUp, Ring, Step
 from mlx_provider.protocol.requests import Sampling
 from mlx_provider.serving import engine_builder, prefixes
+from waiting import wait_until
 
 SECRET = "The vault opens at midnight by the eastern door. "
 QUIET = dict.fromkeys(range(8), -100.0)
-
-
-def until(condition: Any, limit: float = 300) -> Any:
-    deadline = time.monotonic() + limit
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +78,11 @@ def test_rows_steps_and_memory_while_it_works(own: Any) -> None:
     with own.pausing(after=40):
         states = lambda: [each.state for each in own.client.figures().requests]  # noqa: E731
         running = own.start(SECRET * 4, max_tokens=400, sampling=drawn)
-        until(lambda: states() == ["decode"])  # a brief prompt would be first otherwise
+        wait_until(lambda: states() == ["decode"])  # a brief prompt would be first otherwise
         waiting = own.start("Hello", max_tokens=2)
-        until(lambda: states() == ["decode", "queued"])
-        until(lambda: own.client.figures().requests[0].completion_tokens > 4)
-        figures = until(lambda: (f := own.client.figures()).engines[0].queued and f)
+        wait_until(lambda: states() == ["decode", "queued"])
+        wait_until(lambda: own.client.figures().requests[0].completion_tokens > 4)
+        figures = wait_until(lambda: (f := own.client.figures()).engines[0].queued and f)
         first, second = figures.requests
         assert first.id == running.accepted.id
         assert first.prompt_tokens == running.accepted.prompt_tokens
@@ -111,7 +103,7 @@ def test_rows_steps_and_memory_while_it_works(own: Any) -> None:
         assert memory.rows > 0
     running.close()
     own.read(waiting)
-    until(lambda: states() == [])
+    wait_until(lambda: states() == [])
     assert own.client.figures().memory.models[0].rows == 0
 
 

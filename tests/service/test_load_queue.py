@@ -21,6 +21,7 @@ from mlx_provider.errors import (
 )
 from mlx_provider.serving.load_queue import LoadPlan, LoadQueue
 from mlx_provider.serving.residents import PINNED, Lease, MemoryLedger
+from waiting import wait_until
 
 PATIENCE = 120.0
 
@@ -110,13 +111,6 @@ def shelf() -> Iterator[MakeShelf]:
         each.threads.shutdown()
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 # -- the ledger
 
 
@@ -154,7 +148,7 @@ def test_two_loads_reserve_before_they_begin(shelf: MakeShelf) -> None:
     s = shelf(limit=15, patience=0.05)
     s.gate.clear()
     first = s.ask("a")
-    wait_for(lambda: s.loads == ["a"])
+    wait_until(lambda: s.loads == ["a"])
     with pytest.raises(MemoryInUse):
         s.get("b")
     s.gate.set()
@@ -166,7 +160,7 @@ def test_waiters_of_one_model_share_its_load(shelf: MakeShelf) -> None:
     s = shelf(patience=0.05)  # a load can take longer
     s.gate.clear()
     asked = [s.ask("a") for _ in range(8)]
-    wait_for(lambda: bool(s.loads))
+    wait_until(lambda: bool(s.loads))
     time.sleep(0.1)
     s.gate.set()
     assert {id(each.result(PATIENCE).model) for each in asked} == {id(s.queue.models()[0])}
@@ -178,7 +172,7 @@ def test_a_failing_load_wakes_all_with_its_error_and_releases_its_bytes(shelf: M
     s.broken = {"a"}
     s.gate.clear()
     asked = [s.ask("a") for _ in range(5)]
-    wait_for(lambda: len(s.queue._line) == 5)
+    wait_until(lambda: len(s.queue._line) == 5)
     s.gate.set()
     for each in asked:
         with pytest.raises(LoadFailed, match="a is broken"):
@@ -192,9 +186,9 @@ def test_a_load_continues_if_one_waiter_leaves(shelf: MakeShelf) -> None:
     s = shelf()
     s.gate.clear()
     first = s.ask("a", who="one")
-    wait_for(lambda: s.loads == ["a"])
+    wait_until(lambda: s.loads == ["a"])
     second = s.ask("a", who="two")
-    wait_for(lambda: len(s.queue._line) == 2)
+    wait_until(lambda: len(s.queue._line) == 2)
     s.queue.withdraw("one")
     with pytest.raises(RequestFailed):
         first.result(PATIENCE)
@@ -206,7 +200,7 @@ def test_a_waiter_that_left_loads_nothing(shelf: MakeShelf) -> None:
     s = shelf(limit=10)
     held = s.get("a")
     waiting = s.ask("b", who="gone")
-    wait_for(lambda: len(s.queue._line) == 1)
+    wait_until(lambda: len(s.queue._line) == 1)
     s.queue.withdraw("gone")
     with pytest.raises(RequestFailed):
         waiting.result(PATIENCE)
@@ -223,7 +217,7 @@ def test_a_model_that_never_fits_is_refused_with_its_figures(
     s.use("a")
     with pytest.raises(LoadFailed, match="100 bytes of weights; the memory limit leaves 25"):
         s.queue.acquire("huge", lambda: s.plan("huge", expected))
-    wait_for(lambda: s.taken == 10)
+    wait_until(lambda: s.taken == 10)
     s.use("a")
     assert "b" not in s.held
 
@@ -239,7 +233,7 @@ def test_a_model_larger_than_expected_waits_again_for_models_in_use(shelf: MakeS
     s = shelf(real={"c": 20}, limit=25)
     held = s.get("a")
     waiting = s.ask("c")
-    wait_for(lambda: s.gone == ["c"])
+    wait_until(lambda: s.gone == ["c"])
     assert (s.names, s.taken) == ({"a"}, 10)
     held.release()
     assert waiting.result(PATIENCE).model.nbytes == 20
@@ -253,7 +247,7 @@ def test_a_model_is_held_from_its_lease_to_the_release(shelf: MakeShelf) -> None
     s = shelf(limit=15)
     lease = s.get("a")
     waiting = s.ask("b")
-    wait_for(lambda: len(s.queue._line) == 1)
+    wait_until(lambda: len(s.queue._line) == 1)
     assert s.names == {"a"}
     lease.release()
     lease.release()
@@ -294,7 +288,7 @@ def test_waiting_requests_are_served_in_order(shelf: MakeShelf) -> None:
     waiting = []
     for count, name in enumerate("bcd", 1):
         waiting.append(s.threads.submit(ask, name))
-        wait_for(lambda count=count: len(s.queue._line) == count)
+        wait_until(lambda count=count: len(s.queue._line) == count)
     held.release()
     for each in waiting:
         each.result(PATIENCE)
@@ -305,9 +299,9 @@ def test_new_requests_do_not_keep_a_model_busy_forever(shelf: MakeShelf) -> None
     s = shelf(limit=10, turn=0.02)
     first = s.get("a")
     waiting = s.ask("b")
-    wait_for(lambda: bool(s.queue._reserved))
+    wait_until(lambda: bool(s.queue._reserved))
     newcomer = s.ask("a")
-    wait_for(lambda: len(s.queue._line) == 2)
+    wait_until(lambda: len(s.queue._line) == 2)
     first.release()
     lease = waiting.result(PATIENCE)
     assert not newcomer.done()
@@ -323,7 +317,7 @@ def test_weights_never_use_the_reserved_memory_of_rows(shelf: MakeShelf) -> None
     lease = s.get("a")
     assert lease.covers(9)
     waiting = s.ask("b")
-    wait_for(lambda: len(s.queue._line) == 1)
+    wait_until(lambda: len(s.queue._line) == 1)
     assert s.loads == ["a"], "10 and 10 leave less than 9"
     assert lease.covers(5)
     lease.release()
@@ -375,7 +369,7 @@ def test_rows_that_wait_for_memory_precede_new_requests(shelf: MakeShelf) -> Non
     s.queue.make_way("a", 12, 0, s.unload, stuck=True)
     assert s.gone == []
     newcomer = s.ask("b")
-    wait_for(lambda: len(s.queue._line) == 1)
+    wait_until(lambda: len(s.queue._line) == 1)
     other.release()
     s.queue.make_way("a", 12, 0, s.unload, stuck=True)
     assert s.gone == ["b"]
@@ -399,12 +393,12 @@ def test_a_model_that_loads_while_the_engine_thread_dies_is_not_served(shelf: Ma
     s = shelf()
     s.gate.clear()
     asked = s.ask("a")
-    wait_for(lambda: s.loads == ["a"])
+    wait_until(lambda: s.loads == ["a"])
     s.queue.forget()
     s.gate.set()
     with pytest.raises(EngineDied):
         asked.result(PATIENCE)
-    wait_for(lambda: s.taken == 0)
+    wait_until(lambda: s.taken == 0)
     assert s.gone == ["a"]
 
 
@@ -416,13 +410,13 @@ def test_an_idle_model_is_unloaded_after_its_time_but_none_in_use(shelf: MakeShe
     s.get("longer", keep_alive=PATIENCE).release()
     s.get("longer", keep_alive=0.01).release()
     s.get("longer").release()
-    wait_for(lambda: s.names == {"used", "kept", "longer"})
-    wait_for(lambda: s.taken == 30)
+    wait_until(lambda: s.names == {"used", "kept", "longer"})
+    wait_until(lambda: s.taken == 30)
     used.release()
-    wait_for(lambda: s.names == {"kept", "longer"})
+    wait_until(lambda: s.names == {"kept", "longer"})
     assert sorted(s.gone) == ["brief", "used"]
     s.get("brief", keep_alive=0).release()
-    wait_for(lambda: s.gone.count("brief") == 2)
+    wait_until(lambda: s.gone.count("brief") == 2)
 
 
 def test_a_pinned_model_is_never_unloaded_for_others(shelf: MakeShelf) -> None:
@@ -443,7 +437,7 @@ def test_closing_refuses_waiting_and_new_requests(shelf: MakeShelf) -> None:
     s = shelf(limit=10)
     s.get("a")
     waiting = s.ask("b")
-    wait_for(lambda: len(s.queue._line) == 1)
+    wait_until(lambda: len(s.queue._line) == 1)
     s.queue.close(EngineDied("closing"))
     with pytest.raises(EngineDied):
         waiting.result(PATIENCE)

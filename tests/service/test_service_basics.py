@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampli
 from mlx_provider.serving.figures import Active, Entry
 from mlx_provider.serving.residents import Lease
 from mlx_provider.serving.weights import ModelView, Weights
+from waiting import wait_until
 
 QUIET = dict.fromkeys(range(8), -100.0)
 """The special tokens, among them those that end a reply, are not drawn by chance."""
@@ -38,13 +37,6 @@ QUIET = dict.fromkeys(range(8), -100.0)
 
 def warm(seed: int) -> Sampling:
     return Sampling(temperature=1, seed=seed, logit_bias=QUIET)
-
-
-def wait_for(condition: Callable[[], bool], limit: float = 300) -> None:
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def own(tiny_class: Any, made: Any, folder: Path) -> Any:
@@ -71,7 +63,7 @@ def test_pieces_add_up_to_the_text(qwen: Any) -> None:
 def test_a_late_reader_gets_the_same_text(qwen: Any) -> None:
     prompt = qwen.ask(max_tokens=40)
     late = qwen.start(max_tokens=40)
-    wait_for(lambda: late._events.ended)
+    wait_until(lambda: late._events.ended)
     assert qwen.read(late).only.content == prompt.only.content
 
 
@@ -167,7 +159,7 @@ def test_closing_a_generation_frees_its_row(qwen: Any) -> None:
     generation.get(60)
     assert qwen.client.health().running == 1
     generation.close()
-    wait_for(lambda: qwen.client.health().running == 0)
+    wait_until(lambda: qwen.client.health().running == 0)
     assert qwen.read(generation).usage is not None, "its reader is told of the end"
     assert qwen.service._in_flight.active() == []
 
@@ -186,7 +178,7 @@ def test_dropping_a_generation_frees_its_row(qwen: Any) -> None:
     generation = qwen.start(max_tokens=30_000, sampling=warm(1))
     generation.get(60)
     del generation
-    wait_for(lambda: qwen.client.health().running == 0)
+    wait_until(lambda: qwen.client.health().running == 0)
 
 
 def test_a_request_cancelled_during_preparation_is_not_admitted(
@@ -233,7 +225,7 @@ def test_the_death_of_the_engine_thread(make_service: Any, tiny_class: Any, qwen
         answer = model.read(generation)
         assert answer.error is not None
         assert (answer.error.code, answer.error.status) == ("engine_died", 503)
-    wait_for(lambda: model.client.health().ok)
+    wait_until(lambda: model.client.health().ok)
     assert model.client.health().models == []
     assert model.ask(max_tokens=8).only.content == before
     health = model.client.health()
@@ -294,9 +286,9 @@ def test_a_request_gets_the_error_if_the_engine_thread_dies_before_its_submissio
 
 def test_a_request_whose_reader_is_given_up_ends(qwen: Any) -> None:
     generation = qwen.start(max_tokens=30_000, sampling=warm(3), logprobs=True, top_logprobs=20)
-    wait_for(lambda: generation._events.unread > 100_000)
+    wait_until(lambda: generation._events.unread > 100_000)
     generation._events.give_up()
-    wait_for(lambda: qwen.client.health().running == 0)
+    wait_until(lambda: qwen.client.health().running == 0)
     answer = qwen.read(generation)
     assert answer.error is not None
     assert "unread" in answer.error.message
@@ -432,7 +424,7 @@ def test_a_model_in_use_is_not_unloaded(
         second.start()
     assert refused.value.retry_after
     running.close()
-    wait_for(lambda: first.client.health().running == 0)
+    wait_until(lambda: first.client.health().running == 0)
     assert second.ask(max_tokens=2).only.reason == "length"
 
 
