@@ -27,12 +27,10 @@ def restored(
 ) -> tuple[list[Any], int]:
     """A row with what memory and disk have of a prompt, and how many tokens that is."""
     ids, make = as_ids(tokens), model.make_cache
-    found = prefix_cache.on_disk(key, ids, make, room, grid)
-    if found is not None and found.available:
-        restore = found.start()
-        while not restore.ended:
-            calls.run()
-        if restore.cache is not None:
-            return restore.cache, restore.length
+    restore = prefix_cache.restore(key, ids, make, room, grid)
+    while restore is not None and not restore.ended:
+        calls.run()
+    if restore is not None and restore.cache is not None:
+        return restore.cache, restore.length
     match = prefix_cache.match(key, ids, len(ids) - 1)
     return prefix_cache.acquire(match, make)[0], match.length

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ...protocol.health import PrefixCacheFigures, PrefixNode
@@ -119,14 +120,14 @@ class PrefixCache:
     def leases(self, least: int | None) -> Leases:
         return Leases(self._store, self._budget, least)
 
-    def on_disk(
+    def restore(
         self, key: CacheKey, ids: Ids, make_cache: Callable[[], list[Any]], room: int, grid: int = 1
     ) -> Restore | None:
-        """What a row of `room` tokens would get that memory has not. `None`: there is no disk
-        tier."""
+        """Begin to fill a row of `room` tokens from disk. `None`: there is no disk tier."""
         if self.disk is None:
             return None
-        return Restore(self.disk, self._store, key, ids, make_cache, room, grid)
+        found = partial(self.match, key, ids, len(ids) - 1)
+        return Restore(self.disk, key, ids, found, make_cache, room, grid)
 
     def save_head(self, key: CacheKey, ids: Ids, cache: list[Any], start: int) -> None:
         """Write a row to disk during its prefill, if the disk is fast enough. The last pass
@@ -258,7 +259,7 @@ class PrefixCache:
     def close(self) -> None:
         """Wait until the disk tier has written its queue."""
         if self.disk is not None:
-            self.disk.close()
+            self.disk.writer.close()
 
     def report(self) -> dict[str, Any]:
         every = list(self._store.nodes())

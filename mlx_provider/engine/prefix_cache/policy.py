@@ -73,8 +73,8 @@ class PrefixCachePolicy:
             job.ids = as_ids(key_tokens(job.prompt))
         key = self._key(job.request)
         job.match = self._match(key, job.ids)
-        on_disk = self._cache.on_disk(key, job.ids, self._make_cache, 0, self._grid)
-        beyond = 0 if on_disk is None else on_disk.available
+        disk = self._cache.disk
+        beyond = 0 if disk is None else disk.find(key, job.ids, job.match, self._grid)[0]
         job.estimated_cached = max(job.match.length, beyond)
 
     @property
@@ -136,12 +136,10 @@ class PrefixCachePolicy:
         `restoring` at first. Call it again after that."""
         if job.match is None or not self._cache.holds(job.match):
             self.look_up(job)
-        if job.restore is None:
+        if job.restore is None and job.estimated_cached > job.match.length:
             key = self._key(job.request)
-            on_disk = self._cache.on_disk(key, job.ids, self._make_cache, room, self._grid)
-            if on_disk is not None and on_disk.available:
-                job.restore = on_disk.start()
-                return None
+            job.restore = self._cache.restore(key, job.ids, self._make_cache, room, self._grid)
+            return None
         match: Match = job.match
         job.match = None
         if self._leases is not None and self._leases.prepare(match):
