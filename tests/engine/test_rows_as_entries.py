@@ -351,11 +351,10 @@ def test_freed_capacity_behind_remaining_entries_is_counted(qwen3: TextModel) ->
     own = Shrinking(qwen3)
     own.turn(asked(own.engine, LONG), reply=12)
     run(own.engine)
-    store = own.stored._store
-    before, entries = store.tally.nbytes, frozenset(store.nodes())
-    freed = store.evict(nbytes=0, keep=entries)
-    assert entries == set(store.nodes())
-    assert freed == before - store.tally.nbytes > 0
+    before, entries = own.stored.nbytes, set(own.stored.nodes())
+    freed = own.stored.evict(0, keep=entries)
+    assert entries == set(own.stored.nodes())
+    assert freed == before - own.stored.nbytes > 0
 
 
 def test_a_prefix_that_leaves_no_memory_for_its_only_row_is_evicted(qwen3: TextModel) -> None:

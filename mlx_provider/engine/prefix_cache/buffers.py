@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import inf
@@ -23,10 +23,10 @@ from ...upstream.shared_kv import start as begin_with
 from ..memory import leaves
 from ..row_cache import Kind, kind, kv_arrays, own_arrays, set_arrays
 from ..sizes import STEP_TOKENS, whole_steps
-from .tree import Match, Node, segment_of, set_segment, split
+from .tree import Match, Node, segment_of, split
 
 if TYPE_CHECKING:
-    from .store import Store
+    from .cache import PrefixCache
 
 log = logging.getLogger(__name__)
 
@@ -236,10 +236,9 @@ class Leases:
     Engine thread only.
     """
 
-    def __init__(self, store: Store, budget: Callable[[], int], least: int | None) -> None:
+    def __init__(self, cache: PrefixCache, least: int | None) -> None:
         """`least`: fewest tokens to share; `None`: this model's rows share none."""
-        self._store = store
-        self._budget = budget
+        self._cache = cache
         self._least = inf if least is None else max(1, least)
 
     def prepare(self, match: Match) -> bool:
@@ -261,7 +260,9 @@ class Leases:
         own = self._takeable(match)
         if own is not None and not self._beyond(own, match):
             own.move_to(cache, match.length)
-            self._store.use_slack(own)
+            for node in self._cache.nodes_in(own):
+                node.segment = replace(segment_of(node), slack=0)
+            self._cache.recount()
             lease = Lease(own, own.base, own.first)
             own.grow(match.length, room, spare // max(1, segment_of(match.path[0]).token_bytes))
             lease.capacity = own.capacity
@@ -270,12 +271,12 @@ class Leases:
         length = 0 if base is None else _end(base, match)
         if base is None or not base.common or length < self._least:
             own = RowBuffers(layers) if layers else None
-            return self._known(Lease(own)), {}
+            return Lease(own), {}
         for leaf, prefix in base.head(length).items():
             begin_with(layers[leaf], prefix)
         whole = layers.keys() == base.layers.keys()
         own = RowBuffers(layers, length, base) if whole else None
-        lease = self._known(Lease(own, base, length))
+        lease = Lease(own, base, length)
         lease.capacity = length + whole_steps(match.length + room - length)
         return lease, dict.fromkeys(base.layers, length)
 
@@ -286,12 +287,12 @@ class Leases:
         if own is not None and own.base is None:
             held = min(int(layer.offset) for layer in own.layers.values())
             if held > self._least and divisible(own.layers):
-                self._divide(own, held - 1, self._store.nodes_in(own))
+                self._divide(own, held - 1, self._cache.nodes_in(own))
         copied = deepcopy(cache)
         if own is None or own.base is None:
             return copied, None
         other = RowBuffers(own_layers(copied), own.first, own.base)
-        return copied, self._known(Lease(other, own.base, own.first, capacity=other.capacity))
+        return copied, Lease(other, own.base, own.first, capacity=other.capacity)
 
     def claim(self, match: Match) -> Lease | None:
         """What a queued prompt will use. It stays while memory is made."""
@@ -313,7 +314,7 @@ class Leases:
 
     def lease(self, cache: list[Any]) -> Lease:
         """For a row that has copied all its tokens."""
-        return self._known(Lease(RowBuffers(own_layers(cache))))
+        return Lease(RowBuffers(own_layers(cache)))
 
     def trim(self, lease: Lease, tokens: int) -> None:
         own = lease.own
@@ -325,18 +326,23 @@ class Leases:
         if tried.fault is not None:
             log.warning("a row keeps its capacity: %s", tried.fault.summary)
 
-    def _known(self, lease: Lease) -> Lease:
-        if lease.own is not None:
-            self._store.know(lease.own)
-        return lease
-
     def release(self, lease: Lease) -> None:
         """A row has ended, or was merged with others, and none of its passes has failed."""
         if lease.own is not None:
             own, lease.own, lease.capacity = lease.own, None, 0
             own.intact = True
             if own.stored:
-                self._store.park(own, self._budget())
+                self._park(own)
+
+    def _park(self, own: RowBuffers) -> None:
+        """Their capacity counts, or is freed if it does not fit."""
+        found = self._cache.nodes_in(own)
+        slack = own.slack(found[-1].stop) if found else 0
+        if slack and self._cache.nbytes + slack > self._cache.budget():
+            own.trim(found[-1].stop)
+        elif slack:
+            found[-1].segment = replace(segment_of(found[-1]), slack=slack)
+        self._cache.recount()
 
     def _takeable(self, match: Match) -> RowBuffers | None:
         """The buffers that a row may take over, with all that it needs."""
@@ -351,7 +357,7 @@ class Leases:
         return own if fits and self._beyond(own, match) <= match.length - own.first else None
 
     def _beyond(self, own: RowBuffers, match: Match) -> int:
-        return max(node.stop for node in self._store.nodes_in(own)) - match.length
+        return max(node.stop for node in self._cache.nodes_in(own)) - match.length
 
     def _cut_behind(self, own: RowBuffers, match: Match) -> bool:
         if not self._beyond(own, match):
@@ -359,10 +365,10 @@ class Leases:
         last = match.path[-1]
         if match.length < last.stop:
             split(last, match.length - last.start)
-        for node in self._store.nodes_in(own):
+        for node in self._cache.nodes_in(own):
             if node.start >= match.length:
-                set_segment(node, segment_of(node).copied())
-        self._store.recount()
+                node.segment = segment_of(node).copied()
+        self._cache.recount()
         return True
 
     def _divisible(self, row: RowBuffers, match: Match) -> int:
@@ -377,11 +383,10 @@ class Leases:
         """Copy the buffers once. `path`: the nodes in them."""
         with Isolation() as tried:  # a failed pass of that row must not fail this one
             prefix = row.divided(at)
-            self._store.know(prefix)
             for node in [n for n in path if n.start < at]:
                 upper = split(node, at - node.start) if node.stop > at else node
-                set_segment(upper, replace(segment_of(upper), held=prefix, slack=0))
-            self._store.recount()
+                upper.segment = replace(segment_of(upper), held=prefix, slack=0)
+            self._cache.recount()
         if tried.fault is not None:
             log.warning("a prefix in use is not shared: %s", tried.fault.summary)
         return tried.fault is None

@@ -37,8 +37,7 @@ from .files import (
     list_files,
 )
 from .segments import ArrayPack, RowFiller, RowParts, Snapshot
-from .store import INSIDE, RECENT
-from .tree import CacheKey, Ids, Match, common, outside_spans, segment_of
+from .tree import INSIDE, RECENT, CacheKey, Ids, Match, common, outside_spans, segment_of
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,9 @@ from ..memory import MemoryProfile, profile
 from ..request import PrefillJob, Request, Row
 from ..row_cache import Kind
 from ..sizes import STEP_TOKENS, FixedShapes
-from .buffers import Lease, divisible, own_layers
+from .buffers import Lease, Leases, divisible, own_layers
 from .cache import PrefixCache
-from .store import NEAR, RECENT
-from .tree import CacheKey, Ids, Match, as_ids, key_tokens, outside_spans
+from .tree import NEAR, RECENT, CacheKey, Ids, Match, as_ids, key_tokens, outside_spans
 
 GRID = 64
 """Prefill passes start on multiples of this. The result does not change if a pass ends on one."""
@@ -55,7 +54,7 @@ class PrefixCachePolicy:
     ) -> None:
         """`in_place`: rows use the buffers of entries. `least`: fewest tokens that several rows
         share; `None`: they share none."""
-        self._leases = cache.leases(least) if in_place else None
+        self._leases = Leases(cache, least) if in_place else None
         self._least = least
         self._forks = divisible(own_layers(make_cache()))
         self._cache = cache
