@@ -241,23 +241,46 @@ class Leases:
         self._cache = cache
         self._least = inf if least is None else max(1, least)
 
+    def _plan(self, match: Match) -> tuple[RowBuffers | None, RowBuffers | None, int]:
+        """What a row will use in place: the buffers of an entry, or those whose first tokens it
+        will share; and how many tokens."""
+        own = segment_of(match.path[-1]).held if match.path else None
+        if own is not None and self._takeable(own, match):
+            return own, None, match.length
+        base = segment_of(match.path[0]).held if match.path else None
+        if base is None or base.first:
+            return None, None, 0
+        end = 0
+        for node in match.path:
+            if segment_of(node).held is not base:
+                break
+            end = min(node.stop, match.length)
+        if not base.common:
+            end = self._divisible(base, end)
+        return (None, base, end) if end >= self._least else (None, None, 0)
+
     def prepare(self, match: Match) -> bool:
         """Split the entry where the row will leave it. Returns whether to match again."""
-        own = self._takeable(match)
-        if own is not None:
-            return self._cut_behind(own, match)
-        first = _first(match)
-        if first is None or first.common or first.first:
+        own, base, tokens = self._plan(match)
+        if own is not None and self._beyond(own, match):
+            last = match.path[-1]
+            if match.length < last.stop:
+                split(last, match.length - last.start)
+            for node in self._cache.nodes_in(own):
+                if node.start >= match.length:
+                    node.segment = segment_of(node).copied()
+            self._cache.recount()
+            return True
+        if base is None or base.common:
             return False
-        at = self._divisible(first, match)
-        return bool(at) and self._divide(first, at, match.path)
+        return self._divide(base, tokens, match.path)
 
     def begin(
         self, match: Match, cache: list[Any], room: int, spare: int
     ) -> tuple[Lease, dict[int, int]]:
         """Give a fresh row cache what it need not copy. Returns the row's lease, and the tokens in
         place, by leaf index. `room`, `spare` (bytes): see `RowBuffers.grow`."""
-        own = self._takeable(match)
+        own, base, length = self._plan(match)
         if own is not None and not self._beyond(own, match):
             own.move_to(cache, match.length)
             for node in self._cache.nodes_in(own):
@@ -267,16 +290,13 @@ class Leases:
             own.grow(match.length, room, spare // max(1, segment_of(match.path[0]).token_bytes))
             lease.capacity = own.capacity
             return lease, dict.fromkeys(own.layers, match.length)
-        layers, base = own_layers(cache), _first(match)
-        length = 0 if base is None else _end(base, match)
-        if base is None or not base.common or length < self._least:
-            own = RowBuffers(layers) if layers else None
-            return Lease(own), {}
+        layers = own_layers(cache)
+        if base is None or not base.common:
+            return Lease(RowBuffers(layers) if layers else None), {}
         for leaf, prefix in base.head(length).items():
             begin_with(layers[leaf], prefix)
         whole = layers.keys() == base.layers.keys()
-        own = RowBuffers(layers, length, base) if whole else None
-        lease = Lease(own, base, length)
+        lease = Lease(RowBuffers(layers, length, base) if whole else None, base, length)
         lease.capacity = length + whole_steps(match.length + room - length)
         return lease, dict.fromkeys(base.layers, length)
 
@@ -295,22 +315,16 @@ class Leases:
         return copied, Lease(other, own.base, own.first, capacity=other.capacity)
 
     def claim(self, match: Match) -> Lease | None:
-        """What a queued prompt will use. It stays while memory is made."""
-        own, first = self._takeable(match), _first(match)
-        if own is not None:
-            tokens, shared, steps = match.length, own.first, 0
-            claimed = [each for each in (own.base, own) if each is not None]
-        elif first is None or first.first:
+        """What a queued prompt will use. It stays until the prompt begins."""
+        own, base, tokens = self._plan(match)
+        if own is None and base is None:
             return None
-        else:
-            tokens = _end(first, match) if first.common else self._divisible(first, match)
-            shared, claimed = tokens, [first]
-            steps = 0 if first.common else STEP_TOKENS  # a row that is divided may take one more
-            if tokens < self._least:
-                return None
         each = segment_of(match.path[0]).token_bytes
-        nbytes = (tokens - steps) * each
-        return Lease(shared=shared, claimed=tuple(claimed), claimed_bytes=nbytes, token_bytes=each)
+        claimed = tuple(x for x in (base, own and own.base, own) if x is not None)
+        shared = tokens if own is None else own.first
+        if base is not None and not base.common:
+            tokens -= STEP_TOKENS  # a row that is divided may take one more
+        return Lease(shared=shared, claimed=claimed, claimed_bytes=tokens * each, token_bytes=each)
 
     def lease(self, cache: list[Any]) -> Lease:
         """For a row that has copied all its tokens."""
@@ -344,40 +358,28 @@ class Leases:
             found[-1].segment = replace(segment_of(found[-1]), slack=slack)
         self._cache.recount()
 
-    def _takeable(self, match: Match) -> RowBuffers | None:
-        """The buffers that a row may take over, with all that it needs."""
-        own = segment_of(match.path[-1]).held if match.path else None
-        if own is None or own.common or own.needed or not own.intact:
-            return None
+    def _takeable(self, own: RowBuffers, match: Match) -> bool:
+        """Whether a row may take the buffers over, which then have all that it needs."""
+        if own.common or own.needed or not own.intact:
+            return False
         fits = all(
             segment_of(node).held is (own if node.start >= own.first else own.base)
             for node in match.path
         )
         # what the row would overwrite is copied
-        return own if fits and self._beyond(own, match) <= match.length - own.first else None
+        return fits and self._beyond(own, match) <= match.length - own.first
 
     def _beyond(self, own: RowBuffers, match: Match) -> int:
         return max(node.stop for node in self._cache.nodes_in(own)) - match.length
 
-    def _cut_behind(self, own: RowBuffers, match: Match) -> bool:
-        if not self._beyond(own, match):
-            return False
-        last = match.path[-1]
-        if match.length < last.stop:
-            split(last, match.length - last.start)
-        for node in self._cache.nodes_in(own):
-            if node.start >= match.length:
-                node.segment = segment_of(node).copied()
-        self._cache.recount()
-        return True
-
-    def _divisible(self, row: RowBuffers, match: Match) -> int:
-        """The first tokens of a row that others can share. 0: none, or too few for the copy."""
+    def _divisible(self, row: RowBuffers, end: int) -> int:
+        """The first tokens of a row, of `end`, that others can share. 0: none, or too few for the
+        copy."""
         if not divisible(row.layers):
             return 0
         held = min(int(layer.offset) for layer in row.layers.values())
-        at = min(_end(row, match), held - 1)  # one token at least stays the row's own
-        return 0 if at < self._least or held > 2 * at else at
+        at = min(end, held - 1)  # one token at least stays the row's own
+        return 0 if held > 2 * at else at
 
     def _divide(self, row: RowBuffers, at: int, path: Sequence[Node]) -> bool:
         """Copy the buffers once. `path`: the nodes in them."""
@@ -390,16 +392,3 @@ class Leases:
         if tried.fault is not None:
             log.warning("a prefix in use is not shared: %s", tried.fault.summary)
         return tried.fault is None
-
-
-def _first(match: Match) -> RowBuffers | None:
-    return segment_of(match.path[0]).held if match.path else None
-
-
-def _end(buffers: RowBuffers, match: Match) -> int:
-    stop = 0
-    for node in match.path:
-        if segment_of(node).held is not buffers:
-            break
-        stop = min(node.stop, match.length)
-    return stop

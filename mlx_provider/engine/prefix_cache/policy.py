@@ -140,7 +140,7 @@ class PrefixCachePolicy:
             job.restore = self._cache.restore(key, job.ids, self._make_cache, room, self._grid)
             return None
         match: Match = job.match
-        job.match = None
+        job.match = job.rows[0].lease = None  # nothing else may have changed what it claims
         if self._leases is not None and self._leases.prepare(match):
             match = self._match(self._key(job.request), job.ids)
         match = replace(match, counted=not job.request.ahead)
