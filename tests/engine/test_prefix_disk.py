@@ -446,27 +446,6 @@ def test_two_processes_share_a_folder(tmp_path) -> None:
     assert not list((tmp_path / "prefixes").glob(".*.tmp"))
 
 
-@pytest.mark.parametrize("layers", ["kv", "hybrid"])
-def test_files_of_another_running_engine_are_found(tmp_path, monkeypatch, layers) -> None:
-    monkeypatch.setattr(prefix_files, "SCAN_SECONDS", 0.02)
-    model, ids = SyntheticModel(layers), list(range(300))
-    one, other = store_on(tmp_path), store_on(tmp_path)
-    stranger = store_on(tmp_path, versions="other")
-    keep(one, model, ids, ends=(100, 200))
-    one.disk.writer.flush()
-    while other.disk.report()["files"] < len(files(tmp_path)):
-        CALLS.run()
-    assert reuse(other, model, [*ids, 7, 8]) >= 200
-    assert stranger.disk.report()["files"] == 0
-    assert files(tmp_path), "what another version has written is left to it"
-    before = len(files(tmp_path))
-    keep(other, model, ids, ends=(100, 200))
-    other.disk.writer.flush()
-    assert len(files(tmp_path)) == before, "nothing is written twice"
-    for each in (one, other, stranger):
-        each.disk.writer.close()
-
-
 def test_of_a_path_larger_than_the_folder_the_part_that_fits_is_written(tmp_path) -> None:
     model = SyntheticModel("kv")
     prefix_cache = store_on(tmp_path, limit=100_000)

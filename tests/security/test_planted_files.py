@@ -95,7 +95,6 @@ def test_the_disk_tier_ignores_it(
         plant(tmp_path / "prefixes" / f"{name}.safetensors")
     with caplog.at_level(logging.WARNING):
         disk = in_time(lambda: DiskTier(tmp_path, 2**20, Calls()))
-    in_time(disk.writer.shrink)
     in_time(disk.clear)
     disk.writer.close()
     assert len(caplog.records) == 1, caplog.text
@@ -125,9 +124,8 @@ def test_a_lower_limit_holds_from_the_start(tmp_path: Path) -> None:
     disk.writer.close()
     header = Header("k", "p", 0, np.arange(8), True, [])
     path = write(disk.folder, header, {"0": np.zeros(2**16, np.uint8)}, disk.versions)
-    later = DiskTier(tmp_path, 2**12, calls := Calls())
+    later = DiskTier(tmp_path, 2**12, Calls())
     in_time(later.writer.flush)
-    in_time(calls.run)
     assert not path.exists()
     assert later.report()["bytes"] == 0
     later.writer.close()
@@ -145,7 +143,7 @@ def test_a_folder_that_was_replaced_is_not_written_to(
     disk.folder.symlink_to(other) if by == "link" else other.rename(disk.folder)
     header = Header("k", "p", 0, np.arange(8), True, [])
     arrays = {"0": np.zeros(64, np.uint8)}
-    disk.writer.do(partial(disk.writer.write, header, arrays))
+    disk.writer.do(partial(disk.writer.write, header, arrays, lambda: None))
     disk.clear()
     in_time(disk.writer.flush)
     assert [each.name for each in disk.folder.iterdir()] == ["mine.safetensors"]

@@ -14,7 +14,7 @@ import shutil
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -31,7 +31,6 @@ from .files import (
     BadFile,
     Header,
     Writer,
-    allocated,
     device_arrays,
     host_arrays,
     list_files,
@@ -70,7 +69,9 @@ def disk_limit(folder: Path, chosen: int | None) -> int:
 
 
 def bytes_on_disk(folder: Path) -> int:
-    return sum(allocated(of) for _, of in list_files((folder / FOLDER).glob("*")))
+    """Holes in a file take none."""
+    files = list_files(folder / FOLDER)
+    return sum(min(of.st_size, 512 * of.st_blocks) for _, of in files)
 
 
 def digests(key: CacheKey, ids: Ids) -> Callable[[int], str]:
@@ -87,24 +88,31 @@ def digests(key: CacheKey, ids: Ids) -> Callable[[int], str]:
 
 
 class Index:
-    """The files on disk, by the digest of the tokens before them, and by name."""
+    """The files on disk by name, and their names by the digest of the tokens before them."""
 
     def __init__(self) -> None:
-        self.files: dict[str, dict[str, Header]] = {}
-
-    def __iter__(self) -> Iterator[Header]:
-        return (header for found in self.files.values() for header in found.values())
+        self.files: dict[str, Header] = {}
+        """The least recently used first."""
+        self._after: dict[str, set[str]] = {}
 
     def add(self, header: Header) -> None:
-        self.files.setdefault(header.parent, {})[header.name] = header
+        self.files[header.name] = header
+        self._after.setdefault(header.parent, set()).add(header.name)
 
     def remove(self, name: str) -> None:
-        self.files.get(name.partition("-")[0], {}).pop(name, None)
+        if self.files.pop(name, None) is not None:
+            self._after[name.partition("-")[0]].discard(name)
+
+    def touch(self, path: Sequence[Header]) -> list[str]:
+        """The path's first file becomes the newest, so that the tail is removed first."""
+        names = [header.name for header in reversed(path) if header.name in self.files]
+        self.files |= {name: self.files.pop(name) for name in names}
+        return names
 
     def walk(self, key: CacheKey, ids: Ids) -> list[Step]:
         digest, at, steps = digests(key, ids), 0, []
         while at < len(ids):
-            known = self.files.get(digest(at), {}).values()
+            known = [self.files[name] for name in self._after.get(digest(at), ())]
             fits = [(common(h.tokens, ids[at:]), h.complete, h.name, h) for h in known]
             took, _, _, header = max(fits, default=(0, False, "", None))
             if header is None or not took:
@@ -116,7 +124,8 @@ class Index:
     def states_along(self, key: CacheKey, ids: Ids) -> list[Header]:
         """Longest first."""
         own, digest = key.digest().hex(), digests(key, ids)
-        states = [h for h in self if not len(h.tokens) and h.key == own and h.start <= len(ids)]
+        states = [h for h in self.files.values() if not len(h.tokens) and h.key == own]
+        states = [h for h in states if h.start <= len(ids)]
         states.sort(key=lambda state: state.start)
         return [state for state in states if digest(state.start) == state.parent][::-1]
 
@@ -250,8 +259,8 @@ class DiskTier:
         self._read_headers()
         self._sent = self._skipped = 0
         """Bytes handed to the thread, and writes postponed because the disk was slow."""
-        known = {header.name for header in self._index}
-        self.writer = Writer(self.folder, limit, self.versions, known, self._learn)
+        self.writer = Writer(self.folder, self.versions)
+        self._shrink()
 
     # -- writing
 
@@ -275,7 +284,6 @@ class DiskTier:
         complete = row.complete and all(header.complete for header, _, _ in steps)
         row = row.stored(complete=complete)
         path = [header for header, _, _ in steps]
-        self._touch(path)
         left = self.limit - sum(header.nbytes for header in path)
         stop = len(ids) if prompted is not None else len(ids) // EDGE * EDGE
         digest, own = digests(key, ids), key.digest().hex()
@@ -292,6 +300,7 @@ class DiskTier:
         if not complete:
             self._save_states(key, ids, states)
         self._touch(path)
+        self._shrink()
 
     def _save_states(self, key: CacheKey, ids: Ids, states: Mapping[int, Snapshot]) -> None:
         digest, own = digests(key, ids), key.digest().hex()
@@ -314,13 +323,19 @@ class DiskTier:
     def _write(self, header: Header, pack: ArrayPack) -> None:
         self._sent += pack.nbytes
         self._index.add(header)
-        self.writer.do(partial(self.writer.write, header, host_arrays(pack)))
+        failed = partial(self._then_forget, header.name)
+        self.writer.do(partial(self.writer.write, header, host_arrays(pack), failed))
+
+    def _then_forget(self, name: str) -> None:
+        """Disk thread."""
+        with suppress(EngineDied):
+            self.call(partial(self._index.remove, name))
 
     def touch(self, key: CacheKey, ids: Ids) -> None:
         self._touch([header for header, _, _ in self._index.walk(key, ids)])
 
     def _touch(self, path: Sequence[Header]) -> None:
-        self.writer.do(partial(self.writer.touch, [header.name for header in path]))
+        self.writer.do(partial(self.writer.touch, self._index.touch(path)))
 
     # -- reading
 
@@ -351,12 +366,12 @@ class DiskTier:
     # -- the folder
 
     def clear(self) -> None:
-        self._index.files.clear()
+        self._index = Index()
         self.writer.do(self.writer.clear)
 
     def report(self) -> dict[str, Any]:
         """Files and bytes known to this process."""
-        sizes = [header.nbytes for header in self._index]
+        sizes = [header.nbytes for header in self._index.files.values()]
         return {
             "files": len(sizes),
             "bytes": sum(sizes),
@@ -369,23 +384,25 @@ class DiskTier:
         self._index.remove(name)
         self.writer.do(partial(self.writer.remove, name))
 
-    def _learn(self, news: Header | str) -> None:
-        """Disk thread."""
-        with suppress(EngineDied):
-            if isinstance(news, Header):
-                self.call(partial(self._index.add, news))
-            else:
-                self.call(partial(self._index.remove, news))
+    def _shrink(self) -> None:
+        """Other processes keep their own files within the limit."""
+        over = sum(header.nbytes for header in self._index.files.values()) - self.limit
+        for header in [*self._index.files.values()]:
+            if over <= 0:
+                return
+            over -= header.nbytes
+            self._forget(header.name)
 
     def _read_headers(self) -> None:
         """Build the index. Removes damaged and abandoned files."""
         refused = Counter[str]()
-        for path in sorted(self.folder.iterdir()):
+        found = sorted(list_files(self.folder), key=lambda each: each[1].st_mtime_ns)
+        for path, of in found:
             try:
-                if path.suffix == files.TEMPORARY and time.time() - path.lstat().st_mtime > STALE:
+                if path.suffix == files.TEMPORARY and time.time() - of.st_mtime > STALE:
                     path.unlink(missing_ok=True)
                 if path.suffix == files.SUFFIX:
-                    if stat.S_IFMT(path.lstat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+                    if stat.S_IFMT(of.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
                         raise BadFile("no regular file")
                     self._index.add(files.read_header(path, self.versions))
             except BadFile as reason:

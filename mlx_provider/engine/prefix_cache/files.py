@@ -18,7 +18,6 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -42,8 +41,6 @@ FORMAT = 5
 SUFFIX = ".safetensors"
 TEMPORARY = ".tmp"
 MAX_HEADER = 2**24
-SCAN_SECONDS = 2.0
-"""Between looks for files of other engines."""
 BFLOAT16 = "bf16"
 UNSIGNED = "-" * 64
 """The checksum of a file is that of its bytes with this in its place."""
@@ -170,30 +167,16 @@ def _begin(file: BinaryIO, name: str, versions: str) -> tuple[Header, bytes, str
 class Writer:
     """The thread that makes all changes in the folder, and reads it, one job after another."""
 
-    def __init__(
-        self,
-        folder: Path,
-        limit: int,
-        versions: str,
-        known: AbstractSet[str],
-        report: Callable[[Header | str], object],
-    ) -> None:
-        """`known`: names of files that need no report. `report` gets files of other processes, and
-        names of files that are gone."""
+    def __init__(self, folder: Path, versions: str) -> None:
         self.done = self.written = 0
         """Bytes that no longer wait, and those of them that are on disk."""
         self._path = folder
         self._identity = _identity(folder)
-        self._limit = limit
         self._versions = versions
-        self._known = set(known)
-        self._report = report
-        self._seen = 0
         self._failure = ""
         self._order = count()
         self._jobs: queue.PriorityQueue[tuple[int, int, Callable[[], object] | None]]
         self._jobs = queue.PriorityQueue()
-        self.do(self.shrink)  # the limit may be lower than that of the last process
         self._thread = threading.Thread(target=self._run, name="prefix-disk", daemon=True)
         self._thread.start()
 
@@ -204,7 +187,7 @@ class Writer:
     def flush(self) -> None:
         done = threading.Event()
         self.do(done.set)
-        while not done.wait(SCAN_SECONDS) and self._thread.is_alive():
+        while not done.wait(1) and self._thread.is_alive():
             pass
 
     def close(self) -> None:
@@ -212,19 +195,13 @@ class Writer:
         self._thread.join()
 
     def _run(self) -> None:
-        while (job := self._next()) is not None:
+        while (job := self._jobs.get()[2]) is not None:
             try:
                 job()
             except (OSError, BadFile) as reason:
                 if str(reason) != self._failure:
                     log.warning("prefix cache: disk tier: %s", reason)
                 self._failure = str(reason)
-
-    def _next(self) -> Callable[[], object] | None:
-        try:
-            return self._jobs.get(timeout=SCAN_SECONDS)[2]
-        except queue.Empty:
-            return self._scan
 
     @property
     def _folder(self) -> Path:
@@ -235,19 +212,17 @@ class Writer:
 
     # -- jobs
 
-    def write(self, header: Header, arrays: Arrays) -> None:
-        nbytes = sum(each.nbytes for each in arrays.values())
-        self._known.add(header.name)
+    def write(self, header: Header, arrays: Arrays, failed: Callable[[], object]) -> None:
+        nbytes = sum(array.nbytes for array in arrays.values())
         try:
-            if not (self._folder / header.name).exists():
+            if not (self._folder / header.name).exists():  # else another process wrote it
                 write(self._folder, header, arrays, self._versions)
             self.written += nbytes
         except (OSError, BadFile):
-            self._gone(header.name)
+            failed()
             raise
         finally:
             self.done += nbytes
-        self.shrink()
 
     def read(self, header: Header) -> Arrays:
         """Raises `BadFile` and `OSError`."""
@@ -256,61 +231,26 @@ class Writer:
     def remove(self, name: str) -> None:
         (self._folder / name).unlink(missing_ok=True)
 
+    def clear(self) -> None:
+        for path, of in list_files(self._folder):
+            if path.suffix == SUFFIX and stat.S_ISREG(of.st_mode):
+                path.unlink(missing_ok=True)
+
     def touch(self, names: Sequence[str]) -> None:
-        """The path's first file becomes the newest, so that the tail is removed first."""
+        """Keep the order of use for the next process: the last one becomes the newest."""
         now = time.time_ns()
-        for later, name in enumerate(reversed(names)):
+        for later, name in enumerate(names):
             path = self._folder / name
             if path.exists():
                 os.utime(path, ns=(now + later, now + later))
 
-    def clear(self) -> None:
-        for path, _ in self._files():
-            path.unlink(missing_ok=True)
 
-    def _scan(self) -> None:
-        changed = self._folder.stat().st_mtime_ns
-        if changed == self._seen:
-            return
-        self._seen = changed
-        there = {path.name for path, _ in self._files()}
-        for name in sorted(there - self._known):
-            try:
-                self._report(read_header(self._folder / name, self._versions))
-            except (BadFile, FileNotFoundError):
-                continue
-        self._known = there
-
-    def shrink(self) -> None:
-        found = [(of.st_mtime_ns, allocated(of), path) for path, of in self._files()]
-        total = sum(size for _, size, _ in found)
-        for _, size, path in sorted(found):
-            if total <= self._limit:
-                return
-            path.unlink(missing_ok=True)
-            self._gone(path.name)
-            total -= size
-
-    def _gone(self, name: str) -> None:
-        self._known.discard(name)
-        self._report(name)
-
-    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        every = list_files(self._folder.glob(f"*{SUFFIX}"))
-        return ((path, of) for path, of in every if stat.S_ISREG(of.st_mode))
-
-
-def list_files(paths: Iterator[Path]) -> Iterator[tuple[Path, os.stat_result]]:
-    for path in paths:
+def list_files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    for path in folder.glob("*"):
         try:
             yield path, path.lstat()
         except FileNotFoundError:  # another process removed it
             continue
-
-
-def allocated(file: os.stat_result) -> int:
-    """Bytes: holes take none."""
-    return min(file.st_size, 512 * file.st_blocks)
 
 
 def _identity(folder: Path) -> tuple[int, int]:
