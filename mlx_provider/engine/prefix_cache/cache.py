@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from math import inf
 from typing import Any
 
@@ -24,7 +23,7 @@ from ..memory import MemoryProfile
 from ..row_cache import Kind, Unstorable, grow_by, strictest
 from . import tree
 from .buffers import Lease, Leases, RowBuffers
-from .disk import DiskTier, Restore
+from .disk import DiskTier
 from .eviction import Sessions, evict, fit
 from .growth import (
     attach,
@@ -132,15 +131,6 @@ class PrefixCache:
             grow_by(cache, room)
         self.count(match)
         return cache, lease
-
-    def restore(
-        self, key: CacheKey, ids: Ids, make_cache: Callable[[], list[Any]], room: int, grid: int = 1
-    ) -> Restore | None:
-        """Begin to fill a row of `room` tokens from disk. `None`: there is no disk tier."""
-        if self.disk is None:
-            return None
-        found = partial(self.match, key, ids, len(ids) - 1)
-        return Restore(self.disk, key, ids, found, make_cache, room, grid)
 
     def save_head(self, key: CacheKey, ids: Ids, cache: list[Any], start: int) -> None:
         """Write a row to disk during its prefill, if the disk is fast enough. The last pass

@@ -138,70 +138,22 @@ class Restore:
     """
 
     def __init__(
-        self,
-        disk: DiskTier,
-        key: CacheKey,
-        ids: Ids,
-        match: Callable[[], Match],
-        make_cache: Callable[[], list[Any]],
-        room: int,
-        grid: int,
+        self, disk: DiskTier, fill: Generator[Header, Arrays, tuple[list[Any] | None, int]]
     ) -> None:
-        """`match`: what memory has. `room`: tokens of the row, which resumes at a multiple of
-        `grid`."""
+        """`fill` yields the files that it needs, and gets their arrays."""
         self.ended = False
         """Any thread may read this."""
         self.cache: list[Any] | None = None
         """The row cache once the restore has ended. `None`: nothing was restored."""
         self.length = 0
         self._disk = disk
-        self._fill = self._filled(key, ids, match, make_cache, room, grid)
-        disk.writer.do(lambda: self._then(partial(next, self._fill)))  # all that waits is written
+        self._fill = fill
+        disk.writer.do(lambda: self._then(partial(next, fill)))  # all that waits is written then
 
     def abandon(self) -> None:
         """The request ended or the restore failed. Frees its memory at once."""
         self.ended = True
         self._fill.close()
-
-    def _filled(
-        self,
-        key: CacheKey,
-        ids: Ids,
-        matches: Callable[[], Match],
-        make_cache: Callable[[], list[Any]],
-        room: int,
-        grid: int,
-    ) -> Generator[Header, Arrays]:
-        """Yields the files that it needs, and gets their arrays."""
-        match = matches()
-        goal, steps = self._disk.find(key, ids, match, grid)
-        if not goal:
-            return
-        self._disk.touch(key, ids[:goal])
-        first = steps[0][0]
-        states = () if len(first.tokens) else [leaf for leaf, _ in first.layers]
-        filler, snapshot, reached = RowFiller(make_cache(), goal, room - goal, states), None, 0
-        for node, agreed in match.steps:
-            stop = min(node.start + agreed, goal)
-            if node.start < stop:
-                filler.put(segment_of(node).arrays(), node.start, stop, 0)
-                reached = stop
-        for header, start, stop in steps:
-            try:
-                arrays = device_arrays((yield header))
-            except (BadFile, OSError) as reason:
-                self._disk.damaged(header.name, reason)
-                goal = 0 if states else usable(ids, reached, match, grid)
-                break
-            if not len(header.tokens):
-                snapshot = Snapshot(dict(header.layers), ArrayPack.loose(arrays))
-                continue
-            begin, reached = max(start, reached), min(stop, goal)
-            by_leaf = {x: [arrays.pop(0) for _ in range(count)] for x, count in header.layers}
-            filler.put(by_leaf, begin, reached, begin - start)
-            del by_leaf
-        if goal:
-            self.cache, self.length = filler.finish(goal, snapshot), goal
 
     def _advance(self, step: Callable[[], Header]) -> None:
         """Engine thread."""
@@ -210,8 +162,8 @@ class Restore:
         with Isolation(self._failed):
             try:
                 header = step()
-            except StopIteration:
-                self.ended = True
+            except StopIteration as end:
+                self.ended, (self.cache, self.length) = True, end.value
             else:
                 self._disk.writer.do(partial(self._read, header), priority=0)
 
@@ -331,9 +283,6 @@ class DiskTier:
         with suppress(EngineDied):
             self.call(partial(self._index.remove, name))
 
-    def touch(self, key: CacheKey, ids: Ids) -> None:
-        self._touch([header for header, _, _ in self._index.walk(key, ids)])
-
     def _touch(self, path: Sequence[Header]) -> None:
         self.writer.do(partial(self.writer.touch, self._index.touch(path)))
 
@@ -356,7 +305,58 @@ class DiskTier:
             length, needed = state.start, [(state, state.start, state.start)]
         return length, needed + [s for s in steps if s[1] < length and s[2] > match.shared]
 
-    def damaged(self, name: str, reason: BadFile | OSError) -> None:
+    def restore(
+        self,
+        key: CacheKey,
+        ids: Ids,
+        match: Callable[[], Match],
+        make_cache: Callable[[], list[Any]],
+        room: int,
+        grid: int = 1,
+    ) -> Restore:
+        """`match`: what memory has. `room`: tokens of the row, which resumes at a multiple of
+        `grid`."""
+        return Restore(self, self._fill(key, ids, match, make_cache, room, grid))
+
+    def _fill(
+        self,
+        key: CacheKey,
+        ids: Ids,
+        matches: Callable[[], Match],
+        make_cache: Callable[[], list[Any]],
+        room: int,
+        grid: int,
+    ) -> Generator[Header, Arrays, tuple[list[Any] | None, int]]:
+        match = matches()
+        goal, steps = self.find(key, ids, match, grid)
+        if not goal:
+            return None, 0
+        self._touch([header for header, _, _ in self._index.walk(key, ids[:goal])])
+        first = steps[0][0]
+        states = () if len(first.tokens) else [leaf for leaf, _ in first.layers]
+        filler, snapshot, reached = RowFiller(make_cache(), goal, room - goal, states), None, 0
+        for node, agreed in match.steps:
+            stop = min(node.start + agreed, goal)
+            if node.start < stop:
+                filler.put(segment_of(node).arrays(), node.start, stop, 0)
+                reached = stop
+        for header, start, stop in steps:
+            try:
+                arrays = device_arrays((yield header))
+            except (BadFile, OSError) as reason:
+                self._damaged(header.name, reason)
+                goal = 0 if states else usable(ids, reached, match, grid)
+                break
+            if not len(header.tokens):
+                snapshot = Snapshot(dict(header.layers), ArrayPack.loose(arrays))
+                continue
+            begin, reached = max(start, reached), min(stop, goal)
+            by_leaf = {x: [arrays.pop(0) for _ in range(count)] for x, count in header.layers}
+            filler.put(by_leaf, begin, reached, begin - start)
+            del by_leaf
+        return (filler.finish(goal, snapshot), goal) if goal else (None, 0)
+
+    def _damaged(self, name: str, reason: BadFile | OSError) -> None:
         if isinstance(reason, FileNotFoundError):  # another process removed it
             self._index.remove(name)
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -151,9 +152,10 @@ class PrefixCachePolicy:
         """Give the job a cache for `room` tokens that holds the longest stored prefix. Returns the
         match, unless it was already reported. If the disk has more than memory, the job is
         `restoring` at first. Call it again after that."""
-        match, key = self._found(job), self._key(job.request)
-        if job.restore is None and job.estimated_cached > match.length:
-            job.restore = self._cache.restore(key, job.ids, self._make_cache, room, self._grid)
+        match, key, disk = self._found(job), self._key(job.request), self._cache.disk
+        if disk is not None and job.restore is None and job.estimated_cached > match.length:
+            found = partial(self._match, key, job.ids)
+            job.restore = disk.restore(key, job.ids, found, self._make_cache, room, self._grid)
             return None
         job.match = job.rows[0].lease = None  # nothing else may have changed what it claims
         if self._leases is not None and self._leases.prepare(match):
