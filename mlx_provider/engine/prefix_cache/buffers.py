@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -236,25 +237,26 @@ class Leases:
     Engine thread only.
     """
 
-    def __init__(self, cache: PrefixCache, least: int | None) -> None:
-        """`least`: fewest tokens to share; `None`: this model's rows share none."""
+    def __init__(self, cache: PrefixCache, in_place: bool, least: int | None) -> None:
+        """`in_place`: else rows only copy. `least`: fewest tokens to share; `None`: this model's
+        rows share none."""
         self._cache = cache
+        self._in_place = in_place
         self._least = inf if least is None else max(1, least)
 
     def _plan(self, match: Match) -> tuple[RowBuffers | None, RowBuffers | None, int]:
         """What a row will use in place: the buffers of an entry, or those whose first tokens it
         will share; and how many tokens."""
-        own = segment_of(match.path[-1]).held if match.path else None
+        held = [segment_of(node).held for node in match.path]
+        if not held or not self._in_place:
+            return None, None, 0
+        base, own = held[0], held[-1]
         if own is not None and self._takeable(own, match):
             return own, None, match.length
-        base = segment_of(match.path[0]).held if match.path else None
         if base is None or base.first:
             return None, None, 0
-        end = 0
-        for node in match.path:
-            if segment_of(node).held is not base:
-                break
-            end = min(node.stop, match.length)
+        shared = [*takewhile(lambda node: segment_of(node).held is base, match.path)]
+        end = min(shared[-1].stop, match.length)
         if not base.common:
             end = self._divisible(base, end)
         return (None, base, end) if end >= self._least else (None, None, 0)
@@ -277,7 +279,7 @@ class Leases:
 
     def begin(
         self, match: Match, cache: list[Any], room: int, spare: int
-    ) -> tuple[Lease, dict[int, int]]:
+    ) -> tuple[Lease | None, dict[int, int]]:
         """Give a fresh row cache what it need not copy. Returns the row's lease, and the tokens in
         place, by leaf index. `room`, `spare` (bytes): see `RowBuffers.grow`."""
         own, base, length = self._plan(match)
@@ -292,7 +294,7 @@ class Leases:
             return lease, dict.fromkeys(own.layers, match.length)
         layers = own_layers(cache)
         if base is None or not base.common:
-            return Lease(RowBuffers(layers) if layers else None), {}
+            return self.lease(cache), {}
         for leaf, prefix in base.head(length).items():
             begin_with(layers[leaf], prefix)
         whole = layers.keys() == base.layers.keys()
@@ -300,10 +302,10 @@ class Leases:
         lease.capacity = length + whole_steps(match.length + room - length)
         return lease, dict.fromkeys(base.layers, length)
 
-    def fork(self, lease: Lease, cache: list[Any]) -> tuple[list[Any], Lease | None]:
+    def fork(self, lease: Lease | None, cache: list[Any]) -> tuple[list[Any], Lease | None]:
         """Another row with the tokens of a row whose prompt is complete. Both share all tokens but
         the last, if these are enough."""
-        own = lease.own_of(cache)
+        own = None if lease is None else lease.own_of(cache)
         if own is not None and own.base is None:
             held = min(int(layer.offset) for layer in own.layers.values())
             if held > self._least and divisible(own.layers):
@@ -326,9 +328,10 @@ class Leases:
             tokens -= STEP_TOKENS  # a row that is divided may take one more
         return Lease(shared=shared, claimed=claimed, claimed_bytes=tokens * each, token_bytes=each)
 
-    def lease(self, cache: list[Any]) -> Lease:
+    def lease(self, cache: list[Any]) -> Lease | None:
         """For a row that has copied all its tokens."""
-        return Lease(RowBuffers(own_layers(cache)))
+        layers = own_layers(cache)
+        return Lease(RowBuffers(layers) if layers else None) if self._in_place else None
 
     def trim(self, lease: Lease, tokens: int) -> None:
         own = lease.own

@@ -7,9 +7,9 @@ Marconi, MLSys 2025). In long new text, some are guesses for another question ab
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -62,9 +62,9 @@ class PrefixCachePolicy:
         """`in_place`: rows use the buffers of entries. `least`: fewest tokens that several rows
         share; `None`: they share none. `shapes`: of a reproducible model; `kv` must then differ
         between all configurations that may compute different bits."""
-        self._leases = Leases(cache, least) if in_place else None
-        self._least = least if in_place else None
-        self._forks = divisible(own_layers(make_cache()))
+        self._leases = Leases(cache, in_place, least)
+        forks = in_place and divisible(own_layers(make_cache()))
+        self._least = least if least is not None and forks else inf
         self._cache = cache
         self._model = model
         self._kv = kv if shapes is None else f"{kv}, whole passes of {shapes.tokens}"
@@ -111,7 +111,7 @@ class PrefixCachePolicy:
 
     def claim(self, job: PrefillJob) -> None:
         """Let a queued prompt hold what it will use of the prefix cache in place."""
-        if self._leases is None or not job.uses_prefix_cache or job.match is None:
+        if not job.uses_prefix_cache or job.match is None:
             return
         match = self._found(job)
         if job.estimated_cached == match.length:  # else more of it comes from disk, as copies
@@ -119,7 +119,7 @@ class PrefixCachePolicy:
         self._claim_forks(job)
 
     def trim(self, row: Row, tokens: int) -> None:
-        if self._leases is not None and row.lease is not None:
+        if row.lease is not None:
             self._leases.trim(row.lease, tokens)
 
     def _claim_forks(self, job: PrefillJob) -> None:
@@ -131,7 +131,7 @@ class PrefixCachePolicy:
             row.lease = Lease(claimed_bytes=nbytes) if nbytes else None
 
     def fork_bytes(self, tokens: int, rows: int) -> int:
-        if self._least is None or not self._forks or tokens <= self._least:
+        if tokens <= self._least:
             return 0
         each = 0 if self._memory is None else self._memory.token_bytes
         # what is left of a step may be one more step of each row's own tokens
@@ -139,12 +139,9 @@ class PrefixCachePolicy:
         return max(0, steps) * STEP_TOKENS * each
 
     def fork(self, rows: Sequence[Row], cache: list[Any]) -> list[list[Any]]:
-        first, caches = rows[0].lease, [cache]
+        caches = [cache]
         for row in rows[1:]:
-            if first is None or self._leases is None:
-                copied, row.lease = deepcopy(cache), None
-            else:
-                copied, row.lease = self._leases.fork(first, cache)
+            copied, row.lease = self._leases.fork(rows[0].lease, cache)
             caches.append(copied)
         return caches
 
@@ -158,17 +155,16 @@ class PrefixCachePolicy:
             job.restore = disk.restore(key, job.ids, found, self._make_cache, room, self._grid)
             return None
         job.match = job.rows[0].lease = None  # nothing else may have changed what it claims
-        if self._leases is not None and self._leases.prepare(match):
+        if self._leases.prepare(match):
             match = self._match(key, job.ids)
         match = replace(match, counted=not job.request.ahead)
         restored = job.restore
         if restored is not None and restored.cache is not None:
             job.cache, restored.cache = restored.cache, None
             self._cache.count(match, restored.length)
-            match = replace(
-                match, length=restored.length, shared=max(match.shared, restored.length)
-            )
-            job.rows[0].lease = None if self._leases is None else self._leases.lease(job.cache)
+            shared = max(match.shared, restored.length)
+            match = replace(match, length=restored.length, shared=shared)
+            job.rows[0].lease = self._leases.lease(job.cache)
         else:
             job.cache, job.rows[0].lease = self._cache.acquire(
                 match, self._make_cache, room=room - match.length, leases=self._leases
@@ -294,7 +290,7 @@ class PrefixCachePolicy:
 
     def give_back(self, rows: Iterable[Row]) -> None:
         for row in rows:
-            if self._leases is not None and row.lease is not None:
+            if row.lease is not None:
                 self._leases.release(row.lease)
 
     def settle(self, rows: Iterable[Row], cache_of: Callable[[Row], Sequence[Any] | None]) -> None:
