@@ -17,7 +17,7 @@ from ..engine.execution.calibration import PassMemory, calibrate, compile_kernel
 from ..engine.execution.probe import Probe, Reserve, probe, unlimited
 from ..engine.execution.sampler import compiles
 from ..engine.memory import arrays
-from ..engine.prefix_cache.policy import PrefixCachePolicy, WholePasses
+from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.scheduling.chunking import GRID, LONGEST_GAP
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Limits, Scheduler
@@ -159,11 +159,13 @@ class EngineBuilder:
         kv: _KVCache,
         measured: Measured,
         fixed: Reproducible | None,
-    ) -> PrefixCachePolicy | WholePasses:
+    ) -> PrefixCachePolicy:
         prefixes, found = self._budgets.prefixes.cache(), measured.probe
         if fixed is not None:  # a stored prefix must be computed here, by this software and device
             key = f"{kind}, {kv.key}"
-            return WholePasses(prefixes, weights.model, key, kv.make_cache, fixed.shapes)
+            return PrefixCachePolicy(
+                prefixes, weights.model, key, kv.make_cache, shapes=fixed.shapes
+            )
         in_place = options.sparse_prefill is None  # sparse prefill moves rows to other caches
         return PrefixCachePolicy(
             prefixes,
@@ -183,7 +185,7 @@ class EngineBuilder:
         measured: Measured,
         limits: Limits,
         fixed: Reproducible | None,
-        policy: PrefixCachePolicy | WholePasses,
+        policy: PrefixCachePolicy,
     ) -> Scheduler:
         memory, curve = measured.probe.memory, measured.curve
         longest = max(limits.stall_target, LONGEST_GAP)

@@ -13,7 +13,7 @@ import numpy as np
 from ..engine.engine import Engine
 from ..engine.memory import MemoryProfile
 from ..engine.prefix_cache.cache import PrefixCache
-from ..engine.prefix_cache.policy import PrefixCachePolicy, WholePasses
+from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.request import PrefillJob, Request, Row, SamplingParams
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
@@ -106,12 +106,11 @@ def new_engine(
     """`max_chunk` is small so that prompts take several steps."""
     fresh = make_cache or model.make_cache
     policy = None
-    if prefix_cache is not None and fixed is None:
+    if prefix_cache is not None:
         policy = PrefixCachePolicy(
-            prefix_cache, model, "", fresh, in_place=in_place, least=least, memory=memory
-        )
-    elif prefix_cache is not None and fixed is not None:
-        policy = WholePasses(prefix_cache, model, "", fresh, fixed)
+            prefix_cache, model, "", fresh, in_place=in_place and fixed is None, least=least,
+            memory=memory, shapes=fixed,
+        )  # fmt: skip
     limits = Limits(max_rows, 1000, stall_target=0.1, max_chunk=max_chunk, output_reserve=reserve)
     budget = Budget(row_bytes, available, lambda need: None, alone=available)
     if policy is not None:

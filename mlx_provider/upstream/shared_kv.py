@@ -32,12 +32,12 @@ class Prefix:
 
     @property
     def length(self) -> int:
-        return length_of(self.keys)
+        return _length(self.keys)
 
     def head(self, length: int) -> Prefix:
         if length == self.length:
             return self
-        return Prefix(cut(self.keys, 0, length), cut(self.values, 0, length))
+        return Prefix(_cut(self.keys, 0, length), _cut(self.values, 0, length))
 
     def __deepcopy__(self, memo: Any) -> Prefix:
         return self
@@ -76,12 +76,10 @@ class SharedRow(Behind, Skipping):
     """One row. Its masks cover its own tokens only. `divide` and `start` create it."""
 
 
-class SharedKV(SharedRow, KVCache):
-    """A row with unquantised keys and values."""
+class SharedKV(SharedRow, KVCache): ...
 
 
-class SharedQuantisedKV(SharedRow, QuantizedKVCache):
-    """A row with quantised keys and values."""
+class SharedQuantisedKV(SharedRow, QuantizedKVCache): ...
 
 
 class SharedBatchKV(Behind, BatchKVCache):
@@ -123,9 +121,9 @@ def divide(layer: Any, tokens: int, room: int = 0) -> Prefix:
     for the other tokens. The object keeps its identity, because a pass can refer to it. Both parts
     are copies: views would keep the unused capacity allocated as long as the prefix."""
     end, both = layer.offset, (layer.keys, layer.values)
-    prefix = Prefix(*[_each(mx.contiguous, cut(each, 0, tokens)) for each in both])
+    prefix = Prefix(*[_each(mx.contiguous, _cut(each, 0, tokens)) for each in both])
     layer.keys, layer.values = [
-        _each(partial(_copy, room=room), cut(each, tokens, end)) for each in both
+        _each(partial(_copy, room=room), _cut(each, tokens, end)) for each in both
     ]
     _become_shared(layer, prefix)
     # after each layer, so that only one layer is in memory twice
@@ -139,14 +137,11 @@ def start(layer: Any, prefix: Prefix) -> None:
 
 
 def arrays_of(layer: Any) -> list[Any]:
-    both = [(layer.prefix.keys, layer.keys), (layer.prefix.values, layer.values)]
+    first = [*_arrays(layer.prefix.keys), *_arrays(layer.prefix.values)]
     if layer.keys is None:
-        return [array for first, _ in both for array in _arrays(first)]
-    return [
-        Spliced(*pair)
-        for first, own in both
-        for pair in zip(_arrays(first), _arrays(own), strict=True)
-    ]
+        return first
+    own = [*_arrays(layer.keys), *_arrays(layer.values)]
+    return [Spliced(*pair) for pair in zip(first, own, strict=True)]
 
 
 def prefix_of(cache: Any) -> Prefix | None:
@@ -154,11 +149,11 @@ def prefix_of(cache: Any) -> Prefix | None:
     return found
 
 
-def cut(stored: Any, start: int, stop: int) -> Any:
+def _cut(stored: Any, start: int, stop: int) -> Any:
     return _each(lambda array: array[..., start:stop, :], stored)
 
 
-def length_of(stored: Any) -> int:
+def _length(stored: Any) -> int:
     return int(_arrays(stored)[0].shape[2])
 
 
@@ -212,7 +207,7 @@ class Call(NamedTuple):
     def whole(self) -> Call:
         if not isinstance(self.keys, Shared):
             return self
-        mask = _widened(self.mask, length_of(self.keys.prefix))
+        mask = _widened(self.mask, _length(self.keys.prefix))
         return Call(self.queries, self.keys.whole(), self.values.whole(), mask, self.cache)
 
 
@@ -244,32 +239,25 @@ class Partial(NamedTuple):
 
 
 def _attend(calls: Sequence[Call], scale: float) -> list[mx.array]:
-    first = calls[0]
-    kv_heads = _arrays(first.keys.prefix)[0].shape[1]
+    first, kv_heads = calls[0], _arrays(calls[0].keys.prefix)[0].shape[1]
     # (B, Hk, group, L, D)
     split = [mx.unflatten(call.queries, 1, (kv_heads, -1)) for call in calls]
     # (Hk, B * group * L, D) of each call
     folded = [q.swapaxes(0, 1).reshape(kv_heads, -1, q.shape[-1]) for q in split]
     queries = folded[0] if len(folded) == 1 else mx.concatenate(folded, axis=1)
-    together = attend_prefix(
-        queries[None], first.keys.prefix, first.values.prefix, scale, first.cache
-    )
+    prefix = first.keys.prefix, first.values.prefix
+    together = _partial(queries[None], *prefix, scale, None, first.cache)
     found, at = [], 0
     for call, q in zip(calls, split, strict=True):
         rows, _, group, tokens, _ = q.shape
         count, shape = rows * group * tokens, (kv_heads, rows, group, tokens, -1)
         one = Partial(*(x[0, :, at : at + count].reshape(shape).swapaxes(0, 1) for x in together))
-        joined = _joined(one, _own(call, q, scale))
+        other = _own(call, q, scale)
+        share = mx.sigmoid(one.total - other.total)
+        joined = one.mean * share + other.mean * (1 - share)
         found.append(joined.astype(call.queries.dtype).reshape(rows, -1, tokens, joined.shape[-1]))
         at += count
     return found
-
-
-def attend_prefix(
-    queries: mx.array, keys: Any, values: Any, scale: float, cache: Any
-) -> tuple[mx.array, mx.array]:
-    """(1, Hk, M, D). Kernels may replace this function."""
-    return _partial(queries, keys, values, scale, None, cache)
 
 
 def _own(call: Call, queries: mx.array, scale: float) -> Partial:
@@ -277,15 +265,10 @@ def _own(call: Call, queries: mx.array, scale: float) -> Partial:
     rows, kv_heads, group, tokens, width = queries.shape
     mask = call.mask
     if mask is not None:
-        mask = _by_kv_head(mask, tokens, length_of(call.keys.tail), group, kv_heads)
+        mask = _by_kv_head(mask, tokens, _length(call.keys.tail), group, kv_heads)
     flat = queries.reshape(rows, kv_heads, group * tokens, width)
     found = _partial(flat, call.keys.tail, call.values.tail, scale, mask, call.cache)
     return Partial(*(x.reshape(rows, kv_heads, group, tokens, -1) for x in found))
-
-
-def _joined(one: Partial, other: Partial) -> mx.array:
-    share = mx.sigmoid(one.total - other.total)
-    return one.mean * share + other.mean * (1 - share)
 
 
 def _partial(

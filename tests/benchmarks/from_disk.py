@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Protocol
 
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
@@ -26,13 +27,13 @@ def restored(
     grid: int = 1,
 ) -> tuple[list[Any], int]:
     """A row with what memory and disk have of a prompt, and how many tokens that is."""
-    ids, make = as_ids(tokens), model.make_cache
-    found = prefix_cache.on_disk(key, ids, make, room, grid)
-    if found is not None and found.available:
-        restore = found.start()
+    ids, make, disk = as_ids(tokens), model.make_cache, prefix_cache.disk
+    find = partial(prefix_cache.match, key, ids, len(ids) - 1)
+    if disk is not None:
+        restore = disk.restore(key, ids, find, make, room, grid)
         while not restore.ended:
             calls.run()
         if restore.cache is not None:
             return restore.cache, restore.length
-    match = prefix_cache.match(key, ids, len(ids) - 1)
+    match = find()
     return prefix_cache.acquire(match, make)[0], match.length

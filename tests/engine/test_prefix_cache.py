@@ -172,7 +172,7 @@ class CacheAgainstList(RuleBasedStateMachine):
     )
     def restore_from_disk(self, key, ids, grid) -> None:
         """Append-only layers are restored as far as they were ever stored, in memory or on disk."""
-        self.prefix_cache.disk.flush()
+        self.prefix_cache.disk.writer.flush()
         row, length = restored(self.prefix_cache, self.calls, self.model, key, ids, grid=grid)
         best = max((self.common(ids[:-1], path) for path in self.kept[key]), default=0)
         if self.model.layers == "kv":
@@ -182,7 +182,7 @@ class CacheAgainstList(RuleBasedStateMachine):
     @rule(share=st.floats(0, 1))
     def shrink(self, share) -> None:
         if self.folder is not None:
-            self.prefix_cache.disk.flush()
+            self.prefix_cache.disk.writer.flush()
         before = self.prefix_cache.nbytes
         target = int(before * share)
         freed = self.prefix_cache.evict(target)

@@ -114,8 +114,8 @@ def test_prefixes_in_memory_are_not_read_from_disk(restarted: Restarted) -> None
 
 
 def _first(restarted: Restarted) -> int:
-    headers = restarted.cache.disk._index.segments.values()  # type: ignore[union-attr]
-    names = [h.name for each in headers for h in each.values() if h.start == 0]
+    headers = restarted.cache.disk._index.files.values()  # type: ignore[union-attr]
+    names = [h.name for h in headers if h.start == 0]
     return (restarted.folder / "prefixes" / names[0]).stat().st_ino
 
 
@@ -126,10 +126,14 @@ def test_a_cancelled_restore_frees_its_row(restarted: Restarted, reads: int) -> 
     (job,) = restarted.engine.scheduler.waiting
     for _ in range(reads):
         restarted.calls.run()
-    row = weakref.ref(job.restore._filler) if reads else None  # type: ignore[union-attr]
+    frame = job.restore._fill.gi_frame  # type: ignore[union-attr]
+    row = frame.f_locals.get("filler")
+    assert (row is None) == (reads == 0)
+    freed = None if row is None else weakref.ref(row)
     restarted.engine.cancel(asked)
+    del row, frame
     gc.collect()
-    assert row is None or row() is None
+    assert freed is None or freed() is None
     run(restarted.engine)
     assert restarted.served([*PROMPT, 51]).cached == len(PROMPT)
 
@@ -149,8 +153,8 @@ def test_a_deadline_ends_a_restore(restarted: Restarted) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 100, None])
 def test_the_restore_ends_at_a_damaged_file(restarted: Restarted, damage: bytes | None) -> None:
-    headers = restarted.cache.disk._index.segments.values()  # type: ignore[union-attr]
-    (third,) = [h for each in headers for h in each.values() if h.start == 80]
+    headers = restarted.cache.disk._index.files.values()  # type: ignore[union-attr]
+    (third,) = [h for h in headers if h.start == 80]
     path = restarted.folder / "prefixes" / third.name
     path.write_bytes(path.read_bytes()[:-8] + b"\0" * 8 if damage is None else damage)
     assert restarted.served([*PROMPT, 50]).cached == 80
@@ -164,7 +168,7 @@ def test_a_prompt_is_written_while_it_is_computed(restarted: Restarted) -> None:
         restarted.engine.step()
     (job,) = restarted.engine.scheduler.waiting
     assert 80 < job.done < len(PROMPT)
-    restarted.cache.disk.flush()  # type: ignore[union-attr]
+    restarted.cache.disk.writer.flush()  # type: ignore[union-attr]
     assert len(set(restarted.names()) - before) == job.done // 40
     run(restarted.engine)
 
@@ -175,7 +179,7 @@ def test_tokens_that_the_full_queue_refuses_are_written_with_a_later_turn(
     disk, prompt = restarted.cache.disk, PROMPT[::-1]
     assert disk is not None
     monkeypatch.setattr(disk_tier, "MAX_QUEUED", 1)
-    disk._writer.do((slow := threading.Event()).wait)
+    disk.writer.do((slow := threading.Event()).wait)
     restarted.served(prompt)
     slow.set()
     monkeypatch.undo()

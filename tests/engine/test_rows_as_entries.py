@@ -142,7 +142,11 @@ def test_no_part_of_a_failed_row_becomes_an_entry(qwen3: TextModel) -> None:
     model.fails_at = len(COMMON) + 5
     asked(engine, COMMON)
     model.fails_at = -1
-    again = asked(engine, COMMON)
+    nodes = {*stored.nodes()}
+    engine.submit(again := new_request(COMMON, max_tokens=12))
+    engine.schedule()
+    assert {*stored.nodes()} == nodes, "a decision drops nothing"
+    run(engine)
     assert again.cached == 0
     check(qwen3, again)
     stored.check_integrity()
@@ -250,6 +254,18 @@ def test_rows_use_what_the_cache_counts(qwen3: TextModel, *, cancelled: bool) ->
     check(qwen3, asked(engine, COMMON))
 
 
+def test_what_a_prompt_was_admitted_with_stays_until_it_begins(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, stored, _ = tight(qwen3)
+    asked(engine, PREFIX)
+    start = engine.output.start
+    monkeypatch.setattr(engine.output, "start", lambda each: (stored.evict(0), start(each)))
+    again = asked(engine, [*PREFIX, 60, 61])
+    assert again.cached == len(PREFIX)
+    check(qwen3, again)
+
+
 LONG = [20 + i * i % 300 for i in range(755)]
 
 
@@ -351,11 +367,10 @@ def test_freed_capacity_behind_remaining_entries_is_counted(qwen3: TextModel) ->
     own = Shrinking(qwen3)
     own.turn(asked(own.engine, LONG), reply=12)
     run(own.engine)
-    store = own.stored._store
-    before, entries = store.tally.nbytes, frozenset(store.nodes())
-    freed = store.evict(nbytes=0, keep=entries)
-    assert entries == set(store.nodes())
-    assert freed == before - store.tally.nbytes > 0
+    before, entries = own.stored.nbytes, set(own.stored.nodes())
+    freed = own.stored.evict(0, keep=entries)
+    assert entries == set(own.stored.nodes())
+    assert freed == before - own.stored.nbytes > 0
 
 
 def test_a_prefix_that_leaves_no_memory_for_its_only_row_is_evicted(qwen3: TextModel) -> None:

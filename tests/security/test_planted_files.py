@@ -18,7 +18,7 @@ from mlx_provider.client.connection import LocalEngine
 from mlx_provider.client.runtime_folder import EngineLock, holder
 from mlx_provider.config import Runtime
 from mlx_provider.engine.prefix_cache.disk import DiskTier, disk_limit
-from mlx_provider.engine.prefix_cache.files import Header, Tensor, write
+from mlx_provider.engine.prefix_cache.files import Header, write
 from mlx_provider.errors import BadRequest, EngineUnavailable
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.safe_open import open_own, read_bounded, read_trusted
@@ -95,9 +95,8 @@ def test_the_disk_tier_ignores_it(
         plant(tmp_path / "prefixes" / f"{name}.safetensors")
     with caplog.at_level(logging.WARNING):
         disk = in_time(lambda: DiskTier(tmp_path, 2**20, Calls()))
-    in_time(disk._writer.shrink)
     in_time(disk.clear)
-    disk.close()
+    disk.writer.close()
     assert len(caplog.records) == 1, caplog.text
     assert "2 files" in caplog.text
     left = list((tmp_path / "prefixes").glob("*.safetensors"))
@@ -109,7 +108,7 @@ def test_a_giant_in_the_disk_tier_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "prefixes" / "a.safetensors").open("wb") as file:
         file.write((2**62).to_bytes(8, "little"))
         file.truncate(2**33)
-    in_time(lambda: DiskTier(tmp_path, 2**20, Calls())).close()
+    in_time(lambda: DiskTier(tmp_path, 2**20, Calls())).writer.close()
 
 
 def test_holes_in_a_file_do_not_raise_the_limit(tmp_path: Path) -> None:
@@ -122,14 +121,14 @@ def test_holes_in_a_file_do_not_raise_the_limit(tmp_path: Path) -> None:
 
 def test_a_lower_limit_holds_from_the_start(tmp_path: Path) -> None:
     disk = DiskTier(tmp_path, 2**20, Calls())
-    disk.close()
+    disk.writer.close()
     header = Header("k", "p", 0, np.arange(8), True, [])
-    path = write(disk.folder, header, [Tensor("U8", np.zeros(2**16, np.uint8))], disk.versions)
+    path = write(disk.folder, header, {"0": np.zeros(2**16, np.uint8)}, disk.versions)
     later = DiskTier(tmp_path, 2**12, Calls())
-    in_time(later.flush)
+    in_time(later.writer.flush)
     assert not path.exists()
     assert later.report()["bytes"] == 0
-    later.close()
+    later.writer.close()
 
 
 @pytest.mark.parametrize("by", ["link", "folder"])
@@ -137,19 +136,19 @@ def test_a_folder_that_was_replaced_is_not_written_to(
     tmp_path: Path, by: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk, other = DiskTier(tmp_path, 2**20, Calls()), tmp_path / "elsewhere"
-    in_time(disk.flush)
+    in_time(disk.writer.flush)
     other.mkdir()
     (other / "mine.safetensors").write_text("of its owner")
     disk.folder.rename(tmp_path / "away")
     disk.folder.symlink_to(other) if by == "link" else other.rename(disk.folder)
     header = Header("k", "p", 0, np.arange(8), True, [])
-    tensors = [Tensor("U8", np.zeros(64, np.uint8))]
-    disk._writer.do(partial(disk._writer.write, header, tensors))
+    arrays = {"0": np.zeros(64, np.uint8)}
+    disk.writer.do(partial(disk.writer.write, header, arrays, lambda: None))
     disk.clear()
-    in_time(disk.flush)
+    in_time(disk.writer.flush)
     assert [each.name for each in disk.folder.iterdir()] == ["mine.safetensors"]
     assert "was replaced" in caplog.text
-    disk.close()
+    disk.writer.close()
 
 
 def test_a_folder_of_the_disk_tier_that_is_none(tmp_path: Path) -> None:
@@ -164,7 +163,7 @@ def test_a_disk_tier_that_others_can_write_is_told(
     (tmp_path / "prefixes").mkdir()
     (tmp_path / "prefixes").chmod(0o777)
     tmp_path.chmod(0o777)
-    DiskTier(tmp_path, 2**20, Calls()).close()
+    DiskTier(tmp_path, 2**20, Calls()).writer.close()
     assert "could write in" in caplog.text
     assert "can replace" in caplog.text
     tmp_path.chmod(0o700)

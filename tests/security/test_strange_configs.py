@@ -133,9 +133,7 @@ def deep_header(path: Path) -> None:
 
 
 def deep_layers(path: Path) -> None:
-    fields = dict.fromkeys(("key", "parent", "checksum"), "a")
-    more = {"start": "0", "tokens": "", "complete": "1", "layers": DEEP, "versions": "v"}
-    save_file({}, path, metadata=fields | more)
+    save_file({}, path, metadata={"versions": "v", "header": DEEP, "checksum": "a"})
 
 
 @pytest.mark.parametrize("damage", [deep_header, deep_layers])

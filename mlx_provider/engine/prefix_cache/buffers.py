@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,10 @@ from ...upstream.shared_kv import start as begin_with
 from ..memory import leaves
 from ..row_cache import Kind, kind, kv_arrays, own_arrays, set_arrays
 from ..sizes import STEP_TOKENS, whole_steps
-from .tree import Match, Node, segment_of, set_segment, split
+from .tree import Match, Node, segment_of, split
 
 if TYPE_CHECKING:
-    from .store import Store
+    from .cache import PrefixCache
 
 log = logging.getLogger(__name__)
 
@@ -236,84 +237,101 @@ class Leases:
     Engine thread only.
     """
 
-    def __init__(self, store: Store, budget: Callable[[], int], least: int | None) -> None:
-        """`least`: fewest tokens to share; `None`: this model's rows share none."""
-        self._store = store
-        self._budget = budget
+    def __init__(self, cache: PrefixCache, in_place: bool, least: int | None) -> None:
+        """`in_place`: else rows only copy. `least`: fewest tokens to share; `None`: this model's
+        rows share none."""
+        self._cache = cache
+        self._in_place = in_place
         self._least = inf if least is None else max(1, least)
+
+    def _plan(self, match: Match) -> tuple[RowBuffers | None, RowBuffers | None, int]:
+        """What a row will use in place: the buffers of an entry, or those whose first tokens it
+        will share; and how many tokens."""
+        held = [segment_of(node).held for node in match.path]
+        if not held or not self._in_place:
+            return None, None, 0
+        base, own = held[0], held[-1]
+        if own is not None and self._takeable(own, match):
+            return own, None, match.length
+        if base is None or base.first:
+            return None, None, 0
+        shared = [*takewhile(lambda node: segment_of(node).held is base, match.path)]
+        end = min(shared[-1].stop, match.length)
+        if not base.common:
+            end = self._divisible(base, end)
+        return (None, base, end) if end >= self._least else (None, None, 0)
 
     def prepare(self, match: Match) -> bool:
         """Split the entry where the row will leave it. Returns whether to match again."""
-        own = self._takeable(match)
-        if own is not None:
-            return self._cut_behind(own, match)
-        first = _first(match)
-        if first is None or first.common or first.first:
+        own, base, tokens = self._plan(match)
+        if own is not None and self._beyond(own, match):
+            last = match.path[-1]
+            if match.length < last.stop:
+                split(last, match.length - last.start)
+            for node in self._cache.nodes_in(own):
+                if node.start >= match.length:
+                    node.segment = segment_of(node).copied()
+            self._cache.recount()
+            return True
+        if base is None or base.common:
             return False
-        at = self._divisible(first, match)
-        return bool(at) and self._divide(first, at, match.path)
+        return self._divide(base, tokens, match.path)
 
     def begin(
         self, match: Match, cache: list[Any], room: int, spare: int
-    ) -> tuple[Lease, dict[int, int]]:
+    ) -> tuple[Lease | None, dict[int, int]]:
         """Give a fresh row cache what it need not copy. Returns the row's lease, and the tokens in
         place, by leaf index. `room`, `spare` (bytes): see `RowBuffers.grow`."""
-        own = self._takeable(match)
+        own, base, length = self._plan(match)
         if own is not None and not self._beyond(own, match):
             own.move_to(cache, match.length)
-            self._store.use_slack(own)
+            for node in self._cache.nodes_in(own):
+                node.segment = replace(segment_of(node), slack=0)
+            self._cache.recount()
             lease = Lease(own, own.base, own.first)
             own.grow(match.length, room, spare // max(1, segment_of(match.path[0]).token_bytes))
             lease.capacity = own.capacity
             return lease, dict.fromkeys(own.layers, match.length)
-        layers, base = own_layers(cache), _first(match)
-        length = 0 if base is None else _end(base, match)
-        if base is None or not base.common or length < self._least:
-            own = RowBuffers(layers) if layers else None
-            return self._known(Lease(own)), {}
+        layers = own_layers(cache)
+        if base is None or not base.common:
+            return self.lease(cache), {}
         for leaf, prefix in base.head(length).items():
             begin_with(layers[leaf], prefix)
         whole = layers.keys() == base.layers.keys()
-        own = RowBuffers(layers, length, base) if whole else None
-        lease = self._known(Lease(own, base, length))
+        lease = Lease(RowBuffers(layers, length, base) if whole else None, base, length)
         lease.capacity = length + whole_steps(match.length + room - length)
         return lease, dict.fromkeys(base.layers, length)
 
-    def fork(self, lease: Lease, cache: list[Any]) -> tuple[list[Any], Lease | None]:
+    def fork(self, lease: Lease | None, cache: list[Any]) -> tuple[list[Any], Lease | None]:
         """Another row with the tokens of a row whose prompt is complete. Both share all tokens but
         the last, if these are enough."""
-        own = lease.own_of(cache)
+        own = None if lease is None else lease.own_of(cache)
         if own is not None and own.base is None:
             held = min(int(layer.offset) for layer in own.layers.values())
             if held > self._least and divisible(own.layers):
-                self._divide(own, held - 1, self._store.nodes_in(own))
+                self._divide(own, held - 1, self._cache.nodes_in(own))
         copied = deepcopy(cache)
         if own is None or own.base is None:
             return copied, None
         other = RowBuffers(own_layers(copied), own.first, own.base)
-        return copied, self._known(Lease(other, own.base, own.first, capacity=other.capacity))
+        return copied, Lease(other, own.base, own.first, capacity=other.capacity)
 
     def claim(self, match: Match) -> Lease | None:
-        """What a queued prompt will use. It stays while memory is made."""
-        own, first = self._takeable(match), _first(match)
-        if own is not None:
-            tokens, shared, steps = match.length, own.first, 0
-            claimed = [each for each in (own.base, own) if each is not None]
-        elif first is None or first.first:
+        """What a queued prompt will use. It stays until the prompt begins."""
+        own, base, tokens = self._plan(match)
+        if own is None and base is None:
             return None
-        else:
-            tokens = _end(first, match) if first.common else self._divisible(first, match)
-            shared, claimed = tokens, [first]
-            steps = 0 if first.common else STEP_TOKENS  # a row that is divided may take one more
-            if tokens < self._least:
-                return None
         each = segment_of(match.path[0]).token_bytes
-        nbytes = (tokens - steps) * each
-        return Lease(shared=shared, claimed=tuple(claimed), claimed_bytes=nbytes, token_bytes=each)
+        claimed = tuple(x for x in (base, own and own.base, own) if x is not None)
+        shared = tokens if own is None else own.first
+        if base is not None and not base.common:
+            tokens -= STEP_TOKENS  # a row that is divided may take one more
+        return Lease(shared=shared, claimed=claimed, claimed_bytes=tokens * each, token_bytes=each)
 
-    def lease(self, cache: list[Any]) -> Lease:
+    def lease(self, cache: list[Any]) -> Lease | None:
         """For a row that has copied all its tokens."""
-        return self._known(Lease(RowBuffers(own_layers(cache))))
+        layers = own_layers(cache)
+        return Lease(RowBuffers(layers) if layers else None) if self._in_place else None
 
     def trim(self, lease: Lease, tokens: int) -> None:
         own = lease.own
@@ -325,76 +343,55 @@ class Leases:
         if tried.fault is not None:
             log.warning("a row keeps its capacity: %s", tried.fault.summary)
 
-    def _known(self, lease: Lease) -> Lease:
-        if lease.own is not None:
-            self._store.know(lease.own)
-        return lease
-
     def release(self, lease: Lease) -> None:
         """A row has ended, or was merged with others, and none of its passes has failed."""
         if lease.own is not None:
             own, lease.own, lease.capacity = lease.own, None, 0
             own.intact = True
             if own.stored:
-                self._store.park(own, self._budget())
+                self._park(own)
 
-    def _takeable(self, match: Match) -> RowBuffers | None:
-        """The buffers that a row may take over, with all that it needs."""
-        own = segment_of(match.path[-1]).held if match.path else None
-        if own is None or own.common or own.needed or not own.intact:
-            return None
+    def _park(self, own: RowBuffers) -> None:
+        """Their capacity counts, or is freed if it does not fit."""
+        found = self._cache.nodes_in(own)
+        slack = own.slack(found[-1].stop) if found else 0
+        if slack and self._cache.nbytes + slack > self._cache.budget():
+            own.trim(found[-1].stop)
+        elif slack:
+            found[-1].segment = replace(segment_of(found[-1]), slack=slack)
+        self._cache.recount()
+
+    def _takeable(self, own: RowBuffers, match: Match) -> bool:
+        """Whether a row may take the buffers over, which then have all that it needs."""
+        if own.common or own.needed or not own.intact:
+            return False
         fits = all(
             segment_of(node).held is (own if node.start >= own.first else own.base)
             for node in match.path
         )
         # what the row would overwrite is copied
-        return own if fits and self._beyond(own, match) <= match.length - own.first else None
+        return fits and self._beyond(own, match) <= match.length - own.first
 
     def _beyond(self, own: RowBuffers, match: Match) -> int:
-        return max(node.stop for node in self._store.nodes_in(own)) - match.length
+        return max(node.stop for node in self._cache.nodes_in(own)) - match.length
 
-    def _cut_behind(self, own: RowBuffers, match: Match) -> bool:
-        if not self._beyond(own, match):
-            return False
-        last = match.path[-1]
-        if match.length < last.stop:
-            split(last, match.length - last.start)
-        for node in self._store.nodes_in(own):
-            if node.start >= match.length:
-                set_segment(node, segment_of(node).copied())
-        self._store.recount()
-        return True
-
-    def _divisible(self, row: RowBuffers, match: Match) -> int:
-        """The first tokens of a row that others can share. 0: none, or too few for the copy."""
+    def _divisible(self, row: RowBuffers, end: int) -> int:
+        """The first tokens of a row, of `end`, that others can share. 0: none, or too few for the
+        copy."""
         if not divisible(row.layers):
             return 0
         held = min(int(layer.offset) for layer in row.layers.values())
-        at = min(_end(row, match), held - 1)  # one token at least stays the row's own
-        return 0 if at < self._least or held > 2 * at else at
+        at = min(end, held - 1)  # one token at least stays the row's own
+        return 0 if held > 2 * at else at
 
     def _divide(self, row: RowBuffers, at: int, path: Sequence[Node]) -> bool:
         """Copy the buffers once. `path`: the nodes in them."""
         with Isolation() as tried:  # a failed pass of that row must not fail this one
             prefix = row.divided(at)
-            self._store.know(prefix)
             for node in [n for n in path if n.start < at]:
                 upper = split(node, at - node.start) if node.stop > at else node
-                set_segment(upper, replace(segment_of(upper), held=prefix, slack=0))
-            self._store.recount()
+                upper.segment = replace(segment_of(upper), held=prefix, slack=0)
+            self._cache.recount()
         if tried.fault is not None:
             log.warning("a prefix in use is not shared: %s", tried.fault.summary)
         return tried.fault is None
-
-
-def _first(match: Match) -> RowBuffers | None:
-    return segment_of(match.path[0]).held if match.path else None
-
-
-def _end(buffers: RowBuffers, match: Match) -> int:
-    stop = 0
-    for node in match.path:
-        if segment_of(node).held is not buffers:
-            break
-        stop = min(node.stop, match.length)
-    return stop

@@ -13,18 +13,29 @@ Stored tokens never change: rows copy them, or append to the buffers of an entry
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import inf
 from typing import Any
 
 from ...protocol.health import PrefixCacheFigures, PrefixNode
 from ..memory import MemoryProfile
 from ..row_cache import Kind, Unstorable, grow_by, strictest
-from .buffers import Lease, Leases
-from .disk import DiskTier, Restore
-from .eviction import Sessions
-from .segments import RowFiller, Snapshot, row_parts, take_snapshot
-from .store import LivePath, Store
+from . import tree
+from .buffers import Lease, Leases, RowBuffers
+from .disk import DiskTier
+from .eviction import Sessions, evict, fit
+from .growth import (
+    attach,
+    copy_out,
+    cut_back,
+    grow,
+    prune,
+    refers,
+    shared_path,
+    stored_in_buffers,
+)
+from .segments import RowFiller, RowParts, Snapshot, row_parts, take_snapshot
 from .tree import ID_BYTES, CacheKey, Ids, Match, Node, as_ids, key_tokens, segment_of
 
 __all__ = ["CacheKey", "Match", "PrefixCache", "key_tokens"]
@@ -38,19 +49,13 @@ rest."""
 SPARE_SHARE = 4
 """A continued conversation may get this fraction (1/n) of the free budget for later turns."""
 MAX_OUTLINED = 40
-
-
-@dataclass
-class Counters:
-    lookups: int = 0
-    prompt_tokens: int = 0
-    reused_tokens: int = 0
-    restored_tokens: int = 0
-    refused: int = 0
+COUNTED = (
+    "lookups", "prompt_tokens", "reused_tokens", "restored_tokens", "refused", "evicted_bytes",
+)  # fmt: skip
 
 
 class PrefixCache:
-    """Engine thread only. `budget()`: bytes that the prefix cache may use now."""
+    """One tree per key. Engine thread only, except where it says so."""
 
     def __init__(
         self,
@@ -59,29 +64,40 @@ class PrefixCache:
         disk: DiskTier | None = None,
         max_buffers: int = MAX_BUFFERS,
     ) -> None:
+        """`budget()`: bytes that the prefix cache may use now."""
         self.disk = disk
-        self._budget = budget
-        self._store = Store(max_buffers)
+        self.budget = budget
+        self.nbytes = self.buffers = 0
+        """Any thread may ask."""
+        self._roots: dict[CacheKey, Node] = {}
+        self._layouts: dict[CacheKey, tuple[Any, ...]] = {}
+        self._max_buffers = max_buffers
+        self._held: tuple[RowBuffers, ...] = ()
+        """Those to which entries refer."""
+        self._version = 0
+        self._clock = 0
+        """Bytes stored so far, plus one per use."""
         self._sessions = Sessions()
-        self._counters = Counters()
+        self._counted = dict.fromkeys(COUNTED, 0)
         self._warned: set[str] = set()
-
-    @property
-    def nbytes(self) -> int:
-        return self._store.tally.nbytes
 
     @property
     def in_use(self) -> int:
         """Bytes that rows use, which cannot be evicted. Any thread may ask."""
-        return self._store.in_use
+        return sum(each.stored for each in self._held if each.in_use)
+
+    def nodes(self) -> Iterator[Node]:
+        return (node for root in self._roots.values() for node in tree.nodes(root))
 
     def match(self, key: CacheKey, tokens: Sequence[int] | Ids, limit: int) -> Match:
         """The longest usable prefix of at most `limit` tokens. It never ends inside a media span.
-        `tokens` are key ids (`key_tokens`); an int64 array avoids the conversion. Read-only."""
-        return self._store.match(key, as_ids(tokens), limit)
+        `tokens` are key ids (`key_tokens`); an int64 array avoids the conversion. Changes
+        nothing."""
+        root = self._roots.get(key) or tree.new_root()
+        return tree.match(root, as_ids(tokens), limit, self._version)
 
     def holds(self, match: Match) -> bool:
-        return match.version == self._store.version
+        return match.version == self._version and not any(node.lost for node, _ in match.steps)
 
     def acquire(
         self,
@@ -102,7 +118,7 @@ class PrefixCache:
         cache = make_cache()
         lease, in_place = None, dict[int, int]()
         if leases is not None:
-            spare = max(0, self._budget() - self.nbytes) // SPARE_SHARE
+            spare = max(0, self.budget() - self.nbytes) // SPARE_SHARE
             lease, in_place = leases.begin(match, cache, room, spare)
         if match.length:
             state = match.snapshot
@@ -116,18 +132,6 @@ class PrefixCache:
         self.count(match)
         return cache, lease
 
-    def leases(self, least: int | None) -> Leases:
-        return Leases(self._store, self._budget, least)
-
-    def on_disk(
-        self, key: CacheKey, ids: Ids, make_cache: Callable[[], list[Any]], room: int, grid: int = 1
-    ) -> Restore | None:
-        """What a row of `room` tokens would get that memory has not. `None`: there is no disk
-        tier."""
-        if self.disk is None:
-            return None
-        return Restore(self.disk, self._store, key, ids, make_cache, room, grid)
-
     def save_head(self, key: CacheKey, ids: Ids, cache: list[Any], start: int) -> None:
         """Write a row to disk during its prefill, if the disk is fast enough. The last pass
         computed the tokens of `ids` from `start` on."""
@@ -135,35 +139,42 @@ class PrefixCache:
             try:
                 self.disk.save(key, ids, row_parts(cache, len(ids)), {})
             except Unstorable as reason:
-                self._warn_once(str(reason))
+                self._warn(reason)
 
     def fits(self, memory: MemoryProfile, session: str | None) -> int:
         """Tokens of such a row, with the state at their end, that fit the session's share."""
         windows = sum(window * each for window, each in memory.windows)
         # a window is stored twice: in the segments until it wraps, and in the state
-        share, _ = self._sessions.share(session, self._budget())
+        share, _ = self._sessions.share(session, self.budget())
         room = share - memory.state_bytes - 2 * windows
         return max(0, room // (memory.token_bytes + ID_BYTES))
 
     def count(self, match: Match, restored: int = 0) -> None:
         """Count a look-up. `restored`: tokens that came from disk, if it had more."""
-        for node in self._store.touch(match.path[-1] if match.path else None):
+        for node in self._touch(match.path[-1] if match.path else None):
             node.hits += 1
         if match.stateful is not None:
             match.stateful.resumed += 1
-        if not match.counted:
-            return
-        self._counters.lookups += 1
-        self._counters.prompt_tokens += match.asked
-        self._counters.reused_tokens += restored or match.length
-        self._counters.restored_tokens += restored
+        if match.counted:
+            self._counted["lookups"] += 1
+            self._counted["prompt_tokens"] += match.asked
+            self._counted["reused_tokens"] += restored or match.length
+            self._counted["restored_tokens"] += restored
+
+    def _touch(self, leaf: Node | None) -> list[Node]:
+        """The path of a leaf, which is in use now."""
+        self._clock += 1
+        path = [] if leaf is None else leaf.path()
+        for node in path:
+            node.used = self._clock
+        return path
 
     def strictest(self, cache: list[Any]) -> Kind:
         """APPEND for a row that cannot be stored."""
         try:
             return strictest(cache)
         except Unstorable as reason:
-            self._warn_once(str(reason))
+            self._warn(reason)
             return Kind.APPEND
 
     def snapshot(
@@ -175,7 +186,7 @@ class PrefixCache:
         try:
             found = take_snapshot(cache, at)
         except (Unstorable, ValueError) as reason:
-            self._warn_once(str(reason))
+            self._warn(reason)
             return None
         return None if found is None else replace(found, inside=inside)
 
@@ -204,76 +215,215 @@ class PrefixCache:
         at all. Raises `ValueError` if the cache holds fewer tokens.
         """
         ids = as_ids(tokens)
+        self._drop_lost()
+        own = None if lease is None else lease.own_of(cache)
         ends = {n: s for n, s in snapshots.items() if 0 < n <= len(ids) and not s.inside}
         inside = {n: s for n, s in snapshots.items() if n <= len(ids) and s.inside}
-        shared = self._store.match(key, ids).shared if inside else 0
-        own = None if lease is None else lease.own_of(cache)
-        leaf, budget = None, 0
+        leaf, shared, budget = None, 0, 0
         try:
             row = row_parts(cache, len(ids))
-            row = replace(row, exact=row.exact and not beyond)
-            if not row.exact and not row.complete:  # its state belongs to a later token
+            exact = row.exact and not beyond
+            if not exact and not row.complete:  # its state belongs to a later token
                 ids = ids[: max(ends, default=0)]
-            before_reply = row.length if prompted is None else prompted
-            path = LivePath(row, cache, ends, before_reply, inside, own)
-            if own is not None:
+            prompted = row.length if prompted is None else prompted
+            if own is not None:  # what the cache counts is no longer the row's
                 own.count(len(ids), row.stored(complete=False).token_bytes)
-            budget = self._budget()  # what the cache counts is no longer the row's
-            share = self._sessions.share(session, budget)
-            leaf = self._store.add(key, ids, path, budget=budget, share=share)
-            self._save(key, ids, path, shared)
+                self._held += (own,)
+            found = self.match(key, ids, len(ids))
+            shared, complete = found.shared, row.complete and found.complete
+            last = take_snapshot(cache) if exact and not complete else None
+            states = ends if last is None else {**ends, row.length: last}
+            states, spare = ({}, {}) if complete else (states, inside)
+            budget = self.budget()
+            if len(ids):
+                leaf = self._add(
+                    key, ids, row, found, states, spare, prompted=prompted, own=own,
+                    share=self._sessions.share(session, budget), budget=budget,
+                )  # fmt: skip
+            if self.disk is not None:  # of the states inside messages, those that rows wanted
+                states |= {at: state for at, state in spare.items() if at <= shared}
+                self.disk.save(key, ids, row, states, prompted=prompted)
         except Unstorable as reason:
-            self._warn_once(str(reason))
+            self._warn(reason)
         finally:
-            if own is not None:
-                self._store.recount()
+            self.recount()
         if leaf is None:
-            self._counters.refused += 1
+            self._counted["refused"] += 1
             return 0
         for at in sorted(inside, reverse=True):
-            self._store.offer(leaf, at, inside[at], budget=budget, wanted=at <= shared)
-        self._store.prune(leaf)
+            self._offer(leaf, at, inside[at], budget, wanted=at <= shared)
+        prune(leaf)
+        self.recount()
         if session is not None:
             each = row.stored(complete=row.complete).token_bytes + ID_BYTES
             self._sessions.pin(session, leaf, len(ids) * each, awaited=awaited)
         return min(leaf.stop, len(ids))
 
-    def _save(self, key: CacheKey, ids: Ids, path: LivePath, shared: int) -> None:
-        """Of the states inside messages, only those that rows wanted before are written."""
-        if self.disk is not None:
-            wanted = {at: state for at, state in path.spare.items() if at <= shared}
-            states = {} if path.row.complete else {**path.states, **wanted}
-            self.disk.save(key, ids, path.row, states, prompted=path.prompted)
+    def _add(
+        self,
+        key: CacheKey,
+        ids: Ids,
+        row: RowParts,
+        found: Match,
+        states: Mapping[int, Snapshot],
+        spare: Mapping[int, Snapshot],
+        *,
+        prompted: int,
+        own: RowBuffers | None,
+        share: tuple[int, Callable[[], list[Node]]],
+        budget: int,
+    ) -> Node | None:
+        """Store a path as far as its share permits, evicting others for it. `spare`: snapshots that
+        may only end a path that is stored in part. `share`: its bytes, and what others keep
+        (`Sessions.share`). Returns the last stored node, if any. Raises `Unstorable` if it could
+        not be joined with the stored ones."""
+        if self._layouts.get(key, row.layout) != row.layout:
+            raise Unstorable(
+                "a row with another KV shape or dtype than the stored ones is not kept"
+            )
+        root, layout = self._roots.get(key) or tree.new_root(), row.layout
+        complete = row.complete and found.complete
+        row = row.stored(complete=complete)
+        stored = shared_path(found, len(ids), complete=complete)
+        each, (most, heads) = row.token_bytes + ID_BYTES, share
+        stop, kept = fit(
+            stored, len(ids), each, states, spare, prompted=prompted, complete=complete, budget=most
+        )
+        if stop < len(ids) or not refers(own, row, stored, len(ids)):
+            own = None
+        path = cut_back(stored, stop, kept, len(ids))
+        held = {node.stop for node in path if node.snapshot is not None}
+        new = {at: s for at, s in {**spare, **states}.items() if at in kept - held}
+        grows = max(0, stop - found.shared) * each + sum(s.nbytes for s in new.values())
+        self.recount()
+        self.evict(budget - grows, keep={*path, *heads()} if self.nbytes > budget - grows else ())
+        if stop == 0:
+            return None
+        self._roots[key], self._layouts[key] = root, layout
+        for node in path:
+            if own is not None and node.start >= own.first:
+                node.segment = row.cut(node.start, node.stop, own)
+        leaf = grow(
+            path[-1] if path else root, ids[:stop], row, new, prompted=prompted, own=own,
+            continued=2 * found.shared > len(ids),
+        )  # fmt: skip
+        self._clock += grows
+        self._touch(leaf)
+        self.recount()
+        self.evict(buffers=self._max_buffers, keep=leaf.path())
+        return leaf
 
-    def evict(self, nbytes: int) -> int:
-        """Shrink to this many bytes. Returns the freed bytes. What rows use stays."""
-        return self._store.evict(nbytes=nbytes)
+    def _offer(self, leaf: Node, at: int, state: Snapshot, budget: int, *, wanted: bool) -> None:
+        """Store a state inside a message. A guess that no row has `wanted` evicts nothing."""
+        if not wanted and self.nbytes + state.nbytes > budget:
+            return
+        node = attach(leaf, at, state, wanted=wanted)
+        if node is not None:
+            self._clock += state.nbytes
+            self.recount()
+            self.evict(budget, keep=leaf.path())
+            if self.nbytes > budget:
+                node.snapshot = None
+                self.recount()
+
+    def evict(
+        self, nbytes: float = inf, *, buffers: float = inf, keep: Collection[Node] = ()
+    ) -> int:
+        """Shrink to this many bytes and buffers, if rows and `keep` permit. Returns the freed
+        bytes. Capacity goes first if that is enough, and else last, if the entries themselves must
+        stay."""
+        self._drop_lost()
+        before = self.nbytes
+        if 0 < before - nbytes <= sum(segment_of(node).slack for node in self.nodes()):
+            self._trim(nbytes)
+        held = 0
+        while (self.nbytes > nbytes or self.buffers > buffers) and held != self.nbytes:
+            held = self.nbytes  # more may go, once no entry refers to it
+            over = held - nbytes, self.buffers - buffers
+            evict([*self.nodes()], *over, clock=self._clock, keep=frozenset(keep))
+            for each, left in self._nodes_of_buffers().items():
+                if stored_in_buffers(left) != each.stored and not each.needed:
+                    copy_out(each, left)
+            self.recount()
+        self._trim(nbytes)
+        freed = before - self.nbytes
+        self._counted["evicted_bytes"] += freed
+        return freed
+
+    def _trim(self, nbytes: float) -> None:
+        """Free capacity after entries, least recently used first."""
+        over = self.nbytes - nbytes
+        spare = [node for node in self.nodes() if segment_of(node).slack] if over > 0 else []
+        for node in sorted(spare, key=lambda node: node.used):
+            segment = segment_of(node)
+            if segment.held is not None and over > 0:
+                segment.held.trim(node.stop)
+                node.segment, over = replace(segment, slack=0), over - segment.slack
+        if spare:
+            self.recount()
+
+    def _drop_lost(self) -> None:
+        for each in [each for each in self._held if each.lost and each.stored]:
+            for node in self.nodes_in(each)[:1]:
+                tree.remove_below(node)
+            self.recount()
 
     def clear(self) -> None:
-        self._store.clear()
+        for node in [node for root in self._roots.values() for node in root.children.values()]:
+            tree.remove_below(node)  # or the memory waits for the collector, as nodes form cycles
+        self.recount()
         self._sessions.clear()
         if self.disk is not None:
             self.disk.clear()
 
+    # -- buffers of rows
+
+    def nodes_in(self, buffers: RowBuffers) -> list[Node]:
+        """First tokens first."""
+        found = self._nodes_of_buffers().get(buffers, [])
+        return sorted(found, key=lambda node: node.start)
+
+    def _nodes_of_buffers(self) -> dict[RowBuffers, list[Node]]:
+        found: dict[RowBuffers, list[Node]] = {}
+        for node in self.nodes():
+            held = segment_of(node).held
+            if held is not None:
+                found.setdefault(held, []).append(node)
+        return found
+
+    def recount(self) -> None:
+        """Call it after any change: all matches are outdated."""
+        self._version += 1
+        self._roots = {key: root for key, root in self._roots.items() if root.children}
+        self._layouts = {key: self._layouts[key] for key in self._roots}
+        self.nbytes, self.buffers, stored = self._sums()
+        for each in {*self._held, *stored}:
+            each.stored = stored.get(each, 0)
+        self._held = tuple(stored)
+
+    def _sums(self) -> tuple[int, int, dict[RowBuffers, int]]:
+        """Bytes, device buffers, and bytes in the buffers of each row."""
+        found = [*self.nodes()]
+        held = {each: stored_in_buffers(own) for each, own in self._nodes_of_buffers().items()}
+        return sum(node.nbytes for node in found), sum(node.buffers for node in found), held
+
     def close(self) -> None:
         """Wait until the disk tier has written its queue."""
         if self.disk is not None:
-            self.disk.close()
+            self.disk.writer.close()
 
     def report(self) -> dict[str, Any]:
-        every = list(self._store.nodes())
-        counted = self._counters
+        every, counted = list(self.nodes()), self._counted
         return {
             "entries": sum(not node.children for node in every),
             "nodes": len(every),
             "snapshots": sum(node.snapshot is not None for node in every),
             "tokens": sum(len(node.tokens) for node in every),
             "bytes": self.nbytes,
-            "buffers": self._store.tally.buffers,
-            "budget": self._budget(),
-            **vars(counted),
-            "evicted_bytes": self._store.evicted_bytes,
-            "hit_rate": counted.reused_tokens / max(1, counted.prompt_tokens),
+            "buffers": self.buffers,
+            "budget": self.budget(),
+            **counted,
+            "hit_rate": counted["reused_tokens"] / max(1, counted["prompt_tokens"]),
             "sessions": len(self._sessions),
             "disk": None if self.disk is None else self.disk.report(),
         }
@@ -286,20 +436,25 @@ class PrefixCache:
             **{name: found[name] for name in known},
             disk_bytes=disk["bytes"],
             disk_limit=disk["limit"],
-            tree=_outline(self._store.roots.values()),
+            tree=_outline(self._roots.values()),
         )
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` unless bytes, references and pins are consistent."""
-        self._store.check_integrity()
-        if any(
-            name not in self._sessions for node in self._store.nodes() for name in node.sessions
-        ):
+        for root in self._roots.values():
+            tree.check(root)
+            if not root.children:
+                raise AssertionError("an empty tree is kept")
+        counted = self._sums()
+        if counted != (self.nbytes, self.buffers, {each: each.stored for each in self._held}):
+            raise AssertionError(f"holds {counted}, counts {self.nbytes}, {self.buffers}")
+        if any(name not in self._sessions for node in self.nodes() for name in node.sessions):
             raise AssertionError("a node is pinned by an unknown session")
 
-    def _warn_once(self, reason: str) -> None:
-        if reason not in self._warned:
-            self._warned.add(reason)
+    def _warn(self, reason: Exception) -> None:
+        """Once."""
+        if str(reason) not in self._warned:
+            self._warned.add(str(reason))
             log.warning("prefix cache: %s", reason)
 
 

@@ -14,9 +14,9 @@ import shutil
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -27,18 +27,16 @@ from ...isolation import Fault, Isolation
 from ...safe_open import make_folder, replace_own
 from . import files
 from .files import (
+    Arrays,
     BadFile,
     Header,
-    Tensor,
     Writer,
-    allocated,
-    device_array,
-    host_tensors,
+    device_arrays,
+    host_arrays,
     list_files,
 )
 from .segments import ArrayPack, RowFiller, RowParts, Snapshot
-from .store import INSIDE, RECENT, Store
-from .tree import CacheKey, Ids, Match, common, outside_spans, segment_of
+from .tree import INSIDE, RECENT, CacheKey, Ids, Match, common, outside_spans, segment_of
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +69,9 @@ def disk_limit(folder: Path, chosen: int | None) -> int:
 
 
 def bytes_on_disk(folder: Path) -> int:
-    return sum(allocated(of) for _, of in list_files((folder / FOLDER).glob("*")))
+    """Holes in a file take none."""
+    files = list_files(folder / FOLDER)
+    return sum(min(of.st_size, 512 * of.st_blocks) for _, of in files)
 
 
 def digests(key: CacheKey, ids: Ids) -> Callable[[int], str]:
@@ -87,32 +87,32 @@ def digests(key: CacheKey, ids: Ids) -> Callable[[int], str]:
     return digest
 
 
-@dataclass
 class Index:
-    """The files on disk, by the digest of the tokens before them."""
+    """The files on disk by name, and their names by the digest of the tokens before them."""
 
-    segments: dict[str, dict[str, Header]] = field(default_factory=dict)
-    states: dict[str, Header] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.files: dict[str, Header] = {}
+        """The least recently used first."""
+        self._after: dict[str, set[str]] = {}
 
     def add(self, header: Header) -> None:
-        self.sizes[header.name] = header.nbytes
-        if len(header.tokens):
-            self.segments.setdefault(header.parent, {})[header.name] = header
-        else:
-            self.states[header.parent] = header
+        self.files[header.name] = header
+        self._after.setdefault(header.parent, set()).add(header.name)
 
     def remove(self, name: str) -> None:
-        self.sizes.pop(name, None)
-        parent = name.partition("-")[0]
-        self.segments.get(parent, {}).pop(name, None)
-        if parent in self.states and self.states[parent].name == name:
-            del self.states[parent]
+        if self.files.pop(name, None) is not None:
+            self._after[name.partition("-")[0]].discard(name)
+
+    def touch(self, path: Sequence[Header]) -> list[str]:
+        """The path's first file becomes the newest, so that the tail is removed first."""
+        names = [header.name for header in reversed(path) if header.name in self.files]
+        self.files |= {name: self.files.pop(name) for name in names}
+        return names
 
     def walk(self, key: CacheKey, ids: Ids) -> list[Step]:
         digest, at, steps = digests(key, ids), 0, []
         while at < len(ids):
-            known = self.segments.get(digest(at), {}).values()
+            known = [self.files[name] for name in self._after.get(digest(at), ())]
             fits = [(common(h.tokens, ids[at:]), h.complete, h.name, h) for h in known]
             took, _, _, header = max(fits, default=(0, False, "", None))
             if header is None or not took:
@@ -121,133 +121,78 @@ class Index:
             at += took
         return steps
 
-    def states_along(self, key: CacheKey, ids: Ids, limit: int) -> list[Header]:
+    def states_along(self, key: CacheKey, ids: Ids) -> list[Header]:
         """Longest first."""
-        own, limit = key.digest().hex(), min(limit, len(ids))
-        known = self.states.values()
-        stops = sorted({h.start for h in known if h.key == own and h.start <= limit})
-        digest = digests(key, ids)
-        found = [self.states.get(digest(stop)) for stop in stops]
-        return [header for header in reversed(found) if header is not None]
+        own, digest = key.digest().hex(), digests(key, ids)
+        states = [h for h in self.files.values() if not len(h.tokens) and h.key == own]
+        states = [h for h in states if h.start <= len(ids)]
+        states.sort(key=lambda state: state.start)
+        return [state for state in states if digest(state.start) == state.parent][::-1]
 
 
-@dataclass(eq=False)
 class Restore:
-    """Finds the part of a prompt that only the disk has, and fills a row with all that is stored.
+    """Fills a row with all that is stored of a prompt, of which the disk has more than memory.
 
     Engine thread only. It reads one file after another, so that steps of other requests run in
     between.
     """
 
-    disk: DiskTier
-    store: Store
-    key: CacheKey
-    ids: Ids
-    make_cache: Callable[[], list[Any]]
-    room: int
-    """Tokens of the row."""
-    grid: int
-    """The row resumes at a multiple of this."""
-    ended: bool = False
-    """Any thread may read this."""
-    cache: list[Any] | None = None
-    """The row cache once the restore has ended. `None`: nothing was restored."""
-    length: int = 0
-    _in_memory: int = 0
-    _filler: RowFiller | None = None
-    _stateful: bool = False
-    """Whether nothing is usable without a state from disk."""
-    _reached: int = 0
-    """Tokens of the row that are filled."""
-    _goal: int = 0
-    _steps: list[Step] = field(default_factory=list)
-    """Files to read, the state first."""
-    _state: Snapshot | None = None
-    _waited: bool = False
-    """Whether all was written that waited when it began."""
-
-    @property
-    def available(self) -> int:
-        """Tokens that a restore gives now. 0: memory has as many."""
-        return self._find()[1]
-
-    def start(self) -> Restore:
-        self.disk.on_engine_thread(self, self._begin)
-        return self
+    def __init__(
+        self, disk: DiskTier, fill: Generator[Header, Arrays, tuple[list[Any] | None, int]]
+    ) -> None:
+        """`fill` yields the files that it needs, and gets their arrays."""
+        self.ended = False
+        """Any thread may read this."""
+        self.cache: list[Any] | None = None
+        """The row cache once the restore has ended. `None`: nothing was restored."""
+        self.length = 0
+        self._disk = disk
+        self._fill = fill
+        disk.writer.do(lambda: self._then(partial(next, fill)))  # all that waits is written then
 
     def abandon(self) -> None:
         """The request ended or the restore failed. Frees its memory at once."""
-        self._end(0)
+        self.ended = True
+        self._fill.close()
 
-    def _find(self) -> tuple[Match, int, list[Step]]:
-        """What memory has, the tokens with which the row can resume, and the files they need."""
-        ids = self.ids[:-1]  # one token at least is prefilled
-        match = self.store.match(self.key, self.ids, len(ids))
-        self._in_memory = match.length // self.grid * self.grid
-        return match, *self.disk.find(self.key, ids, match, self._usable)
-
-    def _usable(self, length: int) -> int:
-        """The largest length within `length` at which the row may resume. 0: memory has as many
-        tokens."""
-        at = outside_spans(self.ids, length)
-        while at % self.grid:
-            at = outside_spans(self.ids, at - at % self.grid)
-        return at if at > self._in_memory else 0
-
-    def _begin(self) -> None:
-        match, self._goal, self._steps = self._find()
-        if not self._goal:
-            return self.abandon()
-        self.disk.touch(self.key, self.ids[: self._goal])
-        state = next((header for header, _, _ in self._steps if not len(header.tokens)), None)
-        states = frozenset(leaf for leaf, _ in state.layers) if state else frozenset()
-        self._stateful = state is not None
-        room = self.room - self._goal
-        self._filler = RowFiller(self.make_cache(), self._goal, room, states)
-        for node, agreed in match.steps:
-            stop = min(node.start + agreed, self._goal)
-            if node.start < stop:
-                self._filler.put(segment_of(node).arrays(), node.start, stop, 0)
-                self._reached = stop
-        return self._read()
-
-    def _read(self) -> None:
-        if self._steps:
-            self.disk.read(self, *self._steps.pop(0), first=not self._waited)
-            self._waited = True
-        else:
-            self._end(self._goal)
-
-    def take(self, header: Header, start: int, stop: int, tensors: Sequence[Tensor]) -> None:
-        """Copy a file into the row."""
-        if self.ended or self._filler is None:
-            return None
-        arrays = [device_array(each) for each in tensors]
-        if len(header.tokens) == 0:
-            self._state = Snapshot(dict(header.layers), ArrayPack.loose(arrays))
-            return self._read()
-        by_leaf, at = dict[int, Sequence[Any]](), 0
-        for leaf, count in header.layers:
-            by_leaf[leaf] = arrays[at : at + count]
-            at += count
-        first, stop = max(start, self._reached), min(stop, self._goal)
-        self._filler.put(by_leaf, first, stop, first - start)
-        self._reached = stop
-        return self._read()
-
-    def stop(self, name: str, reason: BadFile | OSError) -> None:
-        if not self.ended:
-            self.disk.damaged(name, reason)
-            self._end(0 if self._stateful else self._usable(self._reached))
-
-    def _end(self, length: int) -> None:
+    def _advance(self, step: Callable[[], Header]) -> None:
+        """Engine thread."""
         if self.ended:
             return
-        if length and self._filler is not None:
-            self.cache = self._filler.finish(length, self._state)
-            self.length = length
-        self._filler = self._state = None
-        self.ended = True
+        with Isolation(self._failed):
+            try:
+                header = step()
+            except StopIteration as end:
+                self.ended, (self.cache, self.length) = True, end.value
+            else:
+                self._disk.writer.do(partial(self._read, header), priority=0)
+
+    def _read(self, header: Header) -> None:
+        """Disk thread."""
+        try:
+            step = partial(self._fill.send, self._disk.writer.read(header))
+        except (BadFile, OSError) as reason:
+            step = partial(self._fill.throw, reason)
+        self._then(step)
+
+    def _then(self, step: Callable[[], Header]) -> None:
+        try:
+            self._disk.call(partial(self._advance, step))
+        except EngineDied:
+            self.abandon()
+
+    def _failed(self, fault: Fault) -> None:
+        log.error("prefix cache: a prefix could not be read from disk\n%s", fault.trace)
+        self.abandon()
+
+
+def usable(ids: Ids, length: int, match: Match, grid: int) -> int:
+    """The largest multiple of `grid` within `length` at which a row may resume. 0: memory has as
+    many tokens."""
+    at = outside_spans(ids, length)
+    while at % grid:
+        at = outside_spans(ids, at - at % grid)
+    return at if at > match.length // grid * grid else 0
 
 
 class DiskTier:
@@ -260,14 +205,14 @@ class DiskTier:
         self.folder = folder / FOLDER
         self.limit = limit
         self.versions = files.versions() if versions is None else versions
+        self.call = call
         _own(self.folder)
-        self._call = call
         self._index = Index()
         self._read_headers()
-        self._sent = 0
-        """Bytes handed to the thread."""
-        self._skipped = 0
-        self._writer = Writer(self.folder, limit, self.versions, self._index.sizes.keys())
+        self._sent = self._skipped = 0
+        """Bytes handed to the thread, and writes postponed because the disk was slow."""
+        self.writer = Writer(self.folder, self.versions)
+        self._shrink()
 
     # -- writing
 
@@ -286,14 +231,12 @@ class DiskTier:
         """Queue what is not on disk yet of a row with tokens `ids`. `states`: snapshots by token
         count. `prompted`: tokens before the reply. `None`: more of the prompt will follow, so its
         last tokens can wait."""
-        self._drain()
         steps = self._index.walk(key, ids)
         covered = steps[-1][2] if steps else 0
         complete = row.complete and all(header.complete for header, _, _ in steps)
         row = row.stored(complete=complete)
-        path = [header.name for header, _, _ in steps]
-        self._touch([*path])
-        left = self.limit - sum(header.nbytes for header, _, _ in steps)
+        path = [header for header, _, _ in steps]
+        left = self.limit - sum(header.nbytes for header in path)
         stop = len(ids) if prompted is not None else len(ids) // EDGE * EDGE
         digest, own = digests(key, ids), key.digest().hex()
         for start, end in pairwise(_cuts(covered, stop, prompted)):
@@ -301,100 +244,119 @@ class DiskTier:
             size = _file_bytes(end - start, nbytes, len(row.shape))
             if size > left or not self._takes(size):
                 break
-            segment = row.cut(start, end)
-            parent, tokens = digest(start), ids[start:end]
-            header = Header(own, parent, start, tokens, complete, segment.layers, size)
-            self._write(header, host_tensors(segment.pack))
-            path.append(header.name)
+            segment, tokens = row.cut(start, end), ids[start:end]
+            header = Header(own, digest(start), start, tokens, complete, segment.layers, size)
+            self._write(header, segment.pack)
+            path.append(header)
             left -= size
         if not complete:
             self._save_states(key, ids, states)
         self._touch(path)
+        self._shrink()
 
     def _save_states(self, key: CacheKey, ids: Ids, states: Mapping[int, Snapshot]) -> None:
         digest, own = digests(key, ids), key.digest().hex()
+        known = {state.start for state in self._index.states_along(key, ids)}
         for at, state in sorted(states.items()):
-            parent = digest(at)
-            if parent not in self._index.states and self._takes(state.nbytes):
+            if at not in known and self._takes(state.nbytes):
                 size = _file_bytes(0, state.nbytes, len(state.layers))
                 layers = list(state.layers.items())
-                header = Header(own, parent, at, ids[:0], False, layers, size)
-                self._write(header, host_tensors(state.pack))
-        every = self._index.states_along(key, ids, len(ids))
+                self._write(Header(own, digest(at), at, ids[:0], False, layers, size), state.pack)
+        every = self._index.states_along(key, ids)
         for header in every[RECENT + INSIDE : -1]:  # the first and the last ones stay
             self._forget(header.name)
 
     def _takes(self, size: int) -> bool:
-        queued = self._sent - self._writer.done
+        queued = self._sent - self.writer.done
         fits = not queued or queued + size <= MAX_QUEUED
         self._skipped += not fits
         return fits
 
-    def _write(self, header: Header, tensors: Sequence[Tensor]) -> None:
-        self._sent += sum(tensor.data.nbytes for tensor in tensors)
+    def _write(self, header: Header, pack: ArrayPack) -> None:
+        self._sent += pack.nbytes
         self._index.add(header)
-        self._writer.do(partial(self._writer.write, header, tensors))
+        failed = partial(self._then_forget, header.name)
+        self.writer.do(partial(self.writer.write, header, host_arrays(pack), failed))
 
-    def touch(self, key: CacheKey, ids: Ids) -> None:
-        self._touch([header.name for header, _, _ in self._index.walk(key, ids)])
+    def _then_forget(self, name: str) -> None:
+        """Disk thread."""
+        with suppress(EngineDied):
+            self.call(partial(self._index.remove, name))
 
-    def _touch(self, names: Sequence[str]) -> None:
-        self._writer.do(partial(self._writer.touch, names))
+    def _touch(self, path: Sequence[Header]) -> None:
+        self.writer.do(partial(self.writer.touch, self._index.touch(path)))
 
     # -- reading
 
-    def find(
-        self,
-        key: CacheKey,
-        ids: Ids,
-        match: Match,
-        usable: Callable[[int], int],
-    ) -> tuple[int, list[Step]]:
-        """The longest prefix of `ids` from which a row can resume, and its files. `match`: what
-        memory has. `usable`: maps a length to the largest length at which a row may resume."""
-        self._drain()
-        steps = self._index.walk(key, ids)
+    def find(self, key: CacheKey, ids: Ids, match: Match, grid: int) -> tuple[int, list[Step]]:
+        """The longest prefix of `ids` from which a row can resume, and its files. 0: memory has as
+        much, which is `match`. At least one token is left to prefill."""
+        steps = self._index.walk(key, ids[:-1])
         covered = max(match.shared, steps[-1][2] if steps else 0)
+        needed: list[Step] = []
         if match.complete and all(header.complete for header, _, _ in steps):
-            length, needed = usable(covered), list[Step]()
+            length = usable(ids, covered, match, grid)
         else:
-            along = self._index.states_along(key, ids, covered)
-            state = next((each for each in along if usable(each.start) == each.start), None)
+            along = self._index.states_along(key, ids[:covered])
+            fits = (h for h in along if usable(ids, h.start, match, grid) == h.start)
+            state = next(fits, None)
             if state is None:
                 return 0, []
             length, needed = state.start, [(state, state.start, state.start)]
         return length, needed + [s for s in steps if s[1] < length and s[2] > match.shared]
 
-    def read(self, restore: Restore, header: Header, start: int, stop: int, *, first: bool) -> None:
-        """Hand a file to a restore: the first one once all is written that waits, later ones before
-        anything else."""
+    def restore(
+        self,
+        key: CacheKey,
+        ids: Ids,
+        match: Callable[[], Match],
+        make_cache: Callable[[], list[Any]],
+        room: int,
+        grid: int = 1,
+    ) -> Restore:
+        """`match`: what memory has. `room`: tokens of the row, which resumes at a multiple of
+        `grid`."""
+        return Restore(self, self._fill(key, ids, match, make_cache, room, grid))
 
-        def job() -> None:
+    def _fill(
+        self,
+        key: CacheKey,
+        ids: Ids,
+        matches: Callable[[], Match],
+        make_cache: Callable[[], list[Any]],
+        room: int,
+        grid: int,
+    ) -> Generator[Header, Arrays, tuple[list[Any] | None, int]]:
+        match = matches()
+        goal, steps = self.find(key, ids, match, grid)
+        if not goal:
+            return None, 0
+        self._touch([header for header, _, _ in self._index.walk(key, ids[:goal])])
+        first = steps[0][0]
+        states = () if len(first.tokens) else [leaf for leaf, _ in first.layers]
+        filler, snapshot, reached = RowFiller(make_cache(), goal, room - goal, states), None, 0
+        for node, agreed in match.steps:
+            stop = min(node.start + agreed, goal)
+            if node.start < stop:
+                filler.put(segment_of(node).arrays(), node.start, stop, 0)
+                reached = stop
+        for header, start, stop in steps:
             try:
-                taken = partial(restore.take, header, start, stop, self._writer.read(header))
+                arrays = device_arrays((yield header))
             except (BadFile, OSError) as reason:
-                taken = partial(restore.stop, header.name, reason)
-            self.on_engine_thread(restore, taken)
+                self._damaged(header.name, reason)
+                goal = 0 if states else usable(ids, reached, match, grid)
+                break
+            if not len(header.tokens):
+                snapshot = Snapshot(dict(header.layers), ArrayPack.loose(arrays))
+                continue
+            begin, reached = max(start, reached), min(stop, goal)
+            by_leaf = {x: [arrays.pop(0) for _ in range(count)] for x, count in header.layers}
+            filler.put(by_leaf, begin, reached, begin - start)
+            del by_leaf
+        return (filler.finish(goal, snapshot), goal) if goal else (None, 0)
 
-        self._writer.do(job, priority=int(first))
-
-    def on_engine_thread(self, restore: Restore, step: Callable[[], None]) -> None:
-        """Any thread. A restore whose step fails has found nothing."""
-
-        def failed(fault: Fault) -> None:
-            log.error("prefix cache: a prefix could not be read from disk\n%s", fault.trace)
-            restore.abandon()
-
-        def isolated() -> None:
-            with Isolation(failed):
-                step()
-
-        try:
-            self._call(isolated)
-        except EngineDied:
-            restore.abandon()
-
-    def damaged(self, name: str, reason: BadFile | OSError) -> None:
+    def _damaged(self, name: str, reason: BadFile | OSError) -> None:
         if isinstance(reason, FileNotFoundError):  # another process removed it
             self._index.remove(name)
             return
@@ -404,59 +366,52 @@ class DiskTier:
     # -- the folder
 
     def clear(self) -> None:
-        self._drain()
         self._index = Index()
-        self._writer.do(self._writer.clear)
+        self.writer.do(self.writer.clear)
 
     def report(self) -> dict[str, Any]:
-        """Files and bytes known to this process, and writes postponed because the disk was slow."""
-        self._drain()
+        """Files and bytes known to this process."""
+        sizes = [header.nbytes for header in self._index.files.values()]
         return {
-            "files": len(self._index.sizes),
-            "bytes": sum(self._index.sizes.values()),
+            "files": len(sizes),
+            "bytes": sum(sizes),
             "limit": self.limit,
-            "written_bytes": self._writer.written,
+            "written_bytes": self.writer.written,
             "skipped": self._skipped,
         }
 
-    def flush(self) -> None:
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
     def _forget(self, name: str) -> None:
         self._index.remove(name)
-        self._writer.do(partial(self._writer.remove, name))
+        self.writer.do(partial(self.writer.remove, name))
 
-    def _drain(self) -> None:
-        while not self._writer.news.empty():
-            news = self._writer.news.get()
-            if isinstance(news, Header):
-                self._index.add(news)
-            else:
-                self._index.remove(news)
+    def _shrink(self) -> None:
+        """Other processes keep their own files within the limit."""
+        over = sum(header.nbytes for header in self._index.files.values()) - self.limit
+        for header in [*self._index.files.values()]:
+            if over <= 0:
+                return
+            over -= header.nbytes
+            self._forget(header.name)
 
     def _read_headers(self) -> None:
         """Build the index. Removes damaged and abandoned files."""
-        refused, ignored = Counter[str](), Counter[str]()
-        for path in sorted(self.folder.iterdir()):
+        refused = Counter[str]()
+        found = sorted(list_files(self.folder), key=lambda each: each[1].st_mtime_ns)
+        for path, of in found:
             try:
-                if path.suffix == files.TEMPORARY and time.time() - path.lstat().st_mtime > STALE:
+                if path.suffix == files.TEMPORARY and time.time() - of.st_mtime > STALE:
                     path.unlink(missing_ok=True)
                 if path.suffix == files.SUFFIX:
-                    if stat.S_IFMT(path.lstat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+                    if stat.S_IFMT(of.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
                         raise BadFile("no regular file")
                     self._index.add(files.read_header(path, self.versions))
             except BadFile as reason:
-                refused[str(reason)] += 1
+                refused[f"removed: {reason}"] += 1
                 path.unlink(missing_ok=True)
             except OSError as reason:
-                ignored[str(reason.strerror)] += 1
-        for text, count in ignored.items():
-            log.warning("prefix cache: %d files in %s ignored: %s", count, self.folder, text)
+                refused[str(reason.strerror)] += 1
         for text, count in refused.items():
-            log.warning("prefix cache: %d files on disk ignored and removed: %s", count, text)
+            log.warning("prefix cache: %d files in %s ignored: %s", count, self.folder, text)
 
 
 def _file_bytes(tokens: int, nbytes: int, layers: int) -> int:

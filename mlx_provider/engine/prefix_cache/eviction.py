@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from math import inf
+from typing import TYPE_CHECKING
 
-from .tree import Node, Tally, nodes, remove, set_snapshot, split
+from .tree import Node, remove, split
+
+if TYPE_CHECKING:
+    from .segments import Snapshot
 
 MAX_SESSIONS = 256
 """The least recently used session loses its pin first."""
@@ -99,43 +103,42 @@ def head(leaf: Node, nbytes: int) -> list[Node]:
 
 
 def evict(
-    roots: Iterable[Node],
-    tally: Tally,
+    nodes: Sequence[Node],
+    nbytes: float,
+    buffers: float,
     *,
-    nbytes: float = inf,
-    buffers: float = inf,
     clock: int,
-    keep: frozenset[Node] = frozenset(),
+    keep: Collection[Node] = (),
 ) -> None:
-    """Evict leaves, and snapshots of inner nodes, the least valuable first, until `tally` is within
-    `nbytes` and `buffers`. Nodes in `keep`, and nodes that rows use, lose only guesses. `clock`:
-    the present time on the clock of `Node.used`."""
-    order, held = count(), tally.nbytes
+    """Evict leaves, and snapshots of inner nodes, the least valuable first, until so many bytes and
+    buffers are free. Nodes in `keep`, and nodes that rows use, lose only guesses. `clock`: the
+    present time on the clock of `Node.used`."""
+    order, held = count(), sum(node.nbytes for node in nodes)
     heap: list[tuple[float, int, bool, Node]] = []
 
     def goes_whole(node: Node) -> bool:
         return not (node.children or node in keep or node.needed)
 
     def consider(node: Node) -> None:
-        whole = goes_whole(node)
-        stays = node in keep or node.needed
+        whole, stays = goes_whole(node), node in keep or node.needed
         if whole or node.guessed or (node.snapshot is not None and not stays):
             heapq.heappush(heap, (value(node, clock, held), next(order), whole, node))
 
-    for root in roots:
-        for node in nodes(root):
-            consider(node)
-    while heap and (tally.nbytes > nbytes or tally.buffers > buffers):
+    for node in nodes:
+        consider(node)
+    while heap and (nbytes > 0 or buffers > 0):
         _, _, whole, node = heapq.heappop(heap)
         if whole != goes_whole(node):
             continue  # became a leaf, and has a newer entry as one
+        nbytes, buffers = nbytes - node.nbytes, buffers - node.buffers
         if not whole:
-            set_snapshot(node, None)
+            node.snapshot = None
+            nbytes, buffers = nbytes + node.nbytes, buffers + node.buffers
             continue
+        parent = node.parent
         remove(node)
-        above = node.parent
-        if above is not None and above.parent is not None and not above.children:
-            consider(above)
+        if parent is not None and parent.parent is not None and not parent.children:
+            consider(parent)
 
 
 def value(node: Node, clock: int, held: int) -> float:
@@ -176,8 +179,8 @@ def fit(
     path: Sequence[Node],
     length: int,
     token_bytes: int,
-    states: Mapping[int, int],
-    spare: Mapping[int, int],
+    states: Mapping[int, Snapshot],
+    spare: Mapping[int, Snapshot],
     *,
     prompted: float,
     complete: bool,
@@ -189,11 +192,11 @@ def fit(
     the last snapshot of the prompt.
 
     `path`: stored nodes that match completely. `length`: tokens of the whole path. `token_bytes`:
-    of a token that is not stored. `states`: bytes of new snapshots by token count. `spare`: the
-    same for those kept only as the end of a shorter head. `prompted`: tokens before the reply.
+    of a token that is not stored. `states`: new snapshots by token count. `spare`: those kept only
+    as the end of a shorter head. `prompted`: tokens before the reply.
     """
-    held = {node.stop: node.snapshot.nbytes for node in path if node.snapshot is not None}
-    sizes = {**spare, **states, **held}
+    held = {node.stop: node.snapshot for node in path if node.snapshot is not None}
+    sizes = {at: state.nbytes for at, state in {**spare, **states, **held}.items()}
     shared = path[-1].stop if path else 0
 
     def size(stop: int, kept: Collection[int] = ()) -> int:

@@ -7,8 +7,9 @@ Marconi, MLSys 2025). In long new text, some are guesses for another question ab
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from copy import deepcopy
 from dataclasses import replace
+from functools import partial
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,9 @@ from ..memory import MemoryProfile, profile
 from ..request import PrefillJob, Request, Row
 from ..row_cache import Kind
 from ..sizes import STEP_TOKENS, FixedShapes
-from .buffers import Lease, divisible, own_layers
+from .buffers import Lease, Leases, divisible, own_layers
 from .cache import PrefixCache
-from .store import NEAR, RECENT
-from .tree import CacheKey, Ids, Match, as_ids, key_tokens, outside_spans
+from .tree import NEAR, RECENT, CacheKey, Ids, Match, as_ids, key_tokens, outside_spans
 
 GRID = 64
 """Prefill passes start on multiples of this. The result does not change if a pass ends on one."""
@@ -40,7 +40,12 @@ AROUND = 8
 
 
 class PrefixCachePolicy:
-    """Engine thread only."""
+    """Engine thread only.
+
+    For a reproducible model it stores only what a prefill would compute. Kernels round by the width
+    of a pass, so only prefixes of whole passes count. The last pass of a prompt is not stored, and
+    neither is a reply, whose tokens ran one by one.
+    """
 
     def __init__(
         self,
@@ -52,19 +57,22 @@ class PrefixCachePolicy:
         in_place: bool = False,
         least: int | None = None,
         memory: MemoryProfile | None = None,
+        shapes: FixedShapes | None = None,
     ) -> None:
         """`in_place`: rows use the buffers of entries. `least`: fewest tokens that several rows
-        share; `None`: they share none."""
-        self._leases = cache.leases(least) if in_place else None
-        self._least = least
-        self._forks = divisible(own_layers(make_cache()))
+        share; `None`: they share none. `shapes`: of a reproducible model; `kv` must then differ
+        between all configurations that may compute different bits."""
+        self._leases = Leases(cache, in_place, least)
+        forks = in_place and divisible(own_layers(make_cache()))
+        self._least = least if least is not None and forks else inf
         self._cache = cache
         self._model = model
-        self._kv = kv
+        self._kv = kv if shapes is None else f"{kv}, whole passes of {shapes.tokens}"
         self._make_cache = make_cache
         self._strictest = cache.strictest(make_cache())
-        self._grid = 1
-        """A prefix is used only up to a multiple of this."""
+        self._shapes = shapes
+        self._grid = 1 if shapes is None else shapes.tokens
+        """A prefix is stored and used only up to a multiple of this."""
         self._memory = memory
         """`None` before the first row."""
 
@@ -73,8 +81,8 @@ class PrefixCachePolicy:
             job.ids = as_ids(key_tokens(job.prompt))
         key = self._key(job.request)
         job.match = self._match(key, job.ids)
-        on_disk = self._cache.on_disk(key, job.ids, self._make_cache, 0, self._grid)
-        beyond = 0 if on_disk is None else on_disk.available
+        disk = self._cache.disk
+        beyond = 0 if disk is None else disk.find(key, job.ids, job.match, self._grid)[0]
         job.estimated_cached = max(job.match.length, beyond)
 
     @property
@@ -88,20 +96,30 @@ class PrefixCachePolicy:
         return not few and job.cost <= job.estimated_cached
 
     def _match(self, key: CacheKey, ids: Ids) -> Match:
-        return self._cache.match(key, ids, limit=len(ids) - 1)
+        found = usable = self._cache.match(key, ids, limit=len(ids) - 1)
+        while at := usable.length % self._grid:
+            usable = self._cache.match(key, ids, limit=usable.length - at)
+        # the longest stored path shows where the prompt leaves it
+        return replace(found, length=usable.length, stateful=usable.stateful)
+
+    def _found(self, job: PrefillJob) -> Match:
+        """Looks the job up again if the prefix cache has changed."""
+        if job.match is None or not self._cache.holds(job.match):
+            self.look_up(job)
+        match: Match = job.match
+        return match
 
     def claim(self, job: PrefillJob) -> None:
         """Let a queued prompt hold what it will use of the prefix cache in place."""
-        if self._leases is None or not job.uses_prefix_cache or job.match is None:
+        if not job.uses_prefix_cache or job.match is None:
             return
-        if not self._cache.holds(job.match):
-            self.look_up(job)
-        if job.estimated_cached == job.match.length:  # else more of it comes from disk, as copies
-            job.rows[0].lease = self._leases.claim(job.match)
+        match = self._found(job)
+        if job.estimated_cached == match.length:  # else more of it comes from disk, as copies
+            job.rows[0].lease = self._leases.claim(match)
         self._claim_forks(job)
 
     def trim(self, row: Row, tokens: int) -> None:
-        if self._leases is not None and row.lease is not None:
+        if row.lease is not None:
             self._leases.trim(row.lease, tokens)
 
     def _claim_forks(self, job: PrefillJob) -> None:
@@ -113,7 +131,7 @@ class PrefixCachePolicy:
             row.lease = Lease(claimed_bytes=nbytes) if nbytes else None
 
     def fork_bytes(self, tokens: int, rows: int) -> int:
-        if self._least is None or not self._forks or tokens <= self._least:
+        if tokens <= self._least:
             return 0
         each = 0 if self._memory is None else self._memory.token_bytes
         # what is left of a step may be one more step of each row's own tokens
@@ -121,12 +139,9 @@ class PrefixCachePolicy:
         return max(0, steps) * STEP_TOKENS * each
 
     def fork(self, rows: Sequence[Row], cache: list[Any]) -> list[list[Any]]:
-        first, caches = rows[0].lease, [cache]
+        caches = [cache]
         for row in rows[1:]:
-            if first is None or self._leases is None:
-                copied, row.lease = deepcopy(cache), None
-            else:
-                copied, row.lease = self._leases.fork(first, cache)
+            copied, row.lease = self._leases.fork(rows[0].lease, cache)
             caches.append(copied)
         return caches
 
@@ -134,27 +149,22 @@ class PrefixCachePolicy:
         """Give the job a cache for `room` tokens that holds the longest stored prefix. Returns the
         match, unless it was already reported. If the disk has more than memory, the job is
         `restoring` at first. Call it again after that."""
-        if job.match is None or not self._cache.holds(job.match):
-            self.look_up(job)
-        if job.restore is None:
-            key = self._key(job.request)
-            on_disk = self._cache.on_disk(key, job.ids, self._make_cache, room, self._grid)
-            if on_disk is not None and on_disk.available:
-                job.restore = on_disk.start()
-                return None
-        match: Match = job.match
-        job.match = None
-        if self._leases is not None and self._leases.prepare(match):
-            match = self._match(self._key(job.request), job.ids)
+        match, key, disk = self._found(job), self._key(job.request), self._cache.disk
+        if disk is not None and job.restore is None and job.estimated_cached > match.length:
+            found = partial(self._match, key, job.ids)
+            job.restore = disk.restore(key, job.ids, found, self._make_cache, room, self._grid)
+            return None
+        job.match = job.rows[0].lease = None  # nothing else may have changed what it claims
+        if self._leases.prepare(match):
+            match = self._match(key, job.ids)
         match = replace(match, counted=not job.request.ahead)
         restored = job.restore
         if restored is not None and restored.cache is not None:
             job.cache, restored.cache = restored.cache, None
             self._cache.count(match, restored.length)
-            match = replace(
-                match, length=restored.length, shared=max(match.shared, restored.length)
-            )
-            job.rows[0].lease = None if self._leases is None else self._leases.lease(job.cache)
+            shared = max(match.shared, restored.length)
+            match = replace(match, length=restored.length, shared=shared)
+            job.rows[0].lease = self._leases.lease(job.cache)
         else:
             job.cache, job.rows[0].lease = self._cache.acquire(
                 match, self._make_cache, room=room - match.length, leases=self._leases
@@ -173,36 +183,42 @@ class PrefixCachePolicy:
     def preview(self, job: PrefillJob) -> tuple[int, Sequence[int]] | None:
         """The tokens with which `begin` would let a job start, and where its passes must end.
         `None`: it would wait for the disk. May look the job up again."""
-        if job.match is None or not self._cache.holds(job.match):
-            self.look_up(job)
-        match: Match = job.match
-        start, branch = match.length, match.branch
+        match = self._found(job)
+        start = match.length
         if job.restore is not None and job.restore.cache is not None:
             start = job.restore.length
         elif job.restore is None and job.estimated_cached > start:
             return None
         if self._ends_passes and len(job.tokens) == len(job.request.prompt.tokens):
-            return start, self._places(job, start, branch, GRID)
+            return start, self._places(job, start, match.branch)
         return start, job.cuts
 
     @property
     def _ends_passes(self) -> bool:
-        """If a layer has a state, a pass ends at each snapshot."""
-        return self._strictest is Kind.STATE
+        """If a layer has a state, a pass ends at each snapshot. Fixed passes never do."""
+        return self._strictest is Kind.STATE and self._shapes is None
 
     def _plan_snapshots(self, job: PrefillJob, start: int, branch: int = 0) -> None:
         if self._strictest is not Kind.APPEND:
-            job.keeps = self._places(job, start, branch, GRID if self._ends_passes else 1)
+            job.keeps = self._places(job, start, branch)
         if self._ends_passes:
             job.cuts = job.keeps
 
-    def _places(self, job: PrefillJob, start: int, branch: int, grid: int) -> tuple[int, ...]:
+    def _places(self, job: PrefillJob, start: int, branch: int) -> tuple[int, ...]:
         """Positions in memory as far as it holds the prompt, on disk for all of it."""
         prompt, fits = job.prompt, self._fits(job)
-        found = places(prompt, start, branch, grid=grid, fits=fits)
-        if fits is None or fits >= len(prompt.tokens) or self._cache.disk is None:
-            return found
-        return tuple(sorted({*found, *places(prompt, start, branch, grid=grid)}))
+        grid = GRID if self._ends_passes else self._grid
+        found = {*places(prompt, start, branch, grid=grid, fits=fits)}
+        if fits is not None and fits < len(prompt.tokens) and self._cache.disk is not None:
+            found |= {*places(prompt, start, branch, grid=grid)}
+        if self._shapes is not None:
+            found = {self._shapes.whole(at) for at in found} | self._last(prompt)
+            found = {at for at in found if at > start and outside_spans(job.ids, at) == at}
+        return tuple(sorted(found))
+
+    def _last(self, prompt: Prompt) -> set[int]:
+        """Where the next turn of a conversation, or the same prompt, resumes by whole passes."""
+        return set() if self._shapes is None else {self._shapes.whole(len(prompt.tokens) - 1)}
 
     def _fits(self, job: PrefillJob) -> int | None:
         """Tokens of a row that the prefix cache can hold, once the memory of a row is known."""
@@ -216,17 +232,17 @@ class PrefixCachePolicy:
         if job.ids is not None:
             ids = job.ids[: self._whole(job.done)]
             self._cache.save_head(self._key(job.request), ids, job.held(), start)
+        ends = {self._whole(at) for at in ends_of(job.prompt)} | self._last(job.prompt)
         for at in job.keeps:
             if start < at <= job.done:
-                inside = at not in self._ends(job.prompt)
                 within = None if at == job.done else at
-                snapshot = self._cache.snapshot(job.held(), within, inside=inside)
+                snapshot = self._cache.snapshot(job.held(), within, inside=at not in ends)
                 if snapshot is not None:
                     job.snapshots[at] = snapshot
 
     def _whole(self, done: int) -> int:
         """The part of `done` prefilled tokens that may be stored."""
-        return done
+        return done if self._shapes is None else self._shapes.whole(done)
 
     def _plan_again(self, job: PrefillJob) -> None:
         """Plan again after the first pass of all, which shows the memory of a row."""
@@ -236,21 +252,20 @@ class PrefixCachePolicy:
             self._plan_snapshots(job, job.done)
             job.keeps = [*taken, *job.keeps]
 
-    def _ends(self, prompt: Prompt) -> set[int]:
-        return ends_of(prompt)
-
     def keep_prefill(self, job: PrefillJob) -> None:
         """If tokens were left out, the tokens after them differ from those of other prompts."""
-        whole = job.ids is not None and job.places is None
-        if job.cache is not None and whole and job.done >= WORTH_KEEPING:
+        if job.cache is None or job.ids is None or job.places is not None:
+            return
+        whole = self._whole(job.done)
+        if whole >= (WORTH_KEEPING if self._shapes is None else 1):
             self._insert(
-                job.request, job.ids[: job.done], job.cache, job.snapshots,
+                job.request, job.ids[:whole], job.cache, job.snapshots, beyond=job.done > whole,
                 lease=job.rows[0].lease,
             )  # fmt: skip
 
     def keep_row(self, row: Row, tokens: Sequence[int], cache: list[Any]) -> None:
         """The row has ended. Its cache holds the prompt and these tokens of the reply."""
-        if row.request.kept is not None:
+        if row.request.kept is not None or self._shapes is not None:
             return
         prompt = as_ids(key_tokens(row.request.prompt))
         ids = np.concatenate([prompt, as_ids(tokens)])
@@ -275,7 +290,7 @@ class PrefixCachePolicy:
 
     def give_back(self, rows: Iterable[Row]) -> None:
         for row in rows:
-            if self._leases is not None and row.lease is not None:
+            if row.lease is not None:
                 self._leases.release(row.lease)
 
     def settle(self, rows: Iterable[Row], cache_of: Callable[[Row], Sequence[Any] | None]) -> None:
@@ -298,67 +313,6 @@ class PrefixCachePolicy:
     def _text(self, tokens: Sequence[int]) -> str:
         real = [t for t in tokens if t >= 0]
         return self._model.tokenizer.decode(real, skip_special=False) if real else "<media>"
-
-
-class WholePasses(PrefixCachePolicy):
-    """The policy of a reproducible model: stores only what a prefill would compute.
-
-    Kernels round by the width of a pass, so only prefixes of whole passes count. The last pass of a
-    prompt is not stored, and neither is a reply, whose tokens ran one by one.
-    """
-
-    def __init__(
-        self,
-        cache: PrefixCache,
-        model: LoadedModel,
-        kv: str,
-        make_cache: Callable[[], list[Any]],
-        shapes: FixedShapes,
-    ) -> None:
-        """`kv`: must differ between all configurations that may compute different bits."""
-        super().__init__(cache, model, f"{kv}, whole passes of {shapes.tokens}", make_cache)
-        self._shapes = shapes
-        self._grid = shapes.tokens
-
-    def keep_prefill(self, job: PrefillJob) -> None:
-        whole = self._shapes.whole(job.done)
-        if job.cache is not None and whole:
-            beyond = job.done > whole
-            self._insert(job.request, job.ids[:whole], job.cache, job.snapshots, beyond=beyond)
-
-    def keep_row(self, row: Row, tokens: Sequence[int], cache: list[Any]) -> None:
-        """The prompt was stored when the row joined."""
-
-    def _match(self, key: CacheKey, ids: Ids) -> Match:
-        found = usable = super()._match(key, ids)
-        while at := usable.length % self._shapes.tokens:
-            usable = self._cache.match(key, ids, limit=usable.length - at)
-        # the longest stored path shows where the prompt leaves it
-        return replace(found, length=usable.length, stateful=usable.stateful)
-
-    def _whole(self, done: int) -> int:
-        return self._shapes.whole(done)
-
-    @property
-    def _ends_passes(self) -> bool:
-        return False
-
-    def _plan_snapshots(self, job: PrefillJob, start: int, branch: int = 0) -> None:
-        """Snapshots at the ends of passes. No pass ends for a snapshot."""
-        if self._strictest is Kind.APPEND:
-            return
-        prompt, grid = job.prompt, self._shapes.tokens
-        every = self._places(job, start, branch, grid)
-        wanted = {self._shapes.whole(at) for at in every}
-        wanted.add(self._last(prompt))
-        job.keeps = sorted(at for at in wanted if at > start and outside_spans(job.ids, at) == at)
-
-    def _ends(self, prompt: Prompt) -> set[int]:
-        return {self._shapes.whole(at) for at in ends_of(prompt)} | {self._last(prompt)}
-
-    def _last(self, prompt: Prompt) -> int:
-        """The position where the next turn of a conversation, or the same prompt, resumes."""
-        return self._shapes.whole(len(prompt.tokens) - 1)
 
 
 def places(

@@ -1,4 +1,4 @@
-"""A radix tree over token ids, in which content hashes replace images, and the count of its bytes.
+"""A radix tree over token ids, in which content hashes replace images.
 
 Imports no mlx.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 Ids = NDArray[np.int64]
 ID_BYTES = 8
+RECENT = 3
+"""Message ends kept per path besides the end of the system prompt."""
+INSIDE = 2
+"""Further snapshots kept per path: guesses, and branch points of prompts."""
+NEAR = 16
+"""This many tokens are cheaper to compute again than to store with a state."""
 
 
 @dataclass(frozen=True)
@@ -66,22 +72,6 @@ def outside_spans(ids: Ids, at: int) -> int:
     return int(starts[-1]) if len(starts) else 0
 
 
-@dataclass(slots=True)
-class Tally:
-    """Only the functions of this module change it."""
-
-    nbytes: int = 0
-    buffers: int = 0
-
-    def add(self, node: Node) -> None:
-        self.nbytes += node.nbytes
-        self.buffers += node.buffers
-
-    def remove(self, node: Node) -> None:
-        self.nbytes -= node.nbytes
-        self.buffers -= node.buffers
-
-
 @dataclass(eq=False, slots=True)
 class Node:
     """Tokens `[start, stop)` of every path through it. Its parent ends where it starts."""
@@ -90,11 +80,10 @@ class Node:
     start: int
     parent: Node | None
     segment: Segment | None
-    tally: Tally
     complete: bool
     """Whether a path may resume at any of its tokens. Then so may all its ancestors."""
     snapshot: Snapshot | None = None
-    """State at `stop`, if not every layer can be cut. `set_snapshot` changes it."""
+    """State at `stop`, if not every layer can be cut."""
     children: dict[int, Node] = field(default_factory=dict)
     used: int = 0
     """The prefix cache's clock: bytes stored so far, plus one per use."""
@@ -127,6 +116,11 @@ class Node:
     def needed(self) -> bool:
         """Whether its eviction frees nothing."""
         return self.segment is not None and self.segment.needed
+
+    @property
+    def lost(self) -> bool:
+        """Whether the row in whose buffers it is has failed."""
+        return self.segment is not None and self.segment.held is not None and self.segment.held.lost
 
     @property
     def guessed(self) -> bool:
@@ -187,8 +181,8 @@ class Match:
         return None if self.stateful is None else self.stateful.snapshot
 
 
-def new_root(tally: Tally | None = None) -> Node:
-    return Node(np.empty(0, np.int64), 0, None, None, tally or Tally(), complete=True)
+def new_root() -> Node:
+    return Node(np.empty(0, np.int64), 0, None, None, complete=True)
 
 
 def match(root: Node, ids: Ids, limit: int, version: int = 0) -> Match:
@@ -197,8 +191,9 @@ def match(root: Node, ids: Ids, limit: int, version: int = 0) -> Match:
     node, at, others = root, 0, list[Node]()
     while at < limit:
         child = node.children.get(int(ids[at]))
-        if child is None:
-            others = sorted(node.children.values(), key=lambda c: -c.used)
+        if child is None or child.lost:
+            usable = (each for each in node.children.values() if not each.lost)
+            others = sorted(usable, key=lambda each: -each.used)
             break
         agreed = common(child.tokens, ids[at:limit])
         steps.append((child, agreed))
@@ -210,17 +205,10 @@ def match(root: Node, ids: Ids, limit: int, version: int = 0) -> Match:
     length, stateful = _resumable(steps, ids, at)
     stored = int(others[0].tokens[at - others[0].start]) if others else None
     branch = 0 if all(other.generated for other in others) else at
+    left_at = at if others else None
     return Match(
-        tuple(steps),
-        at,
-        length,
-        len(ids),
-        stateful,
-        at if others else None,
-        stored,
-        branch,
-        version,
-    )
+        tuple(steps), at, length, len(ids), stateful, left_at, stored, branch, version
+    )  # fmt: skip
 
 
 def _resumable(steps: Sequence[tuple[Node, int]], ids: Ids, shared: int) -> tuple[int, Node | None]:
@@ -250,28 +238,16 @@ def split(node: Node, at: int) -> Node:
     part, with snapshot and children."""
     if node.parent is None or node.segment is None or not 0 < at < len(node.tokens):
         raise ValueError(f"no cut at {at} of {len(node.tokens)} tokens")
-    head, tail = node.segment.slice(0, at), node.segment.slice(at, len(node.tokens))
-    upper = Node(
-        node.tokens[:at].copy(),
-        node.start,
-        node.parent,
-        head,
-        node.tally,
-        complete=node.complete,
-        used=node.used,
-        hits=node.hits,
-        generated=node.generated,
-        sessions=dict(node.sessions),
-    )
-    node.tally.remove(node)
-    node.segment = tail
+    upper = replace(
+        node, tokens=node.tokens[:at].copy(), segment=node.segment.slice(0, at), snapshot=None,
+        children={}, resumed=0, sessions=dict(node.sessions),
+    )  # fmt: skip
+    node.segment = node.segment.slice(at, len(node.tokens))
     node.parent.children[int(upper.tokens[0])] = upper
     node.tokens = node.tokens[at:].copy()
     node.start += at
     node.parent = upper
     upper.children[int(node.tokens[0])] = node
-    node.tally.add(upper)
-    node.tally.add(node)
     return upper
 
 
@@ -279,11 +255,8 @@ def add(parent: Node, tokens: Ids, segment: Segment, *, complete: bool) -> Node:
     """`parent` must have no child with the same first token."""
     if int(tokens[0]) in parent.children:
         raise ValueError("a child with this first token exists")
-    stop = parent.stop
-    complete = complete and parent.complete
-    node = Node(tokens.copy(), stop, parent, segment, parent.tally, complete)
+    node = Node(tokens.copy(), parent.stop, parent, segment, complete and parent.complete)
     parent.children[int(tokens[0])] = node
-    node.tally.add(node)
     return node
 
 
@@ -292,26 +265,12 @@ def remove(leaf: Node) -> None:
     if leaf.parent is None or leaf.children:
         raise ValueError("only a leaf can be removed")
     del leaf.parent.children[int(leaf.tokens[0])]
-    leaf.tally.remove(leaf)
     leaf.segment = leaf.snapshot = None
 
 
 def remove_below(node: Node) -> None:
     for each in [node, *nodes(node)][::-1]:
         remove(each)
-
-
-def set_segment(node: Node, segment: Segment) -> None:
-    """The new payload must be equal."""
-    node.tally.remove(node)
-    node.segment = segment
-    node.tally.add(node)
-
-
-def set_snapshot(node: Node, state: Snapshot | None) -> None:
-    node.tally.remove(node)
-    node.snapshot = state
-    node.tally.add(node)
 
 
 def nodes(root: Node) -> Iterator[Node]:
@@ -322,22 +281,20 @@ def nodes(root: Node) -> Iterator[Node]:
         todo.extend(node.children.values())
 
 
-def check(root: Node) -> int:
+def check(root: Node) -> None:
     """Raises `AssertionError` if an invariant of `Node` is broken."""
-    total = 0
     for node in nodes(root):
-        parent = node.parent
-        if parent is None or parent.children.get(int(node.tokens[0])) is not node:
-            raise AssertionError(f"{node.start}: parent and child disagree")
-        if node.start != parent.stop or len(node.tokens) == 0:
-            raise AssertionError(f"{node.start}: does not start where its parent ends")
-        if node.segment is None or node.segment.length != len(node.tokens):
-            raise AssertionError(f"{node.start}: payload of another length")
-        if node.complete and not parent.complete:
-            raise AssertionError(f"{node.start}: complete below an incomplete parent")
-        if not node.sessions.keys() <= parent.sessions.keys() and parent.parent is not None:
-            raise AssertionError(f"{node.start}: pinned below an unpinned parent")
-        if node.used > parent.used and parent.parent is not None:
-            raise AssertionError(f"{node.start}: used later than its parent")
-        total += node.nbytes
-    return total
+        parent, length = node.parent or node, len(node.tokens)
+        faults = [
+            ("parent and child disagree", parent.children.get(int(node.tokens[0])) is not node),
+            ("does not start where its parent ends", node.start != parent.stop or not length),
+            ("payload of another length", node.segment is None or node.segment.length != length),
+            ("complete below an incomplete parent", node.complete and not parent.complete),
+        ]
+        if parent.parent is not None:
+            pinned = node.sessions.keys() <= parent.sessions.keys()
+            faults += [("pinned below an unpinned parent", not pinned)]
+            faults += [("used later than its parent", node.used > parent.used)]
+        for fault, found in faults:
+            if found:
+                raise AssertionError(f"{node.start}: {fault}")

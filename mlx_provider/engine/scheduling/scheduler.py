@@ -281,8 +281,6 @@ class Scheduler:
         if record.reclaim:
             self.admission.budget.reclaim(record.reclaim)
         if job is not None:
-            for row in job.rows:
-                row.lease = None  # it begins at once, and then holds more
             job.aged = record.now - job.arrived
             job.admitted, job.request.phase = True, Phase.PREFILL
         return waiting
