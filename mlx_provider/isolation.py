@@ -9,7 +9,7 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -88,28 +88,31 @@ class FaultOrigin:
 
 def fault_origin(error: BaseException) -> FaultOrigin | None:
     """Prefers a third party's plugin to a built-in one."""
-    frames = [frame for frame in _frames(error) if _may_be_a_plugins(frame[0])]
+    skipped = {*sys.stdlib_module_names, "", "pluggy"}
+    walked = traceback.walk_tb(error.__traceback__)
+    frames = [each for each in walked if _module(each[0]).partition(".")[0] not in skipped]
     if all(_below(_module(frame), CORE) for frame, _ in frames):
         return None
-    points = [(_root(point.module), point) for point in entry_points(group=CORE)]
+    roots = [(_root(point.module), point) for point in entry_points(group=CORE)]
     owned = [
-        (point, frame, line)
-        for frame, line in frames
-        if (point := _owner(_module(frame), points)) is not None
+        (point, at)
+        for at, (frame, _) in enumerate(frames)
+        if (point := next((p for root, p in roots if _below(_module(frame), root)), None))
     ]
     chosen = [each for each in owned if not _is_ours(each[0])] or owned
     if not chosen:
         return None
-    point, frame, line = chosen[-1]
-    mine = [own for each, own, _ in chosen if each == point]
+    point, at = chosen[-1]
+    frame, line = frames[at]
+    first = next(first for other, first in chosen if other == point)
     return FaultOrigin(
         point.name,
         "" if point.dist is None else f"{point.dist.name} {point.dist.version}",
-        _name(mine[0]),
+        _name(frames[first][0]),
         _shown(frame),
         line,
         _name(frame),
-        innermost=not any(_below(_module(each), CORE) for each, _ in _after(frames, frame)),
+        innermost=not any(_below(_module(each), CORE) for each, _ in frames[at + 1 :]),
     )
 
 
@@ -117,24 +120,6 @@ def of_the_machine(error: BaseException) -> bool:
     """Whether files, network, memory or device are the cause, so that a retry can succeed."""
     text = str(error).lower()
     return isinstance(error, MACHINE) or any(each in text for each in DEVICE)
-
-
-def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """From the outermost call to the one that failed."""
-    entry = error.__traceback__
-    while entry is not None:
-        yield entry.tb_frame, entry.tb_lineno
-        entry = entry.tb_next
-
-
-def _after(
-    frames: Sequence[tuple[FrameType, int]], last: FrameType
-) -> Sequence[tuple[FrameType, int]]:
-    return frames[1 + max(i for i, (frame, _) in enumerate(frames) if frame is last) :]
-
-
-def _may_be_a_plugins(frame: FrameType) -> bool:
-    return _module(frame).partition(".")[0] not in {*sys.stdlib_module_names, "", "pluggy"}
 
 
 def _module(frame: FrameType) -> str:
@@ -153,10 +138,6 @@ def _root(module: str) -> str:
         if getattr(sys.modules.get(name), "__file__", None):
             return name
     return module
-
-
-def _owner(module: str, points: Iterable[tuple[str, EntryPoint]]) -> EntryPoint | None:
-    return next((point for root, point in points if _below(module, root)), None)
 
 
 def _is_ours(point: EntryPoint) -> bool:
@@ -251,25 +232,25 @@ def _fault(error: BaseException) -> Fault:
     return fault
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
+def _chain(error: BaseException) -> Collection[BaseException]:
+    """The error, and all that led to it."""
+    found: dict[int, BaseException] = {}
     todo: list[BaseException | None] = [error]
     while todo:
         each = todo.pop()
-        if each is not None and id(each) not in seen:
-            seen.add(id(each))
+        if each is not None and id(each) not in found:
+            found[id(each)] = each
             todo += [each.__cause__, each.__context__]
-            yield each
+    return found.values()
 
 
 def _place(error: BaseException) -> str:
     """The innermost line outside Python's own library."""
-    place, frame = "", error.__traceback__
-    while frame is not None:
-        module = frame.tb_frame.f_globals.get("__name__", "")
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        module = _module(frame)
         if module.partition(".")[0] not in sys.stdlib_module_names and module != __name__:
-            place = f" ({module}, line {frame.tb_lineno})"
-        frame = frame.tb_next
+            place = f" ({module}, line {line})"
     return place
 
 

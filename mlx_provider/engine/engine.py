@@ -233,5 +233,7 @@ class Engine:
         if plan.rows or plan.chunk is not None:
             chunk = 0 if plan.chunk is None else plan.chunk.size
             seconds, decoded = ended - now, self.output.decoded
-            self.recent.steps.add(Step(ended, seconds, len(plan.rows), decoded, chunk, plan.mixed))
+            self.recent.steps.append(
+                Step(ended, seconds, len(plan.rows), decoded, chunk, plan.mixed)
+            )
             self.recorder.step(seconds, chunk, mixed=plan.mixed)

@@ -4,8 +4,10 @@ log line per request."""
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 from ..errors import MLXProviderError
 from ..protocol.events import Done, Event, Failed, Timings, TokenLogprob, Usage
@@ -16,12 +18,10 @@ from .request import Request
 
 log = logging.getLogger(__name__)
 MAX_NAMES = 50_000
-"""Alternatives repeat from step to step."""
 Post = tuple[Request, list[Event]]
 """Events of one step for one request. Its reader waits at `Request.events`."""
 STEPS = 512
 LOOKUPS = 32
-T = TypeVar("T", bound=NamedTuple)
 
 
 class Recorder:
@@ -76,32 +76,20 @@ def log_line(request: Request, reason: str, now: float) -> str:
 
 class TokenNames:
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._bytes: dict[int, bytes] = {}
+        # alternatives repeat from step to step
+        self._bytes_of = lru_cache(MAX_NAMES)(partial(token_bytes, tokenizer))
 
-    def describe(self, token: int, logprob: Logprob) -> TokenLogprob:
-        top = [self._describe(other, value) for other, value in logprob.top]
+    def describe(self, token: int, logprob: Logprob | None) -> TokenLogprob:
+        """`None`: the first token of a prompt, which has none."""
+        if logprob is None:
+            return self._describe(token, None, [])
+        top = [self._describe(other, value, []) for other, value in logprob.top]
         return self._describe(token, logprob.drawn, top)
 
-    def first_token(self, token: int) -> TokenLogprob:
-        """The first token of a prompt, which has no logprob."""
-        return self._describe(token, None)
-
-    def _describe(
-        self, token: int, logprob: float | None, top: list[TokenLogprob] | None = None
-    ) -> TokenLogprob:
-        data = self._bytes.get(token)
-        if data is None:
-            if len(self._bytes) >= MAX_NAMES:
-                self._bytes.clear()
-            data = self._bytes[token] = token_bytes(self._tokenizer, token)
-        return TokenLogprob(
-            token=data.decode(errors="replace"),
-            id=token,
-            logprob=logprob,
-            bytes=list(data),
-            top=top or [],
-        )
+    def _describe(self, token: int, logprob: float | None, top: list[TokenLogprob]) -> TokenLogprob:
+        data = self._bytes_of(token)
+        text = data.decode(errors="replace")
+        return TokenLogprob(token=text, id=token, logprob=logprob, bytes=list(data), top=top)
 
 
 class StepOutput:
@@ -195,29 +183,13 @@ class LookedUp(NamedTuple):
         }
 
 
-class Ring(Generic[T]):
-    """One thread adds; any thread may read, without a lock."""
-
-    def __init__(self, size: int) -> None:
-        self._kept: list[T | None] = [None] * size
-        self._added = 0
-
-    def add(self, item: T) -> None:
-        self._kept[self._added % len(self._kept)] = item
-        self._added += 1
-
-    def items(self) -> list[T]:
-        """Sorted by their first field, which is a time."""
-        # a slice is one operation that no thread can interrupt
-        return sorted(item for item in self._kept[:] if item is not None)
-
-
 class Recent:
-    """Recent steps and look-ups of an engine, for statistics."""
+    """Recent steps and look-ups of an engine, for statistics. Other threads read copies, because
+    `deque.copy` is one operation that no thread can interrupt."""
 
     def __init__(self) -> None:
-        self.steps: Ring[Step] = Ring(STEPS)
-        self.lookups: Ring[LookedUp] = Ring(LOOKUPS)
+        self.steps = deque[Step](maxlen=STEPS)
+        self.lookups = deque[LookedUp](maxlen=LOOKUPS)
         self.drafted = 0
         self.accepted = 0
         self.ahead = 0

@@ -165,7 +165,7 @@ def take(
     """`media`: bytes of images held by requests."""
     now = time.monotonic()
     engines = [(each, kind, run) for each in weights for kind, run in list(each.engines.items())]
-    seen = [found for _, _, run in engines for found in run.engine.recent.lookups.items()]
+    seen = [found for _, _, run in engines for found in run.engine.recent.lookups.copy()]
     seen.sort(reverse=True)
     return Figures(
         at=time.time(),
@@ -220,7 +220,7 @@ def _request(entry: Entry, now: float) -> RequestFigures | None:
 
 def _engine(model: str, kind: str, instance: EngineInstance, now: float) -> EngineFigures:
     engine = instance.engine
-    steps = [step for step in engine.recent.steps.items() if now - step.ended <= WINDOW]
+    steps = [step for step in engine.recent.steps.copy() if now - step.ended <= WINDOW]
     spent = [step.seconds for step in steps]
     span = max(1.0, now - steps[0].ended + steps[0].seconds) if steps else 1.0
     return EngineFigures(

@@ -8,7 +8,7 @@ import gc
 import json
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 from xml.etree.ElementTree import ParseError
 
@@ -236,6 +236,32 @@ def test_rows_that_outgrow_the_memory_take_turns(qwen3: TextModel) -> None:
         assert_as_alone(qwen3, request)
 
 
+def test_a_request_that_fails_as_one_row_is_cut_has_no_preempted_row(qwen3: TextModel) -> None:
+    limit = 10**6
+    prefixes = PrefixCache(budget=lambda: 2**24)
+    engine = new_engine(qwen3, available=lambda: limit, reserve=4, prefix_cache=prefixes)
+    admission = engine.scheduler.admission
+    admission.budget = replace(admission.budget, alone=lambda: 10**6)
+    (other,) = start(engine, prompts(1))
+    run(engine)
+    request = new_request([41] * 60, max_tokens=80, n=2)
+    engine.submit(request)
+    while len(output_of(request).tokens) < 9:
+        engine.step()
+    cut, preempted = request.rows
+    cut.output = Raising(part="finish")
+    limit = 10
+    record = engine.scheduler.schedule(0.0)
+    assert record.cut == [cut]
+    assert record.preempted == [preempted]
+    run(engine)
+    assert "odd" in error_of(request)
+    limit = 10**6
+    (again,) = start(engine, prompts(1))
+    run(engine)
+    assert output_of(again).tokens == output_of(other).tokens
+
+
 class Odd(Exception):
     """Represents an exception class of an unknown library."""
 
@@ -266,7 +292,7 @@ class Raising(TokenOutput):
     """Output whose methods raise a given error at a given time."""
 
     part: str = ""
-    error: Callable[[], BaseException] = field(default=ValueError)
+    error: Callable[[], BaseException] = lambda: ValueError("odd")
 
     def push(self, token: int, logprob: Any = None) -> Any:
         if self.part == "push" and len(self.tokens) == 2:

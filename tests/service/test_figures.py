@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.engine.step_output import LookedUp, Ring, Step
+from mlx_provider.engine.step_output import LookedUp
 from mlx_provider.protocol.requests import Sampling
 from mlx_provider.serving import engine_builder, prefixes
 from waiting import wait_until
@@ -171,13 +171,6 @@ def test_metrics_have_the_same_values(own: Any) -> None:
     ):
         assert wanted in text, text
     assert "mlx_provider_chunk_tokens_count 0.0" not in text
-
-
-def test_the_last_ones_are_kept_in_order() -> None:
-    ring: Ring[Step] = Ring(3)
-    for at in range(5):
-        ring.add(Step(float(at), 0.1, 1, 1, 0, mixed=False))
-    assert [step.ended for step in ring.items()] == [2, 3, 4]
 
 
 @pytest.mark.parametrize(

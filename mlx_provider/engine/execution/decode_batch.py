@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -31,8 +31,7 @@ Read = tuple[Row, int, Logprob | None]
 """A token that was drawn for a row."""
 
 
-@dataclass(frozen=True)
-class PassResult:
+class PassResult(NamedTuple):
     row: Row
     drafts: int
     """Drafts in the pass."""
@@ -66,10 +65,9 @@ class Forward:
     """Hidden state after the chunk, (1, hidden), if it ends its prompt."""
 
 
-@dataclass(frozen=True)
-class Pending:
+class Pending(NamedTuple):
     drawn: Drawn
-    index: int
+    at: int
     """Index among the drawn tokens."""
     committed: bool
     """The token was already read."""
@@ -188,8 +186,8 @@ class DecodeBatch:
         found = []
         for row, reads in self._read():
             before = self._pending[row]
-            at = before.index + len(reads) - 1
-            self._pending[row] = replace(before, index=at, committed=True, drafts=())
+            at = before.at + len(reads) - 1
+            self._pending[row] = Pending(before.drawn, at, True, behind=before.behind)
             found.append(PassResult(row, len(before.drafts), reads))
         return found
 
@@ -197,7 +195,7 @@ class DecodeBatch:
         """A cache of that row alone, see `Layout`. Unread drafts are removed."""
         pending = self._pending.get(row)
         if pending is not None and pending.drafts:
-            self._pending[row] = replace(pending, drafts=())
+            self._pending[row] = pending._replace(drafts=())
             self.layout.keep(row, 1)
         return self.layout.extract(row)
 
@@ -280,7 +278,7 @@ def _that_hold(drawn: Drawn, rows: dict[Row, Pending]) -> list[tuple[Row, list[R
     tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
     found = []
     for row, pending in rows.items():
-        at = pending.index
+        at = pending.at
         reads = [(row, tokens[at], logprobs.get(at))]
         for draft in pending.drafts:
             if draft != tokens[at]:
@@ -294,13 +292,13 @@ def _that_hold(drawn: Drawn, rows: dict[Row, Pending]) -> list[tuple[Row, list[R
 def _tokens(pending: Sequence[Pending]) -> mx.array:
     """Pending tokens in order. Those of one draw usually are in order already."""
     draws = list(dict.fromkeys(each.drawn for each in pending))
-    first, indices = draws[0], [each.index for each in pending]
+    first, indices = draws[0], [each.at for each in pending]
     if len(draws) == 1 and indices == list(range(first.tokens.size)):
         return first.tokens
     starts, size = {}, 0
     for draw in draws:
         starts[draw], size = size, size + draw.tokens.size
-    at = [starts[each.drawn] + each.index for each in pending]
+    at = [starts[each.drawn] + each.at for each in pending]
     return _joined([draw.tokens for draw in draws])[mx.array(at)]
 
 

@@ -222,7 +222,7 @@ class PrefixCachePolicy:
 
     def _fits(self, job: PrefillJob) -> int | None:
         """Tokens of a row that the prefix cache can hold, once the memory of a row is known."""
-        if self._memory is None and job.done:
+        if self._memory is None and job.cache is not None:
             self._memory = profile(job.held())
         return None if self._memory is None else self._cache.fits(self._memory, job.request.session)
 

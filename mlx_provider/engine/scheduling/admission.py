@@ -171,7 +171,8 @@ class Admission:
 
     def exceeds(self, row: Row) -> bool:
         """The same, also because of a longer row in the same cache."""
-        return self.outgrown(row) or row.merged > self._first_capacity(row.request)[0]
+        longer = row.merged and row.merged > self._first_capacity(row.request)[0]
+        return self.outgrown(row) or bool(longer)
 
     def _own_bytes(self, row: Row) -> int:
         stored = 0 if row.lease is None else row.lease.stored

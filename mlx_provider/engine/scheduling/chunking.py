@@ -82,14 +82,11 @@ class StepPlan:
     """Expected seconds of the rows' pass, including a mixed chunk."""
     chunk_seconds: float = 0.0
     """Expected seconds of the chunk's own pass."""
-    scored: PrefillJob | None = None
-    """The prompt to score behind the rows' pass, before any of it is prefilled."""
-    scoring_seconds: float = 0.0
-    """Time limit for the scoring in this step. At least one piece runs."""
-    embedded: PrefillJob | None = None
-    """The prompt whose media run through the vision tower behind the rows' pass."""
-    embedding_seconds: float = 0.0
-    """Time limit for the tower in this step. At least one slice of it runs."""
+    prepared: PrefillJob | None = None
+    """The prompt that is scored, or whose media run through the vision tower, behind the rows'
+    pass, before its next chunk."""
+    preparing_seconds: float = 0.0
+    """Time limit for that in this step. At least one piece, or slice of the tower, runs."""
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..prefix_cache.tree import common
 from ..request import PrefillJob, Request, Row
 from ..sizes import STEP_TOKENS
 from .admission import above_share
@@ -14,8 +15,12 @@ from .chunking import StepPlan
 if TYPE_CHECKING:
     from .scheduler import Scheduler
 
-Trims = Mapping[Row, int]
-"""Rows that give back capacity, and the tokens that they keep room for."""
+PATIENCE_SECONDS = 30.0
+"""After this time, a prompt that does not fit stops later prompts from overtaking it."""
+CLAIMS_PER_STEP = 4
+"""Prompts whose use of the prefix cache is looked up again in a step that admits one of them."""
+WORTH_WAITING = 256
+"""Least tokens that a started prompt must be about to store of another one, which waits for it."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class Start:
     """Its tokens are scored first."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepRecord:
     """One step. The fields before `plan` are what the engine does first, in their order."""
 
@@ -36,10 +41,11 @@ class StepRecord:
     """When the step began, in monotonic seconds."""
     expired: Sequence[Request] = ()
     """Requests that end because their time limit has passed."""
-    cut: Sequence[Row] = ()
+    cut: list[Row] = field(default_factory=list)
     """Rows that end because memory is full."""
-    trims: Trims = field(default_factory=dict)
-    preempted: Sequence[Row] = ()
+    trims: dict[Row, int] = field(default_factory=dict)
+    """Rows that give back capacity, and the tokens that they keep room for."""
+    preempted: list[Row] = field(default_factory=list)
     """Rows that free their memory and wait."""
     reclaim: int = 0
     """Bytes of live rows for which prefixes and models without requests make room. 0: nothing to
@@ -59,7 +65,7 @@ class StepRecord:
     @property
     def runs(self) -> bool:
         plan = self.plan
-        return bool(plan.rows) or any((plan.chunk, plan.scored, plan.embedded))
+        return bool(plan.rows) or plan.chunk is not None or plan.prepared is not None
 
     def summary(self) -> dict[str, Any]:
         """JSON-able, without prompt text: for logs, traces and comparisons."""
@@ -75,8 +81,7 @@ class StepRecord:
             "rows": [_name(row) for row in plan.rows],
             "chunk": chunk and [chunk.job.request.id, chunk.start, chunk.stop],
             "mixed": plan.mixed,
-            "scored": plan.scored and plan.scored.request.id,
-            "embedded": plan.embedded and plan.embedded.request.id,
+            "prepared": plan.prepared and plan.prepared.request.id,
         }
 
 
@@ -84,29 +89,19 @@ def _name(row: Row) -> str:
     return f"{row.request.id}.{row.index}"
 
 
-@dataclass
 class StepBuilder:
     """A step while it is decided: the rows and prompts that stay, and what happens to others."""
 
-    scheduler: Scheduler
-    expired: Sequence[Request]
-    trims: dict[Row, int] = field(default_factory=dict)
-    cut: list[Row] = field(default_factory=list)
-    preempted: list[Row] = field(default_factory=list)
-    reclaim: int = 0
-    claims: bool = False
-    need: int | None = None
-    limit: int = 0
-    _released: int = 0
-    """Bytes of the prefix cache that rows no longer use."""
-
-    def __post_init__(self) -> None:
-        gone = {*self.expired}
-        self.admission = self.scheduler.admission
-        self.budget = self.admission.budget
-        self.rows = [row for row in self.scheduler.running if row.request not in gone]
-        self.jobs = [job for job in self.scheduler.waiting if job.request not in gone]
+    def __init__(self, scheduler: Scheduler, now: float) -> None:
+        self.scheduler = scheduler
+        self.admission = scheduler.admission
+        self.budget = scheduler.admission.budget
+        gone = [r for r in scheduler.requests() if r.deadline is not None and now > r.deadline]
+        self.record = StepRecord(now, sorted(gone, key=lambda request: request.arrived))
+        self.rows = [row for row in scheduler.running if row.request not in gone]
+        self.jobs = scheduler.in_order(now, [j for j in scheduler.waiting if j.request not in gone])
         self._released = sum(row.stored for request in gone for row in request.rows)
+        """Bytes of the prefix cache that rows no longer use."""
 
     @property
     def live(self) -> list[Row]:
@@ -127,39 +122,62 @@ class StepBuilder:
             active = len(self.live)
             row = max(self.rows, key=lambda row: (row.request.arrived, row.index))
             waits = self.admission.may_wait(row, active)
-            self._remove(row, self.preempted if waits else self.cut)
+            self._remove(row, self.record.preempted if waits else self.record.cut)
             need = self._need(self.live)
-        self.need, self.limit = need, self._limit(need)
-        self.reclaim = need if grown else 0
+        self.record.need, self.record.limit = need, self._limit(need)
+        self.record.reclaim = need if grown else 0
 
-    def displace(self, now: float) -> PrefillJob | None:
+    def displace(self) -> PrefillJob | None:
         """Preempt rows so that the first prompt of an account without rows can be admitted. Returns
         the prompt. `None`: no account has only prompts that wait, there is room, or this would not
         make enough."""
-        shares, present = self.scheduler.shares, {row.request.account for row in self.live}
-        if not shares.several or not present:
+        if not self.scheduler.shares.several or not self.live:
             return None
-        absent = [j for j in self.jobs if j.request.account not in present and not j.restoring]
-        if not absent:
-            return None
-        job = next(job for job in self.scheduler.in_order(now, self.jobs) if job in absent)
-        if self._room(job) is not None:
+        present = {row.request.account for row in self.live}
+        absent = (job for job in self.jobs if job.request.account not in present)
+        job = next((job for job in absent if not job.restoring and not self.awaits(job)), None)
+        if job is None or self._room(job) is not None:
             return None
         rows: list[Row] = []
         for row in above_share(self.rows):
             rows.append(row)
             if self._room(job, rows) is not None:
                 for each in rows:
-                    self._remove(each, self.preempted)
+                    self._remove(each, self.record.preempted)
                 return job
         return None
 
-    def admit(self, job: PrefillJob, *, claims: bool) -> bool:
+    def choose_prompt(self, first: PrefillJob | None) -> PrefillJob | None:
+        """The most urgent prompt that fits, unless a prompt in prefill goes first. `first`: the one
+        for which rows give way."""
+        tried = 0
+        for job in (*filter(None, (first,)), *self.jobs):
+            if job.restoring:
+                continue
+            if job.admitted:
+                return None
+            if self.awaits(job):
+                continue
+            claims = tried < CLAIMS_PER_STEP
+            tried += 1
+            # `fits_ahead` has found its memory free
+            if job.request.ahead or self._admit(job, claims=claims):
+                return job
+            if self.record.now - job.arrived > PATIENCE_SECONDS:
+                # no new prompt overtakes it, but admitted prompts must continue, or it never fits
+                return None
+        return None
+
+    def awaits(self, job: PrefillJob) -> bool:
+        """Whether a prompt should wait, because a started one will store its prefix soon."""
+        return any(provides(leader, job) for leader in self.jobs if leader.admitted)
+
+    def _admit(self, job: PrefillJob, *, claims: bool) -> bool:
         """Whether a prompt fits beside the live rows."""
         room = self._room(job, claims=claims)
         if room is None:
             return False
-        self.reclaim, self.claims = room.need, room.claims
+        self.record.reclaim, self.record.claims = room.need, room.claims
         if room.trims:
             self._give_back(self.live)
         return True
@@ -170,7 +188,7 @@ class StepBuilder:
         self._released += row.stored
 
     def _need(self, rows: Sequence[Row]) -> int:
-        spare = sum(self.admission.spare(row) for row in rows if row in self.trims)
+        spare = sum(self.admission.spare(row) for row in rows if row in self.record.trims)
         return self.admission.reservation(rows) - spare
 
     def _limit(self, need: int) -> int:
@@ -181,7 +199,7 @@ class StepBuilder:
     def _give_back(self, rows: Sequence[Row]) -> None:
         """Free the capacity of rows that is only for later turns."""
         spare = [row for row in rows if self.admission.spare(row)]
-        self.trims |= {row: self.admission.kv_needed(row) for row in spare}
+        self.record.trims |= {row: self.admission.kv_needed(row) for row in spare}
 
     def _room(
         self, job: PrefillJob, without: Sequence[Row] = (), *, claims: bool = True
@@ -200,14 +218,14 @@ class StepBuilder:
             # a step more for it behind a prefix, and for the row that has the prefix now
             need += self.budget.row_bytes(2 * STEP_TOKENS)
         limit = self._limit(need + images)
-        spare = sum(self.admission.spare(row) for row in rows if row not in self.trims)
+        spare = sum(self.admission.spare(row) for row in rows if row not in self.record.trims)
         for row in job.rows:
             row.lease = None
         if need + (images if rows else 0) <= limit:
             return Room(need + images, claims, trims=False)
         if spare and need - spare + images <= limit:
             return Room(need - spare + images, claims, trims=True)
-        self.reclaim = self.reclaim or need + images
+        self.record.reclaim = self.record.reclaim or need + images
         # behind a prefix, a row may take more than without it, which may be all that there is
         return self._room(job, claims=False) if claims and not rows else None
 
@@ -223,3 +241,13 @@ class Room:
 
 def prefilling(jobs: Iterable[PrefillJob]) -> list[Row]:
     return [row for job in jobs if job.admitted and not job.request.ahead for row in job.rows]
+
+
+def provides(leader: PrefillJob, job: PrefillJob) -> bool:
+    """Whether `leader` will soon provide much of `job`'s prompt."""
+    if leader is job or not leader.uses_prefix_cache or leader.request.salt != job.request.salt:
+        return False
+    if leader.ids is None or job.ids is None:
+        return False
+    shared = min(common(leader.ids, job.ids), len(leader.tokens), len(job.tokens) - 1)
+    return shared - job.estimated_cached > WORTH_WAITING

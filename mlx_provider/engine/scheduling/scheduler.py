@@ -12,13 +12,10 @@ rest of the device in efficient passes.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import inf
 
-from ..prefix_cache.tree import common
 from ..request import Phase, PrefillJob, Request, Row
 from ..sizes import FixedShapes
 from .admission import OUTPUT_TOKEN, Admission, Budget, FairShares, Limits
@@ -30,14 +27,6 @@ __all__ = ["Budget", "Limits", "Scheduler"]
 
 AGING = 0.1
 """One second of waiting counts as this many seconds of prefill work."""
-PATIENCE_SECONDS = 30.0
-"""After this time, a prompt that does not fit stops later prompts from overtaking it."""
-CLAIMS_PER_STEP = 4
-"""Prompts whose use of the prefix cache is looked up again in a step that admits one of them."""
-
-
-WORTH_WAITING = 256
-"""Least tokens that a started prompt must be about to store of another one, which waits for it."""
 
 
 class Scheduler:
@@ -65,8 +54,6 @@ class Scheduler:
         self.preview: Callable[[PrefillJob], Start | None] = lambda job: Start(job.done, job.cuts)
         """Where a prompt will begin. `None`: it waits for the disk. Read-only."""
         self.shares = FairShares()
-        self._next_deadline = inf
-        """No request can expire before this time."""
         self._decoded = False
         """Rows have decoded since memory was last checked."""
         self._itl_debt = 0.0
@@ -90,8 +77,6 @@ class Scheduler:
         if not request.arrived:
             request.arrived = now
         self.shares.join(request, self.requests())
-        if request.deadline is not None:
-            self._next_deadline = min(self._next_deadline, request.deadline)
         # time before the queue (for example to load a model) gives no precedence in it
         tokens = request.prompt.tokens if request.inputs is None else request.inputs.tokens[0]
         job = PrefillJob(request, list(request.rows), tokens, arrived=now)
@@ -111,8 +96,8 @@ class Scheduler:
     def charge_tower(self, plan: StepPlan, seconds: float) -> None:
         """The vision tower has run for these seconds. The other prompts in prefill have waited for
         it, and decoding rows for what exceeds the plan."""
-        self._age_others(plan.embedded, seconds)
-        self._itl_debt += max(0.0, seconds - plan.embedding_seconds) if self.running else 0.0
+        self._age_others(plan.prepared, seconds)
+        self._itl_debt += max(0.0, seconds - plan.preparing_seconds) if self.running else 0.0
 
     def end_prefill(self, job: PrefillJob) -> None:
         self.waiting.remove(job)
@@ -163,94 +148,44 @@ class Scheduler:
         """Decide the next step. Read-only. `mixes`: chunks may share the pass of the decoding rows;
         `stalled`: seconds that these rows have waited for their token; `passes`: forward passes per
         token of each row."""
-        step = StepBuilder(self, self._find_expired(now))
+        step = StepBuilder(self, now)
+        record = step.record
         if self._decoded:
             step.fit_rows()
-        admitted = self._choose_prompt(step, step.displace(now), now)
-        begins = [job for job in step.jobs if job.admitted and job.cache is None]
-        begins = [job for job in begins if not job.restoring]
-        begins += [] if admitted is None else [admitted]
-        later = {job: self._preview_start(job, now) for job in begins}
-        jobs = [each for job in step.jobs if (each := later.get(job, job)) is not None]
-        plan = self._plan(now, tuple(step.rows), jobs, mixes, stalled, passes)
-        return StepRecord(
-            now,
-            expired=step.expired,
-            trims=step.trims,
-            cut=step.cut,
-            preempted=step.preempted,
-            reclaim=step.reclaim,
-            admitted=admitted,
-            claims=step.claims,
-            begins=begins,
-            plan=_of_jobs(plan, {twin: job for job, twin in later.items() if twin is not None}),
-            need=step.need,
-            limit=step.limit,
-        )
+        record.admitted = step.choose_prompt(step.displace())
+        started = [job for job in step.jobs if job.admitted or job is record.admitted]
+        record.begins = [job for job in started if job.cache is None and not job.restoring]
+        waiting = [job for job in record.begins if not self._expect(job)]
+        job = next((job for job in started if not job.restoring and job not in waiting), None)
+        record.plan = self._plan(tuple(step.rows), job, mixes, stalled, passes)
+        return record
 
-    def _find_expired(self, now: float) -> list[Request]:
-        if now <= self._next_deadline:
-            return []
-        return [r for r in self.requests() if r.deadline is not None and now > r.deadline]
-
-    def _preview_start(self, job: PrefillJob, now: float) -> PrefillJob | None:
-        """The prompt as it will be once it has a cache. `None`: it waits for the disk first."""
+    def _expect(self, job: PrefillJob) -> bool:
+        """Note where a prompt will begin. Returns whether it begins in this step: it may wait for
+        the disk first."""
         start = self.preview(job)
-        if start is None:
-            return None
-        twin = copy.copy(job)
-        twin.aged = job.aged if job.admitted else now - job.arrived
-        twin.admitted, twin.done, twin.cuts = True, start.done, start.cuts
-        twin.awaits_scores = start.scored
-        return twin
-
-    def _choose_prompt(
-        self, step: StepBuilder, first: PrefillJob | None, now: float
-    ) -> PrefillJob | None:
-        """The most urgent prompt that fits, unless a prompt in prefill goes first. `first`: the one
-        for which rows give way."""
-        tried = 0
-        for job in (*filter(None, (first,)), *self.in_order(now, step.jobs)):
-            if job.restoring:
-                continue
-            if job.admitted:
-                return None
-            if awaits(job, step.jobs):
-                continue
-            claims = tried < CLAIMS_PER_STEP
-            tried += 1
-            # `fits_ahead` has found its memory free
-            if job.request.ahead or step.admit(job, claims=claims):
-                return job
-            if now - job.arrived > PATIENCE_SECONDS:
-                # no new prompt overtakes it, but admitted prompts must continue, or it never fits
-                return None
-        return None
+        if start is not None:
+            job.done, job.cuts, job.awaits_scores = start.done, start.cuts, start.scored
+        return start is not None
 
     def _plan(
         self,
-        now: float,
         rows: tuple[Row, ...],
-        jobs: Sequence[PrefillJob],
+        job: PrefillJob | None,
         mixes: bool,
         stalled: float,
         passes: int,
     ) -> StepPlan:
         sizes = self.chunking
-        target = sizes.limits.stall_target
         alone = sizes.seconds(rows, passes=passes) if rows else 0.0
-        ready = (j for j in self.in_order(now, jobs) if j.admitted and not j.restoring)
-        job = next(ready, None)
         if job is None:
             return StepPlan(rows, pass_seconds=alone)
         if rows and self._itl_debt and (job.unembedded or not self._precedes(job)):
             return StepPlan(rows, pass_seconds=alone)
-        if job.unembedded:
-            most = sizes.fair(alone) - alone if rows else IDLE_SECONDS
-            return StepPlan(rows, pass_seconds=alone, embedded=job, embedding_seconds=most)
-        if job.scoring is not None or job.awaits_scores:
-            most = target if rows else IDLE_SECONDS
-            return StepPlan(rows, pass_seconds=alone, scored=job, scoring_seconds=most)
+        if job.unembedded or job.scoring is not None or job.awaits_scores:
+            most = sizes.fair(alone) - alone if job.unembedded else sizes.limits.stall_target
+            most = most if rows else IDLE_SECONDS
+            return StepPlan(rows, pass_seconds=alone, prepared=job, preparing_seconds=most)
         if job.own_pass:
             chunk = sizes.even_chunk(job)
             own = sizes.own_pass(job, chunk.size)
@@ -271,9 +206,6 @@ class Scheduler:
         if record.need is not None:
             self.reclaimed_bytes = record.need
             self.fitting_limit = record.limit if record.need <= record.limit else None
-        if record.expired:
-            left = (r.deadline for r in self.requests() if r.deadline is not None)
-            self._next_deadline = min(left, default=inf)
         waiting = [self.preempt_row(row) for row in record.preempted if row in self.running]
         job = record.admitted if record.admitted in self.waiting else None
         if job is not None and record.claims:
@@ -289,12 +221,12 @@ class Scheduler:
         """The plan without rows and prompts that ended since it was made, and without a chunk whose
         prompt does not stand where the plan expected it. `readable`: whether the tokens of the
         last pass could be read."""
-        plan = replace(plan, rows=tuple(row for row in plan.rows if row in self.running))
-        if plan.embedded is not None and plan.embedded not in self.waiting:
-            plan = replace(plan, embedded=None, embedding_seconds=0.0)
-        chunk = plan.chunk
-        stands = chunk is None or (chunk.due and chunk.job in self.waiting)
-        if stands and (readable or not plan.mixed):
+        rows = tuple(row for row in plan.rows if row in self.running)
+        if len(rows) < len(plan.rows):
+            plan = replace(plan, rows=rows)
+        if plan.prepared is not None and plan.prepared.cache is None:
+            plan = replace(plan, prepared=None, preparing_seconds=0.0)
+        if plan.chunk is None or (plan.chunk.due and (readable or not plan.mixed)):
             return plan
         return replace(plan, chunk=None, mixed=False, chunk_seconds=0.0)
 
@@ -304,8 +236,7 @@ class Scheduler:
         self._decoded = bool(plan.rows)
         for row in plan.rows:
             self.shares.charge(row.request, OUTPUT_TOKEN)
-        behind = plan.chunk_seconds + plan.scoring_seconds + plan.embedding_seconds
-        took = plan.pass_seconds + behind
+        took = plan.pass_seconds + plan.chunk_seconds + plan.preparing_seconds
         alone = self.chunking.seconds(plan.rows) if plan.mixed else plan.pass_seconds
         fair = self.chunking.fair(alone) if plan.rows else 0.0
         self._itl_debt = max(0.0, self._itl_debt + took - fair) if self.running else 0.0
@@ -360,32 +291,6 @@ class Scheduler:
     def idle(self) -> bool:
         return not self.waiting and not self.running
 
-    def requests(self) -> list[Request]:
-        found = dict.fromkeys([job.request for job in self.waiting])
-        found |= dict.fromkeys([row.request for row in self.running])
-        return sorted(found, key=lambda request: request.arrived)
-
-
-def _of_jobs(plan: StepPlan, real: Mapping[PrefillJob, PrefillJob]) -> StepPlan:
-    """The plan for the prompts themselves, in place of those that stand for them."""
-
-    def of(job: PrefillJob | None) -> PrefillJob | None:
-        return None if job is None else real.get(job, job)
-
-    chunk = plan.chunk and replace(plan.chunk, job=real.get(plan.chunk.job, plan.chunk.job))
-    return replace(plan, chunk=chunk, scored=of(plan.scored), embedded=of(plan.embedded))
-
-
-def awaits(job: PrefillJob, others: Iterable[PrefillJob]) -> bool:
-    """Whether `job` should wait, because a started prompt will store its prefix soon."""
-    return any(provides(leader, job) for leader in others if leader.admitted)
-
-
-def provides(leader: PrefillJob, job: PrefillJob) -> bool:
-    """Whether `leader` will soon provide much of `job`'s prompt."""
-    if leader is job or not leader.uses_prefix_cache or leader.request.salt != job.request.salt:
-        return False
-    if leader.ids is None or job.ids is None:
-        return False
-    shared = min(common(leader.ids, job.ids), len(leader.tokens), len(job.tokens) - 1)
-    return shared - job.estimated_cached > WORTH_WAITING
+    def requests(self) -> Collection[Request]:
+        waiting = [job.request for job in self.waiting]
+        return dict.fromkeys([*waiting, *(row.request for row in self.running)])

@@ -45,12 +45,10 @@ class Prefill:
         self._engine = engine
 
     def run(self, plan: StepPlan) -> Prefilled | None:
-        """Run the chunk with its own pass, or a part of the scoring of a prompt."""
+        """Run the chunk with its own pass, or what must be done before the chunks of a prompt."""
         chunk = None if plan.mixed else plan.chunk
-        if plan.scored is not None:
-            self._score(plan.scored, plan.scoring_seconds)
-        if plan.embedded is not None:
-            return self._embed(plan.embedded, plan)
+        if plan.prepared is not None and plan.prepared.cache is not None:
+            return self._prepare(plan.prepared, plan)
         if chunk is None or not chunk.due:  # its request ended, or a failed pass corrupted it
             return None
         inputs = chunk.job.request.inputs
@@ -87,31 +85,20 @@ class Prefill:
         elif logits is not None and job in self._engine.scheduler.waiting:
             self._engine.decode.end_prefill(job, logits)
 
-    def _score(self, job: PrefillJob, seconds: float) -> None:
-        engine = self._engine
-        if engine.sparse_prefill is None or job not in engine.scheduler.waiting:
-            return
-        if job.scoring is None:
-            return
-        engine.sparse_prefill.advance(job, seconds)
-        engine.timer.forget()  # the time of these passes cannot be attributed
-        engine.pending_chunk_seconds = []
-        if job.scoring is None:
-            grow_by(job.held(), engine.scheduler.admission.kv_capacity(job))
-            engine.recorder.skipped(job.request.skipped)
-
-    def _embed(self, job: PrefillJob, plan: StepPlan) -> Prefilled | None:
-        engine = self._engine
-        if job not in engine.scheduler.waiting:
-            return None
-        began = engine.clock()
+    def _prepare(self, job: PrefillJob, plan: StepPlan) -> Prefilled | None:
+        engine, seconds, began = self._engine, plan.preparing_seconds, self._engine.clock()
         with Isolation() as tried:
-            self._run_tower(job, plan.embedding_seconds)
-            engine.timer.forget()  # the time of the tower is not that of a pass
-            engine.pending_chunk_seconds = []
-            engine.scheduler.charge_tower(plan, engine.clock() - began)
-            return None
-        return Prefilled(job, None, tried.fault)
+            if job.unembedded:
+                self._run_tower(job, seconds)
+                engine.scheduler.charge_tower(plan, engine.clock() - began)
+            elif job.scoring is not None and engine.sparse_prefill is not None:
+                engine.sparse_prefill.advance(job, seconds)
+                if job.scoring is None:
+                    grow_by(job.held(), engine.scheduler.admission.kv_capacity(job))
+                    engine.recorder.skipped(job.request.skipped)
+        engine.timer.forget()  # this time is not that of a pass
+        engine.pending_chunk_seconds = []
+        return None if tried.fault is None else Prefilled(job, None, tried.fault)
 
     def _run_tower(self, job: PrefillJob, seconds: float) -> None:
         """Take cached features, and run slices of the tower for the others."""
@@ -237,7 +224,7 @@ def prompt_logprobs(
     following = list(tokens[chunk.start + 1 : chunk.stop + 1])
     drawn = scored(logits[: len(following)], mx.array(following, dtype=mx.int32), request.rows[0])
     found = read_logprobs(drawn) if following else {}
-    whole = [names.first_token(tokens[0])] if chunk.start == 0 else []
+    whole = [names.describe(tokens[0], None)] if chunk.start == 0 else []
     whole += [names.describe(token, found[at]) for at, token in enumerate(following)]
     ends = chunk.start + 1 + len(following)
     new = max(0, ends - request.prompt_logprobs_sent)

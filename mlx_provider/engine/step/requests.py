@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import MLXProviderError
 from ...isolation import Fault, Isolation
@@ -24,20 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The effect of a token on its row."""
-
-    events: Sequence[Event] = ()
-    """Events for the reader: the new text, and the end of the row."""
-    reason: FinishReason | None = None
-    """Why the row ends. `None`: it continues."""
-    error: MLXProviderError | None = None
-    """The error that ends the request."""
-
-
-GOES_ON = Outcome()
-"""The outcome of a token that adds no visible text yet."""
+Progress = tuple[Sequence[Event], FinishReason | None]
+"""The events of a row's step, and why it ends. `None`: it continues."""
 
 
 class Requests:
@@ -61,7 +48,7 @@ class Requests:
     def begin(self, job: PrefillJob) -> None:
         """Give an admitted prompt its row cache, or start a restore from disk."""
         engine = self._engine
-        inputs = job.request.inputs
+        inputs, job.awaits_scores = job.request.inputs, False
         capacity = len(job.tokens) if inputs else engine.scheduler.admission.kv_capacity(job)
         if engine.prefix_cache is not None and job.uses_prefix_cache:
             with Isolation(partial(_not_cached, job.request)) as found:
@@ -89,7 +76,7 @@ class Requests:
         seen = LookedUp(
             self._engine.clock(), request.id, found.asked, found.shared, found.length, diverged
         )
-        self._engine.recent.lookups.add(seen)
+        self._engine.recent.lookups.append(seen)
         self._engine.recorder.looked_up(seen.lost)
 
     # -- requests
@@ -129,35 +116,14 @@ class Requests:
 
     def take_tokens(self, reads: Sequence[Read], now: float) -> None:
         live = [read for read in reads if read[0].finish is None]
-        for row, token, _ in live:
+        for row, token, _ in live:  # before any row ends, because its request's others are stored
             self._engine.output.add_token(row.request, now)
             row.tokens.append(token)
-        outcomes = self._push_tokens(live)
-        for read, outcome in zip(live, outcomes, strict=True):
-            if outcome.error is not None:  # first, because it ends other rows of its request, too
-                self.apply_outcome(read[0], outcome)
-        for read, outcome in zip(live, outcomes, strict=True):
-            if outcome is not GOES_ON:
-                self.apply_outcome(read[0], outcome)
+        for row, token, logprob in live:
+            self._advance(row, self._push_token, token, logprob)
 
-    def _push_tokens(self, reads: Sequence[Read]) -> list[Outcome]:
-        outcomes: list[Outcome] = []
-        failed: set[Request] = set()
-        for row, token, logprob in reads:
-            outcome = GOES_ON
-            if not failed or row.request not in failed:  # by another choice
-                with self.fails_next(row, "its text"):
-                    outcome = self._push_token(row, token, logprob)
-                if row.error is not None:
-                    outcome = Outcome(error=row.error)
-                    failed.add(row.request)
-            outcomes.append(outcome)
-        return outcomes
-
-    def _push_token(self, row: Row, token: int, logprob: Logprob | None) -> Outcome:
+    def _push_token(self, row: Row, token: int, logprob: Logprob | None) -> Progress:
         request = row.request
-        if row.error is not None:
-            return GOES_ON
         if token in request.stop_tokens:
             return _last(row, "stop")
         if row.constraint is not None:
@@ -171,31 +137,34 @@ class Requests:
             return _last(row, "stop", deltas)
         if len(row.tokens) >= request.max_tokens:
             return _last(row, "length", deltas)
-        return Outcome(deltas) if deltas else GOES_ON
-
-    # -- endings
+        return deltas, None
 
     def cut(self, row: Row) -> None:
-        outcome = None
-        with self.fails_next(row, "its text"):
-            outcome = _last(row, "length")
-        self.apply_outcome(row, outcome or Outcome(error=row.error))
+        self._advance(row, _last, "length")
 
-    def apply_outcome(self, row: Row, outcome: Outcome) -> None:
+    def _advance(self, row: Row, work: Callable[..., Progress], *how: Any) -> None:
+        """Do the row's own work, post its events, and end the row or its request if need be."""
         request = row.request
+        progress: Progress = (), None
         if row.finish is not None:  # another choice made its request fail
             return
-        if outcome.error is not None:
-            self.fail(request, outcome.error)
+        if row.error is None:
+            with self.fails_next(row, "its text"):
+                progress = work(row, *how)
+        if row.error is not None:
+            self.fail(request, row.error)
             return
-        if outcome.events:
-            self._engine.output.post(request, outcome.events)
-        if outcome.reason is None:
+        events, reason = progress
+        if events:
+            self._engine.output.post(request, events)
+        if reason is None:
             return
-        row.finish = outcome.reason
+        row.finish = reason
         self.release(request, [row])
         if not request.unfinished:
-            self._engine.output.end(request, outcome.reason)
+            self._engine.output.end(request, reason)
+
+    # -- endings
 
     def release(self, request: Request, rows: Sequence[Row]) -> None:
         """Free the resources of rows: their place in the batch, or their prefill."""
@@ -246,10 +215,10 @@ def _not_cached(request: Request, fault: Fault) -> None:
     log.error("request %s gets nothing from the prefix cache\n%s", request.id, fault.trace)
 
 
-def _last(row: Row, reason: FinishReason, deltas: Sequence[Delta] = ()) -> Outcome:
+def _last(row: Row, reason: FinishReason, deltas: Sequence[Delta] = ()) -> Progress:
     last, reason = row.output.finish(reason)
     end = Finish(index=row.index, reason=reason, stop=row.output.stopped or None)
-    return Outcome([*deltas, *last, end], reason)
+    return [*deltas, *last, end], reason
 
 
 def _fails(row: Row, part: str, fault: Fault) -> None:
