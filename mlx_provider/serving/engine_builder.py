@@ -13,7 +13,8 @@ import mlx.core as mx
 
 from ..config import EngineSettings
 from ..engine.engine import Engine
-from ..engine.execution.calibration import PassMemory, calibrate, compile_kernels
+from ..engine.execution.calibration import calibrate, compile_kernels
+from ..engine.execution.pass_memory import PassMemory
 from ..engine.execution.probe import Probe, Reserve, probe, unlimited
 from ..engine.execution.sampler import compiles
 from ..engine.memory import arrays

@@ -17,7 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 from .. import __version__
 from ..config import PREFIX, installed_version, state_folder
 from ..engine.execution.batch_layout import LAYOUTS
-from ..engine.execution.calibration import SHARED_UNMEASURED, PassBytes
+from ..engine.execution.calibration import SHARED_UNMEASURED
+from ..engine.execution.pass_memory import PassBytes
 from ..engine.execution.probe import Probe
 from ..engine.scheduling.chunking import Chunking
 from ..engine.scheduling.costs import UNMEASURED, Curve

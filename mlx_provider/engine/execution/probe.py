@@ -277,11 +277,12 @@ def one_step(
     found: Mapping[Row, list[mx.array]],
     chunk: MixedChunk | None = None,
     kept: Widths = NO_DRAFTS,
+    wrong: int = WRONG,
 ) -> mx.array:
     """One token for each row of the layout. Returns logits (B, vocab) of the last pass. `kept`:
-    rows with so many correct tokens, which stay, and `WRONG` wrong ones behind them."""
+    rows with so many correct tokens, which stay, and `wrong` ones behind them."""
     logits = mx.array([])
-    widths = {row: max(2, count + WRONG) for row, count in kept.items()}
+    widths = {row: max(2, count + wrong) for row, count in kept.items()}
     for each in layout.passes(chunk, widths):
         tokens: list[int] = []
         at: list[int] = []
