@@ -19,6 +19,7 @@ from typing import cast
 
 import mlx.core as mx
 
+from ...errors import UnsupportedModel
 from ...isolation import Isolation
 from ...protocol.event_queue import EventQueue
 from ...records import LoadedModel, PrefillChunk, Prompt
@@ -190,7 +191,9 @@ def _judge(run: Callable[[], Results]) -> Judgement:
         problems = [problem for row, found in pairs if (problem := row.problem(found))]
         widest = max(row.widest(found) for row, found in pairs)
         return Judgement(problems[0]) if problems else Judgement(widest=widest)
-    return Judgement(tried.fault.summary if tried.fault else "", failed=True)
+    fault = tried.fault
+    again = fault is None or not isinstance(fault.error, UnsupportedModel)
+    return Judgement(fault.summary if fault else "", failed=again)
 
 
 def _together(model: LoadedModel, rows: Sequence[SoloRow], name: str) -> Results:
