@@ -11,10 +11,10 @@ from weakref import WeakSet
 
 import mlx.core as mx
 
+from mlx_provider.families.caches import KVCache, PackedRows
 from mlx_provider.records import DeviceTokens, DraftRow
 
 from .head import BoundHead
-from .row_states import MOST_TOKENS, RowStates, States
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,39 @@ KV_SHARE = 4
 """At most 1/4 of the memory for a head and its rows."""
 UNASKED = 4096
 """Tokens of all rows whose states the engine keeps until it asks the head."""
+
+
+WINDOW = 1024
+"""Tokens of a row that a head attends to at least. Older ones are dropped before a row exceeds
+twice as many, so that memory does not grow with a reply; states carry earlier context."""
+STEP: int = KVCache.step
+MOST_TOKENS = 2 * WINDOW
+"""Largest capacity of a row: its window and the new tokens of one call."""
+
+
+class RowStates:
+    """The tokens of one row that a head has read, at their real positions."""
+
+    def __init__(self) -> None:
+        self.cache = KVCache()
+
+    @property
+    def token_bytes(self) -> int:
+        """0: there is no token."""
+        keys, values = self.cache.keys, self.cache.values
+        return 0 if keys is None else int((keys.nbytes + values.nbytes) // keys.shape[2])
+
+    def forget(self, tokens: int) -> None:
+        self.cache.trim(tokens)
+
+    def make_room(self, more: int) -> None:
+        """Remove tokens outside the window if the row could exceed `MOST_TOKENS`."""
+        cache = self.cache
+        if cache.offset + more + STEP <= MOST_TOKENS or cache.offset <= WINDOW:
+            return
+        last = slice(cache.offset - WINDOW, cache.offset)
+        self.cache = KVCache()
+        self.cache.update_and_fetch(cache.keys[..., last, :], cache.values[..., last, :])
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +156,7 @@ class HeadDrafting:
                 tokens, hidden = tokens[keep], hidden[keep]
             going = [seen[which] for which in at]
             places = mx.array([len(rows[which].tokens) + step - 2 for which in at], mx.int32)
-            hidden = self.head.after(tokens, hidden, States(going, [1] * len(at), places))
+            hidden = self.head.after(tokens, hidden, _packed(going, [1] * len(at), places))
         for row, own in zip(rows, seen, strict=True):
             own.forget(row.wanted - 1)
         return _by_row(len(rows), drawn)
@@ -138,7 +171,7 @@ class HeadDrafting:
             sizes.append(row.fresh)
             places += range(first - 1, len(row.tokens) - 1)  # a pair stands where its state does
         hidden = mx.concatenate([row.hidden for row in rows if row.hidden is not None])
-        states = States(seen, sizes, mx.array(places, mx.int32))
+        states = _packed(seen, sizes, mx.array(places, mx.int32))
         after = self.head.after(mx.array(tokens, mx.int32), hidden, states)
         return after[mx.array([end - 1 for end in accumulate(sizes)], mx.int32)]
 
@@ -149,7 +182,7 @@ def kv_bytes(room: int | None) -> int:
 
 def _token_bytes(head: BoundHead) -> int:
     seen, first = RowStates(), mx.array([0])
-    mx.eval(head.after(first, head.blank(), States([seen], [1], first)))
+    mx.eval(head.after(first, head.blank(), _packed([seen], [1], first)))
     return seen.token_bytes
 
 
@@ -159,3 +192,10 @@ def _by_row(rows: int, drawn: list[tuple[list[int], mx.array]]) -> list[DeviceTo
     for place, which in enumerate(which for at, _ in drawn for which in at):
         places[which].append(place)
     return [DeviceTokens(flat[mx.array(own)]) for own in places]
+
+
+def _packed(rows: Sequence[RowStates], sizes: Sequence[int], positions: mx.array) -> PackedRows:
+    """For one call of the layer. Without masks, each token attends to all tokens of its row, so
+    only the result of a row's last token is valid. `sizes`: tokens of each row; `positions`: (T,)
+    int32, row after row."""
+    return PackedRows([row.cache for row in rows], sizes, positions)

@@ -22,9 +22,8 @@ from mlx_provider.families.text import load_text
 from mlx_provider.records import DraftOptions, DraftRow
 from mlx_provider_mtp import refuses, start
 from mlx_provider_mtp.checkpoint import read
-from mlx_provider_mtp.drafting import HeadDrafting
+from mlx_provider_mtp.drafting import WINDOW, HeadDrafting
 from mlx_provider_mtp.head import load_head
-from mlx_provider_mtp.row_states import WINDOW
 from tiny import build
 
 TinyModels = Callable[..., Any]
