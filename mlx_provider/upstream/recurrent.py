@@ -14,8 +14,9 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -25,6 +26,7 @@ import mlx.nn as nn
 from ..errors import UnsupportedModel
 from ..records import Function
 from .cache_classes import ArraysCache, StateCache, StateHistory
+from .cache_lists import by_leaf, leaves
 
 RULES = {
     "gated_delta_update": ("q", "k", "v", "a", "b"),
@@ -180,10 +182,10 @@ class StateParts:
 def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> None:
     """Make each module accept `StateParts` that reads a state of `cache` while `run` runs. `run`
     calls the model on one token with the given cache; nothing is evaluated. Idempotent."""
-    if not any(isinstance(layer, ArraysCache) for layer in _leaves(cache)):
+    if not any(isinstance(layer, ArraysCache) for layer in leaves(cache)):
         return
     found: dict[type, bool] = {}
-    run([_watch(layer, found) for layer in cache])
+    run([by_leaf(partial(_watch, found), layer) for layer in cache])
     for kind, through in found.items():
         if not getattr(kind.__call__, ROUTES_ATTRIBUTE, False):
             setattr(kind, "__call__", _route_calls(kind.__call__, through=through))  # noqa: B010
@@ -222,18 +224,9 @@ def _route_calls(original: Callable[..., Any], *, through: bool) -> Callable[...
     return call
 
 
-def _leaves(cache: Sequence[Any]) -> Iterator[Any]:
-    for layer in cache:
-        yield from _leaves(layer.caches) if hasattr(layer, "caches") else [layer]
-
-
-def _watch(layer: Any, found: dict[type, bool]) -> Any:
+def _watch(found: dict[type, bool], layer: Any) -> Any:
     """An empty cache like `layer` that records the class of each module that accesses a state, and
     whether the module writes states only with methods of `StateCache`."""
-    if hasattr(layer, "caches"):
-        together = type(layer)()
-        together.caches = tuple(_watch(each, found) for each in layer.caches)
-        return together
     if not isinstance(layer, ArraysCache):
         return layer
     kind = type(layer)

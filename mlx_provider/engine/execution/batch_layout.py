@@ -16,20 +16,18 @@ its own, whose cache is never copied, and so is the last row of a group.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from ...upstream.batch_caches import RowCache, counting_alike, mergeable, merged, rows_of
+from ...upstream.cache_lists import by_leaf, leaves
 from ...upstream.shared_kv import Prefix, prefix_of
-from ..memory import MemoryProfile, leaves, profile
+from ..memory import MemoryProfile, profile
 from ..request import Row
 from ..sizes import whole_steps
 from .grouped_kv import GroupedKV, MixedChunk, WideRow, fillers, joined, split, with_wide_rows
-
-log = logging.getLogger(__name__)
 
 LAYOUTS = ("grouped", "merged", "solo")
 """Best first."""
@@ -124,7 +122,7 @@ class Tile:
         self.missing = max(0, size - len(self.rows))
         own = self.caches()
         if self.missing:
-            own.append([fillers(layer) for layer in own[0]])
+            own.append([by_leaf(fillers, layer) for layer in own[0]])
             self.sizes.append(self.missing)
         self._joined = joined(own, self.sizes) if len(own) > 1 else None
         for layer in leaves(self._joined or []) if size else ():

@@ -16,8 +16,9 @@ from ...isolation import Isolation
 from ...records import LoadedModel
 from ...records.extensions import MOST_DRAFTS
 from ...upstream.cache_classes import take_back
+from ...upstream.cache_lists import leaves
 from ...upstream.shared_kv import SHAREABLE, divide
-from ..memory import MemoryProfile, leaves, profile
+from ..memory import MemoryProfile, profile
 from ..request import Row
 from ..row_cache import grow_by
 from ..scheduling.chunking import LONGEST_GAP, WIDE

@@ -12,7 +12,8 @@ from typing import Any
 import mlx.core as mx
 
 from ...records import LoadedModel, PrefillChunk, Prompt
-from ..memory import arrays, leaves
+from ...upstream.cache_lists import leaves
+from ..memory import arrays
 from ..row_cache import grow_by
 from ..scheduling.chunking import fixed_sizes, worthwhile
 from ..scheduling.costs import Curve

@@ -23,8 +23,9 @@ from ...errors import UnsupportedModel
 from ...isolation import Isolation
 from ...protocol.event_queue import EventQueue
 from ...records import LoadedModel, PrefillChunk, Prompt
+from ...upstream.cache_lists import leaves
 from ...upstream.shared_kv import FEW, SHAREABLE, divide
-from ..memory import MemoryProfile, arrays, leaves, profile
+from ..memory import MemoryProfile, arrays, profile
 from ..request import Request, Row, RowOutput, SamplingParams
 from . import solo_rows
 from .batch_layout import NO_DRAFTS, Layout, Widths
