@@ -22,7 +22,6 @@ PATCHES = (
     UpstreamPatch("mlx_vlm.models.base.scaled_dot_product_attention", VLM, ATTENTION),
     UpstreamPatch("mlx_vlm.models.qwen3_5.language._precise_swiglu", VLM, ACTIVATION),
     UpstreamPatch("mlx_vlm.models.qwen3_5.gated_delta.gated_delta_chunked", VLM, DELTA),
-    UpstreamPatch("mlx_vlm.models.qwen3_5.gated_delta.gated_delta_ops", VLM, DELTA),
 )
 
 

@@ -16,8 +16,6 @@ from .attention import numpy_alone
 
 CHUNK = 16
 """Tokens; a power of two."""
-WORTH = 1 << 15
-"""Values of a state below which one token costs less than waiting for it."""
 LEAST_DECAY = 1e-6
 """A decay that underflows to zero would make quotients NaN."""
 
@@ -50,27 +48,6 @@ def gated_delta(
     B, H, _, _, Dv = out.shape
     rows = out.transpose(0, 2, 3, 1, 4).reshape(B, count * size, H, Dv)
     return mx.array(rows[:, :tokens]), mx.array(after)
-
-
-def gated_delta_step(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    g: mx.array,
-    beta: mx.array,
-    state: mx.array,
-) -> tuple[mx.array, mx.array]:
-    """`gated_delta` for one token of every row (T = 1), by the plain rule."""
-    numpy_alone()
-    mx.eval(q, k, v, g, beta, state)
-    repeats = v.shape[2] // k.shape[2]
-    query, key = (np.repeat(np.asarray(x)[:, 0], repeats, 1) for x in (q, k))
-    value, decay, rate = (np.asarray(x)[:, 0] for x in (v, g, beta))
-    held = np.asarray(state) * decay[..., None, None]
-    new = (value - (held @ key[..., None])[..., 0]) * rate[..., None]
-    held += new[..., None] * key[..., None, :]
-    out = (held @ query[..., None])[..., 0]
-    return mx.array(out[:, None]), mx.array(held)
 
 
 def _chunks(x: Floats, count: int, size: int) -> Floats:

@@ -9,7 +9,7 @@ import pytest
 from mlx_vlm.models.qwen3_5.gated_delta import gated_delta_ops
 
 from mlx_provider_cpu import gated_delta
-from mlx_provider_cpu.functions import _delta_chunks, _delta_step
+from mlx_provider_cpu.functions import _delta_chunks
 
 
 def upstreams() -> Any:
@@ -44,23 +44,6 @@ def test_keys_are_shared_among_heads_and_a_decay_of_nothing_is_survived(
     compare(gated_delta.gated_delta(*arrays), upstreams()(*arrays))
 
 
-@pytest.mark.parametrize(("rows", "ours"), [(1, False), (8, True)])
-def test_one_token_of_many_rows_is_numpys(
-    rows: int, ours: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-    step = gated_delta.gated_delta_step
-    monkeypatch.setattr(
-        gated_delta, "gated_delta_step", lambda *arrays: (asked.append(1), step(*arrays))[1]
-    )
-    arrays = given(rows, 1, keys=4, heads=16, size=128)
-    before = mx.array(arrays[-1])
-    found = _delta_step(upstreams())(*arrays)
-    compare(found, upstreams()(*arrays))
-    assert bool(asked) == ours
-    assert mx.array_equal(arrays[-1], before).item()
-
-
 def test_masked_and_half_precision_calls_are_upstreams() -> None:
     def original(*arrays: Any, **more: Any) -> tuple[int, dict[str, Any]]:
         return len(arrays), more
@@ -70,5 +53,3 @@ def test_masked_and_half_precision_calls_are_upstreams() -> None:
     assert _delta_chunks(original)(*arrays, mask, C=16) == (7, {"C": 16})
     halves = [array.astype(mx.bfloat16) for array in arrays]
     assert _delta_chunks(original)(*halves) == (7, {})
-    assert _delta_step(original)(*halves) == (7, {})
-    assert _delta_step(original)(*arrays) == (7, {})
