@@ -14,7 +14,6 @@ import mlx.core as mx
 
 from mlx_provider import PrefillChunk, Prompt
 from mlx_provider.families.caches import KVCache, PackedRows, RotatingKVCache
-from mlx_provider.families.logits import failure
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import DeviceTokens, DraftRow
 
@@ -30,8 +29,6 @@ PIECE = 256
 """Prompt tokens per call: about a step of the larger model."""
 KV_BYTES = 2**31
 """Limit of all rows' caches; one row is always followed."""
-CLOSE = 0.05
-"""Tolerance of logits in a batch, as a share of the largest one."""
 
 
 def longest(cache: Sequence[Any]) -> int:
@@ -82,7 +79,7 @@ class DraftModel(ScoringModel):
         self._places = max(1, kv_bytes // each)
         self.kv_bytes = self._places * each
         self._followed: WeakSet[RowContext] = WeakSet()
-        self._together = not failure(self._alike)
+        self._together = "grouped" in model.kv_layouts  # else attention takes no separate rows
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int] | None]:
         contexts = [self._context_of(row) for row in rows]
@@ -173,21 +170,3 @@ class DraftModel(ScoringModel):
         last = self._model.info.vocab_size - 1
         prompt = Prompt([min(token, last) for token in tokens])
         return self._model.prefill(PrefillChunk(prompt, 0, len(tokens), own.cache))
-
-    def _alike(self) -> str:
-        """Why rows in one pass differ from each row alone; empty: they do not."""
-        new = [[3, 1, 4], [1, 5]]
-        alone, company = ([self._read_some(n) for n in (9, 2)] for _ in range(2))
-        apart = [
-            self._pass([each], mx.array(own), [len(own)])
-            for each, own in zip(alone, new, strict=True)
-        ]
-        one = mx.concatenate(apart)
-        other = self._pass(company, mx.array([*new[0], *new[1]]), [3, 2])
-        most = CLOSE * mx.max(mx.abs(one))
-        return "" if mx.all(mx.abs(one - other) <= most).item() else "other logits"
-
-    def _read_some(self, count: int) -> list[Any]:
-        own = RowContext(self._model.make_cache())
-        mx.eval(self._after(own, range(count)))
-        return own.cache

@@ -1,11 +1,9 @@
 """Drafts of a head for all rows at once: it reads the new tokens, then its own guesses, which stay
-on the device. The acceptance of first guesses shows a useless head."""
+on the device."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from weakref import WeakSet
 
@@ -16,11 +14,6 @@ from mlx_provider.records import DeviceTokens, DraftRow
 
 from .head import BoundHead
 
-log = logging.getLogger(__name__)
-
-TRIED = 500
-CHANCE = 0.02
-"""Acceptance rate below which a drafter is useless."""
 KV_BYTES = 2**29
 """Limit of keys and values of all rows; one row is always followed."""
 KV_SHARE = 4
@@ -62,54 +55,10 @@ class RowStates:
         self.cache.update_and_fetch(cache.keys[..., last, :], cache.values[..., last, :])
 
 
-@dataclass(frozen=True, eq=False)
-class Guess:
-    place: int
-    """Index in the row of the first guess."""
-    tokens: DeviceTokens
-
-
-@dataclass
-class Judged:
-    name: str
-    tried: int = 0
-    guesses: list[tuple[DeviceTokens, int]] = field(default_factory=list)
-    """(guess, real token), until there are `TRIED`."""
-
-    def look(self, guess: Guess | None, tokens: Sequence[int]) -> None:
-        """Count a row's last guesses, if the real tokens are known. Warns once."""
-        if guess is None or guess.place >= len(tokens):
-            return
-        self.tried += 1
-        if self.tried > TRIED:
-            return
-        self.guesses.append((guess.tokens.first(1), tokens[guess.place]))
-        if self.tried < TRIED:
-            return
-        held = sum(first[0] == came for first, came in self.guesses)
-        self.guesses.clear()
-        if held < CHANCE * TRIED:
-            log.warning(
-                "%s drafts at chance: %d of %d first guesses held; it was not "
-                "trained, or not with these weights. Set drafter: off, or another one",
-                self.name,
-                held,
-                TRIED,
-            )
-
-
-@dataclass
-class Known:
-    states: RowStates
-    guess: Guess | None = None
-
-
 class HeadDrafting:
-    def __init__(self, head: BoundHead, name: str, *, kv_bytes: int = KV_BYTES) -> None:
-        """`name`: kind and checkpoint of the drafter; `kv_bytes`: limit for keys and values of all
-        rows."""
+    def __init__(self, head: BoundHead, *, kv_bytes: int = KV_BYTES) -> None:
+        """`kv_bytes`: limit for keys and values of all rows."""
         self.head = head
-        self.judged = Judged(name)
         most = MOST_TOKENS * _token_bytes(head)
         self._places = max(1, kv_bytes // most)
         self.kv_bytes = self._places * most
@@ -123,22 +72,19 @@ class HeadDrafting:
         if not able:
             return [[] for _ in rows]
         found = self._guesses(able, [self._seen(row) for row in able])
-        for row, tokens in zip(able, found, strict=True):
-            row.state.guess = Guess(len(row.tokens), tokens)
         by_row = dict(zip(map(id, able), found, strict=True))
         return [by_row.get(id(row), ()) for row in rows]
 
     def _room(self, row: DraftRow) -> bool:
         if row.state is None and len(self._followed) < self._places:
-            row.state = Known(RowStates())
-            self._followed.add(row.state.states)
+            row.state = RowStates()
+            self._followed.add(row.state)
         return row.state is not None
 
     def _seen(self, row: DraftRow) -> RowStates:
-        known: Known = row.state
-        known.states.make_room(row.fresh + row.wanted)
-        self.judged.look(known.guess, row.tokens)
-        return known.states
+        states: RowStates = row.state
+        states.make_room(row.fresh + row.wanted)
+        return states
 
     def _guesses(self, rows: Sequence[DraftRow], seen: Sequence[RowStates]) -> list[DeviceTokens]:
         """Guesses, per row at most as many as it wants. `seen`: what the head has read."""
