@@ -267,8 +267,8 @@ def test_certain_drafts_of_one_row_pay_only_if_other_rows_lose_less() -> None:
 def test_tokens_are_read_first_if_foretold_text_often_begins() -> None:
     policy, value, name = Policy(), AcceptanceRate(), AcceptanceRate()
     for at in range(40):
-        policy.known_text.learn_beginning(value, begun=False)
-        policy.known_text.learn_beginning(name, begun=at % 3 == 0)
+        policy.known_text.begins.learn_both(value, 0)
+        policy.known_text.begins.learn_both(name, int(at % 3 == 0))
 
     def seconds(drafts: int) -> float:
         return 0.020

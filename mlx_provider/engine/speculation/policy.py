@@ -192,6 +192,21 @@ class AcceptanceRate:
 
 
 @dataclass
+class SharedRate(AcceptanceRate):
+    """Of all rows together, which a new row is expected to have, too."""
+
+    memory: int = LASTING
+    hope: float = HOPE
+
+    def chance(self, row: AcceptanceRate) -> float:
+        return row.share(self.share(self.hope))
+
+    def learn_both(self, row: AcceptanceRate, held: int, tried: int = 1) -> None:
+        row.learn(held, tried)
+        self.learn(held, tried)
+
+
+@dataclass
 class RowAcceptance(AcceptanceRate):
     missed: int = 0
     due: int = 0
@@ -215,14 +230,14 @@ Rows = Sequence[Sequence[RowAcceptance | None]]
 
 @dataclass
 class DrafterAcceptance:
-    everyone: AcceptanceRate = field(default_factory=lambda: AcceptanceRate(LASTING))
+    everyone: SharedRate = field(default_factory=SharedRate)
     held: list[float] = field(default_factory=lambda: [0.0] * MOST_DRAFTS)
     """Accepted drafts by position."""
     expected: list[float] = field(default_factory=lambda: [0.0] * MOST_DRAFTS)
     """Expected accepted drafts by position, from the acceptance rate of each row."""
 
     def chances(self, row: RowAcceptance, most: int) -> Chances:
-        share = row.share(self.everyone.share(HOPE))
+        share = self.everyone.chance(row)
         places = [
             (held + PLACES) / (expected + PLACES)
             for held, expected in zip(self.held[:most], self.expected, strict=False)
@@ -230,22 +245,21 @@ class DrafterAcceptance:
         return [*accumulate((min(SUREST, share * each) for each in places), mul)]
 
     def learn(self, row: RowAcceptance, drafts: int, held: int) -> None:
-        share, tried = row.share(self.everyone.share(HOPE)), min(max(1, drafts), held + 1)
+        share, tried = self.everyone.chance(row), min(max(1, drafts), held + 1)
         kept = 1 - 1 / LASTING
         for at in range(min(tried, MOST_DRAFTS)):
             self.expected[at] = kept * self.expected[at] + share
             self.held[at] = kept * self.held[at] + (at < held)
-        row.learn(held, tried)
-        self.everyone.learn(held, tried)
+        self.everyone.learn_both(row, held, tried)
 
 
 @dataclass
 class KnownText:
     most: int = MOST_DRAFTS
     costs: DraftCosts = field(default_factory=DraftCosts)
-    foretold: AcceptanceRate = field(default_factory=lambda: AcceptanceRate(LASTING))
+    foretold: SharedRate = field(default_factory=SharedRate)
     """Acceptance of predicted tokens, whether they were drafts or not."""
-    begins: AcceptanceRate = field(default_factory=lambda: AcceptanceRate(LASTING))
+    begins: SharedRate = field(default_factory=lambda: SharedRate(hope=BEGINS))
     """How often predicted text begins after a token that was not predicted."""
 
     def worthwhile(self, chances: Sequence[float], rows: int, seconds: Seconds) -> int:
@@ -261,24 +275,13 @@ class KnownText:
                 best, most = drafts, gained
         return best
 
-    def foresees(self, row: AcceptanceRate) -> float:
-        return row.share(self.foretold.share(HOPE))
-
     def reads_first(self, row: AcceptanceRate, rows: int, seconds: Seconds) -> bool:
         """Whether reading a row's last token before the next pass gains more than all rows lose,
         because predicted text may begin after it. That saves one pass. `row`: its own results, see
         `begins`; rows, `seconds`: see `worthwhile`."""
-        chance = row.share(self.begins.share(BEGINS))
-        return log1p(chance) > rows * (log1p(self.costs.aside / seconds(0)) + MARGIN)
-
-    def learn_beginning(self, row: AcceptanceRate, *, begun: bool) -> None:
-        """Count a token that the forecast did not predict. `begun`: it predicts the next one."""
-        row.learn(int(begun), 1)
-        self.begins.learn(int(begun), 1)
-
-    def learn_forecast(self, row: AcceptanceRate, *, right: bool) -> None:
-        row.learn(int(right), 1)
-        self.foretold.learn(int(right), 1)
+        return log1p(self.begins.chance(row)) > rows * (
+            log1p(self.costs.aside / seconds(0)) + MARGIN
+        )
 
 
 @dataclass

@@ -300,9 +300,9 @@ class Speculation:
             row.forecast.advance(token)
             own, known = self.rows.get(row), self.policy.known_text
             if own is not None and predicted:
-                known.learn_forecast(own.foretold, right=predicted[0] == token)
+                known.foretold.learn_both(own.foretold, int(predicted[0] == token))
             elif own is not None and followed:
-                known.learn_beginning(own.begins, begun=bool(row.forecast.likely()))
+                known.begins.learn_both(own.begins, int(bool(row.forecast.likely())))
 
     def _worthwhile(
         self, row: Row, rows: int, seconds: Seconds, *, drawn: int = 0
@@ -315,7 +315,7 @@ class Speculation:
         if len(run) <= drawn:
             return ()
         known = self.policy.known_text
-        chance = known.foresees(self.rows[row].foretold)
+        chance = known.foretold.chance(self.rows[row].foretold)
         chances = [1.0 if at < certain else chance for at in range(drawn, len(run))]
         worth = known.worthwhile(chances, rows, seconds)
         return run[drawn : drawn + worth]

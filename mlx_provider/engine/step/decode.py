@@ -18,7 +18,15 @@ import mlx.core as mx
 
 from ...isolation import Fault, Isolation
 from ...upstream.cache_classes import whole_windows
-from ..execution.decode_batch import NO_DRAFTS, DecodeBatch, Drafts, Forward, PassResult, read_drawn
+from ..execution.decode_batch import (
+    NO_DRAFTS,
+    DecodeBatch,
+    Drafts,
+    Forward,
+    PassResult,
+    Pending,
+    read_drawn,
+)
 from ..execution.sampler import Drawn, draw
 from ..request import PrefillJob, Row
 from ..row_cache import grow_by
@@ -266,7 +274,7 @@ class Decode:
     def _first_token(self, row: Row, drawn: Drawn) -> bool:
         """Take a token one step before the row joins. Returns whether the row continues."""
         with self._engine.requests.isolated(row.request, "its sampling") as work:
-            read = read_drawn(drawn, {row: 0})
+            read = read_drawn(drawn, {row: Pending(drawn, 0, committed=False)})[row]
         if work.fault is not None:
             return False
         self._engine.requests.take_tokens(read, self._engine.clock())
