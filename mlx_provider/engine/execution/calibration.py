@@ -74,9 +74,8 @@ takes as long as the additional kernels (by arithmetic for 400 GB/s)."""
 SHARED_GAIN = 1.2
 """They share a prefix as long as that of the trial where a step with copies takes this many times
 as long. On an H100, copies of 10,000 tokens were faster (36 against 41 ms)."""
-MOST_TOKENS = 32_768
-"""Otherwise from so many tokens on, because memory counts more: a copy of them for an 8B model has
-4.8 GB."""
+NOT_FASTER = 2**31
+"""Otherwise only one whose copies take much of the free memory."""
 SHARED_DEPTH, SLOW_SHARED_DEPTH = 4096, 1024
 """Tokens of the prefix in the trial, on a GPU and on a CPU."""
 TAIL = 16
@@ -253,7 +252,7 @@ def least_shared(passes: OnDevice, prefix: int) -> int:
         copies = passes.rows(alike, "grouped")
         shared = passes.rows(alike, "grouped", shared=prefix) if copies else ()
         if shared:
-            return prefix if min(copies[1:]) >= SHARED_GAIN * min(shared[1:]) else MOST_TOKENS
+            return prefix if min(copies[1:]) >= SHARED_GAIN * min(shared[1:]) else NOT_FASTER
     return SHARED_UNMEASURED
 
 
