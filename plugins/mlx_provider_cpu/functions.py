@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mlx_provider import Replacement
 from mlx_provider.records import Function, Parts, parts_of
 
-from . import attention, gated_delta
+from . import attention
 
 WORTH = 1 << 13
 """Elements below which synchronisation costs more than it saves."""
@@ -118,18 +118,6 @@ def _vision_attention(original: Function) -> Function:
     return call
 
 
-def _delta_chunks(original: Function) -> Function:
-    def call(
-        q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any, mask: Any = None, **more: Any
-    ) -> Any:
-        arrays = (q, k, v, g, beta, state)
-        if mask is None and all(array.dtype == mx.float32 for array in arrays):
-            return gated_delta.gated_delta(*arrays)
-        return original(*arrays, mask, **more)
-
-    return call
-
-
 REPLACEMENTS = (
     Replacement("mlx.nn.layers.activations", "gelu_approx", _elementwise(gelu_tanh)),
     Replacement("mlx_lm.models.activations", "precise_swiglu", _elementwise(_precise_swiglu)),
@@ -140,8 +128,5 @@ REPLACEMENTS = (
     Replacement("mlx_vlm.models.base", "scaled_dot_product_attention", _attention),
     Replacement(
         "mlx_vlm.models.qwen3_5.language", "_precise_swiglu", _elementwise(_precise_swiglu)
-    ),
-    Replacement(
-        "mlx_vlm.models.qwen3_5.gated_delta", "gated_delta_chunked", _delta_chunks, at_home=True
     ),
 )
