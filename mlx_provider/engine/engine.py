@@ -22,7 +22,6 @@ from .scheduling.scheduler import Scheduler
 from .sizes import FixedShapes
 from .sparse_prefill import SparsePrefill
 from .speculation.speculation import Speculation
-from .speculation.step import DraftStep
 from .step.decode import Decode, Decoded
 from .step.prefill import Prefill, Prefilled
 from .step.requests import Requests
@@ -61,7 +60,7 @@ class Engine:
         self.recent = Recent()
         self.batching = Batching(model, layout, mixes=mixes, fixed=fixed)
         self.batch = self.batching.rows
-        self.drafting = DraftStep(speculation, scheduler, recorder, self.recent)
+        self.drafting = speculation or Speculation(vocab=0)
         self.timer = PassTimer(scheduler.costs)
         self.token_names = TokenNames(model.tokenizer)
         self.features = features or FeatureCache(0)

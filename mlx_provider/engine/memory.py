@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from ..upstream.cache_lists import leaves
 from .sizes import whole_steps
 
 RESERVE = 0.15
@@ -71,15 +72,6 @@ def profile(cache: Sequence[Any]) -> MemoryProfile:
 def arrays(cache: Sequence[Any]) -> list[mx.array]:
     found = (a for layer in leaves(cache) for _, a in tree_flatten(layer.state))
     return [a for a in found if isinstance(a, mx.array)]
-
-
-def leaves(cache: Sequence[Any]) -> list[Any]:
-    """Opens lists of caches (`CacheList`)."""
-    found: list[Any] = []
-    for layer in cache:
-        inner = getattr(layer, "caches", None)
-        found.extend([layer] if inner is None else leaves(inner))
-    return found
 
 
 def memory_limit(chosen: int | None) -> int:

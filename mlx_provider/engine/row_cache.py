@@ -28,8 +28,8 @@ from typing import Any
 import mlx.core as mx
 
 from ..upstream.cache_classes import SparseKVCache
+from ..upstream.cache_lists import leaves
 from ..upstream.shared_kv import SharedRow, arrays_of
-from .memory import leaves
 from .sizes import whole_steps
 
 KV = frozenset({"keys", "values", "offset"})

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from ..isolation import Isolation
 from ..records import LoadedModel, ScoresPrompts, Scoring
 from ..upstream.cache_classes import sparse, unsupported, widest_window
+from ..upstream.cache_lists import leaves
 from .execution.batching import CircuitBreaker
 from .execution.grouped_kv import MixedChunk, with_wide_rows
 from .execution.solo_rows import decoding, some_tokens
-from .memory import leaves
 from .request import PrefillJob
 
 CHUNK = 32

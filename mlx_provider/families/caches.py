@@ -10,9 +10,13 @@ return only hidden states. Without `route`, long prompts run in separate passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
+import mlx.core as mx
+
+from ..records import Parts, Run
 from ..upstream import recurrent
 from ..upstream.cache_classes import (
     KVCache,
@@ -25,6 +29,7 @@ from .logits import failure
 
 __all__ = [
     "KVCache",
+    "PackedRows",
     "RotatingKVCache",
     "StateCache",
     "appended",
@@ -63,3 +68,31 @@ def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> str:
         return ""
 
     return failure(attempt)
+
+
+class PackedRows:
+    """One layer's caches of some rows, for a model that treats each of their `counts` tokens as a
+    row. Attention must be patched (`families.layers`)."""
+
+    def __init__(self, caches: Sequence[Any], counts: Sequence[int], offset: mx.array) -> None:
+        """`offset`: positions of all tokens, (tokens,) int32."""
+        self.offset = offset
+        edges = pairwise(accumulate(counts, initial=0))
+        self._runs = [
+            Run(cache, slice(*edge), turned=True) for cache, edge in zip(caches, edges, strict=True)
+        ]
+
+    def make_mask(self, N: int, *args: Any, **kwargs: Any) -> list[Any]:
+        """One mask per row. `N`: tokens per row for the model, always 1."""
+        counts = [run.rows.stop - run.rows.start for run in self._runs]
+        pairs = zip(self._runs, counts, strict=True)
+        return [run.cache.make_mask(count, *args, **kwargs) for run, count in pairs]
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
+        """Append (tokens, heads, 1, D): to each row its tokens, as (1, heads, tokens, D)."""
+        pairs = [
+            run.cache.update_and_fetch(*(each[run.rows].swapaxes(0, 2) for each in (keys, values)))
+            for run in self._runs
+        ]
+        all_keys, all_values = (list(each) for each in zip(*pairs, strict=True))
+        return Parts(all_keys, self._runs), Parts(all_values, self._runs)

@@ -3,8 +3,8 @@
 `route_attention(model)`, once after loading, makes the attention of mlx-lm's and mlx-vlm's models
 understand groups of rows; without it rows decode merged, or one by one. A model's own layers must
 call a `scaled_dot_product_attention` that stands at the top of their module, imported from
-`mlx_lm.models.base`. Inside `with Watched(model, watch)`, `watch` gets what each layer's attention
-compares.
+`mlx_lm.models.base`. Inside `with watch_attention(model, watch)`, `watch` gets what each layer's
+attention compares.
 
 `patch(modules, name, make)`: `make(original)` replaces `name` in the modules. All models of an
 architecture share them, so the result must be correct for each. Inside `with Unpatched(model)`, the
@@ -23,17 +23,17 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map_with_path, tree_unflatten
 
-from ..upstream.attention import Watched
 from ..upstream.attention import route as route_attention
+from ..upstream.attention import watch_attention
 from ..upstream.patching import Unpatched, patch
 
 __all__ = [
     "QUANTISED",
     "Unpatched",
-    "Watched",
     "expand",
     "patch",
     "route_attention",
+    "watch_attention",
 ]
 
 QUANTISED = (

@@ -109,36 +109,24 @@ def _start_able(
     given_one = [d for d in drafters if d.reads_draft_model and given.model is not None]
     started: list[Running] = []
     refusals: list[str] = []
-    for drafter in given_one:
-        found, refusal = _try(drafter, folder, model, given)
-        started += [found] if found else []
-        refusals += [refusal] if refusal else []
-        if started:
-            break
-    if refusals and not started:
-        log.warning("draft_model %s is not used: %s", given.model, "; ".join(refusals))
-    for drafter in (d for d in drafters if d not in given_one):
-        if drafter.hidden and any(each.drafter.hidden for each in started):
+    for drafter in (*given_one, *(d for d in drafters if d not in given_one)):
+        first = drafter in given_one
+        if (first and started) or (drafter.hidden and any(each.drafter.hidden for each in started)):
             continue
         taken = sum(each.nbytes for each in started)
         left = given if given.room is None else replace(given, room=given.room - taken)
-        found, _ = _try(drafter, folder, model, left)
-        started += [found] if found else []
+        with Isolation() as tried:
+            started.append(_start(drafter, folder, model, left))
+        if (fault := tried.fault) is None:
+            continue
+        if isinstance(fault.error, Unfit):
+            log.info("drafter %s is not used: %s", drafter.name, fault.error)
+            refusals += [f"drafter {drafter.name}: {fault.error}"] if first else []
+        else:
+            log.warning("%s%s", _why(drafter, fault), Trace(f"\n{fault.trace}"))
+    if refusals and not any(each.drafter in given_one for each in started):
+        log.warning("draft_model %s is not used: %s", given.model, "; ".join(refusals))
     return started
-
-
-def _try(
-    drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptions
-) -> tuple[Running | None, str]:
-    with Isolation() as tried:
-        return _start(drafter, folder, model, given), ""
-    fault = tried.fault
-    if fault is not None and isinstance(fault.error, Unfit):
-        log.info("drafter %s is not used: %s", drafter.name, fault.error)
-        return None, f"drafter {drafter.name}: {fault.error}"
-    if fault is not None:
-        log.warning("%s%s", _why(drafter, fault), Trace(f"\n{fault.trace}"))
-    return None, ""
 
 
 def _why(drafter: Drafter, fault: Fault) -> str:

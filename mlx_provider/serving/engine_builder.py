@@ -13,7 +13,8 @@ import mlx.core as mx
 
 from ..config import EngineSettings
 from ..engine.engine import Engine
-from ..engine.execution.calibration import PassMemory, calibrate, compile_kernels
+from ..engine.execution.calibration import calibrate, compile_kernels
+from ..engine.execution.pass_memory import PassMemory
 from ..engine.execution.probe import Probe, Reserve, probe, unlimited
 from ..engine.execution.sampler import compiles
 from ..engine.memory import arrays
@@ -48,6 +49,8 @@ log = logging.getLogger(__name__)
 MakeCache = Callable[[], list[Any]]
 
 MEASUREMENTS = 2
+COPIES = 8
+"""Rows share a prefix if so many copies of it would fill the free memory."""
 NOT_EVERYWHERE = ("bfloat16", "float16")
 """Dtypes in which some devices cannot run every layer (experts on a CPU, mlx 0.32.4)."""
 TRIAL_TOKENS = 4
@@ -173,9 +176,15 @@ class EngineBuilder:
             kv.name,
             kv.make_cache,
             in_place=in_place,
-            least=measured.least_shared if in_place and found.shares else None,
+            least=self._least_shared(measured) if in_place and found.shares else None,
             memory=found.memory,
         )
+
+    def _least_shared(self, measured: Measured) -> int:
+        """Tokens from which on rows share a prefix: it is faster, or memory is short."""
+        ledger, memory = self._budgets.ledger, measured.probe.memory
+        free = max(0, ledger.free - ledger.live())
+        return max(1, min(measured.least_shared, free // (COPIES * max(1, memory.token_bytes))))
 
     def _scheduler(
         self,

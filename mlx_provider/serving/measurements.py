@@ -9,6 +9,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import mlx.core as mx
@@ -17,7 +18,8 @@ from pydantic import TypeAdapter, ValidationError
 from .. import __version__
 from ..config import PREFIX, installed_version, state_folder
 from ..engine.execution.batch_layout import LAYOUTS
-from ..engine.execution.calibration import SHARED_UNMEASURED, PassBytes
+from ..engine.execution.calibration import SHARED_UNMEASURED
+from ..engine.execution.pass_memory import PassBytes
 from ..engine.execution.probe import Probe
 from ..engine.scheduling.chunking import Chunking
 from ..engine.scheduling.costs import UNMEASURED, Curve
@@ -72,7 +74,7 @@ LARGEST = 2**20
 ENTRIES = 64
 """Entries (model and KV cache); the oldest is dropped first."""
 UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm")
-FORMAT = 11
+FORMAT = 12
 """Version of the measurements and their method. Entries of other versions are not used."""
 
 
@@ -96,15 +98,14 @@ class Measured:
     def sound(self) -> bool:
         """Whether this version can have written it."""
         curve = self.curve
-        numbers = [self.probe.noise_floor, curve.first, *vars(self.passes).values()]
-        for points in (curve.widths, curve.depths, curve.rows, curve.drafts):
-            numbers += [number for point in points for number in point]
+        points = chain(curve.widths, curve.depths, curve.rows, curve.drafts)
+        numbers = chain(*points, vars(self.passes).values(), (self.probe.noise_floor, curve.first))
         return (
             self.probe.layout in LAYOUTS
             and bool(curve.widths)
             and self.least_shared > 0
             and math.isfinite(curve.saved or 0)
-            and all(math.isfinite(number) and number >= 0 for number in numbers)
+            and all(0 <= number < math.inf for number in numbers)
         )
 
 

@@ -18,8 +18,7 @@ from ..engine.request import PrefillJob, Request, Row, SamplingParams
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
 from ..engine.sizes import FixedShapes
-from ..engine.speculation.costs import Ask, Asks
-from ..engine.speculation.policy import Policy, RowAcceptance
+from ..engine.speculation.policy import Ask, Asks, Policy, RowAcceptance
 from ..engine.step_output import Recorder
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Delta, Event, FinishReason, TokenLogprob

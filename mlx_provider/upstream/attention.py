@@ -13,17 +13,17 @@ attention stores every score (queries times keys times heads). On CUDA, all quer
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from ..records import Function, Parts, Run
-from .patching import namespaces, patch
+from .patching import namespaces, patch, unpatch
 from .shared_kv import Call, Shared, attend_apart, calls_of, multiplies_quantised
 
-__all__ = ["Parts", "Run", "Watched", "route", "routed"]
+__all__ = ["Parts", "Run", "route", "routed", "watch_attention"]
 
 NAME = "scaled_dot_product_attention"
 PARAMETERS = ("scale", "mask", "sinks")
@@ -110,36 +110,26 @@ Watch = Callable[[mx.array, mx.array, Any, float], None]
 """Arguments: queries (B, H, L, D), keys (B, Hk, S, D) in the cache's format, cache, scale."""
 
 
-class Watched:
-    """A context in which each call of a model's attention first calls `watch`.
+@contextmanager
+def watch_attention(model: Any, watch: Watch) -> Iterator[None]:
+    """Each call of a model's attention first calls `watch`. Models of one architecture share the
+    patched modules, so no other may run meanwhile: engine thread only."""
 
-    Models of one architecture share the patched modules, so no other may run meanwhile: engine
-    thread only.
-    """
+    def watching(function: Function) -> Function:
+        @functools.wraps(function)
+        def attend(
+            queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, **kwargs: Any
+        ) -> mx.array:
+            named = dict(zip(PARAMETERS, args, strict=False)) | kwargs
+            watch(queries, keys, cache, named["scale"])
+            found: mx.array = function(queries, keys, values, cache, *args, **kwargs)
+            return found
 
-    def __init__(self, model: Any, watch: Watch) -> None:
-        self._modules = [m for m in namespaces(model) if callable(getattr(m, NAME, None))]
-        self._watch = watch
-        self._before: list[tuple[ModuleType, Function]] = []
+        return attend
 
-    def __enter__(self) -> None:
-        self._before = [(module, getattr(module, NAME)) for module in self._modules]
-        for module, function in self._before:
-            setattr(module, NAME, _watching(function, self._watch))
-
-    def __exit__(self, *raised: object) -> None:
-        for module, function in self._before:
-            setattr(module, NAME, function)
-
-
-def _watching(function: Function, watch: Watch) -> Function:
-    @functools.wraps(function)
-    def attend(
-        queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, **kwargs: Any
-    ) -> mx.array:
-        named = dict(zip(PARAMETERS, args, strict=False)) | kwargs
-        watch(queries, keys, cache, named["scale"])
-        found: mx.array = function(queries, keys, values, cache, *args, **kwargs)
-        return found
-
-    return attend
+    modules = namespaces(model)
+    patch(modules, NAME, watching)
+    try:
+        yield
+    finally:
+        unpatch(modules, watching)

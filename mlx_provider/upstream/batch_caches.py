@@ -8,6 +8,7 @@ paddings from the device in every layer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -18,30 +19,26 @@ from .cache_classes import (
     BatchRotatingKVCache,
     KVCache,
     SparseKVCache,
-    cache_list,
     held,
 )
+from .cache_lists import by_leaf, leaves
 from .shared_kv import SharedBatchKV, SharedKV, prefix_of, start
 
 RowCache = list[Any]
-Offsets = dict[tuple[int, ...], mx.array]
 PLAIN = (KVCache, SparseKVCache, SharedKV)
 """Classes that hold all appended tokens."""
 
 
 def mergeable(cache: Sequence[Any]) -> bool:
     """Whether every layer has an upstream batch form."""
-    return all(
-        mergeable(layer.caches) if hasattr(layer, "caches") else hasattr(type(layer), "merge")
-        for layer in cache
-    )
+    return all(hasattr(type(layer), "merge") for layer in leaves(cache))
 
 
 def merged(rows: Sequence[RowCache]) -> RowCache:
     """One batch cache per layer, not evaluated. Layers whose rows have the same offsets share one
     array of offsets, which is then computed and compared once."""
-    offsets: Offsets = {}
-    return [_merge(layers, offsets) for layers in zip(*rows, strict=True)]
+    merge = partial(_merge, dict[tuple[int, ...], mx.array]())
+    return [by_leaf(merge, *layers) for layers in zip(*rows, strict=True)]
 
 
 def rows_of(batch: Sequence[Any], indices: Iterable[int]) -> list[RowCache]:
@@ -51,7 +48,7 @@ def rows_of(batch: Sequence[Any], indices: Iterable[int]) -> list[RowCache]:
     mx.eval(
         [[ring.left_padding, ring.offset] for ring in rings]
     )  # one wait instead of one per layer
-    return [[_row(layer, index) for layer in batch] for index in indices]
+    return [[by_leaf(partial(_row, index), layer) for layer in batch] for index in indices]
 
 
 def counting_alike(batch: Iterable[Any]) -> list[list[Any]]:
@@ -69,13 +66,9 @@ def columns(cache: Any) -> int:
     return held(cache)
 
 
-def _merge(rows: Sequence[Any], offsets: Offsets) -> Any:
-    first = rows[0]
-    if hasattr(first, "caches"):
-        inner = zip(*(row.caches for row in rows), strict=True)
-        return cache_list(first, [_merge(each, offsets) for each in inner])
-    plain = type(first) in PLAIN and all(row.offset for row in rows)
-    batch = _merged_kv(rows) if plain else type(first).merge(rows)
+def _merge(offsets: dict[tuple[int, ...], mx.array], *rows: Any) -> Any:
+    plain = type(rows[0]) in PLAIN and all(row.offset for row in rows)
+    batch = _merged_kv(rows) if plain else type(rows[0]).merge(rows)
     # caches of other classes change their offsets in place and cannot share them
     if type(batch) in (BatchKVCache, BatchRotatingKVCache, SharedBatchKV):
         counts = tuple(row.offset for row in rows)
@@ -107,9 +100,7 @@ def _pad(arrays: Sequence[mx.array], rows: Sequence[KVCache], longest: int, room
     return together
 
 
-def _row(layer: Any, index: int) -> Any:
-    if hasattr(layer, "caches"):
-        return cache_list(layer, [_row(each, index) for each in layer.caches])
+def _row(index: int, layer: Any) -> Any:
     if isinstance(layer, ArraysCache):
         state = type(layer)(len(layer.cache))
         state.cache = [None if a is None else a[index : index + 1] for a in layer.cache]

@@ -49,6 +49,8 @@ def _remedy() -> str:
 SYMBOL = "cblas_sgemm"
 """The symbol that libmlx calls. Builds with prefixed names (numpy, scipy) are not usable."""
 
+_loaded: list[str] = []
+"""The library of this process that `preload` has chosen."""
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 
 
@@ -70,7 +72,7 @@ def active() -> str:
     everywhere = ctypes.CDLL(None)
     if not hasattr(everywhere, SYMBOL):
         return "bundled with MLX (slow for float32 on a CPU)"
-    return f"{_version(everywhere)} ({_home(everywhere)})"
+    return " ".join([_version(everywhere), *_loaded])
 
 
 def candidates() -> Iterator[str]:
@@ -94,6 +96,7 @@ def _load(path: str) -> bool:
         ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     except OSError:
         return False
+    _loaded[:] = [f"({path})"]
     return True
 
 
@@ -101,20 +104,4 @@ def _version(library: ctypes.CDLL) -> str:
     if not hasattr(library, "openblas_get_config"):
         return "BLAS"
     library.openblas_get_config.restype = ctypes.c_char_p
-    words = library.openblas_get_config().decode().split()
-    return " ".join(words[:2])
-
-
-class _SymbolInfo(ctypes.Structure):
-    _fields_ = (
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    )
-
-
-def _home(library: ctypes.CDLL) -> str:
-    info = _SymbolInfo()
-    found = library.dladdr(ctypes.cast(library[SYMBOL], ctypes.c_void_p), ctypes.byref(info))
-    return os.fsdecode(info.file) if found and info.file else "unknown file"
+    return " ".join(library.openblas_get_config().decode().split()[:2])

@@ -8,11 +8,12 @@ mlx-lm has one number for the count of tokens and for the rotary offset of the n
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 
+from .cache_lists import by_leaf, leaves
 from .runtime import file_limit_kept
 
 with file_limit_kept():
@@ -227,30 +228,22 @@ def unsupported(layer: Any) -> bool:
 
 
 def widest_window(cache: Sequence[Any]) -> int:
-    layers = (layer for each in cache for layer in getattr(each, "caches", [each]))
-    return max((each.max_size for each in layers if isinstance(each, SparseWindow)), default=0)
+    windows = (each.max_size for each in leaves(cache) if isinstance(each, SparseWindow))
+    return max(windows, default=0)
 
 
 def sparse(cache: Sequence[Any]) -> list[Any]:
     """An empty row whose caches can skip tokens. Recurrent states do not change: they have no
     positions."""
-    return [_sparse(layer) for layer in cache]
+    return [by_leaf(_sparse, layer) for layer in cache]
 
 
 def whole_windows(cache: Sequence[Any]) -> list[Any]:
     """The row after its prompt, with mlx-lm's own windows, which must hold all their tokens."""
-    return [_whole(layer) for layer in cache]
-
-
-def cache_list(like: Any, caches: Iterable[Any]) -> Any:
-    together = type(like)()
-    together.caches = tuple(caches)
-    return together
+    return [by_leaf(_whole, layer) for layer in cache]
 
 
 def _sparse(layer: Any) -> Any:
-    if hasattr(layer, "caches"):
-        return cache_list(layer, map(_sparse, layer.caches))
     if isinstance(layer, RotatingKVCache):
         return SparseWindow(layer.max_size)
     if not isinstance(layer, KVCache):
@@ -261,8 +254,6 @@ def _sparse(layer: Any) -> Any:
 
 
 def _whole(layer: Any) -> Any:
-    if hasattr(layer, "caches"):
-        return cache_list(layer, map(_whole, layer.caches))
     if not isinstance(layer, SparseWindow):
         return layer
     made = RotatingKVCache(layer.max_size)

@@ -14,17 +14,19 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType, ModuleType
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..isolation import Isolation
+from ..errors import UnsupportedModel
 from ..records import Function
 from .cache_classes import ArraysCache, StateCache, StateHistory
+from .cache_lists import by_leaf, leaves
 
 RULES = {
     "gated_delta_update": ("q", "k", "v", "a", "b"),
@@ -113,8 +115,6 @@ class StateSteps(ArraysCache):
 
 
 ROUTES_ATTRIBUTE = "routes_state_parts"
-MASK = "mask"
-"""Upstream's name of the argument for the mask of a row's tokens, (B, length)."""
 
 
 @dataclass(frozen=True)
@@ -129,54 +129,33 @@ class StateRun:
 class Prefixes:
     """The states of one layer after each token of a row, so that its last tokens can be removed.
 
-    A layer runs once over the tokens if it writes its states with methods of `StateCache`, or if
-    `StateSteps` supports its rule. Any other layer runs over one row for each token; row i has the
-    first i + 1 tokens.
+    A layer runs once over the tokens if it writes its states with methods of `StateCache`.
+    Otherwise, `StateSteps` must support its rule.
     """
 
     def __init__(self, cache: ArraysCache, tokens: int) -> None:
         self.cache = cache
         self.tokens = tokens
-        self._after: ArraysCache | None = None
         self._history: StateHistory | StateSteps | None = None
 
-    def history(self) -> StateHistory:
-        self._history = StateHistory(self.cache)
-        return self._history
-
-    def steps(self, run: Callable[[StateSteps], mx.array], layer: object) -> mx.array | None:
-        """The result of `run` with a cache that records the states after each token. `None`: not
-        possible for the layer."""
-        steps = StateSteps(self.cache, self.tokens, layer)
-        with Isolation(), steps:
+    def record(
+        self, run: Callable[[ArraysCache], mx.array], layer: object, *, through: bool
+    ) -> Any:
+        """The result of `run` with a cache that records the states. `through`: the layer writes
+        them with methods of `StateCache`. Raises `UnsupportedModel`."""
+        if through:
+            self._history = StateHistory(self.cache)
+            return run(self._history)
+        steps = self._history = StateSteps(self.cache, self.tokens, layer)
+        with steps:
             found = run(steps)
-            if steps.complete:
-                self._history = steps
-                return found
-        return None
-
-    def rows(self) -> ArraysCache:
-        """A cache whose row i ends after the first i + 1 tokens."""
-        if self._after is None:
-            self._after = type(self.cache)(len(self.cache.cache))
-            self._after.cache = [
-                None if state is None else mx.repeat(state, self.tokens, axis=0)
-                for state in self.cache.cache
-            ]
-            self._after.lengths = mx.arange(1, self.tokens + 1)
-        return self._after
-
-    def mask(self) -> mx.array:
-        """(tokens, tokens) bool: the tokens of each row."""
-        return mx.tril(mx.ones((self.tokens, self.tokens), dtype=mx.bool_))
+        if not steps.complete:
+            raise UnsupportedModel(f"{type(layer).__name__} keeps no state after each token")
+        return found
 
     def keep(self, tokens: int) -> None:
         if self._history is not None:
             self.cache.cache = self._history.after(tokens)
-        if self._after is not None:
-            self.cache.cache = [
-                None if state is None else state[tokens - 1 : tokens] for state in self._after.cache
-            ]
 
 
 class StateParts:
@@ -203,10 +182,10 @@ class StateParts:
 def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> None:
     """Make each module accept `StateParts` that reads a state of `cache` while `run` runs. `run`
     calls the model on one token with the given cache; nothing is evaluated. Idempotent."""
-    if not any(isinstance(layer, ArraysCache) for layer in _leaves(cache)):
+    if not any(isinstance(layer, ArraysCache) for layer in leaves(cache)):
         return
     found: dict[type, bool] = {}
-    run([_watch(layer, found) for layer in cache])
+    run([by_leaf(partial(_watch, found), layer) for layer in cache])
     for kind, through in found.items():
         if not getattr(kind.__call__, ROUTES_ATTRIBUTE, False):
             setattr(kind, "__call__", _route_calls(kind.__call__, through=through))  # noqa: B010
@@ -215,26 +194,6 @@ def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> None:
 def _route_calls(original: Callable[..., Any], *, through: bool) -> Callable[..., Any]:
     """`through`: the module writes its states with methods of `StateCache`."""
     signature = inspect.signature(original)
-    stepped: bool | None = None
-    """Whether `StateSteps` supports the rule. A fault of one pass changes it only before the first
-    success."""
-
-    def over_tokens(prefixes: Prefixes, bound: inspect.BoundArguments, cache: str) -> Any:
-        """`None`: the call cannot record all states."""
-        nonlocal stepped
-
-        def run(states: ArraysCache) -> mx.array:
-            bound.arguments[cache] = states
-            found: mx.array = original(*bound.args, **bound.kwargs)
-            return found
-
-        if through:
-            return run(prefixes.history())
-        if stepped is False:
-            return None
-        found = prefixes.steps(run, bound.args[0])
-        stepped = stepped or found is not None
-        return found
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -248,40 +207,26 @@ def _route_calls(original: Callable[..., Any], *, through: bool) -> Callable[...
         for part in parts.runs:
             own = hidden[part.rows]
             bound.arguments[states] = own.swapaxes(0, 1) if part.turned else own
-            bound.arguments[cache] = part.cache
-            before, found = dict(bound.arguments), None
+
+            def run(own: ArraysCache) -> mx.array:
+                bound.arguments[cache] = own
+                found: mx.array = original(*bound.args, **bound.kwargs)
+                return found
+
             if part.prefixes is not None:
-                found = over_tokens(part.prefixes, bound, cache)
-            if found is None:
-                if part.prefixes is not None:
-                    _over_prefixes(part.prefixes, bound.arguments, states, cache)
-                found = original(*bound.args, **bound.kwargs)
-            bound.arguments.update(before)
-            out.append(found[-1:].swapaxes(0, 1) if part.turned else found)
+                found = part.prefixes.record(run, args[0], through=through)
+            else:
+                found = run(part.cache)
+            out.append(found.swapaxes(0, 1) if part.turned else found)
         return mx.concatenate(out)
 
     setattr(call, ROUTES_ATTRIBUTE, True)
     return call
 
 
-def _over_prefixes(prefixes: Prefixes, arguments: dict[str, Any], states: str, cache: str) -> None:
-    arguments[states] = mx.repeat(arguments[states], prefixes.tokens, axis=0)
-    arguments[cache] = prefixes.rows()
-    arguments[MASK] = prefixes.mask()
-
-
-def _leaves(cache: Sequence[Any]) -> Iterator[Any]:
-    for layer in cache:
-        yield from _leaves(layer.caches) if hasattr(layer, "caches") else [layer]
-
-
-def _watch(layer: Any, found: dict[type, bool]) -> Any:
+def _watch(found: dict[type, bool], layer: Any) -> Any:
     """An empty cache like `layer` that records the class of each module that accesses a state, and
     whether the module writes states only with methods of `StateCache`."""
-    if hasattr(layer, "caches"):
-        together = type(layer)()
-        together.caches = tuple(_watch(each, found) for each in layer.caches)
-        return together
     if not isinstance(layer, ArraysCache):
         return layer
     kind = type(layer)

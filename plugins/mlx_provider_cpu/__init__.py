@@ -11,7 +11,6 @@ mlx_provider_api = 1
 LM, VLM = "mlx-lm 0.32.2", "mlx-vlm 0.7.10"
 ACTIVATION = "20 ns for an exponential in MLX's CPU build; 2 ns by NumPy, in float32"
 ATTENTION = "20 ns for the exponential of a score in MLX's CPU build; 2 ns by NumPy, in float32"
-DELTA = "its time goes into launching small operations; whole chunks by NumPy, in float32"
 PATCHES = (
     UpstreamPatch("mlx.nn.layers.activations.gelu_approx", "mlx 0.32.4", ACTIVATION),
     UpstreamPatch("mlx_lm.models.activations.precise_swiglu", LM, ACTIVATION),
@@ -21,8 +20,6 @@ PATCHES = (
     UpstreamPatch("mlx_vlm.models.base.ensure_fused_sdpa", VLM, ATTENTION),
     UpstreamPatch("mlx_vlm.models.base.scaled_dot_product_attention", VLM, ATTENTION),
     UpstreamPatch("mlx_vlm.models.qwen3_5.language._precise_swiglu", VLM, ACTIVATION),
-    UpstreamPatch("mlx_vlm.models.qwen3_5.gated_delta.gated_delta_chunked", VLM, DELTA),
-    UpstreamPatch("mlx_vlm.models.qwen3_5.gated_delta.gated_delta_ops", VLM, DELTA),
 )
 
 
@@ -39,5 +36,5 @@ def replacements() -> Iterable[Replacement]:
 
 @hookimpl
 def mlx_kernels() -> Iterable[Kernels]:
-    serves = "on a CPU outside of macOS: attention, activations and gated delta rule of float32"
+    serves = "on a CPU outside of macOS: attention and activations of float32"
     yield Kernels("cpu", matches, replacements, serves=serves, patches=PATCHES)

@@ -7,8 +7,7 @@ build and 2 ns in NumPy."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from mlx_provider import Replacement
 from mlx_provider.records import Function, Parts, parts_of
 
-from . import attention, gated_delta
+from . import attention
 
 WORTH = 1 << 13
 """Elements below which synchronisation costs more than it saves."""
@@ -119,35 +118,6 @@ def _vision_attention(original: Function) -> Function:
     return call
 
 
-def _delta_chunks(original: Function) -> Function:
-    def call(
-        q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any, mask: Any = None, **more: Any
-    ) -> Any:
-        arrays = (q, k, v, g, beta, state)
-        if mask is None and _float32(arrays):
-            return gated_delta.gated_delta(*arrays)
-        return original(*arrays, mask, **more)
-
-    return call
-
-
-def _delta_step(original: Function) -> Function:
-    def call(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any = None, mask: Any = None) -> Any:
-        arrays = (q, k, v, g, beta, state)
-        one = mask is None and state is not None and q.shape[1] == 1 and g.ndim == 3
-        if one and state.size >= gated_delta.WORTH and _float32(arrays):
-            return gated_delta.gated_delta_step(*arrays)
-        return original(*arrays, mask)
-
-    return call
-
-
-def _float32(arrays: Sequence[mx.array]) -> bool:
-    return all(array.dtype == mx.float32 for array in arrays)
-
-
-_delta = partial(Replacement, "mlx_vlm.models.qwen3_5.gated_delta", at_home=True)
-
 REPLACEMENTS = (
     Replacement("mlx.nn.layers.activations", "gelu_approx", _elementwise(gelu_tanh)),
     Replacement("mlx_lm.models.activations", "precise_swiglu", _elementwise(_precise_swiglu)),
@@ -159,6 +129,4 @@ REPLACEMENTS = (
     Replacement(
         "mlx_vlm.models.qwen3_5.language", "_precise_swiglu", _elementwise(_precise_swiglu)
     ),
-    _delta(name="gated_delta_chunked", make=_delta_chunks),
-    _delta(name="gated_delta_ops", make=_delta_step),
 )

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import logging
 import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 from mlx_provider.cores import cores
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
+count = functools.cache(cores)
+_placed = threading.local()
 
 
 def on_cores(work: Callable[[T], None], shares: Sequence[T]) -> None:
@@ -27,47 +28,27 @@ def on_cores(work: Callable[[T], None], shares: Sequence[T]) -> None:
     if not others:
         work(first)
         return
-    crew = _crew()
-    here = crew.core()
-    running = [crew.pool.submit(crew.work_off, here, work, share) for share in others]
+    here = ctypes.CDLL(None).sched_getcpu() if sys.platform == "linux" else None
+    running = [_pool().submit(_apart, here, work, share) for share in others]
     work(first)
     for one in running:
         one.result()
 
 
 @functools.cache
-def count() -> int:
-    return cores()
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, count() - 1), thread_name_prefix="core")
 
 
 @functools.cache
-def _crew() -> Crew:
-    return Crew()
+def _allowed() -> set[int]:
+    """The cores of this process, before its threads are placed."""
+    return os.sched_getaffinity(0) if sys.platform == "linux" else set()
 
 
-class Crew:
-    def __init__(self) -> None:
-        self.pool = ThreadPoolExecutor(max(1, count() - 1), thread_name_prefix="core")
-        self._placed = threading.local()
-        self._allowed: set[int] = set()
-        """Cores for threads; empty where the system does not let us choose."""
-        if sys.platform == "linux":
-            self._allowed = os.sched_getaffinity(0)
-            self._where = ctypes.CDLL(None).sched_getcpu
-
-    def core(self) -> int | None:
-        """The core of this thread, if others can be kept off it."""
-        return int(self._where()) if len(self._allowed) > 1 else None
-
-    def work_off(self, core: int | None, work: Callable[[T], None], share: T) -> None:
-        if core is not None and getattr(self._placed, "off", None) != core:
-            self._place(core)
-        work(share)
-
-    def _place(self, core: int) -> None:
-        self._placed.off = core
-        try:
-            os.sched_setaffinity(0, self._allowed - {core})
-        except OSError as error:
-            log.warning("threads cannot be kept apart (%s): attention may use one core", error)
-            self._allowed = set()
+def _apart(core: int | None, work: Callable[[T], None], share: T) -> None:
+    if core is not None and getattr(_placed, "off", None) != core and len(_allowed()) > 1:
+        _placed.off = core
+        with suppress(OSError):  # a system that refuses it may use one core
+            os.sched_setaffinity(0, _allowed() - {core})
+    work(share)

@@ -5,7 +5,6 @@ has ended."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -14,10 +13,9 @@ from weakref import WeakSet
 import mlx.core as mx
 
 from mlx_provider import PrefillChunk, Prompt
-from mlx_provider.families.caches import KVCache, RotatingKVCache
-from mlx_provider.families.logits import failure
+from mlx_provider.families.caches import KVCache, PackedRows, RotatingKVCache
 from mlx_provider.families.text import TextModel
-from mlx_provider.records import DeviceTokens, DraftRow, Parts, Run
+from mlx_provider.records import DeviceTokens, DraftRow
 
 from .prompt_scoring import ScoringModel, token_bytes
 
@@ -31,46 +29,6 @@ PIECE = 256
 """Prompt tokens per call: about a step of the larger model."""
 KV_BYTES = 2**31
 """Limit of all rows' caches; one row is always followed."""
-CLOSE = 0.05
-"""Tolerance of logits in a batch, as a share of the largest one."""
-
-
-def packed_rows(
-    caches: Sequence[list[Any]], counts: Sequence[int], positions: mx.array
-) -> list[Any]:
-    """The rows' caches in the form for the model, layer by layer. The model treats each of a row's
-    `counts` tokens as a row. `positions`: (tokens,) int32."""
-    edges = list(itertools.pairwise(itertools.accumulate(counts, initial=0)))
-    places = [slice(*edge) for edge in edges]
-    return [PackedLayer(layer, places, positions) for layer in zip(*caches, strict=True)]
-
-
-class PackedLayer:
-    """One layer. Attention must be patched (`mlx_provider.families.layers`)."""
-
-    def __init__(self, caches: Sequence[Any], places: Sequence[slice], offset: mx.array) -> None:
-        self.offset = offset
-        self._runs = [
-            Run(cache, place, turned=True) for cache, place in zip(caches, places, strict=True)
-        ]
-
-    def make_mask(self, N: int, *args: Any, **kwargs: Any) -> list[Any]:
-        """One mask per row. `N`: tokens per row for the model, always 1."""
-        return [
-            run.cache.make_mask(run.rows.stop - run.rows.start, *args, **kwargs)
-            for run in self._runs
-        ]
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
-        """Append (tokens, heads, 1, D): to each row its tokens, as (1, heads, tokens, D)."""
-        pairs = [
-            run.cache.update_and_fetch(
-                keys[run.rows].swapaxes(0, 2), values[run.rows].swapaxes(0, 2)
-            )
-            for run in self._runs
-        ]
-        all_keys, all_values = (list(each) for each in zip(*pairs, strict=True))
-        return Parts(all_keys, self._runs), Parts(all_values, self._runs)
 
 
 def longest(cache: Sequence[Any]) -> int:
@@ -121,7 +79,7 @@ class DraftModel(ScoringModel):
         self._places = max(1, kv_bytes // each)
         self.kv_bytes = self._places * each
         self._followed: WeakSet[RowContext] = WeakSet()
-        self._together = not failure(self._alike)
+        self._together = "grouped" in model.kv_layouts  # else attention takes no separate rows
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int] | None]:
         contexts = [self._context_of(row) for row in rows]
@@ -203,28 +161,12 @@ class DraftModel(ScoringModel):
         places = [range(at, at + count) for at, count in zip(starts, counts, strict=True)]
         positions = mx.array([place for each in places for place in each], mx.int32)
         last = mx.array([end - 1 for end in accumulate(counts)], mx.int32)
-        return self._model.decode(known, packed_rows(caches, counts, positions), positions, last)
+        layers = zip(*caches, strict=True)
+        packed = [PackedRows(layer, counts, positions) for layer in layers]
+        return self._model.decode(known, packed, positions, last)
 
     def _after(self, own: RowContext, tokens: Sequence[int]) -> mx.array:
         """Append a piece of a prompt. Returns logits (vocab,)."""
         last = self._model.info.vocab_size - 1
         prompt = Prompt([min(token, last) for token in tokens])
         return self._model.prefill(PrefillChunk(prompt, 0, len(tokens), own.cache))
-
-    def _alike(self) -> str:
-        """Why rows in one pass differ from each row alone; empty: they do not."""
-        new = [[3, 1, 4], [1, 5]]
-        alone, company = ([self._read_some(n) for n in (9, 2)] for _ in range(2))
-        apart = [
-            self._pass([each], mx.array(own), [len(own)])
-            for each, own in zip(alone, new, strict=True)
-        ]
-        one = mx.concatenate(apart)
-        other = self._pass(company, mx.array([*new[0], *new[1]]), [3, 2])
-        most = CLOSE * mx.max(mx.abs(one))
-        return "" if mx.all(mx.abs(one - other) <= most).item() else "other logits"
-
-    def _read_some(self, count: int) -> list[Any]:
-        own = RowContext(self._model.make_cache())
-        mx.eval(self._after(own, range(count)))
-        return own.cache

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mlx_provider import PrefillChunk, Prompt
 from mlx_provider.families.caches import KVCache
-from mlx_provider.families.layers import Watched
+from mlx_provider.families.layers import watch_attention
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import DraftRow
 
@@ -112,7 +112,7 @@ class PromptScoring:
 
     def _look(self) -> None:
         look = Look(len(self._tokens))
-        with Watched(self._model.model, look.add):
+        with watch_attention(self._model.model, look.add):
             logits = self._model.model(self._next[None], cache=self._cache)[0, -1]
         self._next = mx.argmax(logits[: self._shared], keepdims=True)
         mx.eval(self._next, look.most)

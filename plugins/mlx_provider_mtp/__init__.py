@@ -36,8 +36,7 @@ def start(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
     from .drafting import HeadDrafting, kv_bytes
     from .head import load_head
 
-    head, name = load_head(folder, model.model), f"the MTP head of {folder.name}"
-    return HeadDrafting(head, name, kv_bytes=kv_bytes(options.room))
+    return HeadDrafting(load_head(folder, model.model), kv_bytes=kv_bytes(options.room))
 
 
 def kept(drafting: Drafting) -> int:

@@ -1,26 +1,19 @@
 """Drafts of a head for all rows at once: it reads the new tokens, then its own guesses, which stay
-on the device. The acceptance of first guesses shows a useless head."""
+on the device."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from weakref import WeakSet
 
 import mlx.core as mx
 
+from mlx_provider.families.caches import KVCache, PackedRows
 from mlx_provider.records import DeviceTokens, DraftRow
 
 from .head import BoundHead
-from .row_states import MOST_TOKENS, RowStates, States
 
-log = logging.getLogger(__name__)
-
-TRIED = 500
-CHANCE = 0.02
-"""Acceptance rate below which a drafter is useless."""
 KV_BYTES = 2**29
 """Limit of keys and values of all rows; one row is always followed."""
 KV_SHARE = 4
@@ -29,54 +22,43 @@ UNASKED = 4096
 """Tokens of all rows whose states the engine keeps until it asks the head."""
 
 
-@dataclass(frozen=True, eq=False)
-class Guess:
-    place: int
-    """Index in the row of the first guess."""
-    tokens: DeviceTokens
+WINDOW = 1024
+"""Tokens of a row that a head attends to at least. Older ones are dropped before a row exceeds
+twice as many, so that memory does not grow with a reply; states carry earlier context."""
+STEP: int = KVCache.step
+MOST_TOKENS = 2 * WINDOW
+"""Largest capacity of a row: its window and the new tokens of one call."""
 
 
-@dataclass
-class Judged:
-    name: str
-    tried: int = 0
-    guesses: list[tuple[DeviceTokens, int]] = field(default_factory=list)
-    """(guess, real token), until there are `TRIED`."""
+class RowStates:
+    """The tokens of one row that a head has read, at their real positions."""
 
-    def look(self, guess: Guess | None, tokens: Sequence[int]) -> None:
-        """Count a row's last guesses, if the real tokens are known. Warns once."""
-        if guess is None or guess.place >= len(tokens):
+    def __init__(self) -> None:
+        self.cache = KVCache()
+
+    @property
+    def token_bytes(self) -> int:
+        """0: there is no token."""
+        keys, values = self.cache.keys, self.cache.values
+        return 0 if keys is None else int((keys.nbytes + values.nbytes) // keys.shape[2])
+
+    def forget(self, tokens: int) -> None:
+        self.cache.trim(tokens)
+
+    def make_room(self, more: int) -> None:
+        """Remove tokens outside the window if the row could exceed `MOST_TOKENS`."""
+        cache = self.cache
+        if cache.offset + more + STEP <= MOST_TOKENS or cache.offset <= WINDOW:
             return
-        self.tried += 1
-        if self.tried > TRIED:
-            return
-        self.guesses.append((guess.tokens.first(1), tokens[guess.place]))
-        if self.tried < TRIED:
-            return
-        held = sum(first[0] == came for first, came in self.guesses)
-        self.guesses.clear()
-        if held < CHANCE * TRIED:
-            log.warning(
-                "%s drafts at chance: %d of %d first guesses held; it was not "
-                "trained, or not with these weights. Set drafter: off, or another one",
-                self.name,
-                held,
-                TRIED,
-            )
-
-
-@dataclass
-class Known:
-    states: RowStates
-    guess: Guess | None = None
+        last = slice(cache.offset - WINDOW, cache.offset)
+        self.cache = KVCache()
+        self.cache.update_and_fetch(cache.keys[..., last, :], cache.values[..., last, :])
 
 
 class HeadDrafting:
-    def __init__(self, head: BoundHead, name: str, *, kv_bytes: int = KV_BYTES) -> None:
-        """`name`: kind and checkpoint of the drafter; `kv_bytes`: limit for keys and values of all
-        rows."""
+    def __init__(self, head: BoundHead, *, kv_bytes: int = KV_BYTES) -> None:
+        """`kv_bytes`: limit for keys and values of all rows."""
         self.head = head
-        self.judged = Judged(name)
         most = MOST_TOKENS * _token_bytes(head)
         self._places = max(1, kv_bytes // most)
         self.kv_bytes = self._places * most
@@ -90,22 +72,19 @@ class HeadDrafting:
         if not able:
             return [[] for _ in rows]
         found = self._guesses(able, [self._seen(row) for row in able])
-        for row, tokens in zip(able, found, strict=True):
-            row.state.guess = Guess(len(row.tokens), tokens)
         by_row = dict(zip(map(id, able), found, strict=True))
         return [by_row.get(id(row), ()) for row in rows]
 
     def _room(self, row: DraftRow) -> bool:
         if row.state is None and len(self._followed) < self._places:
-            row.state = Known(RowStates())
-            self._followed.add(row.state.states)
+            row.state = RowStates()
+            self._followed.add(row.state)
         return row.state is not None
 
     def _seen(self, row: DraftRow) -> RowStates:
-        known: Known = row.state
-        known.states.make_room(row.fresh + row.wanted)
-        self.judged.look(known.guess, row.tokens)
-        return known.states
+        states: RowStates = row.state
+        states.make_room(row.fresh + row.wanted)
+        return states
 
     def _guesses(self, rows: Sequence[DraftRow], seen: Sequence[RowStates]) -> list[DeviceTokens]:
         """Guesses, per row at most as many as it wants. `seen`: what the head has read."""
@@ -123,7 +102,7 @@ class HeadDrafting:
                 tokens, hidden = tokens[keep], hidden[keep]
             going = [seen[which] for which in at]
             places = mx.array([len(rows[which].tokens) + step - 2 for which in at], mx.int32)
-            hidden = self.head.after(tokens, hidden, States(going, [1] * len(at), places))
+            hidden = self.head.after(tokens, hidden, _packed(going, [1] * len(at), places))
         for row, own in zip(rows, seen, strict=True):
             own.forget(row.wanted - 1)
         return _by_row(len(rows), drawn)
@@ -138,7 +117,7 @@ class HeadDrafting:
             sizes.append(row.fresh)
             places += range(first - 1, len(row.tokens) - 1)  # a pair stands where its state does
         hidden = mx.concatenate([row.hidden for row in rows if row.hidden is not None])
-        states = States(seen, sizes, mx.array(places, mx.int32))
+        states = _packed(seen, sizes, mx.array(places, mx.int32))
         after = self.head.after(mx.array(tokens, mx.int32), hidden, states)
         return after[mx.array([end - 1 for end in accumulate(sizes)], mx.int32)]
 
@@ -149,7 +128,7 @@ def kv_bytes(room: int | None) -> int:
 
 def _token_bytes(head: BoundHead) -> int:
     seen, first = RowStates(), mx.array([0])
-    mx.eval(head.after(first, head.blank(), States([seen], [1], first)))
+    mx.eval(head.after(first, head.blank(), _packed([seen], [1], first)))
     return seen.token_bytes
 
 
@@ -159,3 +138,10 @@ def _by_row(rows: int, drawn: list[tuple[list[int], mx.array]]) -> list[DeviceTo
     for place, which in enumerate(which for at, _ in drawn for which in at):
         places[which].append(place)
     return [DeviceTokens(flat[mx.array(own)]) for own in places]
+
+
+def _packed(rows: Sequence[RowStates], sizes: Sequence[int], positions: mx.array) -> PackedRows:
+    """For one call of the layer. Without masks, each token attends to all tokens of its row, so
+    only the result of a row's last token is valid. `sizes`: tokens of each row; `positions`: (T,)
+    int32, row after row."""
+    return PackedRows([row.cache for row in rows], sizes, positions)

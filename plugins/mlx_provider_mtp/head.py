@@ -14,12 +14,12 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from mlx_provider import BadRequest
+from mlx_provider.families.caches import PackedRows
 from mlx_provider.families.layers import expand, route_attention
 from mlx_provider.families.vision.model import head as output_matrix
 from mlx_provider.families.vision.patches import step_positions
 
 from .checkpoint import Tensors, read
-from .row_states import States
 
 MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
 """Modes of quantised weights without biases, by bits and group size (mlx 0.32.4)."""
@@ -85,7 +85,7 @@ class Head(nn.Module):  # type: ignore[misc]
         self.layers = [layer]
         self.norm = nn.RMSNorm(hidden, eps)
 
-    def __call__(self, embedded: mx.array, hidden: mx.array, states: States) -> mx.array:
+    def __call__(self, embedded: mx.array, hidden: mx.array, states: PackedRows) -> mx.array:
         """`embedded`, `hidden`, result: (T, hidden), for T tokens of some rows. Only the result of
         each row's last token is valid."""
         pair = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
@@ -103,7 +103,7 @@ class BoundHead:
         self.module = head
         self._language = language
 
-    def after(self, tokens: mx.array, hidden: mx.array, states: States) -> mx.array:
+    def after(self, tokens: mx.array, hidden: mx.array, states: PackedRows) -> mx.array:
         """States (T, width) after T tokens. `hidden`: the states from which they were drawn, from
         the model or an earlier call. Valid for each row's last token only."""
         return self.module(self._language.model.embed_tokens(tokens), hidden, states)

@@ -32,13 +32,13 @@ def decided(curve: Curve, rows: int, drafters: int) -> float:
     for _ in range(STEPS):
         began = time.thread_time()
         policy.wanted(trusted, 0, lambda drafts: curve.seconds(rows + drafts))
-        policy.rested(trusted)
+        policy.rested()
         spent.append(time.thread_time() - began)
     return median(spent)
 
 
 def _trusted(policy: Policy, drafter: int, row: int) -> RowAcceptance:
     odds = RowAcceptance()
-    odds.odds.learn(round(20 * SHARES[(drafter + row) % len(SHARES)]), 20)
+    odds.learn(round(20 * SHARES[(drafter + row) % len(SHARES)]), 20)
     policy.sources[drafter].everyone.learn(14, 20)
     return odds

@@ -25,8 +25,7 @@ from mlx_provider.engine.execution import sampler as drawing
 from mlx_provider.engine.execution.decode_batch import DecodeBatch
 from mlx_provider.engine.execution.grouped_kv import EarlyStart
 from mlx_provider.engine.request import SamplingParams
-from mlx_provider.engine.speculation.costs import Ask, Asks
-from mlx_provider.engine.speculation.policy import Policy
+from mlx_provider.engine.speculation.policy import Ask, Asks, Policy
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import load_text
 from mlx_provider.records import Drafting, DraftOptions, LoadedModel, LoadOptions, ShowsHidden
@@ -109,7 +108,7 @@ class ImaginedDevice:
 def guesses(engine: Engine, device: ImaginedDevice, seconds: float, patch: Patch) -> None:
     """Run the guesses of the engine's drafter on the device, for so long each, and begin passes as
     early as the engine does."""
-    drafting: Any = engine.drafting._speculation.sources[0].drafting
+    drafting: Any = engine.drafting.sources[0].drafting
     attention = sum(hasattr(layer, "update_and_fetch") for layer in engine.model.make_cache())
 
     def guessing(propose: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,8 +16,7 @@ from mlx_provider.engine.request import Request, Row, SamplingParams
 from mlx_provider.engine.scheduling.chunking import StepPlan
 from mlx_provider.engine.scheduling.costs import Costs, PassTimer
 from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
-from mlx_provider.engine.speculation.costs import Kind
-from mlx_provider.engine.speculation.policy import Policy, RowAcceptance
+from mlx_provider.engine.speculation.policy import Kind, Policy, RowAcceptance
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import Prompt
 from mlx_provider.testing.driver import TokenOutput
@@ -158,7 +157,7 @@ class Bench:
     def _wanted(self, seconds: Callable[[int], float]) -> list[int]:
         odds = [[row.odds] for row in self.rows]
         asked = self.policy.wanted(odds, 0, seconds)
-        self.policy.rested(odds)
+        self.policy.rested()
         return [sum(ask.drafts for ask in asks) for asks in asked]
 
     def _pipelined(self, expected: float) -> None:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from mlx_provider.doctor import Finding, Subject, examine, machine, model
-from mlx_provider.engine.execution.calibration import PassBytes
+from mlx_provider.engine.execution.pass_memory import PassBytes
 from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.memory import MemoryProfile
 from mlx_provider.engine.scheduling.costs import Curve

@@ -23,7 +23,7 @@ from mlx_provider.engine.request import PrefillJob, Request, Row
 from mlx_provider.engine.scheduling.chunking import StepPlan
 from mlx_provider.engine.scheduling.record import StepRecord
 from mlx_provider.engine.scheduling.scheduler import Scheduler
-from mlx_provider.engine.speculation.costs import Asks
+from mlx_provider.engine.speculation.policy import Asks
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.testing.driver import Alternating, new_engine, output_of
 from schedules import Arrival, guessing, request_of, tiny_tokens

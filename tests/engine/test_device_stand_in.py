@@ -51,7 +51,7 @@ H100 = (
 
 @dataclass
 class Device:
-    """Seconds of passes, some of which are longer the first time; see `calibration.Passes`."""
+    """Seconds of passes, some of which are longer the first time; see `calibration.OnDevice`."""
 
     products: Callable[[int], float]
     key: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -122,6 +123,6 @@ def test_states_of_many_prompts_are_bounded(qwen3: TextModel) -> None:
     rows = [new_request([1, 2]).rows[0] for _ in range(4)]
     for row in rows:
         row.tokens.append(3)
-        speculation.begin(row, [width])
+        speculation.begin(row, SimpleNamespace(hidden=[width], tokens=[1, 2]))  # type: ignore[arg-type]
     counts = [sum(map(len, speculation.rows[row].shown)) for row in rows]
     assert counts == [UNASKED // 2, UNASKED // 2, 1, 1]

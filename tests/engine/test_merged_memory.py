@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.memory import leaves, profile
+from mlx_provider.engine.memory import profile
 from mlx_provider.engine.request import Request
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from mlx_provider.upstream.cache_lists import leaves
 
 LENGTHS = (190, 100)
 REPLY = 120

@@ -15,10 +15,10 @@ import pytest
 
 from mlx_provider import LoadOptions, PrefillChunk, Prompt
 from mlx_provider.engine import memory
-from mlx_provider.engine.execution.calibration import (
+from mlx_provider.engine.execution.calibration import calibrate
+from mlx_provider.engine.execution.pass_memory import (
     PassBytes,
     PassMemory,
-    calibrate,
     copied_bytes,
     deep_cache,
 )
@@ -49,7 +49,8 @@ from dataclasses import replace
 import mlx.core as mx
 
 from mlx_provider import LoadOptions
-from mlx_provider.engine.execution.calibration import PassMemory, calibrate
+from mlx_provider.engine.execution.calibration import calibrate
+from mlx_provider.engine.execution.pass_memory import PassMemory
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.scheduling.costs import Curve
 from mlx_provider.families.text import load_text

@@ -30,6 +30,7 @@ from layout_bugs import (
 from mlx_provider import LoadOptions
 from mlx_provider.engine.execution import probe, solo_rows
 from mlx_provider.families.text import TextModel, load_text
+from mlx_provider.upstream import recurrent
 from tiny import build
 
 Patch = pytest.MonkeyPatch
@@ -187,6 +188,18 @@ def test_a_cache_that_cannot_hold_equal_rows_is_judged_too(
     assert (found.layout, found.mixes) == ("grouped", False)
     no_mask(monkeypatch)
     assert probe.probe(qwen3, qwen3.make_cache, ("grouped", "solo")).layout == "solo"
+
+
+def test_a_layer_whose_states_are_not_recorded_gets_no_drafts_and_no_new_probe(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(recurrent, "RULES", {})
+    model = load_text(build(tmp_path / "m", "nemotron_h"), LoadOptions())
+    found = probe.probe(model, model.make_cache, ["grouped"])
+    assert (found.layout, found.mixes, found.drafts, found.conclusive) == (
+        "grouped", True, False, True
+    )  # fmt: skip
+    assert any("keeps no state after each token" in note for note in found.notes)
 
 
 def test_rows_that_decode_alone_need_no_proof(qwen3: TextModel) -> None:

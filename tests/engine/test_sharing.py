@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_provider.engine.execution.calibration import (
-    MOST_TOKENS,
+    NOT_FASTER,
     SHARED_GAIN,
     SHARED_UNMEASURED,
     OnDevice,
@@ -18,7 +18,7 @@ from mlx_provider.engine.execution.calibration import (
 PREFIX = 1024
 
 
-@pytest.mark.parametrize(("gain", "least"), [(1.1, PREFIX), (0.9, MOST_TOKENS)])
+@pytest.mark.parametrize(("gain", "least"), [(1.1, PREFIX), (0.9, NOT_FASTER)])
 def test_a_prefix_is_shared_where_a_step_is_clearly_faster(
     qwen3: Any, monkeypatch: pytest.MonkeyPatch, gain: float, least: int
 ) -> None:

@@ -18,10 +18,9 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.memory import arrays
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
-from mlx_provider.engine.speculation.costs import Ask, Asks
-from mlx_provider.engine.speculation.policy import Policy
+from mlx_provider.engine.speculation.policy import Ask, Asks, Policy
 from mlx_provider.engine.speculation.speculation import Source, Speculation
-from mlx_provider.engine.speculation.step import allows, masks_ahead
+from mlx_provider.engine.speculation.tokens_ahead import allows, masks_ahead
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.protocol.events import Failed
 from mlx_provider.records import DeviceTokens, DraftRow

@@ -22,9 +22,8 @@ from mlx_provider.families.text import load_text
 from mlx_provider.records import DraftOptions, DraftRow
 from mlx_provider_mtp import refuses, start
 from mlx_provider_mtp.checkpoint import read
-from mlx_provider_mtp.drafting import HeadDrafting
+from mlx_provider_mtp.drafting import WINDOW, HeadDrafting
 from mlx_provider_mtp.head import load_head
-from mlx_provider_mtp.row_states import WINDOW
 from tiny import build
 
 TinyModels = Callable[..., Any]
@@ -137,7 +136,7 @@ def test_what_is_kept_of_a_row_is_bounded(tiny: TinyModels) -> None:
     given, most = row(rng, 200, 100), 0
     for _ in range(60):
         assert len(drafting.propose([given])[0]) == 3
-        cache = given.state.states.cache
+        cache = given.state.cache
         most = max(most, cache.keys.shape[2])
         more = row(rng, 100, 100)
         given.tokens, given.hidden = given.tokens + more.tokens, more.hidden
@@ -289,21 +288,6 @@ def test_a_cpu_spreads_a_quantised_head_out(tiny: TinyModels) -> None:
     assert isinstance(drafting, HeadDrafting)
     values = [value for _, value in tree_flatten(drafting.head.module.parameters())]
     assert {value.dtype for value in values} == {mx.float32}
-
-
-def test_a_head_that_guesses_at_chance_is_told(
-    tiny: TinyModels, caplog: pytest.LogCaptureFixture
-) -> None:
-    found = tiny("qwen3_5_text")
-    drafting = start(found.folder, found.model, NONE)
-    rng = np.random.default_rng(4)
-    rows = [row(rng, 20, 1) for _ in range(64)]
-    for _ in range(12):
-        drafting.propose(rows)
-        for each in rows:
-            each.tokens = [*each.tokens, 7]
-    (line,) = caplog.messages
-    assert "drafts at chance" in line
 
 
 def test_a_model_of_another_make_is_refused_in_words(tiny: TinyModels) -> None:

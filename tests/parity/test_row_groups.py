@@ -29,7 +29,6 @@ from mlx_provider.engine.request import Row
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import PrefillChunk
 from mlx_provider.testing.driver import new_request
-from mlx_provider.upstream import recurrent
 from mlx_provider.upstream.cache_classes import KVCache
 from mlx_provider_qwen3_5 import load as load_qwen3_5
 from tiny import build
@@ -377,31 +376,6 @@ def test_the_rule_of_a_layer_of_mlx_lm_runs_once_for_each_draft(
     assert asked.count((1, 1)) > 10
     assert not [shape for shape in asked if 2 < shape[1] < 9]  # a prompt has 2 tokens
     assert getattr(sys.modules[module], name) is noted
-
-
-def test_a_fault_in_one_pass_does_not_change_how_later_drafts_run(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, lengths = tiny("qwen3_5_text"), list[int]()
-    module = sys.modules["mlx_lm.models.qwen3_5"]
-    original, enter = module.gated_delta_update, recurrent.StateSteps.__enter__
-
-    @functools.wraps(original)
-    def noted(first: mx.array, *args: Any, **more: Any) -> Any:
-        lengths.append(first.shape[1])
-        return original(first, *args, **more)
-
-    def fail(steps: recurrent.StateSteps) -> None:
-        monkeypatch.setattr(recurrent.StateSteps, "__enter__", enter)
-        raise RuntimeError("[metal::malloc] out of memory")
-
-    twins = Twins(model, Layout("grouped"), {})
-    twins.play([("join", 300, False), ("drafts", 0, 4, 2)], 1e-4)
-    monkeypatch.setattr(recurrent.StateSteps, "__enter__", fail)
-    twins.play([("drafts", 0, 4, 2)], 1e-4)
-    monkeypatch.setattr(module, "gated_delta_update", noted)
-    twins.play([("drafts", 0, 4, 2)], 1e-4)
-    assert set(lengths) == {1}
 
 
 def test_a_recurrent_layer_that_records_its_states_runs_once_over_drafts(

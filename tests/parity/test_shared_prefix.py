@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_provider import LoadedModel, MediaItem
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution.probe import probe
-from mlx_provider.engine.memory import arrays, leaves, profile
+from mlx_provider.engine.memory import arrays, profile
 from mlx_provider.engine.prefix_cache import segments
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
@@ -27,6 +27,7 @@ from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import Alternating, Eager, new_engine, new_request, output_of, run
 from mlx_provider.upstream import mlx_lm
 from mlx_provider.upstream import shared_kv as shared_attention
+from mlx_provider.upstream.cache_lists import leaves
 from mlx_provider.upstream.shared_kv import Prefix, SharedBatchKV, prefix_of
 from schedules import Oracle
 from tolerances import logprob_tolerance

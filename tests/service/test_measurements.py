@@ -13,7 +13,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from mlx_provider.config import EngineSettings
-from mlx_provider.engine.execution.calibration import Calibration
+from mlx_provider.engine.execution.calibration import NOT_FASTER, Calibration
 from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.memory import MemoryProfile
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
@@ -187,6 +187,20 @@ def test_the_status_names_the_padded_layout(
     assert decoding(served.status).startswith("rows decode together (padded)")
     assert served.engine.batching.drafts
     assert served.engine.batching.mixes
+
+
+def test_rows_share_a_prefix_where_its_copies_would_fill_the_memory(
+    load: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device where that is not faster."""
+    found = Calibration(MEASURED.curve, least_shared=NOT_FASTER)
+    monkeypatch.setattr(engine_builder, "calibrate", lambda *_: found)
+    shared = []
+    for memory in (2**25, 2**33):
+        served = load(folder, memory_limit=memory, measurements="off")
+        policy, each = served.engine.prefix_cache, served.instance.probe.memory.token_bytes
+        shared.append(policy.fork_bytes(2**23 // each, 4) > 0)
+    assert shared == [True, False]
 
 
 def test_the_log_says_at_load_how_rows_decode(

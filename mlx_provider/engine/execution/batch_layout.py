@@ -16,20 +16,18 @@ its own, whose cache is never copied, and so is the last row of a group.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from ...upstream.batch_caches import RowCache, counting_alike, mergeable, merged, rows_of
+from ...upstream.cache_lists import by_leaf, leaves
 from ...upstream.shared_kv import Prefix, prefix_of
-from ..memory import MemoryProfile, leaves, profile
+from ..memory import MemoryProfile, profile
 from ..request import Row
 from ..sizes import whole_steps
 from .grouped_kv import GroupedKV, MixedChunk, WideRow, fillers, joined, split, with_wide_rows
-
-log = logging.getLogger(__name__)
 
 LAYOUTS = ("grouped", "merged", "solo")
 """Best first."""
@@ -68,7 +66,7 @@ class Pass:
     """Padding rows after the others. Nothing reads their results."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Group:
     rows: list[Row]
     cache: RowCache
@@ -76,6 +74,8 @@ class Group:
     memory: MemoryProfile
     alike: list[list[Any]]
     """Layers that shared one array of offsets when the group was made, in lists."""
+    apart: int = 0
+    """Passes without drafts until its only row, which had drafts, may share a group again."""
 
     @classmethod
     def of(cls, rows: list[Row], caches: Sequence[RowCache], memory: MemoryProfile) -> Group:
@@ -124,7 +124,7 @@ class Tile:
         self.missing = max(0, size - len(self.rows))
         own = self.caches()
         if self.missing:
-            own.append([fillers(layer) for layer in own[0]])
+            own.append([by_leaf(fillers, layer) for layer in own[0]])
             self.sizes.append(self.missing)
         self._joined = joined(own, self.sizes) if len(own) > 1 else None
         for layer in leaves(self._joined or []) if size else ():
@@ -166,13 +166,11 @@ class Layout:
         self._tiles: list[Tile] = []
         self._unverified: dict[Row, WideRow] = {}
         """Rows that had several tokens in the last pass."""
-        self._since: dict[Row, int] = {}
-        """Passes since the last drafts of rows that have a group of their own."""
 
     def add(self, row: Row, cache: RowCache) -> None:
         """The layout owns the cache from now on."""
         self._split()
-        self._add(row, cache, self._unverified)  # whose length is not known yet
+        self._add(row, cache)
 
     def drop(self, rows: Collection[Row]) -> None:
         """Remove rows and free their caches."""
@@ -180,7 +178,6 @@ class Layout:
         self._remove(rows)
         for row in rows:
             self._unverified.pop(row, None)
-            self._since.pop(row, None)
 
     def cache_of(self, row: Row) -> RowCache | None:
         """The row's own cache. `None`: it is merged with those of others, or fixed."""
@@ -211,8 +208,7 @@ class Layout:
         rows with drafts. `widths`: their token counts; call `keep` for these rows before any other
         use."""
         self._settle()
-        if self.one_pass:
-            self._reunite(widths)
+        self._reunite(widths)
         self._separate(widths)
         if not self.groups:
             return []
@@ -254,15 +250,15 @@ class Layout:
 
     # -- groups
 
-    def _add(self, row: Row, cache: RowCache, separate: Collection[Row]) -> None:
-        """To the group that fits best, or to a new one, but not to a row of `separate`."""
+    def _add(self, row: Row, cache: RowCache) -> None:
+        """To the group that fits best, or to a new one."""
         fits: list[Group] = []
-        if self._merges and row not in separate and mergeable(cache):
+        if self._merges and mergeable(cache):
             prefix = shared_prefix(cache)
             fits = [
                 group
                 for group in self.groups
-                if group.rows[0] not in separate
+                if not group.apart  # the length after its drafts may not be known yet
                 and shared_prefix(group.cache) is prefix
                 and group.admits(row, self._short, self.bound)
             ]
@@ -285,19 +281,15 @@ class Layout:
 
     def _reunite(self, widths: Widths) -> None:
         """Let rows without recent drafts join the groups of other rows again."""
-        waited = {row: passes + 1 for row, passes in self._since.items()}
-        self._since = {**waited, **dict.fromkeys(widths, 0)}
-        due = [row for row, passes in self._since.items() if passes >= REUNITED]
-        for row in due:
-            del self._since[row]
-        if not due or len(self.groups) < 2:
-            return
-        self._split()
-        for row in due:
-            group = self._group(row)
-            if len(group.rows) == 1:
-                self._remove([row])
-                self._add(row, group.cache, self._since)
+        waiting = [g for g in self.groups if g.apart and g.rows[0] not in widths]
+        for group in waiting:
+            group.apart -= 1
+        due = [group for group in waiting if not group.apart]
+        if due and len(self.groups) > 1:
+            self._split()
+            for group in due:
+                self._remove(group.rows)
+                self._add(group.rows[0], group.cache)
 
     def _separate(self, widths: Widths) -> None:
         """Rows with drafts have groups of their own. Groups above the bound are halved, shorter
@@ -308,6 +300,8 @@ class Layout:
             alone = [Group.of([r], [self._extract(r)], self._group(r).memory) for r in shared]
             self._remove(shared)
             self.groups += alone
+        for row in widths:
+            self._group(row).apart = REUNITED
         while grown := self._outgrown():
             self._split()
             rows = sorted(grown.rows, key=lambda row: row.held)

@@ -1,33 +1,32 @@
-"""Times passes at load as they will run on this device (chunks, decode passes, mixed passes, passes
-with drafts, rows that share a prefix), and measures the memory of a pass, beyond that of rows and
-weights."""
+"""Times passes at load as they will run on this device: chunks, decode passes, mixed passes, passes
+with drafts, rows that share a prefix."""
 
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from math import inf
 from time import perf_counter
 from typing import Any
 
 import mlx.core as mx
 
 from ...isolation import Isolation
-from ...records import LoadedModel, PrefillChunk, Prompt
+from ...records import LoadedModel
 from ...records.extensions import MOST_DRAFTS
 from ...upstream.cache_classes import take_back
+from ...upstream.cache_lists import leaves
 from ...upstream.shared_kv import SHAREABLE, divide
-from ..memory import MemoryProfile, arrays, leaves, profile
+from ..memory import MemoryProfile, profile
+from ..request import Row
 from ..row_cache import grow_by
-from ..scheduling.chunking import LONGEST_GAP, WIDE, fixed_sizes, worthwhile
+from ..scheduling.chunking import LONGEST_GAP, WIDE
 from ..scheduling.costs import UNMEASURED, Curve
 from .batch_layout import NO_DRAFTS, Layout
-from .decode_batch import run_pass
 from .grouped_kv import MixedChunk
-from .probe import Probe, Reserve, stand_in, unlimited
+from .pass_memory import PassBytes, copied_bytes, deep_cache
+from .probe import Probe, Reserve, one_step, stand_in, unlimited
 from .solo_rows import MakeCache, some_tokens, timed_pass
 
 log = logging.getLogger(__name__)
@@ -75,9 +74,8 @@ takes as long as the additional kernels (by arithmetic for 400 GB/s)."""
 SHARED_GAIN = 1.2
 """They share a prefix as long as that of the trial where a step with copies takes this many times
 as long. On an H100, copies of 10,000 tokens were faster (36 against 41 ms)."""
-MOST_TOKENS = 32_768
-"""Otherwise from so many tokens on, because memory counts more: a copy of them for an 8B model has
-4.8 GB."""
+NOT_FASTER = 2**31
+"""Otherwise only one whose copies take much of the free memory."""
 SHARED_DEPTH, SLOW_SHARED_DEPTH = 4096, 1024
 """Tokens of the prefix in the trial, on a GPU and on a CPU."""
 TAIL = 16
@@ -86,6 +84,8 @@ TAIL = 16
 Took = Sequence[float]
 """Seconds of passes of one shape; the first may be the first ever. Empty: too little memory
 is free."""
+Measured = dict[int, float]
+"""Seconds by the tokens, rows or drafts of a pass."""
 
 
 class Times:
@@ -97,58 +97,46 @@ class Times:
         self._context = context
         self._depths = [n for n in depths if n + FLAT + REPEATS <= context]
         self._longest_row = min(longest_row, context - REPEATS - MOST_DRAFTS)
-        self.short: dict[int, float] = {}
-        self.deep: dict[int, float] = {}
+        self.short: Measured = {}
+        self.deep: Measured = {}
         self.depth = 1
         self._first: list[float] = []
         """By how many seconds the first passes of whole tiles were slower."""
-        self._spent = 0.0
 
     def chunks(self) -> None:
-        self._spent = 0.0
-        for width in (n for n in WIDTHS if n <= self._context):
-            if width > FLAT and self._known(width):
-                break
-            took = self._took(self._passes.chunk, width)
-            if not took:
-                break
-            self.short[width] = self._later(took)
-            if width >= FLAT:
-                self._first.append(max(0.0, took[0] - self.short[width]))
+        def chunk(width: int) -> Took:
+            took = self._passes.chunk(width)
+            self._first += [max(0.0, took[0] - min(took[1:]))] if took and width >= FLAT else []
+            return took
 
-    def _known(self, width: int) -> bool:
-        """Whether a chunk takes as long for each token as narrower ones, or too long to run."""
-        (n, s), (m, t) = sorted(self.short.items())[-2:]
-        return t * width / m > LONGEST_GAP or (m > FLAT and t >= CLEARLY * s * m / n)
+        def known(width: int) -> bool:
+            """A chunk takes as long for each token as narrower ones, or too long to run."""
+            if width <= FLAT:
+                return False
+            (n, s), (m, t) = sorted(self.short.items())[-2:]
+            return t * width / m > LONGEST_GAP or (m > FLAT and t >= CLEARLY * s * m / n)
+
+        widths = [n for n in WIDTHS if n <= self._context]
+        self._each(widths, chunk, into=self.short, known=known)
 
     def over_deep_cache(self) -> None:
         """Time chunks over the deepest cache for which there is memory."""
-        depth = 0
-        with Isolation() as tried:
-            depth = next(filter(self._passes.deepen, self._depths), 0)
-        if not depth:
-            if self._depths:
-                why = "too little memory is free" if tried.fault is None else tried.fault.summary
-                log.info("passes over a deep cache are not timed: %s", why)
-            return
-        self.depth, self._spent = depth, 0.0
-        for width in (n for n in DEEP_WIDTHS if n in self.short and n * SHALLOW <= depth):
-            if depth + width > self._context or self._too_long(width):
-                break
-            took = self._took(self._passes.deep, width)
-            if not took:
-                break
-            self.deep[width] = self._later(took)
+        with Isolation():
+            self.depth = next(filter(self._passes.deepen, self._depths), 1)
+        most = min(self.depth // SHALLOW, self._context - self.depth)
+        widths = [n for n in DEEP_WIDTHS if n in self.short and n <= most]
 
-    def _too_long(self, width: int) -> bool:
-        """Whether a wider pass would take longer than any chunk may."""
-        widest = max(self.deep, default=1)
-        return width > FLAT and self.deep[widest] * width / widest > LONGEST_GAP
+        def known(width: int) -> bool:
+            """It would take longer than any chunk may."""
+            widest = max(self.deep, default=1)
+            return width > FLAT and self.deep[widest] * width / widest > LONGEST_GAP
 
-    def rows(self, layout: str) -> dict[int, float]:
+        self._each(widths, self._passes.deep, into=self.deep, known=known)
+
+    def rows(self, layout: str) -> Measured:
         return self._each(ROWS, lambda count: self._passes.rows(self.unlike(count), layout))
 
-    def saved(self, layout: str, rows: dict[int, float]) -> float | None:
+    def saved(self, layout: str, rows: Measured) -> float | None:
         """By how many seconds a mixed pass is faster than two passes. `None`: not measured."""
         width = max((n for n, s in self.short.items() if n <= WIDE and s <= BRIEF), default=0)
         if MIXED not in rows or width < 2:
@@ -156,16 +144,16 @@ class Times:
         took = self._each([width], lambda n: self._passes.rows(self.unlike(MIXED), layout, n))
         return rows[MIXED] + self.short[width] - took[width] if took else None
 
-    def drafts(self, layout: str, rows: dict[int, float]) -> dict[int, float]:
+    def drafts(self, layout: str, rows: Measured) -> Measured:
         """By how many seconds passes of one row with drafts are longer than one without."""
         counts = DRAFTS if 1 in rows else ()
         took = self._each(counts, lambda n: self._passes.rows(self.unlike(1), layout, 0, n))
         return {n: seconds - rows[1] for n, seconds in took.items()}
 
     def unlike(self, count: int) -> list[int]:
-        return [max(1, self._longest_row * (i + 1) // count) for i in range(count)]
+        return [max(REPEATS, self._longest_row * (i + 1) // count) for i in range(count)]
 
-    def curve(self, rows: dict[int, float], saved: float | None, drafts: dict[int, float]) -> Curve:
+    def curve(self, rows: Measured, saved: float | None, drafts: Measured) -> Curve:
         if len(self.short) < 2:
             return UNMEASURED
         first = min(self._first, default=0.0)
@@ -176,8 +164,7 @@ class Times:
             (n, max(least, took - sum(self.unlike(n)) * plain.per_key(1)))
             for n, took in sorted(rows.items())
         ]
-        if first < LITTLE:
-            first = 0.0
+        first = first if first >= LITTLE else 0.0
         found = Curve.through(short, deep, self.depth, alone, saved, first)
         keys = sum(self.unlike(1))
         own = [
@@ -186,28 +173,25 @@ class Times:
         ]
         return replace(found, drafts=own)
 
-    def _each(self, sizes: Sequence[int], run: Callable[[int], Took]) -> dict[int, float]:
-        self._spent, found = 0.0, {}
-        for size in sizes:
-            took = self._took(run, size)
-            if not took:
-                break
-            found[size] = self._later(took)
-        return found
-
-    def _took(self, run: Callable[[int], Took], size: int) -> Took:
-        """What passes take. Empty: too little memory or time is left, or they fail."""
-        if self._spent > ENOUGH:
-            return ()
+    def _each(
+        self,
+        sizes: Sequence[int],
+        run: Callable[[int], Took],
+        *,
+        into: Measured | None = None,
+        known: Callable[[int], bool] = lambda size: False,
+    ) -> Measured:
+        """Until too little memory or time is left, a pass fails, or the next one is `known`."""
+        spent, found = 0.0, {} if into is None else into
         with Isolation() as tried:
-            return run(size)
+            for size in sizes:
+                if spent > ENOUGH or known(size) or not (took := run(size)):
+                    break
+                spent += sum(took[1:])
+                found[size] = min(took[1:])
         if tried.fault is not None:
             log.warning("passes could not be timed: %s", tried.fault.summary)
-        return ()
-
-    def _later(self, took: Took) -> float:
-        self._spent += sum(took[1:])
-        return min(took[1:])
+        return found
 
 
 @dataclass(frozen=True)
@@ -264,14 +248,11 @@ def least_shared(passes: OnDevice, prefix: int) -> int:
     tokens. A shared prefix is read once, but attention in two parts launches more kernels in each
     layer."""
     alike = [prefix + TAIL] * 2
-    with Isolation() as tried:
+    with Isolation():
         copies = passes.rows(alike, "grouped")
         shared = passes.rows(alike, "grouped", shared=prefix) if copies else ()
-        if not shared:
-            return SHARED_UNMEASURED
-        return prefix if min(copies[1:]) >= SHARED_GAIN * min(shared[1:]) else MOST_TOKENS
-    if tried.fault is not None:
-        log.info("a shared prefix could not be timed: %s", tried.fault.summary)
+        if shared:
+            return prefix if min(copies[1:]) >= SHARED_GAIN * min(shared[1:]) else NOT_FASTER
     return SHARED_UNMEASURED
 
 
@@ -302,12 +283,11 @@ class OnDevice:
             self._memory, self._copied = profile(cache), copied_bytes(cache)
         if not self._has_room(self._held, tokens):
             return ()
-        took, released = [], 0
+        took = []
         for _ in range(self._repeats):
             grow_by(cache := self._make(), tokens)
-            seconds, released = timed_pass(self._model, cache, 0, tokens)
+            seconds, self._over_empty[tokens] = timed_pass(self._model, cache, 0, tokens)
             took.append(seconds)
-        self._over_empty[tokens] = released
         return took
 
     def deepen(self, depth: int) -> bool:
@@ -325,53 +305,46 @@ class OnDevice:
     def deep(self, tokens: int, repeats: int = REPEATS) -> Took:
         if not self._has_room(self._held, tokens):
             return ()
-        took, released = [], 0
+        took = []
         for _ in range(repeats):
             seconds, released = timed_pass(self._model, self._deep, self._depth, tokens)
             took.append(seconds)
-            if tokens == 1:
-                self._depth += 1
-                continue
+            self._over_deep[tokens] = released
+            self._depth += tokens == 1
             for layer in leaves(self._deep):
-                if hasattr(layer, "update_and_fetch"):
+                if tokens > 1 and hasattr(layer, "update_and_fetch"):
                     take_back(layer, tokens)
-        self._over_deep[tokens] = released
         return took
 
     def rows(
-        self, lengths: Sequence[int], layout: str, chunk: int = 0, drafts: int = 0, shared: int = 0
+        self, lengths: Sequence[int], name: str, chunk: int = 0, drafts: int = 0, shared: int = 0
     ) -> Took:
-        """`shared`: tokens of a prefix that equal rows share."""
+        """`name`: of the layout. `shared`: tokens of a prefix that equal rows share."""
         self._deep, self._held = [], 0
         more, width = self._repeats + drafts, len(lengths) * (1 + drafts)
         held = 2 * len(lengths) * self._memory.row_bytes(max(lengths) + more)
         if not self._has_room(held, chunk + width):
             return ()
-        rows, took, cache = Layout(layout), [], list[Any]()
-        widths = {stand_in([1] * length, 0): 1 + drafts for length in lengths}
-        for row in widths:
+        layout, took, cache = Layout(name), [], list[Any]()
+        found: dict[Row, list[mx.array]] = {}
+        tokens = some_tokens(self._model, max(*lengths, chunk) + more, 0)
+        for length in lengths:
             if not (cache and shared):
-                cache = deep_cache(self._model, self._make, row.length, more)
+                cache = deep_cache(self._model, self._make, length, more)
                 for layer in leaves(cache) if shared else ():
                     if type(layer) in SHAREABLE:
                         divide(layer, shared)
-            rows.add(row, deepcopy(cache) if shared else cache)
-        tokens = some_tokens(self._model, max(chunk, width), 0)
+            found[row := stand_in(tokens[:length], 0)] = []
+            layout.add(row, deepcopy(cache) if shared else cache)
+        kept = dict.fromkeys(found, 1) if drafts else NO_DRAFTS
         for _ in range(self._repeats):
             along = None
             if chunk:
                 along = MixedChunk(tokens[:chunk], range(chunk), cache := self._make())
                 grow_by(cache, chunk)
-            (each,) = rows.passes(along, widths if drafts else NO_DRAFTS)
-            order = (*each.rows, *each.drafting)
-            at = [n for row in order for n in range(row.length, row.length + widths[row])]
             began = perf_counter()
-            first = mx.array(tokens[:width], dtype=mx.int32)
-            mx.eval(run_pass(self._model, each, first, at).logits)
+            one_step(self._model, layout, found, along, kept, wrong=drafts)
             took.append(perf_counter() - began)
-            for row in order:
-                rows.keep(row, 1)
-                row.tokens.append(1)
         return took
 
     @property
@@ -396,114 +369,3 @@ class OnDevice:
             over_empty * max(times, times**2), over_deep * width / deep * (1 + 1 / SHALLOW)
         )
         return self._reserve(held + self._memory.row_bytes(width) + int(released))
-
-
-# -- memory
-
-
-@dataclass(frozen=True)
-class PassBytes:
-    row: float = 0.0
-    """Per row that decodes."""
-    token: float = 0.0
-    """Per further token."""
-    pair: float = 0.0
-    """Per pair of a new token and a cached one. 0 if attention never stores its scores."""
-    key: float = 0.0
-    """Per cached token, however many are new. 0 if attention copies no keys and values."""
-
-
-@dataclass(frozen=True)
-class PassMemory:
-    """Bytes of passes over rows or a chunk, from the measurements and the chunk limits."""
-
-    each: PassBytes
-    widest: int
-    """Most tokens of a chunk."""
-    deepest: Sequence[tuple[int, float]] = field(default=(), repr=False)
-    """(tokens of a chunk, largest number of cached tokens before it). A deep chunk is narrow,
-    because its time is limited."""
-    least: int = 0
-    """Tokens that a chunk may always have, however long it takes."""
-
-    @classmethod
-    def of(cls, each: PassBytes, curve: Curve, seconds: float, most: int) -> PassMemory:
-        sizes = fixed_sizes(most)
-        least = worthwhile(sizes, curve.seconds)
-        if curve.depths:  # deep in a prompt, attention is most of a pass
-            least = max(least, worthwhile(sizes, lambda n: curve.per_key(n) or inf))
-        longest = max(seconds, curve.seconds(least))
-        widest = bisect_right(range(1, most + 1), longest, key=curve.seconds)
-
-        def most_cached(tokens: int) -> float:
-            slope, left = curve.per_key(tokens), longest - curve.seconds(tokens)
-            return left / slope if slope > 0 else inf
-
-        return cls(
-            each, widest, [(n, most_cached(n)) for n in (*sizes, widest) if n <= widest], least
-        )
-
-    def __call__(self, tokens: int, rows: int) -> int:
-        """Bytes of the largest pass of this many rows, or over a prompt of this many tokens."""
-        chunk = min(self.widest, tokens)
-        pairs = max((min(n, chunk) * min(d, tokens) for n, d in self.deepest), default=0.0)
-        pairs = max(pairs, min(self.least, chunk) * tokens)
-        each = self.each
-        cached = each.pair * pairs + each.key * tokens
-        return int(each.row * rows + each.token * max(chunk, rows) + cached)
-
-
-# -- row caches that appear to hold a long prompt
-
-
-def deep_cache(model: LoadedModel, make_cache: MakeCache, depth: int, more: int) -> list[Any]:
-    """A row cache that appears to hold `depth` tokens, with capacity for `more` tokens. Only its
-    first token is computed."""
-    cache = make_cache()
-    grow_by(cache, depth + more)
-    model.prefill(PrefillChunk(Prompt([0]), 0, 1, cache))
-    for layer in leaves(cache):
-        if _quantised(layer):
-            _repeat_quantised(layer, depth)
-        elif all(isinstance(getattr(layer, name, None), mx.array) for name in ("keys", "values")):
-            layer.update_and_fetch(*(_longer(each, depth - 1) for each in _first_token(layer)))
-    mx.eval(arrays(cache))
-    return cache
-
-
-def copied_bytes(cache: Sequence[Any]) -> int:
-    """Bytes per token of the copy that attention makes of a quantised layer, see
-    `upstream.attention`. 0 if no layer of `cache`, which holds a token, is quantised."""
-    return max(map(_copied, filter(_quantised, leaves(cache))), default=0)
-
-
-def _copied(layer: Any) -> int:
-    found = 0
-    for packed, scales, _ in (layer.keys, layer.values):
-        values = packed.shape[-1] * 8 * packed.itemsize // layer.bits
-        found += packed.shape[1] * values * scales.itemsize
-    return found
-
-
-def _quantised(layer: Any) -> bool:
-    return isinstance(getattr(layer, "keys", None), (tuple, list)) and hasattr(layer, "bits")
-
-
-def _repeat_quantised(layer: Any, depth: int) -> None:
-    """Write the first token to the places of all others, in the buffers of the layer."""
-    for stored in (layer.keys, layer.values):
-        for each in stored:
-            each[:, :, 1:depth] = _longer(mx.contiguous(each[:, :, :1]), depth - 1)
-    layer.offset = depth
-
-
-def _first_token(layer: Any) -> list[mx.array]:
-    """Copies of its keys and values, so that the buffers of the layer are filled in place."""
-    found = [mx.contiguous(each[:, :, :1]) for each in (layer.keys, layer.values)]
-    mx.eval(found)
-    return found
-
-
-def _longer(array: mx.array, tokens: int) -> mx.array:
-    """(1, heads, 1, D) repeated to (1, heads, tokens, D), without a copy."""
-    return mx.broadcast_to(array, (1, array.shape[1], tokens, array.shape[3]))

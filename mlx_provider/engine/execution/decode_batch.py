@@ -183,8 +183,14 @@ class DecodeBatch:
     def catch_up(self) -> list[PassResult]:
         """Like `read`, before the tokens go to the model. The caller must then call the layout's
         `keep` for each row with drafts."""
+        due: dict[Drawn, dict[Row, Pending]] = {}
+        for row, pending in self._pending.items():
+            if not pending.committed:
+                due.setdefault(pending.drawn, {})[row] = pending
+        # an error of the device leaves all of them as they are
+        drawn = [each for own in due.items() for each in read_drawn(*own).items()]
         found = []
-        for row, reads in self._read():
+        for row, reads in drawn:
             before = self._pending[row]
             at = before.at + len(reads) - 1
             self._pending[row] = Pending(before.drawn, at, True, behind=before.behind)
@@ -203,13 +209,6 @@ class DecodeBatch:
     def drafted(self) -> list[Row]:
         """Rows with drafts in a pass that is not read yet. Call `catch_up` first."""
         return [row for row, pending in self._pending.items() if pending.drafts]
-
-    def _read(self) -> list[tuple[Row, list[Read]]]:
-        due: dict[Drawn, dict[Row, Pending]] = {}
-        for row, pending in self._pending.items():
-            if not pending.committed:
-                due.setdefault(pending.drawn, {})[row] = pending
-        return [each for drawn, rows in due.items() for each in _that_hold(drawn, rows)]
 
     def drawn(self, rows: Sequence[Row], drawn: Drawn, drafts: Drafts = NO_DRAFTS) -> None:
         for i, row in reversed(list(enumerate(rows))):
@@ -265,18 +264,12 @@ def positions(each: Pass, widths: Mapping[Row, int]) -> list[Row]:
     return [*each.rows, *(row for row in each.drafting for _ in range(widths[row]))]
 
 
-def read_drawn(drawn: Drawn, rows: dict[Row, int]) -> list[Read]:
-    """Wait for drawn tokens and return those of `rows`, by their index. Raises any error of the
-    device."""
+def read_drawn(drawn: Drawn, rows: dict[Row, Pending]) -> dict[Row, list[Read]]:
+    """Wait for drawn tokens. Returns the next token of each row, and one more for each draft that
+    holds. Raises any error of the device."""
     logprobs = read_logprobs(drawn)
     tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
-    return [(row, tokens[i], logprobs.get(i)) for row, i in rows.items()]
-
-
-def _that_hold(drawn: Drawn, rows: dict[Row, Pending]) -> list[tuple[Row, list[Read]]]:
-    logprobs = read_logprobs(drawn)
-    tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
-    found = []
+    found = {}
     for row, pending in rows.items():
         at = pending.at
         reads = [(row, tokens[at], logprobs.get(at))]
@@ -285,7 +278,7 @@ def _that_hold(drawn: Drawn, rows: dict[Row, Pending]) -> list[tuple[Row, list[R
                 break
             at += 1
             reads.append((row, tokens[at], logprobs.get(at)))
-        found.append((row, reads))
+        found[row] = reads
     return found
 
 

@@ -7,8 +7,9 @@ at once, and separately over the tokens of a chunk (needs `upstream.recurrent.ro
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -16,8 +17,8 @@ import mlx.core as mx
 from ...upstream.attention import Parts, Run
 from ...upstream.batch_caches import RowCache, columns
 from ...upstream.cache_classes import ArraysCache, take_back
+from ...upstream.cache_lists import by_leaf, leaves
 from ...upstream.recurrent import Prefixes, StateParts, StateRun
-from ..memory import leaves
 
 Count = int | Sequence[int] | mx.array
 """Rotary offset of a part's rows: of its one row, of each token of a chunk, or (rows,) int32."""
@@ -115,10 +116,6 @@ class FillerKV:
 
 def fillers(layer: Any) -> Any:
     """Cache of one layer for the filler rows of a pass beside a row that has `layer`."""
-    if hasattr(layer, "caches"):
-        together = type(layer)()
-        together.caches = tuple(fillers(each) for each in layer.caches)
-        return together
     # a missing recurrent state begins with zeros and keeps its size
     return FillerKV() if hasattr(layer, "update_and_fetch") else type(layer)(len(layer.cache))
 
@@ -136,8 +133,8 @@ def can_share_a_pass(cache: Sequence[Any]) -> bool:
 def joined(caches: Sequence[RowCache], sizes: Sequence[int]) -> RowCache:
     """Join the groups' caches layer by layer. `sizes`: rows of each group. Attention caches are
     shared with the groups. Recurrent state moves until `split` returns it."""
-    counted = Offsets()
-    return [_joined(parts, sizes, counted) for parts in zip(*caches, strict=True)]
+    join = partial(_joined, sizes, Offsets())
+    return [by_leaf(join, *parts) for parts in zip(*caches, strict=True)]
 
 
 def with_wide_rows(
@@ -148,19 +145,18 @@ def with_wide_rows(
 ) -> RowCache:
     """The joint cache `together`, if any, and the caches of rows with several tokens in this
     pass."""
-    layers = zip(*caches, *(each.cache for each in wide), strict=True)
-    first = together if together is not None else [None] * len(wide[0].cache)
+    together = wide[0].cache if together is None else together
     early = EarlyStart() if any(each.drafts for each in wide) else None
-    counted = Offsets(early)
-    return [
-        _wide_layer(layer, parts, sizes, wide, counted)
-        for layer, parts in zip(first, layers, strict=True)
-    ]
+    join = partial(_wide_layer, sizes, wide, Offsets(early))
+    layers = zip(together, *caches, *(each.cache for each in wide), strict=True)
+    return [by_leaf(join, *each) for each in layers]
 
 
 def split(together: RowCache, caches: Sequence[RowCache], sizes: Sequence[int]) -> None:
-    for layer, *parts in zip(together, *caches, strict=True):
-        _split(layer, parts, sizes)
+    for layer, *parts in zip(leaves(together), *map(leaves, caches), strict=True):
+        if not isinstance(layer, GroupedKV):
+            for part, run in zip(parts, runs(parts, sizes), strict=True):
+                part.cache = [None if a is None else a[run.rows] for a in layer.cache]
 
 
 def offsets(cache: RowCache) -> list[mx.array]:
@@ -285,35 +281,19 @@ def runs(parts: Sequence[Any], sizes: Sequence[int]) -> list[Run]:
     ]
 
 
-def _joined(parts: Sequence[Any], sizes: Sequence[int], counted: Offsets) -> Any:
-    first = parts[0]
-    if hasattr(first, "caches"):
-        inner = zip(*(part.caches for part in parts), strict=True)
-        together = type(first)()
-        together.caches = tuple(_joined(each, sizes, counted) for each in inner)
-        return together
-    if hasattr(first, "update_and_fetch"):
+def _joined(sizes: Sequence[int], counted: Offsets, *parts: Any) -> Any:
+    if hasattr(parts[0], "update_and_fetch"):
         return GroupedKV(parts, sizes, counted)
     return _joined_state(parts, sizes)
 
 
 def _wide_layer(
-    layer: Any,
-    parts: Sequence[Any],
-    sizes: Sequence[int],
-    wide: Sequence[WideRow],
-    counted: Offsets,
+    sizes: Sequence[int], wide: Sequence[WideRow], counted: Offsets, layer: Any, *parts: Any
 ) -> Any:
-    last = parts[-1]
-    if hasattr(last, "caches"):
-        states = layer.caches if layer is not None else [None] * len(last.caches)
-        inner = zip(states, *(part.caches for part in parts), strict=True)
-        both = type(last)()
-        both.caches = tuple(_wide_layer(one, more, sizes, wide, counted) for one, *more in inner)
-        return both
+    """`layer`: of the joint cache. `parts`: of the groups, then of rows with several tokens."""
     groups, own = parts[: len(sizes)], parts[len(sizes) :]
     tokens = [each.tokens for each in wide]
-    if hasattr(last, "update_and_fetch"):
+    if hasattr(own[0], "update_and_fetch"):
         chunks = [ChunkKV(cache, each) for cache, each in zip(own, wide, strict=True)]
         return GroupedKV([*groups, *chunks], [*sizes, *tokens], counted)
     edges = itertools.pairwise(itertools.accumulate(tokens, initial=sum(sizes)))
@@ -354,13 +334,3 @@ def _stacked(states: Sequence[Any], sizes: Sequence[int]) -> Any:
             for state, size in zip(states, sizes, strict=True)
         ]
     )
-
-
-def _split(layer: Any, parts: Sequence[Any], sizes: Sequence[int]) -> None:
-    if hasattr(layer, "caches"):
-        inner: Iterable[Any] = zip(*(part.caches for part in parts), strict=True)
-        for own, each in zip(layer.caches, inner, strict=True):
-            _split(own, each, sizes)
-    elif not isinstance(layer, GroupedKV):
-        for part, run in zip(parts, runs(parts, sizes), strict=True):
-            part.cache = [None if a is None else a[run.rows] for a in layer.cache]

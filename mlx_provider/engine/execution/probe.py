@@ -19,11 +19,13 @@ from typing import cast
 
 import mlx.core as mx
 
+from ...errors import UnsupportedModel
 from ...isolation import Isolation
 from ...protocol.event_queue import EventQueue
 from ...records import LoadedModel, PrefillChunk, Prompt
+from ...upstream.cache_lists import leaves
 from ...upstream.shared_kv import FEW, SHAREABLE, divide
-from ..memory import MemoryProfile, arrays, leaves, profile
+from ..memory import MemoryProfile, arrays, profile
 from ..request import Request, Row, RowOutput, SamplingParams
 from . import solo_rows
 from .batch_layout import NO_DRAFTS, Layout, Widths
@@ -190,7 +192,9 @@ def _judge(run: Callable[[], Results]) -> Judgement:
         problems = [problem for row, found in pairs if (problem := row.problem(found))]
         widest = max(row.widest(found) for row, found in pairs)
         return Judgement(problems[0]) if problems else Judgement(widest=widest)
-    return Judgement(tried.fault.summary if tried.fault else "", failed=True)
+    fault = tried.fault
+    again = fault is None or not isinstance(fault.error, UnsupportedModel)
+    return Judgement(fault.summary if fault else "", failed=again)
 
 
 def _together(model: LoadedModel, rows: Sequence[SoloRow], name: str) -> Results:
@@ -277,11 +281,12 @@ def one_step(
     found: Mapping[Row, list[mx.array]],
     chunk: MixedChunk | None = None,
     kept: Widths = NO_DRAFTS,
+    wrong: int = WRONG,
 ) -> mx.array:
     """One token for each row of the layout. Returns logits (B, vocab) of the last pass. `kept`:
-    rows with so many correct tokens, which stay, and `WRONG` wrong ones behind them."""
+    rows with so many correct tokens, which stay, and `wrong` ones behind them."""
     logits = mx.array([])
-    widths = {row: max(2, count + WRONG) for row, count in kept.items()}
+    widths = {row: max(2, count + wrong) for row, count in kept.items()}
     for each in layout.passes(chunk, widths):
         tokens: list[int] = []
         at: list[int] = []

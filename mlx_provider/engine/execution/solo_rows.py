@@ -22,7 +22,8 @@ from mlx.utils import tree_map
 
 from ...isolation import Isolation
 from ...records import LoadedModel, PrefillChunk, Prompt
-from ..memory import arrays, leaves
+from ...upstream.cache_lists import leaves
+from ..memory import arrays
 
 STEPS = 4
 """Tokens that a row decodes."""

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from ...isolation import Isolation
+from ...upstream.cache_lists import leaves
 from ...upstream.shared_kv import SHAREABLE, Prefix, divide
 from ...upstream.shared_kv import start as begin_with
-from ..memory import leaves
 from ..row_cache import Kind, kind, kv_arrays, own_arrays, set_arrays
 from ..sizes import STEP_TOKENS, whole_steps
 from .tree import Match, Node, segment_of, split

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..memory import leaves
+from ...upstream.cache_lists import leaves
 from ..row_cache import (
     ROTATING,
     Kind,

@@ -1,9 +1,9 @@
 """Decides how many drafts pay in a pass, and which drafter gives them. Imports no mlx.
 
-A draft costs the extra time of a wider pass and saves a whole pass if it is accepted. `costs` knows
-the measured times, `RowAcceptance` how many drafts of each drafter a row accepts. A drafter that
-does not pay for a row, or might replace another, is tried again within an allowance (`Trials`).
-Drafters are named by their index, the best first.
+A draft costs the extra time of a wider pass, as measured (`DraftCosts`), and saves a whole pass if
+it is accepted. Each row has an acceptance rate for each drafter. A drafter that has no drafts for a
+row is tried again in some steps, the more seldom, the more that costs. Drafters are named by their
+index, the best first.
 """
 
 from __future__ import annotations
@@ -11,28 +11,39 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import log, log1p
-
-import numpy as np
+from functools import cache
+from itertools import accumulate, chain, combinations
+from math import inf, log, log1p
+from operator import mul
+from typing import NamedTuple
 
 from ...records.extensions import MOST_DRAFTS
-from .costs import (
-    KNOWN_TEXT,
-    MARGIN,
-    Ask,
-    Asks,
-    Choice,
-    DraftCosts,
-    ExpectedGain,
-    Floats,
-    Kind,
-    Passes,
-    Seconds,
-    Step,
-    best_of,
-    fastest,
-)
 
+KNOWN = -1
+"""In place of a drafter: text predicted by a grammar or a forecast."""
+Kind = frozenset[int]
+"""The drafters of one pass."""
+KNOWN_TEXT: Kind = frozenset({KNOWN})
+Seconds = Callable[[int], float]
+"""Duration of a pass by the number of its extra tokens."""
+
+DECAY = 0.8
+"""Weight of the old seconds at each new measurement."""
+SPIKE = 3.0
+"""A measurement above this multiple of the known value is a disturbance."""
+RISE = 1.5
+"""The same for host time, which other work disturbs more."""
+QUICK = 0.7
+"""Weight of the old value for passes with drafts at each new measurement."""
+FORGOTTEN = 0.9998
+"""Decay of measurements per step, because they become out of date."""
+LEAST_PASS_FACTOR = 0.1
+"""Least factor on the expected duration of a pass with drafts: if kernels run while they are
+launched, most of the pass is over by then."""
+MARGIN = log(1.08)
+"""Least expected gain, as the logarithm of a rate, because the estimates are not exact."""
+PACE_SHARE = 0.75
+"""Least share of its pace that each row keeps, however much drafts help other rows."""
 MEMORY = 24
 """Drafts per row that are remembered: few, to react soon to a change in its text."""
 LASTING = 200
@@ -46,26 +57,120 @@ HOPE = 0.7
 SUREST = 0.99
 MISSED_PASSES = 3
 """Passes in sequence without an accepted draft, after which a row gets only trials."""
-LONGEST_REST = 32
-"""Most steps between the trials of a drafter for a row, if the allowance permits."""
-FIRST_PAUSE = 8
-"""Steps between the first trials of a drafter in place of another one."""
 PLACES = 4.0
 """Prior weight, in accepted drafts, of equal rates at all positions."""
 GOOD = 0.9
 """Assumed acceptance rate in a trial; in place of another drafter, it is `SUREST`."""
-TRIED = 1
+AWAITED = 2
+"""Steps until the result of a trial is known: passes are planned before the last one is read."""
 REFUSED = 8
 """A refused trial is considered again in the next step whose number is a multiple of this: for all
 rows in one step, because that costs the host more than its other decisions."""
-AWAITED = 2
-"""Steps until the result of a trial is known: passes are planned before the last one is read."""
+LONGEST_REST = 32
+"""Most steps between the trials of a drafter for a row, if the allowance permits."""
 ALLOWANCE = 0.01
 """Share of the time that trials may take."""
 SAVED = 6.0
-"""Most plain steps in the allowance, also its initial value. Accepted drafts add to it."""
-SELDOM = 0.1
+"""Most plain steps in the allowance, also its initial value. Accepted drafts of trials add to
+it."""
+BEGINS = 0.1
 """Initial rate at which predicted text begins after a token that was not predicted."""
+
+
+class Ask(NamedTuple):
+    source: int
+    drafts: int
+
+
+Asks = tuple[Ask, ...]
+"""The drafters of a row in one step. The next one is asked if the one before has no guess."""
+Chances = Sequence[float]
+"""That a draft and all before it are accepted, draft by draft. Empty: the drafter is not asked."""
+
+
+@dataclass
+class DraftCosts:
+    per_draft: float = 0.0
+    aside: float = 0.0
+    """Seconds that the device idles in a step with drafts, because tokens are read first."""
+    slower: dict[int, float] = field(default_factory=dict)
+    """Measured over expected duration of passes, by the bit length of their number of drafts."""
+
+    def factor(self, drafts: int) -> float:
+        """Factor of the measured passes with the most drafts, up to this number. 1: none."""
+        bits = range(drafts.bit_length(), 0, -1)
+        return next((self.slower[n] for n in bits if n in self.slower), 1.0)
+
+    def took(self, seconds: Seconds, drafts: int, rounds: int) -> float:
+        if not drafts:
+            return seconds(0)
+        own = self.aside + self.per_draft * rounds
+        return seconds(drafts) * self.factor(drafts) + own
+
+    def timed(self, aside: float, guessing: float, rounds: int) -> None:
+        """The device idled for `aside` seconds, in addition to `guessing`."""
+        self.aside = _followed(self.aside, aside)
+        if rounds:
+            self.per_draft = _followed(self.per_draft, guessing / rounds)
+
+    def passed(self, drafts: int, times: float) -> None:
+        bits, known = drafts.bit_length(), self.factor(drafts)
+        if bits in self.slower:  # the first pass may have compiled kernels
+            known = QUICK * known + (1 - QUICK) * max(LEAST_PASS_FACTOR, min(times, SPIKE * known))
+        self.slower[bits] = known
+
+    def forget(self) -> None:
+        self.aside *= FORGOTTEN
+        self.per_draft *= FORGOTTEN
+        for bits, times in self.slower.items():
+            self.slower[bits] = 1 + FORGOTTEN * (times - 1)
+
+
+def _followed(known: float, seconds: float) -> float:
+    if not known or SPIKE * seconds < known:
+        return seconds
+    return DECAY * known + (1 - DECAY) * min(seconds, RISE * known)
+
+
+class Choice(NamedTuple):
+    rows: int
+    """Of the pass."""
+    picks: Sequence[int]
+    """The drafter of each row."""
+    counts: Sequence[int]
+    gain: float = 0.0
+    """Logarithm of the product of all rows' rates, over that without drafts."""
+    longer: float = 1.0
+    """Duration of the step, as a multiple of one without drafts."""
+
+
+def fastest(
+    chances: Sequence[Chances], rows: int, costs: DraftCosts, seconds: Seconds
+) -> tuple[list[int], float, float]:
+    """The number of drafts of each row with the greatest product of all rows' rates, if the gain is
+    sufficient; a sum would let rows with poor drafts pay for the others. With the gain, and the
+    duration as a multiple of one without drafts. `rows`: of the pass, also those that cannot
+    draft."""
+    best, tokens, counts = [0] * len(chances), [1.0] * len(chances), [0] * len(chances)
+    most, times, gained, rounds = rows * MARGIN, 1.0, 0.0, 0
+    if sum(log1p(sum(own)) for own in chances) <= most:  # if drafts took no time
+        return best, most, times
+    alone = len(chances) < rows
+    gains = [
+        (log1p(chance / before), row, chance)
+        for row, own in enumerate(chances)
+        for chance, before in zip(own, accumulate(own, initial=1.0), strict=False)
+    ]
+    gains.sort(key=lambda each: -each[0])  # of a row, each gains less
+    for drafts, (gain, row, chance) in enumerate(gains, 1):
+        counts[row] += 1
+        tokens[row] += chance
+        gained, rounds = gained + gain, max(rounds, counts[row])
+        longer = costs.took(seconds, drafts, rounds) / seconds(0)
+        value = gained - rows * log(longer)
+        if value > most and min(1.0 if alone else inf, *tokens) >= PACE_SHARE * longer:
+            best, most, times = counts.copy(), value, longer
+    return best, most, times
 
 
 @dataclass
@@ -81,205 +186,102 @@ class AcceptanceRate:
         self.held = kept * self.held + held
         self.tried = kept * self.tried + tried
 
-    def doubt(self) -> None:
-        kept = min(1.0, DOUBTED / max(self.tried, DOUBTED))
-        self.held, self.tried = kept * self.held, kept * self.tried
-
     def share(self, belief: float) -> float:
         """`belief`: the acceptance rate of other rows."""
         return min(SUREST, (self.held + BELIEF * belief) / (self.tried + BELIEF))
 
 
 @dataclass
-class RowAcceptance:
-    odds: AcceptanceRate = field(default_factory=AcceptanceRate)
+class SharedRate(AcceptanceRate):
+    """Of all rows together, which a new row is expected to have, too."""
+
+    memory: int = LASTING
+    hope: float = HOPE
+
+    def chance(self, row: AcceptanceRate) -> float:
+        return row.share(self.share(self.hope))
+
+    def learn_both(self, row: AcceptanceRate, held: int, tried: int = 1) -> None:
+        row.learn(held, tried)
+        self.learn(held, tried)
+
+
+@dataclass
+class RowAcceptance(AcceptanceRate):
     missed: int = 0
-    rest: int = 0
-    """Steps until it may be tried again, if no drafter has drafts for the row."""
-    pause: int = FIRST_PAUSE
-    """Steps between trials in place of another drafter: more after each one, until its own drafts
-    pay."""
-    worth: float = 0.0
-    """Plain steps that an accepted draft of its present trial saves."""
+    due: int = 0
+    """Step from which on it may be tried, if it has no drafts for the row."""
 
     @property
     def trusted(self) -> bool:
         return self.missed < MISSED_PASSES
 
-    def due(self, step: int, *, instead: bool) -> bool:
-        """`instead`: in place of another drafter. Such trials of all rows fall into the same steps,
-        because they may make all rows wait."""
-        return step % self.pause == 0 if instead else not self.rest
-
     def learn(self, held: int, tried: int) -> None:
-        if held and not self.trusted:
-            self.odds.doubt()  # its text may have changed in kind
-            self.pause = FIRST_PAUSE
-        self.odds.learn(held, tried)
+        if held and not self.trusted:  # its text may have changed in kind
+            kept = min(1.0, DOUBTED / max(self.tried, DOUBTED))
+            self.held, self.tried, self.due = kept * self.held, kept * self.tried, 0
+        super().learn(held, tried)
         self.missed = 0 if held else self.missed + 1
-        self.rest = 0 if self.trusted else min(LONGEST_REST, 2 ** (self.missed - MISSED_PASSES))
+
+
+Rows = Sequence[Sequence[RowAcceptance | None]]
+"""Of each row and drafter; `None`: it cannot draft for the row."""
 
 
 @dataclass
 class DrafterAcceptance:
-    everyone: AcceptanceRate = field(default_factory=lambda: AcceptanceRate(LASTING))
+    everyone: SharedRate = field(default_factory=SharedRate)
     held: list[float] = field(default_factory=lambda: [0.0] * MOST_DRAFTS)
     """Accepted drafts by position."""
     expected: list[float] = field(default_factory=lambda: [0.0] * MOST_DRAFTS)
     """Expected accepted drafts by position, from the acceptance rate of each row."""
 
-    def share(self, row: RowAcceptance) -> float:
-        return row.odds.share(self.everyone.share(HOPE))
+    def chances(self, row: RowAcceptance, most: int) -> Chances:
+        share = self.everyone.chance(row)
+        places = [
+            (held + PLACES) / (expected + PLACES)
+            for held, expected in zip(self.held[:most], self.expected, strict=False)
+        ]
+        return [*accumulate((min(SUREST, share * each) for each in places), mul)]
 
     def learn(self, row: RowAcceptance, drafts: int, held: int) -> None:
-        share, tried = self.share(row), min(max(1, drafts), held + 1)
+        share, tried = self.everyone.chance(row), min(max(1, drafts), held + 1)
         kept = 1 - 1 / LASTING
         for at in range(min(tried, MOST_DRAFTS)):
             self.expected[at] = kept * self.expected[at] + share
             self.held[at] = kept * self.held[at] + (at < held)
-        row.learn(held, tried)
-        self.everyone.learn(held, tried)
-
-    def places(self, most: int) -> list[float]:
-        """Accepted over expected drafts by position."""
-        pairs = zip(self.held[:most], self.expected[:most], strict=True)
-        return [(held + PLACES) / (expected + PLACES) for held, expected in pairs]
-
-
-@dataclass
-class Trials:
-    saved: float = SAVED
-    steps: int = 0
-
-    def chosen(
-        self,
-        rows: Sequence[Sequence[RowAcceptance | None]],
-        gain: ExpectedGain,
-        best: Choice,
-        step: Callable[[Kind], Step],
-    ) -> list[Ask | None]:
-        """A drafter to try first for each row, if it may pay off and the allowance permits. `best`:
-        the choice without trials."""
-        self._spend((best.seconds - best.step.plain) / best.step.plain)
-        due = [
-            self._due(row, pick, drafts)
-            for row, pick, drafts in zip(rows, best.picks, best.counts, strict=True)
-        ]
-        if not any(due):
-            return [None] * len(rows)
-        hopeful = best_of(_hoped(gain, due, best.counts), step)
-        tries = [
-            Ask(pick, drafts if instead else min(TRIED, drafts))
-            if drafts and pick in tried
-            else None
-            for pick, drafts, tried, instead in zip(
-                hopeful.picks, hopeful.counts, due, best.counts, strict=True
-            )
-        ]
-        pairs = zip(tries, best.counts, strict=True)
-        counts = [each.drafts if each else drafts for each, drafts in pairs]
-        price = _price(Choice(hopeful.step, hopeful.picks, counts, 0.0), best)
-        if not any(tries) or not self._afford(price):
-            for row, tried in zip(rows, due, strict=True):
-                for odds in (row[source] for source in tried):
-                    if odds is not None:
-                        odds.rest = REFUSED - self.steps % REFUSED
-            return [None] * len(rows)
-        for row, ask in zip(rows, tries, strict=True):
-            odds = row[ask.source] if ask else None
-            if odds is not None:
-                odds.rest, odds.pause = AWAITED, min(LONGEST_REST, 2 * odds.pause)
-        return tries
-
-    def learn(self, row: RowAcceptance, held: int) -> None:
-        self.saved = min(SAVED, self.saved + held * row.worth)
-
-    def rested(self, odds: Sequence[RowAcceptance]) -> None:
-        self.steps += 1
-        self.saved = min(SAVED, self.saved + ALLOWANCE)
-        for each in odds:
-            each.rest = max(0, each.rest - 1)
-
-    def _due(self, row: Sequence[RowAcceptance | None], pick: int, drafts: int) -> set[int]:
-        return {
-            source
-            for source, odds in enumerate(row)
-            if odds is not None
-            and odds.due(self.steps, instead=drafts > 0)
-            and not (drafts and source == pick)
-        }
-
-    def _spend(self, price: float) -> None:
-        """Drafts that are expected to pay off need no allowance and leave no debt."""
-        self.saved = max(self.saved - price, min(self.saved, 0.0))
-
-    def _afford(self, price: float) -> bool:
-        if self.saved < min(price, SAVED):
-            return False
-        self.saved -= price
-        return True
-
-
-def _hoped(gain: ExpectedGain, due: Sequence[set[int]], counts: Sequence[int]) -> ExpectedGain:
-    """The chances, with assumed ones for drafters that are tried. `counts`: drafts of others."""
-    chances = gain.chances.copy()
-    places = np.arange(1, 1 + chances.shape[2])
-    for row, (tried, instead) in enumerate(zip(due, counts, strict=True)):
-        for source in tried:
-            chances[row, source] = (SUREST if instead else GOOD) ** places
-    return ExpectedGain(chances)
-
-
-def _price(tried: Choice, best: Choice) -> float:
-    """Extra time of a step with trials over the best step, in plain steps. If there would be no
-    drafts otherwise, this includes the idle time of the device."""
-    longer = tried.seconds - best.seconds
-    return (longer + (0.0 if any(best.counts) else tried.step.aside)) / best.step.plain
+        self.everyone.learn_both(row, held, tried)
 
 
 @dataclass
 class KnownText:
     most: int = MOST_DRAFTS
     costs: DraftCosts = field(default_factory=DraftCosts)
-    foretold: AcceptanceRate = field(default_factory=lambda: AcceptanceRate(LASTING))
+    foretold: SharedRate = field(default_factory=SharedRate)
     """Acceptance of predicted tokens, whether they were drafts or not."""
-    begins: AcceptanceRate = field(default_factory=lambda: AcceptanceRate(LASTING))
+    begins: SharedRate = field(default_factory=lambda: SharedRate(hope=BEGINS))
     """How often predicted text begins after a token that was not predicted."""
 
     def worthwhile(self, chances: Sequence[float], rows: int, seconds: Seconds) -> int:
         """How many drafts of one row gain more than all rows lose. 0: none. `chances`: acceptance
         of each draft if those before it are accepted; `rows`: rows of the pass; `seconds`: duration
         of a pass by the number of its extra tokens."""
-        step = self.costs.step(rows, Passes(seconds), self.most)
-        best, most = 0, 0.0
-        held, tokens = 1.0, 1.0
-        for drafts, chance in enumerate(chances[: self.most], 1):
-            held *= chance
+        best, most, tokens = 0, 0.0, 1.0
+        for drafts, held in enumerate(accumulate(chances[: self.most], mul), 1):
             tokens += held
-            gained = log(tokens) - rows * (log(step.took(drafts, 0) / step.plain) + MARGIN)
+            longer = self.costs.took(seconds, drafts, 0) / seconds(0)
+            gained = log(tokens) - rows * (log(longer) + MARGIN)
             if gained > most:
                 best, most = drafts, gained
         return best
-
-    def foresees(self, row: AcceptanceRate) -> float:
-        return row.share(self.foretold.share(HOPE))
 
     def reads_first(self, row: AcceptanceRate, rows: int, seconds: Seconds) -> bool:
         """Whether reading a row's last token before the next pass gains more than all rows lose,
         because predicted text may begin after it. That saves one pass. `row`: its own results, see
         `begins`; rows, `seconds`: see `worthwhile`."""
-        chance = row.share(self.begins.share(SELDOM))
-        aside = self.costs.aside
-        return log1p(chance) > rows * (log1p(aside / seconds(0)) + MARGIN)
-
-    def learn_beginning(self, row: AcceptanceRate, *, begun: bool) -> None:
-        """Count a token that the forecast did not predict. `begun`: it predicts the next one."""
-        row.learn(int(begun), 1)
-        self.begins.learn(int(begun), 1)
-
-    def learn_forecast(self, row: AcceptanceRate, *, right: bool) -> None:
-        row.learn(int(right), 1)
-        self.foretold.learn(int(right), 1)
+        return log1p(self.begins.chance(row)) > rows * (
+            log1p(self.costs.aside / seconds(0)) + MARGIN
+        )
 
 
 @dataclass
@@ -292,44 +294,106 @@ class Policy:
     )
     costs: dict[Kind, DraftCosts] = field(default_factory=lambda: defaultdict(DraftCosts))
     known_text: KnownText = field(default_factory=KnownText)
-    trials: Trials = field(default_factory=Trials)
+    steps: int = 0
+    saved: float = SAVED
+    """Plain steps that trials may take."""
+    _rows: int = 1
+    """Of the last pass."""
     _rests: bool = False
-    """The last decision was for no drafts. It holds until a drafter of a row may be tried."""
+    """The last decision was for no drafts. It holds until a drafter of a row may be tried, or the
+    result of a draft is known."""
 
     def __post_init__(self) -> None:
         self.known_text.most = self.most
         self.costs[KNOWN_TEXT] = self.known_text.costs
 
-    def wanted(
-        self, rows: Sequence[Sequence[RowAcceptance | None]], others: int, seconds: Seconds
-    ) -> list[Asks]:
-        """The drafters to ask for each row, and for how many drafts. `rows`: of each drafter,
-        `None` if it cannot draft for the row; `others`: rows without drafters; `seconds`: duration
-        of a pass by the number of its extra tokens."""
-        if self._rests and all(odds.rest for row in rows for odds in row if odds is not None):
+    def wanted(self, rows: Rows, others: int, seconds: Seconds) -> list[Asks]:
+        """The drafters to ask for each row, and for how many drafts. `others`: rows without
+        drafters; `seconds`: duration of a pass by the number of its extra tokens."""
+        due = [
+            {at: odds.due for at, odds in enumerate(row) if odds and odds.due <= self.steps}
+            for row in rows
+        ]
+        if self._rests and not any(due):
             return [()] * len(rows)
-        count, passes = len(rows) + others, Passes(seconds)
-
-        def step(kind: Kind) -> Step:
-            return (self.costs[kind] if kind else DraftCosts()).step(count, passes, self.most)
-
-        gain = ExpectedGain(self._chances(rows))
-        best = best_of(gain, step)
-        tried = self.trials.chosen(rows, gain, best, step)
+        count, seconds = len(rows) + others, cache(seconds)
+        chances = [
+            [
+                self.sources[at].chances(odds, self.most) if odds and odds.trusted else ()
+                for at, odds in enumerate(row)
+            ]
+            for row in rows
+        ]
+        best, self._rows = self._best_of(chances, count, seconds), count
+        # drafts that are expected to pay need no allowance and leave no debt
+        self.saved = max(self.saved + 1 - best.longer, min(self.saved, 0.0))
         asks: list[Asks] = []
-        picks = zip(rows, best.picks, best.counts, tried, strict=True)
-        for at, (row, pick, drafts, trial) in enumerate(picks):
-            regular = gain.asks(at, pick, drafts) if drafts else ()
-            if trial:
-                regular = (trial, *(ask for ask in regular if ask.source != trial.source))
-            asks.append(regular)
-            for source, odds in enumerate(row):
-                if odds is not None and drafts and source == pick:
-                    odds.pause = FIRST_PAUSE
-                if odds is not None and any(source == ask.source for ask in asks[-1]):
-                    odds.worth = 1 / count
+        for own, tried, pick, drafts in zip(chances, due, best.picks, best.counts, strict=True):
+            asks.append(_asks(own, pick, drafts) if drafts else ())
+            if drafts:
+                tried.pop(pick, None)
+        if any(due):
+            tries = [min(each, key=each.__getitem__, default=-1) for each in due]
+            asks = self._try(rows, chances, tries, best, asks, seconds)
         self._rests = not any(asks)
         return asks
+
+    def _try(
+        self,
+        rows: Rows,
+        chances: Sequence[Sequence[Chances]],
+        tries: Sequence[int],
+        best: Choice,
+        asks: list[Asks],
+        seconds: Seconds,
+    ) -> list[Asks]:
+        """The drafters of `tries` first, where that may pay. -1: none for a row. `best`: the choice
+        without trials."""
+        hopes = [
+            [
+                [(SUREST if drafts else GOOD) ** n for n in range(1, 1 + self.most)]
+                if at == tried
+                else known
+                for at, known in enumerate(own)
+            ]
+            for own, tried, drafts in zip(chances, tries, best.counts, strict=True)
+        ]
+        hopeful, tried = self._best_of(hopes, best.rows, seconds), list(asks)
+        for at, (source, pick, drafts) in enumerate(
+            zip(tries, hopeful.picks, hopeful.counts, strict=True)
+        ):
+            if source == pick and drafts:
+                first = Ask(pick, drafts if best.counts[at] else 1)
+                tried[at] = (first, *(ask for ask in asks[at] if ask.source != pick))
+        firsts = [own[0] for own in tried if own]
+        costs = self.costs[frozenset(ask.source for ask in firsts)]
+        price = costs.took(seconds, sum(ask.drafts for ask in firsts), 1) / seconds(0) - best.longer
+        price += 0.0 if any(best.counts) else costs.aside / seconds(0)  # and before the next pass
+        affordable = tried != asks and self.saved >= min(price, SAVED)
+        for at, source in enumerate(tries):
+            if source >= 0 and (odds := rows[at][source]):
+                often = LONGEST_REST if best.counts[at] else REFUSED
+                odds.due = self.steps + often - self.steps % often
+                if affordable and not best.counts[at]:
+                    odds.due = self.steps + AWAITED
+        self.saved -= price if affordable else 0.0
+        return tried if affordable else asks
+
+    def _best_of(self, chances: Sequence[Sequence[Chances]], rows: int, seconds: Seconds) -> Choice:
+        """The drafters and drafts with the greatest product of all rows' rates, if the gain is
+        sufficient."""
+        held = [[*map(sum, row)] for row in chances]
+        best = Choice(rows, [0] * len(held), [0] * len(held), rows * MARGIN)
+        able = sorted({at for row in held for at, most in enumerate(row) if most})
+        for kind in chain(*(combinations(able, 1 + size) for size in range(len(able)))):
+            picks = [max(kind, key=row.__getitem__) for row in held]
+            own = [row[pick] for row, pick in zip(chances, picks, strict=True)]
+            if len({pick for pick, drafts in zip(picks, own, strict=True) if drafts}) < len(kind):
+                continue  # fewer drafters are enough
+            counts, gain, longer = fastest(own, rows, self.costs[frozenset(kind)], seconds)
+            if gain > best.gain:
+                best = Choice(rows, picks, counts, gain, longer)
+        return best
 
     def expected_gain(
         self, seconds: Seconds, share: float, *, per_draft: float = 0.0
@@ -337,31 +401,37 @@ class Policy:
         """Best number of drafts per pass for a single row (0: none), and the speed-up. `seconds`:
         duration of a pass by its number of drafts; `share`: assumed acceptance rate; `per_draft`:
         seconds of one guess."""
-        held, step = min(SUREST, share), DraftCosts(per_draft).step(1, Passes(seconds), self.most)
-        chances = np.array([[[held**each for each in range(1, self.most + 1)]]])
-        (drafts,) = fastest(ExpectedGain(chances), np.zeros(1, np.int_), step).counts
-        tokens = sum(held**each for each in range(drafts + 1))
-        return drafts, tokens * step.plain / step.took(drafts, drafts)
+        chances = [min(SUREST, share) ** each for each in range(1, self.most + 1)]
+        (drafts,), _, longer = fastest([chances], 1, DraftCosts(per_draft), seconds)
+        return drafts, (1 + sum(chances[:drafts])) / longer
 
-    def rested(self, rows: Sequence[Sequence[RowAcceptance | None]]) -> None:
+    def rested(self) -> None:
+        self.steps += 1
+        self.saved = min(SAVED, self.saved + ALLOWANCE)
         for costs in self.costs.values():
             costs.forget()
-        self.trials.rested([each for row in rows for each in row if each is not None])
 
     def learn(self, source: int, row: RowAcceptance, drafts: int, held: int) -> None:
         """0 drafts: the drafter had none."""
         self.sources[source].learn(row, drafts, held)
-        self.trials.learn(row, held)
+        if not row.trusted:
+            rest = min(LONGEST_REST, 1 << row.missed - MISSED_PASSES)
+            row.due = max(row.due, self.steps + rest)
+        self._rests = False
+        self.saved = min(SAVED, self.saved + held / self._rows)
 
-    def _chances(self, rows: Sequence[Sequence[RowAcceptance | None]]) -> Floats:
-        """A drafter that is not trusted for a row is not asked."""
-        sources = [self.sources[at] for at in range(max(map(len, rows), default=0))]
-        beliefs = [source.everyone.share(HOPE) for source in sources]
-        shares = np.zeros((len(rows), len(sources)))
-        for at, row in enumerate(rows):
-            for source, odds in enumerate(row):
-                if odds is not None and odds.trusted:
-                    shares[at, source] = odds.odds.share(beliefs[source])
-        places = np.array([source.places(self.most) for source in sources])
-        each = np.minimum(SUREST, shares[..., None] * places.reshape(len(sources), self.most))
-        return np.cumprod(each, axis=2)
+
+def _asks(chances: Sequence[Chances], pick: int, drafts: int) -> Asks:
+    """A row's drafter, then an earlier one in case it has no guess, for as many drafts as gain at
+    least as much as the last one of the first."""
+
+    def shares(own: Chances) -> list[float]:
+        return [c / n for c, n in zip(own, accumulate(own, initial=1.0), strict=False)]
+
+    first = Ask(pick, drafts)
+    other = max(range(pick), key=lambda at: sum(chances[at]), default=None)
+    if other is None:
+        return (first,)
+    least = shares(chances[pick])[drafts - 1]
+    more = sum(share >= least for share in shares(chances[other]))
+    return (first, Ask(other, more)) if more else (first,)

@@ -1,4 +1,5 @@
-"""Drafts of the rows of one engine: requests to the drafters, and results."""
+"""Drafts of an engine's rows: requested from drafters, grammars and forecasts, and judged by the
+tokens that the model draws."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice, takewhile
 
 import mlx.core as mx
@@ -17,19 +19,20 @@ from ...records import (
     Drafting,
     DraftRow,
     LoadedModel,
-    Prompt,
+    PrefillChunk,
     ShowsHidden,
 )
 from ..execution.batching import CircuitBreaker
-from ..request import Row
-from .costs import KNOWN_TEXT, Ask, Asks, Kind, within
-from .policy import AcceptanceRate, Policy, RowAcceptance
+from ..execution.decode_batch import Drafts, Forward, PassResult
+from ..request import PrefillJob, Row
+from ..scheduling.chunking import StepPlan
+from .policy import KNOWN_TEXT, AcceptanceRate, Ask, Asks, Kind, Policy, RowAcceptance, Seconds
+from .tokens_ahead import Isolated, after_run, known_run, let_through, no_more_forecasts, places
 
 log = logging.getLogger(__name__)
 
 KEPT = 64
 """States per row kept for a drafter until it is asked again, and last states of a prompt."""
-NONE: Kind = frozenset()
 UNASKED = 4096
 """States of prompts kept for all rows until the drafter is asked about them. One row always has its
 own."""
@@ -44,14 +47,24 @@ class Source:
 
 
 @dataclass
-class DrafterRow:
-    odds: RowAcceptance = field(default_factory=RowAcceptance)
-    seen: DraftRow | None = None
+class Origin:
+    """Of the drafts of a row in the last pass."""
+
+    known: int = 0
+    """Number of leading drafts from its grammar or its forecast."""
+    source: int | None = None
+    """The drafter of the others."""
+    refused: bool = False
+    """The grammar has refused the draft after the last one, which counts as rejected."""
+    kind: Kind = frozenset()
 
 
 @dataclass
 class DraftedRow:
-    own: Sequence[DrafterRow]
+    odds: Sequence[RowAcceptance]
+    """Of each drafter."""
+    seen: list[DraftRow | None]
+    """What each drafter sees of it."""
     foretold: AcceptanceRate = field(default_factory=AcceptanceRate)
     """Acceptance of its predicted tokens."""
     begins: AcceptanceRate = field(default_factory=AcceptanceRate)
@@ -60,16 +73,16 @@ class DraftedRow:
     """Hidden states, (n, hidden), that the drafter has not received yet."""
     drawn_from: mx.array | None = None
     """States of its last pass with drafts, until the result is known or the drafter has them."""
+    origin: Origin = field(default_factory=Origin)
 
-
-@dataclass(frozen=True)
-class Guess:
-    tokens: Sequence[int]
-    source: int
+    def show(self, hidden: mx.array) -> None:
+        if len(self.shown) >= KEPT:
+            self.shown = []
+        self.shown.append(hidden)
 
 
 class Speculation:
-    """Engine thread only."""
+    """Engine thread only. Without drafters, no row has drafts."""
 
     def __init__(
         self,
@@ -81,18 +94,71 @@ class Speculation:
         """`sources`: the drafters, the best first."""
         self._vocab = vocab
         self.sources = sources
-        hidden = [source for source in sources if source.shows is not None]
-        self.shows = hidden[0].shows if hidden else None
+        self.shows = next((each.shows for each in sources if each.shows is not None), None)
         self.policy = policy or Policy()
         self.clock = clock
         self.rows: dict[Row, DraftedRow] = {}
+        self._possible = True
+        """Whether passes of the batch can check drafts."""
         self._asked: set[int] = set()
         self._guessing = 0.0, 0
         """Seconds of the last drafting, and its rounds. 0 rounds: it included preparation."""
         self._breakers = [CircuitBreaker() for _ in self.sources]
 
-    def wanted(self, rows: Sequence[Row], seconds: Callable[[int], float]) -> dict[Row, Asks]:
-        """`seconds`: duration of a pass by the number of its extra tokens."""
+    # -- hidden states
+
+    def prefilled(self, model: LoadedModel, job: PrefillJob, chunk: PrefillChunk) -> mx.array:
+        """Logits (vocab,) after a chunk. The job keeps the hidden states of the prompt's final text
+        for the drafter."""
+        if self.shows is None:
+            return model.prefill(chunk)
+        media = max((span.end for span in chunk.prompt.spans), default=0)
+        shown = chunk.stop - max(chunk.start, media, len(chunk.prompt.tokens) - KEPT)
+        if shown <= 0:
+            return model.prefill(chunk)
+        logits, hidden = self.shows.prefill_hidden(chunk, shown)
+        job.hidden.append(mx.contiguous(hidden))
+        return logits
+
+    def begin(self, row: Row, job: PrefillJob) -> None:
+        hidden = list(job.hidden)
+        if not hidden or row.held != len(job.tokens) + 1 or not _may(row):
+            return
+        before = sum(each.shape[0] for own in self.rows.values() for each in own.shown)
+        if before and before + sum(each.shape[0] for each in hidden) > UNASKED:
+            hidden = [hidden[-1][-1:]]
+        self._row(row).shown = hidden
+
+    def show(self, forward: Forward) -> None:
+        """Keep the states (1 + drafts, hidden) from which the rows' next tokens are drawn."""
+        if forward.hidden is None:
+            return
+        for at, (row, place) in enumerate(places(forward.rows)):
+            drafts, own = len(forward.drafts.get(row, ())), self.rows.get(row)
+            if place or own is None:
+                continue
+            if drafts:
+                own.drawn_from = forward.hidden[at : at + 1 + drafts]
+            else:
+                own.show(forward.hidden[at : at + 1])
+
+    # -- before a pass
+
+    def allowed(self, plan: StepPlan, *, possible: bool) -> bool:
+        self._possible = possible
+        if not (self.sources and plan.rows and possible):
+            return False
+        return plan.chunk is None or self.policy.beside_prompts
+
+    def wanted(self, rows: Sequence[Row], seconds: Seconds) -> tuple[Mapping[Row, Asks], bool]:
+        """What to ask the drafters for, and whether tokens are read first for drafts of predicted
+        text. `seconds`: duration of a pass by the number of its extra tokens."""
+        asked = self._asks(rows, seconds)
+        # the first token of a run is drawn already
+        known = any(self._worthwhile(row, len(rows), seconds, drawn=1) for row in rows)
+        return asked, known or any(self._reads_first(row, len(rows), seconds) for row in rows)
+
+    def _asks(self, rows: Sequence[Row], seconds: Seconds) -> dict[Row, Asks]:
         opened = [breaker for breaker in self._breakers if not breaker.closed]
         for breaker in opened:
             breaker.passed(used=False)
@@ -100,21 +166,43 @@ class Speculation:
             return {}
         able = {row: own for row in rows if any(own := self._able(row))}
         counts = self.policy.wanted([*able.values()], len(rows) - len(able), seconds)
-        self.policy.rested([*able.values()])
-        found = {
-            row: within(asks, row.request.max_tokens - len(row.tokens) - 1)
-            for row, asks in zip(able, counts, strict=True)
-        }
-        return {row: asks for row, asks in found.items() if asks}
+        self.policy.rested()
+        found: dict[Row, Asks] = {}
+        for row, asks in zip(able, counts, strict=True):
+            left = row.request.max_tokens - len(row.tokens) - 1
+            if asks and left > 0:
+                found[row] = tuple(Ask(ask.source, min(ask.drafts, left)) for ask in asks)
+        return found
 
-    def propose(self, wanted: Mapping[Row, Asks]) -> dict[Row, Guess]:
-        """Guesses of the drafters. Rows without a guess are left out. Never raises."""
+    def guessed(
+        self, rows: Sequence[Row], seconds: Seconds, asked: Mapping[Row, Asks], isolated: Isolated
+    ) -> Drafts:
+        """Drafts as far as the rows' grammars allow them, once all tokens are read. `isolated`:
+        wraps a row's own work, so that an error in it ends only its request."""
+        left = [row for row in rows if row.finish is None]
+        known = {row: self._worthwhile(row, len(rows), seconds) for row in left}
+        guesses = self.propose(asked)
+        guessed = {row: own for row, (own, _) in guesses.items()}
+        guessed |= {row: after_run(run, guessed.get(row, ())) for row, run in known.items() if run}
+        drafts: dict[Row, Sequence[int]] = {}
+        for row, own in guessed.items():
+            through, source = let_through(row, own, isolated), guesses.get(row, (own, None))[1]
+            refused = len(through) < len(own)
+            if through:
+                drafts[row] = through
+                self._row(row).origin = Origin(len(known.get(row, ())), source, refused)
+            elif refused and source is not None and row in self.rows:
+                self.policy.learn(source, self.rows[row].odds[source], 1, 0)
+        return drafts
+
+    def propose(self, wanted: Mapping[Row, Asks]) -> dict[Row, tuple[Sequence[int], int]]:
+        """Guesses, with their drafters. Rows without a guess are left out. Never raises."""
         self._guessing, self._asked = (0.0, 0), set()
         if not wanted:
             return {}
         began = self.clock()
         left = {row: asks for row, asks in wanted.items() if row.finish is None}
-        guesses: dict[Row, Guess] = {}
+        guesses: dict[Row, tuple[Sequence[int], int]] = {}
         all_ready = True
         while left:
             # the last drafters come first: they need no device, and the rows that they leave are
@@ -123,10 +211,10 @@ class Speculation:
             asked = {row: asks[0] for row, asks in left.items() if asks[0].source == source}
             found = self._guesses(source, asked)
             all_ready = all_ready and found.keys() == asked.keys()
-            guesses |= {row: Guess(own, source) for row, own in found.items() if own}
+            guesses |= {row: (own, source) for row, own in found.items() if own}
             rest = {row: asks[1:] if row in asked else asks for row, asks in left.items()}
             left = {row: asks for row, asks in rest.items() if asks and row not in guesses}
-        rounds = max((len(each.tokens) for each in guesses.values()), default=0)
+        rounds = max((len(tokens) for tokens, _ in guesses.values()), default=0)
         self._guessing = self.clock() - began, rounds if all_ready else 0
         return guesses
 
@@ -144,112 +232,18 @@ class Speculation:
         if tried.fault is not None:
             log.error("the drafter failed; rows continue without drafts\n%s", tried.fault.trace)
             self._breakers[source].failed()
-            self._drop(source)
+            for each in self.rows.values():
+                each.seen[source] = None
+                if self.sources[source].shows is not None:
+                    each.shown, each.drawn_from = [], None
             return {}
-        for each in views:
-            each.hidden = None
+        for view in views:
+            view.hidden = None
         self._breakers[source].passed(used=True)
         for row, own in drafts.items():
             if not own:
-                self.policy.learn(source, self.rows[row].own[source].odds, 0, 0)
+                self.policy.learn(source, self.rows[row].odds[source], 0, 0)
         return drafts
-
-    def _drop(self, source: int) -> None:
-        for row in self.rows.values():
-            row.own[source].seen = None
-            if self.sources[source].shows is not None:
-                row.shown, row.drawn_from = [], None
-
-    def waited(self, seconds: float, *, known: bool) -> Kind:
-        """The device idled for this long before a pass with drafts. `known`: it has drafts of
-        predicted text. Returns the kind of the pass."""
-        guessing, rounds = self._guessing
-        kind = KNOWN_TEXT.union(self._asked) if known else frozenset(self._asked)
-        idle = max(0.0, seconds - guessing)
-        self.policy.costs[kind].timed(idle, guessing, rounds)
-        if known and self._asked:
-            self.policy.costs[KNOWN_TEXT].timed(idle, 0.0, 0)
-        return kind
-
-    def first_of(self, prompt: Prompt) -> int:
-        """Number of prompt tokens after which the drafter gets hidden states: the final text."""
-        media = max((span.end for span in prompt.spans), default=0)
-        if self.shows is None:
-            return len(prompt.tokens)
-        return max(media, len(prompt.tokens) - KEPT)
-
-    def begin(self, row: Row, hidden: Sequence[mx.array]) -> None:
-        if not _may(row):
-            return
-        before = sum(each.shape[0] for own in self.rows.values() for each in own.shown)
-        more = not before or before + sum(each.shape[0] for each in hidden) <= UNASKED
-        self.rows[row] = self._new(list(hidden) if more else [hidden[-1][-1:]])
-
-    def show(self, row: Row, hidden: mx.array) -> None:
-        """Add the states (1 + drafts, hidden) from which a row's next tokens are drawn."""
-        own = self.rows.get(row)
-        if own is None:
-            return
-        if hidden.shape[0] > 1:
-            own.drawn_from = hidden
-        else:
-            _keep(own, hidden)
-
-    def held(
-        self,
-        row: Row,
-        drafts: int,
-        held: int,
-        *,
-        known: int = 0,
-        source: int | None = 0,
-        refused: bool = False,
-    ) -> None:
-        """The first `held` of a row's drafts were accepted. `known`: number of leading drafts from
-        its grammar or forecast; `source`: the drafter of the others, if any; `refused`: the
-        grammar refused its next draft."""
-        row.request.drafted += drafts
-        row.request.accepted += held
-        own = self.rows.get(row)
-        if own is None:
-            return
-        guessed = drafts - known + refused
-        if source is not None and guessed > 0 and held >= known:
-            self.policy.learn(source, own.own[source].odds, guessed, held - known)
-        if own.drawn_from is not None:
-            _keep(own, own.drawn_from[: held + 1])
-            own.drawn_from = None
-
-    def refused(self, row: Row, source: int) -> None:
-        if row in self.rows:
-            self.policy.learn(source, self.rows[row].own[source].odds, 1, 0)
-
-    def forget(self, rows: Sequence[Row]) -> None:
-        for row in rows:
-            self.rows.pop(row, None)
-
-    def drafts_for(self, row: Row) -> bool:
-        closed = any(breaker.closed for breaker in self._breakers)
-        return closed and row in self.rows and _may(row)
-
-    def _new(self, hidden: list[mx.array]) -> DraftedRow:
-        return DraftedRow([DrafterRow() for _ in self.sources], shown=hidden)
-
-    def _able(self, row: Row) -> list[RowAcceptance | None]:
-        if not _may(row):
-            return []
-        if row not in self.rows:
-            self.rows[row] = self._new([])
-        followed = self.rows[row]
-        shown = bool(followed.shown) or followed.drawn_from is not None
-        return [
-            own.odds
-            if breaker.closed
-            and (source.media or not row.request.prompt.spans)
-            and (source.shows is None or shown)
-            else None
-            for own, source, breaker in zip(followed.own, self.sources, self._breakers, strict=True)
-        ]
 
     def _checked(self, guesses: Sequence[int], count: int) -> Sequence[int]:
         """At most `count` guesses, up to the first invalid token. Those on the device are not read;
@@ -259,18 +253,123 @@ class Speculation:
         return list(takewhile(range(self._vocab).__contains__, map(int, islice(guesses, count))))
 
     def _view(self, row: Row, ask: Ask) -> DraftRow:
-        followed = self.rows[row]
-        own = followed.own[ask.source]
-        if own.seen is None:
-            own.seen = DraftRow(row.all_tokens, salt=row.request.salt)
-        seen = own.seen
+        own = self.rows[row]
+        seen = own.seen[ask.source]
+        if seen is None:
+            seen = own.seen[ask.source] = DraftRow(row.all_tokens, salt=row.request.salt)
         seen.tokens.extend(row.tokens[len(seen.tokens) - len(row.request.prompt.tokens) :])
         seen.wanted = ask.drafts
         if self.sources[ask.source].shows is not None:
-            seen.hidden = mx.concatenate(followed.shown) if followed.shown else None
+            seen.hidden = mx.concatenate(own.shown) if own.shown else None
             seen.fresh = 0 if seen.hidden is None else seen.hidden.shape[0]
-            followed.shown, followed.drawn_from = [], None
+            own.shown, own.drawn_from = [], None
         return seen
+
+    def _row(self, row: Row) -> DraftedRow:
+        if row not in self.rows:
+            count = len(self.sources)
+            self.rows[row] = DraftedRow([RowAcceptance() for _ in range(count)], [None] * count)
+        return self.rows[row]
+
+    def _able(self, row: Row) -> list[RowAcceptance | None]:
+        if not _may(row):
+            return []
+        own = self._row(row)
+        shown = bool(own.shown) or own.drawn_from is not None
+        return [
+            odds
+            if breaker.closed
+            and (source.media or not row.request.prompt.spans)
+            and (source.shows is None or shown)
+            else None
+            for odds, source, breaker in zip(own.odds, self.sources, self._breakers, strict=True)
+        ]
+
+    # -- predicted text
+
+    def drafts_for(self, row: Row) -> bool:
+        closed = any(breaker.closed for breaker in self._breakers)
+        return closed and row in self.rows and _may(row)
+
+    def follow(self, row: Row, token: int) -> None:
+        """The forecast of a row sees its next token. An error in it costs only the forecast."""
+        if row.forecast is None or not (self._possible and self.sources):
+            return
+        with Isolation(partial(no_more_forecasts, row)):
+            predicted, followed = row.forecast.likely(), row.forecast.follows
+            row.forecast.advance(token)
+            own, known = self.rows.get(row), self.policy.known_text
+            if own is not None and predicted:
+                known.foretold.learn_both(own.foretold, int(predicted[0] == token))
+            elif own is not None and followed:
+                known.begins.learn_both(own.begins, int(bool(row.forecast.likely())))
+
+    def _worthwhile(
+        self, row: Row, rows: int, seconds: Seconds, *, drawn: int = 0
+    ) -> Sequence[int]:
+        """Predicted text of a row that pays in a pass of `rows`. `drawn`: number of its leading
+        tokens that are no drafts any more."""
+        if (row.constraint is None and row.forecast is None) or not self.drafts_for(row):
+            return ()
+        run, certain = known_run(row)
+        if len(run) <= drawn:
+            return ()
+        known = self.policy.known_text
+        chance = known.foretold.chance(self.rows[row].foretold)
+        chances = [1.0 if at < certain else chance for at in range(drawn, len(run))]
+        worth = known.worthwhile(chances, rows, seconds)
+        return run[drawn : drawn + worth]
+
+    def _reads_first(self, row: Row, rows: int, seconds: Seconds) -> bool:
+        """Whether the last token of a row should be read before the pass, because predicted text
+        may begin after it."""
+        if row.forecast is None:
+            return False
+        with Isolation(partial(no_more_forecasts, row)):
+            if not row.forecast.follows or row.forecast.likely() or not self.drafts_for(row):
+                return False
+            return self.policy.known_text.reads_first(self.rows[row].begins, rows, seconds)
+        return False
+
+    # -- after a pass
+
+    def waited(self, drafts: Drafts, seconds: float) -> None:
+        """The device idled for this long before a pass with drafts."""
+        origins = [self.rows[row].origin for row in drafts]
+        known, (guessing, rounds) = any(origin.known for origin in origins), self._guessing
+        kind = KNOWN_TEXT.union(self._asked) if known else frozenset(self._asked)
+        idle = max(0.0, seconds - guessing)
+        self.policy.costs[kind].timed(idle, guessing, rounds)
+        if known and self._asked:
+            self.policy.costs[KNOWN_TEXT].timed(idle, 0.0, 0)
+        for origin in origins:
+            origin.kind = kind
+
+    def passed(self, results: Sequence[PassResult], times: float) -> None:
+        """A pass took `times` its expected duration. `results`: of its rows."""
+        drafted = [each.row for each in results if each.drafts and each.row in self.rows]
+        if drafted and times:
+            kind = self.rows[drafted[0]].origin.kind
+            self.policy.costs[kind].passed(sum(each.drafts for each in results), times)
+
+    def held(self, row: Row, drafts: int, held: int) -> None:
+        """The first `held` of a row's drafts were accepted."""
+        row.request.drafted += drafts
+        row.request.accepted += held
+        own = self.rows.get(row)
+        if own is None or not drafts:
+            return
+        origin = own.origin
+        guessed = drafts - origin.known + origin.refused
+        if origin.source is not None and guessed > 0 and held >= origin.known:
+            self.policy.learn(origin.source, own.odds[origin.source], guessed, held - origin.known)
+        if own.drawn_from is not None:
+            own.show(own.drawn_from[: held + 1])
+            own.drawn_from = None
+
+    def forget(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self.rows.pop(row, None)
 
 
 def source_of(drafter: Drafter, drafting: Drafting, model: LoadedModel) -> Source:
@@ -284,12 +383,6 @@ def speculation_of(
     """`sources`: the best first. At most one needs hidden states."""
     ordered = sorted(sources, key=lambda each: each.shows is None)
     return Speculation(*ordered, vocab=model.info.vocab_size, policy=policy)
-
-
-def _keep(own: DraftedRow, hidden: mx.array) -> None:
-    if len(own.shown) >= KEPT:
-        own.shown = []
-    own.shown.append(hidden)
 
 
 def _may(row: Row) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,21 @@ import mlx.core as mx
 
 from ...isolation import Fault, Isolation
 from ...upstream.cache_classes import whole_windows
-from ..execution.decode_batch import NO_DRAFTS, DecodeBatch, Drafts, Forward, PassResult, read_drawn
+from ..execution.decode_batch import (
+    NO_DRAFTS,
+    DecodeBatch,
+    Drafts,
+    Forward,
+    PassResult,
+    Pending,
+    read_drawn,
+)
 from ..execution.sampler import Drawn, draw
 from ..request import PrefillJob, Row
 from ..row_cache import grow_by
 from ..scheduling.chunking import Chunk, StepPlan
-from ..speculation.step import Mask, Place, Wanted, ahead, places
+from ..speculation.policy import Asks
+from ..speculation.tokens_ahead import Mask, Place, ahead, places
 from .requests import not_kept
 
 if TYPE_CHECKING:
@@ -62,7 +71,7 @@ class Decode:
         engine, chunk = self._engine, plan.chunk if plan.mixed else None
         if not plan.rows and chunk is None:
             return None
-        expected, began = engine.drafting.seconds(plan, drafts), engine.clock()
+        expected, began = self._seconds(plan)(sum(map(len, drafts.values()))), engine.clock()
         along = engine.batching.mixed.take_along(chunk)
         forward = engine.batch.forward(along, drafts)
         load = engine.scheduler.chunking.load(plan.rows, chunk)
@@ -103,16 +112,23 @@ class Decode:
         """If drafts pay, read the tokens of the last pass first, because drafts follow them.
         Returns the plan without what ended with these tokens, drafts, and whether any were read."""
         engine = self._engine
-        wanted = Wanted()
+        asked: Mapping[Row, Asks] = {}
+        first, seconds = False, self._seconds(plan)
         may_draft = engine.drafting.allowed(plan, possible=engine.batching.drafts)
         if may_draft:
-            wanted = engine.drafting.wanted(plan)
-        if not wanted and not (plan.rows and engine.batch.drafted):
+            asked, first = engine.drafting.wanted(plan.rows, seconds)
+        if not (asked or first or (plan.rows and engine.batch.drafted)):
             return plan, NO_DRAFTS, False
         readable, drafts = self._catch_up(), NO_DRAFTS
         if may_draft and readable:
-            drafts = engine.drafting.guessed(plan, wanted.asked, self._engine.requests.fails_next)
+            isolated = engine.requests.fails_next
+            drafts = engine.drafting.guessed(plan.rows, seconds, asked, isolated)
         return engine.scheduler.remaining_plan(plan, readable=readable), drafts, True
+
+    def _seconds(self, plan: StepPlan) -> Callable[[int], float]:
+        """Duration of the plan's pass by the number of its drafts."""
+        longer = self._engine.scheduler.chunking.wider(plan)
+        return lambda drafts: plan.pass_seconds + longer(drafts)
 
     def _catch_up(self) -> bool:
         """Take the tokens of the last pass before the next one is launched. Returns whether that
@@ -145,7 +161,12 @@ class Decode:
     def _take_result(self, result: PassResult, now: float) -> None:
         """Take what held of a row's drafts, token by token."""
         engine, row = self._engine, result.row
-        engine.drafting.held(row, result.drafts, len(result.reads) - 1)
+        if result.drafts:
+            held = len(result.reads) - 1
+            engine.drafting.held(row, result.drafts, held)
+            engine.recorder.drafts(result.drafts, held)
+            engine.recent.drafted += result.drafts
+            engine.recent.accepted += held
         for stay, read in enumerate(result.reads, 1):
             if row.finish is None:
                 engine.batch.layout.keep(row, stay)
@@ -253,7 +274,7 @@ class Decode:
     def _first_token(self, row: Row, drawn: Drawn) -> bool:
         """Take a token one step before the row joins. Returns whether the row continues."""
         with self._engine.requests.isolated(row.request, "its sampling") as work:
-            read = read_drawn(drawn, {row: 0})
+            read = read_drawn(drawn, {row: Pending(drawn, 0, committed=False)})[row]
         if work.fault is not None:
             return False
         self._engine.requests.take_tokens(read, self._engine.clock())

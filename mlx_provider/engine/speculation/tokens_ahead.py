@@ -1,0 +1,118 @@
+"""The tokens of a row and its drafts, as if these were accepted: what the sampler and the grammar
+see. Text that a grammar forces, or a forecast predicts."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...isolation import Fault, Isolation
+from ...records.extensions import MOST_DRAFTS
+from ..request import Row, RowConstraint
+
+Mask = NDArray[np.uint32]
+log = logging.getLogger(__name__)
+Place = tuple[Row, int]
+"""A row, and the number of its drafts before a position."""
+Isolated = Callable[[Row, str], Isolation]
+
+
+class TokensAhead(Sequence[int]):
+    """The tokens of a row, then the first `count` of its drafts. Drafts on the device are read only
+    when asked for."""
+
+    def __init__(self, tokens: Sequence[int], drafts: Sequence[int], count: int) -> None:
+        self._tokens = tokens
+        self._drafts = drafts
+        self._count = count
+
+    def __len__(self) -> int:
+        return len(self._tokens) + self._count
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        places = range(len(self))[at]
+        return [*map(self._at, places)] if isinstance(places, range) else self._at(places)
+
+    def _at(self, place: int) -> int:
+        known = len(self._tokens)
+        return self._tokens[place] if place < known else self._drafts[place - known]
+
+
+def ahead(row: Row, drafts: Sequence[int], count: int) -> Row:
+    """For one draw. `row` does not change."""
+    if not count:
+        return row
+    twin = copy.copy(row)
+    twin.tokens = TokensAhead(row.tokens, drafts, count)  # type: ignore[assignment]
+    twin.history = copy.copy(row.history)
+    return twin
+
+
+def masks_ahead(constraint: RowConstraint, drafts: Sequence[int]) -> list[Mask | None]:
+    """Masks before each draft and after the last one, up to the first draft that the grammar
+    rejects. Raises the errors of the constraint."""
+    masks = [constraint.mask()]
+    later = constraint.fork() if drafts else None
+    for token in drafts:
+        if later is None or not allows(masks[-1], token):
+            break
+        later.advance(token)
+        if later.finished:
+            break
+        masks.append(later.mask())
+    return masks
+
+
+def allows(mask: Mask | None, token: int) -> bool:
+    return mask is None or bool(mask[token // 32] >> np.uint32(token % 32) & 1)
+
+
+def places(rows: Sequence[Row]) -> Iterator[Place]:
+    """One position for each row and one for each of its drafts."""
+    seen: dict[Row, int] = {}
+    for row in rows:
+        at = seen[row] = seen.get(row, -1) + 1
+        yield row, at
+
+
+def after_run(run: Sequence[int], guess: Sequence[int]) -> Sequence[int]:
+    """The forced run, and the rest of a guess that begins with it."""
+    return guess if list(guess[: len(run)]) == list(run) else run
+
+
+def known_run(row: Row) -> tuple[Sequence[int], int]:
+    """Tokens after the last committed one: those that the grammar forces, then those that the
+    forecast predicts; and the number of the former."""
+    left = max(0, min(MOST_DRAFTS + 1, row.request.max_tokens - len(row.tokens) - 1))
+    forced: Sequence[int] = ()
+    if row.constraint is not None:
+        with Isolation():  # a grammar that fails reports it with its next mask
+            forced = row.constraint.forced()[:left]
+    foretold: Sequence[int] = ()
+    if row.forecast is not None:
+        with Isolation(partial(no_more_forecasts, row)):
+            foretold = row.forecast.likely()[:left]
+    return after_run(forced, foretold), len(forced)
+
+
+def no_more_forecasts(row: Row, fault: Fault) -> None:
+    log.error("request %s: its forecast failed\n%s", row.request.id, fault.trace)
+    row.forecast = None
+
+
+def let_through(row: Row, drafts: Sequence[int], isolated: Isolated) -> Sequence[int]:
+    if row.constraint is None:
+        return drafts
+    with isolated(row, "its grammar") as work:
+        row.masks = masks_ahead(row.constraint, drafts)
+    return () if work.fault is not None else drafts[: len(row.masks) - 1]
