@@ -33,7 +33,6 @@ from ..protocol.health import (
     RequestState,
     StepFigures,
 )
-from .next_prompt import Turn
 from .residents import Lease
 from .weights import EngineInstance, ModelView, Weights
 
@@ -56,8 +55,6 @@ class Entry:
     """Monotonic seconds."""
     active: Active | None = None
     """`None` during its preparation."""
-    turn: Turn | None = None
-    """Set if the reply may end with calls."""
 
     def check_wanted(self) -> None:
         """Raises `RequestFailed` if nothing waits for its events."""
@@ -238,7 +235,6 @@ def _engine(model: str, kind: str, instance: EngineInstance, now: float) -> Engi
         drafter=instance.drafter,
         drafted_tokens=engine.recent.drafted,
         accepted_tokens=engine.recent.accepted,
-        ahead_tokens=engine.recent.ahead,
     )
 
 

@@ -237,7 +237,6 @@ class Loader:
         return weights
 
     def _load_here(self, job: _Job) -> Weights:
-        self._worker.end_ahead()
         self._shrink_prefix_cache()
         self._loads += 1
         before = mx.get_active_memory()

@@ -79,11 +79,10 @@ class Requests:
             grow_by(job.cache, capacity)
         if job.places is not None:
             job.cache = sparse(job.cache)
-        if not job.request.ahead:
-            engine.recorder.tokens(prefilled=0, cached=job.done, decoded=0)
+        engine.recorder.tokens(prefilled=0, cached=job.done, decoded=0)
 
     def _record_lookup(self, request: Request, found: Match | None) -> None:
-        if found is None or request.ahead:
+        if found is None:
             return
         diverged = found.diverged_at is not None
         seen = LookedUp(
@@ -121,8 +120,6 @@ class Requests:
         for row in request.unfinished:
             row.finish = "cancelled"
         self.release(request, request.rows)
-        if request.ahead:
-            request.drop_rows()  # no client reads it
         return True
 
     # -- tokens
