@@ -178,6 +178,8 @@ def _engine(engine: EngineFigures) -> Text:
         share = engine.accepted_tokens / engine.drafted_tokens
         summary.append(f"\n  drafts {engine.drafter}: {engine.accepted_tokens} of ")
         summary.append(f"{engine.drafted_tokens} accepted ({share:.0%})")
+    if engine.ahead_tokens:
+        summary.append(f"\n  {engine.ahead_tokens} prompt tokens prefilled in the background")
     return summary
 
 

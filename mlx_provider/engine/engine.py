@@ -103,9 +103,28 @@ class Engine:
         """The request has passed the scheduler's `check`."""
         if request.phase is Phase.DONE:
             return  # cancelled before it arrived
+        self.end_ahead()
         job = self.scheduler.submit(request, self.clock())
         self.requests.look_up(job)
+        if request.ahead:
+            prefixes = self.prefix_cache
+            if prefixes is None or not prefixes.pays_ahead(job):
+                self.requests.abandon(request)
+            return
         self.recorder.request_queued()
+
+    def prefill_ahead(self, request: Request) -> None:
+        """Prefill a prompt without a reply (`Request.ahead`) while no request is here and its
+        memory is free."""
+        prefixes = self.prefix_cache
+        if prefixes is not None and self.scheduler.fits_ahead(request, prefixes.nbytes):
+            self.submit(request)
+        else:
+            request.drop_rows()
+
+    def end_ahead(self) -> None:
+        for job in [job for job in self.scheduler.waiting if job.request.ahead]:
+            self.requests.abandon(job.request)
 
     def cancel(self, request: Request) -> None:
         self.requests.cancel(request)

@@ -232,6 +232,11 @@ class Request:
     last_token: float | None = None
 
     @property
+    def ahead(self) -> bool:
+        """Whether it has no reply: its prompt is the beginning of one that will come."""
+        return self.max_tokens == 0 and self.inputs is None
+
+    @property
     def skipped(self) -> int:
         """Prompt tokens that are never computed."""
         return 0 if self.kept is None else len(self.prompt.tokens) - len(self.kept)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from math import inf
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 import mlx.core as mx
 
 from ..errors import EngineDied, MLXProviderError
-from ..isolation import Isolation
+from ..isolation import Fault, Isolation
 from ..upstream.runtime import wake_without_preemption
 from .engine import Engine
 from .step_output import Post
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 DIED = "the engine thread has died; the next request starts a new one"
+MOST_IDLE_CALLS = 8
+"""Calls that wait for idle engines. The oldest one is left out."""
 CLEAR_EVERY = 512
 """Steps after which MLX's free buffers go back to the system."""
 
@@ -39,6 +42,7 @@ class EngineWorker:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
         self._calls = queue.SimpleQueue()
         self._engines: list[Engine] = []
+        self._idle_calls: deque[Callable[[], object]] = deque(maxlen=MOST_IDLE_CALLS)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -84,6 +88,14 @@ class EngineWorker:
         if engine in self._engines:
             self._engines.remove(engine)
 
+    def when_idle(self, function: Callable[[], object]) -> None:
+        """Run `function` once no engine has work, unless too many others wait for that."""
+        self._idle_calls.append(function)
+
+    def end_ahead(self) -> None:
+        for engine in self._engines:
+            engine.end_ahead()
+
     def steps(self, engine: Engine) -> bool:
         return engine in self._engines
 
@@ -95,6 +107,7 @@ class EngineWorker:
             clean = True
         finally:
             self._engines = []
+            self._idle_calls.clear()
             if not clean:
                 self._bury(EngineDied(DIED))
             mx.synchronize()
@@ -107,15 +120,27 @@ class EngineWorker:
         while self._drain(self._rest()):
             if posts := self._step():
                 self._deliver(posts)
+            if self._idle_calls and self._idle:
+                with Isolation(_idle_call_failed):
+                    self._idle_calls.popleft()()
             steps += 1
             if steps % CLEAR_EVERY == 0:
                 mx.clear_cache()
 
+    @property
+    def _idle(self) -> bool:
+        return all(engine.idle for engine in self._engines)
+
     def _rest(self) -> float:
+        if self._idle_calls and self._idle:
+            return 0.0
         return min((engine.rest for engine in self._engines), default=inf)
 
     def _step(self) -> list[Post]:
-        """Step every engine. A step may remove an idle one; no reference to it remains here."""
+        """Step every engine. A step may remove an idle one; no reference to it remains here. No
+        background prefill runs while a request is in any engine."""
+        if any(engine.scheduler.busy for engine in self._engines):
+            self.end_ahead()
         posts: list[Post] = []
         at = 0
         while at < len(self._engines):
@@ -148,6 +173,10 @@ class EngineWorker:
             if item is not None:
                 item[0].set_exception(error)
         self._died(error)
+
+
+def _idle_call_failed(fault: Fault) -> None:
+    log.error("a call to the idle engine thread failed\n%s", fault.trace)
 
 
 def _resolve(future: Future[T], function: Callable[[], T]) -> None:

@@ -91,6 +91,8 @@ class EngineFigures(_Figures):
     drafter: str = ""
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    ahead_tokens: int = 0
+    """Prompt tokens prefilled before their request arrived, while tools ran."""
 
 
 class PrefixNode(_Figures):

@@ -33,6 +33,7 @@ from ..protocol.health import (
     RequestState,
     StepFigures,
 )
+from .next_prompt import Turn
 from .residents import Lease
 from .weights import EngineInstance, ModelView, Weights
 
@@ -55,6 +56,8 @@ class Entry:
     """Monotonic seconds."""
     active: Active | None = None
     """`None` during its preparation."""
+    turn: Turn | None = None
+    """Set if the reply may end with calls."""
 
     def check_wanted(self) -> None:
         """Raises `RequestFailed` if nothing waits for its events."""
@@ -235,6 +238,7 @@ def _engine(model: str, kind: str, instance: EngineInstance, now: float) -> Engi
         drafter=instance.drafter,
         drafted_tokens=engine.recent.drafted,
         accepted_tokens=engine.recent.accepted,
+        ahead_tokens=engine.recent.ahead,
     )
 
 

@@ -237,6 +237,7 @@ class Loader:
         return weights
 
     def _load_here(self, job: _Job) -> Weights:
+        self._worker.end_ahead()
         self._shrink_prefix_cache()
         self._loads += 1
         before = mx.get_active_memory()

@@ -130,6 +130,10 @@ class EngineMetrics(Recorder):
         self._skipped = self._counter(
             "tokens_skipped", "Prompt tokens that sparse prefill left out."
         )
+        self._ahead = self._counter(
+            "prompt_tokens_ahead",
+            "Prompt tokens computed while the tools of their session ran, before their request.",
+        )
         self._drafted = self._counter("tokens_drafted", "Draft tokens.")
         self._accepted = self._counter("tokens_accepted", "Accepted draft tokens.")
         self._evicted = self._counter("prefix_cache_evictions", "Entries the prefix cache dropped.")
@@ -182,6 +186,9 @@ class EngineMetrics(Recorder):
 
     def skipped(self, tokens: int) -> None:
         self._skipped.inc(tokens)
+
+    def ahead(self, tokens: int) -> None:
+        self._ahead.inc(tokens)
 
     def step(self, seconds: float, chunk: int, *, mixed: bool) -> None:
         self._steps["mixed" if mixed else "chunk" if chunk else "decode"].observe(seconds)

@@ -15,7 +15,7 @@ from ..engine.request import Request, Row, SamplingParams
 from ..errors import BadRequest, ContextTooLong
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Accepted, Delta, FinishReason, TokenLogprob
-from ..protocol.requests import EmbedRequest, GenerateRequest, Sampling, WarmPrompt
+from ..protocol.requests import EmbedRequest, GenerateRequest
 from ..records import Embedding, ModelInfo, Pooling, Prompt, ShowsHidden, ShowsLogits
 from .permissions import account
 from .prompt import Turn, media_support, prepare, prompt_text
@@ -278,39 +278,3 @@ def _tokens_of(given: str | list[int], view: ModelView, before: str, where: str)
         return view.model.tokenizer.encode_plain(given, before=before, special=True)
     within_vocabulary(given, view.info.vocab_size, where)
     return given
-
-
-def warm_requests(
-    first: GenerateRequest, given: Sequence[str | WarmPrompt]
-) -> list[GenerateRequest]:
-    options = first.options.model_copy(update={"warm": []})
-    prompts = [
-        WarmPrompt(messages=[{"role": "system", "content": each}])
-        if isinstance(each, str)
-        else each
-        for each in given
-    ]
-    return [
-        GenerateRequest(
-            model=first.model,
-            messages=_with_user(prompt.messages),
-            tools=prompt.tools,
-            max_tokens=1,
-            sparse_prefill=False,
-            sampling=Sampling(temperature=0),
-            template=first.template,
-            origin=first.origin,
-            tenant=first.tenant,
-            account=first.account,
-            share=first.share,
-            options=options,
-        )
-        for prompt in prompts
-    ]
-
-
-def _with_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Adds a user message: a template may refuse a conversation without one."""
-    if messages and messages[-1].get("role") == "system":
-        return [*messages, {"role": "user", "content": "."}]
-    return messages

@@ -42,8 +42,9 @@ from ..upstream import blas
 from .figures import Active, Entry, InFlight, take
 from .metrics import EngineMetrics
 from .model_cache import ModelCache
+from .next_prompt import NextPrompts, turn_of, warm_requests
 from .permissions import Permissions, account, names_repository, read_permissions
-from .prepared import prepare_embedding, prepare_generation, warm_requests, within_vocabulary
+from .prepared import prepare_embedding, prepare_generation, within_vocabulary
 from .prompt import Turn, prepare, prompt_text
 from .residents import Lease
 from .weights import ModelView, Weights
@@ -86,6 +87,7 @@ class ChatService:
             settings, self._plugins, self._worker, self._recorder, media=lambda: self._media.held
         )
         self._in_flight = InFlight()
+        self._next_prompts = NextPrompts(self._worker)
         self._warming = threading.Lock()
 
     def submit(self, request: ModelRequest, queue: EventQueue) -> Accepted:
@@ -163,6 +165,8 @@ class ChatService:
             view, lease, prepared, accepted = self._prepare(request, entry, until_entered)
             if isinstance(wire, GenerateRequest):
                 self._warm(wire, request.options.warm, view)
+            if isinstance(request, GenerateRequest):
+                entry.turn = turn_of(request, view, prepared.prompt)
             active = self._in_flight.enter(entry, prepared, view, lease)
             self._call(partial(self._hand_over, active))  # never waits for the engine thread
             until_entered.pop_all()
@@ -232,6 +236,8 @@ class ChatService:
                 continue
             entry, active = found
             entry.media.prefilled()  # its first event is the end of its prefill
+            if entry.turn is not None and entry.turn.take(events):
+                self._next_prompts.await_results(entry.turn)
             if last:
                 self._in_flight.leave(entry)
             elif entry.queue.ended:  # it accepts no more events
@@ -256,6 +262,7 @@ class ChatService:
         for active in self._in_flight.active():
             if self._worker.alive:
                 self._call(partial(active.instance.engine.fail, active.request, error))
+        self._next_prompts.close()
         self._models.close()
         self._worker.close()
         self._fail_all(error)

@@ -19,6 +19,7 @@ from mlx_provider.records import MediaItem
 from mlx_provider.serving.service import ChatService
 
 from .conftest import PATIENCE, Tiny
+from .test_next_prompt import await_heads
 from .test_service_images import question
 
 HELD = (GenerateRequest, Request, Row, PrefillJob, MediaItem)
@@ -88,6 +89,7 @@ def test_an_emptied_cache_has_freed_its_memory(
     def emptied() -> tuple[int, int]:
         """Bytes that were stored, and active bytes afterwards."""
         ending(model)
+        await_heads(model)
         stored = service.cache_report()["bytes"]
         service.cache_clear()
         return stored, mx.get_active_memory()
@@ -108,10 +110,12 @@ def test_nothing_of_a_request_waits_for_the_collector(
 ) -> None:
     model = Tiny(InProcessClient(shared_service), shared_service, "demo")
     ending(model)
+    await_heads(model)
     gc.collect()
     before = alive()
     for _ in range(3):
         ending(model)
+        await_heads(model)
     deadline = time.monotonic() + PATIENCE
     while max((more := alive() - before).values(), default=0) > 1:  # the last step knows one
         assert time.monotonic() < deadline, more

@@ -151,6 +151,8 @@ class PrefixCache:
             node.hits += 1
         if match.stateful is not None:
             match.stateful.resumed += 1
+        if not match.counted:
+            return
         self._counters.lookups += 1
         self._counters.prompt_tokens += match.asked
         self._counters.reused_tokens += restored or match.length

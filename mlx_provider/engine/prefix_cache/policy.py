@@ -20,7 +20,7 @@ from ..row_cache import Kind
 from ..sizes import STEP_TOKENS, FixedShapes
 from .buffers import Lease, divisible, own_layers
 from .cache import PrefixCache
-from .store import RECENT
+from .store import NEAR, RECENT
 from .tree import CacheKey, Ids, Match, as_ids, key_tokens, outside_spans
 
 GRID = 64
@@ -76,6 +76,16 @@ class PrefixCachePolicy:
         on_disk = self._cache.on_disk(key, job.ids, self._make_cache, 0, self._grid)
         beyond = 0 if on_disk is None else on_disk.available
         job.estimated_cached = max(job.match.length, beyond)
+
+    @property
+    def nbytes(self) -> int:
+        return self._cache.nbytes
+
+    def pays_ahead(self, job: PrefillJob) -> bool:
+        """Whether a queued background prefill has more than a few tokens to compute, and less than
+        it finds stored."""
+        few = len(job.tokens) - max(job.match.shared, job.estimated_cached) <= NEAR
+        return not few and job.cost <= job.estimated_cached
 
     def _match(self, key: CacheKey, ids: Ids) -> Match:
         return self._cache.match(key, ids, limit=len(ids) - 1)
@@ -136,6 +146,7 @@ class PrefixCachePolicy:
         job.match = None
         if self._leases is not None and self._leases.prepare(match):
             match = self._match(self._key(job.request), job.ids)
+        match = replace(match, counted=not job.request.ahead)
         restored = job.restore
         if restored is not None and restored.cache is not None:
             job.cache, restored.cache = restored.cache, None

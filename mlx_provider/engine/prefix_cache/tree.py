@@ -171,6 +171,8 @@ class Match:
     branch: int = 0
     """`diverged_at`, if another prompt continues there. 0 if at most a reply does."""
     version: int = 0
+    counted: bool = True
+    """Whether a client has asked for the prompt, so that it counts as a look-up."""
 
     @property
     def path(self) -> tuple[Node, ...]:

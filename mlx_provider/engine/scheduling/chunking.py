@@ -126,6 +126,8 @@ class Chunking:
         `alone`: seconds of the rows' pass without them."""
         sizes: Sequence[int] = self._sizes(job)
         own = partial(self.own_pass, job)
+        if job.request.ahead:
+            return _next(job, within(sizes, own, self.limits.stall_target)[-1])
         if not rows:
             sizes = self._wide(sizes, own)
             longest = max(IDLE_SECONDS, own(worthwhile(sizes, own)))

@@ -222,4 +222,4 @@ class Room:
 
 
 def prefilling(jobs: Iterable[PrefillJob]) -> list[Row]:
-    return [row for job in jobs if job.admitted for row in job.rows]
+    return [row for job in jobs if job.admitted and not job.request.ahead for row in job.rows]

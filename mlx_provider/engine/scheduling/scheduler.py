@@ -99,7 +99,8 @@ class Scheduler:
         return job
 
     def charge_chunk(self, chunk: Chunk) -> None:
-        self.shares.charge(chunk.job.request, chunk.size)
+        if not chunk.job.request.ahead:
+            self.shares.charge(chunk.job.request, chunk.size)
         self._age_others(chunk.job, self.costs.pass_of(0, 0, chunk.size, chunk.start))
 
     def _age_others(self, own: PrefillJob | None, seconds: float) -> None:
@@ -218,7 +219,8 @@ class Scheduler:
                 continue
             claims = tried < CLAIMS_PER_STEP
             tried += 1
-            if step.admit(job, claims=claims):
+            # `fits_ahead` has found its memory free
+            if job.request.ahead or step.admit(job, claims=claims):
                 return job
             if now - job.arrived > PATIENCE_SECONDS:
                 # no new prompt overtakes it, but admitted prompts must continue, or it never fits
@@ -337,7 +339,7 @@ class Scheduler:
         return len(self._queued())
 
     def _queued(self) -> list[PrefillJob]:
-        return [job for job in list(self.waiting) if not job.admitted]
+        return [job for job in list(self.waiting) if not (job.admitted or job.request.ahead)]
 
     @property
     def active_rows(self) -> int:
@@ -346,6 +348,15 @@ class Scheduler:
     @property
     def live_bytes(self) -> int:
         return self.reservation([*prefilling(self.waiting), *self.running])
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running) or any(not job.request.ahead for job in self.waiting)
+
+    def fits_ahead(self, request: Request, stored: int) -> bool:
+        """Whether the row of a prompt that will come fits in addition to `stored` bytes of
+        prefixes."""
+        return self.reservation(request.rows) + stored <= self.admission.budget.available()
 
     @property
     def idle(self) -> bool:

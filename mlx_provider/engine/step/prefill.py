@@ -67,6 +67,8 @@ class Prefill:
             self._engine.timer.forget()
             job.drop_cache()  # corrupted, so it must not reach the prefix cache
             self._engine.requests.fail_by_fault(job.request, "its prefill", fault)
+        elif prefilled.logits is not None and job.request.ahead:
+            self._engine.requests.abandon(job.request)
         elif prefilled.logits is not None:
             self._engine.decode.end_prefill(job, prefilled.logits)
 
@@ -216,6 +218,9 @@ class Prefill:
         job.request.prefilled += chunk.size
         self._engine.scheduler.charge_chunk(chunk)
         self._engine.recorder.tokens(prefilled=chunk.size, cached=0, decoded=0)
+        if job.request.ahead:
+            self._engine.recent.ahead += chunk.size
+            self._engine.recorder.ahead(chunk.size)
         if self._engine.prefix_cache is not None and job.uses_prefix_cache:
             self._engine.prefix_cache.passed(job, chunk.start)
 

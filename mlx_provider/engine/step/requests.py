@@ -79,10 +79,11 @@ class Requests:
             grow_by(job.cache, capacity)
         if job.places is not None:
             job.cache = sparse(job.cache)
-        engine.recorder.tokens(prefilled=0, cached=job.done, decoded=0)
+        if not job.request.ahead:
+            engine.recorder.tokens(prefilled=0, cached=job.done, decoded=0)
 
     def _record_lookup(self, request: Request, found: Match | None) -> None:
-        if found is None:
+        if found is None or request.ahead:
             return
         diverged = found.diverged_at is not None
         seen = LookedUp(
@@ -120,6 +121,8 @@ class Requests:
         for row in request.unfinished:
             row.finish = "cancelled"
         self.release(request, request.rows)
+        if request.ahead:
+            request.drop_rows()  # no client reads it
         return True
 
     # -- tokens

@@ -1,0 +1,120 @@
+"""The beginning of a future prompt is prefilled, without delay of other requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.worker import EngineWorker
+from mlx_provider.families.text import TextModel
+from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from references import alone
+from tolerances import logprob_tolerance
+
+Tiny = Callable[..., TextModel]
+
+STORED = [30 + i % 300 for i in range(400)]
+"""A prompt that an earlier request has left in the prefix cache."""
+HEAD = [*STORED, *(31 + i * 7 % 300 for i in range(160))]
+PROMPT = [*HEAD, *(40 + i for i in range(30))]
+KINDS = ("qwen3", "gemma3_text", "qwen3_5_text")
+"""Layers that can be cut at any token, windows, and states."""
+
+
+def engine_of(model: TextModel, **more: Any) -> Engine:
+    engine = new_engine(model, prefix_cache=PrefixCache(budget=lambda: 2**26), **more)
+    engine.submit(new_request(STORED, max_tokens=1))
+    run(engine)
+    return engine
+
+
+def ask(engine: Engine, **more: Any) -> Any:
+    request = new_request(PROMPT, logprobs=1, **more)
+    engine.submit(request)
+    run(engine)
+    return request
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_a_prompt_computes_only_its_tokens_after_the_prefilled_ones(
+    tiny: Tiny, family: str
+) -> None:
+    model = tiny(family)
+    engine = engine_of(model)
+    before = engine.prefix_cache._cache.report()  # type: ignore[union-attr]
+    engine.prefill_ahead(new_request(HEAD, max_tokens=0))
+    assert run(engine) == []
+    counted = engine.prefix_cache._cache.report()  # type: ignore[union-attr]
+    assert counted["lookups"] == before["lookups"], "no client has asked"
+    assert engine.recent.ahead >= len(HEAD) - len(STORED)
+    request = ask(engine)
+    assert request.cached == len(HEAD)
+    got, want = output_of(request), output_of(alone(model, request))
+    assert got.tokens == want.tokens
+    assert [each.logprob for each in got.logprobs] == pytest.approx(
+        [each.logprob for each in want.logprobs], abs=logprob_tolerance()
+    )
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_a_request_that_arrives_ends_it_within_a_chunk(tiny: Tiny, family: str) -> None:
+    model = tiny(family)
+    engine = engine_of(model, max_chunk=64)
+    engine.prefill_ahead(new_request(HEAD, max_tokens=0))
+    engine.step()
+    done = engine.recent.ahead
+    assert 0 < done < len(HEAD) - len(STORED)
+    assert (engine.scheduler.queued, engine.scheduler.active_rows) == (0, 0)
+    assert engine.scheduler.live_bytes == 0
+    request = ask(engine)
+    assert engine.recent.ahead == done
+    assert request.cached > len(STORED), "what was computed helps"
+    assert output_of(request).tokens == output_of(alone(model, request)).tokens
+
+
+def test_another_tenant_cannot_reuse_it(tiny: Tiny) -> None:
+    engine = engine_of(tiny("qwen3"))
+    engine.prefill_ahead(new_request(HEAD, max_tokens=0))
+    run(engine)
+    assert engine.recent.ahead
+    assert ask(engine, salt="other").cached == 0
+
+
+def test_it_needs_memory_that_nothing_uses(tiny: Tiny) -> None:
+    engine = engine_of(tiny("qwen3"), available=lambda: 2 * len(PROMPT))
+    engine.prefill_ahead(new_request(HEAD, max_tokens=0))
+    assert engine.idle, "the prefixes hold that memory"
+    request = ask(engine)
+    assert request.cached == len(STORED)
+
+
+def test_a_prompt_without_a_stored_beginning_or_without_new_tokens_is_not_computed(
+    tiny: Tiny,
+) -> None:
+    engine = engine_of(tiny("qwen3"))
+    for tokens in ([*STORED, 7, 8, 9], [9] * 400, [*STORED[:100], *[9] * 300]):
+        engine.prefill_ahead(new_request(tokens, max_tokens=0))
+        assert engine.idle
+    assert engine.recent.ahead == 0
+
+
+def test_work_of_another_engine_ends_it(tiny: Tiny) -> None:
+    worker = EngineWorker(lambda posts: None, lambda error: None)
+    engine, other = engine_of(tiny("qwen3")), engine_of(tiny("qwen3"))
+
+    def begin() -> None:
+        worker.add(engine)
+        worker.add(other)
+        engine.prefill_ahead(new_request(HEAD, max_tokens=0))
+        assert not engine.idle
+        other.submit(new_request(PROMPT, max_tokens=2))
+
+    worker.call(begin).result(timeout=120)
+    while not worker.call(lambda: other.idle).result(timeout=120):
+        pass
+    assert worker.call(lambda: (engine.idle, engine.recent.ahead)).result(timeout=120) == (True, 0)
+    worker.close()
