@@ -118,7 +118,7 @@ def active_blas() -> str:
 
 def context_in_memory(model: str, most: int) -> int:
     """Tokens of context, at most `most`, that fit into memory with the model. Imports MLX."""
-    from .families.estimate import context_that_fits
+    from .serving.estimate import context_that_fits
 
     memory = int(MEMORY_SHARE * device_memory())
     return context_that_fits(needs(checkpoint(model)), memory, most)

@@ -17,7 +17,6 @@ from ..engine.scheduling.chunking import Chunking
 from ..engine.scheduling.costs import Costs
 from ..engine.speculation.policy import HOPE, Policy
 from ..families.checkpoint import named_context
-from ..families.estimate import context_that_fits, footprint, text_fields
 from ..families.tokenizer.hf_tokenizer import common_length
 from ..families.tokenizer.template_fit import fit_messages
 from ..families.tokenizer.template_probe import (
@@ -34,6 +33,7 @@ from ..gateway.config import proxy_config, write_config
 from ..gateway.engine import end_idle_engine
 from ..gateway.models import size
 from ..gateway.proxy import start_proxy
+from ..serving.estimate import context_that_fits, footprint, text_fields
 from ..serving.hub import full_name
 from ..serving.measurements import Measured, Measurements, beside_a_prompt, software
 from ..serving.weight_files import broken_files, stored_tensors

@@ -10,7 +10,6 @@ modules have the parts that families share:
 | `checkpoint` | what the JSON files of a folder say; has mlx-lm, or mlx-vlm, a class for them? |
 | `tokenizer` | `load_tokenizer`: tokens and the chat template; what a client sends stays text |
 | `info` | `describe`: the `ModelInfo` of a model; `embedding_of`: how texts become vectors |
-| `estimate` | `footprint`: bytes of weights, a token and a row, by `config.json`; `check_sizes` |
 | `caches` | a row's cache and its classes; `route`: chunks of a hybrid beside rows that decode |
 | `logits` | the output matrix for the tokens that are wanted; `failure`: a trial at load |
 | `layers` | `route_attention`: rows of any length in one call; `patch`; weights in another dtype |

@@ -16,9 +16,9 @@ from pathlib import Path
 from ..config import installed_version
 from ..errors import BadRequest, MLXProviderError
 from ..families.checkpoint import named_context
-from ..families.estimate import Footprint, context_that_fits, footprint, text_fields
 from ..records import Client
 from ..registry import PluginRegistry
+from ..serving.estimate import Footprint, context_that_fits, footprint, text_fields
 from ..serving.hub import DEMOS, Outline, cached_models, checkpoint, full_name, local_folder
 from .config import Served
 

@@ -1,65 +1,12 @@
 """The records and types of the plugin interface."""
 
-from .blocks import claimed, read_block, read_marked, report_call, scan_block, through
-from .extensions import (
-    Client,
-    DeviceTokens,
-    Drafter,
-    Drafting,
-    DraftOptions,
-    DraftRow,
-    Function,
-    Gateway,
-    Kernels,
-    Part,
-    Parts,
-    Profile,
-    Replacement,
-    Run,
-    ScoresPrompts,
-    Scoring,
-    UpstreamPatch,
-    parts_of,
-)
-from .json_reading import (
-    JsonReader,
-    listed_parameters,
-    listed_values,
-    read_json,
-    resolved,
-    type_of,
-    value_types,
-)
-from .model import (
-    Embedding,
-    EmbedsInSlices,
-    Features,
-    LoadedModel,
-    LoadOptions,
-    MediaItem,
-    MediaSpan,
-    ModelFamily,
-    ModelInfo,
-    OnDemand,
-    Pooling,
-    PrefillChunk,
-    Prompt,
-    SamplingDefaults,
-    ShowsHidden,
-    ShowsLogits,
-    TemplateForm,
-    Tokenizer,
-)
-from .parsing import (
-    CallGrammar,
-    MessageGrammar,
-    ReasoningParser,
-    TaggedArguments,
-    ToolCall,
-    ToolParser,
-    Tools,
-)
-from .reading import Emit, NotACall, Reading, Rest, TextEnded, TextReader, read_turn_ends
+# ruff: noqa: F403, F405
+from .blocks import *
+from .extensions import *
+from .json_reading import *
+from .model import *
+from .parsing import *
+from .reading import *
 
 __all__ = [
     "CallGrammar",

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TypeVar
 
 from .json_reading import function_of
 from .parsing import Parse, ToolCall, ToolParser, Tools
-from .reading import Emit, NotACall, Reading, Rest, TextEnded, TextReader, ends_within
-
-T = TypeVar("T")
+from .reading import Emit, NotACall, Reading, Rest, T, TextEnded, TextReader, ends_within
 
 
 def through(*ends: str) -> Rest:

@@ -106,7 +106,7 @@ class TemplateForm:
     """A parameter's `type` can be a list."""
 
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 Features = Any
 """What `LoadedModel.embed` returns for one media item; opaque to the core, cached by hash."""
@@ -212,15 +212,15 @@ class MediaItem:
         return self.decode((height, width), resample)
 
 
-class OnDemand(Generic[T]):
+class OnDemand(Generic[_T]):
     """A value that is made at the first call, and again after `drop`. Any thread."""
 
-    def __init__(self, make: Callable[[], T]) -> None:
+    def __init__(self, make: Callable[[], _T]) -> None:
         self._make = make
-        self._made: tuple[T] | None = None
+        self._made: tuple[_T] | None = None
         self._lock = threading.Lock()
 
-    def __call__(self) -> T:
+    def __call__(self) -> _T:
         """The value. Raises what `make` raises."""
         with self._lock:
             if self._made is None:

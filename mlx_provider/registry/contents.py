@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import pluggy
 
@@ -36,16 +36,25 @@ PARTS: dict[object, type[Part]] = {
     "TaggedArguments | None": TaggedArguments,
 }
 """Records within records, by the annotation of the field."""
-R = TypeVar("R", ModelFamily, ToolParser, ReasoningParser, Kernels, Drafter, Client)
-CALLABLES: dict[type, tuple[str, ...]] = {
-    ModelFamily: ("matches", "load"),
-    ToolParser: ("parse", "detect"),
-    ReasoningParser: ("detect",),
-    Kernels: ("matches", "replacements"),
-    Drafter: ("refuses", "start"),
-    Client: ("profile",),
+R = TypeVar("R", bound=ModelFamily | ToolParser | ReasoningParser | Kernels | Drafter | Client)
+
+
+class Kind(NamedTuple):
+    hook: str
+    name: str
+    """For people."""
+    called: tuple[str, ...]
+    """Fields that the core calls, checked here rather than by the first request that needs them."""
+
+
+KINDS: dict[type, Kind] = {
+    ModelFamily: Kind("mlx_model_families", "model family", ("matches", "load")),
+    ToolParser: Kind("mlx_tool_parsers", "tool parser", ("parse", "detect")),
+    ReasoningParser: Kind("mlx_reasoning_parsers", "reasoning parser", ("detect",)),
+    Kernels: Kind("mlx_kernels", "kernels", ("matches", "replacements")),
+    Drafter: Kind("mlx_drafters", "drafter", ("refuses", "start")),
+    Client: Kind("mlx_clients", "client", ("profile",)),
 }
-"""Fields that the core calls, checked here rather than by the first request that needs them."""
 
 
 def _text(value: object) -> bool:
@@ -69,10 +78,7 @@ TEXTS: dict[object, tuple[Callable[[object], bool], str]] = {
 """Allowed content of a field, with its description."""
 
 
-def check_texts(
-    record: ToolParser | ReasoningParser | Kernels | Drafter | Client | UpstreamPatch | Part,
-    where: str,
-) -> None:
+def check_texts(record: Any, where: str) -> None:
     """Raise `PluginError` for a field that is not text, because it would fail during a reply."""
     for field in fields(record):
         value = getattr(record, field.name)
@@ -95,17 +101,16 @@ class Contents:
     """Holds only this plugin, so that its hooks cannot affect another's."""
     api: int
     hooks: tuple[str, ...]
-    model_families: tuple[ModelFamily, ...]
-    tool_parsers: tuple[ToolParser, ...]
-    reasoning_parsers: tuple[ReasoningParser, ...]
-    kernels: tuple[Kernels, ...]
-    drafters: tuple[Drafter, ...]
-    clients: tuple[Client, ...]
+    records: Mapping[type, tuple[Any, ...]]
+    """By the keys of `KINDS`."""
+
+    def of(self, kind: type[R]) -> tuple[R, ...]:
+        return self.records[kind]
 
     @property
     def patches(self) -> tuple[UpstreamPatch, ...]:
-        found = [patch for family in self.model_families for patch in family.patches]
-        found += [patch for kernels in self.kernels for patch in kernels.patches]
+        records = (*self.records[ModelFamily], *self.records[Kernels])
+        found = [patch for record in records for patch in record.patches]
         return tuple(dict.fromkeys(found))
 
 
@@ -122,17 +127,8 @@ def load(entry_point: EntryPoint) -> Contents:
     hooks = tuple(sorted(caller.name for caller in manager.get_hookcallers(module) or ()))
     if not hooks:
         raise PluginError(f"{entry_point.value} implements no hook; is @hookimpl missing?")
-    return Contents(
-        manager,
-        api,
-        hooks,
-        _records(manager, "mlx_model_families", ModelFamily),
-        _records(manager, "mlx_tool_parsers", ToolParser),
-        _records(manager, "mlx_reasoning_parsers", ReasoningParser),
-        _records(manager, "mlx_kernels", Kernels),
-        _records(manager, "mlx_drafters", Drafter),
-        _records(manager, "mlx_clients", Client),
-    )
+    records = {kind: _records(manager, kind) for kind in KINDS}
+    return Contents(manager, api, hooks, records)
 
 
 def _api(module: Any) -> int:
@@ -148,33 +144,37 @@ def _api(module: Any) -> int:
     return wanted
 
 
-def _records(manager: pluggy.PluginManager, hook: str, kind: type[R]) -> tuple[R, ...]:
-    found: list[R] = []
+def _records(manager: pluggy.PluginManager, kind: type) -> tuple[Any, ...]:
+    found: list[Any] = []
+    hook = KINDS[kind].hook
     for result in getattr(manager.hook, hook)():
         if not isinstance(result, Iterable):
             raise PluginError(f"{hook} returned {result!r}, not an iterable of {kind.__name__}")
         for record in result:
-            _check(record, hook, kind)
+            _check(record, kind)
             if any(record.name == other.name for other in found):
                 raise PluginError(f"{hook} yields {record.name!r} twice")
             found.append(record)
     return tuple(found)
 
 
-def _check(record: object, hook: str, kind: type[R]) -> None:
+def _check(record: Any, kind: type) -> None:
+    hook, _, called = KINDS[kind]
     if not isinstance(record, kind):
         raise PluginError(f"{hook} yielded {type(record).__name__}, not {kind.__name__}")
-    if not isinstance(record.name, str) or not record.name:
+    name = getattr(record, "name", None)
+    if not isinstance(name, str) or not name:
         raise PluginError(f"{hook} yielded a {kind.__name__} without a name")
-    for field in CALLABLES[kind]:
+    where = f"{kind.__name__} {name!r}: "
+    for field in called:
         if not callable(getattr(record, field)):
-            raise PluginError(f"{kind.__name__} {record.name!r}: {field} is not callable")
+            raise PluginError(f"{where}{field} is not callable")
     if not isinstance(getattr(record, "rank", 0), int):
-        raise PluginError(f"{kind.__name__} {record.name!r}: rank is not a whole number")
+        raise PluginError(f"{where}rank is not a whole number")
     if isinstance(record, ModelFamily | Kernels):
-        _check_patches(record.patches, f"{kind.__name__} {record.name!r}: ")
+        _check_patches(record.patches, where)
     if not isinstance(record, ModelFamily):
-        check_texts(record, f"{kind.__name__} {record.name!r}: ")
+        check_texts(record, where)
 
 
 def _check_patches(patches: object, where: str) -> None:
@@ -189,8 +189,6 @@ class Catalog(Generic[R]):
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        """For people: `model family`, `tool parser`, `reasoning parser`, `kernels`, `drafter`,
-        `client`."""
         self._owned: dict[str, tuple[R, Plugin]] = {}
 
     def check(self, records: Sequence[R], plugin: Plugin) -> None:
@@ -250,9 +248,7 @@ class Catalog(Generic[R]):
         yield from sorted(self._owned.values(), key=lambda owned: owned[1].ours)
 
 
-def _spellings(
-    record: ModelFamily | ToolParser | ReasoningParser | Kernels | Drafter | Client,
-) -> set[str]:
+def _spellings(record: Any) -> set[str]:
     return {canonical(name) for name in (record.name, *getattr(record, "aliases", ()))}
 
 

@@ -22,7 +22,7 @@ from ..records import (
     Replacement,
     ToolParser,
 )
-from .contents import Catalog, Contents, R, adopt, load
+from .contents import KINDS, Catalog, Contents, R, adopt, load
 from .discovery import SELECTION, Plugin, digest, installed, selection
 
 if TYPE_CHECKING:
@@ -41,12 +41,7 @@ class PluginRegistry:
     def __init__(self) -> None:
         self._plugins: dict[str, Plugin] = {}
         self._managers: dict[str, pluggy.PluginManager] = {}
-        self._families: Catalog[ModelFamily] = Catalog("model family")
-        self._tool_parsers: Catalog[ToolParser] = Catalog("tool parser")
-        self._reasoning_parsers: Catalog[ReasoningParser] = Catalog("reasoning parser")
-        self._kernels: Catalog[Kernels] = Catalog("kernels")
-        self._drafters: Catalog[Drafter] = Catalog("drafter")
-        self._clients: Catalog[Client] = Catalog("client")
+        self._catalogs = {kind: Catalog[Any](words) for kind, (_, words, _) in KINDS.items()}
         self._digests: dict[str, str] = {}
 
     @classmethod
@@ -77,27 +72,30 @@ class PluginRegistry:
 
     @property
     def model_families(self) -> dict[str, ModelFamily]:
-        return self._families.names()
+        return self._of(ModelFamily).names()
 
     @property
     def tool_parsers(self) -> dict[str, ToolParser]:
-        return self._tool_parsers.spellings()
+        return self._of(ToolParser).spellings()
 
     @property
     def reasoning_parsers(self) -> dict[str, ReasoningParser]:
-        return self._reasoning_parsers.spellings()
+        return self._of(ReasoningParser).spellings()
 
     @property
     def kernels(self) -> dict[str, Kernels]:
-        return self._kernels.names()
+        return self._of(Kernels).names()
 
     @property
     def drafters(self) -> dict[str, Drafter]:
-        return self._drafters.names()
+        return self._of(Drafter).names()
 
     @property
     def clients(self) -> dict[str, Client]:
-        return self._clients.names()
+        return self._of(Client).names()
+
+    def _of(self, kind: type[R]) -> Catalog[R]:
+        return self._catalogs[kind]
 
     def sources(self, plugin: Plugin) -> str:
         """Digest of a third party's source files when they were loaded; empty for a built-in
@@ -106,26 +104,26 @@ class PluginRegistry:
 
     def computing(self, family: Plugin) -> str:
         """Digests of third parties' sources that the KV of a plugin's models depends on."""
-        kernels = [each for each in self.plugins if each.records.get(self._kernels.kind)]
+        kernels = [each for each in self.plugins if each.records.get(self._of(Kernels).kind)]
         plugins = {each.key: each for each in (family, *kernels)}.values()
         return " ".join(filter(None, (self.sources(each) for each in plugins)))
 
     def client(self, name: str) -> Client:
-        return self._clients.find(name, "client")
+        return self._of(Client).find(name, "client")
 
     def drafter(self, name: str) -> Drafter:
-        return self._drafters.find(name, "drafter")
+        return self._of(Drafter).find(name, "drafter")
 
     def automatic_drafters(self) -> list[Drafter]:
         """Best first, third parties' before built-in ones."""
-        found = [drafter for drafter, _ in self._drafters.by_preference() if drafter.automatic]
+        found = [drafter for drafter, _ in self._of(Drafter).by_preference() if drafter.automatic]
         return sorted(found, key=lambda drafter: -drafter.automatic)
 
     def tool_parser(self, name: str) -> ToolParser:
-        return self._tool_parsers.find(name, "tool_parser")
+        return self._of(ToolParser).find(name, "tool_parser")
 
     def reasoning_parser(self, name: str) -> ReasoningParser:
-        return self._reasoning_parsers.find(name, "reasoning_parser")
+        return self._of(ReasoningParser).find(name, "reasoning_parser")
 
     def family_for(self, config: Mapping[str, Any]) -> tuple[ModelFamily, Plugin]:
         """The family with the highest priority for a `config.json`, and its plugin; at equal
@@ -142,20 +140,20 @@ class PluginRegistry:
         return _rivals(self._claims(config), f"model_type {config.get('model_type')!r}")
 
     def detect_tool_parser(self, template: str) -> ToolParser | None:
-        return self._detect(self._tool_parsers, template)
+        return self._detect(self._of(ToolParser), template)
 
     def fallback_tool_parser(self, part: Literal["read", "write"]) -> ToolParser | None:
         """At equal rank, a third party's has precedence."""
-        found = (each for each, _ in self._tool_parsers.by_preference() if each.fallback == part)
+        found = (each for each, _ in self._of(ToolParser).by_preference() if each.fallback == part)
         return max(found, key=lambda each: each.rank, default=None)
 
     def detect_reasoning_parser(self, template: str) -> ReasoningParser | None:
-        return self._detect(self._reasoning_parsers, template)
+        return self._detect(self._of(ReasoningParser), template)
 
     def kernels_for(self, device: str, precision: str) -> tuple[str, list[Replacement]] | None:
         """Name and replacements of the highest-ranking kernels; at equal rank, a third party's. If
         kernels fail, this is noted on their plugin, and the next ones are tried."""
-        preferred = sorted(self._kernels.by_preference(), key=lambda owned: -owned[0].rank)
+        preferred = sorted(self._of(Kernels).by_preference(), key=lambda owned: -owned[0].rank)
         fitting = [
             (kernels, owner)
             for kernels, owner in preferred
@@ -188,14 +186,7 @@ class PluginRegistry:
 
     def _admit(self, plugin: Plugin, contents: Contents) -> None:
         """Check everything, then commit: a plugin is added completely or not at all."""
-        found: list[tuple[Catalog[Any], tuple[Any, ...]]] = [
-            (self._families, contents.model_families),
-            (self._tool_parsers, contents.tool_parsers),
-            (self._reasoning_parsers, contents.reasoning_parsers),
-            (self._kernels, contents.kernels),
-            (self._drafters, contents.drafters),
-            (self._clients, contents.clients),
-        ]
+        found = [(self._catalogs[kind], records) for kind, records in contents.records.items()]
         for catalog, records in found:
             catalog.check(records, plugin)
         named = {catalog.kind: tuple(each.name for each in records) for catalog, records in found}
@@ -252,7 +243,7 @@ class PluginRegistry:
     def _claims(self, config: Mapping[str, Any]) -> list[tuple[ModelFamily, Plugin]]:
         found = [
             (self._priority(family, owner, config), family, owner)
-            for family, owner in self._families.by_preference()
+            for family, owner in self._of(ModelFamily).by_preference()
         ]
         highest = max((priority for priority, _, _ in found), default=0)
         return [(family, owner) for priority, family, owner in found if priority == highest > 0]

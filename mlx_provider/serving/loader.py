@@ -29,7 +29,6 @@ from ..errors import (
     wrong_option,
 )
 from ..families.checkpoint import named_template, read_json
-from ..families.estimate import DTYPE_BYTES
 from ..families.tokenizer.template_probe import try_template
 from ..isolation import LOG, Fault, Isolation
 from ..protocol.health import LoadingFigures
@@ -193,7 +192,7 @@ class Loader:
             extra=options.extra,
         )
         nbytes = weights_estimate(
-            key.folder, key.adapter, expanded=None if dtype is None else DTYPE_BYTES[dtype]
+            key.folder, key.adapter, expanded=None if dtype is None else getattr(mx, dtype).size
         )
         return LoadPlan(
             name, nbytes, partial(self._load, _Job(key, family, plugin, chosen, name), nbytes)

@@ -20,8 +20,8 @@ import mlx.core as mx
 from pydantic_core import from_json
 
 from ..families.checkpoint import read_json
-from ..families.estimate import check_sizes
 from ..safe_open import read_bounded
+from .estimate import check_sizes
 
 FITS = 0.5
 """Largest share of the memory limit for expanded weights."""

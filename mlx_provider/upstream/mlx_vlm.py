@@ -26,6 +26,18 @@ def library() -> Any:
         return importlib.import_module("mlx_vlm.utils")
 
 
+def without_weights(config: Mapping[str, Any]) -> Any:
+    """The model of a `config.json`, made as `load_model` makes it (`utils.py`)."""
+    parts = ("text", "vision", "perceiver", "projector", "audio")
+    given = {"vision_config": {}, "audio_config": {}, **config}
+    given.setdefault("text_config", given.pop("llm_config", {}))
+    module, _ = library().get_model_and_args(given)
+    made = library().update_module_configs(
+        module.ModelConfig.from_dict(given), module, given, parts
+    )
+    return module.Model(made)
+
+
 def has_mrope(model: Any) -> bool:
     return hasattr(model.language_model, "_rope_deltas")
 

@@ -12,7 +12,6 @@ import pytest
 from huggingface_hub import constants
 
 from mlx_provider.errors import BadRequest, ModelNotFound, UnsupportedModel
-from mlx_provider.families.estimate import Footprint
 from mlx_provider.gateway.models import (
     LEAST_CONTEXT_TOKENS,
     MOST_CONTEXT_TOKENS,
@@ -25,6 +24,7 @@ from mlx_provider.gateway.models import (
     require_fit,
 )
 from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.estimate import Footprint
 from mlx_provider.serving.hub import Outline, checkpoint
 
 REGISTRY = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "text,qwen3_5,reasoning_parsers"})
@@ -35,6 +35,9 @@ CONFIG = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 128_256,
     "max_position_embeddings": 262_144,
     "torch_dtype": "bfloat16",
 }

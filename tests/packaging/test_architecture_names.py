@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 CORE = Path(__file__).parents[2] / "mlx_provider"
 APART = ("demo", "testing")
 """Packages that build and measure models of architectures by name."""
@@ -22,11 +20,6 @@ NAMES = re.compile(
 )
 """Architectures of mlx-lm, mlx-vlm and transformers, as they are written in names and in prose."""
 
-ALLOWED = {
-    "families/estimate.py": "field names that configs of many architectures share (`mamba_...`)",
-}
-"""Files that name one, and as what."""
-
 
 def named(name: str) -> list[str]:
     """Lines of a file of the core that name an architecture; its path counts as one."""
@@ -37,10 +30,4 @@ def named(name: str) -> list[str]:
 def test_the_core_names_no_architecture() -> None:
     paths = (path.relative_to(CORE) for path in CORE.rglob("*") if path.suffix in (".py", ".md"))
     names = [path.as_posix() for path in paths if path.parts[0] not in APART]
-    assert {name: named(name) for name in names if name not in ALLOWED and named(name)} == {}
-
-
-@pytest.mark.parametrize("name", ALLOWED)
-def test_what_is_allowed_is_in_use(name: str) -> None:
-    assert (CORE / name).is_file()
-    assert named(name)
+    assert {name: named(name) for name in names if named(name)} == {}

@@ -15,9 +15,9 @@ from mlx_provider.config import EngineSettings
 from mlx_provider.engine.prefix_cache import files
 from mlx_provider.engine.prefix_cache.files import BadFile
 from mlx_provider.errors import BadRequest, UnsupportedModel
-from mlx_provider.families.estimate import check_sizes, footprint
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions
 from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.estimate import check_sizes, footprint
 from mlx_provider.serving.hub import checkpoint
 from mlx_provider.serving.service import ChatService
 from mlx_provider.serving.weight_files import broken_files, check_folder

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import pytest
 
 from ...isolation import Isolation
-from ...records import ReasoningParser, ToolParser
+from ...records import Drafter, ModelFamily, ReasoningParser, ToolParser
 from ...registry import Plugin, PluginRegistry
 from ...registry.contents import Contents, load
 from ...registry.discovery import installed
@@ -40,9 +40,10 @@ ODD_CONFIGS: Sequence[dict[str, object]] = (
 LISTING = """
 import json, sys
 from importlib.metadata import EntryPoint
+from mlx_provider.records import ReasoningParser, ToolParser
 from mlx_provider.registry.contents import load
 contents = load(EntryPoint(*sys.argv[1:4]))
-for parser in (*contents.tool_parsers, *contents.reasoning_parsers):
+for parser in (*contents.of(ToolParser), *contents.of(ReasoningParser)):
     parser.detect("{{ messages }}")
 print("LOADED " + json.dumps(sorted(set(sys.argv[4:]) & set(sys.modules))))
 """
@@ -136,11 +137,11 @@ def recognition(of: Installed) -> None:
     """`matches` and `detect` take any config and any template, and claim none that is nobody's."""
     if of.contents is None:
         return
-    for family in of.contents.model_families:
+    for family in of.contents.of(ModelFamily):
         for config in ODD_CONFIGS:
             same(family.matches(config), 0, f"family {family.name!r} claims {config}")
-    parsers = list[ToolParser | ReasoningParser](of.contents.tool_parsers)
-    for parser in (*parsers, *of.contents.reasoning_parsers):
+    parsers = list[ToolParser | ReasoningParser](of.contents.of(ToolParser))
+    for parser in (*parsers, *of.contents.of(ReasoningParser)):
         for template in ("", "{{ messages }}", "{% for message in messages %}{{ message }}"):
             found = parser.detect(template)
             demand(not found, f"parser {parser.name!r} claims the chat template {template!r}")
@@ -177,11 +178,11 @@ def cases_of(plugin: Plugin, point: EntryPoint, lab: Laboratory) -> list[Case]:
     found = [*cases("plugin", "", PLUGIN_CHECKS, lambda: Installed(listed, point, contents))]
     if contents is not None:
         found += _of_parsers(contents)
-    if contents is not None and (contents.model_families or contents.drafters):
+    if contents is not None and (contents.records[ModelFamily] or contents.records[Drafter]):
         from . import drafters, models
 
-        found += models.cases_of(contents.model_families, lab)
-        found += drafters.cases_of(contents.drafters, lab)
+        found += models.cases_of(contents.of(ModelFamily), lab)
+        found += drafters.cases_of(contents.of(Drafter), lab)
     return found
 
 
@@ -190,12 +191,12 @@ def _of_parsers(contents: Contents) -> Iterator[Case]:
     from .parsers import REASONING_CHECKS, TOOL_CHECKS, Format, Thoughts
 
     writer = cache(demo_model)
-    whole = {parser.name: parser for parser in contents.reasoning_parsers}
+    whole = {parser.name: parser for parser in contents.of(ReasoningParser)}
 
     def read(parser: ToolParser) -> Format:
         return Format(parser, whole.get(parser.name), writer())
 
-    for calls in contents.tool_parsers:
+    for calls in contents.of(ToolParser):
         yield from cases(f"tool parser {calls.name}", "", TOOL_CHECKS, partial(read, calls))
     for name, parser in whole.items():
         made = partial(Thoughts, parser)

@@ -1,0 +1,139 @@
+"""The memory of a model by its `config.json` alone, before a download or a load, and a check of its
+sizes: a class makes its layers in a Python loop, so an unchecked number could block the engine for
+hours.
+
+MLX computes only what is read. So upstream's class of a model is made without weights and called
+with one token, and the shapes of the caches that it fills say what a row takes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from ..engine.memory import profile
+from ..engine.sizes import STEP_TOKENS
+from ..errors import BadRequest, UnsupportedModel
+from ..families.caches import row_cache, text_cache
+from ..isolation import Isolation
+from ..upstream import mlx_lm, mlx_vlm
+
+MOST_LAYERS = 10_000
+"""The largest known model has 126."""
+LAYERS = frozenset(
+    {
+        *("num_hidden_layers", "num_layers", "n_layers", "n_layer", "depth", "encoder_layers"),
+        *("decoder_layers", "num_encoder_layers", "num_decoder_layers", "mtp_num_hidden_layers"),
+        *("num_nextn_predict_layers", "num_mtp_modules", "num_hidden_groups"),
+    }
+)
+"""Each layer has at least one tensor."""
+LISTS = frozenset({"layer_types", "layers_block_type", "hybrid_override_pattern", "depths"})
+WIDTHS = frozenset(
+    {
+        *("hidden_size", "hidden_dim", "dim", "d_model", "n_embd", "embed_dim", "vocab_size"),
+        *("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"),
+        *("num_attention_heads", "num_heads", "n_heads", "n_head", "num_key_value_heads"),
+        *("num_experts", "num_local_experts", "n_routed_experts", "head_dim", "rank", "r"),
+    }
+)
+"""Sizes that are, or divide, a side of a matrix."""
+
+
+def check_sizes(
+    config: Mapping[str, Any], tensors: int | None = None, values: int | None = None
+) -> None:
+    """Raise `UnsupportedModel` that names the key of a size that is impossible with the weights.
+    `tensors`, `values`: upper limits of the content of the weight files; `None`: unknown."""
+    layers = MOST_LAYERS if tensors is None else min(MOST_LAYERS, tensors)
+    for key, value in _walk(config):
+        if key in LAYERS and isinstance(value, int) and value > layers:
+            raise _too_large(key, value, layers, "layers")
+        if key in LISTS and isinstance(value, list | str) and len(value) > layers:
+            raise _too_large(key, len(value), layers, "layers")
+        if key in WIDTHS and values is not None and isinstance(value, int) and value > values:
+            raise _too_large(key, value, values, "values")
+
+
+def _too_large(key: str, size: int, most: int, what: str) -> UnsupportedModel:
+    size_text = f"{size:,}" if size < 10**18 else "more than 10^18"
+    return UnsupportedModel(
+        f"config.json: {key} is {size_text}, where at most {most:,} {what} fit into its weights",
+        param="model",
+    )
+
+
+def _walk(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    todo: list[Mapping[str, Any]] = [config]
+    while todo:
+        for key, value in todo.pop().items():
+            yield key, value
+            if isinstance(value, Mapping):
+                todo.append(value)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    weights: int
+    kv_per_token: int
+    """Bytes of the layers that keep every token."""
+    per_row: int
+    """Bytes of full windows and recurrent states."""
+
+
+def footprint(
+    config: Mapping[str, Any], weight_bytes: int, *, dtype: str | None = None
+) -> Footprint:
+    """The footprint of a model with this `config.json` and with `weight_bytes` of weights. `dtype`:
+    of the loaded weights, if not the config's own. Raises `BadRequest` if upstream has no class
+    that the config fits, or `UnsupportedModel` for impossible sizes."""
+    check_sizes(config)
+    named = dtype or text_fields(config).get("dtype") or text_fields(config).get("torch_dtype")
+    kind = {"float32": mx.float32, "float16": mx.float16}.get(str(named), mx.bfloat16)
+    with Isolation() as trying:
+        row = profile(_filled_cache(dict(config), kind))
+        windows = sum(window * nbytes for window, nbytes in row.windows)
+        return Footprint(weight_bytes, row.token_bytes, row.state_bytes + windows)
+    reason = "" if trying.fault is None else trying.fault.summary
+    raise BadRequest(f"config.json does not describe a whole model: {reason}", param="model")
+
+
+def _filled_cache(config: dict[str, Any], dtype: mx.Dtype) -> list[Any]:
+    """The cache of a row with one token, not evaluated."""
+    token = mx.array([[1]])
+    if mlx_lm.supports(config):
+        model_class, arguments = mlx_lm.classes(config)
+        model = model_class(arguments.from_dict(config))
+        model.set_dtype(dtype)
+        model(token, cache=(cache := text_cache(model)))
+        return cache
+    model = mlx_vlm.without_weights(config)
+    model.set_dtype(dtype)
+    mlx_vlm.language_logits(model, token, cache := row_cache(model.language_model), {})
+    return cache
+
+
+def context_that_fits(footprint: Footprint, memory: int, limit: int | None) -> int:
+    """The most tokens of one request, including its answer. 0: none fits. `memory`: bytes for the
+    weights and the request together. `limit`: the model's own context. Below it, the result is a
+    multiple of 256, the unit of row memory."""
+    longest = sys.maxsize if limit is None else limit
+    left = memory - footprint.weights - footprint.per_row
+    if left < 0:
+        return 0
+    if footprint.kv_per_token == 0:
+        return longest
+    return min(longest, left // footprint.kv_per_token // STEP_TOKENS * STEP_TOKENS)
+
+
+def text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config for the language model, with the outer fields."""
+    for name in ("text_config", "llm_config", "language_config"):
+        inner = config.get(name)
+        if isinstance(inner, Mapping):
+            return {**config, **inner}
+    return config
