@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from .errors import MLXProviderError
@@ -84,9 +82,10 @@ class ByteGate:
     def _grant(self) -> None:
         with self._lock:
             share = self._capacity // max(1, len(self._owners))
-            granted = [ticket for owner in self._owners.values() for ticket in owner.grant(share)]
-        for done in granted:
-            done()
+            granted = [future for owner in self._owners.values() for future in owner.grant(share)]
+        for future in granted:
+            if future.set_running_or_notify_cancel():
+                future.set_result(None)
 
 
 @dataclass(eq=False)
@@ -103,8 +102,8 @@ class _Owner:
         self.held += size - ticket.charged
         ticket.charged = size
 
-    def grant(self, share: int) -> list[Callable[[], None]]:
-        """Charge the tickets that need not wait. Returns functions that wake their waiters."""
+    def grant(self, share: int) -> list[Future[None]]:
+        """Charge the tickets that need not wait. Returns what their waiters wait for."""
         granted = []
         while self.waiting:
             ticket = next(iter(self.waiting))
@@ -114,7 +113,7 @@ class _Owner:
                     break
             del self.waiting[ticket]
             self.charge(ticket, ticket.size)
-            granted.append(ticket.wake())
+            granted.append(ticket.granted)
         return granted
 
 
@@ -128,30 +127,22 @@ class Ticket:
         self.granted: Future[None] = Future()
         self.gate = gate
 
-    def wake(self) -> Callable[[], None]:
-        """Returns a function that wakes the waiter for the present size."""
-        granted = self.granted
-
-        def done() -> None:
-            if granted.set_running_or_notify_cancel():
-                granted.set_result(None)
-
-        return done
-
     def wait(self) -> Ticket:
         """Block until granted. The error of `refuse` closes the ticket."""
-        with ExitStack() as undo:
-            undo.callback(self.close)
+        try:
             self.granted.result()
-            undo.pop_all()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     async def arrive(self) -> Ticket:
         """`wait` in an event loop. A cancellation closes the ticket, too."""
-        with ExitStack() as undo:
-            undo.callback(self.close)
+        try:
             await asyncio.wrap_future(self.granted)
-            undo.pop_all()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     async def grow(self, size: int) -> Ticket:

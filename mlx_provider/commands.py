@@ -50,7 +50,8 @@ from .protocol.health import Health, ModelStatus
 from .protocol.requests import GenerateRequest, ModelOptions
 from .registry import PluginRegistry
 from .serving.hub import DEMOS, checkpoint, folder_of, full_name
-from .upstream import blas
+from .upstream.blas import active as active_blas
+from .upstream.blas import preload as preload_blas
 
 if TYPE_CHECKING:
     from .records import LoadedModel
@@ -105,17 +106,6 @@ def prepare_mlx() -> None:
     prepare()
 
 
-def preload_blas() -> str:
-    """Load only the BLAS that an engine would use. Returns its name. Call before MLX is
-    imported."""
-    return blas.preload()
-
-
-def active_blas() -> str:
-    """The BLAS that MLX calls in this process."""
-    return blas.active()
-
-
 def context_in_memory(model: str, most: int) -> int:
     """Tokens of context, at most `most`, that fit into memory with the model. Imports MLX."""
     from .serving.estimate import context_that_fits
@@ -143,27 +133,23 @@ def load_model(folder: Path, dtype: str | None = None, **options: Any) -> Loaded
 class Progress:
     """Repeats the last report while nothing new is reported."""
 
-    def __init__(self, tell: Callable[[str], None] | None) -> None:
-        """`tell` gets each line; `None`: the caller shows progress itself."""
+    def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self._began = time.monotonic()
         self._what = "running"
 
-    def report(self, what: str) -> None:
+    def report(self, what: str, mark: str = "") -> None:
         """`what`: what begins now, or a value that was measured."""
         self._what = what
-        if self._tell is not None:
-            self._tell(f"{time.monotonic() - self._began:5.0f} s  {what}")
+        self._tell(f"{time.monotonic() - self._began:5.0f} s  {mark}{what}")
 
     def repeat(self, every: float, done: threading.Event) -> None:
-        while self._tell is not None and not done.wait(every):
-            self._tell(f"{time.monotonic() - self._began:5.0f} s  ... {self._what}")
+        while not done.wait(every):
+            self.report(self._what, "... ")
 
 
 @contextmanager
-def long_command(
-    tell: Callable[[str], None] | None, *, every: float | None = None
-) -> Iterator[Progress]:
+def long_command(tell: Callable[[str], None], *, every: float | None = None) -> Iterator[Progress]:
     """Run the block in the main thread. Signals of `PASSED_ON` raise `Ended` there, once.
 
     Later signals are ignored, so that a second Ctrl-C does not interrupt the clean-up. If the main

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple
 
 from .errors import BadRequest
 
@@ -135,87 +135,20 @@ def home_state(environ: Mapping[str, str] = os.environ) -> Path | None:
         return None
 
 
-def removed_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables that are set without effect, and their replacements."""
-    found = {PREFIX + name: instead for name, instead in REMOVED.items()}
-    return {name: instead for name, instead in found.items() if environ.get(name)}
-
-
-@dataclass(frozen=True)
-class _Number:
+class _Number(NamedTuple):
     """A number without infinity and NaN."""
 
-    kind: Literal["bytes", "count", "seconds"]
-    least: float = 1
-    exclusive: bool = False
-    """Whether `least` itself is invalid."""
+    read: Callable[[str], float]
+    least: float
+    most: int
+    words: str
 
     def parse(self, text: str) -> float:
-        """Raises `ValueError`."""
-        number = _READERS[self.kind](text)
-        low = number <= self.least if self.exclusive else number < self.least
-        if low or not number <= _LARGEST[self.kind]:
+        """Raises `ValueError` and `OverflowError`."""
+        number = self.read(text)
+        if not self.least <= number <= self.most:
             raise ValueError(text)
         return number
-
-    def __str__(self) -> str:
-        least = f"{'above' if self.exclusive else 'of at least'} {self.least:g}"
-        return f"{_WORDS[self.kind]} {least} and at most {_LARGEST[self.kind]:,}"
-
-
-_COUNT, _BYTES, _SECONDS = _Number("count"), _Number("bytes"), _Number("seconds", 0, exclusive=True)
-_LARGEST = {"count": 2**31 - 1, "bytes": 2**60, "seconds": 10**9}
-_WORDS = {
-    "count": "a whole number",
-    "bytes": "a number of bytes (as 512M or 12G)",
-    "seconds": "a number of seconds",
-}
-
-_KINDS: dict[str, str | _Number] = {
-    "memory_limit": _BYTES,
-    "max_rows": _COUNT,
-    "stall_target": _SECONDS,
-    "max_chunk": _COUNT,
-    "idle_timeout": _SECONDS,
-    "disk_cache": "path",
-    "disk_cache_bytes": _Number("bytes", 0),
-    "models_file": "path",
-    "allowed_hosts": "names",
-    "model_roots": "paths",
-}
-SETTINGS = tuple(_KINDS)
-REMOVED = {
-    "BLAS": "on Linux, the engine loads the best BLAS that it finds",
-    "BODY_BYTES": "request bodies may have 128 MiB together",
-    "DISK_CACHE_BITS": "prefixes are stored on disk as they are in memory",
-    "FEATURE_BYTES": "features of images have 256 MiB per model",
-    "KV_LAYOUT": "a probe at load finds the best layout",
-    "LOG_LEVEL": "the log has all lines, and a limited size",
-    "MAX_QUEUE": "four requests may wait for each of MLX_PROVIDER_MAX_ROWS",
-    "MEASUREMENTS": "measurements are kept in ~/.local/state/mlx-provider",
-    "MEDIA_BYTES": "images of all requests have 1 GiB",
-    "MODEL_WAIT": "a request waits up to 60 s for memory; its own timeout may be shorter",
-    "OUTPUT_RESERVE": "memory for 512 output tokens is set aside at admission",
-    "PREFIX_BYTES": "the prefix cache takes a share of what weights leave, and requests go first",
-    "WIRE_WEIGHTS": "on a Mac, weights stay in memory",
-}
-"""Removed variables, with what holds without them."""
-
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-def _parse(name: str, kind: str | _Number, text: str) -> object:
-    given = f"{PREFIX}{name.upper()}={text!r}"
-    if isinstance(kind, _Number):
-        try:
-            return kind.parse(text)
-        except (ValueError, OverflowError):
-            raise BadRequest(f"{given}: give {kind}") from None
-    if kind == "names":
-        return tuple(each.strip() for each in text.split(",") if each.strip())
-    if kind == "paths":
-        return tuple(Path(each).expanduser() for each in text.split(os.pathsep) if each)
-    return Path(text).expanduser()
 
 
 def parse_bytes(text: str) -> int:
@@ -223,14 +156,39 @@ def parse_bytes(text: str) -> int:
     infinity."""
     body = text.strip().upper().removesuffix("IB").removesuffix("B")
     unit = body[-1:] if body[-1:] in "KMGT" else ""
-    return int(float(body.removesuffix(unit)) * _UNITS[unit])
+    return int(float(body.removesuffix(unit)) * 2 ** (10 * " KMGT".index(unit or " ")))
 
 
-_READERS: dict[str, Callable[[str], float]] = {
-    "bytes": parse_bytes,
-    "count": int,
-    "seconds": float,
+_BYTES = "a number of bytes (as 512M or 12G) of at least"
+_COUNT = _Number(int, 1, 2**31 - 1, "a whole number of at least 1")
+_SECONDS = _Number(float, 1e-9, 10**9, "a number of seconds above 0")
+_KINDS: dict[str, str | _Number] = {
+    "memory_limit": _Number(parse_bytes, 1, 2**60, f"{_BYTES} 1"),
+    "max_rows": _COUNT,
+    "stall_target": _SECONDS,
+    "max_chunk": _COUNT,
+    "idle_timeout": _SECONDS,
+    "disk_cache": "path",
+    "disk_cache_bytes": _Number(parse_bytes, 0, 2**60, f"{_BYTES} 0"),
+    "models_file": "path",
+    "allowed_hosts": "names",
+    "model_roots": "paths",
 }
+SETTINGS = tuple(_KINDS)
+
+
+def _parse(name: str, kind: str | _Number, text: str) -> object:
+    if isinstance(kind, _Number):
+        try:
+            return kind.parse(text)
+        except (ValueError, OverflowError):
+            valid = f"{kind.words} and at most {kind.most:,}"
+            raise BadRequest(f"{PREFIX}{name.upper()}={text!r}: give {valid}") from None
+    if kind == "names":
+        return tuple(each.strip() for each in text.split(",") if each.strip())
+    if kind == "paths":
+        return tuple(Path(each).expanduser() for each in text.split(os.pathsep) if each)
+    return Path(text).expanduser()
 
 
 def installed_version(distribution: str) -> str:

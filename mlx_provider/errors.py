@@ -187,6 +187,8 @@ class EngineUnavailable(MLXProviderError):
 
     status = 503
     code = "engine_unavailable"
+    taken = True
+    """Whether an engine may have accepted the request; otherwise a client may send it again."""
 
 
 class EngineDied(EngineUnavailable):

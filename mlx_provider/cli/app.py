@@ -27,36 +27,31 @@ from .top import cache, metrics, top
 
 MOST_NAMES = 5
 WIDTH = 44
+NO_MODEL = "none downloaded yet; `demo` is part of this package"
 
 
 def show(registry: PluginRegistry) -> None:
     """Imports nothing heavy if no engine runs."""
+    from ..gateway.profile import is_installed
+    from ..serving.hub import cached_models
+
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text(f"mlx-provider {__version__}: local MLX models behind LiteLLM\n"))
-    here, missing = _clients(registry)
+    clients = registry.clients.items()
+    here = [name for name, client in clients if is_installed(client)]
     serves = _gateway()
     for name, summary in (
         ("engine", _engine()),
-        ("models", _models()),
+        ("models", _list_names(sorted(cached_models()), NO_MODEL)),
         ("gateway", serves or "does not run; `mlx-provider up` starts it"),
-        ("proxy", _config()),
+        ("proxy", f"{'' if Path('config.yaml').is_file() else 'no '}config.yaml in this folder"),
         ("agents", _list_names(here, "none that could be launched")),
     ):
         console.print(Text(f"{name:<8}", style="dim"), Text(summary), sep="")
     _recommend(console)
     console.print(Text("\nnext", style="bold"))
-    for command, summary in _next(here, missing, serves=bool(serves)):
+    for command, summary in _next(here, [*registry.clients], serves=bool(serves)):
         console.print(Text(f"  {command:<{WIDTH}}"), Text(summary, style="dim"))
-
-
-def _clients(registry: PluginRegistry) -> tuple[list[str], list[str]]:
-    """Names of installed clients, and of the others."""
-    from ..gateway.profile import is_installed
-
-    found = {name: is_installed(client) for name, client in registry.clients.items()}
-    return [n for n, there in found.items() if there], [
-        n for n, there in found.items() if not there
-    ]
 
 
 def _recommend(console: Console) -> None:
@@ -98,29 +93,16 @@ def _gateway() -> str:
     return f"serves {served.model} (context {served.context:,}) at {running.record.url}"
 
 
-def _models() -> str:
-    from ..serving.hub import cached_models
-
-    names = sorted(cached_models())
-    return _list_names(names, "none downloaded yet; `demo` is part of this package")
-
-
-def _config() -> str:
-    found = Path("config.yaml")
-    return "config.yaml is in this folder" if found.is_file() else "no config.yaml in this folder"
-
-
 def _list_names(names: list[str], none: str) -> str:
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + more if names else none
 
 
-def _next(here: list[str], missing: list[str], *, serves: bool) -> Iterator[tuple[str, str]]:
+def _next(here: list[str], clients: list[str], *, serves: bool) -> Iterator[tuple[str, str]]:
     if here:
         yield f"mlx-provider launch {here[0]}", "a coding agent on a local model"
-    elif missing:
-        others = ", ".join(missing)
-        yield "mlx-provider launch", f"says how to install one of {others}"
+    elif clients:
+        yield "mlx-provider launch", f"says how to install one of {', '.join(clients)}"
     if serves:
         yield "mlx-provider up", "prints address and key for clients; `down` ends it"
     else:

@@ -21,8 +21,8 @@ from .gateway import show_step
 
 if TYPE_CHECKING:
     from ..client.generation import EngineClient, Generation
-    from ..demo import Check, Measured, Stage
-    from ..protocol.events import Event
+    from ..demo import Measured
+    from ..gateway.engine import Apart
 
 
 NEXT = """
@@ -54,7 +54,7 @@ def demo() -> None:
     raise typer.Exit(code)
 
 
-def _perform(running: Stage, console: Console) -> bool:
+def _perform(running: Apart, console: Console) -> bool:
     """Returns whether every check passed."""
     import openai
 
@@ -72,16 +72,17 @@ def _perform(running: Stage, console: Console) -> bool:
         recall, recalled = scenario.recall()
         console.print(Text(recall.text), "\n")
         checks = [same, recalled, *scenario.at_once(), scenario.see()]
-    console.print(_account(running, story, recall))
-    console.print(_drafts(running))
+    console.print(_facts(running, story, recall))
     for check in checks:
-        _print_check(check, console)
+        mark, style = ("ok", "green") if check.passed else ("failed", "red")
+        console.print(Text(mark, style=style), Text(check.claim), end="")
+        console.print("" if check.passed else Text(f" - answered {check.answer!r}", style="red"))
     return all(check.passed for check in checks)
 
 
-def _account(running: Stage, story: Measured, recall: Measured) -> Table:
-    health = running.health()
-    model = health.models[0]
+def _facts(running: Apart, story: Measured, recall: Measured) -> Table:
+    health = running.engine.health()
+    model, usage = health.models[0], recall.usage
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -91,26 +92,11 @@ def _account(running: Stage, story: Measured, recall: Measured) -> Table:
         "device": f"{health.device}, BLAS: {health.blas}",
         "time to first token": f"{recall.first_token * 1000:.0f} ms (second turn)",
         "speed": f"{story.tokens_per_second:.0f} tok/s",
-        "reused on the second turn": f"{recall.cached_tokens} of {recall.prompt_tokens} tokens",
+        "cached on the second turn": f"{usage.prompt_tokens_details.cached_tokens} of "
+        f"{usage.prompt_tokens} tokens",
     }.items():
         table.add_row(Text(name, style="dim"), Text(value))
     return table
-
-
-def _drafts(running: Stage) -> Table:
-    drafter, usage = running.drafted()
-    accepted = f"{usage.accepted_tokens} of {usage.drafted_tokens} drafted tokens accepted"
-    summary = accepted if usage.drafted_tokens else "none: a draft takes longer than it saves here"
-    table = Table.grid(padding=(0, 2))
-    table.add_column(min_width=len("reused on the second turn"))
-    table.add_row(Text("drafts", style="dim"), Text(f"{summary} (demo-hybrid, by {drafter})"))
-    return table
-
-
-def _print_check(check: Check, console: Console) -> None:
-    mark, style = ("ok", "green") if check.passed else ("failed", "red")
-    console.print(Text(mark, style=style), Text(check.claim), end="")
-    console.print("" if check.passed else Text(f" - answered {check.answer!r}", style="red"))
 
 
 def chat(
@@ -166,57 +152,45 @@ class Conversation:
         from ..gateway.engine import show_load
         from ..protocol.requests import GenerateRequest
 
-        asked = [*self.messages, {"role": "user", "content": content}]
-        request = GenerateRequest(model=self._model, messages=asked)
+        messages = [*self.messages, {"role": "user", "content": content}]
+        request = GenerateRequest(model=self._model, messages=messages)
         with show_load(self._client.figures, show_step):
             generation = self._client.submit(request)
-        reply = Reply(console)
+        reply: list[str] = []
         try:
-            reply.read(generation)
+            _print_reply(generation, console, reply)
         except KeyboardInterrupt:
             console.print(Text(" (stopped)", style="dim"))
         finally:
             generation.close()
-        self.messages = [*asked, {"role": "assistant", "content": reply.content}]
+        self.messages = [*messages, {"role": "assistant", "content": "".join(reply)}]
 
 
-class Reply:
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self.content = ""
+def _print_reply(generation: Generation, console: Console, reply: list[str]) -> None:
+    """Appends the content to `reply`."""
+    from ..protocol.events import Delta, Done, Failed
 
-    def read(self, generation: Generation) -> None:
-        for warning in generation.accepted.warnings:
-            self._console.print(Text(f"warning: {warning}", style="yellow"))
-        while events := generation.get():
-            for event in events:
-                self._show(event)
-
-    def _show(self, event: Event) -> None:
-        from ..protocol.events import Delta, Done, Failed
-
-        if isinstance(event, Failed):
-            raise event.error.exception()
-        if isinstance(event, Done):
-            usage, rate = event.usage, event.timings.tokens_per_second
-            self._console.print(
-                Text(
+    for warning in generation.accepted.warnings:
+        console.print(Text(f"warning: {warning}", style="yellow"))
+    while events := generation.get():
+        for event in events:
+            if isinstance(event, Failed):
+                raise event.error.exception()
+            if isinstance(event, Done):
+                usage, rate = event.usage, event.timings.tokens_per_second
+                numbers = (
                     f"\n[{usage.completion_tokens} tokens, {rate:.0f} tok/s; prompt "
-                    f"{usage.prompt_tokens}, of which {usage.cached_tokens} from the cache]",
-                    style="dim",
+                    f"{usage.prompt_tokens}, of which {usage.cached_tokens} from the cache]"
                 )
-            )
-        if isinstance(event, Delta):
-            self.content += event.content
-            self._write(event.reasoning, "dim")
-            self._write(event.content, "")
-            for call in event.tool_calls:
-                self._write(f"\n{call.name} " if call.name else "", "cyan")
-                self._write(call.arguments, "cyan")
-
-    def _write(self, text: str, style: str) -> None:
-        if text:
-            self._console.print(Text(text, style=style), end="")
+                console.print(Text(numbers, style="dim"))
+            if isinstance(event, Delta):
+                reply.append(event.content)
+                console.print(
+                    Text(event.reasoning, style="dim"), Text(event.content), sep="", end=""
+                )
+                for call in event.tool_calls:
+                    text = (f"\n{call.name} " if call.name else "") + call.arguments
+                    console.print(Text(text, style="cyan"), end="")
 
 
 def image_part(path: Path) -> Message:

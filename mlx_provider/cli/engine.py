@@ -77,8 +77,8 @@ def none_runs(here: Runtime) -> str:
     from ..client.runtime_folder import inspect, is_held
 
     if not inspect(here) or not here.socket.exists():
-        held = here.lock.exists() and is_held(here.lock)
-        return "" if held else f"no engine runs in {here.folder}: the first request starts one"
+        none = f"no engine runs in {here.folder}: the first request starts one"
+        return "" if is_held(here.lock) else none
     if not here.socket.is_socket():
         raise EngineUnavailable(f"{here.socket} is not a socket: remove it")
     if is_held(here.lock):
@@ -95,13 +95,11 @@ def none_runs(here: Runtime) -> str:
 
 
 def http_client(api_base: str | None = None, file: Path | None = None) -> HttpClient:
-    from ..client.connection import connect
+    from ..client.connection import local_client
     from ..client.http import HttpClient
+    from ..client.messages import parse_address
 
-    client = connect(api_base, api_key_of(file))
-    if not isinstance(client, HttpClient):
-        raise EngineUnavailable("an in-process engine is a part of the process that uses it")
-    return client
+    return HttpClient(parse_address(api_base), api_key_of(file)) if api_base else local_client()
 
 
 def api_key_of(file: Path | None) -> str | None:
@@ -184,10 +182,8 @@ def status(
 @engine.command()
 def stop(
     idle: Annotated[bool, typer.Option("--idle", help="Wait until no request runs.")] = False,
-    api_base: ApiBase = None,
 ) -> None:
     """Stop the engine. Running requests end with an error, unless --idle is given."""
-    _only_here(api_base)
     if why := none_runs(runtime()):
         typer.echo(why)
         return
@@ -203,7 +199,6 @@ def stop(
 @engine.command()
 def restart(
     idle: Annotated[bool, typer.Option("--idle", help="Only if no request runs.")] = False,
-    api_base: ApiBase = None,
 ) -> None:
     """Stop the engine and start one with the current plugins and settings.
 
@@ -213,7 +208,6 @@ def restart(
     from ..client.connection import LocalEngine
     from ..client.runtime_folder import differences, identity, summary
 
-    _only_here(api_base)
     client = http_client()
     if not none_runs(runtime()):
         health = _health(client)
@@ -235,10 +229,8 @@ def restart(
 def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Number of lines.")] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines, too.")] = False,
-    api_base: ApiBase = None,
 ) -> None:
     """Print the last lines of the engine's log."""
-    _only_here(api_base)
     if not runtime().log.exists():
         require_engine(None)
     try:
@@ -260,24 +252,13 @@ def _describe(health: Health, other: list[str], api_base: str | None = None) -> 
         f"log: {log}",
     ]
     lines += [] if health.ok else [f"it has died: {health.detail}; `mlx-provider engine restart`"]
-    lines += [
-        f"model {m.model}: {m.family} of plugin {m.plugin}, context {m.context_length}"
-        for m in health.models
-    ]
-    lines += [f"decoding of {m.model}: {decoding(m)}" for m in health.models]
-    lines += [f"note of {m.model}: {note}" for m in health.models for note in m.notes]
-    lines += [f"out of date: {each}" for each in health.out_of_date]
-    return [*lines, *(f"other than this shell: {each}" for each in other)]
-
-
-def _only_here(api_base: str | None) -> None:
-    """Raises `EngineUnavailable` for an engine outside the runtime folder."""
-    if api_base is not None:
-        raise EngineUnavailable(
-            f"the engine at {api_base} can be asked for its status, and no more, from here: it is "
-            "ended, started and logged where it runs. For an engine of yours in another folder "
-            f"set {PREFIX}RUNTIME_DIR"
-        )
+    for m in health.models:
+        context = f"context {m.context_length}"
+        lines.append(f"model {m.model}: {m.family} of plugin {m.plugin}, {context}")
+        lines.append(f"decoding of {m.model}: {decoding(m)}")
+        lines += [f"note of {m.model}: {note}" for note in m.notes]
+    lines += [f"out of date: {change}" for change in health.out_of_date]
+    return [*lines, *(f"other than this shell: {setting}" for setting in other)]
 
 
 def _health(client: HttpClient, *, own: bool = True) -> Health:

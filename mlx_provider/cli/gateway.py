@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import click
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -110,7 +112,14 @@ def up(
             f"{files.key_file} holds a new key, which counts from the next start on: "
             "`mlx-provider down`, then `mlx-provider up`"
         )
-    for line in _exports(record, key):
+    served = record.served
+    for line in (
+        f"# model {served.name}, context {served.context:,}; any other name leads to it, too",
+        f"export OPENAI_BASE_URL={record.url}/v1",
+        f"export OPENAI_API_KEY={key}",
+        f"export ANTHROPIC_BASE_URL={record.url}",
+        f"export ANTHROPIC_AUTH_TOKEN={key}",
+    ):
         typer.echo(line)
     show_step("stop", "mlx-provider down")
 
@@ -195,17 +204,6 @@ def _login_item(files: GatewayFiles) -> LoginItem:
     return login_item(files.folder / "login.log")
 
 
-def _exports(record: Record, key: str) -> list[str]:
-    return [
-        f"# model {record.served.name}, context {record.served.context:,}; "
-        "any other name leads to it, too",
-        f"export OPENAI_BASE_URL={record.url}/v1",
-        f"export OPENAI_API_KEY={key}",
-        f"export ANTHROPIC_BASE_URL={record.url}",
-        f"export ANTHROPIC_AUTH_TOKEN={key}",
-    ]
-
-
 def launch(
     context: typer.Context,
     client: Annotated[
@@ -240,7 +238,7 @@ def launch(
 
     registry = PluginRegistry.of(context)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    chosen = _client(client, registry, console) if client else _ask_client(registry, console)
+    chosen = _client(client, registry, console)
     if direct and as_subagent and chosen.forwards:
         raise typer.BadParameter("its main model needs the proxy: leave out --direct")
     if not show:
@@ -265,36 +263,29 @@ def launch(
     raise typer.Exit(code)
 
 
-def _client(name: str, registry: PluginRegistry, console: Console) -> Client:
-    """For another name, shows the known clients and raises `BadRequest`."""
-    try:
-        return registry.client(name)
-    except BadRequest:
-        for line in _list_clients(registry):
-            console.print(Text(line))
-        like = near(name, registry.clients)
-        hint = f"; did you mean {' or '.join(map(repr, like))}?" if like else ""
-        raise BadRequest(f"no client {name!r} is known{hint}", param="client") from None
-
-
-def _list_clients(registry: PluginRegistry) -> list[str]:
-    """Lines for people, with the command that installs a missing one."""
+def _client(name: str | None, registry: PluginRegistry, console: Console) -> Client:
+    """Shows the known clients, with the commands that install missing ones, unless `name` is one:
+    to choose from in a terminal. Raises `BadRequest` for another name."""
     from ..gateway.profile import is_installed
 
-    return [
-        f"{each.name:<10} {each.serves}"
-        + ("" if is_installed(each) else f"  (not installed: {each.install})")
-        for each in registry.clients.values()
-    ]
-
-
-def _ask_client(registry: PluginRegistry, console: Console) -> Client:
-    clients, lines = list(registry.clients.values()), _list_clients(registry)
-    if not sys.stdin.isatty():
-        for line in lines or ["no client is installed as a plugin"]:
-            console.print(Text(line))
+    with suppress(BadRequest):
+        if name is not None:
+            return registry.client(name)
+    clients = list(registry.clients.values())
+    lines = [
+        f"{client.name:<10} {client.serves}"
+        + ("" if is_installed(client) else f"  (not installed: {client.install})")
+        for client in clients
+    ] or ["no client is installed as a plugin"]
+    if name is None and clients and sys.stdin.isatty():
+        return clients[_pick(lines, "which client", console)]
+    for line in lines:
+        console.print(Text(line))
+    if name is None:
         raise typer.Exit(2)
-    return clients[_pick(lines, "which client", console)]
+    like = near(name, registry.clients)
+    hint = f"; did you mean {' or '.join(map(repr, like))}?" if like else ""
+    raise BadRequest(f"no client {name!r} is known{hint}", param="client")
 
 
 def _model(
@@ -339,11 +330,6 @@ def _pick(lines: list[str], question: str, console: Console) -> int:
     """Index of the line that the user selects by number; return selects the first."""
     for number, line in enumerate(lines, 1):
         console.print(Text(f"{number:>3}  {line}"))
-    while True:
-        try:
-            typed = console.input(f"{question}? [1] ").strip() or "1"
-        except (EOFError, KeyboardInterrupt):
-            raise typer.Exit(130) from None
-        if typed.isdigit() and 1 <= int(typed) <= len(lines):
-            return int(typed) - 1
-        console.print(Text(f"a number from 1 to {len(lines)}", style="dim"))
+    numbers = click.IntRange(1, len(lines))
+    number = typer.prompt(f"{question}?", default=1, type=numbers, err=True)
+    return int(number) - 1

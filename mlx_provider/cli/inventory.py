@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +18,7 @@ from rich.text import Text
 from .. import __version__
 from ..config import installed_version
 from ..errors import BadRequest, MLXProviderError
-from ..records import Kernels, ModelFamily, UpstreamPatch
+from ..records import UpstreamPatch
 from ..registry import Plugin, PluginRegistry
 from ..scaffold import KINDS, Kind
 
@@ -114,7 +114,10 @@ def doctor(
     else:
         console = Console(highlight=False)
         console.print(table(found))
-        console.print(verdict(found, model))
+        count = Counter(finding.state for finding in found)
+        named = "" if model else "; name a model to examine it, too: `mlx-provider doctor demo`"
+        right = f"{count['warn']} could be better, {count['ok']} are right{named}"
+        console.print(f"\n{count['fail']} fail, {right}")
     raise typer.Exit(0 if healthy(found) else 1)
 
 
@@ -129,13 +132,6 @@ def table(found: Sequence[Finding]) -> Table:
         if each.remedy:
             made.add_row("", "", Text(f"-> {each.remedy}", style="bold"))
     return made
-
-
-def verdict(found: Sequence[Finding], model: str | None) -> str:
-    count = Counter(each.state for each in found)
-    summary = f"\n{count['fail']} fail, {count['warn']} could be better, {count['ok']} are right"
-    named = "" if model else "; name a model to have it examined, too: `mlx-provider doctor demo`"
-    return summary + named
 
 
 def new_plugin(
@@ -155,48 +151,36 @@ def new_plugin(
     """Write the folder of a new plugin: a working example of its kind, with tests that pass."""
     from ..scaffold import plugin_name, write_plugin
 
-    kind = _one_kind(
-        {
-            "family": family,
-            "tool-parser": tool_parser,
-            "reasoning-parser": reasoning_parser,
-            "drafter": drafter,
-            "kernels": kernels,
-        }
-    )
+    flags = dict(zip(KINDS, (family, tool_parser, reasoning_parser, drafter, kernels), strict=True))
+    kind = _one_kind([option for option, is_given in flags.items() if is_given])
     registry = PluginRegistry.of(context)
     plugin = plugin_name(name, kind, registry)
     files = write_plugin(plugin, kind, folder)
     for path in files:
         typer.echo(path)
     typer.echo(f"\nNext, in {folder / plugin.distribution}:")
-    steps = _next_steps(plugin.name, plugin.module)
-    width = max(len(command) for command, _ in steps)
-    for command, reason in steps:
+    steps = {
+        "pip install -e . 'mlx-provider[testing]'": "the engine finds it; brings pytest",
+        "pytest": "its tests pass as it is",
+        f"$EDITOR {plugin.module}/__init__.py": "make it yours",
+        "mlx-provider plugins": "what it brings, or why it is off",
+        "python try_it.py": "a served answer",
+        f"pytest --mlx-conformance {plugin.name}": "what every plugin of its kind must do",
+    }
+    width = max(map(len, steps))
+    for command, reason in steps.items():
         typer.echo(f"  {command:<{width}}  # {reason}")
 
 
-def _one_kind(asked: dict[str, bool]) -> Kind:
+def _one_kind(options: list[str]) -> Kind:
     """Raises `BadRequest` for none or several."""
-    chosen = [option for option, is_asked in asked.items() if is_asked]
-    options = ", ".join(f"--{option}" for option in KINDS)
-    if not chosen:
-        raise BadRequest(f"choose what the plugin provides: one of {options}", param="name")
-    if len(chosen) > 1:
-        given = " and ".join(f"--{option}" for option in chosen)
+    if not options:
+        all_of = ", ".join(f"--{option}" for option in KINDS)
+        raise BadRequest(f"choose what the plugin provides: one of {all_of}", param="name")
+    if len(options) > 1:
+        given = " and ".join(f"--{option}" for option in options)
         raise BadRequest(f"{given}: choose one, and add the other hook later")
-    return KINDS[chosen[0]]
-
-
-def _next_steps(name: str, module: str) -> tuple[tuple[str, str], ...]:
-    return (
-        ("pip install -e . 'mlx-provider[testing]'", "the engine finds it; brings pytest"),
-        ("pytest", "its tests pass as it is"),
-        (f"$EDITOR {module}/__init__.py", "make it yours"),
-        ("mlx-provider plugins", "what it brings, or why it is off"),
-        ("python try_it.py", "a served answer"),
-        (f"pytest --mlx-conformance {name}", "what every plugin of its kind must do"),
-    )
+    return KINDS[options[0]]
 
 
 def plugins(
@@ -212,20 +196,17 @@ def plugins(
     if not registry.plugins:
         console.print("no plugins")
     for plugin in registry.plugins:
-        console.print(_describe(plugin, registry.model_families, registry.kernels))
+        console.print(_describe(plugin, registry))
 
 
-def _describe(
-    plugin: Plugin, families: Mapping[str, ModelFamily], kernels: Mapping[str, Kernels]
-) -> Text:
+def _describe(plugin: Plugin, registry: PluginRegistry) -> Text:
     text = Text(plugin.name, style="bold" if plugin.error is None else "bold red")
     text.append(f"  {plugin.distribution} {plugin.version}".rstrip(), style="not bold")
     lines = [("hooks", ", ".join(plugin.hooks))]
     lines += [(kind, ", ".join(names)) for kind, names in plugin.records.items()]
-    own = plugin.records.get("model family", ())
-    lines += [("serves", families[name].serves) for name in own if name in families]
-    own = plugin.records.get("kernels", ())
-    lines += [("serves", kernels[name].serves) for name in own if name in kernels]
+    for kind, known in (("model family", registry.model_families), ("kernels", registry.kernels)):
+        names = plugin.records.get(kind, ())
+        lines += [("serves", known[name].serves) for name in names if name in known]
     lines += [("replaces", _describe_patch(patch)) for patch in plugin.patches]
     lines += [("note", note) for note in plugin.notes]
     lines.append(("error", plugin.error or ""))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ..protocol.health import (
         EngineFigures,
         Figures,
-        Lookup,
         MemoryFigures,
         PrefixCacheFigures,
         RequestFigures,
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 MODEL_WIDTH = 26
 TREE = 12
-MISSES = 5
+LOOKUPS = 5
 STEPS = 60
 STATE_STYLES = {"preparing": "dim", "queued": "yellow", "prefill": "cyan", "decode": "green"}
 REASONS = {
@@ -63,7 +62,11 @@ def top(
     client = running_engine(api_base, api_key_file, as_json=as_json)
     try:
         if once or not (as_json or Console().is_terminal):
-            _once(client, as_json=as_json)
+            stats = client.figures()
+            if as_json:
+                typer.echo(stats.model_dump_json(indent=2))
+            else:
+                Console(highlight=False).print(view(stats))
         elif as_json:
             for line in client.watch(every):
                 typer.echo(line)
@@ -73,14 +76,6 @@ def top(
         return
     finally:
         client.close()
-
-
-def _once(client: HttpClient, *, as_json: bool) -> None:
-    figures = client.figures()
-    if as_json:
-        typer.echo(figures.model_dump_json(indent=2))
-        return
-    Console(highlight=False).print(view(figures))
 
 
 def _live(client: HttpClient, every: float) -> None:
@@ -131,17 +126,18 @@ def _requests(requests: Sequence[RequestFigures]) -> RenderableType:
     if not requests:
         return Text("no request", style="dim")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in ("request", "model", "state"):
-        table.add_column(name, no_wrap=True, max_width=MODEL_WIDTH)
-    table.add_column("prompt", no_wrap=True)
+    for name in ("request", "model", "state", "prompt"):
+        table.add_column(name, no_wrap=True)
     for name in ("out", "tok/s", "drafts", "waited", "age"):
         table.add_column(name, justify="right", no_wrap=True)
     for each in requests:
+        model, cached = plain(each.model), each.cached_tokens
+        done = f"{cached + each.prefilled_tokens}/{each.prompt_tokens}"
         table.add_row(
             Text(plain(each.id)[-12:]),
-            Text(_tail(plain(each.model))),
+            Text(model if len(model) <= MODEL_WIDTH else f"…{model[1 - MODEL_WIDTH :]}"),
             Text(each.state, style=STATE_STYLES[each.state]),
-            _prompt(each),
+            f"{done} ({cached} cached)" if cached else done,
             f"{each.completion_tokens}",
             f"{each.tokens_per_second:.1f}" if each.tokens_per_second else "",
             f"{each.accepted_tokens}/{each.drafted_tokens}" if each.drafted_tokens else "",
@@ -149,17 +145,6 @@ def _requests(requests: Sequence[RequestFigures]) -> RenderableType:
             f"{each.age:.1f} s",
         )
     return table
-
-
-def _tail(name: str) -> str:
-    return name if len(name) <= MODEL_WIDTH else f"…{name[1 - MODEL_WIDTH :]}"
-
-
-def _prompt(request: RequestFigures) -> str:
-    """Tokens so far and in all."""
-    done = request.cached_tokens + request.prefilled_tokens
-    cached = f" ({request.cached_tokens} cached)" if request.cached_tokens else ""
-    return f"{done}/{request.prompt_tokens}{cached}"
 
 
 def _engine(engine: EngineFigures) -> Text:
@@ -170,8 +155,8 @@ def _engine(engine: EngineFigures) -> Text:
         f"{', mixed passes' if engine.mixes else ''}",
     )
     if engine.steps:
-        summary.append(f"\n  steps  {_milli(engine.step_median)} median, ")
-        summary.append(f"{_milli(engine.step_longest)} longest")
+        summary.append(f"\n  steps  {1000 * engine.step_median:.1f} ms median, ")
+        summary.append(f"{1000 * engine.step_longest:.1f} ms longest")
         if most := max(step.chunk for step in engine.steps[-STEPS:]):
             summary.append(f", chunks up to {most} tokens")
     if engine.drafted_tokens:
@@ -197,21 +182,13 @@ def _cache(cache: PrefixCacheFigures) -> Text:
         summary.append("" if node.resumable else ", no state to resume from", style="dim")
     if cache.nodes > TREE:
         summary.append(f"\n  and {cache.nodes - min(TREE, len(cache.tree))} more", style="dim")
-    for found in cache.recent[:MISSES]:
-        summary.append_text(_lookup(found))
+    for found in cache.recent[:LOOKUPS]:
+        summary.append(f"\n  {found.ago:5.0f} s ago  {plain(found.request)[-12:]}  ")
+        summary.append(f"{found.cached_tokens} of {found.prompt_tokens}")
+        at = f" at token {found.stored_tokens}" if found.reason == "diverged" else ""
+        style = "yellow" if found.reason else "dim"
+        summary.append(f"  {REASONS[found.reason]}{at}", style=style)
     return summary
-
-
-def _lookup(found: Lookup) -> Text:
-    summary = Text(f"\n  {found.ago:5.0f} s ago  {plain(found.request)[-12:]}  ")
-    summary.append(f"{found.cached_tokens} of {found.prompt_tokens}")
-    style = "yellow" if found.reason else "dim"
-    at = f" at token {found.stored_tokens}" if found.reason == "diverged" else ""
-    return summary.append(f"  {REASONS[found.reason]}{at}", style=style)
-
-
-def _milli(seconds: float) -> str:
-    return f"{1000 * seconds:.1f} ms"
 
 
 def size(nbytes: int) -> str:
@@ -237,6 +214,8 @@ def cache(
 
     Exit code 3: no engine runs.
     """
+    import yaml
+
     client = running_engine(api_base, api_key_file, as_json=as_json)
     if clear:
         client.cache_clear()
@@ -244,19 +223,8 @@ def cache(
     if as_json:
         typer.echo(json.dumps(report, indent=2))
         return
-    console = Console(highlight=False, soft_wrap=True)
-    for line in _report_lines(report) or ["the prefix cache is empty"]:
-        console.print(line, markup=False)
-
-
-def _report_lines(report: Mapping[str, Any], indent: str = "") -> list[str]:
-    lines = []
-    for name, value in report.items():
-        if isinstance(value, Mapping):
-            lines += [f"{indent}{name}", *_report_lines(value, indent + "  ")]
-        else:
-            lines.append(f"{indent}{name}: {value}")
-    return lines
+    lines = yaml.safe_dump(report, sort_keys=False) if report else "the prefix cache is empty\n"
+    typer.echo(lines, nl=False)
 
 
 def metrics(
@@ -304,18 +272,16 @@ def _serve(
 ) -> None:
     from ..client.messages import is_loopback
     from ..config import engine_settings
-    from ..server.access import Key, kept_key, own_key_file, own_names, read_key
-    from ..server.listen import run_side_server
-    from ..server.metrics_page import MetricsPage
+    from ..server.access import Key, ensure_key, own_key_file, own_names, read_key
+    from ..server.metrics_page import metrics_page, serve_page
 
     if keyless and not is_loopback(host):
         raise BadRequest(f"on {host} metrics need a key: omit --no-key", param="no_key")
     keys, summary = None, "no key"
     if not keyless:
         file = key_file or own_key_file(name="metrics.key")
-        key, summary = (read_key(file) if key_file else kept_key(file)), f"key: {file}"
+        key, summary = (read_key(file) if key_file else ensure_key(file)), f"key: {file}"
         keys = (Key(key),)
-    page = MetricsPage(client, keys, own_names(host) | set(engine_settings().allowed_hosts))
-    with run_side_server(page.asgi, host, port) as (address, wait):
-        typer.echo(f"metrics on {address}/metrics · {summary}")
-        wait()
+    page = metrics_page(client, keys, own_names(host) | set(engine_settings().allowed_hosts))
+    announce = lambda address: typer.echo(f"metrics on {address}/metrics · {summary}")  # noqa: E731
+    serve_page(page, host, port, announce)

@@ -15,9 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from pydantic import ValidationError
+from typing import IO, TYPE_CHECKING
 
 from ..config import PREFIX, Runtime, engine_settings, runtime
 from ..errors import BadRequest, EngineUnavailable
@@ -104,55 +102,45 @@ class LocalEngine:
             time.sleep(POLL)
 
     def _start(self, lock: EngineLock) -> None:
-        log = _open_log(self.runtime.log)
-        begin = os.lseek(log, 0, os.SEEK_END)
-        hear, tell = os.pipe()
-        try:
-            process = subprocess.Popen(
-                [*self.command, "--lock-fd", str(lock.descriptor), "--ready-fd", str(tell)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(lock.descriptor, tell),
-                start_new_session=True,
-                env={**self.runtime.environment, PREFIX + "RUNTIME_DIR": str(self.runtime.folder)},
-            )
-        except OSError:
-            os.close(hear)
-            raise
-        finally:
-            os.close(tell)
-            os.close(log)
-        # waits for the child, so that it never becomes a zombie
-        threading.Thread(target=process.wait, daemon=True, name="engine reaper").start()
-        try:
-            self._await_report(process, hear, begin)
-        finally:
-            os.close(hear)
+        own = {PREFIX + "RUNTIME_DIR": str(self.runtime.folder)}
+        with os.fdopen(_open_log(self.runtime.log), "ab") as log:
+            begin = log.seek(0, os.SEEK_END)
+            hear, tell = os.pipe()
+            with os.fdopen(hear, "rb") as report:
+                try:
+                    process = subprocess.Popen(
+                        [*self.command, "--lock-fd", str(lock.descriptor), "--ready-fd", str(tell)],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        pass_fds=(lock.descriptor, tell),
+                        start_new_session=True,
+                        env={**self.runtime.environment, **own},
+                    )
+                finally:
+                    os.close(tell)
+                # waits for the child, so that it never becomes a zombie
+                threading.Thread(target=process.wait, daemon=True, name="engine reaper").start()
+                self._await_report(process, report, begin)
 
-    def _await_report(self, process: subprocess.Popen[bytes], hear: int, begin: int) -> None:
-        deadline = time.monotonic() + self.start_limit
-        report = b""
-        while not report.endswith(b"\n"):
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([hear], [], [], left)[0]:
-                process.kill()
-                raise EngineUnavailable(
-                    f"engine process {process.pid} did not start within "
-                    f"{self.start_limit:g} s and was ended; see {self.runtime.log}"
-                )
-            piece = os.read(hear, 65536)
-            if not piece:
-                code = process.wait()
-                how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-                log = self.runtime.log
-                raise EngineUnavailable(
-                    f"the engine process ended at its start ({how}): {_tail(log, begin)}; "
-                    f"full log: {log}"
-                )
-            report += piece
-        if report != READY:
-            raise _read_report(report)
+    def _await_report(
+        self, process: subprocess.Popen[bytes], report: IO[bytes], begin: int
+    ) -> None:
+        log = self.runtime.log
+        if not select.select([report], [], [], self.start_limit)[0]:
+            process.kill()
+            raise EngineUnavailable(
+                f"engine process {process.pid} did not start within {self.start_limit:g} s and was "
+                f"ended; see {log}"
+            )
+        line = report.readline()
+        if not line:
+            code = process.wait()
+            how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+            last = f"{_tail(log, begin)}; full log: {log}"
+            raise EngineUnavailable(f"the engine process ended at its start ({how}): {last}")
+        if line != READY:
+            raise ErrorBody.model_validate_json(line).exception()
 
 
 def limit_log(path: Path) -> None:
@@ -186,18 +174,18 @@ def _tail(log: Path, begin: int) -> str:
     return " / ".join(summary[-5:]) or "nothing in the log"
 
 
-def _read_report(report: bytes) -> Exception:
-    try:
-        return ErrorBody.model_validate_json(report).exception()
-    except ValidationError:
-        return EngineUnavailable(f"the engine process sent an unknown report: {report[:200]!r}")
-
-
 def connect(api_base: str | None = None, api_key: str | None = None) -> EngineClient:
     """Contacts and starts nothing before its first use. `api_base`: `http(s)://host:port` or
     `unix:/path/to.sock`; unset: this user's engine on this machine. Raises `BadRequest` for another
     form."""
     return _connections.client(api_base, api_key)
+
+
+def local_client(environ: Mapping[str, str] = os.environ) -> HttpClient:
+    """This user's engine, which the first request starts."""
+    here = runtime(environ)
+    address, mine = Address("http://engine", os.fspath(here.socket)), partial(identity, environ)
+    return HttpClient(address, start=LocalEngine(here).ensure, identity=mine)
 
 
 class Connections:
@@ -207,43 +195,34 @@ class Connections:
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
         self._lock = threading.Lock()
-        self._clients: dict[tuple[str, str | None], EngineClient] = {}
+        self._clients: dict[tuple[str, str | None], HttpClient] = {}
         self._in_process: InProcessClient | None = None
         self._pid = os.getpid()
         os.register_at_fork(after_in_child=self._reset_after_fork)
 
     def client(self, api_base: str | None, api_key: str | None) -> EngineClient:
+        transport = self._environ.get(TRANSPORT) or "process"
         with self._lock:
-            if not api_base and self._transport() == "in_process":
+            if not api_base and transport == "in_process":
                 return self._in_this_process()
-            # Over the unix socket, access depends on the owner alone.
-            local = None if api_base else runtime(self._environ)
-            key = (str(local.socket), None) if local else (str(api_base), api_key)
+            if not api_base and transport != "process":
+                raise BadRequest(f"{TRANSPORT}={transport!r} must be process or in_process")
+            # over the unix socket, access depends on the owner alone
+            key = (api_base, api_key) if api_base else (str(runtime(self._environ).socket), None)
             if key not in self._clients:
-                self._clients[key] = self._make(*key, local)
+                address = parse_address(api_base) if api_base else None
+                self._clients[key] = (
+                    HttpClient(address, api_key) if address else local_client(self._environ)
+                )
             return self._clients[key]
 
     def close(self) -> None:
         with self._lock:
-            clients, self._clients = list(self._clients.values()), {}
-            in_process, self._in_process = self._in_process, None
+            clients: list[EngineClient] = [*self._clients.values()]
+            clients += [self._in_process] if self._in_process else []
+            self._clients, self._in_process = {}, None
         for client in clients:
             client.close()
-        if in_process is not None:
-            in_process.close()
-
-    def _transport(self) -> str:
-        chosen = self._environ.get(TRANSPORT) or "process"
-        if chosen not in ("process", "in_process"):
-            raise BadRequest(f"{TRANSPORT}={chosen!r} must be process or in_process")
-        return chosen
-
-    def _make(self, base: str, api_key: str | None, local: Runtime | None) -> EngineClient:
-        if local is None:
-            return HttpClient(parse_address(base), api_key)
-        address = Address("http://engine", base)
-        mine = partial(identity, self._environ)
-        return HttpClient(address, start=LocalEngine(local).ensure, identity=mine)
 
     def _in_this_process(self) -> InProcessClient:
         if self._in_process is None:

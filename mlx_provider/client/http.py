@@ -18,7 +18,7 @@ from ..protocol.requests import STARTS_ENGINES, GenerateRequest, ModelRequest
 from .generation import Generation
 from .messages import Address, parse_figures, parse_health, request_body
 from .runtime_folder import OWN, PYTHON, differences, is_left_behind, summary
-from .transport import Attachment, LineStream, NotTaken, Transport, last_try, patiently
+from .transport import LineStream, Transport, not_taken, patiently
 
 T = TypeVar("T")
 
@@ -103,7 +103,7 @@ class HttpClient:
         Returns its URL, and the connection that keeps it open. Starts no engine. Raises typed
         errors."""
         stream = self._open().lines("POST", "/v1/listener", json.dumps(request).encode())
-        if not (url := last_try(stream.first)):
+        if not (url := stream.first()):
             raise EngineDied("the engine ended before it opened a port")
         return url.decode(), stream
 
@@ -126,52 +126,51 @@ class HttpClient:
             attachment = self._attach(transport)
             try:
                 return send(transport)
-            except NotTaken:
-                attachment.stream.close()
+            except EngineUnavailable as error:
+                if not error.taken:
+                    attachment.close()
                 raise
 
         return patiently(send_once)
 
-    def _attach(self, transport: Transport) -> Attachment:
+    def _attach(self, transport: Transport) -> LineStream:
         with transport.attaching:
-            if transport.attachment is not None and not transport.attachment.stream.ended.is_set():
+            if transport.attachment is not None and not transport.attachment.ended.is_set():
                 return transport.attachment
-            if self._start is None:
-                return last_try(transport.attach)
             try:
                 attachment = transport.attach()
-            except NotTaken:
-                return self._start_and_attach(transport, self._start)
             except OtherProtocol as error:
-                if is_left_behind() or not _ends(transport, error.message, "idle"):
+                left = self._start is None or is_left_behind()
+                if left or not _ends(transport, error.message, "idle"):
                     raise
-                return self._start_and_attach(transport, self._start)
-            return self._up_to_date(transport, attachment, self._start)
+            except EngineUnavailable as error:
+                if self._start is None or error.taken:
+                    raise
+            else:
+                return self._up_to_date(transport, attachment) if self._start else attachment
+            return self._start_and_attach(transport)
 
-    def _start_and_attach(
-        self, transport: Transport, start: Callable[[], None], ending: int | None = None
-    ) -> Attachment:
+    def _start_and_attach(self, transport: Transport, ending: int | None = None) -> LineStream:
         """`ending`: the process that it replaces, which listens a little longer."""
 
-        def attached() -> Attachment:
-            start()
+        def start() -> LineStream:
+            if self._start is not None:
+                self._start()
             try:
                 attachment = transport.attach()
             except OtherProtocol as error:
-                raise NotTaken(error) from None
+                raise not_taken(error) from None
             if attachment.health.pid == ending:
-                attachment.stream.close()
-                raise NotTaken(EngineUnavailable(f"engine process {ending} does not end"))
+                attachment.close()
+                raise not_taken(EngineUnavailable(f"engine process {ending} does not end"))
             return attachment
 
-        attachment = patiently(attached)
+        attachment = patiently(start)
         if attachment.health.version != __version__:
             raise _other_version(attachment, LEFT_BEHIND)
         return attachment
 
-    def _up_to_date(
-        self, transport: Transport, attachment: Attachment, start: Callable[[], None]
-    ) -> Attachment:
+    def _up_to_date(self, transport: Transport, attachment: LineStream) -> LineStream:
         """The engine, or a new one if it is out of date and serves no other client. Raises
         `EngineUnavailable` if one of another version continues."""
         health = attachment.health
@@ -185,8 +184,8 @@ class HttpClient:
         # other clients may need another Python or other settings as much as this one
         newer = OWN in changed and PYTHON not in changed
         if _ends(transport, summary(changed), "idle" if newer else "alone"):
-            attachment.stream.close()
-            return self._start_and_attach(transport, start, health.pid)
+            attachment.close()
+            return self._start_and_attach(transport, health.pid)
         if OWN in changed:
             raise _other_version(attachment, LATER if newer else APART)
         log.warning(
@@ -197,14 +196,14 @@ class HttpClient:
         return attachment
 
     def _ask(self, method: str, path: str, ok: tuple[int, ...] = (200,)) -> bytes:
-        return last_try(lambda: self._open().ask(method, path, ok))
+        return self._open().ask(method, path, ok)
 
     def _reset_after_fork(self) -> None:
         self._lock, self._transport = threading.Lock(), None
 
 
-def _other_version(attachment: Attachment, remedy: str) -> EngineUnavailable:
-    attachment.stream.close()
+def _other_version(attachment: LineStream, remedy: str) -> EngineUnavailable:
+    attachment.close()
     health = attachment.health
     return EngineUnavailable(
         f"the running engine (process {health.pid}) is mlx-provider {health.version}, this client "
@@ -216,5 +215,5 @@ def _ends(transport: Transport, reason: str, when: When) -> bool:
     body = json.dumps({"reason": reason[:10_000], "when": when}).encode()
     try:
         return bool(json.loads(transport.ask("POST", "/v1/stop", body=body))["ends"])
-    except (NotTaken, EngineUnavailable):  # it has ended, or its version lacks the request
+    except EngineUnavailable:  # it has ended, or its version lacks the request
         return False

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -43,29 +42,21 @@ READ_AHEAD = 2**18
 READ_AGAIN_SECONDS = 0.005
 
 
-class NotTaken(Exception):
-    """The engine did not accept the request, which may be sent again."""
-
-    def __init__(self, error: EngineUnavailable) -> None:
-        super().__init__(error.message)
-        self.error = error
+def not_taken(error: EngineUnavailable) -> EngineUnavailable:
+    error.taken = False
+    return error
 
 
 def patiently(work: Callable[[], T]) -> T:
-    """Retry while an engine is ending (a few seconds)."""
+    """Try again while no engine accepts, as while one is ending (a few seconds)."""
     for pause in PAUSES:
         try:
             return work()
-        except NotTaken:
+        except EngineUnavailable as error:
+            if error.taken:
+                raise
             time.sleep(pause)
-    return last_try(work)
-
-
-def last_try(work: Callable[[], T]) -> T:
-    try:
-        return work()
-    except NotTaken as failure:
-        raise failure.error from None
+    return work()
 
 
 class Call:
@@ -74,6 +65,7 @@ class Call:
 
     def __init__(self) -> None:
         self.closed = False
+        self.buffer = LineBuffer()
         self._pid = os.getpid()
         self._socket: socket.socket | None = None
 
@@ -99,23 +91,7 @@ class Call:
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
-class Stream(Call):
-    """A reply that a thread reads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.thread: threading.Thread
-        self.buffer = LineBuffer()
-
-    def take(self, piece: bytes) -> None:
-        raise NotImplementedError
-
-    def end(self, error: Exception | None) -> None:
-        """`None`: the engine has ended the reply."""
-        raise NotImplementedError
-
-
-class EventStream(Stream):
+class EventStream(Call):
     def __init__(self) -> None:
         super().__init__()
         self.events = EventQueue()
@@ -132,33 +108,37 @@ class EventStream(Stream):
         while self.events.unread > READ_AHEAD and not self.closed:
             time.sleep(READ_AGAIN_SECONDS)
 
-    def end(self, error: Exception | None) -> None:
+    def end(self, error: MLXProviderError | None) -> None:
+        """`None`: the engine has ended the reply."""
         error = error or EngineDied("the engine's reply ended before its last event")
         if not self.accepted.done():
             self.accepted.set_exception(error)
-        elif isinstance(error, MLXProviderError):
+        else:
             self.events.put([Failed.of(error)])  # ignored after the last event
 
 
-class LineStream(Stream):
+class LineStream(Call):
     """Lines of a reply that lasts until one side ends it. Empty lines, which detect a lost
     connection, are left out."""
+
+    health: Health
+    """Of `Transport.attach`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ended = threading.Event()
-        self._queue: SimpleQueue[bytes | Exception] = SimpleQueue()
+        self._queue: SimpleQueue[bytes | MLXProviderError] = SimpleQueue()
 
     def take(self, piece: bytes) -> None:
         for line in filter(None, self.buffer.feed(piece)):
             self._queue.put(line)
 
-    def end(self, error: Exception | None) -> None:
+    def end(self, error: MLXProviderError | None) -> None:
         self.ended.set()
         self._queue.put(error or b"")
 
     def first(self) -> bytes:
-        """Empty if there is none. Raises `NotTaken` if no process listens, and typed errors."""
+        """Empty if there is none. Raises typed errors."""
         try:
             return self._line(FIRST_LINE_SECONDS)
         except Empty:
@@ -169,25 +149,19 @@ class LineStream(Stream):
     def __iter__(self) -> Iterator[bytes]:
         """Raises typed errors."""
         try:
-            while line := last_try(self._line):
+            while line := self._line():
                 yield line
         finally:
             self.close()
 
     def _line(self, seconds: float | None = None) -> bytes:
         line = self._queue.get(timeout=seconds)
-        if isinstance(line, Exception):
+        if isinstance(line, MLXProviderError):
             raise line
         return line
 
 
-@dataclass(frozen=True)
-class Attachment:
-    """The connection by which engine and client each detect the other's end. The engine counts its
-    client until it ends."""
-
-    stream: LineStream
-    health: Health
+Stream = EventStream | LineStream
 
 
 class Transport:
@@ -195,10 +169,12 @@ class Transport:
 
     def __init__(self, address: Address, headers: Mapping[str, str]) -> None:
         self.attaching = threading.Lock()
-        self.attachment: Attachment | None = None
+        self.attachment: LineStream | None = None
+        """The connection by which engine and client each detect the other's end. The engine counts
+        its client until it ends."""
         self._address = address
         self._closed = False
-        self._streams: set[Stream] = set()
+        self._threads: dict[Stream, threading.Thread] = {}
         self._http = httpx.Client(
             base_url=address.url,
             headers={"content-type": "application/json", **headers},
@@ -212,18 +188,19 @@ class Transport:
             ),
         )
 
-    def attach(self) -> Attachment:
-        """Raises `NotTaken` if no process listens."""
-        stream = self.lines("GET", "/v1/attach")
+    def attach(self) -> LineStream:
+        """Raises typed errors."""
+        self.attachment = stream = self.lines("GET", "/v1/attach")
         try:
-            self.attachment = Attachment(stream, parse_health(stream.first()))
+            stream.health = parse_health(stream.first())
         except MLXProviderError:
             stream.close()
+            self.attachment = None
             raise
-        return self.attachment
+        return stream
 
     def send(self, path: str, body: bytes) -> Generation:
-        """Wait until the request is accepted. Raises typed errors and `NotTaken`."""
+        """Wait until the request is accepted. Raises typed errors."""
         stream = EventStream()
         self._start(stream, "POST", path, body)
         try:
@@ -233,7 +210,7 @@ class Transport:
             raise
 
     def ask(self, method: str, path: str, ok: tuple[int, ...] = (200,), body: bytes = b"") -> bytes:
-        """One short request. Raises typed errors and `NotTaken`."""
+        """One short request. Raises typed errors."""
         with self._response(Call(), method, path, body, ok) as response:
             return response.read()
 
@@ -245,29 +222,29 @@ class Transport:
     def close(self) -> None:
         """Ends every request. Idempotent."""
         self._closed = True
-        streams = list(self._streams)
-        for stream in streams:
+        threads = dict(self._threads)
+        for stream in threads:
             stream.close()
-        for stream in streams:
-            stream.thread.join(CLOSE_SECONDS)
+        for thread in threads.values():
+            thread.join(CLOSE_SECONDS)
 
     def _start(self, stream: Stream, method: str, path: str, body: bytes) -> None:
         def run() -> None:
-            error: Exception | None = self._cancellation()
+            error: MLXProviderError | None = self._cancellation()
             try:
                 with self._response(stream, method, path, body) as response:
                     for piece in response.iter_raw():
                         stream.take(piece)
                 error = None
-            except (MLXProviderError, NotTaken) as failure:
+            except MLXProviderError as failure:
                 error = failure
             finally:
                 stream.end(error)
-                self._streams.discard(stream)
+                self._threads.pop(stream, None)
 
-        stream.thread = threading.Thread(target=run, name="mlx-provider client", daemon=True)
-        self._streams.add(stream)
-        stream.thread.start()
+        thread = threading.Thread(target=run, name="mlx-provider client", daemon=True)
+        self._threads[stream] = thread
+        thread.start()
 
     def _cancellation(self) -> MLXProviderError:
         if self._closed:
@@ -278,7 +255,7 @@ class Transport:
     def _response(
         self, call: Call, method: str, path: str, body: bytes, ok: tuple[int, ...] = (200,)
     ) -> Iterator[httpx.Response]:
-        """A reply with one of the states `ok`. Raises typed errors and `NotTaken`."""
+        """A reply with one of the states `ok`. Raises typed errors."""
         if self._closed:
             raise self._cancellation()
         began, answered, more = time.monotonic(), False, {"trace": call.trace}
@@ -286,25 +263,21 @@ class Transport:
             with self._http.stream(method, path, content=body, extensions=more) as response:
                 answered = True
                 if response.status_code not in ok:
-                    raise _refusal(error_of(response.status_code, path, response.read()))
+                    error = error_of(response.status_code, path, response.read())
+                    # an ending engine uses exactly this class
+                    raise not_taken(error) if type(error) is EngineUnavailable else error
                 yield response
-        except httpx.RequestError as error:
+        except httpx.RequestError as failure:
             if call.closed:
                 raise self._cancellation() from None
-            if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-                message = f"no engine answers at {self._address}: {error}"
-                raise NotTaken(EngineUnavailable(message)) from None
-            died = EngineDied(f"the engine ended while it held this request: {error}")
-            if answered or time.monotonic() - began > GOING_DOWN:
-                raise died from None
-            raise NotTaken(died) from None
-        except ValidationError as error:
-            raise EngineUnavailable(f"the engine's events cannot be read: {error}") from None
-
-
-def _refusal(error: MLXProviderError) -> Exception:
-    """An ending engine uses exactly this class."""
-    return NotTaken(error) if type(error) is EngineUnavailable else error
+            if isinstance(failure, httpx.ConnectError | httpx.ConnectTimeout):
+                message = f"no engine answers at {self._address}: {failure}"
+                raise not_taken(EngineUnavailable(message)) from None
+            died = EngineDied(f"the engine ended while it held this request: {failure}")
+            died.taken = answered or time.monotonic() - began > GOING_DOWN
+            raise died from None
+        except ValidationError as failure:
+            raise EngineUnavailable(f"the engine's events cannot be read: {failure}") from None
 
 
 def _keep_alive() -> list[tuple[int, int, int]]:

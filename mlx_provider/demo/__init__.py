@@ -13,18 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..client.generation import EngineClient
 from ..gateway.config import proxy_config
-from ..gateway.engine import answered, gateway_apart, warm_up
-from ..gateway.proxy import Proxy
-from ..protocol.events import Usage
-from ..protocol.health import Health
-from ..protocol.requests import GenerateRequest, Sampling
+from ..gateway.engine import Apart, gateway_apart, warm_up
 
 MODEL = "demo"
-HYBRID = "demo-hybrid"
-"""A model with recurrent layers, and a head that drafts."""
-STORY = "Tell me a story."
 Message = dict[str, Any]
 STREAMED = "Tell me a story."
 INTRODUCTION = "My name is Maria."
@@ -39,36 +31,14 @@ AT_ONCE = {
 }
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Both processes, ready."""
-
-    proxy: Proxy
-    engine: EngineClient
-
-    def health(self) -> Health:
-        return self.engine.health()
-
-    def drafted(self) -> tuple[str, Usage]:
-        """Who drafts for the model with a head, and what held in a story that it tells."""
-        messages = [{"role": "user", "content": STORY}]
-        greedy = Sampling(temperature=0)
-        asked = GenerateRequest(model=HYBRID, messages=messages, sampling=greedy, max_tokens=200)
-        usage = answered(self.engine, asked)
-        drafter = next(each.drafter for each in self.health().models if each.model == HYBRID)
-        return drafter, usage
-
-
 @contextmanager
-def stage(environ: Mapping[str, str] = os.environ) -> Iterator[Stage]:
-    """Start proxy and engine, and end them with the block, whatever ends it.
-
-    Both are the demo's own. Raises `NotInstalled` or `EngineUnavailable` where either cannot start.
-    """
+def stage(environ: Mapping[str, str] = os.environ) -> Iterator[Apart]:
+    """Start proxy and engine of the demo alone, and end them with the block. Raises `NotInstalled`
+    or `EngineUnavailable` if one cannot start."""
     with gateway_apart(proxy_config(MODEL, MODEL), environ) as apart:
         warm_up(apart.engine, MODEL)
         apart.proxy.wait_ready()
-        yield Stage(apart.proxy, apart.engine)
+        yield apart
 
 
 @dataclass(frozen=True)
@@ -80,8 +50,8 @@ class Measured:
     first_token: float
     """Seconds from the request to its first text."""
     tokens_per_second: float
-    prompt_tokens: int
-    cached_tokens: int
+    usage: Any
+    """As OpenAI's client gives it."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +66,7 @@ class Scenario:
 
     def __init__(self, client: Any, model: str) -> None:
         self._client = client
-        self._model = model
+        self._request = {"model": model, "temperature": 0, "max_tokens": 200}
 
     def story(self, show: Callable[[str], None]) -> tuple[Measured, Check]:
         """Stream a long answer; `show` gets every piece as it comes."""
@@ -122,49 +92,32 @@ class Scenario:
         ]
 
     def see(self) -> Check:
-        """A picture drawn here and now, and a question about it."""
-        parts = [
-            {"type": "image_url", "image_url": {"url": red_circle()}},
-            {"type": "text", "text": SEEN},
-        ]
-        answer = self._ask([{"role": "user", "content": parts}])
+        image = {"type": "image_url", "image_url": {"url": red_circle()}}
+        answer = self._ask([_user([image, {"type": "text", "text": SEEN}])])
         return Check(f"{SEEN} a {PICTURE}", answer, PICTURE in answer)
 
     def _ask(self, messages: list[Message]) -> str:
-        reply = self._client.chat.completions.create(**self._request(messages))
+        reply = self._client.chat.completions.create(messages=messages, **self._request)
         return reply.choices[0].message.content or ""
 
     def _stream(self, messages: list[Message], show: Callable[[str], None]) -> Measured:
         start = time.perf_counter()
         chunks = self._client.chat.completions.create(
-            **self._request(messages), stream=True, stream_options={"include_usage": True}
+            messages=messages, **self._request, stream=True, stream_options={"include_usage": True}
         )
-        text, times, finish, usage = "", [start], "", None
-        for piece, reason, counted in _pieces(chunks):
-            if piece:
+        text, times, finish, usage = "", [], "", None
+        for chunk in chunks:
+            choice = chunk.choices[0] if chunk.choices else None
+            if choice and choice.delta.content:
                 times.append(time.perf_counter())
-                text += piece
-                show(piece)
-            finish, usage = reason or finish, counted or usage
-        spoken = times[-1] - times[min(1, len(times) - 1)]
-        tokens = usage.completion_tokens if usage else 0
-        details = usage.prompt_tokens_details if usage else None
-        return Measured(
-            text=text,
-            finish=finish,
-            first_token=times[min(1, len(times) - 1)] - start,
-            tokens_per_second=(tokens - 1) / spoken if spoken > 0 else 0.0,
-            prompt_tokens=usage.prompt_tokens if usage else 0,
-            cached_tokens=(details.cached_tokens or 0) if details else 0,
-        )
-
-    def _request(self, messages: list[Message]) -> dict[str, Any]:
-        return {
-            "model": self._model,
-            "messages": messages,
-            "temperature": 0,
-            "max_tokens": 200,
-        }
+                text += choice.delta.content
+                show(choice.delta.content)
+            finish = (choice.finish_reason if choice else None) or finish
+            usage = getattr(chunk, "usage", None) or usage
+        times = times or [start]
+        spoken, tokens = times[-1] - times[0], usage.completion_tokens if usage else 0
+        rate = (tokens - 1) / spoken if spoken > 0 else 0.0
+        return Measured(text, finish, times[0] - start, rate, usage)
 
 
 def red_circle() -> str:
@@ -178,13 +131,5 @@ def red_circle() -> str:
     return "data:image/png;base64," + base64.b64encode(written.getvalue()).decode()
 
 
-def _pieces(chunks: Any) -> Iterator[tuple[str, str | None, Any]]:
-    """(text, finish reason, usage) of every chunk."""
-    for chunk in chunks:
-        choice = chunk.choices[0] if chunk.choices else None
-        text = (choice.delta.content or "") if choice else ""
-        yield text, choice.finish_reason if choice else None, getattr(chunk, "usage", None)
-
-
-def _user(text: str) -> Message:
-    return {"role": "user", "content": text}
+def _user(content: Any) -> Message:
+    return {"role": "user", "content": content}

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from ..client.connection import TRANSPORT, Connections
 from ..client.http import HttpClient
 from ..client.runtime_folder import differences, holder, identity, inspect, is_held
-from ..config import PREFIX, SETTINGS, removed_variables
+from ..config import PREFIX, SETTINGS
 from ..engine.memory import memory_limit
 from ..engine.prefix_cache.disk import bytes_on_disk, disk_limit
 from ..errors import BadRequest, EngineUnavailable, OtherProtocol
@@ -71,12 +71,8 @@ def settings(subject: Subject) -> Iterator[Finding]:
         _ = subject.settings
     except BadRequest as error:
         yield Finding("settings.values", "fail", error.message, "correct or unset the variable")
-    removed = removed_variables(subject.environ)
     for name in given:
-        if name in removed:
-            what = f"{name} has no effect any more: {removed[name]}"
-            yield Finding("settings.names", "warn", what, "unset it")
-        elif name not in VARIABLES:
+        if name not in VARIABLES:
             remedy = f"unset it; {_similar(name, VARIABLES)}".removesuffix("; ")
             yield Finding("settings.names", "warn", f"nobody reads {name}", remedy)
     known = [name for name in given if name in VARIABLES and not name.endswith("_KEY")]

@@ -10,13 +10,13 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..client.connection import TRANSPORT, Connections
+from ..client.connection import TRANSPORT, local_client
 from ..client.generation import EngineClient
 from ..client.http import HttpClient
 from ..client.messages import Address
@@ -24,7 +24,7 @@ from ..client.runtime_folder import EngineLock
 from ..config import PREFIX, runtime
 from ..errors import EngineUnavailable, MLXProviderError
 from ..protocol.events import Done, Failed, Usage
-from ..protocol.health import Figures, Health, RequestFigures
+from ..protocol.health import Figures, Health
 from ..protocol.requests import GenerateRequest, ModelOptions
 from .config import Served, write_config
 from .proxy import Proxy, master_key, require_proxy, start_proxy
@@ -50,13 +50,6 @@ def warm_up(engine: EngineClient, model: str, context: int | None = None) -> Non
     messages = [{"role": "user", "content": "Hi"}]
     options = ModelOptions(context_length=context)
     answered(engine, GenerateRequest(model=model, messages=messages, max_tokens=1, options=options))
-
-
-def warm_up_in_thread(engine: EngineClient, model: str, context: int | None = None) -> Future[None]:
-    pool = ThreadPoolExecutor(1, thread_name_prefix="warm-up")
-    future = pool.submit(warm_up, engine, model, context)
-    pool.shutdown(wait=False)
-    return future
 
 
 def answered(engine: EngineClient, request: GenerateRequest) -> Usage:
@@ -162,7 +155,7 @@ def watch_engine(
 ) -> Iterator[None]:
     """Report an end of the engine during the block, and `then`, its consequence. While a client
     draws on the screen, the line waits for the block's end."""
-    hidden: list[str] = []
+    lines: list[str] = []
 
     def run(over: threading.Event) -> None:
         pid = None
@@ -170,16 +163,14 @@ def watch_engine(
             with suppress(EngineUnavailable):
                 pid = pid or health().pid
             if pid is not None and has_ended(pid):
-                line = f"process {pid} has ended: {then}"
-                if screen.isatty() and not is_line_mode(screen):
-                    hidden.append(line)
-                else:
-                    tell("engine", line)
+                lines.append(f"process {pid} has ended: {then}")
+                if not screen.isatty() or is_line_mode(screen):
+                    tell("engine", lines.pop())
                 break
 
     with _watching(run):
         yield
-    for line in hidden:
+    for line in lines:
         tell("engine", line)
 
 
@@ -194,9 +185,11 @@ def show_prefill(
         last = ""
         while not over.wait(every if screen.isatty() else patience):
             try:
-                found = _first_large(figures())
+                requests = figures().requests
             except MLXProviderError:
                 break
+            large = [each for each in requests if each.prompt_tokens >= LEAST_TOKENS]
+            found = next((each for each in large if each.state in ("prefill", "decode")), None)
             if found is not None and found.state == "prefill":
                 done = found.cached_tokens + found.prefilled_tokens
                 text = f"prompt: {done:,} of {found.prompt_tokens:,} tokens"
@@ -210,11 +203,6 @@ def show_prefill(
 
     with _watching(run):
         yield
-
-
-def _first_large(figures: Figures) -> RequestFigures | None:
-    large = (each for each in figures.requests if each.prompt_tokens >= LEAST_TOKENS)
-    return next((each for each in large if each.state in ("prefill", "decode")), None)
 
 
 def _write_progress(screen: TextIO, text: str) -> None:
@@ -261,10 +249,9 @@ def engine_apart(
             PREFIX + "RUNTIME_DIR": folder,
             "XDG_STATE_HOME": folder,
         }
-        connections = Connections(own)
-        engine = connections.client(None, None)
+        engine = local_client(own)
         ending.callback(_end_for_good, engine, runtime(own).lock)
-        ending.callback(connections.close)
+        ending.callback(engine.close)
         yield engine, own
 
 
@@ -292,19 +279,13 @@ def _end_for_good(engine: EngineClient, lock: Path) -> None:
         time.sleep(0.1)
 
 
-def own_engine(environ: Mapping[str, str], ending: ExitStack) -> EngineClient:
-    """Its first request starts it; `ending` closes the connection."""
-    connections = Connections(environ)
-    ending.callback(connections.close)
-    return connections.client(None, None)
-
-
 def start_both(
     served: Served, engine: EngineClient, start: Callable[[], Proxy], tell: Tell
 ) -> Proxy:
     """Load the model while `start` starts the proxy. Both are then ready."""
-    begun = time.monotonic()
-    warm = warm_up_in_thread(engine, served.model, served.options().get("context_length"))
+    begun, pool = time.monotonic(), ThreadPoolExecutor(1, thread_name_prefix="warm-up")
+    warm = pool.submit(warm_up, engine, served.model, served.options().get("context_length"))
+    pool.shutdown(wait=False)
     with show_load(engine.figures, tell):
         proxy = start()
         warm.result()
@@ -314,17 +295,11 @@ def start_both(
     return proxy
 
 
-@dataclass(frozen=True)
-class Listener:
-    url: str
-    key: str = field(repr=False)
-
-
-def open_listener(served: Served, engine: EngineClient, ending: ExitStack, tell: Tell) -> Listener:
-    """Load the model and open a listener, which `ending` closes. Raises the errors of the load, and
-    `EngineUnavailable` for an engine in this process."""
-    if not isinstance(engine, HttpClient):
-        raise EngineUnavailable("an engine in this process has no port for another program")
+def open_listener(
+    served: Served, engine: HttpClient, ending: ExitStack, tell: Tell
+) -> tuple[str, str]:
+    """Load the model and open a listener, which `ending` closes. Returns its URL and key. Raises
+    the errors of the load."""
     begun, key = time.monotonic(), master_key()
     with show_load(engine.figures, tell):
         warm_up(engine, served.model, served.options().get("context_length"))
@@ -332,11 +307,11 @@ def open_listener(served: Served, engine: EngineClient, ending: ExitStack, tell:
     url, stream = engine.open_listener(wanted | {"options": served.options()})
     ending.callback(stream.close)
     tell("engine", f"{_engine_line(engine, served)}, {time.monotonic() - begun:.1f} s")
-    return Listener(url, key)
+    return url, key
 
 
 def _engine_line(engine: EngineClient, served: Served) -> str:
-    health: Health = engine.health()
+    health = engine.health()
     status = next((each for each in health.models if each.model == served.model), None)
     by = f", family {status.family} of plugin {status.plugin}" if status else ""
     return f"process {health.pid} on {health.device}{by}"

@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 
 from ..client import runtime_folder
+from ..client.connection import TRANSPORT, local_client
 from ..client.generation import EngineClient
 from ..client.runtime_folder import EngineLock
 from ..config import runtime
@@ -22,7 +23,7 @@ from ..errors import EngineUnavailable
 from ..records import Client, Gateway
 from . import foreground
 from .config import ANYTHING, Served, served_config, subagent_config, write_config
-from .engine import Tell, open_listener, own_engine, show_prefill, start_both, watch_engine
+from .engine import Tell, open_listener, show_prefill, start_both, watch_engine
 from .profile import Prepared, executable, prepare, preview, write_files
 from .proxy import Proxy, free_port, master_key, require_proxy, start_proxy
 
@@ -40,14 +41,11 @@ def launch_folder(client: str, model: str, environ: Mapping[str, str]) -> Iterat
     locks. The kernel releases the lock of a killed launch, whose files are removed. Raises
     `EngineUnavailable`."""
     runtime_folder.prepare(runtime(environ))
-    first = first_folder(client, model, environ)
+    folder = first = first_folder(client, model, environ)
     first.parent.mkdir(mode=0o700, exist_ok=True)
-    numbers, lock = count(1), None
-    while lock is None:
-        number = next(numbers)
-        folder = first if number == 1 else first.with_name(f"{first.name}.{number}")
-        lock_file = folder.with_name(f"{folder.name}.lock")
-        lock = EngineLock.try_take(lock_file)
+    numbers = count(2)
+    while (lock := EngineLock.try_take(lock_file := Path(f"{folder}.lock"))) is None:
+        folder = Path(f"{first}.{next(numbers)}")
     try:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
@@ -86,20 +84,24 @@ class Launch:
                 launch_folder(self.client.name, self.served.name, self.environ)
             )
             (folder / PROFILE).mkdir(mode=0o700)
-            engine = own_engine(self.environ, ending)
-            place = (
-                open_listener(self.served, engine, ending, tell)
-                if self.direct
-                else self._start(engine, folder, ending, tell)
-            )
-            gateway = gateway_for(self.served, place.url, place.key, folder / PROFILE)
+            engine = local_client(self.environ)
+            ending.callback(engine.close)
+            if self.direct:
+                url, key = open_listener(self.served, engine, ending, tell)
+            else:
+                proxy = self._start(engine, folder, ending, tell)
+                url, key = proxy.url, proxy.key
+            gateway = self._gateway(url, key, folder / PROFILE)
             prepared = self._prepare(gateway, program)
             write_files(prepared, gateway.folder)
             tell("client", f"{self.client.serves or self.client.name}, {self.client.api} API")
-            log = runtime(self.environ).log
-            anew = "end the client and launch it again"
-            then = anew if self.direct else "the next request starts another"
-            watched = watch_engine(engine.health, f"{then}; see {log}", sys.stderr, tell)
+            then = (
+                "end the client and launch it again"
+                if self.direct
+                else "the next request starts another"
+            )
+            then += f"; see {runtime(self.environ).log}"
+            watched = watch_engine(engine.health, then, sys.stderr, tell)
             try:
                 with watched, show_prefill(engine.figures, sys.stderr):
                     return foreground.run(prepared.command, prepared.environment(self.environ))
@@ -114,7 +116,9 @@ class Launch:
         )
 
         def start() -> Proxy:
-            proxy = start_proxy(write_config(config, folder), self.environ)
+            proxy = start_proxy(
+                write_config(config, folder), {**self.environ, TRANSPORT: "process"}
+            )
             ending.callback(proxy.stop)
             return proxy
 
@@ -123,23 +127,14 @@ class Launch:
     def preview(self) -> list[str]:
         """What `run` would run, line by line. Starts and writes nothing."""
         folder = first_folder(self.client.name, self.served.name, self.environ) / PROFILE
-        url = f"http://127.0.0.1:{free_port()}"
-        gateway = gateway_for(self.served, url, master_key(), folder)
+        gateway = self._gateway(f"http://127.0.0.1:{free_port()}", master_key(), folder)
         return preview(self._prepare(gateway), gateway)
 
     def _prepare(self, gateway: Gateway, program: str | None = None) -> Prepared:
         given = (self.arguments, self.environ, program)
         return prepare(self.client, gateway, *given, as_subagent=self.as_subagent)
 
-
-def gateway_for(served: Served, url: str, key: str, folder: Path) -> Gateway:
-    return Gateway(
-        url=url,
-        key=key,
-        model=served.name,
-        context=served.context,
-        output=served.output,
-        images=served.images,
-        folder=folder,
-        workplace=Path.cwd(),
-    )
+    def _gateway(self, url: str, key: str, folder: Path) -> Gateway:
+        model = self.served
+        sizes = (model.context, model.output)
+        return Gateway(url, key, model.name, *sizes, model.images, folder, Path.cwd())

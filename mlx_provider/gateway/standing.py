@@ -155,8 +155,8 @@ def start(files: GatewayFiles, record: Record, environ: Mapping[str, str], tell:
     False if another process was first. On failure, no proxy is left, and the record is unchanged.
     Raises `NotInstalled`, `EngineUnavailable`, the errors of loading the model, and
     `foreground.Ended` for a signal."""
-    from ..client.connection import TRANSPORT
-    from .engine import own_engine, start_both
+    from ..client.connection import TRANSPORT, local_client
+    from .engine import start_both
 
     require_proxy()
     own = {**environ, TRANSPORT: "process"}
@@ -176,7 +176,8 @@ def start(files: GatewayFiles, record: Record, environ: Mapping[str, str], tell:
             failing.callback(proxy.stop)
             return proxy
 
-        engine = own_engine(own, ending)
+        engine = local_client(own)
+        ending.callback(engine.close)
         proxy = start_both(record.served, engine, start_its_proxy, tell)
         # the engine then has a client, and does not end when idle
         proxy.answer_once(record.served.name, FIRST_LIMIT)
@@ -224,7 +225,7 @@ class LoginItem:
     """As created by `systemctl --user enable`."""
 
     def write(self) -> None:
-        with self._changing("written"):
+        with _usable(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with os.fdopen(create_own(self.path), "wb") as file:
                 file.write(self.content)
@@ -235,17 +236,10 @@ class LoginItem:
 
     def remove(self) -> bool:
         existed = self.path.exists()
-        with self._changing("removed"):
+        with _usable(self.path):
             for path in filter(None, (self.link, self.path)):
                 path.unlink(missing_ok=True)
         return existed
-
-    @contextmanager
-    def _changing(self, how: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise EngineUnavailable(f"{self.path} cannot be {how}: {error.strerror}") from None
 
 
 def login_item(
@@ -258,27 +252,21 @@ def login_item(
         if value and (name.startswith(MLX) or name in SELECTING) and name not in SECRETS
     }
     home = Path(environ.get("HOME") or "~").expanduser()
-    if system == "darwin":
+    if system == "darwin":  # launchd.plist(5)
         path = home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
-        return LoginItem(path, _plist(command, variables, log))
-    base = Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "systemd" / "user"
-    unit = base / f"{LABEL}.service"
-    return LoginItem(unit, _unit(command, variables).encode(), base / f"{WANTS}.wants" / unit.name)
-
-
-def _plist(command: list[str], variables: Mapping[str, str], log: Path) -> bytes:
-    """launchd.plist(5). The output of `up` contains the key, so it is discarded."""
-    return plistlib.dumps(
-        {
+        agent = {
             "Label": LABEL,
             "ProgramArguments": command,
-            "EnvironmentVariables": dict(variables),
+            "EnvironmentVariables": variables,
             "RunAtLoad": True,
             "AbandonProcessGroup": True,  # engine and proxy continue after `up`
             "ProcessType": "Interactive",  # otherwise they would get fewer resources
-            "StandardErrorPath": os.fspath(log),
+            "StandardErrorPath": os.fspath(log),  # its output has the key, and goes nowhere
         }
-    )
+        return LoginItem(path, plistlib.dumps(agent))
+    base = Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "systemd" / "user"
+    unit = base / f"{LABEL}.service"
+    return LoginItem(unit, _unit(command, variables).encode(), base / f"{WANTS}.wants" / unit.name)
 
 
 def _unit(command: list[str], variables: Mapping[str, str]) -> str:

@@ -45,22 +45,13 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True)
 class PluginName:
-    """One word for plugin, record, module and distribution."""
+    """`name`: of the plugin and its record, `two_words`."""
 
-    name: str
-    """Of the plugin and its record: `two_words`."""
-
-    @property
-    def module(self) -> str:
-        """The package: `mlx_provider_two_words`."""
-        return f"mlx_provider_{self.name}"
-
-    @property
-    def distribution(self) -> str:
-        """The distribution and its folder: `mlx-provider-two-words`."""
-        return self.module.replace("_", "-")
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.module = f"mlx_provider_{name}"
+        self.distribution = self.module.replace("_", "-")
 
 
 def plugin_name(given: str, kind: Kind, registry: PluginRegistry) -> PluginName:

@@ -62,30 +62,10 @@ class Key:
         return {"origin": "named", "tenant": own + (tenant or ""), "account": own, "share": 1.0}
 
 
-class Keys:
-    def __init__(self, keys: Iterable[Key]) -> None:
-        self._keys = {_digest(key.text.encode("utf-8", "surrogateescape")): key for key in keys}
-
-    def sent(self, headers: Headers) -> Key | None:
-        kind, _, bearer = headers.get("authorization", "").partition(" ")
-        given = (bearer if kind == "Bearer" else "", headers.get("x-api-key", ""))
-        digests = [_digest(each.encode("latin-1")) for each in given]
-        return next((self._keys[each] for each in digests if each in self._keys), None)
-
-
-def key_of(scope: Scope) -> Key:
-    """Only behind a gate with keys."""
-    key: Key = scope[FOUND]
-    return key
-
-
 def owner_of(scope: Scope) -> str:
     """Owner of connection, body and reply: the name of a key, "" for the operator."""
-    return (key_of(scope).name or "") if FOUND in scope else ""
-
-
-def is_named(scope: Scope) -> bool:
-    return FOUND in scope and key_of(scope).name is not None
+    key: Key | None = scope.get(FOUND)
+    return (key.name or "") if key else ""
 
 
 def read_keys(file: Path) -> tuple[Key, ...]:
@@ -101,10 +81,12 @@ def read_keys(file: Path) -> tuple[Key, ...]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
-                found[number] = _unlike(found, _key(line.strip()))
+                key = _parse_key(line.strip())
+                _refuse_repeated(found, key)
             except ValueError as error:
                 where = f"key file {file}, line {number}: {error}"
                 raise BadRequest(where, param="api_key_file") from None
+            found[number] = key
     if not found:
         remedy = "write a line KEY, or lines NAME KEY"
         raise BadRequest(f"key file {file} holds no key: {remedy}", param="api_key_file")
@@ -120,7 +102,7 @@ def read_key(file: Path) -> str:
     return first.text
 
 
-def _key(line: str) -> Key:
+def _parse_key(line: str) -> Key:
     """Raises `ValueError` with the fault and the remedy."""
     words = line.split()
     if not line.isascii() or not line.replace("\t", " ").isprintable():
@@ -137,17 +119,15 @@ def _key(line: str) -> Key:
     return Key(text, name)
 
 
-def _unlike(found: dict[int, Key], key: Key) -> Key:
-    """Raises `ValueError` if an earlier line has the same key."""
+def _refuse_repeated(found: dict[int, Key], key: Key) -> None:
+    """Raises `ValueError` if an earlier line has the same key or name."""
     for number, other in found.items():
         if other.text == key.text:
             raise ValueError(f"the key is that of line {number}: give each line its own")
         if other.name == key.name:
-            what = (
-                "line {} has no name either" if key.name is None else "the name is that of line {}"
-            )
-            raise ValueError(what.format(number) + ": give each key its own name (NAME KEY)")
-    return key
+            what = f"line {number} has no name either"
+            what = f"the name is that of line {number}" if key.name else what
+            raise ValueError(f"{what}: give each key its own name (NAME KEY)")
 
 
 def _digest(text: bytes) -> bytes:
@@ -163,12 +143,11 @@ def engine_keys(
     `EngineUnavailable` if no key file can be created."""
     if file is not None:
         return read_keys(file), str(file)
-    given = environ.get(PREFIX + "API_KEY", "").strip()
-    if given:
+    if given := environ.get(PREFIX + "API_KEY", "").strip():
         return (Key(given),), PREFIX + "API_KEY"
     own = own_key_file(environ)
-    kept = kept_key(own, f"set {PREFIX}API_KEY, or name a file with --api-key-file")
-    return (Key(kept),), str(own)
+    text = ensure_key(own, f"set {PREFIX}API_KEY, or name a file with --api-key-file")
+    return (Key(text),), str(own)
 
 
 def own_key_file(environ: Mapping[str, str] = os.environ, name: str = "engine.key") -> Path:
@@ -176,29 +155,21 @@ def own_key_file(environ: Mapping[str, str] = os.environ, name: str = "engine.ke
     return Path(base).expanduser() / "mlx-provider" / name
 
 
-def kept_key(file: Path, remedy: str = "name a file that holds one") -> str:
+def ensure_key(file: Path, remedy: str = "name a file that holds one") -> str:
     """Creates the file if missing. Raises `BadRequest` as `read_key`, `EngineUnavailable` with the
     remedy if it cannot be created."""
     try:
-        return _read_or_make(file)
+        if not file.exists():
+            make_folder(file.parent)
+            with tempfile.NamedTemporaryFile("w", dir=file.parent) as draft:  # only for the owner
+                draft.write(secrets.token_urlsafe(32) + "\n")
+                draft.flush()
+                # of several processes one is first, and the file never has a partial key
+                with suppress(FileExistsError):
+                    os.link(draft.name, file)
     except OSError as error:
         summary = f"no key can be kept in {file} ({error.strerror}): {remedy}"
         raise EngineUnavailable(summary) from None
-
-
-def _read_or_make(file: Path) -> str:
-    if file.exists():
-        return read_key(file)
-    make_folder(file.parent)
-    descriptor, draft = tempfile.mkstemp(dir=file.parent)  # readable only by the owner
-    try:
-        with os.fdopen(descriptor, "w") as opened:
-            opened.write(secrets.token_urlsafe(32) + "\n")
-        # of several processes one is first, and the file never has a partial key
-        with suppress(FileExistsError):
-            os.link(draft, file)
-    finally:
-        Path(draft).unlink()
     return read_key(file)
 
 
@@ -218,7 +189,11 @@ class Gate:
         """`keys`: every request must send one; `None`: need not. `hosts`: names by which clients
         may address this server, besides IP addresses."""
         self._app = app
-        self._keys = None if keys is None else Keys(keys)
+        self._keys = (
+            None
+            if keys is None
+            else {_digest(key.text.encode("utf-8", "surrogateescape")): key for key in keys}
+        )
         self._hosts = frozenset(map(str.lower, hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -233,35 +208,37 @@ class Gate:
 
     def _admit(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        key = None if self._keys is None else self._keys.sent(headers)
-        known = key is not None or self._keys is None
-        refused = self._refusal(scope["method"], headers, known=known)
-        if refused is not None:
-            raise refused
+        key = self._key(headers)
+        self._check(scope["method"], headers, known=key is not None or self._keys is None)
         if key is not None:
             scope[FOUND] = key
             connection = scope.get("state", {}).get(CONNECTION, lambda: None)()
             if connection is not None:
                 connection.admit(owner_of(scope))
 
-    def _refusal(self, method: str, headers: Headers, *, known: bool) -> MLXProviderError | None:
-        if not self._known_host(headers.get("host", "")):
-            return Forbidden(
+    def _key(self, headers: Headers) -> Key | None:
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        given = (bearer if kind == "Bearer" else "", headers.get("x-api-key", ""))
+        keys = [(self._keys or {}).get(_digest(each.encode("latin-1"))) for each in given]
+        return keys[0] or keys[1]
+
+    def _check(self, method: str, headers: Headers, *, known: bool) -> None:
+        """Raises typed errors."""
+        host = host_of(headers.get("host", ""))
+        # A page can rebind its host name to this machine, but not an IP address.
+        if host not in self._hosts and not _is_address(host):
+            raise Forbidden(
                 "this Host is not the engine's: address it by IP, or let its owner list the name "
                 "(MLX_PROVIDER_ALLOWED_HOSTS)",
                 param="host",
             )
         if "origin" in headers:
-            return Forbidden("requests of web pages are refused (header Origin)", param="origin")
+            raise Forbidden("requests of web pages are refused (header Origin)", param="origin")
         if not known:
-            return Unauthorized("the engine's key is missing or wrong: set api_key")
-        if method == "POST" and _media_type(headers) != JSON:
-            return WrongContentType(f"send the body as content-type: {JSON}", param="content-type")
-        return None
-
-    def _known_host(self, header: str) -> bool:
-        name = host_of(header)
-        return name in self._hosts or _is_address(name)
+            raise Unauthorized("the engine's key is missing or wrong: set api_key")
+        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if method == "POST" and media_type != JSON:
+            raise WrongContentType(f"send the body as content-type: {JSON}", param="content-type")
 
 
 class OperatorsAlone:
@@ -271,7 +248,7 @@ class OperatorsAlone:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if is_named(scope):
+        if owner_of(scope):
             raise Forbidden(
                 "a named key may not use this route: send the engine's key without a name (a line "
                 "KEY in its key file)"
@@ -304,12 +281,7 @@ def error_response(
     return JSONResponse(content, status_code=error.status, headers=more)
 
 
-def _media_type(headers: Headers) -> str:
-    return headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
 def _is_address(name: str) -> bool:
-    # A page can rebind its host name to this machine, but not an IP address.
     try:
         ipaddress.ip_address(name)
     except ValueError:

@@ -25,8 +25,8 @@ from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
 from ..serving.hub import on_this_machine
 from ..wire.openai.answer import error_body
 from ..wire.routes import AGENTS, GENERATE, ROUTES
-from .access import Gate, Key, OperatorsAlone, error_response, is_named, key_of, own_names
-from .figures import FiguresRoute, ListenerRequest, ListenerRoute
+from .access import FOUND, Gate, Key, OperatorsAlone, error_response, own_names, owner_of
+from .figures import HEARTBEAT, FiguresRoute, ListenerRequest, ListenerRoute, until_stopped
 from .generate import Count, Generate, Reader, foreign, own
 from .handover import Activity, Handover, OutOfDate
 from .incoming import NDJSON, Bodies, Incoming
@@ -34,8 +34,6 @@ from .incoming import NDJSON, Bodies, Incoming
 if TYPE_CHECKING:
     from ..serving.service import ChatService
 
-HEARTBEAT = 10.0
-"""Seconds between empty lines to an attached client, which detect a lost connection."""
 KINDS: tuple[type[ModelRequest], ...] = (GenerateRequest, EmbedRequest)
 COUNTS: Mapping[str, Mapping[str, Any]] = {
     "/v1/messages/count_tokens": {},
@@ -74,39 +72,26 @@ class EngineApp:
         self.asgi = Starlette(
             routes=self._routes(remote=bool(keys)),
             middleware=[Middleware(Gate, keys=keys, hosts=hosts)] if keys else [],
-            exception_handlers={MLXProviderError: _typed_response, Exception: _unforeseen},
+            exception_handlers={MLXProviderError: typed_response, Exception: _unforeseen},
         )
 
     def _routes(self, *, remote: bool) -> list[Route]:
-        owners = [
-            Route("/v1/stop", self.handover.__call__, methods=["POST"]),
-            Route("/v1/listener", self.listener.__call__, methods=["POST"]),
-        ]
         incoming = self._incoming(_sender if remote else lambda scope, tenant: {})
-        return [
-            *([] if remote else owners),
-            *(
-                Route(kind.path, self._answer(incoming, own(kind)), methods=["POST"])
-                for kind in KINDS
-            ),
-            *self._foreign_routes(incoming, GENERATE),
-            *(
-                Route(path, Count(incoming, read, reply), methods=["POST"])
-                for path, read, reply in (
-                    ("/v1/count", own(GenerateRequest), self._count),
-                    ("/tokenize", foreign(ROUTES["/tokenize"]), self._tokenize),
-                    ("/detokenize", foreign(ROUTES["/detokenize"]), self._detokenize),
-                )
-            ),
-            Route("/v1/attach", self._attach),
-            Route("/health", self._health),
-            *self._operators_routes(),
-        ]
-
-    def _operators_routes(self) -> list[Route]:
         figures = FiguresRoute(self._service, self.stopping)
         alone = [Middleware(OperatorsAlone)]
+        owners = [
+            _post("/v1/stop", self.handover.__call__),
+            _post("/v1/listener", self.listener.__call__),
+        ]
         return [
+            *([] if remote else owners),
+            *(_post(kind.path, self._answer(incoming, own(kind))) for kind in KINDS),
+            *self._foreign_routes(incoming, GENERATE),
+            _post("/v1/count", Count(incoming, own(GenerateRequest), self._count)),
+            _post("/tokenize", Count(incoming, foreign(ROUTES["/tokenize"]), self._tokenize)),
+            _post("/detokenize", Count(incoming, foreign(ROUTES["/detokenize"]), self._detokenize)),
+            Route("/v1/attach", self._attach),
+            Route("/health", self._health),
             Route("/v1/figures", figures.__call__, middleware=alone),
             Route("/metrics", self._metrics, middleware=alone),
             Route("/cache", self._cache, middleware=alone),
@@ -120,31 +105,26 @@ class EngineApp:
         return Generate(self._service, incoming, self.stopping, read=read)
 
     def _foreign_routes(self, incoming: Incoming, paths: Iterable[str]) -> list[Route]:
+        counts = {
+            path: Count(incoming, foreign(ROUTES[path]), partial(self._count_tokens, more))
+            for path, more in COUNTS.items()
+        }
         return [
-            *(
-                Route(path, self._answer(incoming, foreign(ROUTES[path])), methods=["POST"])
-                for path in paths
-            ),
-            *(
-                Route(
-                    path,
-                    Count(incoming, foreign(ROUTES[path]), partial(self._count_tokens, more)),
-                    methods=["POST"],
-                )
-                for path, more in COUNTS.items()
-            ),
+            *(_post(path, self._answer(incoming, foreign(ROUTES[path]))) for path in paths),
+            *(_post(path, count) for path, count in counts.items()),
             Route("/v1/models", self._models),
             Route("/v1/models/{model:path}", self._model),
         ]
 
-    def _agents_app(self, asked: ListenerRequest) -> ASGIApp:
+    def _agents_app(self, body: ListenerRequest) -> ASGIApp:
         """For the agent, every model name means the listener's model."""
-        incoming = self._incoming(lambda scope, tenant: asked.fields())
-        keys = (Key(asked.key, f"agent {token_hex(4)}"),)
+        fields = {"model": body.model, "options": body.options, "max_tokens": body.max_tokens}
+        incoming = self._incoming(lambda scope, tenant: dict(fields))
+        keys = (Key(body.key, f"agent {token_hex(4)}"),)
         return Starlette(
             routes=self._foreign_routes(incoming, AGENTS),
             middleware=[Middleware(Gate, keys=keys, hosts=own_names("localhost"))],
-            exception_handlers={MLXProviderError: _typed_response, Exception: _unforeseen},
+            exception_handlers={MLXProviderError: typed_response, Exception: _unforeseen},
         )
 
     def stop(self) -> None:
@@ -164,7 +144,7 @@ class EngineApp:
     def _state_for(self, scope: Scope) -> Health:
         """For a named key: without other tenants' requests."""
         state = self.state()
-        return state.without_load() if is_named(scope) else state
+        return state.without_load() if owner_of(scope) else state
 
     async def _attach(self, request: Request) -> Response:
         return StreamingResponse(self._attachment_lines(request.scope), media_type=NDJSON)
@@ -172,9 +152,7 @@ class EngineApp:
     async def _attachment_lines(self, scope: Scope) -> AsyncIterator[bytes]:
         with self.activity.attached():
             yield self._state_for(scope).model_dump_json().encode() + b"\n"
-            while not self.stopping.is_set():
-                with anyio.move_on_after(HEARTBEAT):
-                    await self.stopping.wait()
+            async for _ in until_stopped(self.stopping, HEARTBEAT):
                 yield b"\n"
 
     async def _health(self, request: Request) -> Response:
@@ -227,11 +205,16 @@ class EngineApp:
         return JSONResponse({"cleared": True})
 
 
+def _post(path: str, endpoint: Any) -> Route:
+    return Route(path, endpoint, methods=["POST"])
+
+
 def _sender(scope: Scope, tenant: str | None) -> dict[str, Any]:
-    return key_of(scope).marks(tenant)
+    key: Key = scope[FOUND]
+    return key.marks(tenant)
 
 
-async def _typed_response(request: Request, error: Exception) -> Response:
+async def typed_response(request: Request, error: Exception) -> Response:
     if not isinstance(error, MLXProviderError):
         raise error
     return error_response(error, path=request.url.path)

@@ -90,83 +90,69 @@ class WatchedState(ServerState):
     def __init__(self, limits: ConnectionLimits) -> None:
         super().__init__()
         self.limits = limits
-        self._silent: dict[WatchedProtocol, None] = {}
-        """Connections without a first request, oldest first."""
-        self._idle: dict[WatchedProtocol, None] = {}
-        """Connections between two requests."""
-        self._sending: dict[WatchedProtocol, None] = {}
-        """Connections in the body of a request."""
+        self._parts: dict[WatchedProtocol, str] = {}
+        """`WatchedProtocol.part` of connections that may be closed, the oldest first."""
         self._refused: dict[WatchedProtocol, None] = {}
 
-    def entered(self, protocol: WatchedProtocol) -> None:
+    def enter(self, protocol: WatchedProtocol) -> None:
         """A new connection replaces another one, or is refused."""
-        self._silent[protocol] = None
+        self.move(protocol)
         if len(self.connections) <= self._most():
             return
         victim = next(self._least_useful(), None)
-        if victim is None:
-            self._refuse(protocol)
-        else:
+        if victim is not None:
             self._drop(victim)
-
-    def admits(self, owner: str) -> bool:
-        used = [each for each in self._all_watched() if each.owner is not None and each.in_use]
-        return sum(each.owner == owner for each in used) < self._most() - len(used)
-
-    def moved(self, protocol: WatchedProtocol) -> None:
-        """Called when a connection may have begun or ended a request."""
-        group = self._group(protocol)
-        if group is not None and protocol in group:
-            return  # keeps its place whatever it sends
-        self.left(protocol)
-        if group is not None:
-            group[protocol] = None
-
-    def left(self, protocol: WatchedProtocol) -> None:
-        """Called when a connection has ended, or may no longer be closed for others."""
-        for group in (self._silent, self._idle, self._sending, self._refused):
-            group.pop(protocol, None)
-
-    def tick(self, seconds: float) -> None:
-        """Close connections that are out of time, `seconds` after the last call."""
-        late = [protocol for protocol in self._all_watched() if protocol.waited(seconds)]
-        for protocol in late:
-            self._drop(protocol)
-        if late:
-            log.info("%d inactive connections were closed", len(late))
-
-    def _refuse(self, protocol: WatchedProtocol) -> None:
-        self.left(protocol)
-        self.connections.discard(protocol)
+            return
+        self.leave(protocol)
         self._refused[protocol] = None
         protocol.refuse()
         if len(self._refused) > min(LINGERING, open_files() // 8):
             self._drop(next(iter(self._refused)))
 
-    def _drop(self, protocol: WatchedProtocol) -> None:
-        self.left(protocol)
-        self.connections.discard(protocol)
-        protocol.transport.abort()
+    def admits(self, owner: str) -> bool:
+        used = [each for each in self._all_watched() if each.owner is not None and each.in_use]
+        return sum(each.owner == owner for each in used) < self._most() - len(used)
 
-    def _group(self, protocol: WatchedProtocol) -> dict[WatchedProtocol, None] | None:
-        if protocol.between_requests:
-            return self._silent if protocol.cycle is None else self._idle
-        return self._sending if protocol.cycle.more_body else None
+    def move(self, protocol: WatchedProtocol) -> None:
+        """Called when a connection may have begun or ended a request. Within one part, it keeps its
+        place whatever it sends."""
+        part = protocol.part
+        if self._parts.get(protocol) != part:
+            self._parts.pop(protocol, None)
+            if part is not None:
+                self._parts[protocol] = part
+
+    def leave(self, protocol: WatchedProtocol) -> None:
+        self._parts.pop(protocol, None)
+        self._refused.pop(protocol, None)
+        self.connections.discard(protocol)
+
+    def tick(self, seconds: float) -> None:
+        """Close connections that are out of time, `seconds` after the last call."""
+        late = [protocol for protocol in self._all_watched() if protocol.is_late(seconds)]
+        for protocol in late:
+            self._drop(protocol)
+        if late:
+            log.info("%d inactive connections were closed", len(late))
 
     def drop_all(self) -> None:
         for protocol in self._all_watched():
             self._drop(protocol)
+
+    def _drop(self, protocol: WatchedProtocol) -> None:
+        self.leave(protocol)
+        protocol.transport.abort()
 
     def _all_watched(self) -> list[WatchedProtocol]:
         open_ones = [p for p in self.connections if isinstance(p, WatchedProtocol)]
         return [*open_ones, *self._refused]
 
     def _least_useful(self) -> Iterator[WatchedProtocol]:
-        # the newest silent connection is the one that needs a place
-        if len(self._silent) > 1:
-            yield next(iter(self._silent))
-        yield from (p for p in self._idle if not p.in_use)
-        yield from (p for p in self._sending if p.seconds >= self.limits.slow_body)
+        silent = [protocol for protocol, part in self._parts.items() if part == "silent"]
+        yield from silent[:-1][:1]  # the newest one is the one that needs a place
+        yield from (p for p, part in self._parts.items() if part == "idle" and not p.in_use)
+        slow = self.limits.slow_body
+        yield from (p for p, part in self._parts.items() if part == "body" and p.seconds >= slow)
 
     def _most(self) -> int:
         return min(self.limits.connections, max(1, open_files() // 2 - 2 * accepted_at_once()))
@@ -184,19 +170,24 @@ class WatchedProtocol(H11Protocol):
         """Seconds since the expected head or body began."""
         self._received = 0
         self._refused = False
-        self._part: tuple[object, bool] | None = None
-        self._buffered = 0
+        self._awaited: tuple[object, str | None] | None = None
+        self._unread = 0
         self._stuck = 0.0
 
     @property
-    def between_requests(self) -> bool:
-        """No request has begun, or the last one was answered."""
-        return self.cycle is None or self.cycle.response_complete
+    def part(self) -> str | None:
+        """`silent`: before the first request; `idle`: between two; `body`: of a request.
+        `None`: a reply is due."""
+        if self.cycle is None:
+            return "silent"
+        if self.cycle.response_complete:
+            return "idle"
+        return "body" if self.cycle.more_body else None
 
     @property
     def in_use(self) -> bool:
         """A request has begun, or its reply is not read completely."""
-        return not self.between_requests or bool(self.transport.get_write_buffer_size())
+        return self.part in ("body", None) or bool(self.transport.get_write_buffer_size())
 
     def admit(self, owner: str) -> None:
         """Called for each request with a key. `owner`: its name; "" for the operator's. Raises
@@ -208,62 +199,53 @@ class WatchedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.server_state.entered(self)
+        self.server_state.enter(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
-            return
-        self._received += len(data)
-        super().data_received(data)
-        self._regroup()
+        if not self._refused:
+            self._received += len(data)
+            super().data_received(data)
+            self._move()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._regroup()
+        self._move()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.server_state.left(self)
+        self.server_state.leave(self)
         super().connection_lost(exc)
 
     def refuse(self) -> None:
         """Answer that there are too many connections, before any request."""
         self._refused = True
-        self.transport.write(_whole(Overloaded(FULL)))
+        error = Overloaded(FULL)
+        answer = error_response(error, {"connection": "close"})
+        head = b"".join(b"%b: %b\r\n" % field for field in answer.raw_headers)
+        line = b"HTTP/1.1 %d Too Many Requests\r\n" % error.status
+        self.transport.write(line + head + b"\r\n" + bytes(answer.body))
         self.transport.write_eof()
 
-    def waited(self, seconds: float) -> bool:
+    def is_late(self, seconds: float) -> bool:
         """Whether its client is out of time. `seconds`: since the last check."""
-        limits = self.server_state.limits
-        self._await_arrival(seconds)
-        self._await_reader(seconds)
+        awaited = self._await_next()
+        if awaited is None or awaited != self._awaited:
+            self._awaited, self.seconds, self._received = awaited, 0.0, 0
+        else:
+            self.seconds += seconds
+        unread = self.transport.get_write_buffer_size()
+        self._stuck = self._stuck + seconds if unread and unread == self._unread else 0.0
+        self._unread, limits = unread, self.server_state.limits
         allowed = limits.arrival + self._received / limits.rate
         return self.seconds > allowed or self._stuck > limits.unread
 
-    def _regroup(self) -> None:
+    def _move(self) -> None:
         if not self.transport.is_closing():
-            self.server_state.moved(self)
+            self.server_state.move(self)
 
-    def _await_arrival(self, seconds: float) -> None:
-        part = self._due()
-        if part is None or part != self._part:
-            self._part, self.seconds, self._received = part, 0.0, 0
-        else:
-            self.seconds += seconds
-
-    def _due(self) -> tuple[object, bool] | None:
+    def _await_next(self) -> tuple[object, str | None] | None:
         """What the client must send next: the head after a request, or its body."""
-        if self.between_requests:
-            # uvicorn's own timer runs from a reply to the next byte
-            return (self.cycle, True) if self.timeout_keep_alive_task is None else None
-        return (self.cycle, False) if self.cycle.more_body and not self.flow.read_paused else None
-
-    def _await_reader(self, seconds: float) -> None:
-        buffered = self.transport.get_write_buffer_size()
-        self._stuck = self._stuck + seconds if buffered and buffered == self._buffered else 0.0
-        self._buffered = buffered
-
-
-def _whole(error: Overloaded) -> bytes:
-    answer = error_response(error, {"connection": "close"})
-    head = b"".join(b"%b: %b\r\n" % field for field in answer.raw_headers)
-    return b"HTTP/1.1 %d Too Many Requests\r\n%b\r\n%b" % (error.status, head, bytes(answer.body))
+        part = self.part
+        if part == "body":
+            return None if self.flow.read_paused else (self.cycle, part)
+        # uvicorn's own timer runs from a reply to the next byte
+        return (self.cycle, part) if part and self.timeout_keep_alive_task is None else None

@@ -4,10 +4,9 @@ key for one agent, which closes with that connection, so with the program that a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
@@ -36,7 +35,7 @@ class FiguresRoute:
     def __init__(self, service: ChatService, stopping: anyio.Event) -> None:
         self._service = service
         self._stopping = stopping
-        self._streams = 0
+        self.streams = 0
 
     async def __call__(self, request: Request) -> Response:
         every = request.query_params.get("stream")
@@ -44,24 +43,18 @@ class FiguresRoute:
             figures = await anyio.to_thread.run_sync(self._service.figures)
             return JSONResponse(figures.model_dump())
         seconds = _seconds(every)
-        if self._streams >= STREAMS:
+        if self.streams >= STREAMS:
             raise Overloaded(f"{STREAMS} others watch the engine, the limit; try again later")
         return _Watched(self, self._lines(seconds))
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        self._streams += 1
-        try:
-            yield
-        finally:
-            self._streams -= 1
-
     async def _lines(self, every: float) -> AsyncIterator[bytes]:
-        while not self._stopping.is_set():
-            figures = await anyio.to_thread.run_sync(self._service.figures)
-            yield figures.model_dump_json().encode() + b"\n"
-            with anyio.move_on_after(every):
-                await self._stopping.wait()
+        yield await self._line()
+        async for _ in until_stopped(self._stopping, every):
+            yield await self._line()
+
+    async def _line(self) -> bytes:
+        figures = await anyio.to_thread.run_sync(self._service.figures)
+        return figures.model_dump_json().encode() + b"\n"
 
 
 class _Watched(StreamingResponse):
@@ -72,8 +65,20 @@ class _Watched(StreamingResponse):
         self._route = route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._route.watching():
+        self._route.streams += 1
+        try:
             await super().__call__(scope, receive, send)
+        finally:
+            self._route.streams -= 1
+
+
+async def until_stopped(stopping: anyio.Event, seconds: float) -> AsyncIterator[None]:
+    """Yields every `seconds`."""
+    while not stopping.is_set():
+        with anyio.move_on_after(seconds):
+            await stopping.wait()
+            return
+        yield
 
 
 def _seconds(given: str) -> float:
@@ -98,9 +103,6 @@ class ListenerRequest(BaseModel):
     options: ModelOptions = ModelOptions()
     max_tokens: int = Field(ge=1)
 
-    def fields(self) -> dict[str, Any]:
-        return {"model": self.model, "options": self.options, "max_tokens": self.max_tokens}
-
 
 @dataclass(frozen=True)
 class OpenListener:
@@ -120,18 +122,16 @@ class ListenerRoute:
     async def __call__(self, request: Request) -> Response:
         """A line with the URL; then empty lines while the listener is open."""
         try:
-            asked = ListenerRequest.model_validate_json(await request.body())
+            body = ListenerRequest.model_validate_json(await request.body())
         except ValidationError as error:
             raise BadRequest(f"body: {error.errors()[0]['msg']}") from None
-        return StreamingResponse(self._open(asked), media_type=NDJSON)
+        return StreamingResponse(self._open(body), media_type=NDJSON)
 
-    async def _open(self, asked: ListenerRequest) -> AsyncIterator[bytes]:
-        opened = await self.listen(self._app(asked))
+    async def _open(self, body: ListenerRequest) -> AsyncIterator[bytes]:
+        opened = await self.listen(self._app(body))
         try:
             yield opened.url.encode() + b"\n"
-            while not self._stopping.is_set():
-                with anyio.move_on_after(HEARTBEAT):
-                    await self._stopping.wait()
+            async for _ in until_stopped(self._stopping, HEARTBEAT):
                 yield b"\n"
         finally:
             opened.close()

@@ -33,7 +33,7 @@ from ..upstream.runtime import give_back
 from ..wire import api
 from ..wire.api import HEADER, ParsedRequest, Read, Reply, header_text
 from .access import error_response, owner_of
-from .incoming import Incoming, in_thread, own_request, parse_object
+from .incoming import Incoming, Lines, in_thread, parse_object
 
 if TYPE_CHECKING:
     from ..serving.service import ChatService
@@ -54,7 +54,7 @@ class Count:
             parsed, ticket = await self._read(self._incoming, scope, receive)
         except ClientDisconnect:
             return
-        with self._incoming.activity.counting():
+        with self._incoming.activity.serving(EventQueue()):
             call = partial(self._make_answer, parsed, ticket)
             answer = await in_thread(call, self._incoming.threads)
         await JSONResponse(answer)(scope, receive, send)
@@ -80,7 +80,7 @@ def own(kind: type[ModelRequest]) -> Reader:
         incoming: Incoming, scope: Scope, receive: Receive
     ) -> tuple[ParsedRequest, Ticket]:
         request, ticket = await incoming.read(scope, receive, kind)
-        return own_request(request), ticket
+        return ParsedRequest([request], lambda accepted: Lines(), joined=False), ticket
 
     return read
 

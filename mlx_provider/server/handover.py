@@ -12,10 +12,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
@@ -35,7 +35,8 @@ UNREAD_TOTAL = 2**29
 """Bytes of unread replies of all requests."""
 OWN = "mlx-provider"
 PACKAGES = (OWN, "mlx", "mlx-lm", "mlx-vlm", "transformers")
-TOLD = 5
+LISTED = 5
+"""Edited files that are named."""
 log = logging.getLogger(__name__)
 STARTS = tuple(each.encode() for each in STARTS_ENGINES)
 NEXT = "it is replaced at the next request, if no other request runs"
@@ -47,18 +48,18 @@ class Activity:
     """Used only in the event loop."""
 
     def __init__(self) -> None:
-        self._attached = 0
+        self.clients = 0
+        """Attached ones."""
         self._open: dict[EventQueue, str] = {}
-        self._counting = 0
         self._since = time.monotonic()
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        self._attached += 1
+        self.clients += 1
         try:
             yield
         finally:
-            self._attached -= 1
+            self.clients -= 1
             self._since = time.monotonic()
 
     @contextmanager
@@ -70,25 +71,12 @@ class Activity:
             self._open.pop(queue, None)
             self._since = time.monotonic()
 
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        self._counting += 1
-        try:
-            yield
-        finally:
-            self._counting -= 1
-            self._since = time.monotonic()
-
     @property
     def requests(self) -> int:
-        return len(self._open) + self._counting
-
-    @property
-    def clients(self) -> int:
-        return self._attached
+        return len(self._open)
 
     def idle(self) -> float:
-        return 0.0 if self._attached or self.requests else time.monotonic() - self._since
+        return 0.0 if self.clients or self.requests else time.monotonic() - self._since
 
     def relieve(self) -> None:
         """If readers leave too much unread, end the slowest reply of the owner with the most."""
@@ -113,37 +101,32 @@ class OutOfDate:
     each watched file and import folder."""
 
     def __init__(self) -> None:
-        self._environ = dict(os.environ)
-        self._folders = _folders()
-        self._began = self._versions({})
-        self._now = self._began
-        self._points = self._in_use()
-        self._times = [times(point) for _, point in self._points]
+        self._environ, self._folders = dict(os.environ), _folders()
+        self._began = self._now = self._versions({})
+        self._sources = [(plugin, point, times(point)) for plugin, point in self._in_use()]
 
     def changes(self) -> list[str]:
         """Empty if a new engine would be the same."""
-        folders = _folders()
-        if folders != self._folders:
+        if (folders := _folders()) != self._folders:
             self._folders, self._now = folders, self._versions(self._began)
-        return [*self._differ(), *self._edits()]
+        then, now = self._began, self._now
+        found = [
+            f"{name}: {then.get(name, 'none')}, now {now.get(name, 'none')}"
+            for name in sorted({*then, *now})
+            if then.get(name) != now.get(name)
+        ]
+        for plugin, point, before in self._sources:
+            if edited := sorted({path for path, _ in times(point).items() ^ before.items()}):
+                # names without folders, which only the owner may see
+                names = [f"{Path(path).parent.name}/{Path(path).name}" for path in edited]
+                more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+                found.append(f"plugin {plugin.name}: edited {', '.join(names[:LISTED])}{more}")
+        return found
 
     def replaceable(self, changes: list[str]) -> bool:
         """Whether a new engine could serve the present clients. Not one of another version: the
         clients have this version until they restart."""
         return bool(changes) and self._now.get(OWN) == self._began.get(OWN)
-
-    def _differ(self) -> Iterator[str]:
-        for name in sorted({*self._began, *self._now}):
-            then, now = self._began.get(name), self._now.get(name)
-            if then != now:
-                yield f"{name}: {then or 'none'}, now {now or 'none'}"
-
-    def _edits(self) -> Iterator[str]:
-        for (plugin, point), then in zip(self._points, self._times, strict=True):
-            now = times(point)
-            if now != then:
-                changed = sorted(path for path, _ in now.items() ^ then.items())
-                yield f"plugin {plugin.name}: edited {_files([*dict.fromkeys(changed)])}"
 
     def _in_use(self) -> list[tuple[Plugin, EntryPoint]]:
         """Third-party plugins; built-in ones change with the version of this package."""
@@ -155,31 +138,21 @@ class OutOfDate:
         ]
 
     def _versions(self, before: Mapping[str, str]) -> dict[str, str]:
-        found = {
+        """`before`: of packages that pip is replacing."""
+        found = {name: installed_version(name) or before.get(name, "") for name in PACKAGES}
+        found |= {
             f"plugin {plugin.name}": f"{plugin.distribution} {plugin.version}"
             for plugin, _ in self._in_use()
         }
-        for name in PACKAGES:
-            if number := installed_version(name) or before.get(name):  # pip is replacing it
-                found[name] = number
-        return found
+        return {name: number for name, number in found.items() if number}
 
 
 def _folders() -> dict[str, int]:
     found = {}
     for path in sys.path:
-        try:
+        with suppress(OSError):
             found[path] = os.stat(path).st_mtime_ns  # noqa: PTH116 - for each request
-        except OSError:
-            continue
     return found
-
-
-def _files(paths: list[str]) -> str:
-    """Names without folders, which only the owner may see."""
-    names = [f"{Path(path).parent.name}/{Path(path).name}" for path in paths]
-    more = len(names) - TOLD
-    return ", ".join(names[:TOLD]) + (f" and {more} more" if more > 0 else "")
 
 
 class StopRequest(BaseModel):
@@ -202,7 +175,8 @@ class Handover:
         self._activity = activity
         self._out_of_date = out_of_date
         self._remote = remote
-        self._asked: dict[str, StopRequest] = {}
+        self._requested: set[str] = set()
+        """`StopRequest.when` of each request."""
         self._noticed: list[str] = []
         self.ending = False
         self.stop: Callable[[], None] = lambda: None
@@ -211,20 +185,18 @@ class Handover:
     async def __call__(self, request: Request) -> Response:
         """`{"ends": bool, "clients": int, "requests": int}`."""
         try:
-            asked = StopRequest.model_validate_json(await request.body())
+            body = StopRequest.model_validate_json(await request.body())
         except ValidationError as error:
             return error_response(BadRequest(f"body: {error.errors()[0]['msg']}"))
-        self._asked[asked.when] = asked
-        ends = self.due(others=1)
-        log.log(
-            logging.INFO if ends else logging.WARNING,
-            "%s (%s): %d clients, %d requests",
-            "the engine ends" if ends else "the engine ends when it is idle",
-            asked.reason, self._activity.clients, self._activity.requests,
-        )  # fmt: skip
+        self._requested.add(body.when)
+        ends, level = self.due(others=1), logging.WARNING
+        counts = {"clients": self._activity.clients, "requests": self._activity.requests}
         if ends:
+            level = logging.INFO
             self._end()
-        return JSONResponse({"ends": ends, **self._counts()})
+        when = "" if ends else " when it is idle"
+        log.log(level, "the engine ends%s (%s): %s", when, body.reason, counts)
+        return JSONResponse({"ends": ends, **counts})
 
     def admit(self, scope: Scope) -> None:
         """Raises `EngineUnavailable` if this engine is ending, or is out of date and the client can
@@ -243,13 +215,11 @@ class Handover:
 
     def due(self, others: int = 0) -> bool:
         """`others`: clients that do not prevent the end."""
-        if "now" in self._asked:
-            return True
-        if self._activity.requests:
-            return False
-        alone = "alone" in self._asked and self._activity.clients <= others
+        if "now" in self._requested or self._activity.requests:
+            return "now" in self._requested
+        alone = "alone" in self._requested and self._activity.clients <= others
         renews = bool(self._noticed) and self._renews(self._changes())
-        return alone or "idle" in self._asked or renews
+        return alone or "idle" in self._requested or renews
 
     def _changes(self) -> list[str]:
         return [] if self._out_of_date is None else self._out_of_date.changes()
@@ -269,13 +239,8 @@ class Handover:
         return known is not None and known.replaceable(changes)
 
     def _outlook(self, changes: list[str]) -> str:
-        if self._remote:
-            return REMOTE
-        return NEXT if self._renews(changes) else OTHERS
+        return REMOTE if self._remote else NEXT if self._renews(changes) else OTHERS
 
     def _end(self) -> None:
         self.ending = True
         self.stop()
-
-    def _counts(self) -> dict[str, Any]:
-        return {"clients": self._activity.clients, "requests": self._activity.requests}

@@ -29,9 +29,8 @@ from ..errors import (
     for_another,
 )
 from ..invalid import bad_request, shown
-from ..protocol.events import EVENT_BATCH, Accepted, Event
+from ..protocol.events import EVENT_BATCH, Event
 from ..protocol.requests import ModelRequest
-from ..wire.api import ParsedRequest
 from .access import owner_of
 from .handover import Activity
 
@@ -91,14 +90,6 @@ class Lines:
         return EVENT_BATCH.dump_json(list(events)) + b"\n"
 
 
-def own_request(request: ModelRequest) -> ParsedRequest:
-    return ParsedRequest([request], _lines, joined=False)
-
-
-def _lines(accepted: Accepted) -> Lines:
-    return Lines()
-
-
 @dataclass
 class Body:
     data: bytearray
@@ -125,11 +116,12 @@ class Bodies:
                 await _drain(receive)
             raise self._too_large(f"{length} bytes")
         gate = self._small if (length or 0) <= SMALL else self._large
-        with ExitStack() as undo:
-            body = Body(bytearray(), gate.ask(0, owner_of(scope)))
-            undo.callback(lambda: body.ticket.close())
+        body = Body(bytearray(), gate.ask(0, owner_of(scope)))
+        try:
             await self._read(body, receive)
-            undo.pop_all()
+        except BaseException:
+            body.ticket.close()
+            raise
         return body
 
     async def _charge(self, ticket: Ticket, size: int) -> Ticket:
@@ -149,17 +141,19 @@ class Bodies:
         data, values, more = body.data, Values(), True
         while more:
             piece, more = await _piece(receive)
-            if len(data) + len(piece) > self._limit:
+            size, error = len(data) + len(piece), None
+            if size > self._limit:
+                error = self._too_large(f"more than {self._limit} bytes")
+            else:
+                body.ticket = await self._charge(body.ticket, size)
+                data += piece
+                values.take(piece)
+                if values.count > MAX_VALUES:
+                    error = BodyTooLarge(f"the body has more than {MAX_VALUES} JSON values")
+            if error is not None:
                 data.clear()
                 await _drain(receive, more)
-                raise self._too_large(f"more than {self._limit} bytes")
-            body.ticket = await self._charge(body.ticket, len(data) + len(piece))
-            data += piece
-            values.take(piece)
-            if values.count > MAX_VALUES:
-                data.clear()
-                await _drain(receive, more)
-                raise BodyTooLarge(f"the body has more than {MAX_VALUES} JSON values")
+                raise error
 
     def _too_large(self, size: str) -> BodyTooLarge:
         return BodyTooLarge(

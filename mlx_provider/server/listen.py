@@ -1,5 +1,5 @@
 """The listening sockets of an engine process (on TCP, or a unix socket for processes of its owner
-alone), and a small server beside the engine on a separate port."""
+alone)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,8 @@ import socket
 import stat
 import struct
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import uvicorn
-from starlette.types import ASGIApp
 
 from ..errors import EngineUnavailable
 
@@ -122,24 +117,3 @@ def _why(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"port {port} on {host} is in use: choose another with --port"
     return f"cannot listen on port {port} of {host}: {error.strerror}"
-
-
-@contextmanager
-def run_side_server(app: ASGIApp, host: str, port: int) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yields its address, and a function that serves until SIGINT or SIGTERM. Raises
-    `EngineUnavailable`."""
-    listener = listen_tcp(host, port)
-    config = uvicorn.Config(
-        app,
-        lifespan="off",
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=1,
-    )
-    server = uvicorn.Server(config)
-    try:
-        yield listener.address, lambda: server.run(sockets=[listener.socket])
-    finally:
-        listener.socket.close()

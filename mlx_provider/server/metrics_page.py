@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import anyio.to_thread
+import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -13,8 +15,9 @@ from starlette.routing import Route
 
 from ..client.http import HttpClient
 from ..errors import EngineUnavailable, MLXProviderError
-from .access import Gate, Key, error_response
-from .app import PROMETHEUS
+from .access import Gate, Key
+from .app import PROMETHEUS, typed_response
+from .listen import listen_tcp
 
 UP = """\
 # HELP mlx_provider_up Whether an engine answers; without one there are no other metrics.
@@ -23,33 +26,35 @@ mlx_provider_up {up}
 """
 
 
-class MetricsPage:
+def metrics_page(client: HttpClient, keys: Iterable[Key] | None, hosts: Iterable[str]) -> Starlette:
     """`/metrics`, read from the engine at every scrape. Never starts an engine or keeps one
     running."""
 
-    def __init__(
-        self, client: HttpClient, keys: Iterable[Key] | None, hosts: Iterable[str]
-    ) -> None:
-        self._client = client
-        self.asgi = Starlette(
-            routes=[Route("/metrics", self._metrics)],
-            middleware=[Middleware(Gate, keys=keys, hosts=hosts)],
-            exception_handlers={MLXProviderError: _typed_response},
-        )
+    async def metrics(request: Request) -> Response:
+        page, up = b"", 0
+        with suppress(EngineUnavailable):  # the next request starts one
+            page, up = await anyio.to_thread.run_sync(client.metrics), 1
+        return Response(page + UP.format(up=up).encode(), headers={"content-type": PROMETHEUS})
 
-    async def _metrics(self, request: Request) -> Response:
-        try:
-            figures = await anyio.to_thread.run_sync(self._client.metrics)
-        except EngineUnavailable:  # an engine starts with the next request and ends when it is idle
-            return _page(b"", up=0)
-        return _page(figures, up=1)
+    return Starlette(
+        routes=[Route("/metrics", metrics)],
+        middleware=[Middleware(Gate, keys=keys, hosts=hosts)],
+        exception_handlers={MLXProviderError: typed_response},
+    )
 
 
-def _page(figures: bytes, up: int) -> Response:
-    return Response(figures + UP.format(up=up).encode(), headers={"content-type": PROMETHEUS})
-
-
-async def _typed_response(request: Request, error: Exception) -> Response:
-    if not isinstance(error, MLXProviderError):
-        raise error
-    return error_response(error)
+def serve_page(page: Starlette, host: str, port: int, announce: Callable[[str], None]) -> None:
+    """Until SIGINT or SIGTERM. `announce` gets the address. Raises `EngineUnavailable`."""
+    listener = listen_tcp(host, port)
+    config = uvicorn.Config(
+        page,
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    with listener.socket:
+        announce(listener.address)
+        uvicorn.Server(config).run(sockets=[listener.socket])

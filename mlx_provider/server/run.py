@@ -21,7 +21,6 @@ from ..config import (
     Runtime,
     engine_settings,
     home_state,
-    removed_variables,
     runtime,
 )
 from ..errors import BadRequest, EngineUnavailable, MLXProviderError
@@ -77,8 +76,6 @@ def serve(
     try:
         settings = replace(engine_settings(), **fixed)
         log_to_stderr(settings.log_level)
-        for name, instead in removed_variables().items():
-            log.warning("%s no longer has an effect: %s", name, instead)
         logging.getLogger("uvicorn").setLevel("WARNING")
         raise_file_limit()
         quiet_transformers()
@@ -209,4 +206,4 @@ def _report(options: ServeOptions, line: bytes) -> None:
         os.write(options.ready_fd, line)
         os.close(options.ready_fd)
     except OSError as error:
-        logging.getLogger(__name__).warning("the starting client is gone: %s", error)
+        log.warning("the starting client is gone: %s", error)

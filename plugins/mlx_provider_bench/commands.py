@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -46,22 +45,20 @@ def speed(
 
 
 PrefixPart = StrEnum("PrefixPart", ["ttft", "conversation"])
-Variant = StrEnum("Variant", ["demo", "demo-hybrid", "demo+image"])
 Dtype = StrEnum("Dtype", ["float32", "bfloat16", "float16"])
 
 
 def prefix(
     context: typer.Context,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A folder, or demo, demo-hybrid, demo+image (an image before the document); "
+            "repeatable, the last one has the conversation."
+        ),
+    ] = None,
     part: Annotated[
         list[PrefixPart] | None, typer.Option(help="Repeat for several; all by default.")
-    ] = None,
-    variant: Annotated[
-        list[Variant] | None,
-        typer.Option(help="A demo model; +image: an image before the document; repeatable."),
-    ] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(exists=True, help="A checkpoint's folder instead of the demo models."),
     ] = None,
     tokens: Annotated[
         list[int] | None,
@@ -78,26 +75,10 @@ def prefix(
     from .prefix_cache import Plan
     from .prefix_cache import bench as measure
 
-    default, variants = Plan(), [each.value for each in variant or ()]
-    talk = variants[:1] or default.talk
-    if model is not None:
-        model = model.resolve()
-        variants = talk = [model.name]
-    print_result(
-        measure(
-            Plan(
-                variants=variants or default.variants,
-                sizes=tokens or default.sizes,
-                dtype=dtype and dtype.value,
-                model=model,
-                talk=talk,
-                talk_document=document,
-                turns=turns,
-                parts=[p.value for p in part or list(PrefixPart)],
-            ),
-            context.meta[PROGRESS],
-        )
+    plan = Plan(
+        model or Plan.models, tokens or Plan.sizes, dtype, document, turns, part or Plan.parts
     )
+    print_result(measure(plan, context.meta[PROGRESS]))
 
 
 bench = typer.Typer(

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mlx_provider.commands import EngineSettings, folder_of, load_model
+from mlx_provider.commands import DEMOS, EngineSettings, folder_of, load_model
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution.calibration import calibrate
 from mlx_provider.engine.execution.probe import Probe, probe
@@ -28,7 +28,6 @@ from .report import Result, against, print_rows, size_of, surroundings
 
 WIDE = 2**50
 """A memory budget that never matters here."""
-VARIANTS = ("demo", "demo-hybrid", "demo+image")
 IMAGE_EDGE = 448
 """Pixels along an image's sides."""
 REPLY = 6
@@ -40,7 +39,7 @@ SPEEDUP_TARGET = 28.0
 CONVERSATION_TARGET = 10.76
 Report = Callable[[str], None]
 _TTFT = {
-    "variant": "variant",
+    "model": "model",
     "tokens": "prompt_tokens",
     "cold s": "cold_seconds",
     "repeat s": "repeat_seconds",
@@ -50,20 +49,19 @@ _TTFT = {
     "other computed": "other_question.computed",
     "equal": "same_tokens",
 }
-_TALK = {"variant": "variant", "cold/cached": "cold_over_cached", "equal": "same_tokens"}
+_TALK = {"model": "model", "cold/cached": "cold_over_cached", "equal": "same_tokens"}
 
 
 @dataclass(frozen=True)
 class Plan:
-    variants: Sequence[str] = VARIANTS
-    """Models of the package; `+image`: with an image before the document."""
-    model: Path | None = None
-    """A checkpoint's folder, in place of them."""
+    models: Sequence[str] = ("demo", "demo-hybrid", "demo+image")
+    """Folders, or models of the package; `+image`: with an image before the document. The last one
+    has the conversation."""
     sizes: Sequence[int] = (1024, 4096, SPEEDUP_AT)
     dtype: str | None = None
     """To which weights are expanded; unset: that of the checkpoint, float32 of the demo models."""
-    talk: Sequence[str] = ("demo+image",)
-    talk_document: int = 17_000
+    document: int = 17_000
+    """Tokens of the conversation's document."""
     turns: int = 6
     parts: Sequence[str] = ("ttft", "conversation")
 
@@ -172,39 +170,34 @@ class Subject:
 
 def bench(plan: Plan, report: Report) -> Result:
     """JSON-able. `report` gets what is measured; tables go to stderr."""
-    own = "float32" if plan.model is None else "of the checkpoint"
-    result = surroundings(plan.dtype or own) | _models(plan, report)
+    result = surroundings(plan.dtype or "of the checkpoint; float32 of the demo models")
+    result |= {"models": {}, "ttft": [], "conversation": []}
+    sizes = plan.sizes if "ttft" in plan.parts else ()
+    total = len(plan.models) * len(sizes)
+    for given in plan.models if sizes else plan.models[-1:]:
+        path, _, image = given.partition("+")
+        report(f"{given}: the model is loaded and tried")
+        model = load_model(folder_of(path), plan.dtype or ("float32" if path in DEMOS else None))
+        subject, name = Subject(model, image=bool(image)), Path(path).name
+        result["models"][name] = size_of(model)
+        for size in sizes:
+            which = f"{len(result['ttft']) + 1} of {total}"
+            report(f"{which}: {given}, prompts of {size:,} tokens: cold, then repeated")
+            row = {"model": Path(given).name, **_first_tokens(subject, size)}
+            result["ttft"].append(row)
+            report(
+                f"{which}: first token after {row['cold_seconds']:.3g} s cold, "
+                f"{row['repeat_seconds']:.3g} s repeated; equal answers: {row['same_tokens']}"
+            )
+    if "conversation" in plan.parts:
+        talk = _conversation(subject, plan, report)
+        result["conversation"].append({"model": Path(given).name, **talk})
     print_rows("time to first token, in process", _TTFT, result["ttft"])
     print_rows("conversation", _TALK, result["conversation"])
     return result
 
 
-def _models(plan: Plan, report: Report) -> Result:
-    found: Result = {"models": {}, "ttft": [], "conversation": []}
-    known = VARIANTS if plan.model is None else (plan.model.name,)
-    lengths = [(v, size) for v in plan.variants for size in plan.sizes if "ttft" in plan.parts]
-    for variant in (v for v in known if v in {*plan.variants, *plan.talk}):
-        name, _, image = variant.partition("+")
-        report(f"{variant}: the model is loaded and tried")
-        dtype = plan.dtype or ("float32" if plan.model is None else None)
-        model = load_model(plan.model or folder_of(name), dtype)
-        subject = Subject(model, image=bool(image))
-        found["models"][name] = size_of(model)
-        for size in (size for v, size in lengths if v == variant):
-            which = f"{len(found['ttft']) + 1} of {len(lengths)}"
-            report(f"{which}: {variant}, prompts of {size:,} tokens: cold, then repeated")
-            row = _first_tokens(subject, variant, size)
-            found["ttft"].append(row)
-            report(
-                f"{which}: first token after {row['cold_seconds']:.3g} s cold, "
-                f"{row['repeat_seconds']:.3g} s repeated; equal answers: {row['same_tokens']}"
-            )
-        if "conversation" in plan.parts and variant in plan.talk:
-            found["conversation"].append(_conversation(subject, variant, plan, report))
-    return found
-
-
-def _first_tokens(subject: Subject, variant: str, size: int) -> Result:
+def _first_tokens(subject: Subject, size: int) -> Result:
     """Cold, repeated, the next turn, and other questions about one document. Ratios compare
     medians: on a busy machine the fastest of a few says less. Of two cold runs the faster
     counts."""
@@ -226,7 +219,6 @@ def _first_tokens(subject: Subject, variant: str, size: int) -> Result:
     if size <= ALL_COLD:  # a third cold run of a longer prompt would cost too much
         checked.append((another[0], subject.ask(subject.cold, other[0])))
     return {
-        "variant": variant,
         "prompt_tokens": first.prompt_tokens,
         "cold_seconds": cold,
         "repeat_seconds": repeat,
@@ -254,15 +246,15 @@ def _speedup(ratio: float, tokens: int) -> object:
     return against(ratio, SPEEDUP_TARGET, at_least=True)
 
 
-def _conversation(subject: Subject, variant: str, plan: Plan, report: Report) -> Result:
+def _conversation(subject: Subject, plan: Plan, report: Report) -> Result:
     asked = Asked(
-        document(subject.model, plan.talk_document, seed=3),
+        document(subject.model, plan.document, seed=3),
         "Which colour is the circle?",
         image=3 if subject.image else None,
     )
     turns = []
     for turn in range(plan.turns):
-        report(f"conversation of {variant}: turn {turn + 1} of {plan.turns}")
+        report(f"conversation: turn {turn + 1} of {plan.turns}")
         cached, cold = (subject.ask(side, asked) for side in (subject.warm, subject.cold))
         turns.append((cached, cold))
         report(f"first token after {cold.first:.3g} s cold, {cached.first:.3g} s with the cache")
@@ -271,7 +263,6 @@ def _conversation(subject: Subject, variant: str, plan: Plan, report: Report) ->
     later = turns[1:]
     gain = sum(cold.first for _, cold in later) / sum(cached.first for cached, _ in later)
     return {
-        "variant": variant,
         "prompt_tokens": [cached.prompt_tokens for cached, _ in turns],
         "cached_tokens": [cached.cached for cached, _ in turns],
         "cached_seconds": [cached.first for cached, _ in turns],

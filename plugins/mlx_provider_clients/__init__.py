@@ -1,19 +1,114 @@
-"""Coding agents for `mlx-provider launch`: each with the source of its names. A profile
-keeps a client's settings, sessions and caches in the launch's own folder, states the real context
-of the model, and raises time limits that a long prompt on a slow machine exceeds."""
+"""Coding agents for `mlx-provider launch`: a table of each, with the source of its names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from mlx_provider import Client, hookimpl
-
-from .independent import AIDER, CLINE, CONTINUE, KILO, OPENCODE, PI
-from .vendors import CLAUDE, CODEX, QWEN
+from mlx_provider import Client, Gateway, Profile, hookimpl
 
 mlx_provider_api = 1
+
+TABLES = Path(__file__).with_name("clients.toml")
+PROFILE = ("environment", "files", "arguments", "hidden")
+PLACE = re.compile(r"\{(\w+)\}")
+REPLY_MS = 3_600_000
+"""Milliseconds without a token: a prompt of 100,000 tokens may take as long."""
+LEAST_WINDOW_TOKENS = 100_000
+"""A smaller `CLAUDE_CODE_AUTO_COMPACT_WINDOW` counts as this."""
+RECENT = 20_000
+"""Tokens that a compaction of pi keeps by default."""
 
 
 @hookimpl
 def mlx_clients() -> Iterator[Client]:
-    yield from (CLAUDE, CODEX, OPENCODE, QWEN, PI, CONTINUE, KILO, CLINE, AIDER)
+    tables = tomllib.loads(TABLES.read_text(encoding="utf-8"))
+    shared = tables.pop("shared")
+    for name, table in tables.items():
+        own = {part: table.pop(part) for part in PROFILE if part in table}
+        subagent = table.pop("subagent", None)
+        yield Client(
+            name,
+            profile=partial(_profile, own, shared),
+            subagent=partial(_profile, subagent, shared) if subagent else None,
+            aliases=tuple(table.pop("aliases", ())),
+            **table,
+        )
+
+
+def _profile(table: Mapping[str, Any], shared: Mapping[str, Any], gateway: Gateway) -> Profile:
+    known = _values(gateway)
+    known |= {f"subagent_{name}": text for name, text in shared["subagent"].items()}
+    for name, part in shared.items():  # one part may hold those before it
+        known[name] = _fill(part, known)
+    environment, files, arguments, hidden = (_fill(table.get(part, {}), known) for part in PROFILE)
+    return Profile(
+        {name: _text(value) for name, value in environment.items()},
+        {name: _content(name, value) for name, value in files.items()},
+        tuple(map(_text, arguments)),
+        tuple(hidden),
+    )
+
+
+def _values(gateway: Gateway) -> dict[str, Any]:
+    """What `{name}` stands for. `None` leaves out the entry."""
+    images = ["image"] if gateway.images else []
+    wide = gateway.context >= LEAST_WINDOW_TOKENS
+    own, base = Path.home() / ".gitconfig", Path.home() / ".config" / "git" / "config"
+    return {
+        "url": gateway.url,
+        "key": gateway.key,
+        "model": gateway.model,
+        "context": gateway.context,
+        "output": gateway.output,
+        "prompt": gateway.context - gateway.output,
+        "images": gateway.images,
+        "inputs": ["text", *images],
+        "folder": str(gateway.folder),
+        "reply_ms": REPLY_MS,
+        "claude_window": gateway.context if wide else None,
+        "continue_capabilities": ["tool_use", *(["image_input"] if images else [])],
+        "pi_recent": min(RECENT, gateway.context // 4),
+        # the file that git reads for a user, one of two
+        "git_config": str(base if base.is_file() and not own.is_file() else own),
+    }
+
+
+def _fill(value: Any, known: Mapping[str, Any]) -> Any:
+    if isinstance(value, Mapping):
+        filled = {_fill(name, known): _fill(inner, known) for name, inner in value.items()}
+        return {name: inner for name, inner in filled.items() if inner is not None}
+    if isinstance(value, list | tuple):
+        return [_fill(inner, known) for inner in value]
+    if not isinstance(value, str):
+        return value
+    whole = PLACE.fullmatch(value)
+    if whole and whole[1] in known:
+        return known[whole[1]]
+    return PLACE.sub(lambda place: str(known.get(place[1], place[0])), value)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _content(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if name.endswith(".toml"):
+        return "\n".join(_toml(value)) + "\n"
+    return json.dumps(value, indent=2)
+
+
+def _toml(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[str]:
+    """Texts, numbers and booleans are the same in JSON and TOML."""
+    tables = {name: value for name, value in table.items() if isinstance(value, dict)}
+    lines = [f"{name} = {json.dumps(table[name])}" for name in table if name not in tables]
+    for name, inner in tables.items():
+        lines += [f"[{'.'.join((*path, name))}]", *_toml(inner, (*path, name))]
+    return lines

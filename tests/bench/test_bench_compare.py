@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,8 +12,7 @@ from typer.testing import CliRunner
 
 from command_line import running
 from command_line.commands import benchmarks
-from compare import answers, isolation, reuse, run, speed, stall
-from compare.begun import Begun
+from compare import run, stall
 from compare.formats import write_format
 from compare.markdown import NOWHERE, report
 from compare.others import Other, key_of, model_of, parse_other
@@ -28,73 +24,8 @@ from compare.verdict import not_faster, ratios, without_rival
 from mlx_provider.commands import load_model
 from mlx_provider.errors import BadRequest, EngineUnavailable
 from mlx_provider.families.checkpoint import read_json
-from peers import PeerClient, chat_pieces, chat_request, questions, through_proxy
-from servers import Answer, Kept, Kind, Server
-
-SUBJECT = Subject("llama", "4bit", Path(), sees=False)
-SMALL = Plan(crowd=4, words=4, reply=8, rounds=1, streams=(1, 2), prompt=300, limit=300)
-Sides = Callable[..., list[Side]]
-
-
-@pytest.fixture
-def sides(fake: Any) -> Any:
-    """Of the fake server, by what it does; without a proxy."""
-    made: list[Side] = []
-
-    def of(*names: str, limit: float = 300) -> list[Side]:
-        for name in names:
-            server = Server(through_proxy(name), fake.url, Path(), "key", alias=name)
-            made.append(Side(name, PeerClient(server, limit=limit)))
-        return made
-
-    yield of
-    for side in made:
-        side.client.close()
-
-
-def by_server(rows: list[Row], case: str = "") -> dict[str, Row]:
-    return {row.server: row for row in rows if case in row.case}
-
-
-def measured(part: ModuleType, *asked: Any) -> list[Row]:
-    return [row for rows in part.measure(*asked) for row in rows]
-
-
-def test_answers_that_change_in_company_are_told(sides: Sides) -> None:
-    rows = by_server(measured(answers, SMALL, SUBJECT, sides("right", "wrong")), "at once")
-    assert (rows["right"].equal, rows["right"].compared) == (4, 4)
-    assert rows["wrong"].compared == 4
-    assert rows["wrong"].equal < 4
-    told = report(result(*rows.values()))
-    assert f"- wrong, llama, 4bit, 4 at once: {rows['wrong'].equal} of 4 equal" in told
-
-
-def test_requests_that_are_refused_are_counted_and_are_not_wrong(sides: Sides, fake: Any) -> None:
-    fake.may_end = lambda request: fake.seen >= 4
-    row = by_server(measured(answers, SMALL, SUBJECT, sides("refuses")), "at once")["refuses"]
-    assert row.asked == 8
-    assert (row.refused, row.compared, row.equal) == (2, 2, 2)
-    assert row.reason == "HTTP 429: no room"
-    assert "refused 2 of 8: HTTP 429: no room" in report(result(row))
-
-
-def test_a_round_with_a_refusal_has_no_figures(sides: Sides, fake: Any) -> None:
-    last = (1, 2, 6, 6, 6, 6)  # of one stream and of four, each of them warmed before
-    fake.may_end = lambda request: fake.seen >= (*last, *[10] * 4)[request.number - 1]
-    plan = Plan(words=4, reply=8, rounds=1, streams=(1, 4))
-    one, four = measured(speed, plan, SUBJECT, sides("refuses"))
-    assert one.figures["throughput"][0] is not None
-    assert four.figures == {"throughput": [None], "first_token": [None], "pace": [None]}
-
-
-def test_a_stream_that_waits_for_a_long_prompt_is_told(sides: Sides, fake: Any) -> None:
-    fake.may_end = lambda request: fake.longs > request.longs
-    rows = by_server(measured(stall, SMALL, SUBJECT, sides("slow", "stalls")))
-    (waited,), (other,) = (rows[name].figures["longest_gap"] for name in ("stalls", "slow"))
-    assert waited is not None
-    assert waited >= fake.WAIT / 2
-    assert other is not None
-    assert rows["slow"].figures["newcomer"][0] is not None
+from peers import PeerClient, chat_pieces, chat_request, questions
+from servers import Answer, Kept, Kind
 
 
 def test_streams_that_end_too_soon_are_told() -> None:
@@ -108,95 +39,6 @@ def test_streams_that_end_too_soon_are_told() -> None:
 
     assert told(ended=0.6) == {"streams": stall.TOO_SHORT}
     assert told(ended=0.8) == {}
-
-
-def test_a_silent_server_is_left_alone_and_asked_again_in_the_next_part(
-    sides: Sides, fake: Any
-) -> None:
-    (silent,) = sides("silent", limit=0.2)
-    rows = measured(answers, SMALL, SUBJECT, [silent])
-    assert all(row.refused == row.asked == 8 for row in rows)
-    assert "not asked again" in rows[-1].reason
-    before = fake.seen
-    assert before <= 4 + 1
-    silent.ready()
-    measured(speed, SMALL, SUBJECT, [silent])
-    assert fake.seen == before + 1
-
-
-def test_bytes_without_end_are_no_answer(sides: Sides) -> None:
-    (side,) = sides("dribbles", limit=0.3)
-    (answer,) = side.alone(questions("any", 1, 0, 4), 4)
-    assert answer.late
-    assert "no end in the time" in answer.failure
-
-
-@pytest.fixture
-def outlasting(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams end when what disturbs them has been answered."""
-    disturbing: list[bool] = []
-    begin, disturb = isolation._disturbed, isolation._once
-
-    def disturbed(*asked: Any) -> None:
-        disturbing.append(True)
-        begin(*asked)
-
-    def once(*asked: Any) -> tuple[str, float]:
-        found = disturb(*asked)
-        disturbing.clear()
-        return found
-
-    monkeypatch.setattr(isolation, "_disturbed", disturbed)
-    monkeypatch.setattr(isolation, "_once", once)
-    fake.may_end = lambda request: not disturbing
-
-
-@pytest.mark.usefixtures("outlasting")
-def test_streams_that_a_bad_request_topples_are_told(sides: Sides) -> None:
-    rows = measured(isolation, SMALL, SUBJECT, sides("slow", "topples"))
-    empty = by_server(rows, "no messages")
-    assert (empty["slow"].equal, empty["slow"].refused) == (4, 0)
-    assert empty["slow"].notes == {"answered": "400", "afterwards": "answers"}
-    assert empty["topples"].refused > 0
-    assert "the batch was closed" in empty["topples"].reason
-    left = by_server(rows, isolation.LEAVES)["slow"]
-    assert (left.equal, left.notes["answered"]) == (4, "left after the first token")
-
-
-def test_a_bad_request_that_came_too_late_proves_nothing(
-    sides: Sides, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (side,) = sides("right")
-    asked = questions("any", 2, 0, 4)
-    found = Row("isolation", "llama", "4bit", "beside nothing", "right")
-    crowd = isolation.Crowd(asked, side.alone(asked, 2), SMALL)
-    over = threading.Event()
-
-    class Told(Begun):
-        def ended(self, result: Any) -> Any:
-            super().ended(result)
-            over.set()
-            return result
-
-    monkeypatch.setattr(isolation, "Begun", Told)
-    isolation._disturbed(found, side, crowd, lambda _: over.wait(60) and "400")
-    assert found.notes["answered"] == f"400, {isolation.TOO_LATE}"
-    lost = [Answer("", 1, 1, 0, 0, failure="gone")] * 2
-    isolation._disturbed(found, side, isolation.Crowd(asked, lost, SMALL), lambda _: "400")
-    assert (found.refused, found.asked, found.reason) == (2, 6, "gone")
-
-
-def test_a_prompt_that_is_answered_differently_from_a_cache_is_told(sides: Sides) -> None:
-    sees = Subject("qwen3_vl", "4bit", Path(), sees=True)
-    made = sides("right", "forgets")
-    made[1].images = False
-    rows = measured(reuse, SMALL, sees, made)
-    again = by_server(rows, "prompt, once more")
-    assert [(again[name].equal, again[name].compared) for name in again] == [(1, 1), (0, 1)]
-    assert again["right"].notes == {"reused": "5 of 9"}
-    image = by_server(rows, "image, first time")
-    assert image["forgets"].notes == {"images": "takes none"}
-    assert image["right"].figures["first_token"][0] is not None
 
 
 SERVER = """
@@ -340,13 +182,12 @@ def test_the_command_repeats_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (asked[-1].others, asked[-1].limit) == (list(plan.others), plan.limit)
 
 
-def test_servers_are_named_without_their_keys(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_are_named_without_their_keys() -> None:
     other = parse_other("my-vllm=http://host:8000")
     assert (other.base, other.model) == ("http://host:8000/v1", "")
     assert key_of(other, {"MY_VLLM_API_KEY": "secret"}) == "secret"
     assert parse_other("a=https://host/api/,some/name,x").base == "https://host/api"
     assert parse_other("a=https://host/api/,some/name").model == "some/name"
-    assert model_of(parse_other(f"a={fake.url}")) == "right"
     wrong = {
         "http://host": "no NAME=URL", "a=ftp://host": "no NAME=URL", "a=host:1": "no NAME=URL",
         "a=http://me:key@host": "A_API_KEY", "a=http://host?key=1": "A_API_KEY",
@@ -355,10 +196,6 @@ def test_servers_are_named_without_their_keys(fake: Any, monkeypatch: pytest.Mon
     for text, told in wrong.items():
         with pytest.raises(BadRequest, match=told):
             parse_other(text)
-    monkeypatch.setattr(type(fake), "models", b"")
-    assert model_of(parse_other(f"a={fake.url},mine")) == "mine"
-    with pytest.raises(EngineUnavailable, match="lists no model: name one after the address, a="):
-        model_of(parse_other(f"a={fake.url}"))
     with pytest.raises(EngineUnavailable, match="/v1/models: "):
         model_of(Other("gone", "http://127.0.0.1:9/v1"))
 
@@ -398,37 +235,6 @@ def test_no_question_is_asked_twice_and_every_side_gets_the_same() -> None:
     texts = [messages[0]["content"] for messages in asked]
     assert len(set(texts)) == len(texts) == 3 * (1 + 4 + 16)
     assert questions("speed", 4, 1, 40) == questions("speed", 4, 1, 40)
-
-
-@pytest.mark.sweep
-def test_ours_and_other_servers_behind_one_proxy(
-    fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(running, "preload", lambda: None)
-    monkeypatch.setenv("RIGHT_API_KEY", "a-key-for-one")
-    folder, out = write_format(tmp_path / "model", "llama", "4bit", 64, 2), tmp_path / "out"
-    servers = [f"--server={name}={fake.url},{name}" for name in ("right", "wrong")]
-    few = shlex.split("--rounds 1 --crowd 3 --streams 1 --streams 2 --words 4 --reply 8")
-    parts = ["--part=answers", "--part=speed", f"--model={folder}", "--peer=none", f"--out={out}"]
-    done = CliRunner().invoke(
-        benchmarks, ["compare", *servers, *few, *parts], catch_exceptions=False
-    )
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["absent"] == found["deaths"] == []
-    answered = {r["server"]: r for r in found["rows"] if r["case"] == "3 at once"}
-    assert list(answered) == ["mlx-provider", NATIVE, "right", "wrong"]
-    assert [answered[n]["equal"] for n in ("mlx-provider", NATIVE, "right")] == [3, 3, 3]
-    assert answered["wrong"]["equal"] < 3
-    pairs = [r for r in found["rows"] if r["case"] == "2 streams"]
-    assert [r["refused"] for r in pairs] == [0, 0, 0, 0]
-    assert all(r["figures"]["throughput"][0] > 0 for r in pairs)
-    assert fake.keys == {"Bearer a-key-for-one", "Bearer none"}
-    page = (out / "report.md").read_text()
-    assert "## Where we are not faster" in page
-    assert "- wrong, " in page
-    assert found == json.loads((out / "result.json").read_text())
-    assert "a-key-for-one" not in page + done.output
 
 
 @pytest.mark.sweep

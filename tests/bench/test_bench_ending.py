@@ -68,7 +68,7 @@ def test_a_signal_waits_while_a_process_is_started() -> None:
             known.append("started")
         known.append("not reached")
 
-    with pytest.raises(Ended) as ended, long_command(None):
+    with pytest.raises(Ended) as ended, long_command(print):
         start()
     assert (ended.value.number, known) == (signal.SIGTERM, ["started"])
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -17,7 +17,7 @@ from random_weights import write_model
 def test_every_part(bench: Callable[..., dict[str, Any]]) -> None:
     parts = ("--part", "ttft", "--part", "conversation")
     sizes = ("--tokens", "200", "--document", "120", "--turns", "2")
-    result = bench("prefix", *parts, "--variant", "demo+image", *sizes)
+    result = bench("prefix", *parts, "--model", "demo+image", *sizes)
     (row,) = result["ttft"]
     assert row["same_tokens"] == "14/14"
     assert row["repeat_cached"] == row["prompt_tokens"] - 1
@@ -36,7 +36,7 @@ def test_a_checkpoint_in_place_of_the_demo_models(
     parts = ("--part", "ttft", "--part", "conversation", "--tokens", "100", "--document", "60")
     result = bench("prefix", "--model", str(folder), *parts, "--turns", "2")
     (row,), (talk,) = result["ttft"], result["conversation"]
-    assert row["variant"] == talk["variant"] == "mine"
+    assert row["model"] == talk["model"] == "mine"
     assert row["repeat_cached"] == row["prompt_tokens"] - 1
     for hit in (row["next_turn"], row["other_question"]):
         assert 0 < hit["computed"] < hit["cached"]
@@ -63,7 +63,7 @@ def test_a_wrong_reuse_shows(subject: Subject, monkeypatch: pytest.MonkeyPatch) 
         return cache, lease
 
     monkeypatch.setattr(store, "acquire", spoilt)
-    row = _first_tokens(subject, "llama", 200)
+    row = _first_tokens(subject, 200)
     assert row["same_tokens"] != "14/14"
 
 

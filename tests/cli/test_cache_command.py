@@ -66,7 +66,7 @@ def run(engine: ThreadingHTTPServer, *arguments: str) -> str:
 
 
 def test_what_the_cache_holds(engine: ThreadingHTTPServer) -> None:
-    assert run(engine) == "demo\n  entries: 2\n  bytes: 4096\n"
+    assert run(engine) == "demo:\n  entries: 2\n  bytes: 4096\n"
     assert CacheRoute.seen == [("GET", "/cache", "Bearer secret")]
 
 

@@ -20,7 +20,7 @@ from mlx_provider.cli.app import build
 from mlx_provider.client.http import HttpClient
 from mlx_provider.client.messages import parse_address
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.server.metrics_page import MetricsPage
+from mlx_provider.server.metrics_page import metrics_page
 
 MAIN = "from mlx_provider.cli import main; main()"
 TOLD = "# HELP mlx_provider_models_loaded Models.\nmlx_provider_models_loaded 1.0\n"
@@ -94,8 +94,7 @@ def test_served_with_a_key_that_is_made_once(engine: str, tmp_path: Path) -> Non
 async def test_up_tells_whether_an_engine_answers(engine: str) -> None:
     for address, up in ((engine, 1), ("http://127.0.0.1:9", 0)):
         client = HttpClient(parse_address(address))
-        page = MetricsPage(client, None, ())
-        transport = httpx.ASGITransport(page.asgi)
+        transport = httpx.ASGITransport(metrics_page(client, None, ()))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
             answer = await http.get("/metrics")
             assert answer.status_code == 200

@@ -19,7 +19,7 @@ LIMIT = 60
 DEAF = """
 import ctypes
 from mlx_provider.commands import long_command
-with long_command(None):
+with long_command(print):
     ctypes.CDLL(None).system(b"echo deaf; exec cat")
 """
 """The main thread stays in one call of C."""
@@ -29,11 +29,11 @@ from mlx_provider import commands
 commands.EVERY = 0.2
 main()
 """
-PART = ("bench", "prefix", "--variant", "demo", "--part", "ttft")
+PART = ("bench", "prefix", "--model", "demo", "--part", "ttft")
 
 
 def test_a_signal_passes_what_holds_back_errors() -> None:
-    with pytest.raises(Ended), long_command(None), Isolation():
+    with pytest.raises(Ended), long_command(print), Isolation():
         signal.raise_signal(signal.SIGTERM)
 
 
@@ -49,7 +49,7 @@ def test_what_runs_is_reported_and_repeated() -> None:
 
 def test_handlers_are_put_back() -> None:
     before = [signal.getsignal(number) for number in PASSED_ON]
-    with long_command(None):
+    with long_command(print):
         assert signal.getsignal(signal.SIGTERM) not in before
     assert [signal.getsignal(number) for number in PASSED_ON] == before
     assert signal.set_wakeup_fd(-1) == -1

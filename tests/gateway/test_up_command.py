@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -70,10 +69,8 @@ def stand_in_proxy(
     """A process in the place of LiteLLM's proxy, and no engine; ends what is left of it."""
     script = tmp_path / "proxy.py"
     script.write_text(FAKE_PROXY)
-    loaded: Future[None] = Future()
-    loaded.set_result(None)
     monkeypatch.setattr(proxy, "COMMAND", (sys.executable, str(script)))
-    monkeypatch.setattr(engine, "warm_up_in_thread", lambda *options: loaded)
+    monkeypatch.setattr(engine, "warm_up", lambda *options: None)
     monkeypatch.setattr(engine, "_engine_line", lambda *engine: "none")
     started: list[Proxy] = []
 

@@ -1,7 +1,6 @@
 """`mlx-provider demo`, as a user runs it: nothing but the package, an empty HOME, no network."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -40,9 +39,6 @@ def test_from_nothing_but_the_package(environ, tmp_path):
     told = done.stdout
     assert "Your name is Maria." in told
     assert told.count("\nok ") == 6
-    # The clock decides whether guesses are worth their time. tests/mtp has a policy without one.
-    held = r"\d+ of [1-9]\d* drafted tokens accepted|none: a draft takes longer than it saves here"
-    assert re.search(rf"drafts +({held}) \(demo-hybrid, by mtp \+ lookup\)", told)
     assert "mlx-provider up demo starts the same to stay" in told
     assert list(tmp_path.iterdir()) == []
 

@@ -10,14 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from mlx_provider.cli.app import build
-from mlx_provider.config import (
-    REMOVED,
-    SETTINGS,
-    EngineSettings,
-    engine_settings,
-    parse_bytes,
-    removed_variables,
-)
+from mlx_provider.config import SETTINGS, EngineSettings, engine_settings, parse_bytes
 from mlx_provider.errors import BadRequest
 from mlx_provider.families.checkpoint import sampling_defaults
 from mlx_provider.litellm.model_info import operator_options
@@ -67,14 +60,6 @@ def test_prefixes_are_kept_in_the_state_folder_unless_that_is_switched_off(tmp_p
     assert engine_settings(environ).disk_cache == tmp_path / "mlx-provider"
     assert engine_settings(environ).disk_cache_bytes is None
     assert setting("DISK_CACHE_BYTES", "0").disk_cache_bytes == 0
-
-
-@pytest.mark.parametrize("name", REMOVED)
-def test_a_removed_variable_has_no_effect_and_is_told(name):
-    assert setting(name, "nonsense") == engine_settings({})
-    assert removed_variables({f"MLX_PROVIDER_{name}": "nonsense"}).keys() == {
-        f"MLX_PROVIDER_{name}"
-    }
 
 
 @pytest.mark.parametrize(
