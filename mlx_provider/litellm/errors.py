@@ -83,7 +83,6 @@ HEADERS: Mapping[type[Exception], Mapping[str, str]] = {
 
 
 def to_litellm(error: Exception, model: str) -> Exception:
-    """An unexpected error is logged and becomes a 500."""
     names: dict[str, Any] = {"model": model, "llm_provider": PROVIDER}
     if not isinstance(error, MLXProviderError):
         log.error("unforeseen error", exc_info=error)
@@ -110,24 +109,20 @@ def to_litellm(error: Exception, model: str) -> Exception:
 
 
 def is_context_full(error: Exception) -> bool:
-    """Whether a LiteLLM exception was made from our `ContextTooLong`."""
     ours = getattr(error, "llm_provider", "") == PROVIDER
     return ours and isinstance(error, ContextWindowExceededError)
 
 
 _CALLS = ("completion", "text_completion", "responses", "embedding")
-SERVED = frozenset(
-    {
-        *(CallTypes(prefix + name) for name in _CALLS for prefix in ("", "a")),
-        CallTypes.aresponses_websocket,
-        CallTypes.anthropic_messages,
-        CallTypes.aanthropic_messages,
-    }
-)
+SERVED = {
+    *(CallTypes(prefix + name) for name in _CALLS for prefix in ("", "a")),
+    CallTypes.aresponses_websocket,
+    CallTypes.anthropic_messages,
+    CallTypes.aanthropic_messages,
+}
 
 
 def check_served(call_type: Any) -> None:
-    """A kind that LiteLLM cannot name passes."""
     if call_type is not None and call_type not in SERVED:
         plain = call_type.value.removeprefix("a")
         raise _refusal(plain if plain in {each.value for each in CallTypes} else call_type.value)

@@ -1,4 +1,4 @@
-"""The queue of events from a writer to a reader, in any thread or event loop."""
+"""The queue of a request's events."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..errors import RequestFailed, RequestTimedOut
@@ -14,11 +15,11 @@ from .events import Delta, Done, Embedded, Event, Failed, Finish, ToolCallDelta
 Put = Callable[[], None]
 """Puts the events of one engine step into their requests' queues."""
 Deliver = Callable[[Put], None]
-"""Runs a `Put` where it wakes readers most cheaply. Called on the engine thread; never blocks."""
+"""Runs a `Put` where it wakes readers most cheaply. Never blocks."""
 JOINED = 2**18
 """Bytes of an event to which nothing more is joined."""
 EVENT_BYTES = 750
-"""Bytes of an event beside its text (measured: pydantic 2.12, CPython 3.11)."""
+"""Beside its text (measured: pydantic 2.12, CPython 3.11)."""
 CALL_BYTES = 550
 LOGPROB_BYTES = 800
 
@@ -78,7 +79,6 @@ def joined(deltas: Sequence[Delta]) -> Delta:
 
 
 def _first_kind(delta: Delta) -> int:
-    """Reasoning precedes content and calls."""
     return 0 if delta.reasoning else 1 if delta.content else 2 if delta.tool_calls else 0
 
 
@@ -89,7 +89,7 @@ def _last_kind(delta: Delta) -> int:
 COMPACT_ABOVE = 2**17
 """Bytes of waiting events above which those of one choice are joined."""
 UNREAD_LIMIT = 2**25
-"""Bytes of joined events above which a reader is too slow; a queue never holds twice as many."""
+"""Bytes of joined events above which a reader is too slow."""
 TAKEN = 2**20
 """Bytes after which one `get` returns no more events."""
 
@@ -120,7 +120,6 @@ class EventQueue:
         return self._unread
 
     def put(self, events: Iterable[Event]) -> None:
-        """Events of one step. Those after the last event are dropped."""
         with self._lock:
             for event in events:
                 if self._ended:
@@ -133,7 +132,6 @@ class EventQueue:
             reader.wake()
 
     def give_up(self) -> None:
-        """Replace the waiting events by an error. Wakes no reader."""
         with self._lock:
             self._drop()
 
@@ -173,8 +171,10 @@ class EventQueue:
         return bool(self._events) or self._ended
 
     def _take(self) -> list[Event]:
-        events = compacted(self._events)
-        count = len(events) if self._unread <= TAKEN else _within(TAKEN, events)
+        events, count, taken = compacted(self._events), 0, 0
+        while count < len(events) and taken < TAKEN:
+            taken += size(events[count])
+            count += 1
         self._hold(events[count:])
         return events[:count]
 
@@ -213,7 +213,6 @@ class _Sleeper:
         self._woken: asyncio.Future[None] | None = None
 
     async def sleep(self) -> None:
-        """Call it in the loop iteration that has checked the condition."""
         self._woken = self._loop.create_future()
         await self._woken
 
@@ -223,13 +222,11 @@ class _Sleeper:
 
     def wake(self) -> None:
         """Without a system call in the loop's own thread. Ignored if the loop has ended."""
-        try:
+        with suppress(RuntimeError):  # the loop is closed
             if threading.get_ident() == self._thread:
                 self._wake()
             else:
                 self._loop.call_soon_threadsafe(self._wake)
-        except RuntimeError:  # the loop is closed
-            return
 
     def _time_out(self) -> None:
         self.timed_out = True
@@ -238,15 +235,6 @@ class _Sleeper:
     def _wake(self) -> None:
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
-
-
-def _within(limit: int, events: list[Event]) -> int:
-    """Number of first events with at least `limit` bytes, or all."""
-    taken = count = 0
-    while count < len(events) and taken < limit:
-        taken += size(events[count])
-        count += 1
-    return count
 
 
 def nothing_within(timeout: float | None) -> RequestTimedOut:

@@ -29,10 +29,6 @@ ALL = script(
 )
 CASES: dict[str, dict[str, Any]] = {
     "thought, text and calls": {"messages": [{"role": "user", "content": ALL}], "tools": [TOOL]},
-    "older functions": {
-        "messages": [{"role": "user", "content": script(Step(calls=(Call("look", {"at": "a"}),)))}],
-        "functions": [TOOL["function"]],
-    },
     "several choices": {
         "messages": [{"role": "user", "content": script(Step("one two three"))}],
         "n": 2,
@@ -97,8 +93,8 @@ def joined(chunks: list[ChatCompletionChunk]) -> list[dict[str, Any]]:
         delta = choice.delta.model_dump(exclude_none=True)
         said["content"] += delta.get("content", "")
         said["thought"] += delta.get("reasoning_content", "")
-        for piece in [*delta.get("tool_calls", []), *filter(None, [delta.get("function_call")])]:
-            function = piece.get("function", piece)
+        for piece in delta.get("tool_calls", []):
+            function = piece["function"]
             if function.get("name"):
                 said["calls"].append([function["name"], ""])
             said["calls"][-1][1] += function.get("arguments", "")
@@ -114,7 +110,6 @@ def said_by(reply: Any) -> list[dict[str, Any]]:
     for choice in reply.choices:
         message = choice.message
         calls = [call.function for call in message.tool_calls or []]
-        calls += [call for call in [getattr(message, "function_call", None)] if call]
         logprobs = getattr(choice, "logprobs", None)
         choices.append(
             {

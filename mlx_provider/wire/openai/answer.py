@@ -28,7 +28,6 @@ CONTEXT = "This model's maximum context length is exceeded: "
 `is_error_str_context_window_exceeded`)."""
 DONE = b"data: [DONE]\n\n"
 ALWAYS_EMPTY: dict[str, Any] = {"refusal": None, "annotations": []}
-"""Fields of a message. OpenAI's schema requires the first."""
 
 
 def error_body(error: MLXProviderError) -> dict[str, Any]:
@@ -44,14 +43,11 @@ def error_body(error: MLXProviderError) -> dict[str, Any]:
     }
 
 
-def finish_reason(finish: Finish | None, *, legacy: bool = False) -> str:
-    """Raises `EngineUnavailable` for a request that the engine cancelled."""
+def finish_reason(finish: Finish | None) -> str:
     if finish is None:
         return "stop"
     if finish.reason == "cancelled":
         raise EngineUnavailable("the engine cancelled the request")
-    if legacy and finish.reason == "tool_calls":
-        return "function_call"
     return finish.reason
 
 
@@ -160,7 +156,7 @@ class ChunkChoices:
         Raises the error of a request that the engine cancelled."""
         for part in self._calls.of(event):
             if isinstance(part, Finish):
-                yield self.choice(part.index, reason=finish_reason(part, legacy=self._form.legacy))
+                yield self.choice(part.index, reason=finish_reason(part))
             elif isinstance(part, Delta) and self._form.text:
                 begins = self._written[part.index]
                 self._written[part.index] += sum(len(token.token) for token in part.logprobs)
@@ -191,11 +187,9 @@ class ChunkChoices:
 
     def _parts(self, event: Delta) -> list[dict[str, Any]]:
         texts = {"reasoning_content": event.reasoning, "content": event.content}
+        parts: list[dict[str, Any]] = [{name: text} for name, text in texts.items() if text]
         pieces = call_pieces(event.tool_calls, self._form.custom)
-        return [{name: text} for name, text in texts.items() if text] + [
-            {"function_call": piece["function"]} if self._form.legacy else {"tool_calls": [piece]}
-            for piece in pieces
-        ]
+        return parts + [{"tool_calls": [piece]} for piece in pieces]
 
 
 def _head(accepted: Accepted, form: AnswerForm, *, chunk: bool = False) -> dict[str, Any]:
@@ -249,19 +243,16 @@ class Whole(api.Whole):
         return self._head | {"choices": choices, "usage": usage}
 
     def _choice(self, index: int, answer: Delta, finish: Finish | None) -> dict[str, Any]:
-        text, reason = self._form.text, finish_reason(finish, legacy=self._form.legacy)
+        text, reason = self._form.text, finish_reason(finish)
         said = {"text": answer.content} if text else {"message": self._message(answer)}
         logprobs = (text_logprobs if text else logprobs_of)(answer.logprobs)
         return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
 
     def _message(self, answer: Delta) -> dict[str, Any]:
-        """`content` is null if there are only calls."""
         calls = [whole_call(call, self._form.custom) for call in answer.tool_calls]
         content = None if calls and not answer.content else answer.content
         fields: dict[str, Any] = {"role": "assistant", "content": content}
-        if calls and self._form.legacy:
-            fields["function_call"] = calls[0]["function"]
-        elif calls:
+        if calls:
             fields["tool_calls"] = calls
         if answer.reasoning:
             fields["reasoning_content"] = answer.reasoning
@@ -282,6 +273,5 @@ def _best(answers: Sequence[Answer], form: BestOf) -> list[Answer]:
 
 
 def _per_token(answer: Answer) -> float:
-    """The mean; an empty choice counts as certain."""
     found = [token.logprob or 0.0 for token in answer[0].logprobs]
     return fsum(found) / len(found) if found else 0.0

@@ -19,7 +19,6 @@ from .tools import as_functions, choice_of, custom_names, with_functions
 COMPLETION_TOKENS = 16
 """Default of `max_tokens` in `/completions`, as in OpenAI's API."""
 MAX_CHOICES = 128
-"""Prompts times `n` in one request, as for a single prompt."""
 MAX_LOGPROBS = 20
 PREFIX_KEY = "prefix"
 """A caller of LiteLLM marks such a message with it (1.106.2,
@@ -32,8 +31,6 @@ _SHAPES = "must be a text, a list of token ids, or a list of these, and not empt
 
 @dataclass(frozen=True)
 class BestOf:
-    """`made` choices of each prompt, of which the best `wanted` are returned."""
-
     made: int
     wanted: int
     logprobs: bool
@@ -41,10 +38,7 @@ class BestOf:
 
 @dataclass(frozen=True)
 class AnswerForm:
-    legacy: bool = False
-    """Sends `functions` in place of `tools`."""
     text: bool = False
-    """From `/completions`."""
     timings: bool = False
     best_of: BestOf | None = None
     custom: frozenset[str] = frozenset()
@@ -53,7 +47,7 @@ class AnswerForm:
     def of(cls, values: Mapping[str, Any], *, text: bool) -> Self:
         best = best_of(values) if text else None
         custom = custom_names(values.get("tools"))
-        return cls("functions" in values, text, values.get("timings") is True, best, custom)
+        return cls(text, values.get("timings") is True, best, custom)
 
 
 def split_prefill_mark(messages: Sequence[Any], *, always: bool = False) -> tuple[list[Any], bool]:
@@ -118,7 +112,6 @@ def _take_all(take: Callable[[str], Any], names: tuple[str, ...]) -> dict[str, A
 
 
 def _max_tokens(params: Parameters) -> dict[str, Any]:
-    """-1: only the context limits the reply."""
     legacy, current = params.number("max_tokens"), params.number("max_completion_tokens")
     limit = legacy if current is None else current
     return {} if limit is None else {"max_tokens": None if limit == -1 else limit}
@@ -153,7 +146,6 @@ def _chat(params: Parameters, messages: Any, *, continues: bool) -> dict[str, An
 
 
 def _continues(params: Parameters, last: Any) -> bool:
-    """Whether vLLM's parameters ask that the reply continues the last message."""
     wanted, new_turn = params.flag("continue_final_message"), params.flag("add_generation_prompt")
     if wanted and new_turn:
         raise wrong_part("add_generation_prompt", "must be false with continue_final_message")
@@ -166,19 +158,10 @@ def _continues(params: Parameters, last: Any) -> bool:
 
 
 def _tools(params: Parameters) -> dict[str, Any]:
-    tools, functions = params.typed("tools", list), params.typed("functions", list)
-    choice, call = choice_of(params.take("tool_choice")), params.take("function_call")
-    parallel = params.flag("parallel_tool_calls")
-    if functions is not None:
-        tools = [*(tools or []), *({"type": "function", "function": f} for f in functions)]
-        parallel = False  # the older answer has room for one call
-    fields, members = as_functions(tools or [])
+    fields, members = as_functions(params.typed("tools", list) or [])
     params.ignore(members)
-    if isinstance(call, dict):
-        choice = {"type": "function", "function": {"name": call.get("name")}}
-    elif call is not None:
-        choice = call
-    fields |= {"tool_choice": choice, "parallel_tool_calls": parallel}
+    fields["tool_choice"] = choice_of(params.take("tool_choice"))
+    fields["parallel_tool_calls"] = params.flag("parallel_tool_calls")
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -206,7 +189,6 @@ def completions(
 
 
 def prompt_list(given: Any, name: str) -> list[Any]:
-    """A text, token ids, or a list of these, as a list."""
     items = [given] if isinstance(given, str) or _is_tokens(given) else given
     if not isinstance(items, list) or not items:
         raise wrong_part(name, f"{_SHAPES}, got {type(items).__name__}")

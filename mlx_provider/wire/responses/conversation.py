@@ -49,7 +49,6 @@ ABSENT = {
     "prompt": "stored prompts are not known here: send the text as instructions and input",
     "background": "answers are not stored: leave it out and read the answer as it comes",
 }
-"""Parameters that need a store, and the remedy."""
 SUMMARY = "Summary of the conversation so far:\n\n"
 
 
@@ -68,7 +67,6 @@ class Called:
 class ChatTools:
     tools: list[dict[str, Any]] = field(default_factory=list)
     called: dict[str, Called] = field(default_factory=dict)
-    """By the name in chat."""
     places: dict[str, str] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     lenient: bool = False
@@ -197,7 +195,6 @@ def _check_parts(content: Any, where: str, known: Collection[str] | None) -> Non
 
 
 def messages_of(given: Any, instructions: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Messages for a checked input, and the places of their parts in it."""
     turns = _Turns({"messages": "input"})
     if instructions:
         turns.add({"role": "system", "content": instructions}, "instructions", "instructions")
@@ -215,7 +212,6 @@ def seal(summary: str) -> str:
 
 
 def compaction_text(item: Mapping[str, Any]) -> str | None:
-    """The summary in a compaction; `None`: another server's."""
     try:
         return SUMMARY + b64decode(str(item.get("encrypted_content")), validate=True).decode()
     except ValueError:
