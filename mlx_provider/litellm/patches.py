@@ -69,7 +69,6 @@ REMEDY = (
 def install() -> None:
     wrap(main, "get_optional_params", _admit)
     wrap(main, "get_optional_params_embeddings", _deliver)
-    wrap(litellm, "get_model_cost_map", _keep_entries)
     wrap(Deployment, "__init__", _describe)
     wrap(CustomStreamWrapper, "__init__", _share_created)
     wrap(TextCompletionStreamWrapper, "convert_to_text_completion_object", _complete_text)
@@ -113,12 +112,6 @@ def _deliver(original: Original, *args: Any, **given: Any) -> Any:
         return original(*args, **given)
     ours = {name: given.pop(name, None) for name in DELIVERED}
     return {**original(*args, **given), **ours}
-
-
-def _keep_entries(original: Original, *args: Any, **kwargs: Any) -> Any:
-    prefix = f"{PROVIDER}/"
-    ours = {name: own for name, own in litellm.model_cost.items() if name.startswith(prefix)}
-    return {**original(*args, **kwargs), **ours}
 
 
 def _describe(original: Original, entry: Any, *args: Any, **kwargs: Any) -> None:

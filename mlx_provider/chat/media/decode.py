@@ -134,11 +134,6 @@ def rgb_pixels(
         raise _unreadable(picture.path, broken) from None
 
 
-def fitting(height: int, width: int, longest_side: int) -> tuple[int, int]:
-    longest = max(height, width, longest_side)
-    return tuple(max(1, round(side * longest_side / longest)) for side in (height, width))  # type: ignore[return-value]
-
-
 def _unreadable(path: str, broken: BaseException) -> MediaError:
     return MediaError(f"{path}: the image is malformed or truncated ({broken})", param=path)
 

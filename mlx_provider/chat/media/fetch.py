@@ -38,7 +38,6 @@ class MediaPolicy:
     timeout: float = 20.0
     max_redirects: int = 3
     max_parallel: int = 8
-    low_detail_side: int = 512
 
 
 Address = IPv4Address | IPv6Address

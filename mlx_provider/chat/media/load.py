@@ -14,11 +14,11 @@ from ...byte_gate import ByteGate, Ticket
 from ...config import EngineSettings
 from ...errors import MediaError, MLXProviderError, Overloaded
 from ...records import MediaItem
-from ...records.model import LANCZOS, Size, scaled
+from ...records.model import Size
 from ...upstream.runtime import give_back
 from ..messages.parts import MediaRef
 from .clip import Clip
-from .decode import Picture, fitting, open_picture, rgb_pixels
+from .decode import Picture, open_picture, rgb_pixels
 from .fetch import Fetched, MediaPolicy, Source, fetch_all
 
 if TYPE_CHECKING:
@@ -177,12 +177,11 @@ class _Load:
         return min(part.width * part.height, most)
 
     def make(self, claim: MediaClaim) -> None:
-        ref, policy = self._ref, self._policy
-        low = policy.low_detail_side if ref.detail == "low" else None
+        ref = self._ref
         if isinstance(self.opened[0], Clip):
-            self.result = replace(_clip(self.opened[0], policy, claim), path=ref.path)
+            self.result = replace(_clip(self.opened[0], self._policy, claim), path=ref.path)
             return
-        frames = [_image(each, claim, low) for each in self.opened if isinstance(each, Picture)]
+        frames = [_image(each, claim) for each in self.opened if isinstance(each, Picture)]
         if isinstance(ref.source, str):
             self.result = replace(frames[0], detail=ref.detail, path=ref.path)
             return
@@ -212,25 +211,17 @@ def _clip(clip: Clip, policy: MediaPolicy, claim: MediaClaim) -> MediaItem:
     return MediaItem.of("video", frames, _digest("clip", hashlib.sha256(clip.data).hexdigest()))
 
 
-def _image(picture: Picture, claim: MediaClaim, low: int | None) -> MediaItem:
-    content_hash = hashlib.sha256(picture.data).hexdigest()
-    shape = (picture.height, picture.width)
-    small = None if low is None or max(shape) <= low else fitting(*shape, low)
-    if small is not None:
-        content_hash = _digest(content_hash, f"low{low}")
-
+def _image(picture: Picture, claim: MediaClaim) -> MediaItem:
     def decode(size: Size | None, resample: int) -> NDArray[np.uint8]:
-        need = picture.decoding_bytes(small or size)
+        need = picture.decoding_bytes(size)
         with claim.decoding(need):
-            if small is None:
-                pixels = rgb_pixels(picture, size, resample)
-            else:
-                pixels = scaled(rgb_pixels(picture, small, LANCZOS), size, resample)
+            pixels = rgb_pixels(picture, size, resample)
             if need > LARGE:
                 give_back()
             return pixels
 
-    return MediaItem("image", (*(small or shape), 3), decode, content_hash)
+    digest = hashlib.sha256(picture.data).hexdigest()
+    return MediaItem("image", (picture.height, picture.width, 3), decode, digest)
 
 
 def _digest(*words: str) -> str:
