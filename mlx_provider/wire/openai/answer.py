@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from math import fsum
 from typing import Any
 
 from ...errors import ContextTooLong, EngineUnavailable, MLXProviderError
@@ -14,7 +13,7 @@ from ...protocol.event_queue import joined
 from ...protocol.events import Accepted, Delta, Done, Event, Finish, TokenLogprob, ToolCallDelta
 from .. import api
 from ..api import json_bytes
-from .request import AnswerForm, BestOf
+from .request import AnswerForm
 from .tools import WholeCalls, unwrap_text, whole_call
 
 TYPES = {
@@ -236,8 +235,6 @@ class Whole(api.Whole):
             if isinstance(event, Delta):
                 deltas[event.index].append(event)
         answers = [(joined(deltas[at]), ends.get(at)) for at in sorted(deltas.keys() | ends)]
-        if self._form.best_of is not None:
-            answers = _best(answers, self._form.best_of)
         choices = [self._choice(at, *answer) for at, answer in enumerate(answers)]
         usage = usage_of(done, timings=self._form.timings)
         return self._head | {"choices": choices, "usage": usage}
@@ -257,21 +254,3 @@ class Whole(api.Whole):
         if answer.reasoning:
             fields["reasoning_content"] = answer.reasoning
         return fields | ALWAYS_EMPTY
-
-
-Answer = tuple[Delta, Finish | None]
-
-
-def _best(answers: Sequence[Answer], form: BestOf) -> list[Answer]:
-    """Of each prompt, the choices with the highest log-probability per token."""
-    groups = [answers[at : at + form.made] for at in range(0, len(answers), form.made)]
-    ranked = (sorted(group, key=_per_token, reverse=True) for group in groups)
-    best = [answer for group in ranked for answer in group[: form.wanted]]
-    if form.logprobs:
-        return best
-    return [(delta.model_copy(update={"logprobs": []}), finish) for delta, finish in best]
-
-
-def _per_token(answer: Answer) -> float:
-    found = [token.logprob or 0.0 for token in answer[0].logprobs]
-    return fsum(found) / len(found) if found else 0.0

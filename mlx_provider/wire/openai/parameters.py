@@ -27,7 +27,6 @@ WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
 NAMES: Mapping[str, tuple[str, ...]] = {
     "grammar": ("grammar", "response_format", "tools"),
     "max_tokens": ("max_completion_tokens",),
-    "n": ("best_of",),
     "template": ("chat_template_kwargs",),
 }
 """The parameters that set each field, if other than its name; the first that is given counts. A

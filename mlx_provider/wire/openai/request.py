@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from ...bounds import MAX_NAME
 from ...errors import BadRequest, wrong_part
-from ...invalid import bad_request, shown
+from ...invalid import bad_request
 from ...protocol.requests import GenerateRequest, Sampling
 from .parameters import Parameters, constraint, template_variables
 from .tools import as_functions, choice_of, custom_names, with_functions
@@ -30,24 +30,14 @@ _SHAPES = "must be a text, a list of token ids, or a list of these, and not empt
 
 
 @dataclass(frozen=True)
-class BestOf:
-    made: int
-    wanted: int
-    logprobs: bool
-
-
-@dataclass(frozen=True)
 class AnswerForm:
     text: bool = False
     timings: bool = False
-    best_of: BestOf | None = None
     custom: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, text: bool) -> Self:
-        best = best_of(values) if text else None
-        custom = custom_names(values.get("tools"))
-        return cls(text, values.get("timings") is True, best, custom)
+        return cls(text, values.get("timings") is True, custom_names(values.get("tools")))
 
 
 def split_prefill_mark(messages: Sequence[Any], *, always: bool = False) -> tuple[list[Any], bool]:
@@ -90,7 +80,7 @@ def generate_requests(
     params.choice("modalities", (["text"],), "this model writes text only")
     params.choice("audio", (), "this model writes text only")
     if form.text:
-        each = completions(params, content, form.best_of, fields)
+        each = completions(params, content, fields)
     else:
         each = [_chat(params, content, continues=continues)]
     params.flag("timings")
@@ -166,19 +156,15 @@ def _tools(params: Parameters) -> dict[str, Any]:
 
 
 def completions(
-    params: Parameters, prompts: Sequence[Any], best: BestOf | None, shared: Mapping[str, Any]
+    params: Parameters, prompts: Sequence[Any], shared: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """The fields of each prompt's request, beside those that are `shared`."""
     params.choice("suffix", ("",), "write the model's own fill-in-the-middle tokens into prompt")
-    params.take("best_of")
     fields: dict[str, Any] = {"echo": params.flag("echo") or False, **_logprobs(params)}
-    if best is not None and fields["echo"]:
-        raise wrong_part("best_of", "with echo is not supported: leave out echo")
-    if best is not None:
-        fields |= {"n": best.made, "logprobs": True}
     if "max_tokens" not in shared:
         fields["max_tokens"] = COMPLETION_TOKENS
-    n = {**shared, **fields}.get("n", 1)
+    n = shared.get("n", 1)
+    params.choice("best_of", (n,), "ask for n choices and compare their log-probabilities")
     if isinstance(n, int) and n * len(prompts) > MAX_CHOICES:
         raise BadRequest(
             f"prompt: {len(prompts)} prompts with n={n} make more than {MAX_CHOICES} choices: "
@@ -201,19 +187,6 @@ def prompt_list(given: Any, name: str) -> list[Any]:
 
 def _is_tokens(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
-
-
-def best_of(values: Mapping[str, Any]) -> BestOf | None:
-    """`None`: no more choices than wanted."""
-    made, wanted = values.get("best_of"), values.get("n", 1)
-    if made is None or made == wanted:
-        return None
-    if type(made) is not int or type(wanted) is not int or not wanted < made <= MAX_CHOICES:
-        numbers = f"from n ({shown(wanted)}) to {MAX_CHOICES}"
-        raise wrong_part("best_of", f"must be a whole number {numbers}, got {shown(made)}")
-    if values.get("stream"):
-        raise wrong_part("best_of", "is known when all choices have ended: leave out stream")
-    return BestOf(made, wanted, logprobs=values.get("logprobs") is not None)
 
 
 def _logprobs(params: Parameters) -> dict[str, Any]:
