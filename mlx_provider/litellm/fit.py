@@ -37,13 +37,12 @@ from ..wire.responses.conversation import (
     ITEMS,
     ChatTools,
     check_input,
-    compaction_text,
     known_item,
 )
 from ..wire.responses.routes import LOGPROBS
 from .call import IGNORED
 
-CARRIED = (*(kind for kind in ITEMS if kind != "compaction"), "tool_result", "additional_tools")
+CARRIED = (*ITEMS, "tool_result", "additional_tools")
 SEARCHES = "litellm.responses.litellm_completion_transformation.client_tool_search"
 """From 1.109 on LiteLLM carries the searches of tools that a client runs."""
 SEARCH_ITEMS = ("tool_search_call", "tool_search_output") if find_spec(SEARCHES) else ()
@@ -158,8 +157,6 @@ def _item(given: Any, where: str, warnings: Warnings) -> Any:
     item = given.model_dump() if isinstance(given, BaseModel) else given
     searches = SEARCH_ITEMS if item.get("execution") == "client" else ()
     known = known_item(item, (*CARRIED, *searches))
-    if item.get("type") == "compaction" and known is not item and (text := compaction_text(item)):
-        return {"role": "user", "content": text}
     changed = dict(known)
     for name in ("content", "output"):
         parts = known.get(name)

@@ -4,7 +4,6 @@ earlier turns and become text (`chat.messages.foreign`)."""
 from __future__ import annotations
 
 import json
-from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +36,6 @@ ITEMS = (
     "function_call_output",
     "custom_tool_call",
     "custom_tool_call_output",
-    "compaction",
 )
 RESULTS = ("_output", "_result")
 """Endings of the types of items with the result of a call."""
@@ -49,7 +47,6 @@ ABSENT = {
     "prompt": "stored prompts are not known here: send the text as instructions and input",
     "background": "answers are not stored: leave it out and read the answer as it comes",
 }
-SUMMARY = "Summary of the conversation so far:\n\n"
 
 
 @dataclass(frozen=True)
@@ -206,18 +203,6 @@ def messages_of(given: Any, instructions: Any) -> tuple[list[dict[str, Any]], di
     return turns.messages, turns.places
 
 
-def seal(summary: str) -> str:
-    """The `encrypted_content` of a compaction, in a form that only this server reads."""
-    return b64encode(summary.encode()).decode()
-
-
-def compaction_text(item: Mapping[str, Any]) -> str | None:
-    try:
-        return SUMMARY + b64decode(str(item.get("encrypted_content")), validate=True).decode()
-    except ValueError:
-        return None
-
-
 class _Turns(Turns):
     _open: dict[str, Any] | None = None
     """The assistant's message that the next item may belong to."""
@@ -233,10 +218,6 @@ class _Turns(Turns):
             self._message(item, where, f"{where}.content[{{}}]" if item is given else where)
         elif kind == "reasoning":
             self._thought(item, where)
-        elif kind == "compaction" and (text := compaction_text(item)):
-            self.add({"role": "user", "content": text}, where)
-        elif kind == "compaction":
-            self._message({"role": "assistant", "content": [item]}, where, where)
         elif kind.endswith("_output"):
             output = {"tool_call_id": item["call_id"], "content": item.get("output")}
             self.add({"role": "tool", **output}, where, f"{where}.output")
