@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import litellm
 from pydantic import ValidationError
@@ -27,21 +27,11 @@ CONFIGURED = "configured_model"
 KEY = secrets.token_bytes(32)
 
 
-class Configured(str):
+def configured(model: str) -> str:
     """The model of a config entry, kept in its `model_info`. A digest with a key of this process
-    proves it, because LiteLLM 1.110 stores entries outside of Python. A text from a file or a
-    database has none."""
-
-    def __new__(cls, model: str) -> Self:
-        digest = hashlib.blake2b(model.encode("utf-8", "surrogatepass"), key=KEY, digest_size=16)
-        return super().__new__(cls, f"{model}#{digest.hexdigest()}")
-
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (str(self),)  # a copy is a plain text
-
-    @classmethod
-    def proves(cls, text: object) -> bool:
-        return isinstance(text, str) and text == cls(text.rpartition("#")[0])
+    proves it: a text from a file or a database has none."""
+    digest = hashlib.blake2b(model.encode("utf-8", "surrogatepass"), key=KEY, digest_size=16)
+    return f"{model}#{digest.hexdigest()}"
 
 
 def proxy_server() -> Any:
@@ -131,7 +121,7 @@ def chosen_by(litellm_params: Mapping[str, Any], model: str) -> Literal["owner",
     info = litellm_params.get("model_info") or {}
     if "id" not in info and not litellm_params.get("proxy_server_request"):  # no router's entry
         return "owner"
-    return "owner" if info.get(CONFIGURED) == Configured(model) else "client"
+    return "owner" if info.get(CONFIGURED) == configured(model) else "client"
 
 
 ENFORCED = (
@@ -178,8 +168,9 @@ def describe(entry: Any) -> None:
     replaces a `*`."""
     info = entry.model_info
     model = entry.litellm_params.model.removeprefix(PROVIDER + "/")
-    if not Configured.proves(getattr(info, CONFIGURED, None)):
-        setattr(info, CONFIGURED, Configured(model))
+    found = str(getattr(info, CONFIGURED, ""))
+    if found != configured(found.rpartition("#")[0]):
+        setattr(info, CONFIGURED, configured(model))
     if all(getattr(info, name, None) == 0 for name in PRICES):
         # As the price of all other tokens; LiteLLM warns of an entry without them.
         _fill(info, CACHE_PRICES, 0.0)

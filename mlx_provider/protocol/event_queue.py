@@ -107,25 +107,18 @@ class EventQueue:
         self._arrived = threading.Condition(self._lock)
         self._events: list[Event] = []
         self._reader: _Sleeper | None = None
-        self._ended = False
-        self._unread = 0
+        self.ended = False
+        self.unread = 0
+        """Bytes."""
         self._compact_above = COMPACT_ABOVE
-
-    @property
-    def ended(self) -> bool:
-        return self._ended
-
-    @property
-    def unread(self) -> int:
-        return self._unread
 
     def put(self, events: Iterable[Event]) -> None:
         with self._lock:
             for event in events:
-                if self._ended:
+                if self.ended:
                     break
                 self._append(event)
-                self._ended = isinstance(self._events[-1], Done | Failed)
+                self.ended = isinstance(self._events[-1], Done | Failed)
             self._arrived.notify_all()
             reader = self._reader
         if reader is not None:
@@ -168,7 +161,7 @@ class EventQueue:
 
     @property
     def _readable(self) -> bool:
-        return bool(self._events) or self._ended
+        return bool(self._events) or self.ended
 
     def _take(self) -> list[Event]:
         events, count, taken = compacted(self._events), 0, 0
@@ -180,24 +173,24 @@ class EventQueue:
 
     def _append(self, event: Event) -> None:
         self._events.append(event)
-        self._unread += size(event)
-        if self._unread > self._compact_above:
+        self.unread += size(event)
+        if self.unread > self._compact_above:
             self._hold(compacted(self._events))
-            if self._unread > UNREAD_LIMIT:
+            if self.unread > UNREAD_LIMIT:
                 self._drop()
 
     def _hold(self, events: list[Event]) -> None:
         self._events = events
-        self._unread = sum(map(size, events))
-        self._compact_above = 2 * self._unread + COMPACT_ABOVE
+        self.unread = sum(map(size, events))
+        self._compact_above = 2 * self.unread + COMPACT_ABOVE
 
     def _drop(self) -> None:
         slow = RequestFailed(
-            f"its reader left {self._unread // 2**20} MiB of the reply unread: read faster, or "
+            f"its reader left {self.unread // 2**20} MiB of the reply unread: read faster, or "
             "ask for fewer log-probabilities, or fewer vectors at once"
         )
         self._hold([Failed.of(slow)])
-        self._ended = True
+        self.ended = True
 
 
 class _Sleeper:

@@ -6,7 +6,7 @@ import pytest
 
 from mlx_provider.errors import BadRequest
 from mlx_provider.litellm.call import Call, generate_requests
-from mlx_provider.litellm.model_info import Configured
+from mlx_provider.litellm.model_info import configured
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -334,9 +334,9 @@ def test_the_service_tier_of_a_key_or_its_team(key, team, share):
 @pytest.mark.parametrize(
     ("info", "origin"),
     [
-        ({"id": "1", "configured_model": Configured("/models/a")}, "owner"),
-        ({"id": "1", "configured_model": str(deepcopy(Configured("/models/a")))}, "owner"),
-        ({"id": "1", "configured_model": Configured("*")}, "client"),
+        ({"id": "1", "configured_model": configured("/models/a")}, "owner"),
+        ({"id": "1", "configured_model": str(deepcopy(configured("/models/a")))}, "owner"),
+        ({"id": "1", "configured_model": configured("*")}, "client"),
         ({"id": "1", "configured_model": "/models/a"}, "client"),
         ({"id": "1"}, "client"),
         ({}, "client"),
