@@ -18,31 +18,15 @@ from ..chat.messages.foreign import foreign_text
 from ..chat.messages.normalise import typed_index
 from ..errors import BadRequest, wrong_part
 from ..invalid import shown
-from ..wire.anthropic.request import (
-    BLOCKS,
-    RESULT_BLOCKS,
-    answer_format,
-    chat_tools,
-    check_image,
-    check_messages,
-    known_members,
-    retains,
-)
+from ..wire.anthropic import request as anthropic
 from ..wire.api import ClientNames
 from ..wire.openai.parameters import Parameters
 from ..wire.openai.tools import as_functions
-from ..wire.responses.conversation import (
-    ABSENT,
-    ITEM_PARTS,
-    ITEMS,
-    ChatTools,
-    check_input,
-    known_item,
-)
+from ..wire.responses import conversation as responses
 from ..wire.responses.routes import LOGPROBS
 from .call import IGNORED
 
-CARRIED = (*ITEMS, "tool_result", "additional_tools")
+CARRIED = (*responses.ITEMS, "tool_result", "additional_tools")
 SEARCHES = "litellm.responses.litellm_completion_transformation.client_tool_search"
 """From 1.109 on LiteLLM carries the searches of tools that a client runs."""
 SEARCH_ITEMS = ("tool_search_call", "tool_search_output") if find_spec(SEARCHES) else ()
@@ -138,7 +122,7 @@ def _check_message(message: Mapping[str, Any], at: str) -> None:
 
 
 def fit_responses(kwargs: dict[str, Any]) -> Warnings:
-    check_input(kwargs, ABSENT)
+    responses.check_input(kwargs, responses.ABSENT)
     if LOGPROBS in (kwargs.get("include") or ()) or kwargs.get("top_logprobs"):
         kwargs["logprobs"] = True  # under chat's name, which the bridge passes on
     items, warnings = kwargs.get("input"), Warnings()
@@ -147,7 +131,7 @@ def fit_responses(kwargs: dict[str, Any]) -> Warnings:
     _carry_schema(kwargs)
     # Names of what has no effect in the tools: the bridge shows unknown tools to the model.
     given = [tool for tool in kwargs.get("tools") or [] if not _runs_in_gateway(tool)]
-    tools = ChatTools.read(given, lenient=True)
+    tools = responses.ChatTools.read(given, lenient=True)
     _, members = as_functions(tools.tools)
     kwargs[IGNORED] = [*tools.ignored, *map(ClientNames(tools.places).text, members)]
     return warnings
@@ -156,7 +140,7 @@ def fit_responses(kwargs: dict[str, Any]) -> Warnings:
 def _item(given: Any, where: str, warnings: Warnings) -> Any:
     item = given.model_dump() if isinstance(given, BaseModel) else given
     searches = SEARCH_ITEMS if item.get("execution") == "client" else ()
-    known = known_item(item, (*CARRIED, *searches))
+    known = responses.known_item(item, (*CARRIED, *searches))
     changed = dict(known)
     for name in ("content", "output"):
         parts = known.get(name)
@@ -175,7 +159,7 @@ def _item_part(part: Any, kind: str, where: str, warnings: Warnings) -> Any:
     if part.get("type") == "refusal":  # which the bridge of 1.106.2 drops
         return {"type": "output_text", "text": str(part.get("refusal") or "")}
     image = part.get("type") == "input_image"
-    if part.get("image_url") if image else (part.get("type") or "text") in ITEM_PARTS:
+    if part.get("image_url") if image else (part.get("type") or "text") in responses.ITEM_PARTS:
         return part
     return _as_text(part, where, warnings, kind)
 
@@ -199,10 +183,10 @@ def _runs_in_gateway(tool: Any) -> bool:
 
 
 def fit_messages(kwargs: dict[str, Any]) -> Warnings:
-    check_messages(kwargs)
+    anthropic.check_messages(kwargs)
     warnings = Warnings()
     kwargs["messages"] = [
-        _with_blocks(message, BLOCKS[message["role"]], f"messages[{at}]", warnings)
+        _with_blocks(message, anthropic.BLOCKS[message["role"]], f"messages[{at}]", warnings)
         for at, message in enumerate(kwargs["messages"])
     ]
     return warnings
@@ -219,10 +203,10 @@ def _with_blocks(holder: Any, known: Any, where: str, warnings: Warnings) -> Any
 def _block(block: Mapping[str, Any], known: Any, where: str, warnings: Warnings) -> Any:
     kind = block.get("type")
     if kind == "tool_result":
-        return _with_blocks(block, RESULT_BLOCKS, where, warnings)
+        return _with_blocks(block, anthropic.RESULT_BLOCKS, where, warnings)
     try:
         if kind == "image":
-            check_image(block, where)
+            anthropic.check_image(block, where)
         return block if kind in known else _as_text(block, where, warnings)
     except BadRequest:
         return _as_text(block, where, warnings)
@@ -232,7 +216,7 @@ def carry_format(kwargs: dict[str, Any]) -> None:
     """Schema and effort. The bridge drops unknown types and an effort without adaptive thoughts,
     and demands every property of an object."""
     given = {name: kwargs.get(name) for name in ("output_config", "output_format")}
-    made = answer_format(Parameters(given))
+    made = anthropic.answer_format(Parameters(given))
     kwargs.update({name: value for name, value in made.items() if value is not None})
     if "response_format" in made:
         kwargs.pop("output_format", None)
@@ -243,12 +227,14 @@ def carry_format(kwargs: dict[str, Any]) -> None:
 def carry_message_tools(kwargs: dict[str, Any]) -> None:
     """Tools and marks of a checked call. The bridge loses `disable_parallel_tool_use` and writes
     unknown members of a tool into its schema."""
-    made = chat_tools(Parameters({name: kwargs.get(name) for name in ("tools", "tool_choice")}))
+    made = anthropic.chat_tools(
+        Parameters({name: kwargs.get(name) for name in ("tools", "tool_choice")})
+    )
     _, kwargs[IGNORED] = as_functions(made.get("tools", []))
     if kwargs.get("tools"):
-        kwargs["tools"] = [known_members(tool) for tool in kwargs["tools"]]
+        kwargs["tools"] = [anthropic.known_members(tool) for tool in kwargs["tools"]]
     if made.get("parallel_tool_calls") is False:
         kwargs["parallel_tool_calls"] = False
-    if retains(kwargs):
+    if anthropic.retains(kwargs):
         kwargs["prompt_cache_retention"] = "24h"
     kwargs.pop("cache_control", None)  # every prompt is cached, as far as there is room

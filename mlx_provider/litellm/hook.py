@@ -15,24 +15,8 @@ from litellm.types.utils import CallTypes
 
 from ..errors import BadRequest, ContextTooLong, wrong_part
 from ..wire.openai.request import prompt_list
-from .call import (
-    carry_params,
-    carry_prompts,
-    encode_model,
-    is_ours,
-    keep_warnings,
-    warning_headers,
-    with_ending,
-)
+from . import call, fit
 from .errors import PROVIDER, LiteLLMErrors, check_served, is_context_full
-from .fit import (
-    carry_format,
-    carry_message_tools,
-    check_shape,
-    fit_messages,
-    fit_parts,
-    fit_responses,
-)
 from .model_info import proxy_server
 from .streams import complete_stream
 
@@ -118,8 +102,8 @@ class DeploymentHook(CustomLogger):
             kwargs["custom_llm_provider"] = PROVIDER
             bare = model.removeprefix(PROVIDER + "/")
             if hijacked(bare):
-                kwargs["model"] = f"{PROVIDER}/{encode_model(bare)}"
-        carry_params(kwargs)
+                kwargs["model"] = f"{PROVIDER}/{call.encode_model(bare)}"
+        call.carry_params(kwargs)
         return kwargs
 
     async def async_post_call_failure_hook(
@@ -136,7 +120,7 @@ class DeploymentHook(CustomLogger):
     async def async_post_call_success_hook(
         self, data: dict[str, Any], user_api_key_dict: Any, response: Any
     ) -> Any:
-        return with_ending(data.get("litellm_logging_obj"), response)
+        return call.with_ending(data.get("litellm_logging_obj"), response)
 
     async def async_post_call_response_headers_hook(
         self,
@@ -145,12 +129,12 @@ class DeploymentHook(CustomLogger):
         response: Any,
         request_headers: dict[str, str] | None = None,
     ) -> dict[str, str] | None:
-        return warning_headers(data.get("litellm_logging_obj"))
+        return call.warning_headers(data.get("litellm_logging_obj"))
 
     def async_post_call_streaming_iterator_hook(
         self, user_api_key_dict: Any, response: Any, request_data: dict[str, Any]
     ) -> AsyncIterator[Any]:
-        if not is_ours(request_data):
+        if not call.is_ours(request_data):
             return response  # type: ignore[no-any-return]
         logging = request_data.get("litellm_logging_obj")
         return complete_stream(response, user_api_key_dict.request_route or "", logging)
@@ -160,20 +144,20 @@ async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
     check_served(call_type)
     warnings: Sequence[str] = ()
     if call_type == CallTypes.acompletion:
-        kwargs["messages"], warnings = fit_parts(kwargs.get("messages"))
-        check_shape(kwargs)
+        kwargs["messages"], warnings = fit.fit_parts(kwargs.get("messages"))
+        fit.check_shape(kwargs)
     elif call_type == CallTypes.aresponses:
-        warnings = fit_responses(kwargs)
+        warnings = fit.fit_responses(kwargs)
         await check_history(kwargs)
     elif call_type == CallTypes.anthropic_messages:
-        warnings = fit_messages(kwargs)
-        carry_format(kwargs)
-        carry_message_tools(kwargs)
+        warnings = fit.fit_messages(kwargs)
+        fit.carry_format(kwargs)
+        fit.carry_message_tools(kwargs)
     elif call_type == CallTypes.atext_completion:
-        carry_prompts(kwargs)
+        call.carry_prompts(kwargs)
     elif call_type == CallTypes.aembedding:
         kwargs["input"] = prompt_list(kwargs.get("input"), "input")
-    keep_warnings(kwargs.get("litellm_logging_obj"), warnings)
+    call.keep_warnings(kwargs.get("litellm_logging_obj"), warnings)
 
 
 def _check_body(kwargs: dict[str, Any], call_type: Any) -> None:

@@ -33,18 +33,10 @@ from ..wire.anthropic.request import chat_tools, known_members
 from ..wire.openai.parameters import Parameters
 from ..wire.openai.request import split_prefill_mark
 from ..wire.openai.tools import as_functions
+from . import model_info
 from .errors import PROVIDER
 from .fit import check_shape, fit_messages, fit_parts
 from .hook import DeploymentHook
-from .model_info import (
-    DEMOS,
-    chosen_by,
-    describe,
-    engine_options,
-    enter,
-    operator_options,
-    proxy_server,
-)
 from .objects import TEXT_LISTS, OurLogprobs
 
 try:
@@ -76,7 +68,7 @@ def install() -> None:
     wrap(bridge, "_extract_message_output_items", _show_logprobs)
     wrap(stream, "_transform_chat_completion_chunk_to_response_api_chunk", _stream_logprobs)
     wrap(stream, "create_litellm_model_response", _collect_logprobs)
-    proxy = proxy_server()
+    proxy = model_info.proxy_server()
     if hasattr(proxy, "count_request_tokens"):
         wrap(proxy, "count_request_tokens", partial(count_request_tokens, proxy))
     handler = getattr(sys.modules.get(AUTHENTICATION), "UserAPIKeyAuthExceptionHandler", None)
@@ -117,7 +109,7 @@ def _deliver(original: Original, *args: Any, **given: Any) -> Any:
 def _describe(original: Original, entry: Any, *args: Any, **kwargs: Any) -> None:
     original(entry, *args, **kwargs)
     if entry.litellm_params.model.startswith(PROVIDER + "/"):
-        describe(entry)
+        model_info.describe(entry)
 
 
 def _share_created(original: Original, stream: Any, *args: Any, **kwargs: Any) -> None:
@@ -228,8 +220,10 @@ def _request(entry: Mapping[str, Any], request: Any, form: str) -> GenerateReque
     try:
         return GenerateRequest(
             model=model,
-            origin=chosen_by(entry, model),
-            options=engine_options(operator_options({"model_info": entry.get("model_info")})),
+            origin=model_info.chosen_by(entry, model),
+            options=model_info.engine_options(
+                model_info.operator_options({"model_info": entry.get("model_info")})
+            ),
             **sent,
         )
     except ValidationError as error:
@@ -294,8 +288,8 @@ def register(handler: CustomLLM) -> None:
         type(callback).__name__ == DeploymentHook.__name__ for callback in litellm.callbacks
     ):
         litellm.logging_callback_manager.add_litellm_callback(DeploymentHook())
-    for model, facts in DEMOS.items():
-        enter(model, facts)
+    for model, facts in model_info.DEMOS.items():
+        model_info.enter(model, facts)
     # For other providers the proxy converts token ids of embeddings to text by OpenAI's tokenizer
     # (1.106.2 and 1.109.1, `embeddings`).
     if f"{PROVIDER}/" not in LITELLM_EMBEDDING_PROVIDERS_SUPPORTING_INPUT_ARRAY_OF_TOKENS:
