@@ -21,7 +21,7 @@ from ..engine.prefix_cache.disk import bytes_on_disk, disk_limit
 from ..errors import BadRequest, EngineUnavailable, OtherProtocol
 from ..gateway.models import size
 from ..protocol.health import Health
-from ..protocol.requests import REMOVED, OperatorOptions
+from ..protocol.requests import OperatorOptions
 from ..registry.discovery import SELECTION
 from ..safe_open import obstacle, read_bounded
 from ..serving.drafting import UNNAMED
@@ -254,10 +254,10 @@ def _options(entry: Fields, subject: Subject) -> Iterator[tuple[str, str]]:
         return
     given = {str(name)[4:]: value for name, value in info.items() if str(name).startswith("mlx_")}
     given |= {str(name): value for name, value in nested.items()}
-    for name in given.keys() - OPTIONS - REMOVED.keys():
+    for name in given.keys() - OPTIONS:
         remedy = _similar(name, OPTIONS) or f"there are {', '.join(sorted(OPTIONS))}"
         yield f"{WHERE}.{name} is no option", remedy
-    known = {name: given[name] for name in given if name in OPTIONS | REMOVED.keys()}
+    known = {name: given[name] for name in given if name in OPTIONS}
     try:
         options = OperatorOptions.model_validate(known)
     except ValidationError as error:

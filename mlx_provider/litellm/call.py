@@ -1,8 +1,6 @@
-"""The arguments of LiteLLM's custom handler as a request of the engine, and what LiteLLM would lose
-on the way. Parameters travel under names that it does not drop; warnings and the ending of a
-message travel in the logging object of the call, which handler and hooks share. LiteLLM reads
-headers only from complete chat responses (`_hidden_params`, 1.106.2), and its bridge of the
-Messages API knows no stop sequence (`_translate_openai_finish_reason_to_anthropic`)."""
+"""The arguments of LiteLLM's custom handler as a request of the engine, and what LiteLLM (1.106.2)
+would lose on the way. Parameters travel under names that it does not drop; warnings and the ending
+of a message travel in the logging object of the call, which handler and hooks share."""
 
 from __future__ import annotations
 
@@ -33,9 +31,6 @@ FALLBACKS = ("context_window_fallbacks", "fallbacks")
 
 
 def route(litellm_params: Mapping[str, Any]) -> str:
-    """The path of the proxy; empty for a script. LiteLLM stores it in `metadata` or
-    `litellm_metadata` (1.106.2, `add_user_api_key_auth_to_request _metadata`), under a name that no
-    client can set."""
     for name in ("metadata", "litellm_metadata"):
         found = (litellm_params.get(name) or {}).get("user_api_key_request_route")
         if isinstance(found, str):
@@ -44,32 +39,26 @@ def route(litellm_params: Mapping[str, Any]) -> str:
 
 
 def is_ours(request_data: Mapping[str, Any]) -> bool:
-    """Whether an entry of ours answers a request of the proxy. LiteLLM stores the entry before it
-    streams (1.106.2, `base_process_llm_request`)."""
     entry = request_data.get("deployment")
     return entry is not None and entry.litellm_params.model.startswith(PROVIDER + "/")
 
 
 def reads_errors_in_streams(litellm_params: Mapping[str, Any]) -> bool:
     """Whether the client of a stream reads a full context from its events. Codex does
-    (`response.failed`), and ends its session after a status 400."""
-    return route(litellm_params).endswith("/responses") and not _falls_back(litellm_params)
-
-
-def _falls_back(litellm_params: Mapping[str, Any]) -> bool:
-    """Whether the router can have a fallback for a prompt that is too long, and needs the error
-    before the stream begins."""
+    (`response.failed`), and ends its session after a status 400. A router with a fallback needs the
+    error before the stream begins."""
+    if not route(litellm_params).endswith("/responses"):
+        return False
     body = (litellm_params.get("proxy_server_request") or {}).get("body") or {}
     group = (litellm_params.get("metadata") or {}).get("model_group")
     router = getattr(proxy_server(), "llm_router", None)
-    return any(
+    return not any(
         body.get(name) or _names(getattr(router, name, None), group or body.get("model"))
         for name in FALLBACKS
     )
 
 
 def _names(fallbacks: Any, group: Any) -> bool:
-    """Whether a list of `{group: [others]}` has one for this group, or for all."""
     entries: Iterable[Any] = fallbacks if isinstance(fallbacks, list | tuple) else ()
     return any(isinstance(entry, Mapping) and {group, "*"} & entry.keys() for entry in entries)
 
@@ -83,7 +72,6 @@ IGNORED = "mlx_ignored"
 
 
 def carry_params(kwargs: dict[str, Any]) -> None:
-    """LiteLLM passes `prompt_cache_retention` to no handler (1.106.2, `completion`)."""
     for name, carried in CARRIED.items():
         value = kwargs.get(name)
         fits = not isinstance(value, list) or len(value) <= STOP_LIMIT
@@ -92,7 +80,6 @@ def carry_params(kwargs: dict[str, Any]) -> None:
 
 
 def carry_prompts(kwargs: dict[str, Any]) -> None:
-    """LiteLLM passes only texts here, no lists of token ids."""
     prompts = prompt_list(kwargs.get("prompt"), "prompt")
     if not all(isinstance(each, str) for each in prompts):
         kwargs[PROMPTS], kwargs["prompt"] = prompts, ""
@@ -110,7 +97,6 @@ def keep_warnings(logging: Any, warnings: Sequence[str]) -> None:
 
 
 def warning_headers(logging: Any) -> dict[str, str] | None:
-    """The proxy adds the prefix `llm_provider-`. `None`: no warnings."""
     found = _details(logging).get(WARNINGS)
     return {f"llm_provider-{HEADER}": header_text(found)} if found else None
 
@@ -140,23 +126,19 @@ def _details(logging: Any) -> dict[str, Any]:
     return details if isinstance(details, dict) else {}
 
 
-ENCODED_PREFIX = f"mlx{secrets.token_hex(8)}"
-"""Prefix of ids by `encode_model`; a client cannot guess it."""
+ENCODED_PREFIX = f"mlx{secrets.token_hex(8)}"  # a client cannot guess it
 ENCODED = re.compile(ENCODED_PREFIX + "((%[0-9A-F]{2})+)")
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """LiteLLM sets a limit but never enforces it."""
+    """LiteLLM sets a limit in seconds but never enforces it."""
 
     limit: float | None
-    """Seconds; `None`: no limit."""
     ends: float | None
-    """Time of `time.monotonic`."""
 
     @classmethod
     def after(cls, timeout: object) -> Deadline:
-        """`timeout`: seconds, an `httpx.Timeout`, or `None`."""
         seconds = getattr(timeout, "read", timeout)
         if seconds is None:
             return cls(None, None)
@@ -191,7 +173,6 @@ class Call:
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Call:
-        """From the keyword arguments of `CustomLLM.completion` (litellm 1.106.2, main.py)."""
         params = dict(given.get("optional_params") or {})
         extra = params.pop("extra_body", None) or {}
         if not isinstance(extra, Mapping):
@@ -209,16 +190,17 @@ class Call:
         )
 
     @property
-    def deployment(self) -> str | None:
-        """Id of the config entry that the router chose; `None`: there is no router."""
-        info = self.litellm_params.get("model_info")
-        found = info.get("id") if isinstance(info, Mapping) else None
-        return found if isinstance(found, str) else None
-
-    @property
     def text_completion(self) -> bool:
         """Whether the client called `/completions`: the prompt is raw text."""
         return self.litellm_params.get("text_completion") is True
+
+    @property
+    def form(self) -> AnswerForm:
+        return AnswerForm.of(self.params, text=self.text_completion)
+
+    @property
+    def names(self) -> ClientNames:
+        return parameter_names(self.params, "prompt" if self.text_completion else "messages")
 
 
 def encode_model(model: str) -> str:
@@ -231,26 +213,12 @@ def decode_model(model: str) -> str:
     return unquote(found[1]) if found else model
 
 
-WITHOUT_EFFECT = dict.fromkeys(
-    (
-        "max_retries",
-        "extra_headers",
-        "allowed_openai_params",
-        "include_server_side_tool_invocations",
-    )
-)
-
-
-def answer_form(call: Call) -> AnswerForm:
-    return AnswerForm.of(call.params, text=call.text_completion)
-
-
-def client_names(call: Call) -> ClientNames:
-    return parameter_names(call.params, "prompt" if call.text_completion else "messages")
+WITHOUT_EFFECT: Mapping[str, None] = dict.fromkeys((
+    "max_retries", "extra_headers", "allowed_openai_params", "include_server_side_tool_invocations",
+))  # fmt: skip
 
 
 def generate_requests(call: Call) -> list[GenerateRequest]:
-    """One request, or one for each prompt of a text completion."""
     values = dict(call.params)
     for name, carried in CARRIED.items():
         if carried in values:
@@ -265,7 +233,7 @@ def generate_requests(call: Call) -> list[GenerateRequest]:
         # Also from `metadata` and headers.
         {**_sender(call), "session": call.litellm_params.get("litellm_session_id")},
         content,
-        answer_form(call),
+        call.form,
         continues=route(call.litellm_params).endswith("/messages"),
     )
 

@@ -14,31 +14,10 @@ from math import ceil
 from typing import Any, NoReturn
 
 import httpx
-from litellm.exceptions import (
-    LITELLM_EXCEPTION_TYPES,
-    BadRequestError,
-    ContextWindowExceededError,
-    InternalServerError,
-    NotFoundError,
-    RateLimitError,
-    ServiceUnavailableError,
-    Timeout,
-    UnprocessableEntityError,
-)
+from litellm import exceptions as theirs
 from litellm.types.utils import CallTypes
 
-from ..errors import (
-    BadRequest,
-    BodyTooLarge,
-    ContextTooLong,
-    EngineUnavailable,
-    MLXProviderError,
-    ModelNotFound,
-    Overloaded,
-    PluginError,
-    RequestTimedOut,
-    Unauthorized,
-)
+from .. import errors as ours
 
 PROVIDER = "mlx"
 
@@ -55,53 +34,52 @@ class LiteLLMErrors:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, frames: object) -> None:
-        passes = (StopIteration, StopAsyncIteration, *LITELLM_EXCEPTION_TYPES)
+        passes = (StopIteration, StopAsyncIteration, *theirs.LITELLM_EXCEPTION_TYPES)
         if isinstance(error, Exception) and not isinstance(error, passes):
             raise to_litellm(error, self.model) from error
 
 
-CLASSES: tuple[tuple[type[MLXProviderError], type[Exception]], ...] = (
-    (ContextTooLong, ContextWindowExceededError),  # 400; `context_window_fallbacks`
-    (ModelNotFound, NotFoundError),
-    (PluginError, UnprocessableEntityError),
-    (BadRequest, BadRequestError),  # 400 or 413; never retried
-    (RequestTimedOut, Timeout),  # 408
-    (Overloaded, RateLimitError),  # 429; retried, and traffic moves to siblings
-    (EngineUnavailable, ServiceUnavailableError),  # 503; retried, and fallbacks
-    (Unauthorized, ServiceUnavailableError),  # 401 would mean the client's own key
-    (MLXProviderError, InternalServerError),  # 500; retried
+CLASSES: tuple[tuple[type[ours.MLXProviderError], type[Exception]], ...] = (
+    (ours.ContextTooLong, theirs.ContextWindowExceededError),  # 400; `context_window_fallbacks`
+    (ours.ModelNotFound, theirs.NotFoundError),
+    (ours.PluginError, theirs.UnprocessableEntityError),
+    (ours.BadRequest, theirs.BadRequestError),  # 400 or 413; never retried
+    (ours.RequestTimedOut, theirs.Timeout),  # 408
+    (ours.Overloaded, theirs.RateLimitError),  # 429; retried, and traffic moves to siblings
+    (ours.EngineUnavailable, theirs.ServiceUnavailableError),  # 503; retried, and fallbacks
+    (ours.Unauthorized, theirs.ServiceUnavailableError),  # 401 would mean the client's own key
+    (ours.MLXProviderError, theirs.InternalServerError),  # 500; retried
 )
 """The first class that fits counts."""
 HEADERS: Mapping[type[Exception], Mapping[str, str]] = {
     # Otherwise one 404, such as for a wrong name under a wildcard entry, disables a model group for
     # five seconds (1.106.2, `Router.deployment_callback_on_failure`).
-    NotFoundError: {"retry-after": "0"},
+    theirs.NotFoundError: {"retry-after": "0"},
     # Status and header both forbid a retry (openai 2.54, anthropic 2.12, `_should_retry`).
-    UnprocessableEntityError: {"x-should-retry": "false"},
+    theirs.UnprocessableEntityError: {"x-should-retry": "false"},
 }
 """Of the response that an exception of the class must have."""
 
 
 def to_litellm(error: Exception, model: str) -> Exception:
-    """An unexpected error is logged and becomes a 500."""
     names: dict[str, Any] = {"model": model, "llm_provider": PROVIDER}
-    if not isinstance(error, MLXProviderError):
+    if not isinstance(error, ours.MLXProviderError):
         log.error("unforeseen error", exc_info=error)
         message = f"{type(error).__name__} in the provider"
-        return InternalServerError(message, **names)  # type: ignore[no-any-return]
-    kind = next(theirs for ours, theirs in CLASSES if isinstance(error, ours))
+        return theirs.InternalServerError(message, **names)  # type: ignore[no-any-return]
+    kind = next(made for raised, made in CLASSES if isinstance(error, raised))
     if kind in HEADERS:
         request = httpx.Request("POST", "http://mlx-provider.invalid/")
         names["response"] = httpx.Response(error.status, headers=HEADERS[kind], request=request)
     made: Any = kind(error.message, **names)
-    if isinstance(error, ContextTooLong):  # its code makes Codex compact its history
+    if isinstance(error, ours.ContextTooLong):  # its code makes Codex compact its history
         body = {"message": error.message, "type": "invalid_request_error"}
         made.code, made.body = error.code, {"code": error.code, **body}
-    elif isinstance(error, BodyTooLarge):  # the proxy answers with the status of the exception
+    elif isinstance(error, ours.BodyTooLarge):  # the proxy answers with the status of the exception
         made.status_code = error.status
-    elif isinstance(error, PluginError):
+    elif isinstance(error, ours.PluginError):
         made.code, made.headers = error.code, dict(names["response"].headers)
-    elif error.retry_after is not None and kind is not NotFoundError:
+    elif error.retry_after is not None and kind is not theirs.NotFoundError:
         # For the router and for clients: the proxy sends an exception's own headers, but renames
         # those of its response (1.106.2, `handle_llm_api_exception`).
         made.headers = {"retry-after": str(ceil(error.retry_after))}
@@ -110,24 +88,20 @@ def to_litellm(error: Exception, model: str) -> Exception:
 
 
 def is_context_full(error: Exception) -> bool:
-    """Whether a LiteLLM exception was made from our `ContextTooLong`."""
-    ours = getattr(error, "llm_provider", "") == PROVIDER
-    return ours and isinstance(error, ContextWindowExceededError)
+    provider = getattr(error, "llm_provider", "")
+    return provider == PROVIDER and isinstance(error, theirs.ContextWindowExceededError)
 
 
 _CALLS = ("completion", "text_completion", "responses", "embedding")
-SERVED = frozenset(
-    {
-        *(CallTypes(prefix + name) for name in _CALLS for prefix in ("", "a")),
-        CallTypes.aresponses_websocket,
-        CallTypes.anthropic_messages,
-        CallTypes.aanthropic_messages,
-    }
-)
+SERVED = {
+    *(CallTypes(prefix + name) for name in _CALLS for prefix in ("", "a")),
+    CallTypes.aresponses_websocket,
+    CallTypes.anthropic_messages,
+    CallTypes.aanthropic_messages,
+}
 
 
 def check_served(call_type: Any) -> None:
-    """A kind that LiteLLM cannot name passes."""
     if call_type is not None and call_type not in SERVED:
         plain = call_type.value.removeprefix("a")
         raise _refusal(plain if plain in {each.value for each in CallTypes} else call_type.value)
@@ -142,8 +116,8 @@ def unserved(name: str) -> Any:
     return refuse
 
 
-def _refusal(name: str) -> BadRequest:
-    return BadRequest(
+def _refusal(name: str) -> ours.BadRequest:
+    return ours.BadRequest(
         f"{name} is not served by mlx models, which answer chat completions, completions, "
         "responses, messages and embeddings: name a model of another provider",
         param="model",

@@ -1,15 +1,13 @@
 """Requests of all routes, before LiteLLM reads them. In a chat it fails on a wrong type, or drops
 what has one (1.106.2, `validate_and_fix_openai_messages`). Its bridges of the Responses and
-Messages APIs drop the kinds that they do not know (1.106.2, `responses/
-litellm_completion_transformation/transformation.py`, `llms/anthropic/pass_through/adapters/
-transformation.py`). In a message that a user has just typed such parts are refused, elsewhere they
-become text, as on the engine's own routes.
+Messages APIs drop the kinds that they do not know. In a message that a user has just typed such
+parts are refused, elsewhere they become text, as on the engine's own routes.
 
 Every function raises `BadRequest` that names the part."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,35 +18,17 @@ from ..chat.messages.foreign import foreign_text
 from ..chat.messages.normalise import typed_index
 from ..errors import BadRequest, wrong_part
 from ..invalid import shown
-from ..wire.anthropic.request import (
-    BLOCKS,
-    RESULT_BLOCKS,
-    answer_format,
-    chat_tools,
-    check_image,
-    check_messages,
-    known_members,
-    retains,
-)
+from ..wire.anthropic import request as anthropic
 from ..wire.api import ClientNames
 from ..wire.openai.parameters import Parameters
 from ..wire.openai.tools import as_functions
-from ..wire.responses.conversation import (
-    ABSENT,
-    ITEM_PARTS,
-    ITEMS,
-    ChatTools,
-    check_input,
-    compaction_text,
-    known_item,
-)
+from ..wire.responses import conversation as responses
 from ..wire.responses.routes import LOGPROBS
 from .call import IGNORED
 
-CARRIED = (*(kind for kind in ITEMS if kind != "compaction"), "tool_result", "additional_tools")
+CARRIED = (*responses.ITEMS, "tool_result", "additional_tools")
 SEARCHES = "litellm.responses.litellm_completion_transformation.client_tool_search"
-"""Only newer LiteLLM has this module (1.109.1, not 1.106.2). It carries the searches of tools that
-a client runs, and drops those of a server."""
+"""From 1.109 on LiteLLM carries the searches of tools that a client runs."""
 SEARCH_ITEMS = ("tool_search_call", "tool_search_output") if find_spec(SEARCHES) else ()
 Warnings = list[str]
 
@@ -93,85 +73,74 @@ def _chat_part(part: Any, where: str, warnings: Warnings | None) -> Any:
 
 
 def check_shape(kwargs: Mapping[str, Any]) -> None:
-    _check_list(kwargs.get("messages"), "messages")
-    for index, message in enumerate(kwargs.get("messages") or []):
+    for index, message in enumerate(_listed(kwargs.get("messages"), "messages")):
         if isinstance(message, Mapping):
-            _check_message(message, f".{index}")
-    _check_list(kwargs.get("tools"), "tools")
+            _check_message(message, f"messages.{index}")
+    _listed(kwargs.get("tools"), "tools")
     for name in ("allowed_openai_params", "additional_drop_params"):
-        _check(kwargs.get(name), name, "a list of texts", _is_names)
-    _check(kwargs.get("timeout"), "timeout", "a number of seconds", _is_timeout)
-    form = kwargs.get("response_format")  # a script can pass a class
-    _check(form, "response_format", "an object", lambda value: isinstance(value, Mapping | type))
-
-
-def _check(value: Any, name: str, demand: str, fits: Callable[[Any], bool]) -> None:
-    if value is not None and not fits(value):
-        raise wrong_part(name, f"must be {demand}, got {shown(value)}")
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
-
-
-def _is_timeout(value: Any) -> bool:
+        names = kwargs.get(name) or []
+        if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
+            raise wrong_part(name, f"must be a list of texts, got {shown(names)}")
+    timeout, form = kwargs.get("timeout"), kwargs.get("response_format")
     try:
-        float(value if isinstance(value, str | list | dict) else 0)  # type: ignore[arg-type]
+        float(timeout if isinstance(timeout, str | list | dict) else 0)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        return False
-    return True
+        demand = f"must be a number of seconds, got {shown(timeout)}"
+        raise wrong_part("timeout", demand) from None
+    if not isinstance(form, Mapping | type | None):  # a script can pass a class
+        raise wrong_part("response_format", f"must be an object, got {shown(form)}")
 
 
-def _check_list(items: Any, name: str) -> None:
-    if items is None:
-        return
-    if not isinstance(items, list):
+def _listed(items: Any, name: str) -> list[Any]:
+    if not isinstance(items, list | None):
         raise wrong_part(name, f"must be a list, got {type(items).__name__}")
-    for index, item in enumerate(items):
+    for index, item in enumerate(items or []):
         if not isinstance(item, Mapping | BaseModel):
             kind = type(item).__name__
             raise wrong_part(name, f"must be an object, got {kind}", f".{index}")
+    return items or []
 
 
 def _check_message(message: Mapping[str, Any], at: str) -> None:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
-        raise wrong_part("messages", f"must be a text, got {shown(role)}", f"{at}.role")
+        raise wrong_part(f"{at}.role", f"must be a text, got {shown(role)}")
     if not isinstance(content, str | list | None):
-        kind = type(content).__name__
-        raise wrong_part("messages", f"must be a text or a list, got {kind}", f"{at}.content")
-    _check_list(message.get("tool_calls"), f"messages{at}.tool_calls")
-    for index, part in enumerate(content if isinstance(content, list) else []):
-        place = f"{at}.content.{index}"
-        if not isinstance(part, Mapping):
-            raise wrong_part("messages", "must be an object", place)
-        if role == "user" and part.get("type") not in ValidUserMessageContentTypes:
+        problem = f"must be a text or a list, got {type(content).__name__}"
+        raise wrong_part(f"{at}.content", problem)
+    _listed(message.get("tool_calls"), f"{at}.tool_calls")
+    parts = _listed(content if isinstance(content, list) else None, f"{at}.content")
+    for index, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if role == "user" and kind not in ValidUserMessageContentTypes:
             known = ", ".join(ValidUserMessageContentTypes)
-            unknown = f"unknown type {shown(part.get('type'))}, known are {known}"
-            raise wrong_part("messages", unknown, f"{place}:")
+            unknown = f"unknown type {shown(kind)}, known are {known}"
+            raise wrong_part(f"{at}.content.{index}:", unknown)
 
 
 # -- /v1/responses
 
 
 def fit_responses(kwargs: dict[str, Any]) -> Warnings:
-    check_input(kwargs, ABSENT)
+    responses.check_input(kwargs, responses.ABSENT)
     if LOGPROBS in (kwargs.get("include") or ()) or kwargs.get("top_logprobs"):
         kwargs["logprobs"] = True  # under chat's name, which the bridge passes on
     items, warnings = kwargs.get("input"), Warnings()
     if isinstance(items, list):
         kwargs["input"] = [_item(i, f"input[{at}]", warnings) for at, i in enumerate(items)]
     _carry_schema(kwargs)
-    _carry_tools(kwargs)
+    # Names of what has no effect in the tools: the bridge shows unknown tools to the model.
+    given = [tool for tool in kwargs.get("tools") or [] if not _runs_in_gateway(tool)]
+    tools = responses.ChatTools.read(given, lenient=True)
+    _, members = as_functions(tools.tools)
+    kwargs[IGNORED] = [*tools.ignored, *map(ClientNames(tools.places).text, members)]
     return warnings
 
 
 def _item(given: Any, where: str, warnings: Warnings) -> Any:
     item = given.model_dump() if isinstance(given, BaseModel) else given
     searches = SEARCH_ITEMS if item.get("execution") == "client" else ()
-    known = known_item(item, (*CARRIED, *searches))
-    if item.get("type") == "compaction" and known is not item and (text := compaction_text(item)):
-        return {"role": "user", "content": text}
+    known = responses.known_item(item, (*CARRIED, *searches))
     changed = dict(known)
     for name in ("content", "output"):
         parts = known.get(name)
@@ -190,35 +159,22 @@ def _item_part(part: Any, kind: str, where: str, warnings: Warnings) -> Any:
     if part.get("type") == "refusal":  # which the bridge of 1.106.2 drops
         return {"type": "output_text", "text": str(part.get("refusal") or "")}
     image = part.get("type") == "input_image"
-    if part.get("image_url") if image else (part.get("type") or "text") in ITEM_PARTS:
+    if part.get("image_url") if image else (part.get("type") or "text") in responses.ITEM_PARTS:
         return part
     return _as_text(part, where, warnings, kind)
 
 
 def _carry_schema(kwargs: dict[str, Any]) -> None:
     """The schema in a `json_object`, which the bridge drops."""
-    text = kwargs.get("text")
-    if not isinstance(text, Mapping):
-        return
-    form = text.get("format")
-    if isinstance(form, Mapping) and form.get("type") == "json_object" and form.get("schema"):
-        schema = form["schema"]
-        if isinstance(schema, Mapping):
-            schema = {"type": "object", **schema}
-        made = {"type": "json_schema", "name": "json_object", "schema": schema}
-        kwargs["text"] = {**text, "format": made}
-
-
-def _carry_tools(kwargs: dict[str, Any]) -> None:
-    """Names of what has no effect in the tools: the bridge shows unknown tools to the model."""
-    given = [tool for tool in kwargs.get("tools") or [] if not _runs_in_gateway(tool)]
-    tools = ChatTools.read(given, lenient=True)
-    _, members = as_functions(tools.tools)
-    kwargs[IGNORED] = [*tools.ignored, *map(ClientNames(tools.places).text, members)]
+    match kwargs.get("text"):
+        case {"format": {"type": "json_object", "schema": schema}} if schema:
+            if isinstance(schema, Mapping):
+                schema = {"type": "object", **schema}
+            form = {"type": "json_schema", "name": "json_object", "schema": schema}
+            kwargs["text"] = {**kwargs["text"], "format": form}
 
 
 def _runs_in_gateway(tool: Any) -> bool:
-    """Whether LiteLLM may run a tool itself: one of an MCP server."""
     url = tool.get("server_url") if isinstance(tool, Mapping) else None
     return isinstance(url, str) and (url.startswith("litellm_proxy") or "/mcp" in url)
 
@@ -227,10 +183,10 @@ def _runs_in_gateway(tool: Any) -> bool:
 
 
 def fit_messages(kwargs: dict[str, Any]) -> Warnings:
-    check_messages(kwargs)
+    anthropic.check_messages(kwargs)
     warnings = Warnings()
     kwargs["messages"] = [
-        _with_blocks(message, BLOCKS[message["role"]], f"messages[{at}]", warnings)
+        _with_blocks(message, anthropic.BLOCKS[message["role"]], f"messages[{at}]", warnings)
         for at, message in enumerate(kwargs["messages"])
     ]
     return warnings
@@ -247,25 +203,20 @@ def _with_blocks(holder: Any, known: Any, where: str, warnings: Warnings) -> Any
 def _block(block: Mapping[str, Any], known: Any, where: str, warnings: Warnings) -> Any:
     kind = block.get("type")
     if kind == "tool_result":
-        return _with_blocks(block, RESULT_BLOCKS, where, warnings)
-    if kind in known and not (kind == "image" and _is_broken(block, where)):
-        return block
-    return _as_text(block, where, warnings)
-
-
-def _is_broken(image: Mapping[str, Any], where: str) -> bool:
+        return _with_blocks(block, anthropic.RESULT_BLOCKS, where, warnings)
     try:
-        check_image(image, where)
+        if kind == "image":
+            anthropic.check_image(block, where)
+        return block if kind in known else _as_text(block, where, warnings)
     except BadRequest:
-        return True
-    return False
+        return _as_text(block, where, warnings)
 
 
 def carry_format(kwargs: dict[str, Any]) -> None:
     """Schema and effort. The bridge drops unknown types and an effort without adaptive thoughts,
     and demands every property of an object."""
     given = {name: kwargs.get(name) for name in ("output_config", "output_format")}
-    made = answer_format(Parameters(given))
+    made = anthropic.answer_format(Parameters(given))
     kwargs.update({name: value for name, value in made.items() if value is not None})
     if "response_format" in made:
         kwargs.pop("output_format", None)
@@ -276,12 +227,14 @@ def carry_format(kwargs: dict[str, Any]) -> None:
 def carry_message_tools(kwargs: dict[str, Any]) -> None:
     """Tools and marks of a checked call. The bridge loses `disable_parallel_tool_use` and writes
     unknown members of a tool into its schema."""
-    made = chat_tools(Parameters({name: kwargs.get(name) for name in ("tools", "tool_choice")}))
+    made = anthropic.chat_tools(
+        Parameters({name: kwargs.get(name) for name in ("tools", "tool_choice")})
+    )
     _, kwargs[IGNORED] = as_functions(made.get("tools", []))
     if kwargs.get("tools"):
-        kwargs["tools"] = [known_members(tool) for tool in kwargs["tools"]]
+        kwargs["tools"] = [anthropic.known_members(tool) for tool in kwargs["tools"]]
     if made.get("parallel_tool_calls") is False:
         kwargs["parallel_tool_calls"] = False
-    if retains(kwargs):
+    if anthropic.retains(kwargs):
         kwargs["prompt_cache_retention"] = "24h"
     kwargs.pop("cache_control", None)  # every prompt is cached, as far as there is room

@@ -3,7 +3,7 @@ errors and replies."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import litellm
@@ -15,51 +15,32 @@ from litellm.types.utils import CallTypes
 
 from ..errors import BadRequest, ContextTooLong, wrong_part
 from ..wire.openai.request import prompt_list
-from .call import (
-    carry_params,
-    carry_prompts,
-    encode_model,
-    is_ours,
-    keep_warnings,
-    warning_headers,
-    with_ending,
-)
+from . import call, fit
 from .errors import PROVIDER, LiteLLMErrors, check_served, is_context_full
-from .fit import (
-    carry_format,
-    carry_message_tools,
-    check_shape,
-    fit_messages,
-    fit_parts,
-    fit_responses,
-)
 from .model_info import proxy_server
 from .streams import complete_stream
 
 
 async def check_history(kwargs: Mapping[str, Any]) -> None:
-    """Raises `BadRequest` if the conversation of `previous_response_id` is not found. LiteLLM would
+    """Raises `BadRequest` if LiteLLM will find no conversation of `previous_response_id`. It would
     continue without it (1.106.2, `ResponsesSessionHandler`)."""
-    name = kwargs.get("previous_response_id")
-    if name and not await _stored(name):
+    name, found = kwargs.get("previous_response_id"), None
+    if not name:
+        return
+    if getattr(proxy_server(), "prisma_client", None) is not None:
+        from litellm.responses.litellm_completion_transformation.session_handler import (
+            ResponsesSessionHandler as Handler,
+        )
+
+        find = Handler.get_chat_completion_message_history_for_previous_response_id
+        found = (await find(name)).get("messages")
+    if not found:
         raise BadRequest(
             "previous_response_id: no messages are stored for this response; send the whole "
             "conversation as input, or let LiteLLM store responses (a database, and "
             "store_prompts_in_spend_logs: true under general_settings)",
             param="previous_response_id",
         )
-
-
-async def _stored(name: str) -> bool:
-    """Whether LiteLLM will find messages. Only for a proxy with a database."""
-    if getattr(proxy_server(), "prisma_client", None) is None:
-        return False
-    from litellm.responses.litellm_completion_transformation.session_handler import (
-        ResponsesSessionHandler,
-    )
-
-    find = ResponsesSessionHandler.get_chat_completion_message_history_for_previous_response_id
-    return bool((await find(name)).get("messages"))
 
 
 class _Plain(HTTPException):
@@ -72,9 +53,9 @@ class _Plain(HTTPException):
 
 
 class ContextFull(ProxyException, _Plain):
-    """The error in the form that clients of the proxy recognise. LiteLLM's proxy answers with
-    `code: "400"` (1.106.2 and 1.109.1, `ProxyException.to_dict`). It accepts an exception of a
-    callback if it is an `HTTPException`, and raises it unchanged if it is a `ProxyException`."""
+    """The error in the form that clients of the proxy recognise, in place of `code: "400"`
+    (1.106.2, `ProxyException.to_dict`). LiteLLM accepts an exception of a callback if it is an
+    `HTTPException`, and raises it unchanged if it is a `ProxyException`."""
 
     def __init__(self, error: ContextWindowExceededError) -> None:
         super().__init__(  # type: ignore[call-arg]  # LiteLLM's, which has no types
@@ -84,29 +65,20 @@ class ContextFull(ProxyException, _Plain):
             code=ContextTooLong.status,
         )
         self.body = error.body
-        """Streams of responses look for the code here."""
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "code": ContextTooLong.code}
 
 
 HIJACKED_WORDS = (
-    "replicate",
-    "clarifai",
-    "ft:babbage-002",
-    "ft:davinci-002",
-    "ft:gpt-3.5-turbo",
-)
+    "replicate", "clarifai", "ft:babbage-002", "ft:davinci-002", "ft:gpt-3.5-turbo",
+)  # fmt: skip
 """By these parts of model ids, LiteLLM dispatches to a cloud before it looks for custom providers
 (1.106.2, main.py `completion`)."""
 
 HIJACKED_LISTS = (
-    "clarifai_models",
-    "ovhcloud_models",
-    "petals_models",
-    "replicate_models",
-    "snowflake_models",
-)
+    "clarifai_models", "ovhcloud_models", "petals_models", "replicate_models", "snowflake_models",
+)  # fmt: skip
 
 
 class DeploymentHook(CustomLogger):
@@ -130,8 +102,8 @@ class DeploymentHook(CustomLogger):
             kwargs["custom_llm_provider"] = PROVIDER
             bare = model.removeprefix(PROVIDER + "/")
             if hijacked(bare):
-                kwargs["model"] = f"{PROVIDER}/{encode_model(bare)}"
-        carry_params(kwargs)
+                kwargs["model"] = f"{PROVIDER}/{call.encode_model(bare)}"
+        call.carry_params(kwargs)
         return kwargs
 
     async def async_post_call_failure_hook(
@@ -141,7 +113,6 @@ class DeploymentHook(CustomLogger):
         user_api_key_dict: Any,
         traceback_str: str | None = None,
     ) -> Any:
-        """The error for the proxy's client; `None`: the original."""
         if not is_context_full(original_exception):
             return None
         return ContextFull(original_exception)
@@ -149,7 +120,7 @@ class DeploymentHook(CustomLogger):
     async def async_post_call_success_hook(
         self, data: dict[str, Any], user_api_key_dict: Any, response: Any
     ) -> Any:
-        return with_ending(data.get("litellm_logging_obj"), response)
+        return call.with_ending(data.get("litellm_logging_obj"), response)
 
     async def async_post_call_response_headers_hook(
         self,
@@ -158,13 +129,12 @@ class DeploymentHook(CustomLogger):
         response: Any,
         request_headers: dict[str, str] | None = None,
     ) -> dict[str, str] | None:
-        """Warnings as headers, on every route, before the first byte of a stream."""
-        return warning_headers(data.get("litellm_logging_obj"))
+        return call.warning_headers(data.get("litellm_logging_obj"))
 
     def async_post_call_streaming_iterator_hook(
         self, user_api_key_dict: Any, response: Any, request_data: dict[str, Any]
     ) -> AsyncIterator[Any]:
-        if not is_ours(request_data):
+        if not call.is_ours(request_data):
             return response  # type: ignore[no-any-return]
         logging = request_data.get("litellm_logging_obj")
         return complete_stream(response, user_api_key_dict.request_route or "", logging)
@@ -172,29 +142,29 @@ class DeploymentHook(CustomLogger):
 
 async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
     check_served(call_type)
+    warnings: Sequence[str] = ()
     if call_type == CallTypes.acompletion:
-        kwargs["messages"], warnings = fit_parts(kwargs.get("messages"))
-        keep_warnings(kwargs.get("litellm_logging_obj"), warnings)
-        check_shape(kwargs)
+        kwargs["messages"], warnings = fit.fit_parts(kwargs.get("messages"))
+        fit.check_shape(kwargs)
     elif call_type == CallTypes.aresponses:
-        keep_warnings(kwargs.get("litellm_logging_obj"), fit_responses(kwargs))
+        warnings = fit.fit_responses(kwargs)
         await check_history(kwargs)
     elif call_type == CallTypes.anthropic_messages:
-        keep_warnings(kwargs.get("litellm_logging_obj"), fit_messages(kwargs))
-        carry_format(kwargs)
-        carry_message_tools(kwargs)
+        warnings = fit.fit_messages(kwargs)
+        fit.carry_format(kwargs)
+        fit.carry_message_tools(kwargs)
     elif call_type == CallTypes.atext_completion:
-        carry_prompts(kwargs)
+        call.carry_prompts(kwargs)
     elif call_type == CallTypes.aembedding:
         kwargs["input"] = prompt_list(kwargs.get("input"), "input")
+    call.keep_warnings(kwargs.get("litellm_logging_obj"), warnings)
 
 
 def _check_body(kwargs: dict[str, Any], call_type: Any) -> None:
-    """Raise `BadRequest` if a client of the proxy sends its own key, or marks a chat request as a
-    text completion. LiteLLM would use the key in place of the operator's (1.106.2,
-    `_handle_clientside_credential`), and every key would get a connection; one with an address that
-    the operator permits is allowed. LiteLLM marks its own text completions so (1.106.2,
-    `text_completion`); each message would become a raw prompt."""
+    """Raise `BadRequest` if a client of the proxy sends its own key without an address that the
+    operator permits, or marks a chat request as a text completion. LiteLLM would use the key in
+    place of the operator's (1.106.2, `_handle_clientside_credential`); each message would become a
+    raw prompt."""
     body = (kwargs.get("proxy_server_request") or {}).get("body") or {}
     replaced = "original_model_id" in (kwargs.get("model_info") or {})
     if body and replaced and not {"api_base", "base_url"} & set(body):
@@ -204,7 +174,6 @@ def _check_body(kwargs: dict[str, Any], call_type: Any) -> None:
 
 
 def hijacked(model: str) -> bool:
-    """Whether LiteLLM would send a request for this model id to a cloud."""
     return any(word in model for word in HIJACKED_WORDS) or any(
         model in getattr(litellm, name, ()) for name in HIJACKED_LISTS
     )

@@ -1,16 +1,15 @@
-"""Options of the gateway's operator, and facts about our models for LiteLLM: its map of models,
-which `supports_*`, `get_model_info` and `completion_cost` read, and `model_info` of config entries.
-`/v1/models` and `/model/info` read the map for fields that an entry lacks. Prices are the
-operator's; without them LiteLLM counts 0."""
+"""Options of the gateway's operator, and facts about our models in LiteLLM's map of models and in
+the `model_info` of config entries."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import litellm
 from pydantic import ValidationError
@@ -28,21 +27,11 @@ CONFIGURED = "configured_model"
 KEY = secrets.token_bytes(32)
 
 
-class Configured(str):
+def configured(model: str) -> str:
     """The model of a config entry, kept in its `model_info`. A digest with a key of this process
-    proves it, because LiteLLM 1.110 stores entries outside of Python. A text from a file or a
-    database has none."""
-
-    def __new__(cls, model: str) -> Self:
-        digest = hashlib.blake2b(model.encode("utf-8", "surrogatepass"), key=KEY, digest_size=16)
-        return super().__new__(cls, f"{model}#{digest.hexdigest()}")
-
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (str(self),)  # a copy is a plain text
-
-    @classmethod
-    def proves(cls, text: object) -> bool:
-        return isinstance(text, str) and text == cls(text.rpartition("#")[0])
+    proves it: a text from a file or a database has none."""
+    digest = hashlib.blake2b(model.encode("utf-8", "surrogatepass"), key=KEY, digest_size=16)
+    return f"{model}#{digest.hexdigest()}"
 
 
 def proxy_server() -> Any:
@@ -128,13 +117,11 @@ def tenant(options: OperatorOptions, caller: Caller) -> str | None:
 
 
 def chosen_by(litellm_params: Mapping[str, Any], model: str) -> Literal["owner", "client"]:
-    """`owner`, if the config entry of this call names exactly this model. Reads the entry's
-    `model_info`, because all models of a comma list share `metadata`. A script that calls without a
-    router is the owner."""
+    """`owner`, if the config entry of this call names exactly this model, or there is no router."""
     info = litellm_params.get("model_info") or {}
     if "id" not in info and not litellm_params.get("proxy_server_request"):  # no router's entry
         return "owner"
-    return "owner" if info.get(CONFIGURED) == Configured(model) else "client"
+    return "owner" if info.get(CONFIGURED) == configured(model) else "client"
 
 
 ENFORCED = (
@@ -156,21 +143,13 @@ CACHE_PRICES = ("cache_read_input_token_cost", "cache_creation_input_token_cost"
 DEMOS = dict.fromkeys(("demo", "demo-hybrid"), ModelFacts(65_536, vision=True, reasoning=False))
 
 
-class EngineLimit(int):
-    """A limit from an engine. All others under `model_info` are from the operator."""
-
-
-def model_facts(accepted: Accepted) -> ModelFacts:
-    return ModelFacts(accepted.context_length, accepted.vision, accepted.reasoning)
-
-
 def known(model: str) -> Mapping[str, Any]:
-    """LiteLLM's entry of a model; empty: none."""
     return litellm.model_cost.get(f"{PROVIDER}/{model}") or {}
 
 
-def enter(model: str, facts: ModelFacts, mode: str = "chat") -> None:
-    """Add a model, or new facts about it. The widest of several contexts counts."""
+def enter(model: str, facts: ModelFacts | Accepted, mode: str = "chat") -> None:
+    """Add a model to LiteLLM's map, or new facts about it. The widest of several contexts
+    counts."""
     before = known(model)
     fields: dict[str, Any] = {}
     if not before:
@@ -189,8 +168,9 @@ def describe(entry: Any) -> None:
     replaces a `*`."""
     info = entry.model_info
     model = entry.litellm_params.model.removeprefix(PROVIDER + "/")
-    if not Configured.proves(getattr(info, CONFIGURED, None)):
-        setattr(info, CONFIGURED, Configured(model))
+    found = str(getattr(info, CONFIGURED, ""))
+    if found != configured(found.rpartition("#")[0]):
+        setattr(info, CONFIGURED, configured(model))
     if all(getattr(info, name, None) == 0 for name in PRICES):
         # As the price of all other tokens; LiteLLM warns of an entry without them.
         _fill(info, CACHE_PRICES, 0.0)
@@ -200,47 +180,14 @@ def describe(entry: Any) -> None:
     if not known(model):
         local = not entry.litellm_params.api_base  # else its folder is on another machine
         enter(model, facts_of(model, PluginRegistry.discover) if local else ModelFacts())
-    length = _chosen_context(info) or known(model).get(OWN_CONTEXT)
+    length = known(model).get(OWN_CONTEXT)
+    with suppress(BadRequest):  # each request reports invalid options
+        length = operator_options({"model_info": info.model_dump()}).context_length or length
     if length is not None:
-        _fill(info, missing, EngineLimit(length))
+        _fill(info, missing, length)
 
 
-def show(
-    model: str, facts: ModelFacts, deployment: str | None = None, *, mode: str = "chat"
-) -> None:
-    """Add an engine's facts about a model. A context belongs to the proxy's config entry with that
-    id, because entries of one model can have different contexts; if there is none (a wildcard, a
-    script), to LiteLLM's map of models. `model_info` in a config has precedence."""
-    shown = _entry(deployment)
-    if shown is None:
-        enter(model, facts, mode)
-        return
-    enter(model, ModelFacts(None, facts.vision, facts.reasoning), mode)
-    for name in LIMITS[1:]:
-        ours = shown.get(name) is None or isinstance(shown[name], EngineLimit)
-        if facts.context_length and ours:
-            shown[name] = EngineLimit(facts.context_length)
-
-
-def _fill(info: Any, names: tuple[str, ...] | list[str], value: Any) -> None:
+def _fill(info: Any, names: Sequence[str], value: Any) -> None:
     for name in names:
         if getattr(info, name, None) is None:
             setattr(info, name, value)
-
-
-def _chosen_context(model_info: Any) -> int | None:
-    """The operator's `context_length`. Each request reports invalid options."""
-    try:
-        return operator_options({"model_info": model_info.model_dump()}).context_length
-    except BadRequest:
-        return None
-
-
-def _entry(deployment: str | None) -> dict[str, Any] | None:
-    """`model_info` of the running proxy's config entry of this id, unless it is a wildcard. The
-    router's own object: LiteLLM does not list its copy for a request (1.106.2, router.py
-    `get_model_listing_info`)."""
-    router = getattr(proxy_server(), "llm_router", None)
-    found = router.get_model_info(deployment) if router is not None and deployment else None
-    info = found.get("model_info") if found and "*" not in found["model_name"] else None
-    return info if isinstance(info, dict) else None

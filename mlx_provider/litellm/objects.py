@@ -1,8 +1,8 @@
-"""Turns the chunks and responses of `wire.openai` into LiteLLM's objects.
+"""The chunks and responses of `wire.openai` as LiteLLM's objects.
 
 Rules of streams (1.106.2, `CustomStreamWrapper`): usage comes before a finish chunk, which contains
-nothing else. The finish of choice 0 ends the stream, so it is held until every choice has ended.
-The finish of another choice is the second entry beside an empty choice 0."""
+nothing else. The finish of choice 0 ends the stream, so it comes last. The finish of another choice
+is the second entry beside an empty choice 0."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ TEXT_LISTS = "text_lists"
 
 
 class TextLogprobs(ChoiceLogprobs):
-    """Carries log-probabilities of a text completion through LiteLLM's conversion from chat, which
-    drops them; `patches` copies them back."""
+    """Of a text completion; `patches` copies them past LiteLLM's conversion from chat."""
 
     text_lists: dict[str, Any]
 
@@ -45,10 +44,8 @@ class OurLogprobs(ChoiceLogprobs):
 
 
 class TextFinish(ModelResponseStream):
-    """The finish of a choice beside an empty choice 0, in a text stream. LiteLLM's text stream
-    reads the first choice by item (1.106.2 and 1.109.1, `TextCompletionStreamWrapper`), its chat
-    stream by attribute, where a finish would end the stream. So the finished choice comes first
-    only by item."""
+    """The finish of a choice beside an empty choice 0. LiteLLM's text stream reads the first choice
+    by item, its chat stream by attribute, where a finish would end the stream (1.109.1)."""
 
     def __getitem__(self, key: str) -> Any:
         return self.choices[1:] if key == "choices" else getattr(self, key)
@@ -66,7 +63,6 @@ class ChunkStream:
         self._form = form
         self._choices = ChunkChoices(form)
         self._finish: dict[str, Any] | None = None
-        """Of choice 0."""
         self.ended = False
 
     def feed(self, events: Iterable[Event]) -> Iterator[ModelResponseStream]:
@@ -105,7 +101,6 @@ class ChunkStream:
 
 
 def _streaming(choice: Mapping[str, Any]) -> StreamingChoices:
-    """The choice of a chunk, without its finish reason."""
     logprobs: Any = choice["logprobs"]
     if "delta" in choice:
         delta = choice["delta"]

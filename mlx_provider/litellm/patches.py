@@ -33,18 +33,10 @@ from ..wire.anthropic.request import chat_tools, known_members
 from ..wire.openai.parameters import Parameters
 from ..wire.openai.request import split_prefill_mark
 from ..wire.openai.tools import as_functions
+from . import model_info
 from .errors import PROVIDER
 from .fit import check_shape, fit_messages, fit_parts
 from .hook import DeploymentHook
-from .model_info import (
-    DEMOS,
-    chosen_by,
-    describe,
-    engine_options,
-    enter,
-    operator_options,
-    proxy_server,
-)
 from .objects import TEXT_LISTS, OurLogprobs
 
 try:
@@ -53,13 +45,11 @@ except ModuleNotFoundError:  # LiteLLM before 1.109
     from litellm.llms.anthropic.pass_through.adapters.transformation import AnthropicAdapter
 
 WRAPPED = "mlx_wrapped"
-"""Attribute of our wrappers. By name: LiteLLM may run a handler's module twice, as two
-modules."""
+"""Attribute of our wrappers. LiteLLM may run a handler's module twice, as two modules."""
 AUTHENTICATION = "litellm.proxy.auth.auth_exception_handler"
 ADMITTED = ("reasoning_effort", "thinking", "user", "verbosity")
 DELIVERED = ("dimensions", "encoding_format", "user")
 CREATED = "mlx_created"
-"""Attribute of our streams: Unix seconds."""
 
 Original = Callable[..., Any]
 REMEDY = (
@@ -69,10 +59,8 @@ REMEDY = (
 
 
 def install() -> None:
-    """Idempotent."""
     wrap(main, "get_optional_params", _admit)
     wrap(main, "get_optional_params_embeddings", _deliver)
-    wrap(litellm, "get_model_cost_map", _keep_entries)
     wrap(Deployment, "__init__", _describe)
     wrap(CustomStreamWrapper, "__init__", _share_created)
     wrap(TextCompletionStreamWrapper, "convert_to_text_completion_object", _complete_text)
@@ -80,7 +68,7 @@ def install() -> None:
     wrap(bridge, "_extract_message_output_items", _show_logprobs)
     wrap(stream, "_transform_chat_completion_chunk_to_response_api_chunk", _stream_logprobs)
     wrap(stream, "create_litellm_model_response", _collect_logprobs)
-    proxy = proxy_server()
+    proxy = model_info.proxy_server()
     if hasattr(proxy, "count_request_tokens"):
         wrap(proxy, "count_request_tokens", partial(count_request_tokens, proxy))
     handler = getattr(sys.modules.get(AUTHENTICATION), "UserAPIKeyAuthExceptionHandler", None)
@@ -89,7 +77,7 @@ def install() -> None:
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Calls of `owner.name` go to `around`, with the original as first argument. Idempotent."""
+    """Calls of `owner.name` go to `around`, with the original as first argument."""
     original = getattr(owner, name)
     if hasattr(original, WRAPPED):
         return
@@ -103,8 +91,7 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
 
 
 def _admit(original: Original, *args: Any, **given: Any) -> Any:
-    """Deliver parameters that LiteLLM lets through for OpenAI's own models. For custom providers it
-    refuses or drops them, and does not call a handler's `get_supported_openai_params`. Its hook for
+    """Deliver parameters that LiteLLM refuses or drops for custom providers. Its hook for
     deployments runs only on asynchronous calls."""
     if given.get("custom_llm_provider") == PROVIDER:
         given["allowed_openai_params"] = [*(given.get("allowed_openai_params") or ()), *ADMITTED]
@@ -112,33 +99,20 @@ def _admit(original: Original, *args: Any, **given: Any) -> Any:
 
 
 def _deliver(original: Original, *args: Any, **given: Any) -> Any:
-    """Deliver OpenAI's parameters of embeddings. LiteLLM refuses or drops them for custom
-    providers, even those that a call allows by name; OpenAI's client always sends an
-    `encoding_format`."""
+    """As `_admit`. OpenAI's client always sends an `encoding_format`."""
     if given.get("custom_llm_provider") != PROVIDER:
         return original(*args, **given)
     ours = {name: given.pop(name, None) for name in DELIVERED}
     return {**original(*args, **given), **ours}
 
 
-def _keep_entries(original: Original, *args: Any, **kwargs: Any) -> Any:
-    """Add our entries to every new map of models. LiteLLM's own tests begin with
-    `litellm.model_cost = litellm.get_model_cost_map(...)`."""
-    prefix = f"{PROVIDER}/"
-    ours = {name: own for name, own in litellm.model_cost.items() if name.startswith(prefix)}
-    return {**original(*args, **kwargs), **ours}
-
-
 def _describe(original: Original, entry: Any, *args: Any, **kwargs: Any) -> None:
-    """LiteLLM makes a `Deployment` of every entry, from a config, a database or a script's
-    router."""
     original(entry, *args, **kwargs)
     if entry.litellm_params.model.startswith(PROVIDER + "/"):
-        describe(entry)
+        model_info.describe(entry)
 
 
 def _share_created(original: Original, stream: Any, *args: Any, **kwargs: Any) -> None:
-    """LiteLLM makes the last chunks itself and reads the clock again."""
     original(stream, *args, **kwargs)
     stamp = getattr(stream.completion_stream, CREATED, None)
     if stamp is not None:
@@ -146,8 +120,7 @@ def _share_created(original: Original, stream: Any, *args: Any, **kwargs: Any) -
 
 
 def _complete_text(original: Original, stream: Any, chunk: Any) -> Any:
-    """Copy log-probabilities to the chunks of a text stream, and give its last chunk a text:
-    LiteLLM makes them without either."""
+    """Copy log-probabilities, and give the last chunk a text."""
     converted = original(stream, chunk)
     for choice, ours in zip(converted.choices, chunk["choices"], strict=False):
         if choice.text is None:
@@ -161,7 +134,6 @@ def _complete_text(original: Original, stream: Any, chunk: Any) -> Any:
 def _show_logprobs(
     original: Original, response: Any, choices: Any, *args: Any, **given: Any
 ) -> Any:
-    """LiteLLM makes the messages of a response without log-probabilities."""
     items = original(response, choices, *args, **given)
     said = [choice for choice in choices if choice.message.content is not None]
     for item, choice in zip(items, said, strict=False):
@@ -182,14 +154,10 @@ def _stream_logprobs(original: Original, stream: Any, chunk: Any) -> Any:
 
 
 def _collect_logprobs(original: Original, stream: Any) -> Any:
-    """Give the response at the end of a stream the log-probabilities of its chunks."""
     response = original(stream)
-    chunks = [
-        chunk["choices"][0] for chunk in stream.collected_chat_completion_chunks if chunk["choices"]
-    ]
-    found = [
-        token for each in chunks for token in (each.get("logprobs") or {}).get("content") or []
-    ]
+    chunks = stream.collected_chat_completion_chunks
+    choices = [choice for chunk in chunks for choice in chunk["choices"][:1]]
+    found = [t for each in choices for t in (each.get("logprobs") or {}).get("content") or []]
     if stream.custom_llm_provider == PROVIDER and response is not None and found:
         response.choices[0].logprobs = OurLogprobs(content=found)
     return response
@@ -203,10 +171,8 @@ def _logprobs(choice: Any) -> list[Any]:
 async def count_request_tokens(
     proxy: Any, original: Original, request: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """By the model's own template and tokenizer. LiteLLM asks only built-in providers, and
-    estimates for all others (`proxy_server._get_provider_token_counter`).
-    `/v1/messages/count_tokens`, `/v1/responses/input_tokens` and `/utils/token_counter` call this
-    function, which has no hook."""
+    """By the model's own template and tokenizer, on all routes that count. LiteLLM estimates for
+    custom providers."""
     entry = None if request.contents else await _entry(proxy, request.model)
     if entry is None:
         return await original(request, *args, **kwargs)
@@ -215,12 +181,14 @@ async def count_request_tokens(
         return await asyncio.to_thread(_count, entry, request, form)
     except (EngineUnavailable, Overloaded):  # LiteLLM's estimate, which is marked as such
         return await original(request, *args, **kwargs)
-    except MLXProviderError as error:
-        raise _refusal(error) from None
+    except MLXProviderError as error:  # these routes convert no errors of providers
+        from litellm.proxy._types import ProxyException
+
+        kind = "invalid_request_error" if error.status < 500 else "internal_server_error"
+        raise ProxyException(error.message, kind, error.param, error.status) from None
 
 
 async def _entry(proxy: Any, model: str) -> Mapping[str, Any] | None:
-    """`None`: the model is another provider's."""
     router, entry = proxy.llm_router, None
     with suppress(Exception):  # LiteLLM reports a model that its router does not find
         if hasattr(router, "select"):  # 1.109
@@ -232,27 +200,14 @@ async def _entry(proxy: Any, model: str) -> Mapping[str, Any] | None:
 
 
 def _count(entry: Mapping[str, Any], request: Any, form: str) -> TokenCountResponse:
-    params = entry["litellm_params"]
-    counted = _request(entry, request, form)
-    count = connect(params.get("api_base"), params.get("api_key")).count(counted)
+    params, counted = entry["litellm_params"], _request(entry, request, form)
     return TokenCountResponse(
-        total_tokens=count,
+        total_tokens=connect(params.get("api_base"), params.get("api_key")).count(counted),
         request_model=request.model,
         model_used=counted.model,
         tokenizer_type=PROVIDER,
         count_source="provider",
     )
-
-
-def _refusal(error: MLXProviderError) -> Exception:
-    """These routes convert no errors of providers: the error must be the proxy's own class."""
-    from litellm.proxy._types import ProxyException
-
-    kind = "invalid_request_error" if error.status < 500 else "internal_server_error"
-    made: Exception = ProxyException(
-        message=error.message, type=kind, param=error.param, code=error.status
-    )
-    return made
 
 
 def _request(entry: Mapping[str, Any], request: Any, form: str) -> GenerateRequest:
@@ -265,8 +220,10 @@ def _request(entry: Mapping[str, Any], request: Any, form: str) -> GenerateReque
     try:
         return GenerateRequest(
             model=model,
-            origin=chosen_by(entry, model),
-            options=engine_options(operator_options({"model_info": entry.get("model_info")})),
+            origin=model_info.chosen_by(entry, model),
+            options=model_info.engine_options(
+                model_info.operator_options({"model_info": entry.get("model_info")})
+            ),
             **sent,
         )
     except ValidationError as error:
@@ -302,9 +259,8 @@ def _of_chat(request: Any) -> Mapping[str, Any]:
 
 def refuse_key(proxy: Any, original: Original, *args: Any, **given: Any) -> Any:
     """The answer to a request with a wrong key, or without one, from a proxy without a database.
-    LiteLLM looks for the key in its database, and for the reason of a failure in a package that
-    only databases need: 400 or 500 and a traceback per request (1.106.2,
-    `auth_exception_handler.py`). Grants nothing that `original` would not grant."""
+    LiteLLM answers 400 or 500, with a traceback in the log (1.106.2, `auth_exception_handler.py`).
+    Grants nothing that `original` would not grant."""
     from fastapi import HTTPException
     from litellm.proxy._types import ProxyErrorTypes, ProxyException
 
@@ -315,19 +271,15 @@ def refuse_key(proxy: Any, original: Original, *args: Any, **given: Any) -> Any:
     missing = not given.get("api_key") and (not named or kind == ProxyErrorTypes.auth_error)
     if proxy.prisma_client is not None or (named and not unknown and not missing):
         return original(*args, **given)
-    status = 401
-    if unknown:
-        message = f"Wrong key: {REMEDY}"
-    elif missing:
-        message = f"No key: {REMEDY}"
-    else:  # a parameter that a client may not set (`is_request_body_safe`)
-        message, status = str(error), 400
-    raise ProxyException(message, ProxyErrorTypes.auth_error, None, status)
+    if not unknown and not missing:  # a parameter that a client may not set
+        raise ProxyException(str(error), ProxyErrorTypes.auth_error, None, 400)
+    message = f"{'Wrong' if unknown else 'No'} key: {REMEDY}"
+    raise ProxyException(message, ProxyErrorTypes.auth_error, None, 401)
 
 
 def register(handler: CustomLLM) -> None:
     """Idempotent. A proxy's YAML later replaces `custom_provider_map`: the map serves scripts, the
-    hook both. Compared by class name, because LiteLLM can import a handler's module twice."""
+    hook both."""
     entries = litellm.custom_provider_map
     if not any(entry["provider"] == PROVIDER for entry in entries):
         entries.append({"provider": PROVIDER, "custom_handler": handler})
@@ -336,8 +288,8 @@ def register(handler: CustomLLM) -> None:
         type(callback).__name__ == DeploymentHook.__name__ for callback in litellm.callbacks
     ):
         litellm.logging_callback_manager.add_litellm_callback(DeploymentHook())
-    for model, facts in DEMOS.items():
-        enter(model, facts)
+    for model, facts in model_info.DEMOS.items():
+        model_info.enter(model, facts)
     # For other providers the proxy converts token ids of embeddings to text by OpenAI's tokenizer
     # (1.106.2 and 1.109.1, `embeddings`).
     if f"{PROVIDER}/" not in LITELLM_EMBEDDING_PROVIDERS_SUPPORTING_INPUT_ARRAY_OF_TOKENS:

@@ -18,8 +18,6 @@ from ..client.generation import EngineClient
 from ..client.multi_prompt import submit_all
 from .call import (
     Call,
-    answer_form,
-    client_names,
     embeddings,
     ending_keeper,
     generate_requests,
@@ -27,16 +25,16 @@ from .call import (
     reads_errors_in_streams,
 )
 from .errors import LiteLLMErrors, unserved
-from .model_info import model_facts, show
-from .streams import Reply, ReplyStream, heartbeat, refuse
+from .model_info import enter
+from .streams import SILENCE, Reply, ReplyStream, refuse
 
 T = TypeVar("T")
 
 
 class LazyCoroutine(Coroutine[Any, Any, T]):
-    """`begin` makes the coroutine at the first await. LiteLLM makes a coroutine in an executor
-    thread and awaits it in its event loop (1.106.2, `main.acompletion`). If the client leaves in
-    between, Python would warn, and keep the coroutine and the engine's request alive."""
+    """`begin` makes the coroutine at the first await. LiteLLM gets it in an executor thread and
+    awaits it in its event loop (1.106.2, `main.acompletion`). If the client leaves in between,
+    Python would warn, and keep the coroutine and the engine's request alive."""
 
     def __init__(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._begin = begin
@@ -78,7 +76,8 @@ class Provider(CustomLLM):
 
     def astreaming(self, *args: Any, **given: Any) -> AsyncIterator[Any]:
         try:
-            return ReplyStream(self._submit(given), heartbeat(given["litellm_params"]))
+            beat = SILENCE if given["litellm_params"].get("proxy_server_request") else None
+            return ReplyStream(self._submit(given), beat)
         except ContextWindowExceededError as error:
             if not reads_errors_in_streams(given["litellm_params"]):
                 raise
@@ -94,28 +93,25 @@ class Provider(CustomLLM):
     image_edit = aimage_edit = unserved("image_edit")
 
     def _submit(self, given: dict[str, Any]) -> Reply:
-        """Raises LiteLLM's exceptions."""
         with LiteLLMErrors(given["model"]):
             call = _read(given, "messages")
-            names = client_names(call)
+            names = call.names
             with names.naming():
                 requests = generate_requests(call)
                 generation = submit_all(self._connect(call.api_base, call.api_key).submit, requests)
             keep_warnings(call.logging, [*map(names.text, generation.accepted.warnings)])
-            show(call.model, model_facts(generation.accepted), call.deployment)
-            form = answer_form(call)
+            enter(call.model, generation.accepted)
             clipped = generation.accepted.max_tokens < (requests[0].max_tokens or 0)
             keep = ending_keeper(call.logging, clipped=clipped)
-            return Reply(generation, call.deadline, call.model, form, names, keep)
+            return Reply(generation, call.deadline, call.model, call.form, names, keep)
 
     def _embed(self, given: dict[str, Any]) -> Reply:
-        """Raises LiteLLM's exceptions."""
         with LiteLLMErrors(given["model"]):
             call = _read(given, "input")
             request, form = embeddings(call, given["input"])
             generation = self._connect(call.api_base, call.api_key).submit(request)
             keep_warnings(call.logging, generation.accepted.warnings)
-            show(call.model, model_facts(generation.accepted), call.deployment, mode="embedding")
+            enter(call.model, generation.accepted, mode="embedding")
             return Reply(generation, call.deadline, call.model, encoding=form)
 
 

@@ -1,11 +1,10 @@
 """Readers of one accepted request: whole or as a stream, blocking or in an event loop. Streams are
-classes, because LiteLLM closes them by `aclose`, and a generator that was never started would not
-run its `finally` (1.106.2). Dropping one frees its request.
+classes, because a generator that was never started would not run its `finally`. Dropping one frees
+its request.
 
 Heartbeats have the form of each route. Chat: an empty delta, which the stream makes itself. The
-bridges of the other routes drop it (1.106.2 and 1.109.1, `LiteLLMCompletionStreamingIterator`,
-`AnthropicStreamWrapper`), and the router holds the first events of a response until there is output
-(`_responses_stream_holds_event`), so there heartbeats are added after both."""
+bridges of the other routes drop it (1.106.2 and 1.109.1), so there heartbeats are added after
+them."""
 
 from __future__ import annotations
 
@@ -36,14 +35,8 @@ from .objects import ChunkStream, fill
 SILENCE = 5.0
 """Seconds before a heartbeat."""
 LATER = 0.25
-"""Other routes wait these seconds longer, because the first chunk of chat brings the id of the
-response."""
+"""More seconds on other routes, because the first chunk of chat brings the id of the response."""
 ANNOUNCEMENT = ("response.created", "response.in_progress")
-
-
-def heartbeat(litellm_params: Mapping[str, Any]) -> float | None:
-    """Seconds of silence before a heartbeat; `None`: no heartbeats, as in a script."""
-    return SILENCE if litellm_params.get("proxy_server_request") else None
 
 
 def complete_stream(chunks: AsyncIterator[Any], route: str, logging: Any) -> AsyncIterator[Any]:
@@ -88,9 +81,8 @@ async def add_heartbeats(
     wrapper: Any = None,
 ) -> AsyncGenerator[Any, None]:
     """`beat`: the events after `seconds` of silence. `forward`: the chunk to send; `None`: nothing.
-    `wrapper` is closed with this generator. Neither Starlette 1 nor LiteLLM's stream (1.106.2 and
-    1.109.1), which has no `aclose`, closes it if a client leaves while a chunk is sent: the request
-    would run until the next garbage collection."""
+    `wrapper` is closed with this generator: nobody else closes it if a client leaves while a chunk
+    is sent (Starlette 1, LiteLLM 1.109.1)."""
     coming = asyncio.ensure_future(anext(chunks))
     try:
         while True:
@@ -154,9 +146,8 @@ class Reply:
 
     def _whole(self) -> api.Whole:
         accepted = self.generation.accepted
-        if self._encoding is not None:
-            return Embeddings(accepted, self._encoding)
-        return Whole(accepted, self.form)
+        encoding = self._encoding
+        return Whole(accepted, self.form) if encoding is None else Embeddings(accepted, encoding)
 
     def _fill(self, response: Any, body: Mapping[str, Any], done: Any) -> Any:
         return fill(response, self.model, body, done, self.generation.accepted.warnings)
@@ -166,7 +157,7 @@ class Reply:
 
     def __exit__(self, kind: object, error: BaseException | None, frames: object) -> None:
         if error is not None:  # cancellation, too
-            self.close()
+            self.generation.close()
 
     def events(self) -> list[Event]:
         """Raises `RequestTimedOut` at the deadline, `EngineDied` past the end."""
@@ -194,14 +185,10 @@ class Reply:
                 self._finished(event)
         return self._names.events(events)
 
-    def close(self) -> None:
-        self.generation.close()
-
 
 class ReplyStream:
-    """For a thread or an event loop. Errors are LiteLLM's; each frees the request, as does the
-    cancellation of a reader. In a loop, an empty chunk is sent after `heartbeat` silent seconds:
-    clients give up, and do not count SSE comments."""
+    """Errors are LiteLLM's; each frees the request, as does the cancellation of a reader. In a
+    loop, an empty chunk is sent after `heartbeat` silent seconds."""
 
     def __init__(self, reply: Reply, heartbeat: float | None = None) -> None:
         self._reply = reply
@@ -242,14 +229,12 @@ class ReplyStream:
     def close(self) -> None:
         self._closed = True
         self._waiting = iter(())
-        self._reply.close()
+        self._reply.generation.close()
 
     async def aclose(self) -> None:
-        """LiteLLM calls it when its client has left."""
         self.close()
 
 
 async def refuse(error: Exception) -> AsyncGenerator[Any, None]:
-    """A stream whose first event is the error."""
     raise error
     yield  # makes it a generator

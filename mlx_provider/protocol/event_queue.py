@@ -1,4 +1,4 @@
-"""The queue of events from a writer to a reader, in any thread or event loop."""
+"""The queue of a request's events."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..errors import RequestFailed, RequestTimedOut
@@ -14,11 +15,11 @@ from .events import Delta, Done, Embedded, Event, Failed, Finish, ToolCallDelta
 Put = Callable[[], None]
 """Puts the events of one engine step into their requests' queues."""
 Deliver = Callable[[Put], None]
-"""Runs a `Put` where it wakes readers most cheaply. Called on the engine thread; never blocks."""
+"""Runs a `Put` where it wakes readers most cheaply. Never blocks."""
 JOINED = 2**18
 """Bytes of an event to which nothing more is joined."""
 EVENT_BYTES = 750
-"""Bytes of an event beside its text (measured: pydantic 2.12, CPython 3.11)."""
+"""Beside its text (measured: pydantic 2.12, CPython 3.11)."""
 CALL_BYTES = 550
 LOGPROB_BYTES = 800
 
@@ -78,7 +79,6 @@ def joined(deltas: Sequence[Delta]) -> Delta:
 
 
 def _first_kind(delta: Delta) -> int:
-    """Reasoning precedes content and calls."""
     return 0 if delta.reasoning else 1 if delta.content else 2 if delta.tool_calls else 0
 
 
@@ -89,7 +89,7 @@ def _last_kind(delta: Delta) -> int:
 COMPACT_ABOVE = 2**17
 """Bytes of waiting events above which those of one choice are joined."""
 UNREAD_LIMIT = 2**25
-"""Bytes of joined events above which a reader is too slow; a queue never holds twice as many."""
+"""Bytes of joined events above which a reader is too slow."""
 TAKEN = 2**20
 """Bytes after which one `get` returns no more events."""
 
@@ -107,33 +107,24 @@ class EventQueue:
         self._arrived = threading.Condition(self._lock)
         self._events: list[Event] = []
         self._reader: _Sleeper | None = None
-        self._ended = False
-        self._unread = 0
+        self.ended = False
+        self.unread = 0
+        """Bytes."""
         self._compact_above = COMPACT_ABOVE
 
-    @property
-    def ended(self) -> bool:
-        return self._ended
-
-    @property
-    def unread(self) -> int:
-        return self._unread
-
     def put(self, events: Iterable[Event]) -> None:
-        """Events of one step. Those after the last event are dropped."""
         with self._lock:
             for event in events:
-                if self._ended:
+                if self.ended:
                     break
                 self._append(event)
-                self._ended = isinstance(self._events[-1], Done | Failed)
+                self.ended = isinstance(self._events[-1], Done | Failed)
             self._arrived.notify_all()
             reader = self._reader
         if reader is not None:
             reader.wake()
 
     def give_up(self) -> None:
-        """Replace the waiting events by an error. Wakes no reader."""
         with self._lock:
             self._drop()
 
@@ -170,34 +161,36 @@ class EventQueue:
 
     @property
     def _readable(self) -> bool:
-        return bool(self._events) or self._ended
+        return bool(self._events) or self.ended
 
     def _take(self) -> list[Event]:
-        events = compacted(self._events)
-        count = len(events) if self._unread <= TAKEN else _within(TAKEN, events)
+        events, count, taken = compacted(self._events), 0, 0
+        while count < len(events) and taken < TAKEN:
+            taken += size(events[count])
+            count += 1
         self._hold(events[count:])
         return events[:count]
 
     def _append(self, event: Event) -> None:
         self._events.append(event)
-        self._unread += size(event)
-        if self._unread > self._compact_above:
+        self.unread += size(event)
+        if self.unread > self._compact_above:
             self._hold(compacted(self._events))
-            if self._unread > UNREAD_LIMIT:
+            if self.unread > UNREAD_LIMIT:
                 self._drop()
 
     def _hold(self, events: list[Event]) -> None:
         self._events = events
-        self._unread = sum(map(size, events))
-        self._compact_above = 2 * self._unread + COMPACT_ABOVE
+        self.unread = sum(map(size, events))
+        self._compact_above = 2 * self.unread + COMPACT_ABOVE
 
     def _drop(self) -> None:
         slow = RequestFailed(
-            f"its reader left {self._unread // 2**20} MiB of the reply unread: read faster, or "
+            f"its reader left {self.unread // 2**20} MiB of the reply unread: read faster, or "
             "ask for fewer log-probabilities, or fewer vectors at once"
         )
         self._hold([Failed.of(slow)])
-        self._ended = True
+        self.ended = True
 
 
 class _Sleeper:
@@ -213,7 +206,6 @@ class _Sleeper:
         self._woken: asyncio.Future[None] | None = None
 
     async def sleep(self) -> None:
-        """Call it in the loop iteration that has checked the condition."""
         self._woken = self._loop.create_future()
         await self._woken
 
@@ -223,13 +215,11 @@ class _Sleeper:
 
     def wake(self) -> None:
         """Without a system call in the loop's own thread. Ignored if the loop has ended."""
-        try:
+        with suppress(RuntimeError):  # the loop is closed
             if threading.get_ident() == self._thread:
                 self._wake()
             else:
                 self._loop.call_soon_threadsafe(self._wake)
-        except RuntimeError:  # the loop is closed
-            return
 
     def _time_out(self) -> None:
         self.timed_out = True
@@ -238,15 +228,6 @@ class _Sleeper:
     def _wake(self) -> None:
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
-
-
-def _within(limit: int, events: list[Event]) -> int:
-    """Number of first events with at least `limit` bytes, or all."""
-    taken = count = 0
-    while count < len(events) and taken < limit:
-        taken += size(events[count])
-        count += 1
-    return count
 
 
 def nothing_within(timeout: float | None) -> RequestTimedOut:

@@ -12,7 +12,6 @@ from ..errors import MLXProviderError, from_code
 PROTOCOL_VERSION = 1
 MOST_TOKENS = 2**31 - 1
 MOST_SECONDS = 10**9
-"""Bound of a system's clocks and waits."""
 
 
 class Wire(BaseModel):
@@ -49,19 +48,17 @@ class ToolCallDelta(Wire):
 
 
 class Accepted(Wire):
-    """The request is valid and in the queue."""
-
     type: Literal["accepted"] = "accepted"
     id: str
     model: str
     prompt_tokens: int
     max_tokens: int
     context_length: int | None = None
-    """Most tokens of prompt and reply; `None`: unknown."""
+    """`None`: unknown."""
     vision: bool | None = None
     reasoning: bool | None = None
     temperature: float | None = Field(None, exclude=True)
-    """Not sent: only for replies in the engine's process."""
+    """For replies in the engine's process."""
     top_p: float | None = Field(None, exclude=True)
     echo: str = ""
     warnings: list[str] = Field(default_factory=list)
@@ -94,9 +91,9 @@ class Usage(Wire):
     prompt_tokens: int
     cached_tokens: int = 0
     stored_tokens: int = 0
-    """Further prompt tokens that this request has put into the prefix cache."""
+    """Put into the prefix cache, beside `cached_tokens`."""
     skipped_tokens: int = 0
-    """Prompt tokens left out by sparse prefill."""
+    """By sparse prefill."""
     completion_tokens: int
     reasoning_tokens: int = 0
     drafted_tokens: int = 0
@@ -111,7 +108,6 @@ class Timings(Wire):
     first_token: float
     total: float
     tokens_per_second: float
-    """Completion tokens after the first, divided by their time."""
 
 
 class Done(Wire):
@@ -126,17 +122,10 @@ class ErrorBody(Wire):
     param: str | None = None
     status: int = 500
     retry_after: float | None = None
-    """Seconds after which the request may succeed; `None`: unknown."""
 
     @classmethod
     def of(cls, error: MLXProviderError) -> ErrorBody:
-        return cls(
-            code=error.code,
-            message=error.message,
-            param=error.param,
-            status=error.status,
-            retry_after=error.retry_after,
-        )
+        return cls.model_validate(error, from_attributes=True)
 
     def exception(self) -> MLXProviderError:
         return from_code(self.code, self.message, self.param, self.retry_after)
@@ -154,4 +143,3 @@ class Failed(Wire):
 Event = Annotated[Accepted | Delta | Embedded | Finish | Done | Failed, Field(discriminator="type")]
 
 EVENT_BATCH: TypeAdapter[list[Event]] = TypeAdapter(list[Event])
-"""One line of the stream: events of one engine step."""

@@ -1,8 +1,5 @@
-"""The state of an engine, and its live statistics, without text of prompts or replies.
-
-`GET /v1/figures` returns one `Figures`; with `?stream=SECONDS`, a line of JSON at this interval
-until the engine ends. Units: bytes, seconds, tokens. `ago`: seconds before `Figures.at`.
-"""
+"""The state of an engine, and its live statistics (`GET /v1/figures`), without text of prompts or
+replies. Units: bytes, seconds, tokens. `ago`: seconds before `Figures.at`."""
 
 from __future__ import annotations
 
@@ -40,19 +37,16 @@ class RequestFigures(_Figures):
     accepted_tokens: int = 0
     age: float = 0.0
     queued: float = 0.0
-    """Seconds from arrival to prefill."""
 
 
 class LoadingFigures(_Figures):
     model: str
     """The folder's name."""
     what: str
-    """`weights`, or what is measured."""
     done: int = 0
     total: int = 0
     """0: unknown."""
     unit: str = ""
-    """`bytes`, or empty for steps."""
 
     @property
     def summary(self) -> str:
@@ -67,11 +61,8 @@ class StepFigures(_Figures):
     seconds: float
     rows: int
     tokens: int
-    """Sampled, and accepted drafts."""
     chunk: int
-    """Prompt tokens of the prefill chunk; 0: none."""
     mixed: bool
-    """The chunk shared the pass of the rows."""
 
 
 class EngineFigures(_Figures):
@@ -101,7 +92,6 @@ class PrefixNode(_Figures):
     tokens: int
     bytes: int
     hits: int
-    """Rows restored through it."""
     resumable: bool
     """A row can continue from its end."""
 
@@ -112,7 +102,6 @@ class Lookup(_Figures):
     prompt_tokens: int
     cached_tokens: int
     stored_tokens: int
-    """Common to the prompt and the closest stored path."""
     reason: MissReason
 
 
@@ -142,7 +131,6 @@ class ModelMemory(_Figures):
     weights: int
     drafters: int = 0
     rows: int = 0
-    """Reserved for rows and their passes."""
     features: int = 0
 
     def owners(self) -> dict[str, int]:
@@ -156,7 +144,6 @@ class MemoryFigures(_Figures):
     limit: int = 0
     active: int = 0
     pool: int = 0
-    """Free buffers of MLX."""
     prefix_cache: int = 0
     media: int = 0
     """Images of requests before their prefill."""
@@ -185,7 +172,6 @@ class Figures(_Figures):
     memory: MemoryFigures = MemoryFigures()
 
     def waiting(self) -> int:
-        """Requests before their prefill."""
         return sum(each.state in ("preparing", "queued") for each in self.requests)
 
 
@@ -253,5 +239,4 @@ class Health(Wire):
     """Changes on disk since the start. Last entry: the consequence."""
 
     def without_load(self) -> Health:
-        """Hides the load of other clients."""
         return self.model_copy(update={"queued": 0, "running": 0, "active_memory": 0})

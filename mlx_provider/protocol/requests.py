@@ -1,16 +1,14 @@
 """Requests of a client, with its sampling parameters and the operator's options of the model.
 
-The reply is a stream of `events`. Each line is a JSON list: the events of one engine step for the
-request. The first line has `Accepted`; the last event is `Done` or `Failed`. The in-process client
-passes the same objects without JSON.
-"""
+The reply is a stream of `events`. Each line is a JSON list: the events of one engine step. The
+first line has `Accepted`; the last event is `Done` or `Failed`."""
 
 from __future__ import annotations
 
 import uuid
 from typing import Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from ..bounds import (
@@ -47,35 +45,12 @@ class Sampling(Asked):
 
 
 OWNERS_ALONE = frozenset(
-    {
-        "adapter",
-        "allow_media",
-        "draft_model",
-        "dtype",
-        "extra",
-        "keep_alive",
-        "modality",
-        "trust_remote_code",
-    }
+    "adapter allow_media draft_model dtype extra keep_alive modality trust_remote_code".split()
 )
 """Options that run code, read files, reach hosts, need separate weights or displace others': never
 set by another machine."""
 NAMED_KEYS = frozenset({"context_length"})
 """Options for requests with a named key. Others make more work or need another engine."""
-
-UNUSED_PARTS = "a warning names parts of a request without effect"
-REMOVED = {
-    "allow_file_media": "allow_media: [file] allows the engine's files",
-    "allow_private_media": "allow_media: [private] allows private addresses",
-    "draft_tokens": "a drafter proposes as many tokens as pay, at most 7",
-    "heartbeat": "a stream that is silent for 5 s gets an event",
-    "ignored": UNUSED_PARTS,
-    "kv_group_size": "64 values share a scale, or 32 where the heads need it",
-    "on_ignored_params": UNUSED_PARTS,
-    "sparse_prefill_from": "a prompt is long from 8192 tokens on",
-    "unseen_media": UNUSED_PARTS,
-}
-"""Removed options, with what replaces them."""
 
 
 class WarmPrompt(Asked):
@@ -84,8 +59,6 @@ class WarmPrompt(Asked):
 
 
 class ModelOptions(Asked):
-    """From the config entry's `model_info`. A client cannot set them."""
-
     model_config = ConfigDict(allow_inf_nan=False)
 
     adapter: str | None = None
@@ -98,12 +71,10 @@ class ModelOptions(Asked):
     reproducible: bool = False
     """Passes have a fixed size, so that a request gives the same tokens in any batch."""
     modality: Literal["auto", "text"] = "auto"
-    """`text`: without the vision tower."""
     keep_alive: float | None = Field(None, ge=-1, le=MOST_SECONDS)
     """Seconds without a request until the model is unloaded; -1: never; `None`: when another model
     needs the memory."""
     drafter: str = "auto"
-    """A name; `auto`: all that support the model; `off`: none."""
     draft_model: str | None = None
     """Folder of a smaller model with the same vocabulary, for the drafter `model`."""
     sparse_prefill: float | None = Field(None, ge=0.1, le=0.9)
@@ -120,47 +91,19 @@ class ModelOptions(Asked):
     extra: dict[str, Any] = Field(default_factory=dict)
     """Passed unchanged to a third-party family's `load`."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_removed(cls, given: Any) -> Any:
-        for name in REMOVED.keys() & given.keys() if isinstance(given, dict) else ():
-            raise PydanticCustomError("removed", "{name} is gone, leave it out: {instead}", {
-                "name": name, "instead": REMOVED[name],
-            })  # fmt: skip
-        return given
-
 
 class OperatorOptions(ModelOptions):
-    """Options of a config entry, for engine and gateway."""
-
     cache_salt: str = "key"
     """Who shares cached prompts: `key`, `team`, `all`, or all entries with this text."""
 
 
 STARTS_ENGINES = ("x-mlx-provider-starts-engines", "yes")
-"""Header of a client that can start an engine in place of one that ends."""
 
 RENDERER_ARGUMENTS = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "conversations",
-        "documents",
-        "max_length",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "sanitize_control_tokens",
-        "self",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    }
+    "add_generation_prompt chat_template continue_final_message conversation conversations"
+    " documents max_length messages padding return_assistant_tokens_mask return_dict"
+    " return_tensors sanitize_control_tokens self tokenize tokenizer_kwargs tools"
+    " truncation".split()
 )
 """Arguments of the template's renderer (transformers 5, `apply_chat_template`)."""
 
@@ -178,12 +121,11 @@ class ModelRequest(Asked):
     account: Label | None = None
     """Accounts share the device. `None`: the tenant."""
     share: float = Field(1.0, ge=1 / 64, le=64)
-    """Share of the device, relative to other accounts."""
     options: ModelOptions = ModelOptions()
     timeout: float | None = Field(None, gt=0, le=MOST_SECONDS)
-    """Seconds from acceptance to the end."""
+    """Seconds from acceptance."""
     ignored: Ignored = Field(default_factory=list)
-    """Client's parameters without effect. Each gives a warning."""
+    """Parameters without effect. Each gives a warning."""
 
     @property
     def remote(self) -> bool:
@@ -191,8 +133,7 @@ class ModelRequest(Asked):
 
     @property
     def namespace(self) -> str:
-        """Requests with the same namespace share prefixes, features of images, grammars. Separate
-        for each tenant and for other machines."""
+        """Requests with the same namespace share prefixes, features of images, grammars."""
         tenant = self.tenant or ""
         return f"remote:{tenant}" if self.remote else tenant
 
@@ -203,8 +144,6 @@ class EmbedRequest(ModelRequest):
     path: ClassVar[str] = "/v1/embed"
 
     input: Inputs
-    """Control tokens in a text become plain text. Special tokens are added to texts, not to token
-    ids."""
     dimensions: int | None = Field(None, ge=1)
     """First dimensions to return, normalised again."""
     prompt_name: Label | None = None
@@ -232,14 +171,12 @@ class GenerateRequest(ModelRequest):
     grammar: JsonObject | None = None
     """`{"type": "regex" | "lark", "value": str}`, beside `response_format`."""
     template: JsonObject = Field(default_factory=dict)
-    """Template variables (`enable_thinking`, `reasoning_effort`, ...)."""
     thinking_budget: int | None = Field(None, ge=0)
     sampling: Sampling = Sampling()
     n: int = Field(1, ge=1, le=128)
     max_tokens: int | None = Field(None, ge=1)
     min_tokens: int = Field(0, ge=0)
     drafts: bool = True
-    """Speculation does not change the tokens."""
     sparse_prefill: bool = True
     """Has an effect only if the operator has enabled it."""
     stop: StopStrings = Field(default_factory=list)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Size = tuple[int, int]
 """(height, width)."""
-LANCZOS, BICUBIC = 1, 3
+BICUBIC = 3
 """Pillow's filters (PIL/Image.py, `Resampling`)."""
 
 

@@ -1,7 +1,5 @@
-"""What the APIs of other servers share: a parsed request with the client's names of its parts,
-checks of the objects in it, and replies, streamed as server-sent events or whole.
-
-Every function of these packages that reads a request raises `BadRequest` with the wrong part."""
+"""What the APIs share: a parsed request with the client's names of its parts, checks of the objects
+in it, and replies. Every function that reads a request raises `BadRequest` with the wrong part."""
 
 from __future__ import annotations
 
@@ -48,7 +46,6 @@ class ClientNames:
         return named
 
     def events(self, events: list[Event]) -> list[Event]:
-        """Only the last event can be an error."""
         last = events[-1] if events else None
         if not isinstance(last, Failed):
             return events
@@ -68,7 +65,7 @@ class ClientNames:
         return self.of[head] + path[len(head) :] if head else path
 
 
-# -- checks of a request; each raises `BadRequest` that names the part
+# -- checks of a request
 
 WORDS: Mapping[Any, str] = {
     bool: "true or false",
@@ -79,7 +76,6 @@ WORDS: Mapping[Any, str] = {
 
 
 def expect(value: Any, kind: type[T], where: str, inside: str = "") -> T:
-    """`inside`: see `wrong_part`."""
     if not isinstance(value, kind):
         raise wrong_part(where, f"must be {WORDS[kind]}, got {shown(value)}", inside)
     return value
@@ -92,7 +88,7 @@ def expect_object(value: Any, where: str, inside: str = "") -> Mapping[str, Any]
 def objects(
     items: Any, where: str, *, texts: bool = False
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each object of a list and its place in the request; `texts`: plain texts are allowed."""
+    """Each object of a list and its place in the request; `texts`: skip plain texts."""
     if not isinstance(items, list):
         raise wrong_part(where, f"must be a text or a list, got {type(items).__name__}")
     for index, item in enumerate(items):
@@ -136,7 +132,6 @@ class Turns:
         self.places = {**(places or {})}
 
     def add(self, message: dict[str, Any], where: str, content: str = "") -> None:
-        """`where`: the place of the message; `content`: of its content, by default inside it."""
         self.messages.append(message)
         self.place("", where)
         self.place(".content", content or f"{where}.content")
@@ -148,14 +143,12 @@ class Turns:
 
 # -- replies
 
-JSON = "application/json"
 MEDIA_TYPE = "text/event-stream"
 COMMENT = b": the engine is at work\n\n"
-"""Clients ignore comments."""
 HEADER = "x-mlx-warnings"
 LONGEST = 1000
 MANY = 1000
-"""Events of a whole reply that are kept apart."""
+"""Events of a whole reply that are not joined."""
 
 
 def header_text(warnings: Sequence[str]) -> str:
@@ -200,15 +193,14 @@ class Stream(ABC):
 
     @abstractmethod
     def _frames(self, event: Event) -> Iterable[bytes]:
-        """Server-sent events. Raises the error of a choice that was cancelled."""
+        """Raises the error of a choice that was cancelled."""
 
     @abstractmethod
-    def _failure(self, error: MLXProviderError) -> Iterable[bytes]:
-        """The end of a stream that failed."""
+    def _failure(self, error: MLXProviderError) -> Iterable[bytes]: ...
 
 
 class Whole(ABC):
-    media_type = JSON
+    media_type = "application/json"
     heartbeat = b""
     streamed = False
     _events: Sequence[Event] = ()
@@ -228,8 +220,7 @@ class Whole(ABC):
         return self._body(_without_broken(self._events), last) if isinstance(last, Done) else None
 
     @abstractmethod
-    def _body(self, events: Sequence[Event], done: Done) -> dict[str, Any]:
-        """The reply, from all its events."""
+    def _body(self, events: Sequence[Event], done: Done) -> dict[str, Any]: ...
 
 
 def _without_broken(events: Sequence[Event]) -> list[Event]:
@@ -270,8 +261,8 @@ class Reply(Protocol):
     streamed: bool
 
     def feed(self, events: Sequence[Event]) -> bytes:
-        """The bytes for some events; a reply that is not streamed has all of them at its end, and
-        raises the error of a `Failed` event."""
+        """A reply that is not streamed has all its bytes at its end, and raises the error of a
+        `Failed` event."""
 
 
 @dataclass(frozen=True)
@@ -281,11 +272,9 @@ class ParsedRequest:
     reply: Callable[[Accepted], Reply]
     names: ClientNames = field(default_factory=ClientNames)
     refusal: Callable[[MLXProviderError], bytes] | None = None
-    """A stream with an error before acceptance, for clients that read errors only there; empty: the
-    error gets its HTTP status."""
+    """A stream with an error before acceptance; empty: the error gets its HTTP status."""
     joined: bool = True
-    """Whether all requests make one reply, with the echo of its prompts; else our own client joins
-    them."""
+    """Whether all requests make one reply, with the echo of its prompts."""
 
 
 Read = Callable[[dict[str, Any], Mapping[str, Any]], ParsedRequest]

@@ -77,17 +77,6 @@ def test_hash_is_of_the_bytes() -> None:
     assert load(data).content_hash == hashlib.sha256(data).hexdigest()
 
 
-def test_low_detail_scales_and_changes_the_hash() -> None:
-    data = encoded(solid("RGB", "red", (1024, 256)))
-    low, full = load_media([ref(data, "low"), ref(data, "high")])
-    assert low.pixels.shape == (128, 512, 3)
-    assert full.pixels.shape == (256, 1024, 3)
-    assert low.content_hash != full.content_hash
-    small = encoded(solid("RGB", "red"))
-    low, full = load_media([ref(small, "low"), ref(small)])
-    assert low.content_hash == full.content_hash
-
-
 def test_one_pixel() -> None:
     item = load(encoded(solid("RGB", (1, 2, 3), (1, 1))))
     assert item.pixels.dtype == np.uint8
@@ -352,10 +341,9 @@ def test_shapes_are_those_of_the_pixels_and_need_no_decoding() -> None:
     end = at + 12 + int.from_bytes(late[at : at + 4])
     images += [late[:at] + late[end:-12] + late[at:end] + late[-12:]]
     for data in images:
-        for one in load_media([ref(data), ref(data, "low")], MediaPolicy(low_detail_side=5)):
-            assert one.pixels.shape == one.shape
+        one = load(data)
+        assert one.pixels.shape == one.shape
     assert load(images[-1]).shape == load(late).shape == (8, 4, 3)
-    assert load_media([ref(png_header(600, 3), "low")])[0].shape == (3, 512, 3)
 
 
 @pytest.mark.parametrize("turn", range(1, 9))

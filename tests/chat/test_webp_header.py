@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
-import struct
 
 import pytest
 from PIL import Image
 
-from mlx_provider.chat.media.decode import CHUNKS, open_picture, read_header, rgb_pixels
+from mlx_provider.chat.media.decode import open_picture, rgb_pixels, webp_size
 from mlx_provider.errors import MediaError
 
 
@@ -37,9 +36,9 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_header_says_what_pillow_says(name):
-    header = read_header(FILES[name])
+    size = webp_size(FILES[name])
     image = Image.open(io.BytesIO(FILES[name]))
-    assert (header.width, header.height) == image.size
+    assert size == image.size
     picture = open_picture(FILES[name], "p", 10**9)
     turn = image.getexif().get(0x0112, 1)
     assert picture.turn == turn
@@ -47,8 +46,8 @@ def test_the_header_says_what_pillow_says(name):
 
 
 def test_other_files_are_none():
-    assert read_header(b"") is None
-    assert read_header(b"RIFF0000WAVE") is None
+    assert webp_size(b"") is None
+    assert webp_size(b"RIFF0000WAVE") is None
 
 
 @pytest.mark.parametrize("end", [12, 16, 20, 21, 24, 29])
@@ -56,11 +55,3 @@ def test_other_files_are_none():
 def test_a_cut_header_is_a_broken_image(name, end):
     with pytest.raises(MediaError):
         rgb_pixels(open_picture(FILES[name][:end], "p", 10**9))
-
-
-def test_endless_chunks_are_not_looked_through():
-    head = b"VP8X" + struct.pack("<I", 10) + b"\x08\0\0\0" + b"\x24\0\0" + b"\x14\0\0"
-    chunks = (b"JUNK" + struct.pack("<I", 0)) * (2 * CHUNKS)
-    body = b"WEBP" + head + chunks + b"EXIF" + struct.pack("<I", 4) + b"late"
-    header = read_header(b"RIFF" + struct.pack("<I", len(body)) + body)
-    assert (header.width, header.height, header.exif) == (37, 21, b"")

@@ -250,8 +250,6 @@ def config(text: str, **words: str) -> str:
         (config(RIGHT, INFO="mlx: {kv_bit: 8}"), ["config.entries fail"], ["'kv_bits'?"]),
         (config(RIGHT, INFO="mlx_kv_bit: 8"), ["config.entries fail"], ["'kv_bits'?"]),
         (config(RIGHT, INFO="mlx: {kv_bits: 5}"), ["config.entries fail"], ["4 or 8"]),
-        (config(RIGHT, INFO="mlx: {draft_tokens: 3}"), ["config.entries fail"], ["at most 7"]),
-        (config(RIGHT, INFO="mlx: {unseen_media: tell}"), ["config.entries fail"], ["gone"]),
         (config(RIGHT, INFO="mlx: 8"), ["config.entries fail"], ["not a mapping"]),
         (config(RIGHT, INFO="mlx: {tool_parser: hermess}"), ["config.entries fail"], ["hermes"]),
         (config(RIGHT, INFO="kv_bits: 8"), ["config.entries fail"], ["model_info.mlx.kv_bits"]),

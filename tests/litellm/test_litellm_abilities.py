@@ -5,8 +5,6 @@ from copy import deepcopy
 import litellm
 import pytest
 
-import mlx_provider.litellm as ours
-from mlx_provider.litellm.patches import register
 from mlx_provider.serving.hub import folder_of
 
 HI = [{"role": "user", "content": "hi"}]
@@ -55,14 +53,6 @@ def test_they_say_of_themselves_what_is_registered(model, own_map):
     entry = litellm.model_cost[f"mlx/{folder}"]
     for name in ("supports_vision", "supports_reasoning", "max_input_tokens"):
         assert entry[name] == litellm.model_cost[model][name]
-
-
-def test_a_map_that_is_fetched_anew_has_them(monkeypatch):
-    monkeypatch.setattr(litellm, "model_cost", litellm.model_cost)
-    litellm.model_cost = litellm.get_model_cost_map(url="")
-    assert litellm.supports_function_calling("mlx/demo")
-    register(ours.handler)
-    assert litellm.supports_vision("mlx/demo")
 
 
 def test_an_answer_costs_nothing(engine, own_map):

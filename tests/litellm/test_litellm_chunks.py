@@ -12,11 +12,10 @@ from mlx_provider.protocol.events import (
     TokenLogprob,
     ToolCallDelta,
 )
-from mlx_provider.wire.openai.request import AnswerForm
 
 
-def chunks(events, *, legacy=False):
-    return list(ChunkStream("r", "m", 1, AnswerForm(legacy)).feed(events))
+def chunks(events):
+    return list(ChunkStream("r", "m", 1).feed(events))
 
 
 def test_usage_strictly_before_a_bare_finish(scripted):
@@ -78,20 +77,6 @@ def test_logprobs_travel_with_the_text_and_without():
     with_text, without = chunks([Delta(content="x", logprobs=[token]), Delta(logprobs=[token])])
     assert with_text.choices[0].logprobs.content[0].logprob == -0.5
     assert without.choices[0].logprobs.content[0].token == "x"
-
-
-def test_legacy_calls(scripted):
-    out = chunks(
-        [
-            Delta(tool_calls=[ToolCallDelta(index=0, id="a", name="f", arguments="{}")]),
-            Finish(reason="tool_calls"),
-            scripted["done"](),
-        ],
-        legacy=True,
-    )
-    assert out[0].choices[0].delta.function_call.name == "f"
-    assert out[1].choices[0].delta.function_call.arguments == "{}"
-    assert out[-1].choices[0].finish_reason == "function_call"
 
 
 def test_a_failure_is_raised_as_itself():

@@ -148,48 +148,6 @@ async def test_logprobs_of_a_prompt_that_is_echoed(engine, scripted, stream):
     assert (engine.request.echo, engine.request.logprobs) == (True, True)
 
 
-@pytest.mark.parametrize("logprobs", [None, 1])
-async def test_the_best_of_several(engine, scripted, logprobs):
-    """By their mean: the second choice has the largest sum, the third the largest mean."""
-
-    def script(request):
-        each = [[-0.5, -0.5], [-0.7], [-0.3, -0.3, -0.3, -0.3]]
-        tokens = [[TOKENS[0].model_copy(update={"logprob": p}) for p in one] for one in each]
-        deltas = [
-            Delta(index=i, content=f"{request.prompt}{i}", logprobs=tokens[i]) for i in range(3)
-        ]
-        return [
-            deltas,
-            [*(Finish(index=i, reason="length") for i in range(3)), scripted["done"](5, 7)],
-        ]
-
-    engine.script = script
-    reply = await litellm.atext_completion(
-        model="mlx/m", prompt=["a", "b"], n=2, best_of=3, logprobs=logprobs
-    )
-    assert [choice.text for choice in reply.choices] == ["a2", "a0", "b2", "b0"]
-    assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
-    assert [bool(choice.logprobs) for choice in reply.choices] == [bool(logprobs)] * 4
-    assert reply.usage.completion_tokens == 14, "all that were made"
-    assert (engine.request.n, engine.request.logprobs) == (3, True)
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"best_of": 1, "n": 2},
-        {"best_of": 129},
-        {"best_of": "3"},
-        {"best_of": 3, "stream": True},
-        {"best_of": True, "n": 3},
-    ],
-)
-async def test_what_best_of_cannot_be(engine, more):
-    with pytest.raises(litellm.BadRequestError, match="best_of"):
-        await litellm.atext_completion(model="mlx/m", prompt="x", **more)
-    assert not engine.requests
-
-
 @pytest.mark.parametrize("script", [False, True])
 async def test_logprobs_streamed(engine, scripted, script):
     engine.script = lambda request: [

@@ -28,11 +28,6 @@ def test_registering_twice_registers_once():
     assert registered() == (1, 1)
 
 
-def test_the_demo_model_is_known():
-    assert litellm.supports_function_calling("mlx/demo")
-    assert litellm.get_model_info("mlx/demo")["litellm_provider"] == "mlx"
-
-
 @pytest.mark.parametrize("folder", ["", "mlx_provider"])
 def test_litellm_resolves_the_configured_name(tmp_path, folder):
     (tmp_path / folder).mkdir(exist_ok=True)
@@ -128,29 +123,28 @@ async def test_a_key_of_the_callers_does_not_make_it_the_owner(engine):
     assert engine.request.origin == "client"
 
 
-async def test_parameters_that_litellm_would_refuse(engine):
-    await litellm.acompletion(
-        model="mlx/m",
-        messages=HI,
-        reasoning_effort="low",
-        thinking={"type": "enabled", "budget_tokens": 5},
-        verbosity="low",
-    )
-    assert engine.request.thinking_budget == 5
-    assert engine.request.template["verbosity"] == "low"
-
-
-async def test_more_than_four_stop_strings(engine):
-    stops = list("abcdefg")
-    await litellm.acompletion(model="mlx/m", messages=HI, stop=stops)
-    assert engine.request.stop == stops
-
-
 async def test_token_prompts(engine):
     await litellm.atext_completion(model="mlx/m", prompt=[1, 2, 3])
     assert engine.request.prompt == [1, 2, 3]
     await litellm.atext_completion(model="mlx/m", prompt="once")
     assert engine.request.prompt == "once"
+
+
+async def test_a_call_of_no_known_kind_passes():
+    kwargs = {"model": "mlx/m"}
+    assert await DeploymentHook().async_pre_call_deployment_hook(kwargs, None) == kwargs
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: litellm.image_generation(model="mlx/m", prompt="x"),
+        lambda: litellm.image_edit(model="mlx/m", prompt="x", image=b"x"),
+    ],
+)
+def test_a_blocking_call_that_is_not_served(engine, call):
+    with pytest.raises(litellm.BadRequestError, match="is not served by mlx models"):
+        call()
 
 
 async def test_other_providers_pass_untouched():

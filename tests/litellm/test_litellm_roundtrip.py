@@ -100,17 +100,9 @@ async def test_the_context_is_known_after_the_first_request(engine, monkeypatch)
         assert litellm.completion_cost(reply, model="mlx/ctx") == 0
 
 
-async def test_usage_is_the_engines(engine, scripted):
+async def test_cached_tokens_are_fewer_than_prompt_tokens(engine):
     reply = await litellm.acompletion(model="mlx/m", messages=HI)
-    assert reply.usage.prompt_tokens == 9
-    assert reply.usage.completion_tokens == 3
-    assert reply.usage.prompt_tokens_details.cached_tokens == 8, "below prompt_tokens, always"
-    stream = await litellm.acompletion(
-        model="mlx/m", messages=HI, stream=True, stream_options={"include_usage": True}
-    )
-    usage = [c.usage for c in [c async for c in stream] if getattr(c, "usage", None)][-1]
-    assert (usage.prompt_tokens, usage.completion_tokens) == (9, 3)
-    assert usage.prompt_tokens_details.cached_tokens == 8
+    assert (reply.usage.prompt_tokens, reply.usage.prompt_tokens_details.cached_tokens) == (9, 8)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -48,14 +48,6 @@ def test_health_tells_how_rows_decode(own_engine):
     assert (state_folder() / "measurements.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_text_completion(client, own_engine):
-    asked = {"model": "demo", "prompt": "Once upon a time", "temperature": 0, "max_tokens": 8}
-    whole = client.completions.create(**asked)
-    assert whole.usage.completion_tokens == 8
-    chunks = list(client.completions.create(**asked, stream=True))
-    assert "".join(c.choices[0].text or "" for c in chunks) == whole.choices[0].text
-
-
 def test_several_answers(client, own_engine):
     asked = {**say("Tell me a joke."), "n": 2}
     whole = client.chat.completions.create(**asked)

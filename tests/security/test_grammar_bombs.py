@@ -145,7 +145,8 @@ def test_a_bomb_in_a_strict_tool_is_refused(
 
 
 def test_many_choices_are_a_grammar_too_long() -> None:
-    params = {"guided_choice": [f"choice {i}" for i in range(100_000)]}
+    choices = "|".join(f"choice {i}" for i in range(100_000))
+    params = {"grammar": {"type": "regex", "value": choices}}
     call = Call("demo", MESSAGES, params, {}, None, None, Deadline(None, None), SimpleNamespace())
     (asked,) = generate_requests(call)
     assert asked.grammar is not None

@@ -166,9 +166,8 @@ def test_no_name_of_a_model(model: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
-        ({"guided_json": "[" * 100_000}, "guided_json"),
-        ({"guided_json": [1] * 1_000_000}, "guided_json"),
-        ({"guided_regex": nested(900)}, "guided_regex"),
+        ({"response_format": [1] * 1_000_000}, "response_format"),
+        ({"grammar": nested(900)}, "grammar"),
         ({"reasoning_effort": nested(900)}, "reasoning_effort"),
         ({"reasoning_effort": ["x" * 1_000_000]}, "reasoning_effort"),
         ({"parallel_tool_calls": nested(900)}, "parallel_tool_calls"),

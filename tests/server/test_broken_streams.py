@@ -74,7 +74,7 @@ def chat_helper(gpt: openai.OpenAI, prompt: str) -> Iterator[str | None]:
 
 
 def text(gpt: openai.OpenAI, prompt: str) -> Iterator[str | None]:
-    more: Any = {"extra_body": {"guided_regex": "x"}}
+    more: Any = {"extra_body": {"grammar": "start: x"}}
     for chunk in gpt.completions.create(model="fake", prompt=prompt, stream=True, **more):
         yield chunk.choices[0].text
 
@@ -110,7 +110,7 @@ def cases(plain: Any, *other: Any) -> list[tuple[Any, str]]:
 
 @pytest.mark.parametrize(
     ("way", "code"),
-    cases((chat, "response_format"), (chat_helper, "response_format"), (text, "guided_regex")),
+    cases((chat, "response_format"), (chat_helper, "response_format"), (text, "grammar")),
 )
 def test_openais_client_raises(
     gpt: openai.OpenAI, way: tuple[Callable[..., Iterator[str | None]], str], code: str

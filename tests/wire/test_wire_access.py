@@ -65,7 +65,6 @@ FIELDS = {
     "/v1/completions": {"prompt": "x"},
     "/v1/embeddings": {"input": "x"},
     "/v1/responses": {"input": "x", "max_output_tokens": 1},
-    "/v1/responses/compact": {"input": "x", "max_output_tokens": 1},
     "/v1/responses/input_tokens": {"input": "x", "max_output_tokens": 1},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [5]},

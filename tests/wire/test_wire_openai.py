@@ -29,10 +29,6 @@ ALL = script(
 )
 CASES: dict[str, dict[str, Any]] = {
     "thought, text and calls": {"messages": [{"role": "user", "content": ALL}], "tools": [TOOL]},
-    "older functions": {
-        "messages": [{"role": "user", "content": script(Step(calls=(Call("look", {"at": "a"}),)))}],
-        "functions": [TOOL["function"]],
-    },
     "several choices": {
         "messages": [{"role": "user", "content": script(Step("one two three"))}],
         "n": 2,
@@ -97,8 +93,8 @@ def joined(chunks: list[ChatCompletionChunk]) -> list[dict[str, Any]]:
         delta = choice.delta.model_dump(exclude_none=True)
         said["content"] += delta.get("content", "")
         said["thought"] += delta.get("reasoning_content", "")
-        for piece in [*delta.get("tool_calls", []), *filter(None, [delta.get("function_call")])]:
-            function = piece.get("function", piece)
+        for piece in delta.get("tool_calls", []):
+            function = piece["function"]
             if function.get("name"):
                 said["calls"].append([function["name"], ""])
             said["calls"][-1][1] += function.get("arguments", "")
@@ -114,7 +110,6 @@ def said_by(reply: Any) -> list[dict[str, Any]]:
     for choice in reply.choices:
         message = choice.message
         calls = [call.function for call in message.tool_calls or []]
-        calls += [call for call in [getattr(message, "function_call", None)] if call]
         logprobs = getattr(choice, "logprobs", None)
         choices.append(
             {
@@ -332,7 +327,6 @@ def test_a_prompt_is_cached_for_the_next_request(engine: Any, client: openai.Ope
     [
         {"prompt": ["one", [40, 41]], "n": 2, "logprobs": 2},
         {"prompt": "one", "echo": True},
-        {"prompt": ["one", "two"], "best_of": 3, "n": 1, "temperature": 1, "seed": 5},
     ],
 )
 def test_text_completions(engine: Any, more: dict[str, Any]) -> None:
@@ -357,8 +351,6 @@ def test_text_completions(engine: Any, more: dict[str, Any]) -> None:
         assert list(map(list, given.get("top_logprobs", []))) == list(
             map(list, found.get("top_logprobs", []))
         )
-    if "best_of" in more:
-        return
     streamed = engine.http.post("/v1/completions", json=asked | {"stream": True})
     *chunks, last = events(streamed.text)
     assert last == "[DONE]"

@@ -270,27 +270,6 @@ def test_a_history_is_the_chat_that_it_was(engine: Any) -> None:
     assert reply["usage"]["input_tokens_details"]["cached_tokens"] == used - 1
 
 
-def test_a_compaction_is_read_back(engine: Any, client: openai.OpenAI) -> None:
-    given: Any = [
-        {"role": "user", "content": "a question"},
-        {"role": "assistant", "content": "an answer"},
-        {"role": "user", "content": script(Step("no"), Step("the summary"))},
-    ]
-    made = client.responses.compact(model=engine.scripted, input=given)
-    assert made.object == "response.compaction"
-    *users, item = made.output
-    assert [user.content[0].text for user in users] == ["a question", given[2]["content"]]  # type: ignore[union-attr]
-    assert item.type == "compaction"
-    assert made.usage.input_tokens > 0
-    back = [each.model_dump() for each in made.output]
-    turn = {"role": "user", "content": script(Step("and on"))}
-    assert ask(engine, input=[*back, turn]).json()["status"] == "completed"
-    foreign = {"type": "compaction", "encrypted_content": "gAAAA"}
-    unread = ask(engine, input=[foreign, turn])
-    assert unread.json()["status"] == "completed"
-    assert "input[0] is of type 'compaction'" in unread.headers["x-mlx-warnings"]
-
-
 @pytest.mark.parametrize(
     ("fields", "status", "param"),
     [

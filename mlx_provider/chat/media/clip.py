@@ -95,7 +95,6 @@ REFUSED = 3
 
 
 LOOK = 0.5
-"""Seconds between checks that the engine still runs."""
 
 
 def _outlive_nobody(file: Path, engine: int) -> None:

@@ -1,6 +1,5 @@
 """Decodes images to RGB pixels with as little memory as the codecs permit. Codecs decode a whole
-picture (JPEG: also at an eighth, a quarter or half of its sides). The other steps run in strips.
-The header of a WebP file is read here: Pillow would allocate two canvases for it."""
+picture (JPEG: also at an eighth, a quarter or half of its sides). The other steps run in strips."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ...errors import MediaError
 from .metadata import JPEG, Separated, separated
@@ -20,63 +19,32 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-CHUNKS = 1000
-"""Chunks searched for EXIF data, which follow the frames of an animation."""
-
-
-@dataclass(frozen=True)
-class Header:
-    """Canvas size in pixels."""
-
-    width: int
-    height: int
-    exif: bytes = b""
-
-
-def read_header(data: bytes) -> Header | None:
-    """`None`: not WebP. Raises `ValueError`, `struct.error` for a malformed file. Layout: RFC 9649,
-    sections 2.4 to 2.7."""
+def webp_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height, for which Pillow would allocate two canvases; `None`: not WebP. Raises
+    `ValueError`, `struct.error` for a malformed file. Layout: RFC 9649, sections 2.4 to 2.7."""
     if data[:4] != b"RIFF" or data[8:12] != b"WEBP":
         return None
-    kind, at = data[12:16], 20
-    if kind == b"VP8X":
-        flags, width, height = data[at], _uint24(data, at + 4), _uint24(data, at + 7)
-        return Header(width + 1, height + 1, _exif(data) if flags & 8 else b"")
-    if kind == b"VP8L" and data[at] == 0x2F:
-        (bits,) = struct.unpack_from("<I", data, at + 1)
-        return Header((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
-    if kind == b"VP8 " and data[at + 3 : at + 6] == b"\x9d\x01\x2a":
-        width, height = struct.unpack_from("<HH", data, at + 6)
-        return Header(width & 0x3FFF, height & 0x3FFF)
-    raise ValueError(f"a WebP file begins with {kind!r}")
-
-
-def _uint24(data: bytes, at: int) -> int:
-    return int.from_bytes(data[at : at + 3], "little")
-
-
-def _exif(data: bytes) -> bytes:
-    at = 12
-    for _ in range(CHUNKS):
-        if at + 8 > len(data):
-            break
-        (size,) = struct.unpack_from("<I", data, at + 4)
-        if data[at : at + 4] == b"EXIF":
-            return data[at + 8 : at + 8 + size]
-        at += 8 + size + size % 2
-    return b""
+    match data[12:16]:
+        case b"VP8X":
+            (width,), (height,) = (struct.unpack_from("<I", data, at) for at in (23, 26))
+            return (width >> 8) + 1, (height >> 8) + 1
+        case b"VP8L" if data[20:21] == b"\x2f":
+            (bits,) = struct.unpack_from("<I", data, 21)
+            return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+        case b"VP8 " if data[23:26] == b"\x9d\x01\x2a":
+            width, height = struct.unpack_from("<HH", data, 26)
+            return width & 0x3FFF, height & 0x3FFF
+    raise ValueError(f"a WebP file begins with {data[12:16]!r}")
 
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 """Pillow's other formats include interpreters of untrusted programs (EPS)."""
 SOS, EOI = b"\xff\xda", b"\xff\xd9"
-"""JPEG markers: start of scan, end of image."""
 FILLING = b"\x55\xaa\x33\xc7" * 2**12
 GAP = 2
 """A picture is first averaged over squares while it stays this many times as wide and high as the
 target; the result then looks the same."""
 STRIP = 2**20
-"""Pixels converted at a time."""
 TILE = 2**20
 """Pixels of the largest TIFF tile, if the image is smaller."""
 PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}
@@ -84,7 +52,6 @@ PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N
 CODEC_BYTES = {"WEBP": 12, "AVIF": 12}
 """Bytes per pixel that a codec uses besides the decoded pixel."""
 PROGRESSIVE_BYTES = 6
-"""Coefficients of a progressive JPEG, kept at full size."""
 
 # What Pillow's decoders raise over malformed bytes; these errors have no common base class.
 _BROKEN = (
@@ -104,10 +71,16 @@ class Picture:
     height: int
     """Of the upright image."""
     turn: int = 1
-    """EXIF orientation of the decoded pixels."""
     form: str = ""
     mode: str = "RGB"
     progressive: bool = False
+
+    @classmethod
+    def of(
+        cls, data: bytes, path: str, size: tuple[int, int], turn: int, form: str, *more: Any
+    ) -> Picture:
+        """`size`: of the decoded pixels. `more`: mode, progressive."""
+        return cls(data, path, *(size if turn < 5 else size[::-1]), turn, form, *more)
 
     def shrink(self, size: tuple[int, int] | None) -> int:
         """Side of the squares averaged to one pixel in scaling to `size` (height, width)."""
@@ -131,10 +104,9 @@ def open_picture(data: bytes, path: str, max_pixels: int) -> Picture:
     from PIL import Image
 
     try:
-        header = read_header(data)
-        if header is not None:
-            _check_size((header.width, header.height), path, max_pixels)
-            return _webp(header, data, path)
+        if (size := webp_size(data)) is not None:
+            _check_size(size, path, max_pixels)
+            return Picture.of(data, path, size, _turn(_chunk(data, b"EXIF", "little")), "WEBP")
         picture = _without_metadata_if_broken(data, partial(_opened, data, path, max_pixels))
         if picture is not None:
             return picture
@@ -160,11 +132,6 @@ def rgb_pixels(
         return np.asarray(image, dtype=np.uint8)
     except (*_BROKEN, Image.DecompressionBombError) as broken:
         raise _unreadable(picture.path, broken) from None
-
-
-def fitting(height: int, width: int, longest_side: int) -> tuple[int, int]:
-    longest = max(height, width, longest_side)
-    return tuple(max(1, round(side * longest_side / longest)) for side in (height, width))  # type: ignore[return-value]
 
 
 def _unreadable(path: str, broken: BaseException) -> MediaError:
@@ -228,42 +195,31 @@ def _opened(data: bytes, path: str, max_pixels: int, file: Separated) -> Picture
         return None
     _check_size(image.size, path, max_pixels)
     _check_tile(image, path)
-    turn = 1 if image.format == "TIFF" else _orientation(image, data, file.exif)
-    width, height = image.size if turn < 5 else image.size[::-1]
+    exif = file.exif or image.info.get("exif")
+    if image.format == "PNG":
+        exif = exif or _chunk(data, b"eXIf", "big")
+    turn = 1 if image.format == "TIFF" else _turn(exif or b"")  # Pillow rotates TIFF images itself
     progressive = bool(image.info.get("progressive"))
-    return Picture(data, path, width, height, turn, image.format, image.mode, progressive)
+    return Picture.of(data, path, image.size, turn, image.format, image.mode, progressive)
 
 
-def _webp(header: Header, data: bytes, path: str) -> Picture:
+def _chunk(data: bytes, kind: bytes, order: Literal["little", "big"]) -> bytes:
+    """The last chunk of a kind. Its size stands before the kind (PNG) or behind it (RIFF)."""
+    at = data.rfind(kind)
+    if at < 4:
+        return b""
+    begin, size = (at + 4, at - 4) if order == "big" else (at + 8, at + 4)
+    return data[begin : begin + int.from_bytes(data[size : size + 4], order)]
+
+
+def _turn(exif: bytes) -> int:
+    """The orientation, 1 to 8; 1 for EXIF data that cannot be read."""
     from PIL import Image
 
-    turn = _turn_of(partial(_loaded, Image.Exif(), header.exif))
-    size = (header.width, header.height)
-    return Picture(data, path, *(size if turn < 5 else size[::-1]), turn, "WEBP")
-
-
-def _orientation(image: Any, data: bytes, exif: bytes) -> int:
-    """EXIF's 1 to 8. (Pillow rotates TIFF images itself.)"""
-    from PIL import Image
-
-    late = data.rfind(b"eXIf") if image.format == "PNG" and "exif" not in image.info else -1
-    if late >= 4:
-        exif = data[late + 4 : late + 4 + int.from_bytes(data[late - 4 : late])]
-    if exif:
-        return _turn_of(partial(_loaded, Image.Exif(), exif))
-    # PNG's own `getexif` decodes the whole image to find later chunks
-    return _turn_of(partial(Image.Image.getexif, image))
-
-
-def _loaded(exif: Any, data: bytes) -> Any:
-    exif.load(data)
-    return exif
-
-
-def _turn_of(read: Callable[[], Any]) -> int:
-    """1 for EXIF data that cannot be read: the pixels can."""
+    found = Image.Exif()
     try:
-        turn = read().get(0x0112, 1)
+        found.load(exif)
+        turn = found.get(0x0112, 1)
     except _BROKEN:
         return 1
     return turn if isinstance(turn, int) and 1 <= turn <= 8 else 1
@@ -272,16 +228,11 @@ def _turn_of(read: Callable[[], Any]) -> int:
 def _turned(image: Any, turn: int) -> Any:
     from PIL.Image import Transpose
 
-    turns = {
-        2: Transpose.FLIP_LEFT_RIGHT,
-        3: Transpose.ROTATE_180,
-        4: Transpose.FLIP_TOP_BOTTOM,
-        5: Transpose.TRANSPOSE,
-        6: Transpose.ROTATE_270,
-        7: Transpose.TRANSVERSE,
-        8: Transpose.ROTATE_90,
-    }
-    return image.transpose(turns[turn]) if turn in turns else image
+    turns = (
+        Transpose.FLIP_LEFT_RIGHT, Transpose.ROTATE_180, Transpose.FLIP_TOP_BOTTOM,
+        Transpose.TRANSPOSE, Transpose.ROTATE_270, Transpose.TRANSVERSE, Transpose.ROTATE_90,
+    )  # fmt: skip
+    return image.transpose(turns[turn - 2]) if turn > 1 else image
 
 
 def _draft(n: int) -> int:
@@ -289,7 +240,6 @@ def _draft(n: int) -> int:
 
 
 def _reduced(n: int, file: Separated) -> Any:
-    """In RGB, averaged over n × n pixels. Incomplete squares are cut off."""
     image, n = _decoded(file.pixels, n)
     if image.mode == "RGB" and "transparency" not in image.info:
         return image if n == 1 else image.reduce(n, (0, 0, *_whole(image.size, n)))
@@ -338,7 +288,7 @@ def _in_strips(image: Any, n: int) -> Any:
     width, height = _whole(image.size, n)
     canvas = Image.new("RGB", (width // n, height // n))
     rows = max(1, STRIP // (width * n)) * n
-    scale = _grey_scale(image, rows) if image.mode.startswith(("I", "F")) else 1.0
+    scale = _grey_scale(image) if image.mode.startswith(("I", "F")) else 1.0
     for top in range(0, height, rows):
         strip = image.crop((0, top, width, min(top + rows, height)))
         canvas.paste(_to_rgb(strip, scale).reduce(n), (0, top // n))
@@ -358,13 +308,10 @@ def _to_rgb(image: Any, scale: float) -> Any:
     return image.convert("RGB")
 
 
-def _grey_scale(image: Any, rows: int) -> float:
-    """The factor from 16-bit, 32-bit or float grey levels to 255."""
+def _grey_scale(image: Any) -> float:
     if image.mode.startswith("I;16"):
         return 1 / 257
-    width, height = image.size
-    strips = (image.crop((0, y, width, min(y + rows, height))) for y in range(0, height, rows))
-    most = max(float(_values(strip).max()) for strip in strips)
+    most = image.getextrema()[1]
     if image.mode == "F":
         return 255.0 if most <= 1.0 else 1.0
     return 1 / 257 if most > 255 else 1.0
@@ -374,18 +321,5 @@ def _eight_bit(image: Any, scale: float) -> Any:
     import numpy as np
     from PIL import Image
 
-    if image.mode.startswith("I;16"):
-        return Image.fromarray(_levels(np.arange(2**16), scale)[np.asarray(image)])
-    return Image.fromarray(_levels(_values(image), scale))
-
-
-def _levels(values: NDArray[Any], scale: float) -> NDArray[np.uint8]:
-    import numpy as np
-
-    return np.clip(np.rint(values * scale), 0, 255).astype(np.uint8)
-
-
-def _values(image: Any) -> NDArray[np.float64]:
-    import numpy as np
-
-    return np.nan_to_num(np.asarray(image, dtype=np.float64))
+    levels = np.nan_to_num(np.asarray(image, dtype=np.float64)) * scale
+    return Image.fromarray(np.clip(np.rint(levels), 0, 255).astype(np.uint8))

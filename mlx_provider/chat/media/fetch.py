@@ -1,8 +1,6 @@
 """The bytes of a media URL (`data:`, `http(s):`, or a local file), within the operator's limits.
-
-http and https are limited in time, size and redirects, without access to private hosts. Every hop
-is resolved once and its addresses are checked; the connection goes to a checked address, so
-rebinding of the name has no effect."""
+Every hop of http(s) is resolved once and its addresses are checked; the connection goes to a
+checked address, so rebinding of the name has no effect."""
 
 from __future__ import annotations
 
@@ -24,28 +22,22 @@ from ...errors import MediaError
 
 @dataclass(frozen=True)
 class MediaPolicy:
-    """Limits on the media of one request; the defaults suit untrusted clients."""
+    """Limits on the media of one request. Pixels are width × height × frames."""
 
     allow_private: bool = False
-    """Allow loopback, private, link-local and other addresses that are not public."""
+    """Allow addresses that are not public."""
     allow_file: bool = False
     max_bytes: int = 20 * 2**20
-    """Encoded size of one image."""
     max_total_bytes: int = 128 * 2**20
-    """Encoded size of all media of a request."""
     max_pixels: int = 64_000_000
-    """Width × height of one image."""
     max_total_pixels: int = 256_000_000
     max_frames: int = 256
     max_clip_pixels: int = 32_000_000
-    """Frames × width × height. Frames are scaled down to it."""
+    """Frames are scaled down to it."""
     clip_timeout: float = 20.0
     timeout: float = 20.0
-    """Seconds for all fetches of a request together."""
     max_redirects: int = 3
     max_parallel: int = 8
-    low_detail_side: int = 512
-    """Longest side in pixels of an image sent with `detail: low`."""
 
 
 Address = IPv4Address | IPv6Address
@@ -66,10 +58,10 @@ def fetch_remote(
     sources: Sequence[Source], policy: MediaPolicy, resolve: Resolve = system_addresses
 ) -> list[Fetched]:
     """In the order of `sources`. Raises `MediaError` for the first required one that fails."""
-    return asyncio.run(_fetch_side_by_side(sources, policy, resolve))
+    return asyncio.run(_fetch_together(sources, policy, resolve))
 
 
-async def _fetch_side_by_side(
+async def _fetch_together(
     sources: Sequence[Source], policy: MediaPolicy, resolve: Resolve
 ) -> list[Fetched]:
     deadline = asyncio.get_running_loop().time() + policy.timeout
@@ -232,11 +224,9 @@ class Source:
 
 
 Fetched = bytes | MediaError
-"""The error of a source that is not required."""
 
 
 def fetch_all(sources: Sequence[Source], policy: MediaPolicy) -> Iterator[Fetched]:
-    """In order. Raises `MediaError` that names the part."""
     remote = [source for source in dict.fromkeys(sources) if _scheme(source.url) in _REMOTE]
     local = {source: _read(source, policy) for source in set(sources).difference(remote)}
     if remote:
@@ -296,7 +286,6 @@ def _data_url(source: Source, max_bytes: int) -> bytes:
 
 
 def _base64(text: str) -> bytes:
-    """Accepts white space, missing padding, and the URL-safe alphabet."""
     try:
         return binascii.a2b_base64(text, strict_mode=True)  # without a copy of the text
     except (binascii.Error, ValueError):

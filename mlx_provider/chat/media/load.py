@@ -4,43 +4,36 @@ that all requests share by tenants."""
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ...byte_gate import ByteGate, Ticket
 from ...config import EngineSettings
 from ...errors import MediaError, MLXProviderError, Overloaded
 from ...records import MediaItem
-from ...records.model import LANCZOS, Size, scaled
+from ...records.model import Size
 from ...upstream.runtime import give_back
 from ..messages.parts import MediaRef
 from .clip import Clip
-from .decode import Picture, fitting, open_picture, rgb_pixels
+from .decode import Picture, open_picture, rgb_pixels
 from .fetch import Fetched, MediaPolicy, Source, fetch_all
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = [
-    "MediaClaim",
-    "MediaPolicy",
-    "MediaRoom",
-    "load_media",
-]
+__all__ = ["MediaClaim", "MediaPolicy", "MediaRoom", "load_media"]
 LARGE = 64 * 2**20
-"""Bytes of a decoding above which free memory is returned to the system."""
 PIXEL = 3
 Encoded = Picture | Clip
-T = TypeVar("T")
 
 
 class MediaRoom:
-    """Limits on images that are decoded, and on images that requests hold until they end. Separate,
-    because decoding never waits for another request, and only the engine frees the second. Safe
-    from any thread."""
+    """Limits on images that are decoded, and on images that requests keep until they end. Separate,
+    because decoding never waits for another request. Safe from any thread."""
 
     def __init__(self, capacity: int, line: int = 256) -> None:
         """`line`: requests of one tenant that may wait. Each occupies a thread."""
@@ -53,7 +46,6 @@ class MediaRoom:
         return self.decoding.held + self._kept.held
 
     def claim(self, who: str, owner: str = "") -> MediaClaim:
-        """The caller must close it."""
         return MediaClaim(self, self._kept, who, owner)
 
     def refuse(self, error: MLXProviderError, who: str | None = None) -> None:
@@ -73,8 +65,7 @@ class MediaClaim:
         self._encoded = 0
 
     def take(self, encoded: int, scaled: int) -> None:
-        """Wait for memory. Raises `Overloaded` if too many requests wait, else the error given to
-        `refuse`."""
+        """Wait for memory. Raises `Overloaded`, or the error given to `refuse`."""
         self.close()  # a prompt that is prepared again starts with an empty claim
         self._encoded = encoded
         if self._kept.waiting(self.owner) >= self.room.line:
@@ -101,134 +92,116 @@ def load_media(
     max_pixels: int = 0,
 ) -> list[MediaItem | MediaError]:
     """One item per reference, in order, or the error of one that is not required. `claim` is
-    charged with the encoded images, and with scaled images of at most `max_pixels` each. Blocks:
-    not for a thread with an event loop. Pixels are decoded on demand, which may raise `MediaError`.
-    Raises `MediaError` that names the part, and the size of an image that is too large."""
+    charged with the encoded images, and with scaled images of at most `max_pixels` each. Blocks.
+    Pixels are decoded on demand. Both raise `MediaError` that names the part."""
     policy = policy or MediaPolicy()
     claim = claim or MediaRoom(EngineSettings.media_bytes).claim("")
-    sources = [_attempt(ref, partial(_sources, ref, policy)) for ref in refs]
-    listed = [source for each in sources if not isinstance(each, MediaError) for source in each]
-    fetched = fetch_all(listed, policy)
-    opened = [
-        each
-        if isinstance(each, MediaError)
-        else _attempt(ref, partial(_opened, ref, [(s, next(fetched)) for s in each], policy))
-        for ref, each in zip(refs, sources, strict=True)
-    ]
-    opened = _fitting(refs, opened, policy)
-    most = max_pixels or policy.max_pixels
-    whole = [part for each in opened if not isinstance(each, MediaError) for part in each]
-    claim.take(
-        sum(len(part.data) for part in whole),
-        PIXEL * sum(_kept(part, policy, most) for part in whole),
-    )
-    return [
-        each
-        if isinstance(each, MediaError)
-        else _attempt(ref, partial(_item, ref, each, policy, claim))
-        for ref, each in zip(refs, opened, strict=True)
-    ]
-
-
-def _attempt(ref: MediaRef, make: Callable[[], T]) -> T | MediaError:
-    try:
-        return make()
-    except MediaError as error:
-        if ref.required:
-            raise
-        return error
-
-
-def _opened(
-    ref: MediaRef, fetched: Sequence[tuple[Source, Fetched]], policy: MediaPolicy
-) -> list[Encoded]:
-    clip = ref.kind == "video" and isinstance(ref.source, str)
-    opened: list[Encoded] = []
-    for source, data in fetched:
-        if isinstance(data, MediaError):
-            raise data
-        opened.append(
-            Clip(data, source.path) if clip else open_picture(data, source.path, policy.max_pixels)
-        )
-    return opened
-
-
-def _pixels(encoded: Encoded, policy: MediaPolicy) -> int:
-    if isinstance(encoded, Clip):
-        return policy.max_clip_pixels
-    return encoded.width * encoded.height
-
-
-def _kept(encoded: Encoded, policy: MediaPolicy, most: int) -> int:
-    pixels = _pixels(encoded, policy)
-    return pixels if isinstance(encoded, Clip) else min(pixels, most)
-
-
-def _fitting(
-    refs: Sequence[MediaRef], opened: Sequence[list[Encoded] | MediaError], policy: MediaPolicy
-) -> list[list[Encoded] | MediaError]:
-    """The images that fit together; later ones have precedence."""
+    loads = [_Load(ref, policy) for ref in refs]
+    for load in loads:
+        load.attempt(load.find_sources)
+    fetched = fetch_all([source for load in loads for source in load.sources], policy)
+    for load in loads:
+        load.attempt(partial(load.open, [next(fetched) for _ in load.sources]))
     left = policy.max_total_pixels
-    fitting: list[list[Encoded] | MediaError] = []
-    for ref, each in zip(reversed(refs), reversed(opened), strict=True):
-        pixels = 0 if isinstance(each, MediaError) else sum(_pixels(p, policy) for p in each)
+    for load in reversed(loads):  # later images have precedence
+        pixels = sum(map(load.pixels, load.opened))
         if pixels <= left:
             left -= pixels
-            fitting.append(each)
-            continue
-        error = MediaError(
-            f"{ref.path}: the images of this request are too large together; "
-            "send fewer or smaller ones",
-            param=ref.path,
-            brief="too large",
-        )
-        if ref.required:
-            raise error
-        fitting.append(error)
-    return fitting[::-1]
-
-
-def _sources(ref: MediaRef, policy: MediaPolicy) -> list[Source]:
-    if ref.source is None:
-        raise MediaError(
-            f"{ref.path}: the {ref.kind} has no source; send a data: URL or an https: URL",
-            param=ref.path,
-        )
-    if ref.kind == "image" and isinstance(ref.source, str):
-        return [Source(ref.source, ref.path, ref.required)]
-    if ref.kind == "video" and isinstance(ref.source, tuple):
-        if not 0 < len(ref.source) <= policy.max_frames:
-            raise MediaError(
-                f"{ref.path}: a video takes 1 to {policy.max_frames} frames, not {len(ref.source)}",
-                param=ref.path,
+        else:
+            load.fail(
+                "the images of this request are too large together; send fewer or smaller ones"
             )
-        return [
-            Source(url, f"{ref.path}.video[{i}]", ref.required) for i, url in enumerate(ref.source)
-        ]
-    if ref.kind == "video" and isinstance(ref.source, str):
-        return [Source(ref.source, ref.path, ref.required)]
-    raise MediaError(f"{ref.path}: {ref.kind} is not supported; send it as text", param=ref.path)
-
-
-def _item(
-    ref: MediaRef, parts: Sequence[Encoded], policy: MediaPolicy, claim: MediaClaim
-) -> MediaItem:
-    low = policy.low_detail_side if ref.detail == "low" else None
-    if isinstance(parts[0], Clip):
-        return replace(_clip(parts[0], policy, claim), path=ref.path)
-    frames = [_image(each, claim, low) for each in parts if isinstance(each, Picture)]
-    if isinstance(ref.source, str):
-        return replace(frames[0], detail=ref.detail, path=ref.path)
-    if len({frame.shape for frame in frames}) > 1:
-        raise MediaError(f"{ref.path}: the frames of a video must have one size", param=ref.path)
-    return MediaItem(
-        "video",
-        (len(frames), *frames[0].shape),
-        lambda size, resample: _stacked(frames, size, resample),
-        _digest("video", *(frame.content_hash for frame in frames)),
-        ref.detail,
-        ref.path,
+    most = max_pixels or policy.max_pixels
+    claim.take(
+        sum(len(part.data) for load in loads for part in load.opened),
+        PIXEL * sum(load.pixels(part, most) for load in loads for part in load.opened),
     )
+    for load in loads:
+        load.attempt(partial(load.make, claim))
+    return [load.result for load in loads]
+
+
+class _Load:
+    def __init__(self, ref: MediaRef, policy: MediaPolicy) -> None:
+        self._ref = ref
+        self._policy = policy
+        self.sources: list[Source] = []
+        self.opened: list[Encoded] = []
+        self.result: MediaItem | MediaError = MediaError("")
+        self._failed = False
+
+    def attempt(self, step: Callable[[], None]) -> None:
+        if self._failed:
+            return
+        try:
+            step()
+        except MediaError as error:
+            self._end(error)
+
+    def fail(self, reason: str) -> None:
+        path = self._ref.path
+        self._end(MediaError(f"{path}: {reason}", param=path, brief="too large"))
+
+    def find_sources(self) -> None:
+        ref, urls = self._ref, self._ref.source
+        if urls is None:
+            problem = "has no source; send a data: URL or an https: URL"
+            raise MediaError(f"{ref.path}: the {ref.kind} {problem}", param=ref.path)
+        if ref.kind == "audio" or (ref.kind == "image" and not isinstance(urls, str)):
+            problem = f"{ref.kind} is not supported; send it as text"
+            raise MediaError(f"{ref.path}: {problem}", param=ref.path)
+        if isinstance(urls, str):
+            self.sources = [Source(urls, ref.path, ref.required)]
+            return
+        if not 0 < len(urls) <= self._policy.max_frames:
+            problem = f"a video takes 1 to {self._policy.max_frames} frames, not {len(urls)}"
+            raise MediaError(f"{ref.path}: {problem}", param=ref.path)
+        places = [f"{ref.path}.video[{i}]" for i in range(len(urls))]
+        self.sources = [Source(u, p, ref.required) for u, p in zip(urls, places, strict=True)]
+
+    def open(self, fetched: Sequence[Fetched]) -> None:
+        clip = self._ref.kind == "video" and isinstance(self._ref.source, str)
+        opened: list[Encoded] = []
+        for source, data in zip(self.sources, fetched, strict=True):
+            if isinstance(data, MediaError):
+                raise data
+            if clip:
+                opened.append(Clip(data, source.path))
+            else:
+                opened.append(open_picture(data, source.path, self._policy.max_pixels))
+        self.opened = opened
+
+    def pixels(self, part: Encoded, most: int = sys.maxsize) -> int:
+        if isinstance(part, Clip):
+            return self._policy.max_clip_pixels
+        return min(part.width * part.height, most)
+
+    def make(self, claim: MediaClaim) -> None:
+        ref = self._ref
+        if isinstance(self.opened[0], Clip):
+            self.result = replace(_clip(self.opened[0], self._policy, claim), path=ref.path)
+            return
+        frames = [_image(each, claim) for each in self.opened if isinstance(each, Picture)]
+        if isinstance(ref.source, str):
+            self.result = replace(frames[0], detail=ref.detail, path=ref.path)
+            return
+        if len({frame.shape for frame in frames}) > 1:
+            raise MediaError(
+                f"{ref.path}: the frames of a video must have one size", param=ref.path
+            )
+        self.result = MediaItem(
+            "video",
+            (len(frames), *frames[0].shape),
+            lambda size, resample: _stacked(frames, size, resample),
+            _digest("video", *(frame.content_hash for frame in frames)),
+            ref.detail,
+            ref.path,
+        )
+
+    def _end(self, error: MediaError) -> None:
+        if self._ref.required:
+            raise error
+        self._failed, self.result, self.opened = True, error, []
 
 
 def _clip(clip: Clip, policy: MediaPolicy, claim: MediaClaim) -> MediaItem:
@@ -238,25 +211,17 @@ def _clip(clip: Clip, policy: MediaPolicy, claim: MediaClaim) -> MediaItem:
     return MediaItem.of("video", frames, _digest("clip", hashlib.sha256(clip.data).hexdigest()))
 
 
-def _image(picture: Picture, claim: MediaClaim, low: int | None) -> MediaItem:
-    content_hash = hashlib.sha256(picture.data).hexdigest()
-    shape = (picture.height, picture.width)
-    small = None if low is None or max(shape) <= low else fitting(*shape, low)
-    if small is not None:
-        content_hash = _digest(content_hash, f"low{low}")
-
+def _image(picture: Picture, claim: MediaClaim) -> MediaItem:
     def decode(size: Size | None, resample: int) -> NDArray[np.uint8]:
-        need = picture.decoding_bytes(small or size)
+        need = picture.decoding_bytes(size)
         with claim.decoding(need):
-            if small is None:
-                pixels = rgb_pixels(picture, size, resample)
-            else:
-                pixels = scaled(rgb_pixels(picture, small, LANCZOS), size, resample)
+            pixels = rgb_pixels(picture, size, resample)
             if need > LARGE:
                 give_back()
             return pixels
 
-    return MediaItem("image", (*(small or shape), 3), decode, content_hash)
+    digest = hashlib.sha256(picture.data).hexdigest()
+    return MediaItem("image", (picture.height, picture.width, 3), decode, digest)
 
 
 def _digest(*words: str) -> str:

@@ -10,7 +10,6 @@ PNG = b"\x89PNG\r\n\x1a\n"
 JPEG = b"\xff\xd8\xff"
 CHUNKS = 2**17
 UNPACKED = 32 * 2**20
-"""Bytes to which metadata may unpack; more is an attack."""
 PIECE = 2**16
 PACKED = {b"zTXt": 0, b"iCCP": 0, b"iTXt": 2}
 """Chunks with packed data, and the number of texts before these data."""
@@ -50,7 +49,6 @@ def _png(data: bytes) -> Separated:
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes, int]]:
-    """Kind, body and position of the complete chunks."""
     at = len(PNG)
     for _ in range(CHUNKS):
         size = int.from_bytes(data[at : at + 4])

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 LONGEST = 20_000
-"""Characters of a text; a longer one is cut."""
 DEEPEST = 12
 IMAGES = ("image", "input_image", "image_url", "computer_screenshot")
 READABLE = (
@@ -64,7 +63,6 @@ def _field(value: Mapping[str, Any], name: str, deeper: int) -> Iterator[str]:
 
 
 def _data(value: Mapping[str, Any], found: Any) -> Iterator[str]:
-    """The text of a document; other data are left out."""
     if not isinstance(found, str):
         return
     text = _TEXT_DATA.match(found)

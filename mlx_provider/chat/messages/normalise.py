@@ -41,10 +41,8 @@ class Normalised:
 class MediaSupport:
     kinds: frozenset[str]
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    """By path: why text replaces a medium that cannot be shown."""
 
     def text(self, part: MediaRef) -> str | None:
-        """Text that replaces a part; `None`: the part stays."""
         if part.kind not in self.kinds:
             return f"[{part.kind} omitted: this model cannot take it]"
         reason = self.unreadable.get(part.path)
@@ -117,7 +115,6 @@ def _replace_media(
 
 
 def _replace_parts(parts: Sequence[Part], taken: MediaSupport) -> list[Part]:
-    """Replacement text is joined to the text parts beside it."""
     shown: list[Part] = []
     joins = False
     for part in parts:
@@ -141,7 +138,6 @@ def typed_index(messages: Sequence[Any]) -> int | None:
 
 
 def _read(message: Mapping[str, Any], path: str, notes: list[str] | None) -> Turn | None:
-    """`None`: a system message without content. `notes`: see `content_parts`."""
     if not isinstance(message, Mapping):
         raise wrong_part(path, "must be an object with `role` and `content`")
     role = ROLES.get(message["role"]) if isinstance(message.get("role"), str) else None

@@ -169,7 +169,6 @@ def _url(value: Any, path: str) -> str:
 
 
 def canonical_calls(message: Mapping[str, Any], path: str) -> tuple[dict[str, Any], ...]:
-    """`tool_calls` (or the older `function_call`) with `arguments` as a mapping."""
     calls = message.get("tool_calls")
     legacy = message.get("function_call")
     if calls is None and legacy is not None:

@@ -24,7 +24,6 @@ def has_tools(messages: Messages) -> bool:
 
 
 def lacks_tools(form: TemplateForm, messages: Messages) -> bool:
-    """Whether a template of this form would lose the tools of a request."""
     if form.shows_tools == "with_system":
         return not any(isinstance(m, Mapping) and m.get("role") in _SYSTEM for m in messages[:1])
     return form.shows_tools == "never"

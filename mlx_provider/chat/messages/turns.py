@@ -24,7 +24,6 @@ class Turn:
     call_id: str | None = None
     reasoning: str = ""
     path: str = ""
-    """The client's name of the message: `messages[3]`."""
 
     @property
     def plain(self) -> bool:
@@ -119,7 +118,6 @@ class _Calls:
         self._strangers: list[tuple[int, Turn]] = []
         """Results in the group with an unknown id."""
         self._interrupted = False
-        """Other roles have spoken since the last call."""
 
     def take(self, at: int, turn: Turn) -> None:
         self._interrupted |= turn.role != "assistant"

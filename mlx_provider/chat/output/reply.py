@@ -166,7 +166,6 @@ class Reply:
         self.in_reasoning = False
         """Whether the next token belongs to a thought, as far as is known."""
         self.reasoning_tokens = 0
-        """Includes markers."""
         self._advance()
 
     def _note(self, fault: str, trace: str) -> None:
@@ -175,7 +174,6 @@ class Reply:
         self.faults.append(fault)
 
     def push(self, token: int, logprob: TokenLogprob | None = None) -> list[Delta]:
-        """Usually returns at most one delta."""
         if self.stopped or self._ended:
             return []
         if self._detokenizer is None:

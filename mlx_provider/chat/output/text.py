@@ -104,7 +104,6 @@ class _Marked:
             pass
 
     def begin(self) -> Reading[None]:
-        """Drop the first white space before a call or a thought."""
         space = yield from self.reader.space()
         self.held = beginning(space, self.spec.layout.turn_open)
         if not (yield from self.reader.peek()):
@@ -226,7 +225,6 @@ class _Marked:
         yield from self.try_first()
 
     def try_first(self) -> Reading[bool]:
-        """Read a call whose opener counts only at the beginning of an answer."""
         if not self.parser.first:
             return False
         found = yield from self.reader.at(*self.parser.first)

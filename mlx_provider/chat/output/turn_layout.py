@@ -26,7 +26,6 @@ class TurnLayout:
     answer_open: str | None = None
     before_call: str | None = None
     turn_open: str | None = None
-    """Between the prompt and an answer that begins the turn."""
 
     def behind(self, prompt: str, openers: Sequence[str], *, begins: bool = True) -> TurnLayout:
         """The layout of a reply to `prompt`, which may have opened the thought. `begins`: no part
@@ -126,7 +125,6 @@ def _joints(text: str, thoughts: ReasoningParser | None, calls: ToolParser | Non
 
 
 def _between(text: str, left: Sequence[str], right: Sequence[str]) -> str | None:
-    """White space between one of `left` and one of `right`, if nothing else is there."""
     if not left or not right:
         return None
     before, after = ("|".join(map(re.escape, words)) for words in (left, right))

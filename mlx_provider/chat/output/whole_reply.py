@@ -17,7 +17,6 @@ from ..constraints.request import response_schema
 from .reply import Reply
 
 _MAX_OPENINGS = 100
-"""Brackets in prose that are tried; each try may read to the text's end."""
 _FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
@@ -47,7 +46,6 @@ def extract_json(text: str) -> Any:
 
 
 def check_reply(text: str, response_format: Mapping[str, Any] | None) -> Checked:
-    """Raises `BadRequest` for an invalid format."""
     schema = response_schema(response_format)
     if schema is None:
         return Checked(None, is_valid=True)
@@ -76,13 +74,11 @@ class WholeReply:
     content: str
     reasoning: str
     calls: tuple[tuple[str, str], ...]
-    """Name and arguments as text."""
     reason: str
     faults: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def whole_calls(self) -> list[tuple[str, Any]]:
-        """With parsed arguments; only calls whose arguments are complete JSON."""
         return [(name, json.loads(text)) for name, text in self.calls if _is_json(text)]
 
     @property

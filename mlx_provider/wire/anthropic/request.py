@@ -24,7 +24,6 @@ BLOCKS: Mapping[str, Collection[str]] = {
 }
 RESULT_BLOCKS = ("text", "image", "tool_reference")
 IMAGE_SOURCES = {"base64": "data", "url": "url"}
-"""By the type of an image's source: the field with the image."""
 
 
 def check_messages(given: Mapping[str, Any]) -> None:
@@ -75,7 +74,6 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
 
 
 def chat_tools(params: Parameters) -> dict[str, Any]:
-    """`tools`, `tool_choice` and `parallel_tool_calls`, if given."""
     tools, choice = params.take("tools"), params.mapping("tool_choice")
     fields: dict[str, Any] = {}
     if tools is not None:
@@ -155,7 +153,6 @@ def _add(turns: Turns, message: Mapping[str, Any], where: str) -> None:
 
 
 def _add_result(turns: Turns, block: Mapping[str, Any], where: str) -> None:
-    """Chat has no mark for an error, so its text begins with one."""
     content, parts = block.get("content"), []
     if block.get("is_error") is True:
         parts = content if isinstance(content, list) else []
@@ -241,7 +238,6 @@ def _names(body: Mapping[str, Any]) -> dict[str, str]:
 
 
 def answer_format(params: Parameters) -> dict[str, Any]:
-    """From `output_config` or the older `output_format`."""
     config = params.mapping("output_config")
     form = config.get("format") or params.take("output_format")
     fields = {"reasoning_effort": config.get("effort")}
@@ -264,7 +260,6 @@ def cache_marks(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def retains(body: Mapping[str, Any]) -> bool:
-    """Whether a part of the prompt asks for the longer lifetime."""
     return any(mark.get("ttl") == "1h" for mark in cache_marks(body))
 
 

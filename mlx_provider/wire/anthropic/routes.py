@@ -27,7 +27,6 @@ DISPLAYS = ("summarized", "omitted")
 
 
 def error_body(error: MLXProviderError) -> dict[str, Any]:
-    """Clients know a prompt that is too long by Anthropic's words, which the error has already."""
     other = "invalid_request_error" if error.status < 500 else "api_error"
     kind = TYPES.get(error.status, other)
     shown = {"type": kind, "message": error.message, "details": {"error_code": error.code}}
@@ -58,7 +57,6 @@ class _Message:
         self._signature = sha256()
 
     def _write(self, event: Event) -> Iterator[Part]:
-        """The events of a stream. Raises the error of a cancelled request."""
         if isinstance(event, Accepted):
             yield {"type": "message_start", "message": self._head()}
         elif isinstance(event, Delta):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from math import fsum
 from typing import Any
 
 from ...errors import ContextTooLong, EngineUnavailable, MLXProviderError
@@ -14,7 +13,7 @@ from ...protocol.event_queue import joined
 from ...protocol.events import Accepted, Delta, Done, Event, Finish, TokenLogprob, ToolCallDelta
 from .. import api
 from ..api import json_bytes
-from .request import AnswerForm, BestOf
+from .request import AnswerForm
 from .tools import WholeCalls, unwrap_text, whole_call
 
 TYPES = {
@@ -28,7 +27,6 @@ CONTEXT = "This model's maximum context length is exceeded: "
 `is_error_str_context_window_exceeded`)."""
 DONE = b"data: [DONE]\n\n"
 ALWAYS_EMPTY: dict[str, Any] = {"refusal": None, "annotations": []}
-"""Fields of a message. OpenAI's schema requires the first."""
 
 
 def error_body(error: MLXProviderError) -> dict[str, Any]:
@@ -44,14 +42,11 @@ def error_body(error: MLXProviderError) -> dict[str, Any]:
     }
 
 
-def finish_reason(finish: Finish | None, *, legacy: bool = False) -> str:
-    """Raises `EngineUnavailable` for a request that the engine cancelled."""
+def finish_reason(finish: Finish | None) -> str:
     if finish is None:
         return "stop"
     if finish.reason == "cancelled":
         raise EngineUnavailable("the engine cancelled the request")
-    if legacy and finish.reason == "tool_calls":
-        return "function_call"
     return finish.reason
 
 
@@ -160,7 +155,7 @@ class ChunkChoices:
         Raises the error of a request that the engine cancelled."""
         for part in self._calls.of(event):
             if isinstance(part, Finish):
-                yield self.choice(part.index, reason=finish_reason(part, legacy=self._form.legacy))
+                yield self.choice(part.index, reason=finish_reason(part))
             elif isinstance(part, Delta) and self._form.text:
                 begins = self._written[part.index]
                 self._written[part.index] += sum(len(token.token) for token in part.logprobs)
@@ -191,11 +186,9 @@ class ChunkChoices:
 
     def _parts(self, event: Delta) -> list[dict[str, Any]]:
         texts = {"reasoning_content": event.reasoning, "content": event.content}
+        parts: list[dict[str, Any]] = [{name: text} for name, text in texts.items() if text]
         pieces = call_pieces(event.tool_calls, self._form.custom)
-        return [{name: text} for name, text in texts.items() if text] + [
-            {"function_call": piece["function"]} if self._form.legacy else {"tool_calls": [piece]}
-            for piece in pieces
-        ]
+        return parts + [{"tool_calls": [piece]} for piece in pieces]
 
 
 def _head(accepted: Accepted, form: AnswerForm, *, chunk: bool = False) -> dict[str, Any]:
@@ -242,46 +235,22 @@ class Whole(api.Whole):
             if isinstance(event, Delta):
                 deltas[event.index].append(event)
         answers = [(joined(deltas[at]), ends.get(at)) for at in sorted(deltas.keys() | ends)]
-        if self._form.best_of is not None:
-            answers = _best(answers, self._form.best_of)
         choices = [self._choice(at, *answer) for at, answer in enumerate(answers)]
         usage = usage_of(done, timings=self._form.timings)
         return self._head | {"choices": choices, "usage": usage}
 
     def _choice(self, index: int, answer: Delta, finish: Finish | None) -> dict[str, Any]:
-        text, reason = self._form.text, finish_reason(finish, legacy=self._form.legacy)
+        text, reason = self._form.text, finish_reason(finish)
         said = {"text": answer.content} if text else {"message": self._message(answer)}
         logprobs = (text_logprobs if text else logprobs_of)(answer.logprobs)
         return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
 
     def _message(self, answer: Delta) -> dict[str, Any]:
-        """`content` is null if there are only calls."""
         calls = [whole_call(call, self._form.custom) for call in answer.tool_calls]
         content = None if calls and not answer.content else answer.content
         fields: dict[str, Any] = {"role": "assistant", "content": content}
-        if calls and self._form.legacy:
-            fields["function_call"] = calls[0]["function"]
-        elif calls:
+        if calls:
             fields["tool_calls"] = calls
         if answer.reasoning:
             fields["reasoning_content"] = answer.reasoning
         return fields | ALWAYS_EMPTY
-
-
-Answer = tuple[Delta, Finish | None]
-
-
-def _best(answers: Sequence[Answer], form: BestOf) -> list[Answer]:
-    """Of each prompt, the choices with the highest log-probability per token."""
-    groups = [answers[at : at + form.made] for at in range(0, len(answers), form.made)]
-    ranked = (sorted(group, key=_per_token, reverse=True) for group in groups)
-    best = [answer for group in ranked for answer in group[: form.wanted]]
-    if form.logprobs:
-        return best
-    return [(delta.model_copy(update={"logprobs": []}), finish) for delta, finish in best]
-
-
-def _per_token(answer: Answer) -> float:
-    """The mean; an empty choice counts as certain."""
-    found = [token.logprob or 0.0 for token in answer[0].logprobs]
-    return fsum(found) / len(found) if found else 0.0

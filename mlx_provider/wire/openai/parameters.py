@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from ...errors import BadRequest, wrong_part
 from ...invalid import shown
 from ...protocol.requests import RENDERER_ARGUMENTS
-from ..api import ClientNames, expect
+from ..api import ClientNames, expect, expect_object
 
 T = TypeVar("T")
 WithoutEffect = tuple[object, ...] | None
@@ -26,23 +24,10 @@ WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
     "store": (False,),
     "web_search_options": (),
 }
-CONSTRAINTS = {
-    "response_format": "an object",
-    "grammar": 'a Lark text or {"type": "regex" | "lark", "value": text}',
-    "guided_regex": "a text",
-    "guided_grammar": "a text",
-    "guided_choice": "a list of texts",
-    "guided_json": "an object",
-}
-"""The parameters that say what the answer must look like, and their values."""
 NAMES: Mapping[str, tuple[str, ...]] = {
-    "grammar": (*reversed(CONSTRAINTS), "tools", "functions"),
+    "grammar": ("grammar", "response_format", "tools"),
     "max_tokens": ("max_completion_tokens",),
-    "n": ("best_of",),
-    "response_format": ("guided_json",),
     "template": ("chat_template_kwargs",),
-    "tool_choice": ("function_call",),
-    "tools": ("tools", "functions"),
 }
 """The parameters that set each field, if other than its name; the first that is given counts. A
 constraint of any kind fails as a grammar."""
@@ -62,7 +47,6 @@ class Parameters:
         self._left = {name: value for name, value in values.items() if value is not None}
 
     def take(self, name: str, default: Any = None) -> Any:
-        """The value of `name`, which then counts as known."""
         return self._left.pop(name, default)
 
     def typed(self, name: str, kind: type[T]) -> T | None:
@@ -83,7 +67,6 @@ class Parameters:
         return value
 
     def choice(self, name: str, allowed: tuple[object, ...], remedy: str) -> None:
-        """Only `allowed` values (all without effect) are served."""
         value = self.take(name)
         if value is not None and value not in allowed:
             raise BadRequest(f"{name}={shown(value)} is not supported: {remedy}", param=name)
@@ -112,48 +95,25 @@ class Parameters:
 
 
 def constraint(params: Parameters) -> dict[str, Any]:
-    """`response_format` and `grammar`, of which at most one is set. Raises `BadRequest` if two
-    constraints contradict or one is malformed."""
-    given = {name: params.take(name) for name in CONSTRAINTS}
-    given = {name: value for name, value in given.items() if value is not None}
-    match given:
-        case {"response_format": {"type": "text"}}:
-            del given["response_format"]
-    if len(given) > 1:
-        raise BadRequest(f"only one of {', '.join(given)} can be given", param=min(given))
-    for name, value in given.items():
-        return _field(name, _parse_json(value) if name == "guided_json" else value)
-    return {}
-
-
-def _field(name: str, value: Any) -> dict[str, Any]:
-    match name, value:
-        case "response_format", dict():
-            return {"response_format": value}
-        case "guided_json", dict():
-            schema = {"name": "guided_json", "schema": value}
-            return {"response_format": {"type": "json_schema", "json_schema": schema}}
-        case "guided_choice", [_, *_] if all(isinstance(choice, str) for choice in value):
-            choices = "|".join(f"({re.escape(choice)})" for choice in value)
-            return {"grammar": {"type": "regex", "value": choices}}
-        case "grammar", {"type": "regex" | "lark", "value": str()} if len(value) == 2:
-            return {"grammar": value}
-        case "guided_regex", str():
-            return {"grammar": {"type": "regex", "value": value}}
-        case (("grammar" | "guided_grammar"), str()):
-            return {"grammar": {"type": "lark", "value": value}}
-    raise wrong_part(name, f"must be {CONSTRAINTS[name]}, got {shown(value)}")
-
-
-def _parse_json(value: Any) -> Any:
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError) as error:
-        raise wrong_part("guided_json", f"is not JSON: {error}") from None
+    form, grammar = params.take("response_format"), params.take("grammar")
+    if isinstance(form, dict) and form.get("type") == "text":
+        form = None
+    if form is not None and grammar is not None:
+        raise BadRequest("only one of response_format, grammar can be given", param="grammar")
+    if form is not None:
+        return {"response_format": expect_object(form, "response_format")}
+    match grammar:
+        case None:
+            return {}
+        case str():
+            return {"grammar": {"type": "lark", "value": grammar}}
+        case {"type": "regex" | "lark", "value": str()} if len(grammar) == 2:
+            return {"grammar": grammar}
+    allowed = 'a Lark text or {"type": "regex" | "lark", "value": text}'
+    raise wrong_part("grammar", f"must be {allowed}, got {shown(grammar)}")
 
 
 def parameter_names(values: Mapping[str, Any], content: str = "messages") -> ClientNames:
-    """`content`: the name of the prompt."""
     given = {name for name, value in values.items() if value is not None}
     found = {
         ours: name
@@ -163,21 +123,13 @@ def parameter_names(values: Mapping[str, Any], content: str = "messages") -> Cli
     if content != "messages":
         found |= {name: content for name in ("messages", "prompt") if name not in given}
         found["top_logprobs"] = "logprobs"
-    if "guided_json" in given:
-        found[SCHEMA] = "guided_json"
     if "thinking" in given and "thinking_budget" not in given:
         found["thinking_budget"] = "thinking.budget_tokens"
-    return ClientNames({**found, **_tools(values.get("tools"), values.get("functions"))})
-
-
-def _tools(tools: Any, functions: Any) -> dict[str, str]:
-    own, older = (given if isinstance(given, list) else [] for given in (tools, functions))
-    custom = [at for at, t in enumerate(own) if isinstance(t, Mapping) and "custom" in t]
-    found = {f"tools[{at}].function": f"tools[{at}].custom" for at in custom}
-    for at in range(len(older)):
-        whole = f"tools[{len(own) + at}]"
-        found |= {whole: f"functions[{at}]", f"{whole}.function": f"functions[{at}]"}
-    return found
+    tools = values.get("tools")
+    for at, tool in enumerate(tools if isinstance(tools, list) else ()):
+        if isinstance(tool, Mapping) and "custom" in tool:
+            found[f"tools[{at}].function"] = f"tools[{at}].custom"
+    return ClientNames(found)
 
 
 def template_variables(params: Parameters) -> tuple[dict[str, Any], int | None]:
@@ -199,7 +151,6 @@ def template_variables(params: Parameters) -> tuple[dict[str, Any], int | None]:
 
 
 def _effort(value: object) -> dict[str, Any]:
-    """OpenAI's word, or the object of the Responses API."""
     if isinstance(value, dict):
         value = value.get("effort")
     if value is None:
@@ -212,7 +163,6 @@ def _effort(value: object) -> dict[str, Any]:
 
 
 def _thinking(value: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
-    """Anthropic's object: `enabled` with a budget, `adaptive`, or `disabled`."""
     if not value:
         return {}, None
     kind = value.get("type")

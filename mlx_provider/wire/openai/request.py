@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from ...bounds import MAX_NAME
 from ...errors import BadRequest, wrong_part
-from ...invalid import bad_request, shown
+from ...invalid import bad_request
 from ...protocol.requests import GenerateRequest, Sampling
 from .parameters import Parameters, constraint, template_variables
 from .tools import as_functions, choice_of, custom_names, with_functions
@@ -19,7 +19,6 @@ from .tools import as_functions, choice_of, custom_names, with_functions
 COMPLETION_TOKENS = 16
 """Default of `max_tokens` in `/completions`, as in OpenAI's API."""
 MAX_CHOICES = 128
-"""Prompts times `n` in one request, as for a single prompt."""
 MAX_LOGPROBS = 20
 PREFIX_KEY = "prefix"
 """A caller of LiteLLM marks such a message with it (1.106.2,
@@ -31,29 +30,14 @@ _SHAPES = "must be a text, a list of token ids, or a list of these, and not empt
 
 
 @dataclass(frozen=True)
-class BestOf:
-    """`made` choices of each prompt, of which the best `wanted` are returned."""
-
-    made: int
-    wanted: int
-    logprobs: bool
-
-
-@dataclass(frozen=True)
 class AnswerForm:
-    legacy: bool = False
-    """Sends `functions` in place of `tools`."""
     text: bool = False
-    """From `/completions`."""
     timings: bool = False
-    best_of: BestOf | None = None
     custom: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, text: bool) -> Self:
-        best = best_of(values) if text else None
-        custom = custom_names(values.get("tools"))
-        return cls("functions" in values, text, values.get("timings") is True, best, custom)
+        return cls(text, values.get("timings") is True, custom_names(values.get("tools")))
 
 
 def split_prefill_mark(messages: Sequence[Any], *, always: bool = False) -> tuple[list[Any], bool]:
@@ -96,7 +80,7 @@ def generate_requests(
     params.choice("modalities", (["text"],), "this model writes text only")
     params.choice("audio", (), "this model writes text only")
     if form.text:
-        each = completions(params, content, form.best_of, fields)
+        each = completions(params, content, fields)
     else:
         each = [_chat(params, content, continues=continues)]
     params.flag("timings")
@@ -118,7 +102,6 @@ def _take_all(take: Callable[[str], Any], names: tuple[str, ...]) -> dict[str, A
 
 
 def _max_tokens(params: Parameters) -> dict[str, Any]:
-    """-1: only the context limits the reply."""
     legacy, current = params.number("max_tokens"), params.number("max_completion_tokens")
     limit = legacy if current is None else current
     return {} if limit is None else {"max_tokens": None if limit == -1 else limit}
@@ -153,7 +136,6 @@ def _chat(params: Parameters, messages: Any, *, continues: bool) -> dict[str, An
 
 
 def _continues(params: Parameters, last: Any) -> bool:
-    """Whether vLLM's parameters ask that the reply continues the last message."""
     wanted, new_turn = params.flag("continue_final_message"), params.flag("add_generation_prompt")
     if wanted and new_turn:
         raise wrong_part("add_generation_prompt", "must be false with continue_final_message")
@@ -166,36 +148,23 @@ def _continues(params: Parameters, last: Any) -> bool:
 
 
 def _tools(params: Parameters) -> dict[str, Any]:
-    tools, functions = params.typed("tools", list), params.typed("functions", list)
-    choice, call = choice_of(params.take("tool_choice")), params.take("function_call")
-    parallel = params.flag("parallel_tool_calls")
-    if functions is not None:
-        tools = [*(tools or []), *({"type": "function", "function": f} for f in functions)]
-        parallel = False  # the older answer has room for one call
-    fields, members = as_functions(tools or [])
+    fields, members = as_functions(params.typed("tools", list) or [])
     params.ignore(members)
-    if isinstance(call, dict):
-        choice = {"type": "function", "function": {"name": call.get("name")}}
-    elif call is not None:
-        choice = call
-    fields |= {"tool_choice": choice, "parallel_tool_calls": parallel}
+    fields["tool_choice"] = choice_of(params.take("tool_choice"))
+    fields["parallel_tool_calls"] = params.flag("parallel_tool_calls")
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def completions(
-    params: Parameters, prompts: Sequence[Any], best: BestOf | None, shared: Mapping[str, Any]
+    params: Parameters, prompts: Sequence[Any], shared: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """The fields of each prompt's request, beside those that are `shared`."""
     params.choice("suffix", ("",), "write the model's own fill-in-the-middle tokens into prompt")
-    params.take("best_of")
     fields: dict[str, Any] = {"echo": params.flag("echo") or False, **_logprobs(params)}
-    if best is not None and fields["echo"]:
-        raise wrong_part("best_of", "with echo is not supported: leave out echo")
-    if best is not None:
-        fields |= {"n": best.made, "logprobs": True}
     if "max_tokens" not in shared:
         fields["max_tokens"] = COMPLETION_TOKENS
-    n = {**shared, **fields}.get("n", 1)
+    n = shared.get("n", 1)
+    params.choice("best_of", (n,), "ask for n choices and compare their log-probabilities")
     if isinstance(n, int) and n * len(prompts) > MAX_CHOICES:
         raise BadRequest(
             f"prompt: {len(prompts)} prompts with n={n} make more than {MAX_CHOICES} choices: "
@@ -206,7 +175,6 @@ def completions(
 
 
 def prompt_list(given: Any, name: str) -> list[Any]:
-    """A text, token ids, or a list of these, as a list."""
     items = [given] if isinstance(given, str) or _is_tokens(given) else given
     if not isinstance(items, list) or not items:
         raise wrong_part(name, f"{_SHAPES}, got {type(items).__name__}")
@@ -219,19 +187,6 @@ def prompt_list(given: Any, name: str) -> list[Any]:
 
 def _is_tokens(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
-
-
-def best_of(values: Mapping[str, Any]) -> BestOf | None:
-    """`None`: no more choices than wanted."""
-    made, wanted = values.get("best_of"), values.get("n", 1)
-    if made is None or made == wanted:
-        return None
-    if type(made) is not int or type(wanted) is not int or not wanted < made <= MAX_CHOICES:
-        numbers = f"from n ({shown(wanted)}) to {MAX_CHOICES}"
-        raise wrong_part("best_of", f"must be a whole number {numbers}, got {shown(made)}")
-    if values.get("stream"):
-        raise wrong_part("best_of", "is known when all choices have ended: leave out stream")
-    return BestOf(made, wanted, logprobs=values.get("logprobs") is not None)
 
 
 def _logprobs(params: Parameters) -> dict[str, Any]:

@@ -27,7 +27,6 @@ FORMATS = ("float", "base64")
 def embed_request(
     params: Parameters, sender: Mapping[str, Any], given: Any
 ) -> tuple[EmbedRequest, str]:
-    """The request, and its `encoding_format`."""
     wanted = params.take("encoding_format") or "float"
     if wanted not in FORMATS:
         raise wrong_part("encoding_format", f"must be float or base64, got {wanted!r}")

@@ -17,7 +17,6 @@ from ..api import expect_object
 TEXT = "content"
 """The parameter of a custom tool, as LiteLLM's bridge names it (1.106.2, `custom_tools.py`)."""
 RESULT = ("return", "returns", "response")
-"""Members of a function that describe its result; some chat templates read them."""
 MEMBERS = {
     "function": ("name", "description", "parameters", "strict", *RESULT),
     "custom": ("name", "description", "format"),
@@ -77,7 +76,6 @@ def without(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
 
 
 def _kind(tool: Any, where: str) -> str:
-    """`function` or `custom`, which is also the member that describes the tool."""
     kind = expect_object(tool, where).get("type") or "function"
     if not isinstance(kind, str) or kind not in MEMBERS:
         called = (
@@ -140,7 +138,6 @@ def choice_of(choice: Any) -> Any:
 
 
 def with_functions(messages: Sequence[Any]) -> list[Any]:
-    """Calls of custom tools as calls of functions."""
     return [
         {**message, "tool_calls": [_as_function(call) for call in message["tool_calls"]]}
         if isinstance(message, Mapping)
@@ -185,7 +182,6 @@ class WholeCalls:
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
         self._open: dict[int, ToolCallDelta] = {}
-        """The last call of each choice."""
 
     def of(self, event: Event) -> Iterator[Event]:
         if isinstance(event, Delta) and self._names and event.tool_calls:

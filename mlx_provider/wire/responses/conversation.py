@@ -4,7 +4,6 @@ earlier turns and become text (`chat.messages.foreign`)."""
 from __future__ import annotations
 
 import json
-from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +36,6 @@ ITEMS = (
     "function_call_output",
     "custom_tool_call",
     "custom_tool_call_output",
-    "compaction",
 )
 RESULTS = ("_output", "_result")
 """Endings of the types of items with the result of a call."""
@@ -49,8 +47,6 @@ ABSENT = {
     "prompt": "stored prompts are not known here: send the text as instructions and input",
     "background": "answers are not stored: leave it out and read the answer as it comes",
 }
-"""Parameters that need a store, and the remedy."""
-SUMMARY = "Summary of the conversation so far:\n\n"
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,6 @@ class Called:
 class ChatTools:
     tools: list[dict[str, Any]] = field(default_factory=list)
     called: dict[str, Called] = field(default_factory=dict)
-    """By the name in chat."""
     places: dict[str, str] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     lenient: bool = False
@@ -197,7 +192,6 @@ def _check_parts(content: Any, where: str, known: Collection[str] | None) -> Non
 
 
 def messages_of(given: Any, instructions: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Messages for a checked input, and the places of their parts in it."""
     turns = _Turns({"messages": "input"})
     if instructions:
         turns.add({"role": "system", "content": instructions}, "instructions", "instructions")
@@ -207,19 +201,6 @@ def messages_of(given: Any, instructions: Any) -> tuple[list[dict[str, Any]], di
     for where, item in objects(given, "input"):
         turns.take(item, where)
     return turns.messages, turns.places
-
-
-def seal(summary: str) -> str:
-    """The `encrypted_content` of a compaction, in a form that only this server reads."""
-    return b64encode(summary.encode()).decode()
-
-
-def compaction_text(item: Mapping[str, Any]) -> str | None:
-    """The summary in a compaction; `None`: another server's."""
-    try:
-        return SUMMARY + b64decode(str(item.get("encrypted_content")), validate=True).decode()
-    except ValueError:
-        return None
 
 
 class _Turns(Turns):
@@ -237,10 +218,6 @@ class _Turns(Turns):
             self._message(item, where, f"{where}.content[{{}}]" if item is given else where)
         elif kind == "reasoning":
             self._thought(item, where)
-        elif kind == "compaction" and (text := compaction_text(item)):
-            self.add({"role": "user", "content": text}, where)
-        elif kind == "compaction":
-            self._message({"role": "assistant", "content": [item]}, where, where)
         elif kind.endswith("_output"):
             output = {"tool_call_id": item["call_id"], "content": item.get("output")}
             self.add({"role": "tool", **output}, where, f"{where}.output")

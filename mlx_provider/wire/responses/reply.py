@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import ContextTooLong, MLXProviderError
@@ -16,7 +17,8 @@ from ..openai.tools import unwrap_text
 from .conversation import Called, ChatTools
 
 Fields = dict[str, Any]
-KINDS = {"part": "content_", "text": "output_"}
+THOUGHT, TEXT = "reasoning_summary_text", "output_text"
+CUSTOM = "custom_tool_call_input"
 ECHOED: Mapping[str, Any] = {
     "background": False,
     "frequency_penalty": 0.0,
@@ -42,91 +44,87 @@ ECHOED: Mapping[str, Any] = {
 }
 """Parameters that a response repeats, with their defaults."""
 OF_FUNCTIONS: Mapping[str, Any] = {"description": None, "parameters": None, "strict": None}
-"""Fields of a function in a response, with their defaults."""
 
 
-class _Text:
-    """A thought, or a message. Each method yields the events of a stream, without their place."""
+@dataclass
+class _Item:
+    """A thought, a message, or a call. Methods yield the events of a stream, without their
+    place."""
 
-    def __init__(self, item_id: str, *, thought: bool) -> None:
-        self.thought = thought
-        self._texts: list[str] = []
-        self._logprobs: list[Fields] = []
-        head = {"id": item_id, "type": "message", "role": "assistant", "status": "in_progress"}
-        if thought:
-            head = {"id": item_id, "type": "reasoning"}
-        self._list = "summary" if thought else "content"
-        self.fields: Fields = {**head, self._list: []}
+    fields: Fields
+    key: str
+    """The field with its text, or with the list of its one part."""
+    word: str
+    """Of the events of its text."""
+    part: str = ""
+    """Of the events of its part, which calls do not have."""
+    call: int | None = None
+    _texts: list[str] = field(default_factory=list)
+    _logprobs: list[Fields] = field(default_factory=list)
 
     def begin(self) -> Iterator[Fields]:
-        yield self._event("part.added", part=self._part(""))
+        if self.part:
+            yield self._event(self.part, "added", part=self._part(""))
 
     def add(self, text: str, logprobs: list[Fields]) -> Iterator[Fields]:
+        """A custom tool's text is sent when it is complete."""
         self._texts.append(text)
         self._logprobs += logprobs
-        yield self._event("text.delta", delta=text, **self._more(logprobs))
+        if self.word != CUSTOM:
+            yield self._event(self.word, "delta", delta=text, **self._more(logprobs))
 
     def end(self, status: str) -> Iterator[Fields]:
-        part = self._part("".join(self._texts))
-        self.fields |= {self._list: [part], "status": status}
-        yield self._event("text.done", text=part["text"], **self._more(self._logprobs))
-        yield self._event("part.done", part=part)
+        text = "".join(self._texts)
+        if self.word == CUSTOM:
+            text = unwrap_text(text)
+            yield self._event(CUSTOM, "delta", delta=text)
+        part = self._part(text)
+        self.fields |= {self.key: [part] if self.part else text, "status": status}
+        if self.part:
+            yield self._event(self.word, "done", text=text, **self._more(self._logprobs))
+            yield self._event(self.part, "done", part=part)
+        else:
+            name = {} if self.word == CUSTOM else {"name": self.fields["name"]}
+            yield self._event(self.word, "done", **{self.key: text}, **name)
 
-    def _event(self, what: str, **more: Any) -> Fields:
-        kind = "reasoning_summary_" if self.thought else KINDS[what.partition(".")[0]]
-        return {"type": f"response.{kind}{what}", f"{self._list}_index": 0, **more}
+    def _event(self, word: str, what: str, **more: Any) -> Fields:
+        index = {f"{self.key}_index": 0} if self.part else {}
+        return {"type": f"response.{word}.{what}", **index, **more}
 
     def _part(self, text: str) -> Fields:
-        if self.thought:
+        if self.word == THOUGHT:
             return {"type": "summary_text", "text": text}
         more = self._more(list(self._logprobs))
         return {"type": "output_text", "text": text, "annotations": [], **more}
 
     def _more(self, logprobs: list[Fields]) -> Fields:
-        return {} if self.thought else {"logprobs": logprobs}
+        return {"logprobs": logprobs} if self.word == TEXT else {}
 
 
-class _Call:
-    """A call of a function, or of a custom tool, whose text is sent when it is complete."""
+def _thought(item_id: str) -> _Item:
+    fields = {"id": item_id, "type": "reasoning", "summary": []}
+    return _Item(fields, "summary", THOUGHT, "reasoning_summary_part")
 
-    thought = None
 
-    def __init__(self, item_id: str, piece: ToolCallDelta, called: Called) -> None:
-        self.index = piece.index
-        self._custom = called.custom
-        self._key = "input" if called.custom else "arguments"
-        self._pieces: list[str] = []
-        self.fields: Fields = {
-            "id": item_id,
-            "type": "custom_tool_call" if called.custom else "function_call",
-            "call_id": piece.id or item_id,
-            "name": called.name,
-            self._key: "",
-            "status": "in_progress",
-        }
-        if called.namespace is not None:
-            self.fields["namespace"] = called.namespace
+def _message(item_id: str) -> _Item:
+    head = {"id": item_id, "type": "message", "role": "assistant", "status": "in_progress"}
+    return _Item({**head, "content": []}, "content", TEXT, "content_part")
 
-    def begin(self) -> Iterator[Fields]:
-        return iter(())
 
-    def add(self, text: str, logprobs: list[Fields]) -> Iterator[Fields]:
-        self._pieces.append(text)
-        if not self._custom:
-            yield self._event("delta", delta=text)
-
-    def end(self, status: str) -> Iterator[Fields]:
-        text = "".join(self._pieces)
-        if self._custom:
-            text = unwrap_text(text)
-            yield self._event("delta", delta=text)
-        self.fields |= {self._key: text, "status": status}
-        name = {} if self._custom else {"name": self.fields["name"]}
-        yield self._event("done", **{self._key: text}, **name)
-
-    def _event(self, what: str, **more: Any) -> Fields:
-        kind = "custom_tool_call_input" if self._custom else "function_call_arguments"
-        return {"type": f"response.{kind}.{what}", **more}
+def _call(item_id: str, piece: ToolCallDelta, called: Called) -> _Item:
+    key = "input" if called.custom else "arguments"
+    fields = {
+        "id": item_id,
+        "type": "custom_tool_call" if called.custom else "function_call",
+        "call_id": piece.id or item_id,
+        "name": called.name,
+        key: "",
+        "status": "in_progress",
+    }
+    if called.namespace is not None:
+        fields["namespace"] = called.namespace
+    word = CUSTOM if called.custom else "function_call_arguments"
+    return _Item(fields, key, word, call=piece.index)
 
 
 def echo_of(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,14 +171,13 @@ class _Response:
         self._id = accepted.id
         self._tools = tools
         self._items: list[Fields] = []
-        self._open: _Text | _Call | None = None
+        self._open: _Item | None = None
         self.fields = _head(accepted.id, accepted.model, echo) | {"output": self._items}
         for name in ("temperature", "top_p"):
             if self.fields[name] is None:
                 self.fields[name] = getattr(accepted, name)
 
     def _write(self, event: Event) -> Iterator[Fields]:
-        """The events of a stream. Raises the error of a cancelled request."""
         if isinstance(event, Accepted):
             yield self._event("created")
             yield self._event("in_progress")
@@ -202,23 +199,23 @@ class _Response:
         return {"type": f"response.{what}", "response": self.fields}
 
     def _add(self, delta: Delta) -> Iterator[Fields]:
-        for thought, text in ((True, delta.reasoning), (False, delta.content)):
+        texts = (THOUGHT, "rs", _thought, delta.reasoning), (TEXT, "msg", _message, delta.content)
+        for word, kind, make, text in texts:
             if text:
-                if self._open is None or self._open.thought is not thought:
-                    item_id = self._next_id("rs" if thought else "msg")
-                    yield from self._begin(_Text(item_id, thought=thought))
-                logprobs = None if thought else logprobs_of(delta.logprobs)
+                if self._open is None or self._open.word != word:
+                    yield from self._begin(make(self._next_id(kind)))
+                logprobs = None if word == THOUGHT else logprobs_of(delta.logprobs)
                 yield from self._grow(text, logprobs)
         for piece in delta.tool_calls:
-            if not (isinstance(self._open, _Call) and self._open.index == piece.index):
+            if self._open is None or self._open.call != piece.index:
                 name = piece.name or ""
                 called = self._tools.called.get(name, Called(name))
                 item_id = self._next_id("ctc" if called.custom else "fc")
-                yield from self._begin(_Call(item_id, piece, called))
+                yield from self._begin(_call(item_id, piece, called))
             if piece.arguments:
                 yield from self._grow(piece.arguments)
 
-    def _begin(self, item: _Text | _Call) -> Iterator[Fields]:
+    def _begin(self, item: _Item) -> Iterator[Fields]:
         yield from self._end("completed")
         self._open = item
         self._items.append(item.fields)
@@ -277,7 +274,6 @@ class Stream(_Response, api.Stream):
 
 
 def failed_stream(name: str, model: str, error: MLXProviderError, echo: Mapping[str, Any]) -> bytes:
-    """The stream of a request that was not accepted."""
     fields = _head(name, model, echo)
     events = ({"type": "response.created", "response": fields}, _failure_of(fields, error))
     frames = (event_frame({**e, "sequence_number": at}) for at, e in enumerate(events))

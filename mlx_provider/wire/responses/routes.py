@@ -1,22 +1,18 @@
-"""The routes of the Responses API: its parameters as those of chat, and the compaction of a
-conversation."""
+"""The routes of the Responses API: its parameters as those of chat."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from ...errors import ContextTooLong, MLXProviderError, wrong_part
-from ...protocol.events import Accepted, Delta, Done, Event
 from ...protocol.requests import GenerateRequest
-from .. import api
-from ..api import ClientNames, ParsedRequest, Read, objects
+from ..api import ClientNames, ParsedRequest, Read
 from ..openai.parameters import SCHEMA, Parameters, WithoutEffect, parameter_names
 from ..openai.request import AnswerForm, generate_requests
-from .conversation import ABSENT, ChatTools, check_input, is_typed, messages_of, seal
-from .reply import Stream, Whole, echo_of, failed_stream, response_usage
+from .conversation import ABSENT, ChatTools, check_input, messages_of
+from .reply import Stream, Whole, echo_of, failed_stream
 
 STORED = {
     **ABSENT,
@@ -43,11 +39,6 @@ WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
     "truncation": ("disabled",),
 }
 LOGPROBS = "message.output_text.logprobs"
-DEMAND = (
-    "Summarise this conversation for an assistant that continues it without having seen it: the "
-    "goal, what was done and found, decisions and constraints of the user, names of files and "
-    "values that are still needed, and the next steps. Write the summary alone."
-)
 
 
 def response_request(
@@ -99,35 +90,6 @@ def _logprobs(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"logprobs": True} if LOGPROBS in include or body.get("top_logprobs") else {}
 
 
-def _user_messages(given: Any) -> list[dict[str, Any]]:
-    items = (item for _, item in objects(given, "input") if is_typed([item]))
-    return [_as_output(item, index) for index, item in enumerate(items)]
-
-
-def _as_output(item: Any, index: int) -> dict[str, Any]:
-    content = item.get("content")
-    parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
-    head = {"id": item.get("id") or f"msg_{index}", "type": "message", "role": "user"}
-    return {**head, "status": "completed", "content": parts or []}
-
-
-class Compaction(api.Whole):
-    def __init__(self, accepted: Accepted, items: list[dict[str, Any]]) -> None:
-        self._id = accepted.id
-        self._items = items
-
-    def _body(self, events: Sequence[Event], done: Done) -> dict[str, Any]:
-        summary = "".join(event.content for event in events if isinstance(event, Delta))
-        item = {"id": f"cmp_{self._id}", "type": "compaction", "encrypted_content": seal(summary)}
-        return {
-            "id": f"resp_{self._id}",
-            "object": "response.compaction",
-            "created_at": int(time.time()),
-            "output": [*self._items, item],
-            "usage": response_usage(done),
-        }
-
-
 def _respond(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     streamed = Parameters(body).flag("stream")
     request, names, tools = response_request(body, sender)
@@ -143,15 +105,5 @@ def _respond(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     return ParsedRequest([request], reply, names, refusal=refusal if streamed else None)
 
 
-def _compact(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
-    given = body.get("input")
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
-    turn = {"role": "user", "content": DEMAND}
-    asked = [*given, turn] if isinstance(given, list) else given
-    request, names, _ = response_request({**body, "input": asked}, sender)
-    return ParsedRequest([request], partial(Compaction, items=_user_messages(given)), names)
-
-
-GENERATE: Mapping[str, Read] = {"/v1/responses": _respond, "/v1/responses/compact": _compact}
+GENERATE: Mapping[str, Read] = {"/v1/responses": _respond}
 ROUTES: Mapping[str, Read] = {**GENERATE, "/v1/responses/input_tokens": _respond}
