@@ -13,16 +13,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from importlib.metadata import EntryPoint
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 from ...isolation import Isolation
-from ...records import ReasoningParser, ToolParser
 from ...registry import Plugin, PluginRegistry
 from ...registry.contents import Contents, load
 from ...registry.discovery import installed
@@ -65,10 +65,6 @@ def same(found: object, expected: object, what: str) -> None:
     demand(found == expected, f"{what}\n  expected: {expected!r:.600}\n  found:    {found!r:.600}")
 
 
-def name_of(check: Callable[..., None]) -> str:
-    return check.__name__.replace("_", " ")
-
-
 @dataclass(frozen=True)
 class Case:
     subject: str
@@ -86,20 +82,20 @@ class Laboratory:
 
     def __init__(self, builders: Callable[[str], Mapping[str, Callable[[Path], object]]]) -> None:
         self.builders = builders
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="mlxp-conformance-")
+        self.close = self._folder.cleanup
 
     @cached_property
     def registry(self) -> PluginRegistry:
         return PluginRegistry.discover()
 
     def folder(self) -> Path:
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="mlxp-conformance-")
         return Path(tempfile.mkdtemp(dir=self._folder.name))
 
-    def close(self) -> None:
-        if self._folder is not None:
-            self._folder.cleanup()
+    def written(self, write: Callable[[Path], object]) -> Path:
+        folder = self.folder()
+        write(folder)
+        return folder
 
 
 @dataclass(frozen=True)
@@ -139,8 +135,7 @@ def recognition(of: Installed) -> None:
     for family in of.contents.model_families:
         for config in ODD_CONFIGS:
             same(family.matches(config), 0, f"family {family.name!r} claims {config}")
-    parsers = list[ToolParser | ReasoningParser](of.contents.tool_parsers)
-    for parser in (*parsers, *of.contents.reasoning_parsers):
+    for parser in chain[Any](of.contents.tool_parsers, of.contents.reasoning_parsers):
         for template in ("", "{{ messages }}", "{% for message in messages %}{{ message }}"):
             found = parser.detect(template)
             demand(not found, f"parser {parser.name!r} claims the chat template {template!r}")
@@ -172,8 +167,7 @@ def cases_of(plugin: Plugin, point: EntryPoint, lab: Laboratory) -> list[Case]:
         contents = load(point)
     listed = next((each for each in lab.registry.plugins if each.key == plugin.key), plugin)
     if trying.fault is not None:
-        error = trying.fault.summary
-        listed = Plugin(plugin.name, plugin.distribution, plugin.version, error=error)
+        listed = replace(listed, error=trying.fault.summary)
     found = [*cases("plugin", "", PLUGIN_CHECKS, lambda: Installed(listed, point, contents))]
     if contents is not None:
         found += _of_parsers(contents)
@@ -186,20 +180,15 @@ def cases_of(plugin: Plugin, point: EntryPoint, lab: Laboratory) -> list[Case]:
 
 
 def _of_parsers(contents: Contents) -> Iterator[Case]:
-    from .calls import demo_model
     from .parsers import REASONING_CHECKS, TOOL_CHECKS, Format, Thoughts
 
-    writer = cache(demo_model)
     whole = {parser.name: parser for parser in contents.reasoning_parsers}
-
-    def read(parser: ToolParser) -> Format:
-        return Format(parser, whole.get(parser.name), writer())
-
     for calls in contents.tool_parsers:
-        yield from cases(f"tool parser {calls.name}", "", TOOL_CHECKS, partial(read, calls))
+        made = partial(Format, calls, whole.get(calls.name))
+        yield from cases(f"tool parser {calls.name}", "", TOOL_CHECKS, made)
     for name, parser in whole.items():
-        made = partial(Thoughts, parser)
-        yield from cases(f"reasoning parser {name}", "", REASONING_CHECKS, made)
+        thoughts = partial(Thoughts, parser)
+        yield from cases(f"reasoning parser {name}", "", REASONING_CHECKS, thoughts)
 
 
 def cases(
@@ -207,17 +196,18 @@ def cases(
 ) -> Iterator[Case]:
     """Calls `made` when a check runs, not when it is listed."""
 
-    def run(check: Callable[[S], None]) -> None:
-        check(made())
-
     for check in checks:
-        yield Case(subject, variant, name_of(check), check.__doc__ or "", partial(run, check))
+        yield Case(
+            subject,
+            variant,
+            check.__name__.replace("_", " "),
+            check.__doc__ or "",
+            partial(lambda check: check(made()), check),
+        )
 
 
 class ConformanceItem(pytest.Item):
-    def __init__(self, *, case: Case, **given: Any) -> None:
-        super().__init__(**given)
-        self.case = case
+    case: Case
 
     def runtest(self) -> None:
         try:
@@ -240,8 +230,8 @@ class Collecting:
 
     def __init__(self, config: pytest.Config, names: Sequence[str]) -> None:
         self._hook = config.hook
-        self._lab = Laboratory(self._builders)
         self._found = [find(name) for name in names]
+        self._lab = Laboratory(self._builders)
 
     def _builders(self, name: str) -> Mapping[str, Callable[[Path], object]]:
         found = self._hook.pytest_mlx_conformance_models(name=name)
@@ -257,9 +247,9 @@ class Collecting:
                 name = " ".join(filter(None, (case.subject, case.variant, case.check)))
                 name = name.replace("::", ":")
                 node = f"{plugin.name}::{name}"
-                items.append(
-                    ConformanceItem.from_parent(session, name=name, nodeid=node, case=case)
-                )
+                item = ConformanceItem.from_parent(session, name=name, nodeid=node)
+                item.case = case
+                items.append(item)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
